@@ -1,0 +1,128 @@
+"""The seam between the loop and a framework: as thin as it can be.
+
+A backend turns a plan into native objects; a trainer runs steps. Neither the loop nor the plan
+imports a framework. Nothing here waits for the device unless its docstring says so.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from minillm_core.plan import Plan
+
+__all__ = ["Backend", "Batch", "Binding", "Choice", "StepResult", "Trainer"]
+
+Batch = Mapping[str, np.ndarray]
+"""ids, labels, documents, positions: int32 (rows, T); weights: float32 (rows, T), optional; declared fields."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which candidate serves an op, and why the others do not."""
+
+    op: str
+    kernel: str
+    reason: str
+    refused: Mapping[str, str] = field(default_factory=dict)  # candidate -> its reason
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What a plan is bound to on this machine: recorded in run.json, outside the plan's hash."""
+
+    backend: str  # "torch", "mlx", "numpy"
+    device: str  # "cpu", "cuda:0", "gpu"
+    device_name: str  # "NVIDIA H100 80GB HBM3", "Intel Xeon ..."
+    reason: str  # why this backend and device
+    dtype: str  # compute dtype: "float32", "bfloat16", "float16"
+    compile: bool
+    checkpointing: bool
+    deterministic: bool
+    kernels: tuple[Choice, ...] = ()
+    notes: tuple[str, ...] = ()  # TF32 stated, leaves multiplied as one, ...
+    peak_flops: float | None = None  # dense FLOP/s of the compute dtype, where known
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """A step's figures, read from the device."""
+
+    loss: float  # main target, nats per supervised token, before the update
+    grad_norm: float  # global, before clipping
+    terms: Mapping[str, float] = field(default_factory=dict)  # loss terms and further targets
+
+
+class Trainer(ABC):
+    """A model, its optimizer state and its compiled step on one device."""
+
+    binding: Binding
+
+    @abstractmethod
+    def step(self, micro: Sequence[Batch], values: Mapping[str, float], supervised: int) -> Any:
+        """Queue one optimizer step and return a handle for :meth:`read`; never waits.
+
+        Args:
+            micro: the step's micro-batches.
+            values: dynamic schedule values at this step (``lr``, ``weight_decay``, ...).
+            supervised: labels >= 0 over all micro-batches and ranks; losses are divided by it.
+        """
+
+    @abstractmethod
+    def read(self, handle: Any) -> StepResult:
+        """Wait for the step behind ``handle`` and give its figures."""
+
+    @abstractmethod
+    def evaluate(self, batches: Iterable[Batch]) -> tuple[float, int]:
+        """Nats of the main target over all batches, and the number of predictions. Waits."""
+
+    @abstractmethod
+    def next_logits(self, ids: np.ndarray) -> np.ndarray:
+        """float32 (V,): the logits after the last of ``ids``, int32 (T,). Waits."""
+
+    @abstractmethod
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Everything to save, by name, on the host: ``model.<parameter>`` in float32 (the master
+        weights), ``optimizer.<stage>.<entry>.<parameter>``, ``state.<name>``. Waits."""
+
+    @abstractmethod
+    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """The inverse of :meth:`arrays`; with ``model.*`` entries alone, loads weights only.
+
+        Raises:
+            KeyError: a parameter of the model is missing.
+            ValueError: a shape differs.
+        """
+
+    @abstractmethod
+    def witnesses(self) -> Mapping[str, int]:
+        """What was seen to take part so far: ``node:<path>``, ``stage:<rule>.<stage>``,
+        ``kernel:<op>=<name>`` -> how often (at trace time, or in the first eager step)."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait until the device is idle."""
+
+    @abstractmethod
+    def peak_bytes(self) -> int | None:
+        """Largest memory in use since the start; None where the framework cannot say."""
+
+
+class Backend(ABC):
+    """A framework on a device."""
+
+    name: str
+    binding: Binding
+
+    @abstractmethod
+    def trainer(self, plan: Plan, seed: int, *, max_positions: int | None = None) -> Trainer:
+        """Materialise the plan's model with its seeded initial values, ready to step.
+
+        Args:
+            max_positions: longest row that will ever be fed; default: the plan's seq_len.
+        """

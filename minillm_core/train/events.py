@@ -1,0 +1,86 @@
+"""What happens during a run, as typed events: the console, metrics.jsonl and observers read these."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
+
+__all__ = ["Ended", "Evaluated", "Event", "Saved", "Started", "Stepped", "Throughput"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """Base of all events; ``event`` is the name in metrics.jsonl."""
+
+    event: ClassVar[str] = ""
+
+    def data(self) -> dict[str, Any]:
+        """The event as one JSON object, its name first."""
+        return {"event": self.event, **asdict(self)}
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """Tokens a second by this process's clock, warm-up excluded."""
+
+    real: float  # not padding
+    padded: float  # all positions
+    supervised: float  # labels >= 0
+
+
+@dataclass(frozen=True)
+class Started(Event):
+    """The run begins: everything has been checked and bound."""
+
+    event: ClassVar[str] = "run"
+    plan_hash: str
+    steps: int | None
+    parameters: int
+
+
+@dataclass(frozen=True)
+class Stepped(Event):
+    """One optimizer step, read one step late."""
+
+    event: ClassVar[str] = "step"
+    step: int  # from 1
+    loss: float  # main target, nats, before the update
+    lr: float  # train.lr after its schedule
+    tokens: int  # real ones so far
+    tokens_per_second: Throughput
+    step_seconds: float
+    mfu: float | None
+    peak_bytes: int | None
+    grad_norm: float
+    terms: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Evaluated(Event):
+    """One evaluation on held-out text."""
+
+    event: ClassVar[str] = "eval"
+    step: int
+    val_loss: float  # nats per token, main target
+    bits_per_byte: float | None  # None without a tokenizer
+
+
+@dataclass(frozen=True)
+class Saved(Event):
+    """A checkpoint was committed."""
+
+    event: ClassVar[str] = "save"
+    step: int
+    path: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Ended(Event):
+    """The run is over."""
+
+    event: ClassVar[str] = "end"
+    step: int
+    exit: int
+    seconds: float
