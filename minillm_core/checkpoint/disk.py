@@ -1,0 +1,48 @@
+"""The few ways in which a run touches the disk; each is complete when it returns.
+
+On macOS ``os.fsync`` hands the data to the drive without flushing the drive's own cache; a power
+loss there can still cost the newest checkpoint, never an older one.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+__all__ = ["rename", "replace", "sync", "write"]
+
+
+def write(path: Path, data: bytes) -> None:
+    """Write a new file and wait until the disk has it."""
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync(path: Path) -> None:
+    """Wait until the disk has a file's content, or a folder's names."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Give a file or folder its final name, and wait until the disk has the name."""
+    source.rename(target)
+    sync(target.parent)
+
+
+def replace(path: Path, data: bytes) -> None:
+    """Write a file that readers see either as it was or as it is now, never half of it."""
+    temporary = path.with_name(f"{path.name}.tmp-{secrets.token_hex(4)}")
+    try:
+        write(temporary, data)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync(path.parent)

@@ -1,0 +1,266 @@
+"""A checkpoint is whole or not there, wherever its writer dies."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+
+from minillm_core.checkpoint import commit, disk, newest, newest_or_refuse, sweep
+from minillm_core.errors import MinillmError, NoCheckpoint, NonFinite, Refusal
+
+STATE = {
+    "model.w": np.arange(12, dtype=np.float32).reshape(3, 4),
+    "optimizer.adamw.m.w": np.full((3, 4), 0.5, np.float32),
+    "state.count": np.asarray(7, np.int32),
+}
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: no handler of the code under test may run."""
+
+
+@pytest.fixture
+def die_at(monkeypatch: pytest.MonkeyPatch):
+    """Make the n-th touch of the disk die: before it, half-way through a write, or after it."""
+
+    def arm(n: int, when: str, error: BaseException) -> list[str]:
+        touched: list[str] = []
+
+        def wrap(name: str):
+            real = getattr(disk, name)
+
+            def touch(path: Path, *rest) -> None:
+                touched.append(f"{name} {path.name}")
+                here = len(touched) == n + 1
+                if here and when == "before":
+                    raise error
+                if here and when == "half" and name == "write":
+                    path.write_bytes(rest[0][: len(rest[0]) // 2])
+                    raise error
+                real(path, *rest)
+                if here:
+                    raise error
+
+            return touch
+
+        for name in ("write", "sync", "rename"):
+            monkeypatch.setattr(disk, name, wrap(name))
+        return touched
+
+    return arm
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    state=st.dictionaries(
+        st.sampled_from(["model.", "optimizer.muon.m.", "state."]).flatmap(
+            lambda head: st.text(st.characters(codec="utf-8"), min_size=1, max_size=6).map(
+                head.__add__
+            )
+        ),
+        st.sampled_from([np.float32, np.int32, np.int64, np.uint8]).flatmap(
+            lambda dtype: arrays(
+                dtype,
+                array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
+                elements={"allow_nan": False, "allow_infinity": False}
+                if dtype is np.float32
+                else None,
+            )
+        ),
+        max_size=5,
+    ),
+    scalars=st.dictionaries(st.text(max_size=4), st.integers() | st.booleans() | st.none()),
+)
+def test_what_is_committed_is_read_back_bit_for_bit(
+    tmp_path_factory: pytest.TempPathFactory, state: dict, scalars: dict
+) -> None:
+    out = tmp_path_factory.mktemp("out")
+    commit(out, 3, state, scalars)
+    found = newest(out)
+    assert found is not None
+    back = found.arrays()
+    assert back.keys() == state.keys()
+    for name, array in state.items():
+        assert back[name].dtype == array.dtype
+        assert back[name].shape == array.shape
+        assert back[name].tobytes() == array.tobytes()
+    assert found.scalars == scalars
+    assert all(name.startswith("model.") for name in found.arrays("model."))
+
+
+def test_strides_do_not_matter(tmp_path: Path) -> None:
+    whole = np.arange(24, dtype=np.float32).reshape(4, 6)
+    views = {"model.t": whole.T, "model.skip": whole[::2, ::3], "model.back": whole[::-1]}
+    commit(tmp_path, 1, views, {})
+    found = newest_or_refuse(tmp_path).arrays()
+    for name, view in views.items():
+        np.testing.assert_array_equal(found[name], view)
+
+
+def test_files_and_names(tmp_path: Path) -> None:
+    path = commit(tmp_path, 100, STATE, {"tokens": 5})
+    assert path == tmp_path / "checkpoints" / "step-00000100"
+    assert sorted(each.name for each in path.iterdir()) == [
+        "manifest.json",
+        "model.safetensors",
+        "optimizer.safetensors",
+        "state.json",
+    ]
+    assert newest_or_refuse(tmp_path).arrays("model.").keys() == {"model.w"}
+
+
+def test_the_manifest_is_written_last_and_the_rename_follows(tmp_path: Path, die_at) -> None:
+    touched = die_at(-1, "", Killed())
+    commit(tmp_path, 1, STATE, {})
+    names = [line.split()[0] for line in touched]
+    assert [line for line in touched if line.startswith("write")] == [
+        "write state.json",
+        "write manifest.json",
+    ]
+    assert names[-2:] == ["rename", "sync"]
+    assert touched[-1] == "sync checkpoints"
+    assert touched[-3].startswith("sync step-00000001.tmp-")
+
+
+@pytest.mark.parametrize("when", ["before", "half", "after"])
+@pytest.mark.parametrize("n", range(12))
+def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(
+    tmp_path: Path, die_at, monkeypatch: pytest.MonkeyPatch, n: int, when: str
+) -> None:
+    commit(tmp_path, 1, STATE, {"tokens": 1})
+    changed = {**STATE, "model.w": STATE["model.w"] + 1}
+    touched = die_at(n, when, Killed())
+    try:
+        commit(tmp_path, 2, changed, {"tokens": 2})
+    except Killed:
+        pass
+    else:
+        assert n >= len(touched)
+    monkeypatch.undo()
+
+    found = newest_or_refuse(tmp_path)
+    assert found.step in (1, 2)
+    assert found.scalars == {"tokens": found.step}
+    expected = changed if found.step == 2 else STATE
+    np.testing.assert_array_equal(found.arrays()["model.w"], expected["model.w"])
+
+    sweep(tmp_path)
+    assert not list(tmp_path.glob("checkpoints/*.tmp-*"))
+    if found.step == 1:
+        commit(tmp_path, 2, changed, {"tokens": 2})
+    assert newest_or_refuse(tmp_path).step == 2
+
+
+@pytest.mark.parametrize("n", range(6))
+def test_a_full_disk_leaves_nothing_behind_and_says_how_much_was_needed(
+    tmp_path: Path, die_at, n: int
+) -> None:
+    commit(tmp_path, 1, STATE, {})
+    die_at(n, "half", OSError(errno.ENOSPC, "No space left on device"))
+    with pytest.raises(MinillmError, match=r"step 2 could not be written.*\n.*MB") as error:
+        commit(tmp_path, 2, STATE, {})
+    assert error.value.exit_code == 1
+    assert "No space left" in str(error.value)
+    left = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert left[0] == "step-00000001"
+    assert not any(".tmp-" in name for name in left)
+
+
+def test_a_step_is_committed_once(tmp_path: Path) -> None:
+    commit(tmp_path, 1, STATE, {"first": True})
+    with pytest.raises(MinillmError):
+        commit(tmp_path, 1, STATE, {"first": False})
+    assert newest_or_refuse(tmp_path).scalars == {"first": True}
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ["model.w", "optimizer.adamw.m.w"])
+def test_what_is_not_finite_is_never_saved(tmp_path: Path, name: str, value: float) -> None:
+    bad = STATE[name].copy()
+    bad[1, 2] = value
+    with pytest.raises(NonFinite, match="step 4"):
+        commit(tmp_path, 4, {**STATE, name: bad}, {})
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_what_json_cannot_hold_is_a_defect_and_writes_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        commit(tmp_path, 1, STATE, {"loss": float("nan")})
+    assert not list(tmp_path.iterdir())
+
+
+def test_sweeping_takes_leftovers_and_nothing_else(tmp_path: Path) -> None:
+    kept = commit(tmp_path, 1, STATE, {})
+    folder = kept.parent
+    (folder / "step-00000002.tmp-0a1b").mkdir()
+    (folder / "step-00000002.tmp-0a1b" / "model.safetensors").write_bytes(b"half")
+    (folder / "step-00000003.tmp-ff").symlink_to(kept)
+    (folder / "notes.tmp-1").mkdir()
+    (folder / "step-00000004.corrupt").mkdir()
+    assert [path.name for path in sweep(tmp_path)] == [
+        "step-00000002.tmp-0a1b",
+        "step-00000003.tmp-ff",
+    ]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "notes.tmp-1",
+        "step-00000001",
+        "step-00000004.corrupt",
+    ]
+    assert newest_or_refuse(tmp_path).step == 1
+    assert sweep(tmp_path / "nowhere") == []
+
+
+def test_newest_orders_steps_as_numbers_and_knows_only_its_own_names(tmp_path: Path) -> None:
+    for step in (9, 100_000_000, 99_999_999):
+        commit(tmp_path, step, STATE, {"step": step})
+    folder = tmp_path / "checkpoints"
+    (folder / "step-000000200000000").mkdir()  # a name that we never write
+    (folder / "step-00000300.corrupt").mkdir()
+    assert newest_or_refuse(tmp_path).step == 100_000_000
+
+
+def test_no_checkpoint_and_no_whole_one_are_told_apart(tmp_path: Path) -> None:
+    assert newest(tmp_path) is None
+    with pytest.raises(Refusal, match="no checkpoint"):
+        newest_or_refuse(tmp_path)
+    for step in (1, 2):
+        path = commit(tmp_path, step, STATE, {})
+        (path / "state.json").write_bytes(b"[]")
+    assert newest(tmp_path) is None
+    with pytest.raises(NoCheckpoint, match=r"none of the 2 .*state\.json"):
+        newest_or_refuse(tmp_path)
+
+
+def test_no_pickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pickle
+
+    def refuse(*_args, **_kwargs):
+        raise AssertionError("pickle was used")
+
+    for name in ("load", "loads", "dump", "dumps", "Unpickler", "Pickler"):
+        monkeypatch.setattr(pickle, name, refuse)
+    commit(tmp_path, 1, STATE, {})
+    assert newest_or_refuse(tmp_path).arrays().keys() == STATE.keys()
+
+
+def test_replace_is_old_or_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run.json"
+    disk.replace(path, b"old")
+    disk.replace(path, b"new")
+    assert path.read_bytes() == b"new"
+
+    def full(path: Path, data: bytes) -> None:
+        path.write_bytes(data[:1])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(disk, "write", full)
+    with pytest.raises(OSError, match="No space"):
+        disk.replace(path, b"newer")
+    assert [each.name for each in tmp_path.iterdir()] == ["run.json"]
+    assert path.read_bytes() == b"new"
