@@ -1,0 +1,186 @@
+"""Settings become one config: preset < file < ``key=value`` < flag, each value with its origin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from minillm_core.config.origins import Layer, Setting, flatten
+from minillm_core.config.presets import read_preset
+from minillm_core.config.rules import check
+from minillm_core.config.schema import Config
+from minillm_core.config.selection import check_name, select
+from minillm_core.config.sources import FLAGS, from_assignments, from_file, from_flags
+from minillm_core.config.unknown import is_known, known_keys, refusal
+from minillm_core.config.values import check_option, show, validated
+from minillm_core.errors import ConfigError
+
+__all__ = ["FLAGS", "Loaded", "given", "load"]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A config, and where each of its values came from.
+
+    ``origins`` has every key of the config (``train.lr``, ``seed``), every plugin
+    (``plugins.NAME``) and every option that was given (``NAME.option``).
+    """
+
+    config: Config
+    origins: dict[str, str]
+    specs: dict[str, str] = field(default_factory=dict)  # plugin -> its name, or ./file.py:Class
+    notes: tuple[str, ...] = ()  # what a person should be told about how the values were chosen
+
+
+def load(
+    *,
+    preset: str | None = None,
+    file: Path | None = None,
+    assignments: Sequence[str] = (),
+    flags: Mapping[str, Any] | None = None,
+    plugins: str | None = None,
+    default_preset: Callable[[], tuple[str, str]],
+) -> Loaded:
+    """The config of a run.
+
+    Args:
+        preset: what ``--preset`` named.
+        file: the ``-c`` file.
+        assignments: ``key=value`` arguments.
+        flags: flag (a key of :data:`FLAGS`) -> its value; None is a flag that was not given.
+        plugins: what ``--plugins`` named: ``a,b,-c,./x.py:X``.
+        default_preset: asked where nobody names a preset; a preset's name and the reason.
+
+    Raises:
+        ConfigError: anything in it cannot be used: what, where, and what to write instead.
+    """
+    upper = _upper_layers(file, assignments, flags or {})
+    chosen, notes = _preset(preset, upper, default_preset)
+    document = read_preset(chosen.value, origin=chosen.where)
+    layers = [flatten(document, origin=f"preset {chosen.value}"), *upper]
+
+    named = _named(layers)
+    specs, named_by = select(named, plugins)
+    settings, options = _merged(layers, set(specs), set(named) - set(specs))
+    settings["preset"] = chosen
+    budget, cleared = _budget(layers)
+    for key, by in cleared.items():
+        notes.append(f"{budget} ({by}) takes the place of {key} ({settings.pop(key).origin})")
+
+    given_options = {name: {} for name in specs} | {
+        name: {option: setting.value for option, setting in table.items()}
+        for name, table in options.items()
+    }
+    config = validated(settings, given_options)
+    origins = {key: settings[key].origin if key in settings else "default" for key in known_keys()}
+    origins |= {key: f"cleared by {by}" for key, by in cleared.items()}
+    origins |= {f"plugins.{name}": origin for name, origin in named_by.items()}
+    for name, table in options.items():
+        origins |= {f"{name}.{option}": setting.origin for option, setting in table.items()}
+    check(config, origins)
+    return Loaded(config, dict(sorted(origins.items())), specs, tuple(notes))
+
+
+def given(
+    key: str, *, file: Path | None, assignments: Sequence[str], flags: Mapping[str, Any]
+) -> Any:
+    """What the file, the arguments or the flags say about ``key``, the preset apart; or None.
+
+    Raises:
+        ConfigError: the file or an argument cannot be read.
+    """
+    setting = _last(_upper_layers(file, assignments, flags), key)
+    return setting.value if setting else None
+
+
+def _upper_layers(
+    file: Path | None, assignments: Sequence[str], flags: Mapping[str, Any]
+) -> list[Layer]:
+    layers = [from_file(file)] if file else []
+    return [*layers, from_assignments(assignments), from_flags(flags)]
+
+
+def _last(layers: Iterable[Layer], key: str) -> Setting | None:
+    found = [layer.settings[key] for layer in layers if key in layer.settings]
+    return found[-1] if found else None
+
+
+def _preset(
+    flag: str | None, upper: Sequence[Layer], default: Callable[[], tuple[str, str]]
+) -> tuple[Setting, list[str]]:
+    """The preset's name with its origin, and what to say about the choice."""
+    if flag is not None:
+        return Setting(flag, "--preset", f"--preset {flag}"), []
+    chosen = _last(upper, "preset")
+    if chosen is None:
+        name, reason = default()
+        return Setting(name, "device", f"this machine: {reason}"), [f"preset {name}: {reason}"]
+    if not isinstance(chosen.value, str):
+        raise ConfigError(f"preset must be a name, not {show(chosen.value)}", where=chosen.where)
+    return chosen, []
+
+
+def _named(layers: Iterable[Layer]) -> dict[str, Setting]:
+    """The plugins that the layers name; the last one that does is the origin."""
+    named: dict[str, Setting] = {}
+    for layer in layers:
+        for name, setting in layer.named.items():
+            check_name(name, where=setting.where)
+            named[name] = setting
+    return named
+
+
+def _merged(
+    layers: Iterable[Layer], plugins: set[str], taken_away: set[str]
+) -> tuple[dict[str, Setting], dict[str, dict[str, Setting]]]:
+    """The winning settings of the config, and of each plugin.
+
+    Raises:
+        ConfigError: a key is neither the config's nor an option of a plugin of this run.
+    """
+    settings: dict[str, Setting] = {}
+    options: dict[str, dict[str, Setting]] = {}
+    for layer in layers:
+        for key, setting in layer.settings.items():
+            owner, _, option = key.partition(".")
+            if owner in plugins and option:
+                check_option(key, setting)
+                options.setdefault(owner, {})[option] = setting
+            elif owner in taken_away and owner in layer.named:
+                continue  # the table that named the plugin goes with it
+            elif is_known(key):
+                settings[key] = setting
+            else:
+                raise refusal(key, setting, plugins)
+    return settings, options
+
+
+_BUDGETS = ("train.steps", "train.minutes")
+
+
+def _budget(layers: Sequence[Layer]) -> tuple[str, dict[str, str]]:
+    """Steps or minutes, whichever the highest layer gives; the other -> who cleared it.
+
+    Raises:
+        ConfigError: one layer gives both, or none gives one.
+    """
+    owner: tuple[str, str] | None = None  # key, origin
+    seen: set[str] = set()
+    for layer in layers:
+        here = [key for key in _BUDGETS if key in layer.settings]
+        if len(here) > 1:
+            raise ConfigError(
+                "train.steps and train.minutes are both given",
+                where=" and ".join(layer.settings[key].where for key in here),
+                fix="one of them: a number of steps, or minutes by the clock",
+            )
+        if here:
+            owner = here[0], layer.settings[here[0]].origin
+            seen.add(here[0])
+    if owner is None:
+        raise ConfigError(
+            "neither train.steps nor train.minutes is given", fix="--steps N, or train.minutes=1.5"
+        )
+    return owner[0], {key: owner[1] for key in seen if key != owner[0]}

@@ -1,0 +1,109 @@
+"""The plugins of a run: what ``--plugins`` adds to the preset and the file, or takes away."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import PurePath
+
+from minillm_core.config.nearest import nearest
+from minillm_core.config.origins import Setting
+from minillm_core.errors import ConfigError
+
+__all__ = ["RESERVED", "check_name", "name_of", "select"]
+
+RESERVED = frozenset({"model", "train", "eval", "checkpoint", "data", "log", "plugins"})
+"""Names that no plugin may have: they are tables of the config."""
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+_FILE = re.compile(r"(?P<file>.+\.py):(?P<attribute>[A-Za-z_]\w*)")
+
+
+def name_of(spec: str, *, where: str) -> str:
+    """The plugin's name: ``muon`` -> muon, ``./my_trick.py:MyTrick`` -> my_trick.
+
+    Raises:
+        ConfigError: the spec is neither a name nor a file with a class, or its name is reserved.
+    """
+    if single := _FILE.fullmatch(spec):
+        name = PurePath(single["file"]).stem
+    elif spec.endswith(".py"):
+        raise ConfigError(
+            f"'{spec}' does not say which class is the plugin", where=where, fix=f"{spec}:ClassName"
+        )
+    else:
+        name = spec
+    check_name(name, where=where)
+    return name
+
+
+def check_name(name: str, *, where: str) -> None:
+    """Refuse what cannot be a plugin's name.
+
+    Raises:
+        ConfigError: the name is malformed, or a table of the config has it.
+    """
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"'{name}' cannot be a plugin's name" if name else "a plugin's name is empty",
+            where=where,
+            fix="names are letters, digits, _ and -; several are separated by commas: "
+            "--plugins a,b",
+        )
+    if name in RESERVED:
+        raise ConfigError(
+            f"no plugin may be called '{name}': it is a table of the config",
+            where=where,
+            fix="rename the plugin (its file, or its entry point)",
+        )
+
+
+def select(
+    named: Mapping[str, Setting], argument: str | None, *, flag: str = "--plugins"
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The plugins of the run.
+
+    Args:
+        named: the plugins that the preset and the file name.
+        argument: ``a,b,-c,./x.py:X``: adds a, b and x, takes away c; empty or None changes nothing.
+        flag: what the argument is called, for messages and origins.
+
+    Returns:
+        name -> spec, and name -> origin, both sorted by name: the order of naming never matters.
+
+    Raises:
+        ConfigError: a malformed or reserved name, one both added and taken away, one taken away
+            that nobody names, or two files with one stem.
+    """
+    origins = {name: setting.origin for name, setting in named.items()}
+    specs = {name: name for name in named}
+    added: dict[str, str] = {}
+    removed: list[str] = []
+    where = f"{flag} {argument}"
+    for item in argument.split(",") if argument else ():
+        spec = item.strip()
+        if spec.startswith("-"):
+            removed.append(spec[1:])
+            continue
+        name = name_of(spec, where=where)
+        if added.get(name, spec) != spec:
+            raise ConfigError(
+                f"'{added[name]}' and '{spec}' are both called {name}",
+                where=where,
+                fix="rename one of the files, or name one of them",
+            )
+        added[name] = spec
+    for name in removed:
+        if name in added:
+            raise ConfigError(f"plugin '{name}' is both added and taken away", where=where)
+        if name not in specs:
+            meant = nearest(name, specs)
+            raise ConfigError(
+                f"plugin '{name}' cannot be taken away: neither the preset nor the file names it",
+                where=where,
+                fix=f"-{meant}" if meant else f"they name: {', '.join(sorted(specs)) or 'none'}",
+            )
+        del specs[name], origins[name]
+    specs |= added
+    origins |= dict.fromkeys((name for name in added if name not in origins), flag)
+    return dict(sorted(specs.items())), dict(sorted(origins.items()))
