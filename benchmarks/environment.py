@@ -1,0 +1,114 @@
+"""What a measurement was made on: hardware, versions, commit. Imports no framework."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = Path(__file__).resolve().parent / "results"
+DISTRIBUTIONS = ("minillm-core", "minillm-muon", "minillm-modded", "torch", "mlx", "numpy")
+
+
+def environment(commit: str | None = None) -> dict[str, Any]:
+    """Hardware, versions, commit and date, as JSON: the ``environment`` of every result file.
+
+    Args:
+        commit: the commit that is measured, for a copy of the tree that came without ``.git``.
+
+    Returns:
+        ``date`` (UTC, to the second), ``commit`` (with ``-dirty`` if the tree was changed; None
+        where nobody knows), ``hardware`` (see :func:`hardware`) and ``versions`` (None for what is
+        not installed).
+    """
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit or _commit(),
+        "hardware": hardware(),
+        "versions": {"python": platform.python_version()}
+        | {name: _version(name) for name in DISTRIBUTIONS},
+    }
+
+
+def hardware() -> dict[str, Any]:
+    """The machine: system, processor, usable cores, memory in bytes, and its GPUs with drivers."""
+    return {
+        "system": f"{platform.system()} {platform.release()}",
+        "machine": platform.machine(),
+        "processor": _processor(),
+        "cores": _usable_cores(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "gpus": _gpus(),
+    }
+
+
+def write(name: str, figures: Any, *, commit: str | None = None, folder: Path = RESULTS) -> Path:
+    """Write ``figures`` to ``NAME.json`` under ``folder``, beside the command and the environment.
+
+    Returns:
+        The file's path.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
+    document = {
+        "benchmark": name,
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "environment": environment(commit),
+        "figures": figures,
+    }
+    path.write_text(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    return path
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def _output(*command: str) -> str | None:
+    """What a command prints; None where it does not exist or fails."""
+    if shutil.which(command[0]) is None:
+        return None
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _commit() -> str | None:
+    # Only our own repository speaks: without the check, git would answer for an enclosing one.
+    if not (ROOT / ".git").exists() or (head := _output("git", "rev-parse", "HEAD")) is None:
+        return None
+    return head + ("-dirty" if _output("git", "status", "--porcelain") else "")
+
+
+def _processor() -> str:
+    if platform.system() == "Darwin":
+        return _output("sysctl", "-n", "machdep.cpu.brand_string") or platform.processor()
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def _usable_cores() -> int | None:
+    affinity = getattr(os, "sched_getaffinity", None)  # absent on macOS
+    return len(affinity(0)) if affinity else os.cpu_count()
+
+
+def _gpus() -> list[dict[str, str]]:
+    if platform.system() == "Darwin" and platform.machine() == "arm64":
+        return [{"name": f"{_processor()} (integrated)", "driver": platform.mac_ver()[0]}]
+    listing = _output(
+        "nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"
+    )
+    fields = [line.split(", ") for line in (listing or "").splitlines()]
+    return [{"name": name, "driver": driver, "memory": memory} for name, driver, memory in fields]

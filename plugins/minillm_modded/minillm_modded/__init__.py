@@ -1,0 +1,1 @@
+"""Techniques of the modded-nanogpt speed records, as plugins of minillm."""

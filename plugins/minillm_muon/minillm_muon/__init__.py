@@ -1,0 +1,1 @@
+"""The Muon optimizer, as a plugin of minillm."""
