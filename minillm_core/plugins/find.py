@@ -1,0 +1,157 @@
+"""Imports the class of one plugin that was named: an installed one, or a single file."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from minillm_core.errors import PluginError
+from minillm_core.plugins.discover import bad_name, installed_names, installed_plugins
+from minillm_core.plugins.manifest import ManifestError, read_class
+from minillm_core.plugins.origin import Origin, digest_of, root_of
+from minillm_core.plugins.plugin import Plugin
+from minillm_core.plugins.selection import is_file, plugin_name
+from minillm_core.text import nearest, plain
+
+__all__ = ["FIRST_PARTY", "FoundPlugin", "find"]
+
+FIRST_PARTY = {"muon": "minillm-muon", "paired_heads": "minillm-modded"}
+"""Our plugins, and the distribution to install for each."""
+
+
+@dataclass(frozen=True)
+class FoundPlugin:
+    """A plugin's class, imported, and where it came from."""
+
+    cls: type[Plugin]
+    origin: Origin
+
+
+def find(named: str) -> FoundPlugin:
+    """Import one plugin's class.
+
+    Args:
+        named: a name of an entry point, or a file and its class: ``./my_trick.py:MyTrick``.
+
+    Raises:
+        PluginError: unknown, broken, or of another hook API.
+        PluginCodeError: its module raised while it was imported.
+    """
+    return _find_file(named) if is_file(named) else _find_installed(named)
+
+
+def _find_installed(name: str) -> FoundPlugin:
+    entries = installed_plugins(only=name)
+    if not entries:
+        raise _unknown(name)
+    entry = entries[0]
+    if len(entries) > 1:
+        offers = " and ".join(other.offered_by for other in entries)
+        raise PluginError(
+            f"plugin '{name}' is offered by {offers}",
+            where=", ".join(other.value for other in entries),
+            fix=f"pip uninstall {entries[-1].distribution}",
+        )
+    if entry.broken and not entry.unparsable:  # what cannot be parsed is left to Python to refuse
+        raise PluginError(
+            f"plugin '{name}' of {entry.offered_by} cannot be used: {entry.broken}",
+            where=entry.file or entry.value,
+            fix=f"pip install --upgrade {entry.distribution}, or leave it out: --plugins -{name}",
+        )
+    file = entry.file or entry.value
+    origin = Origin(
+        name,
+        entry.distribution,
+        entry.version,
+        entry.value,
+        file,
+        digest_of(file),
+        root_of(entry.module, file),
+    )
+    return _import_class(
+        origin, entry.class_name, lambda: importlib.import_module(entry.module)
+    )
+
+
+def _find_file(named: str) -> FoundPlugin:
+    text, _, class_name = named.rpartition(":")
+    name = plugin_name(named)
+    path = Path(text or named).absolute()
+    if not text or not class_name.isidentifier():
+        raise PluginError(
+            f"'{plain(named)}' names a file without the plugin's class",
+            fix=f"--plugins {plain(text or named)}:ClassName",
+        )
+    if not path.is_file():
+        raise PluginError(
+            f"there is no file {plain(text)}",
+            where=f"looked for {path}",
+            fix="give the path from the current folder: --plugins ./my_trick.py:MyTrick",
+        )
+    if reason := bad_name(name) or (None if path.suffix == ".py" else "it is no .py file"):
+        raise PluginError(
+            f"{plain(text)} cannot be a plugin: {reason}",
+            where=str(path),
+            fix="rename the file: its stem is the plugin's name",
+        )
+    try:
+        with suppress(SyntaxError):  # raised again, with its place, when the file is run
+            read_class(path.read_bytes(), class_name)
+    except ManifestError as error:
+        raise PluginError(
+            f"plugin '{name}': {class_name} {error}",
+            where=str(path),
+            fix=f"--plugins {plain(text)}:NAME names a class NAME(Plugin, api=1) of the file",
+        ) from error
+    origin = Origin(name, None, None, named, str(path), digest_of(str(path)), str(path))
+    return _import_class(origin, class_name, lambda: _run_file(name, path))
+
+
+def _import_class(
+    origin: Origin, class_name: str, import_module: Callable[[], ModuleType]
+) -> FoundPlugin:
+    try:
+        with origin.contain("import"):
+            cls = getattr(import_module(), class_name, None)
+    except PluginError as error:  # what the base class found wrong with the class
+        raise PluginError(
+            f"plugin '{origin.name}': {error.what}", where=error.where, fix=error.fix
+        ) from error
+    if not (isinstance(cls, type) and issubclass(cls, Plugin)):
+        raise PluginError(
+            f"plugin '{origin.name}': {class_name} does not extend Plugin",
+            where=origin.file,
+            fix=f"from minillm_core import Plugin; class {class_name}(Plugin, api=1)",
+        )
+    return FoundPlugin(cls, origin)
+
+
+def _run_file(name: str, path: Path) -> ModuleType:
+    """Run a single file as a module that references can name: anew at every load, never cached."""
+    module = ModuleType(f"minillm_file_{name}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module
+    try:
+        exec(compile(path.read_bytes(), str(path), "exec", dont_inherit=True), module.__dict__)
+    except BaseException:
+        del sys.modules[module.__name__]
+        raise
+    return module
+
+
+def _unknown(name: str) -> PluginError:
+    installed = installed_names()
+    close = name if name in FIRST_PARTY else nearest(name, installed | set(FIRST_PARTY))
+    if close is None:
+        fix = "minillm plugins list shows those that are installed"
+    elif close in installed:
+        fix = f"did you mean '{close}'?"
+    else:
+        question = "" if close == name else f"did you mean '{close}'? "
+        fix = f"{question}pip install {FIRST_PARTY[close]}"
+    return PluginError(f"there is no plugin '{plain(name)}' here", fix=fix)

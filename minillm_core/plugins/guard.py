@@ -1,0 +1,99 @@
+"""Runs a plugin's own code and turns whatever it raises into an error that names the plugin."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from minillm_core.errors import MinillmError, PluginCodeError
+from minillm_core.text import plain
+
+__all__ = ["plugin_code"]
+
+_SHOWN_FRAMES = 4
+
+
+@contextmanager
+def plugin_code(name: str, hook: str, *, root: str, offered_by: str | None) -> Iterator[None]:
+    """Contain the plugin's code that runs inside: SystemExit and its like as well.
+
+    What the core raised on the way (a MinillmError) passes through, with the plugin and the hook
+    as its place if it has none. So does the KeyboardInterrupt of a real SIGINT.
+
+    Args:
+        name: the plugin's.
+        hook: what is running: ``build_model``, ``import``.
+        root: the folder or file whose frames are the plugin's own.
+        offered_by: distribution and version, for whom to tell.
+
+    Raises:
+        PluginCodeError: the plugin's code raised.
+    """
+    with _watch_sigint() as interrupted:
+        try:
+            yield
+        except MinillmError as error:
+            error.where = error.where or f"plugin '{name}', {hook}"
+            raise
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and interrupted():
+                raise
+            raise PluginCodeError(
+                name, hook, where=_own_frames(error, root), fix=_advice(error, name, offered_by)
+            ) from error
+
+
+@contextmanager
+def _watch_sigint() -> Iterator[Callable[[], bool]]:
+    """Tell a KeyboardInterrupt that a signal brought from one that a plugin raised by itself.
+
+    Signals are handled in the main thread alone, by the handler that was there before.
+    """
+    previous = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(previous):
+        yield lambda: False
+        return
+    seen = False
+
+    def watch(number, frame) -> None:  # noqa: ANN001
+        nonlocal seen
+        seen = True
+        previous(number, frame)
+
+    signal.signal(signal.SIGINT, watch)
+    try:
+        yield lambda: seen
+    finally:
+        if signal.getsignal(signal.SIGINT) is watch:
+            signal.signal(signal.SIGINT, previous)
+
+
+def _own_frames(error: BaseException, root: str) -> str:
+    """The innermost frames within ``root``, then the error itself, a line each."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if _within(frame.filename, root)] or frames[-1:]
+    lines = [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in own[-_SHOWN_FRAMES:]]
+    if isinstance(error, SyntaxError):
+        lines = [*(lines if own is not frames else []), f"{error.filename}:{error.lineno}"]
+        lines.append(f"{type(error).__name__}: {error.msg}")
+    else:
+        lines += traceback.format_exception_only(error)[:1]
+    return "\n         ".join(plain(line) for line in lines)
+
+
+def _within(file: str, root: str) -> bool:
+    path = Path(file)
+    return path == Path(root) or Path(root) in path.parents
+
+
+def _advice(error: BaseException, name: str, offered_by: str | None) -> str:
+    leave = f"leave it out: --plugins -{name}"
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return f"install what provides the module '{plain(error.name)}', or {leave}"
+    if offered_by is None:
+        return "mend the file; --debug shows the whole traceback"
+    return f"tell the authors of {offered_by}, or {leave}"

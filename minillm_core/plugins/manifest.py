@@ -1,0 +1,137 @@
+"""What a plugin's class says of itself, read from its source with ``ast``: nothing is imported.
+
+Standard library only: ``minillm plugins list`` must start at once and run no plugin's code.
+"""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from minillm_core.plugins.api import HOOK_API
+from minillm_core.text import plain
+
+__all__ = ["BACKENDS", "EXPORTS", "RESERVED", "Manifest", "ManifestError", "read_class", "summary"]
+
+BACKENDS = ("torch", "mlx", "numpy")
+EXPORTS = ("llama", "qwen3")
+RESERVED = frozenset({"model", "train", "eval", "checkpoint", "data", "log", "plugins"})
+"""Names of the tables of a run's settings, which no plugin may have."""
+
+
+class ManifestError(ValueError):
+    """What is wrong with the statement of a class, in a few words."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The keywords of ``class Name(Plugin, api=1, ...)``."""
+
+    api: int
+    backends: tuple[str, ...] = BACKENDS  # those that it runs on
+    devices: tuple[str, ...] = ()  # kinds of device: "cpu", "cuda", "mps", "gpu"; none: any
+    identity_at_init: bool = False  # the model's output is unchanged before the first step
+    export: str | None = None  # the layout that its model still fits, where that changes
+
+    @classmethod
+    def of(cls, keywords: Mapping[str, Any]) -> Manifest:
+        """Check the keywords and fill in the defaults.
+
+        Raises:
+            ManifestError: ``api`` is missing or not ours, a keyword is unknown or ill-typed.
+        """
+        if "api" not in keywords:
+            raise ManifestError(f"states no hook API: write class Name(Plugin, api={HOOK_API})")
+        if keywords["api"] != HOOK_API or type(keywords["api"]) is not int:
+            raise ManifestError(
+                f"is written for hook API {keywords['api']!r}; this minillm has {HOOK_API}"
+            )
+        for key, value in keywords.items():
+            if key not in _EXPECTED:
+                raise ManifestError(f"unknown keyword '{key}'; known: {', '.join(_EXPECTED)}")
+            expected, fits = _EXPECTED[key]
+            if not fits(value):
+                raise ManifestError(f"keyword {key}={value!r} should be {expected}")
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in keywords.items()})
+
+
+def _names_of(known: tuple[str, ...]) -> Any:
+    return lambda value: (
+        isinstance(value, (tuple, list)) and len(value) > 0 and all(v in known for v in value)
+    )
+
+
+_DEVICES = ("cpu", "cuda", "mps", "gpu")
+_EXPECTED: dict[str, tuple[str, Any]] = {
+    "api": (f"{HOOK_API}", lambda value: value == HOOK_API),
+    "backends": (f"a tuple of some of {', '.join(BACKENDS)}", _names_of(BACKENDS)),
+    "devices": (f"a tuple of some of {', '.join(_DEVICES)}", _names_of(_DEVICES)),
+    "identity_at_init": ("True or False", lambda value: isinstance(value, bool)),
+    "export": (f"one of {', '.join(EXPORTS)}, or None", lambda v: v is None or v in EXPORTS),
+}
+"""Keyword -> what it should be, in words, and the test of it."""
+
+
+@dataclass(frozen=True)
+class ClassFacts:
+    """A plugin's class as its source has it."""
+
+    manifest: Manifest
+    summary: str
+    options: tuple[str, ...]
+
+
+def read_class(source: bytes, name: str) -> ClassFacts:
+    """Read the class ``name``, defined at the top level of ``source``.
+
+    Raises:
+        SyntaxError: Python cannot parse the source.
+        ManifestError: the class is absent, or what it states cannot be read or used.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # an author's "\d" is no concern of who lists plugins
+        try:
+            tree = ast.parse(source)
+        except (ValueError, RecursionError, MemoryError) as error:  # null bytes; nested too deep
+            raise SyntaxError(plain(str(error)) or type(error).__name__) from error
+    found = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
+    if not found:
+        raise ManifestError(f"its module does not define the class {name}")
+    node = found[-1]
+    return ClassFacts(
+        manifest=Manifest.of(_keywords(node)),
+        summary=summary(ast.get_docstring(node)),
+        options=tuple(_options(node)),
+    )
+
+
+def summary(docstring: str | None) -> str:
+    """The first line of a docstring."""
+    return plain((docstring or "").strip().split("\n", 1)[0])
+
+
+def _keywords(node: ast.ClassDef) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for keyword in node.keywords:
+        try:
+            values[keyword.arg or ""] = ast.literal_eval(keyword.value)
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
+            shown = f"keyword '{keyword.arg}'" if keyword.arg else "a ** keyword"
+            raise ManifestError(
+                f"{shown} is not a literal (line {keyword.value.lineno})"
+            ) from error
+    return values
+
+
+def _options(node: ast.ClassDef) -> list[str]:
+    return [
+        item.target.id
+        for item in node.body
+        if isinstance(item, ast.AnnAssign)
+        and isinstance(item.target, ast.Name)
+        and not item.target.id.startswith("_")
+        and "ClassVar" not in ast.unparse(item.annotation)
+    ]

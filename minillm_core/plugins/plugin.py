@@ -1,0 +1,152 @@
+"""The base class of every plugin. The class is the manifest: nothing else is written anywhere."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+from minillm_core.errors import PluginError
+from minillm_core.plugins.hookspecs import HOOKS, hookimpl
+from minillm_core.plugins.manifest import Manifest, ManifestError, summary
+from minillm_core.text import nearest
+
+__all__ = ["Plugin"]
+
+
+class Plugin(BaseModel):
+    """A technique: options as typed fields, hooks as methods.
+
+    ::
+
+        class SparseGate(Plugin, api=1):
+            \"\"\"One gate per token and head on the attention output.\"\"\"
+
+            width: int = option(12, ge=1, help="input features that the gate reads")
+
+            def build_attention(self, attn):
+                attn.out.gate(Gate, width=self.width)
+
+    The docstring's first line is the summary. A public method is a hook, and a name that is no
+    hook is refused, since a misspelt one would never be called. Helpers start with an underscore;
+    properties, static methods, class methods and pydantic's validators are free. An instance is
+    frozen.
+
+    Args of the class statement (literals, since ``minillm plugins list`` reads them unimported):
+        api: the number of the hook API that the class is written for.
+        backends: those it runs on, where not all: ``("torch",)``.
+        devices: kinds of device it runs on, where not all: ``("cuda",)``.
+        identity_at_init: the model's output is unchanged before the first step.
+        export: the layout that the model fits with it: ``"llama"``, ``"qwen3"``.
+
+    Raises:
+        PluginError: when the class is made: another API, an unknown keyword, a misspelt hook, a
+            wrong argument, an option that hides a name of this class.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
+    )
+
+    manifest: ClassVar[Manifest]
+    hooks: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__()
+        try:
+            cls.manifest = Manifest.of(keywords)
+        except ManifestError as error:
+            raise PluginError(f"{cls.__name__} {error}", where=_place(cls)) from None
+        for name in inspect.get_annotations(cls):
+            if name in _TAKEN:
+                raise PluginError(
+                    f"option '{name}' of {cls.__name__} would hide a name of the base class",
+                    where=_place(cls),
+                    fix="give the option another name",
+                )
+        for name, method in _public_methods(cls).items():
+            _check_hook(cls, name, method)
+            hookimpl(method)
+        cls.hooks = tuple(name for name in HOOKS if name in _public_methods(cls))
+
+    def options(self) -> dict[str, Any]:
+        """Every option with its value, as JSON."""
+        return self.model_dump(mode="json")
+
+    @classmethod
+    def summary(cls) -> str:
+        """The first line of the docstring."""
+        return summary(cls.__dict__.get("__doc__"))
+
+
+_TAKEN = frozenset(name for name in dir(Plugin) if not name.startswith("_")) | frozenset(HOOKS)
+
+
+def _public_methods(cls: type[Plugin]) -> dict[str, Callable[..., Any]]:
+    """Public plain functions of ``cls`` and its bases up to Plugin; the most derived one counts."""
+    members: dict[str, Any] = {}
+    for base in reversed([base for base in cls.__mro__ if base not in Plugin.__mro__]):
+        members |= vars(base)
+    return {
+        name: member
+        for name, member in members.items()
+        if not name.startswith("_")
+        and (inspect.isfunction(member) or name in HOOKS)
+        and name not in _OVERRIDABLE
+    }
+
+
+_OVERRIDABLE = frozenset({"model_post_init"})
+"""What pydantic calls by itself."""
+
+
+def _check_hook(cls: type[Plugin], name: str, method: Any) -> None:
+    where = _place(method if inspect.isfunction(method) else cls)
+    if name not in HOOKS:
+        close = nearest(name, HOOKS)
+        helper = f"a helper of your own starts with an underscore: _{name}"
+        raise PluginError(
+            f"{cls.__name__}.{name} is no hook",
+            where=where,
+            fix=f"did you mean {close}? {helper}" if close else helper,
+        )
+    stated = f"def {name}(self, {', '.join(HOOKS[name])})"
+    if not inspect.isfunction(method):
+        raise PluginError(
+            f"{cls.__name__}.{name} is a hook, and not a plain method", where=where, fix=stated
+        )
+    if inspect.iscoroutinefunction(method) or inspect.isgeneratorfunction(method):
+        raise PluginError(
+            f"{cls.__name__}.{name} is a generator or coroutine: its body would never run",
+            where=where,
+            fix=f"{stated}, without yield, async and await",
+        )
+    problem = _arguments_problem(list(inspect.signature(method).parameters.values()), HOOKS[name])
+    if problem:
+        raise PluginError(f"{cls.__name__}.{name} {problem}", where=where, fix=stated)
+
+
+def _arguments_problem(
+    parameters: Sequence[inspect.Parameter], known: tuple[str, ...]
+) -> str | None:
+    """What is wrong with a hook's arguments. It may leave some out, as pluggy allows."""
+    if not parameters:
+        return "does not take self"
+    for parameter in parameters[1:]:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            return f"takes *{parameter.name}: every argument is named"
+        if parameter.name not in known:
+            return f"takes an argument '{parameter.name}', which its hook does not have"
+        if parameter.default is not parameter.empty or parameter.kind is parameter.POSITIONAL_ONLY:
+            return f"should take '{parameter.name}' by name and without a default"
+    return None
+
+
+def _place(target: Any) -> str:
+    """File and line of a function; file or module of a class that is still being made."""
+    code = getattr(inspect.unwrap(target), "__code__", None)
+    if code is not None:
+        return f"{code.co_filename}:{code.co_firstlineno}"
+    return f"{target.__module__}.{target.__qualname__}"

@@ -1,0 +1,33 @@
+"""Text that comes from somewhere else, made safe to print, and the nearest of several names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+__all__ = ["nearest", "plain"]
+
+_SEQUENCE = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
+    r"|\x1b[\]PX^_].*?(?:\x07|\x1b\\|\Z)"  # OSC, DCS, SOS, PM, APC: titles, links, payloads
+    r"|\x1b[ -/]*[0-~]",  # two characters and their like
+    re.DOTALL,
+)
+_CONTROL = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]"  # C0, C1, invisible, bidi
+)
+
+
+def plain(text: str, limit: int = 300) -> str:
+    """``text`` on one line, without terminal control sequences, cut after ``limit`` characters."""
+    line = " ".join(_SEQUENCE.sub("", text).split())
+    line = _CONTROL.sub("", line)
+    return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The one of ``known`` that ``name`` most likely meant; None if none is near."""
+    import difflib
+
+    found = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
+    return found[0] if found else None
