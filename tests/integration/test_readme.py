@@ -1,0 +1,89 @@
+"""What the README and its neighbours say exists."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+PAGES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "benchmarks/results/README.md",
+    "plugins/minillm_muon/README.md",
+    "plugins/minillm_modded/README.md",
+)
+
+
+def targets(makefile: str) -> set[str]:
+    """What `make` can be asked for."""
+    (phony,) = re.findall(r"^\.PHONY: (.+)$", makefile, re.MULTILINE)
+    return set(phony.split())
+
+
+def plugin_table(page: str) -> dict[str, str]:
+    """Plugin -> distribution, from the README's table."""
+    return dict(re.findall(r"^\| `(\w+)` \| `([\w-]+)` \|", page, re.MULTILINE))
+
+
+def test_the_two_commands_are_one_line_each(repository: Path) -> None:
+    block = re.search(r"```sh\n(.+?)```", (repository / "README.md").read_text(), re.DOTALL)
+    assert block is not None
+    commands = [line.partition("#")[0].strip() for line in block[1].splitlines()]
+    assert commands == ["make run", "make test"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_make_knows_every_target_that_a_page_names(repository: Path, page: str) -> None:
+    named = re.findall(
+        r"^\s*(?:`|\$ )?make ([a-z-]+)|`make ([a-z-]+)",
+        (repository / page).read_text(),
+        re.MULTILINE,
+    )
+    known = targets((repository / "Makefile").read_text())
+    assert {first or second for first, second in named} <= known
+
+
+def test_make_accepts_every_target(repository: Path, tmp_path: Path) -> None:
+    for target in sorted(targets((repository / "Makefile").read_text())):
+        command = ["make", "--dry-run", target, f"VENV={tmp_path / 'venv'}"]
+        done = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(repository: Path, page: str) -> None:
+    text = (repository / page).read_text()
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
+    for link in links:
+        assert ((repository / page).parent / link).exists(), link
+
+
+def test_the_plugin_table_is_what_the_distributions_offer(repository: Path) -> None:
+    offered = {}
+    for file in repository.glob("plugins/*/pyproject.toml"):
+        project = tomllib.loads(file.read_text())["project"]
+        offered |= dict.fromkeys(project["entry-points"]["minillm.plugins"], project["name"])
+        for name in project["entry-points"]["minillm.plugins"]:
+            assert f"| `{name}` |" in (file.parent / "README.md").read_text()
+    assert plugin_table((repository / "README.md").read_text()) == offered
+
+
+def test_an_old_python_is_told_what_to_do(repository: Path, tmp_path: Path) -> None:
+    old = tmp_path / "python3"
+    # A stand-in for an old interpreter: the real one, told that it is version 3.9.
+    old.write_text(
+        '#!/bin/sh\nexec python3 -c "import sys; sys.version_info = (3, 9); '
+        'sys.version = \'3.9.6 (default)\'; exec(sys.argv[1])" "$2"\n'
+    )
+    old.chmod(0o755)
+    command = ["make", "setup", f"VENV={tmp_path / 'venv'}", f"PYTHON={old}"]
+    done = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "minillm needs Python 3.11 or newer" in done.stderr
+    assert "3.9.6: make PYTHON=" in done.stderr
+    assert not (tmp_path / "venv").exists()
