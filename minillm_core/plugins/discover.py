@@ -14,7 +14,14 @@ from typing import Any
 from minillm_core.plugins.manifest import RESERVED, Manifest, ManifestError, read_class
 from minillm_core.text import plain
 
-__all__ = ["GROUP", "PluginEntry", "bad_name", "find_module", "installed_names", "installed_plugins"]
+__all__ = [
+    "GROUP",
+    "PluginEntry",
+    "bad_name",
+    "find_module",
+    "installed_names",
+    "installed_plugins",
+]
 
 GROUP = "minillm.plugins"
 _VALUE = re.compile(r"\s*([\w.]+)\s*:\s*(\w+)\s*")
@@ -129,9 +136,7 @@ def _read(point: EntryPoint) -> PluginEntry:
         return replace(entry, broken=reason, unparsable=True)
     except (ManifestError, OSError) as error:
         return replace(entry, broken=plain(str(error)))
-    return replace(
-        entry, summary=facts.summary, manifest=facts.manifest, options=facts.options
-    )
+    return replace(entry, summary=facts.summary, manifest=facts.manifest, options=facts.options)
 
 
 def _identity(distribution: Distribution | None) -> tuple[str, str]:

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+from minillm_core.config.selection import name_of
 from minillm_core.errors import PluginError
-from minillm_core.plugins.discover import bad_name, installed_names, installed_plugins
+from minillm_core.plugins.discover import installed_names, installed_plugins
 from minillm_core.plugins.manifest import ManifestError, read_class
 from minillm_core.plugins.origin import Origin, digest_of, root_of
 from minillm_core.plugins.plugin import Plugin
-from minillm_core.plugins.selection import is_file, plugin_name
 from minillm_core.text import nearest, plain
 
 __all__ = ["FIRST_PARTY", "FoundPlugin", "find"]
@@ -39,10 +39,12 @@ def find(named: str) -> FoundPlugin:
         named: a name of an entry point, or a file and its class: ``./my_trick.py:MyTrick``.
 
     Raises:
+        ConfigError: nothing can be called that.
         PluginError: unknown, broken, or of another hook API.
         PluginCodeError: its module raised while it was imported.
     """
-    return _find_file(named) if is_file(named) else _find_installed(named)
+    name = name_of(named, where=f"plugin {plain(named)}")
+    return _find_installed(name) if name == named else _find_file(name, named)
 
 
 def _find_installed(name: str) -> FoundPlugin:
@@ -61,7 +63,7 @@ def _find_installed(name: str) -> FoundPlugin:
         raise PluginError(
             f"plugin '{name}' of {entry.offered_by} cannot be used: {entry.broken}",
             where=entry.file or entry.value,
-            fix=f"pip install --upgrade {entry.distribution}, or leave it out: --plugins -{name}",
+            fix=f"pip install --upgrade {entry.distribution}, or leave it out",
         )
     file = entry.file or entry.value
     origin = Origin(
@@ -73,31 +75,17 @@ def _find_installed(name: str) -> FoundPlugin:
         digest_of(file),
         root_of(entry.module, file),
     )
-    return _import_class(
-        origin, entry.class_name, lambda: importlib.import_module(entry.module)
-    )
+    return _import_class(origin, entry.class_name, lambda: importlib.import_module(entry.module))
 
 
-def _find_file(named: str) -> FoundPlugin:
+def _find_file(name: str, named: str) -> FoundPlugin:
     text, _, class_name = named.rpartition(":")
-    name = plugin_name(named)
-    path = Path(text or named).absolute()
-    if not text or not class_name.isidentifier():
-        raise PluginError(
-            f"'{plain(named)}' names a file without the plugin's class",
-            fix=f"--plugins {plain(text or named)}:ClassName",
-        )
+    path = Path(text).absolute()
     if not path.is_file():
         raise PluginError(
             f"there is no file {plain(text)}",
-            where=f"looked for {path}",
+            where=f"looked for {plain(str(path), limit=4096)}",
             fix="give the path from the current folder: --plugins ./my_trick.py:MyTrick",
-        )
-    if reason := bad_name(name) or (None if path.suffix == ".py" else "it is no .py file"):
-        raise PluginError(
-            f"{plain(text)} cannot be a plugin: {reason}",
-            where=str(path),
-            fix="rename the file: its stem is the plugin's name",
         )
     try:
         with suppress(SyntaxError):  # raised again, with its place, when the file is run

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 from minillm_core.errors import MinillmError, PluginCodeError
 from minillm_core.text import plain
@@ -59,7 +60,7 @@ def _watch_sigint() -> Iterator[Callable[[], bool]]:
         return
     seen = False
 
-    def watch(number, frame) -> None:  # noqa: ANN001
+    def watch(number: int, frame: FrameType | None) -> None:
         nonlocal seen
         seen = True
         previous(number, frame)
@@ -91,7 +92,7 @@ def _within(file: str, root: str) -> bool:
 
 
 def _advice(error: BaseException, name: str, offered_by: str | None) -> str:
-    leave = f"leave it out: --plugins -{name}"
+    leave = f"leave out '{name}'"
     if isinstance(error, ModuleNotFoundError) and error.name:
         return f"install what provides the module '{plain(error.name)}', or {leave}"
     if offered_by is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from pydantic import GetCoreSchemaHandler
@@ -62,7 +63,7 @@ class Layers:
                     fix=f"name layers from 0 to {num_layers - 1}, or -1 for the last",
                 )
         indices = sorted(index % num_layers for index in self._spec)
-        for index, following in zip(indices, indices[1:], strict=False):
+        for index, following in pairwise(indices):
             if index == following:
                 raise PlanError(
                     f"layer {index} is named twice in a model of {num_layers} layers",
@@ -88,9 +89,7 @@ class Layers:
         return hash(self._spec)
 
     @classmethod
-    def __get_pydantic_core_schema__(
-        cls, source: Any, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(
             cls, serialization=core_schema.plain_serializer_function_ser_schema(cls.data)
         )

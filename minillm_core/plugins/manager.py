@@ -16,10 +16,9 @@ from minillm_core.plugins.hookspecs import PROJECT, Hooks
 from minillm_core.plugins.options import validated
 from minillm_core.plugins.origin import Origin, digest_of
 from minillm_core.plugins.plugin import Plugin
-from minillm_core.plugins.selection import plugin_name
 from minillm_core.text import plain
 
-__all__ = ["LoadedPlugin", "Manager", "check_support", "load"]
+__all__ = ["LoadedPlugin", "Manager", "check_support", "load", "with_options"]
 
 
 @dataclass(frozen=True)
@@ -81,22 +80,29 @@ class LoadedPlugin:
         }
 
 
-def load(named: Mapping[str, Mapping[str, Any]] | Iterable[str]) -> tuple[LoadedPlugin, ...]:
+def load(
+    specs: Mapping[str, str] | Iterable[str],
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+) -> tuple[LoadedPlugin, ...]:
     """Import the plugins that are named and type their options; nothing else is imported.
 
     Args:
-        named: names or files (``./my_trick.py:MyTrick``), as a mapping with the options given.
+        specs: names or files (``./my_trick.py:MyTrick``); or name -> either, as
+            :func:`minillm_core.config.load` gives them.
+        options: name -> the options given.
 
     Returns:
         The plugins, sorted by name.
 
     Raises:
+        ConfigError: nothing can be called that.
         PluginError: unknown, broken, named twice, of another hook API, or a wrong option.
         PluginCodeError: a plugin's own code raised while it was imported or its options checked.
     """
-    items = list(named.items() if isinstance(named, Mapping) else ((one, {}) for one in named))
-    _refuse_twice([one for one, _ in items])
-    loaded = [_with_options(find(one), options) for one, options in items]
+    found = [find(spec) for spec in (specs.values() if isinstance(specs, Mapping) else specs)]
+    _refuse_twice(one.origin for one in found)
+    given = options or {}
+    loaded = [with_options(one, given.get(one.origin.name, {})) for one in found]
     loaded.sort(key=lambda one: one.name)
     by_class: dict[type[Plugin], str] = {}
     for one in loaded:
@@ -105,7 +111,7 @@ def load(named: Mapping[str, Mapping[str, Any]] | Iterable[str]) -> tuple[Loaded
             raise PluginError(
                 f"plugins '{other}' and '{one.name}' are the same class",
                 where=one.source,
-                fix=f"name one of them: --plugins -{one.name}",
+                fix="name one of them",
             )
     return tuple(loaded)
 
@@ -134,7 +140,7 @@ def check_support(plugins: Iterable[LoadedPlugin], backend: str, device: str) ->
                     f"plugin '{one.name}' does not run on {flag} {chosen}: only on "
                     f"{', '.join(served)}",
                     where=one.origin.offered_by or one.source,
-                    fix=f"--{flag} {served[0]}, or leave it out: --plugins -{one.name}",
+                    fix=f"--{flag} {served[0]}, or leave it out",
                 )
 
 
@@ -150,7 +156,7 @@ class Manager:
 
     def __init__(self, plugins: Iterable[LoadedPlugin] = ()) -> None:
         self.plugins = tuple(sorted(plugins, key=lambda one: one.name))
-        _refuse_twice([one.name for one in self.plugins])
+        _refuse_twice(one.origin for one in self.plugins)
         self._registry = _Registry(PROJECT)
         self._registry.add_hookspecs(Hooks)
         for one in self.plugins:
@@ -201,20 +207,25 @@ class _Registry(pluggy.PluginManager):
         return super().parse_hookimpl_opts(plugin, name)
 
 
-def _with_options(found: FoundPlugin, options: Mapping[str, Any]) -> LoadedPlugin:
+def with_options(found: FoundPlugin, options: Mapping[str, Any]) -> LoadedPlugin:
+    """Make the plugin with the options given.
+
+    Raises:
+        PluginError: an option is unknown, missing or ill-typed.
+        PluginCodeError: the plugin's own check of its options raised.
+    """
     with found.origin.contain("its options"):
         plugin = validated(found.cls, found.origin.name, options)
     return LoadedPlugin(plugin, found.origin)
 
 
-def _refuse_twice(named: Iterable[str]) -> None:
-    seen: dict[str, str] = {}
-    for one in named:
-        name = plugin_name(one)
-        if name in seen:
+def _refuse_twice(origins: Iterable[Origin]) -> None:
+    seen: dict[str, Origin] = {}
+    for one in origins:
+        if other := seen.get(one.name):
             raise PluginError(
-                f"plugin '{plain(name)}' is named twice",
-                where=f"{plain(seen[name])} and {plain(one)}",
-                fix="name it once",
+                f"plugin '{one.name}' is named twice",
+                where=f"{other.source} and {one.source}",
+                fix="name it once; two files of one name cannot be used together",
             )
-        seen[name] = one
+        seen[one.name] = one

@@ -55,7 +55,11 @@ class Manifest:
             expected, fits = _EXPECTED[key]
             if not fits(value):
                 raise ManifestError(f"keyword {key}={value!r} should be {expected}")
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in keywords.items()})
+        checked: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in keywords.items()
+        }
+        return cls(**checked)
 
 
 def _names_of(known: tuple[str, ...]) -> Any:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import annotated_types
 from pydantic import Field, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
 from minillm_core.errors import PluginError
 from minillm_core.plugins.layers import Layers
@@ -38,7 +37,11 @@ def option(
     max_length: int | None = None,
     pattern: str | None = None,
 ) -> Any:
-    """Declare an option of a plugin: ``width: int = option(12, ge=1, help="features read")``.
+    """Declare an option of a plugin.
+
+    ::
+
+        width: int = option(12, ge=1, help="input features that the gate reads")
 
     Args:
         default: its value where none is given; without one the option is required.
@@ -198,7 +201,7 @@ def _example(field: FieldInfo, given: Any) -> str:
 def _shell(value: Any) -> str:
     """A value as it is typed: a bare word, or TOML within quotes where a shell would split it."""
     text = value if isinstance(value, str) else _toml(value)
-    return f"'{text}'" if set(text) & set(" []{}\"*?$") else text
+    return f"'{text}'" if set(text) & set(' []{}"*?$') else text
 
 
 def _toml(value: Any) -> str:

@@ -1,0 +1,107 @@
+"""What ``minillm plugins info NAME`` shows: that one plugin is imported, no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from minillm_core.errors import Refusal
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from minillm_core.plugins.manager import LoadedPlugin
+
+__all__ = ["info", "render_info"]
+
+
+def info(
+    named: str, slots: Callable[[LoadedPlugin], Sequence[str]] | None = None
+) -> dict[str, Any]:
+    """Everything about one plugin, as a JSON object.
+
+    Args:
+        named: its name, or a single file and its class.
+        slots: plans a preset with the plugin at its defaults, and says what it takes; where that
+            is refused, ``slots`` is empty and ``slots_refused`` has the reason.
+
+    Raises:
+        PluginError: unknown, broken, or of another hook API.
+        PluginCodeError: the plugin's own code raised.
+    """
+    from minillm_core.plugins.find import find
+    from minillm_core.plugins.manager import with_options
+    from minillm_core.plugins.options import describe_option
+
+    found = find(named)
+    manifest, origin = found.cls.manifest, found.origin
+    shown: dict[str, Any] = {
+        "name": origin.name,
+        "summary": found.cls.summary(),
+        "distribution": origin.distribution,
+        "version": origin.version,
+        "source": origin.source,
+        "file": origin.file,
+        "api": manifest.api,
+        "backends": list(manifest.backends),
+        "devices": list(manifest.devices),
+        "identity_at_init": manifest.identity_at_init,
+        "export": manifest.export,
+        "hooks": list(found.cls.hooks),
+        "options": [describe_option(*one) for one in found.cls.__pydantic_fields__.items()],
+    }
+    if slots is None:
+        return shown
+    try:
+        return shown | {"slots": list(slots(with_options(found, {})))}
+    except Refusal as refusal:  # a required option, or a preset that it does not fit
+        return shown | {"slots": [], "slots_refused": refusal.what}
+
+
+def render_info(shown: dict[str, Any], console: Console) -> None:
+    """Print what :func:`info` gave."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for heading, value in _facts(shown):
+        table.add_row(Text(heading, "bold"), Text(value))
+    console.print(table)
+    if shown["options"]:
+        console.print(_options(shown))
+
+
+def _facts(shown: dict[str, Any]) -> list[tuple[str, str]]:
+    offered = f"{shown['distribution']} {shown['version']}" if shown["distribution"] else None
+    facts = [
+        (shown["name"], shown["summary"]),
+        ("from", offered or shown["source"]),
+        ("file", shown["file"]),
+        ("hook API", str(shown["api"])),
+        ("backends", ", ".join(shown["backends"])),
+        ("devices", ", ".join(shown["devices"]) or "any"),
+        ("hooks", ", ".join(shown["hooks"]) or "none"),
+    ]
+    if shown["identity_at_init"]:
+        facts.append(("at init", "the model's output is unchanged"))
+    if shown["export"]:
+        facts.append(("export", shown["export"]))
+    if "slots" in shown:
+        facts.append(("slots", "\n".join(shown["slots"]) or shown.get("slots_refused", "none")))
+    return facts
+
+
+def _options(shown: dict[str, Any]) -> Any:
+    import json
+
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(1, 2, 0, 0), header_style="bold")
+    for heading in ("option", "default", "takes", ""):
+        table.add_column(heading, overflow="fold")
+    for option in shown["options"]:
+        default = "required" if option["required"] else json.dumps(option["default"])
+        cells = (f"{shown['name']}.{option['name']}", default, option["type"], option["help"])
+        table.add_row(*(Text(cell) for cell in cells))
+    return table

@@ -1,0 +1,45 @@
+"""What ``minillm plugins list`` shows: read from metadata and source, nothing is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from minillm_core.plugins.discover import PluginEntry, installed_plugins
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["list_json", "list_plugins", "render_list"]
+
+
+def list_plugins() -> list[PluginEntry]:
+    """Every installed plugin, sorted by name, the broken ones with their reason."""
+    return installed_plugins()
+
+
+def list_json(entries: Iterable[PluginEntry]) -> list[dict[str, Any]]:
+    """The list as ``--json`` writes it."""
+    return [entry.data() for entry in entries]
+
+
+def render_list(entries: Iterable[PluginEntry], console: Console) -> None:
+    """Print the table: one line a plugin where the console is wide enough or no terminal."""
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = list(entries)
+    if not rows:
+        console.print("No plugin is installed. Try: pip install minillm-muon", soft_wrap=True)
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for heading in ("name", "distribution", "summary", "state"):
+        table.add_column(heading, overflow="fold")
+    for entry in rows:
+        state = Text(f"broken: {entry.broken}", "red") if entry.broken else Text("ok", "green")
+        table.add_row(Text(entry.name), Text(entry.offered_by), Text(entry.summary), state)
+    if console.is_terminal:
+        console.print(table)
+    else:  # for a pipe: a line is a plugin
+        wide = console.measure(table, options=console.options.update(max_width=10_000)).maximum
+        console.print(table, width=wide, crop=False, overflow="ignore", no_wrap=True)
