@@ -6,8 +6,8 @@ import tomllib
 from importlib.resources import files
 from typing import Any
 
-from minillm_core.config.nearest import nearest
 from minillm_core.errors import ConfigError
+from minillm_core.text import nearest
 
 __all__ = ["preset_names", "read_preset"]
 

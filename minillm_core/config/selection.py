@@ -6,16 +6,15 @@ import re
 from collections.abc import Mapping
 from pathlib import PurePath
 
-from minillm_core.config.nearest import nearest
-from minillm_core.config.origins import Setting
+from minillm_core.config.origins import SECTIONS, Setting
 from minillm_core.errors import ConfigError
+from minillm_core.text import nearest
 
 __all__ = ["RESERVED", "check_name", "name_of", "select"]
 
-RESERVED = frozenset({"model", "train", "eval", "checkpoint", "data", "log", "plugins"})
+RESERVED = frozenset({*SECTIONS, "plugins"})
 """Names that no plugin may have: they are tables of the config."""
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _FILE = re.compile(r"(?P<file>.+\.py):(?P<attribute>[A-Za-z_]\w*)")
 
 
@@ -43,12 +42,14 @@ def check_name(name: str, *, where: str) -> None:
     Raises:
         ConfigError: the name is malformed, or a table of the config has it.
     """
-    if not _NAME.fullmatch(name):
+    if not name.isidentifier():
+        meant = name.replace("-", "_")
         raise ConfigError(
             f"'{name}' cannot be a plugin's name" if name else "a plugin's name is empty",
             where=where,
-            fix="names are letters, digits, _ and -; several are separated by commas: "
-            "--plugins a,b",
+            fix=meant
+            if meant.isidentifier()
+            else "names are letters, digits and _, separated by commas; a file is ./file.py:Class",
         )
     if name in RESERVED:
         raise ConfigError(
@@ -72,8 +73,8 @@ def select(
         name -> spec, and name -> origin, both sorted by name: the order of naming never matters.
 
     Raises:
-        ConfigError: a malformed or reserved name, one both added and taken away, one taken away
-            that nobody names, or two files with one stem.
+        ConfigError: a malformed or reserved name, one named twice, one both added and taken
+            away, or one taken away that nobody names.
     """
     origins = {name: setting.origin for name, setting in named.items()}
     specs = {name: name for name in named}
@@ -86,11 +87,11 @@ def select(
             removed.append(spec[1:])
             continue
         name = name_of(spec, where=where)
-        if added.get(name, spec) != spec:
+        if name in added:
             raise ConfigError(
-                f"'{added[name]}' and '{spec}' are both called {name}",
+                f"plugin '{name}' is named twice: {added[name]} and {spec}",
                 where=where,
-                fix="rename one of the files, or name one of them",
+                fix="name it once; two files of one name cannot be used together",
             )
         added[name] = spec
     for name in removed:

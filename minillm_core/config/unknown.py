@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from minillm_core.config.nearest import nearest
 from minillm_core.config.origins import SECTIONS, TOP, Setting
 from minillm_core.errors import ConfigError
+from minillm_core.text import nearest
 
 __all__ = ["is_known", "known_keys", "refusal"]
 

@@ -1,0 +1,232 @@
+"""Which framework and device a run gets, found out without importing any framework.
+
+    --backend auto:  CUDA -> torch;  Apple silicon with mlx -> mlx;  else torch, then mlx
+
+``mps`` is used only where ``--device mps`` asks for it. That a package can be found does not mean
+that it can be imported: on Linux ``mlx`` installs without its library, so that is looked for too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+from minillm_core.errors import BackendError
+
+__all__ = ["DEVICES", "Detected", "Framework", "Machine", "choose", "default_preset", "probe"]
+
+DEVICES: Mapping[str, tuple[str, ...]] = {"torch": ("cpu", "cuda", "mps"), "mlx": ("cpu", "gpu")}
+"""Backend -> the kinds of device that it knows."""
+
+
+@dataclass(frozen=True)
+class Framework:
+    """A framework that is installed."""
+
+    version: str
+    cuda: bool = False  # built for NVIDIA GPUs
+    broken: str | None = None  # why importing it would fail
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the probe found."""
+
+    apple: bool = False  # Apple silicon
+    nvidia: int = 0  # GPUs that NVIDIA's driver shows to this process
+    torch: Framework | None = None
+    mlx: Framework | None = None
+
+
+@dataclass(frozen=True)
+class Detected:
+    """The choice of backend and device, and why."""
+
+    backend: str  # "torch", "mlx"
+    device: str  # "cpu", "cuda", "cuda:1", "mps", "gpu"
+    reason: str
+
+
+def probe() -> Machine:
+    """Look at this machine and its packages."""
+    return Machine(
+        apple=platform.system() == "Darwin" and platform.machine() == "arm64",
+        nvidia=_nvidia_gpus(),
+        torch=_torch(),
+        mlx=_mlx(),
+    )
+
+
+def choose(machine: Machine, backend: str = "auto", device: str = "auto") -> Detected:
+    """The backend and device for what was asked.
+
+    Raises:
+        BackendError: it is not installed or not importable, nothing is installed, or the backend
+            does not know the device.
+    """
+    kind = device.partition(":")[0]
+    if backend != "auto":
+        _require(machine, backend)
+        reason = f"--backend {backend}"
+    else:
+        backend, reason = _automatic(machine, kind)
+    if kind == "auto":
+        device, why = _best_device(machine, backend)
+        return Detected(backend, device, f"{reason}; {why}")
+    if kind not in DEVICES[backend]:
+        others = [name for name, kinds in DEVICES.items() if kind in kinds]
+        fix = f"--device {' or '.join(DEVICES[backend])}"
+        raise BackendError(
+            f"{backend} knows no device '{device}'",
+            where=f"--device {device}",
+            fix=f"{fix}; {kind} belongs to --backend {others[0]}" if others else fix,
+        )
+    return Detected(backend, device, f"{reason}; --device {device}")
+
+
+def default_preset(
+    machine: Machine, backend: str = "auto", device: str = "auto"
+) -> tuple[str, str]:
+    """The preset where nobody names one: tiny on a CPU, small on a GPU; and the reason.
+
+    Where no backend can be had the plan alone can still be made: tiny.
+    """
+    try:
+        detected = choose(machine, backend, device)
+    except BackendError:
+        return "tiny", "no backend for it is installed"
+    if detected.device == "cpu":
+        return "tiny", f"{detected.backend} on a CPU"
+    return "small", f"{detected.backend} on a GPU ({detected.device})"
+
+
+def _automatic(machine: Machine, kind: str) -> tuple[str, str]:
+    if kind not in ("auto", "cpu"):  # the device decides
+        for name, kinds in DEVICES.items():
+            if kind in kinds:
+                _require(machine, name)
+                return name, f"{name}, since it is the backend for {kind}"
+        known = sorted({kind for kinds in DEVICES.values() for kind in kinds})
+        raise BackendError(
+            f"no backend knows a device '{kind}'",
+            where=f"--device {kind}",
+            fix=f"one of {', '.join(known)}; a number picks one of several: cuda:1",
+        )
+    torch, mlx = _usable(machine.torch), _usable(machine.mlx)
+    if machine.nvidia and torch and torch.cuda:
+        return "torch", f"torch {torch.version}, since there is an NVIDIA GPU"
+    if machine.apple and mlx:
+        return "mlx", f"mlx {mlx.version}, since this is Apple silicon"
+    if torch:
+        return "torch", f"torch {torch.version}, since it is installed"
+    if mlx:
+        return "mlx", f"mlx {mlx.version}, since torch is not installed"
+    broken = machine.mlx.broken if machine.mlx else None
+    raise BackendError(
+        "no backend is installed" + (f", and mlx cannot be used: {broken}" if broken else ""),
+        where="neither torch nor mlx can be imported by this Python",
+        fix=f"{_install('torch')}, or {_install('mlx')}",
+    )
+
+
+def _best_device(machine: Machine, backend: str) -> tuple[str, str]:
+    if backend == "mlx":
+        if machine.apple:
+            return "gpu", "its GPU"
+        if machine.nvidia and machine.mlx and machine.mlx.cuda:
+            return "gpu", "an NVIDIA GPU and mlx built for CUDA"
+        return "cpu", "a CPU: mlx finds no GPU that it is built for"
+    if machine.nvidia and machine.torch and machine.torch.cuda:
+        return "cuda", f"{machine.nvidia} NVIDIA GPU{'s' if machine.nvidia > 1 else ''}"
+    if machine.nvidia:
+        return "cpu", "a CPU: there is an NVIDIA GPU, but this torch is built without CUDA"
+    if machine.apple:
+        return "cpu", "a CPU: torch uses a Mac's GPU only with --device mps"
+    return "cpu", "a CPU: no NVIDIA driver answers"
+
+
+def _require(machine: Machine, backend: str) -> None:
+    """Refuse a backend that was asked for and cannot be imported."""
+    if backend not in DEVICES:
+        raise BackendError(
+            f"there is no backend '{backend}'", fix=f"--backend auto, {', '.join(DEVICES)}"
+        )
+    framework: Framework | None = getattr(machine, backend)
+    if framework is None:
+        raise BackendError(
+            f"{backend} is not installed", where=f"--backend {backend}", fix=_install(backend)
+        )
+    if framework.broken:
+        raise BackendError(
+            f"{backend} {framework.version} is installed and cannot be imported: "
+            f"{framework.broken}",
+            where=f"--backend {backend}",
+            fix=_install(backend),
+        )
+
+
+def _usable(framework: Framework | None) -> Framework | None:
+    return framework if framework and not framework.broken else None
+
+
+def _install(backend: str) -> str:
+    return f"pip install 'minillm-core[{backend}]'"
+
+
+def _nvidia_gpus() -> int:
+    """GPUs that CUDA's driver library shows; it honours CUDA_VISIBLE_DEVICES and containers."""
+    for name in ("libcuda.so.1", "nvcuda.dll"):
+        try:
+            driver = ctypes.CDLL(name)
+        except OSError:
+            continue
+        count = ctypes.c_int(0)
+        if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0:
+            return count.value
+    return 0
+
+
+def _torch() -> Framework | None:
+    spec = _located("torch")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        facts = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    except OSError:
+        facts = ""
+    built = re.search(r"^cuda\b.*?=\s*['\"]", facts, re.MULTILINE)
+    return Framework(_version("torch"), cuda=built is not None)
+
+
+def _mlx() -> Framework | None:
+    spec = _located("mlx")
+    folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
+    if not any(found for folder in folders for found in folder.glob("core.*")):
+        return None
+    library = any(found for folder in folders for found in folder.glob("lib/libmlx.*"))
+    return Framework(
+        _version("mlx"),
+        cuda=any(_version(f"mlx-cuda-{major}") != "?" for major in (12, 13)),
+        broken=None if library else "its library libmlx is missing",
+    )
+
+
+def _located(module: str) -> ModuleSpec | None:
+    try:
+        return find_spec(module)  # of a top-level module: imports nothing
+    except ValueError:  # something without a spec stands in sys.modules
+        return None
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "?"
