@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-__all__ = ["nearest", "plain"]
+__all__ = ["nearest", "plain", "printable"]
 
 _SEQUENCE = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
@@ -16,6 +16,9 @@ _SEQUENCE = re.compile(
 _CONTROL = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]"  # C0, C1, invisible, bidi
 )
+_COMMAND = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"  # C0 but tab and newline, C1, bidi
+)
 
 
 def plain(text: str, limit: int = 300) -> str:
@@ -23,6 +26,11 @@ def plain(text: str, limit: int = 300) -> str:
     line = " ".join(_SEQUENCE.sub("", text).split())
     line = _CONTROL.sub("", line)
     return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
+def printable(text: str) -> str:
+    """``text`` with its lines and spaces, without what would command a terminal."""
+    return _COMMAND.sub("", _SEQUENCE.sub("", text))
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

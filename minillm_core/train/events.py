@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
-__all__ = ["Ended", "Evaluated", "Event", "Saved", "Started", "Stepped", "Throughput"]
+__all__ = ["Ended", "Evaluated", "Event", "Saved", "Skipped", "Started", "Stepped", "Throughput"]
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,15 @@ class Stepped(Event):
     peak_bytes: int | None
     grad_norm: float
     terms: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Skipped(Event):
+    """A batch without one supervised token was passed over; the step took the next one."""
+
+    event: ClassVar[str] = "skip"
+    step: int  # the step that the batch would have been
+    skipped: int  # such batches so far
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,156 @@
+"""Proof that a plugin took part: what its part of the plan must leave behind, and what is there.
+
+The plan says what to expect of each plugin, as witness keys:
+
+    node:<path>         its forward ran while the step was traced, or in the first eager step
+    stage:<rule>.<name> updates of parameters went through it
+    parameter:<name>    the parameter moved, or an optimizer's state of it did
+    kernel:<op>=<name>  the op ran through this candidate
+    batch:<plugin>      its ``on_batch`` saw batches
+    event:<plugin>      its ``on_event`` took events
+
+Those that the trainer witnesses are asked of it; other kinds it may add need nothing here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from minillm_core.errors import NoEvidence
+from minillm_core.train.events import Event, Stepped
+
+__all__ = ["STEPS", "Evidence"]
+
+STEPS = 10
+"""Steps after which a plugin that left no trace ends the run."""
+
+SHOWN = 8  # keys that a record lists
+
+
+class Witness(Protocol):
+    """The part of a trainer that is asked."""
+
+    def witnesses(self) -> Mapping[str, int]: ...
+    def arrays(self) -> dict[str, np.ndarray]: ...
+
+
+class Evidence:
+    """A core observer that looks after ten steps, and again for the record.
+
+    Args:
+        expected: plugin -> the keys that its part of the plan must leave.
+        trainer: asked for witnesses, and for parameters where any is expected to move.
+        seen: live counts of ``batch:`` and ``event:`` keys.
+        say: is told what is missing.
+    """
+
+    def __init__(
+        self,
+        expected: Mapping[str, Sequence[str]],
+        trainer: Witness,
+        *,
+        seen: Counter[str],
+        say: Callable[[str], None],
+    ) -> None:
+        self._expected = {name: tuple(keys) for name, keys in sorted(expected.items())}
+        self._trainer, self._seen, self._say = trainer, seen, say
+        self._parameters = {
+            key.removeprefix("parameter:")
+            for keys in self._expected.values()
+            for key in keys
+            if key.startswith("parameter:")
+        }
+        self._initial: dict[str, np.ndarray] = {}
+        if self._parameters:  # the only question that costs a copy from the device
+            arrays = trainer.arrays()
+            self._initial = {
+                name: np.array(arrays[f"model.{name}"]) for name in sorted(self._parameters)
+            }
+        self._records: dict[str, dict[str, Any]] | None = None
+
+    def __call__(self, event: Event) -> None:
+        """Look once, after ten steps.
+
+        Raises:
+            NoEvidence: a plugin left nothing at all.
+        """
+        if not isinstance(event, Stepped) or event.step < STEPS or self._records is not None:
+            return
+        self._records = self._look()
+        for name, record in self._records.items():
+            if not record["shown"]:
+                expected = ", ".join(self._expected[name][:3]) or "nothing: it changes nothing"
+                raise NoEvidence(
+                    f"plugin '{name}' was named, and after {event.step} steps nothing shows "
+                    "that it took part",
+                    where=f"expected: {expected}",
+                    fix=f"leave it out (--plugins -{name}), or check its options",
+                )
+            if missing := record.get("missing"):
+                self._say(f"warning: plugin '{name}' did not show everywhere: {_few(missing)}")
+
+    def records(self) -> dict[str, dict[str, Any]]:
+        """Plugin -> ``{"shown": bool, "what": [...]}``, and ``missing`` where something is.
+
+        A run of fewer than ten steps is looked at now; what left nothing is said, not refused.
+        """
+        if self._records is None:
+            records = self._look()
+            for name, record in records.items():
+                if not record["shown"]:
+                    self._say(
+                        f"warning: nothing shows yet that plugin '{name}' took part; "
+                        f"it takes {STEPS} steps to be sure"
+                    )
+            return records
+        return self._records
+
+    def _look(self) -> dict[str, dict[str, Any]]:
+        if not self._expected:
+            return {}
+        counts = Counter(self._trainer.witnesses()) + self._seen + self._moved()
+        records = {}
+        for name, keys in self._expected.items():
+            there = [key for key in keys if counts[key] > 0]
+            record: dict[str, Any] = {
+                "shown": bool(there),
+                "what": _listed([f"{key} x{counts[key]}" for key in there]),
+            }
+            if missing := [key for key in keys if counts[key] <= 0]:
+                record["missing"] = _listed(missing)
+            records[name] = record
+        return records
+
+    def _moved(self) -> Counter[str]:
+        if not self._parameters:
+            return Counter()
+        arrays = self._trainer.arrays()
+        touched = Counter(
+            name
+            for name, initial in self._initial.items()
+            if not np.array_equal(arrays[f"model.{name}"], initial)
+        )
+        # a gradient may have arrived although the learning rate is still 0
+        for key, array in arrays.items():
+            kind, _, rest = key.partition(".")
+            if kind == "optimizer" and (owner := self._owner(rest)) and np.any(array):
+                touched[owner] |= 1
+        return Counter({f"parameter:{name}": 1 for name in touched})
+
+    def _owner(self, entry: str) -> str | None:
+        """The parameter of ``<stage>.<entry>.<parameter>``, whose name may hold dots too."""
+        parts = entry.split(".", 2)
+        return parts[2] if len(parts) == 3 and parts[2] in self._parameters else None
+
+
+def _listed(keys: Sequence[str]) -> list[str]:
+    more = len(keys) - SHOWN
+    return [*keys[:SHOWN], f"and {more} more"] if more > 0 else list(keys)
+
+
+def _few(keys: Sequence[str]) -> str:
+    return ", ".join(keys[:3]) + (" ..." if len(keys) > 3 else "")

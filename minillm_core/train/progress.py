@@ -1,0 +1,182 @@
+"""The console during a run: a bar on a terminal, a line now and then elsewhere; on stderr."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from minillm_core.train.events import Evaluated, Event, Saved, Skipped, Stepped
+
+__all__ = ["BarView", "LineView", "View", "describe", "duration", "view"]
+
+QUIET = 10.0  # seconds between two lines where there is no terminal
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them: 0:07, 12:34, 3:05:00."""
+    minutes, rest = divmod(round(max(0.0, seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def describe(event: Event) -> str | None:
+    """One line for an event that deserves one."""
+    if isinstance(event, Evaluated):
+        rate = "" if event.bits_per_byte is None else f", {event.bits_per_byte:.4f} bits/byte"
+        return f"step {event.step}: validation loss {event.val_loss:.4f}{rate}"
+    if isinstance(event, Saved):
+        return f"step {event.step}: checkpoint {event.path} ({event.seconds:.1f} s)"
+    if isinstance(event, Skipped):
+        return (
+            f"step {event.step}: a batch without supervised tokens was passed over "
+            f"({event.skipped} so far)"
+        )
+    return None
+
+
+def figures(event: Stepped) -> str:
+    """A step's figures in a few words."""
+    speed = f"{event.tokens_per_second.real:,.0f} tokens/s"
+    mfu = "" if event.mfu is None else f"  MFU {event.mfu:.1%}"
+    return f"loss {event.loss:.4f}  {speed}{mfu}"
+
+
+class View(ABC):
+    """What both views share: a context manager and observer.
+
+    Args:
+        fraction: share of the budget that is spent.
+        steps: how many there will be, where that is known.
+        clock: seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        fraction: Callable[[], float],
+        steps: int | None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._fraction, self._steps, self._clock = fraction, steps, clock
+        self._first: tuple[float, float] | None = None  # time and fraction when step 1 was over
+
+    def __call__(self, event: Event) -> None:
+        """Show an event."""
+        if isinstance(event, Stepped):
+            self._step(event, self._fraction())
+        elif text := describe(event):
+            self.say(text)
+
+    @abstractmethod
+    def say(self, text: str) -> None:
+        """Print a line without disturbing what is shown."""
+
+    @abstractmethod
+    def _step(self, event: Stepped, fraction: float) -> None: ...
+
+    def _title(self, event: Stepped) -> str:
+        return f"step {event.step}" + (f"/{self._steps}" if self._steps else "")
+
+    def _left(self, fraction: float) -> str:
+        now = self._clock()
+        if self._first is None:
+            self._first = (now, fraction)
+        began, share = self._first
+        if fraction <= share:
+            return "-:--"
+        return duration((now - began) / (fraction - share) * (1.0 - fraction))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        return None
+
+
+class LineView(View):
+    """The first step, then a line every ten seconds; for pipes and log files."""
+
+    def __init__(
+        self,
+        fraction: Callable[[], float],
+        steps: int | None,
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        super().__init__(fraction, steps, clock)
+        self._say, self._told = say, -QUIET
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        self._say(text)
+
+    def _step(self, event: Stepped, fraction: float) -> None:
+        left = self._left(fraction)
+        now = self._clock()
+        if event.step in (1, self._steps) or now - self._told >= QUIET:
+            self._told = now
+            self._say(f"{self._title(event)}  {figures(event)}  {left} left")
+
+
+class BarView(View):
+    """One bar that stays at the bottom while lines go by above it."""
+
+    def __init__(
+        self,
+        fraction: Callable[[], float],
+        steps: int | None,
+        console: Console,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        super().__init__(fraction, steps, clock)
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[figures]}  {task.fields[left]} left", markup=False),
+            console=console,
+            refresh_per_second=4,
+        )
+        self._task = self._bar.add_task("step 0", total=1.0, figures="", left="-:--")
+
+    def say(self, text: str) -> None:
+        """Print a line above the bar."""
+        self._bar.console.print(text, markup=False, highlight=False)
+
+    def _step(self, event: Stepped, fraction: float) -> None:
+        self._bar.update(
+            self._task,
+            completed=fraction,
+            description=self._title(event),
+            figures=figures(event),
+            left=self._left(fraction),
+        )
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+
+def view(fraction: Callable[[], float], steps: int | None, say: Callable[[str], None]) -> View:
+    """A bar where stderr is a terminal, lines through ``say`` elsewhere."""
+    console = Console(stderr=True)
+    if console.is_terminal:
+        return BarView(fraction, steps, console)
+    return LineView(fraction, steps, say)
