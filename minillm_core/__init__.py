@@ -10,27 +10,89 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from minillm_core.errors import BackendError as BackendError
-    from minillm_core.errors import ConfigError as ConfigError
-    from minillm_core.errors import DataError as DataError
-    from minillm_core.errors import MinillmError as MinillmError
-    from minillm_core.errors import PlanError as PlanError
-    from minillm_core.errors import PluginError as PluginError
-    from minillm_core.errors import Refusal as Refusal
-    from minillm_core.plugins.api import HOOK_API as HOOK_API
+    from minillm_core.errors import (
+        BackendError,
+        ConfigError,
+        DataError,
+        MinillmError,
+        PlanError,
+        PluginError,
+        Refusal,
+    )
+    from minillm_core.nn.attention import Call, Layout
+    from minillm_core.nn.geometry import Geometry
+    from minillm_core.nn.init import Constant, Init, Normal, Uniform, ones, zeros
+    from minillm_core.nn.linear import Linear
+    from minillm_core.nn.module import Module
+    from minillm_core.nn.param import Buffer, Param, State
+    from minillm_core.nn.residual import Learned
+    from minillm_core.ops.contract import LossForm, Rotary, SigmoidCap, TanhCap
+    from minillm_core.ops.select import Candidate, Request
+    from minillm_core.optim.schedules import cosine, piecewise, scheduled, stages
+    from minillm_core.optim.stage import Rule, stage
+    from minillm_core.plugins.api import HOOK_API
+    from minillm_core.plugins.layers import Layers
+    from minillm_core.plugins.options import option
+    from minillm_core.plugins.plugin import Plugin
+    from minillm_core.train.events import (
+        Ended,
+        Evaluated,
+        Event,
+        Saved,
+        Started,
+        Stepped,
+        Throughput,
+    )
 
     __version__: str
 
 __all__ = [
     "HOOK_API",
     "BackendError",
+    "Buffer",
+    "Call",
+    "Candidate",
     "ConfigError",
+    "Constant",
     "DataError",
+    "Ended",
+    "Evaluated",
+    "Event",
+    "Geometry",
+    "Init",
+    "Layers",
+    "Layout",
+    "Learned",
+    "Linear",
+    "LossForm",
     "MinillmError",
+    "Module",
+    "Normal",
+    "Param",
     "PlanError",
+    "Plugin",
     "PluginError",
     "Refusal",
+    "Request",
+    "Rotary",
+    "Rule",
+    "Saved",
+    "SigmoidCap",
+    "Started",
+    "State",
+    "Stepped",
+    "TanhCap",
+    "Throughput",
+    "Uniform",
     "__version__",
+    "cosine",
+    "ones",
+    "option",
+    "piecewise",
+    "scheduled",
+    "stage",
+    "stages",
+    "zeros",
 ]
 
 _HOME = {
@@ -43,7 +105,30 @@ _HOME = {
         "PluginError",
         "Refusal",
     ),
+    "minillm_core.nn.attention": ("Call", "Layout"),
+    "minillm_core.nn.geometry": ("Geometry",),
+    "minillm_core.nn.init": ("Constant", "Init", "Normal", "Uniform", "ones", "zeros"),
+    "minillm_core.nn.linear": ("Linear",),
+    "minillm_core.nn.module": ("Module",),
+    "minillm_core.nn.param": ("Buffer", "Param", "State"),
+    "minillm_core.nn.residual": ("Learned",),
+    "minillm_core.ops.contract": ("LossForm", "Rotary", "SigmoidCap", "TanhCap"),
+    "minillm_core.ops.select": ("Candidate", "Request"),
+    "minillm_core.optim.schedules": ("cosine", "piecewise", "scheduled", "stages"),
+    "minillm_core.optim.stage": ("Rule", "stage"),
     "minillm_core.plugins.api": ("HOOK_API",),
+    "minillm_core.plugins.layers": ("Layers",),
+    "minillm_core.plugins.options": ("option",),
+    "minillm_core.plugins.plugin": ("Plugin",),
+    "minillm_core.train.events": (
+        "Ended",
+        "Evaluated",
+        "Event",
+        "Saved",
+        "Started",
+        "Stepped",
+        "Throughput",
+    ),
 }
 """Where each public name lives: a module -> its names."""
 

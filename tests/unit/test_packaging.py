@@ -82,6 +82,12 @@ def test_distributions_are_described_alike(repository: Path) -> None:
         assert str(ours.specifier) == f">={core['version']}"
 
 
+def test_no_folder_is_a_package_by_accident(repository: Path) -> None:
+    for folder in projects(repository):
+        homes = {path.parent for path in package_of(folder).rglob("*.py")}
+        assert not [home for home in homes if not (home / "__init__.py").exists()]
+
+
 def test_packages_carry_floors_only(repository: Path) -> None:
     for project in projects(repository).values():
         for requirement in requirements(project).values():
