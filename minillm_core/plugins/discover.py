@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email.parser
+import os
 import re
 import sys
 from collections import Counter
@@ -102,17 +103,28 @@ def find_module(module: str) -> ModuleSpec | None:
     path: list[str] | None = None
     spec: ModuleSpec | None = None
     parts = module.split(".")
-    for depth in range(len(parts)):
-        name = ".".join(parts[: depth + 1])
-        finders = [finder.find_spec for finder in sys.meta_path if hasattr(finder, "find_spec")]
-        spec = next(filter(None, (find(name, path) for find in finders)), None)
+    for depth in range(1, len(parts) + 1):
+        if depth > 1 and path is None:
+            return None
+        spec = _find_part(".".join(parts[:depth]), path)
         if spec is None:
             return None
-        if depth + 1 < len(parts):
-            if spec.submodule_search_locations is None:
-                return None
-            path = list(spec.submodule_search_locations)
+        locations = spec.submodule_search_locations
+        path = None if locations is None else list(locations)
     return spec
+
+
+def _find_part(name: str, path: list[str] | None) -> ModuleSpec | None:
+    for finder in sys.meta_path:
+        try:
+            spec = finder.find_spec(name, path)
+        except KeyError:  # a namespace inside a namespace looks for its parent in sys.modules
+            spec = ModuleSpec(name, None, is_package=True)
+            inner = [os.path.join(part, name.rpartition(".")[2]) for part in path or []]
+            spec.submodule_search_locations = [part for part in inner if os.path.isdir(part)]
+        if spec is not None:
+            return spec
+    return None
 
 
 def _read(point: EntryPoint) -> PluginEntry:
