@@ -1,0 +1,48 @@
+"""Text to batches: what a run reads, in an order that can be repeated and resumed.
+
+    corpus = open_corpus(config.data, vocab, seq_len, cache=cache, say=print)
+    with Loader(corpus.train, rows=8, accumulate=1, seq_len=256, seed=config.data.seed) as loader:
+        for step in loader:                        # StepBatch, without end
+            step.micro, step.supervised            # int32 (rows, T) arrays; labels >= 0 in all
+            step.cursor                            # JSON; Loader(..., cursor=) goes on from here
+    validation_batches(corpus.val, rows=8, seq_len=256, tokens=65_536, seed=config.data.seed)
+
+    sources, reading, formats, shards   files: which ones, how they are opened, what they mean
+    tokenizer                           byte-level BPE, trained here or loaded
+    tokenise, store, split, corpus      files to ids in the cache, to a training and a held-out part
+    documents, shuffle, packing         ids to an endless stream in seeded order, to rows
+    batch, loader, validation           what training and evaluation are fed with
+
+The order of the documents depends on data.seed and the epoch alone. Everything that is wrong with
+the data is a :class:`~minillm_core.errors.DataError`, raised before the first batch.
+"""
+
+from __future__ import annotations
+
+from minillm_core.data.batch import Batch, OnBatch
+from minillm_core.data.corpus import Corpus, open_corpus, open_documents
+from minillm_core.data.documents import Documents
+from minillm_core.data.loader import Loader, StepBatch
+from minillm_core.data.shards import write_shard
+from minillm_core.data.shuffle import RULE, Cursor
+from minillm_core.data.tokenizer import END_OF_TEXT, Tokenizer, bytes_per_token
+from minillm_core.data.validation import ValidationBatches, validation_batches
+
+__all__ = [
+    "END_OF_TEXT",
+    "RULE",
+    "Batch",
+    "Corpus",
+    "Cursor",
+    "Documents",
+    "Loader",
+    "OnBatch",
+    "StepBatch",
+    "Tokenizer",
+    "ValidationBatches",
+    "bytes_per_token",
+    "open_corpus",
+    "open_documents",
+    "validation_batches",
+    "write_shard",
+]

@@ -1,0 +1,211 @@
+"""What a source file means: text, JSON lines, token shards.
+
+A reader yields documents: a ``str``, or an int array of ids that skips the tokenizer. Everything
+it cannot read is a DataError with file, line and byte.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from io import BufferedIOBase
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minillm_core.data.reading import Reading, opened
+from minillm_core.errors import DataError
+
+__all__ = ["FORMATS", "JSONL", "MAX_LINE_BYTES", "SHARD", "TEXT", "Document", "Format"]
+
+Document = str | np.ndarray
+Reader = Callable[[Path, str, Reading], Iterator[Document]]
+
+MAX_LINE_BYTES = 16 << 20
+"""A longer line of JSON is refused before it fills the memory."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """A kind of file.
+
+    Attributes:
+        name: as people say it.
+        suffixes: of the files that are taken from a folder.
+        read: path, packing and reading to documents; None where files are mapped instead.
+    """
+
+    name: str
+    suffixes: tuple[str, ...]
+    read: Reader | None
+
+
+def read_text(path: Path, packing: str, reading: Reading) -> Iterator[str]:
+    """One document: the whole file, without a byte order mark, line ends as they are."""
+    with opened(path, packing, reading) as file:
+        data = file.read()
+    mark = len(codecs.BOM_UTF8) if data.startswith(codecs.BOM_UTF8) else 0
+    try:
+        text = str(memoryview(data)[mark:], "utf-8")
+    except UnicodeDecodeError as error:
+        byte = mark + error.start
+        line = data.count(b"\n", 0, byte) + 1
+        where = f"{path}, line {line}, byte {byte}"
+        raise _not_utf8(data, error, where + _unpacked(packing)) from error
+    if text:
+        yield text
+    else:
+        reading.notes["empty documents"] += 1
+
+
+def read_jsonl(path: Path, packing: str, reading: Reading) -> Iterator[Document]:
+    """One document a line: {"text": str} or {"ids": [int, ...]}; other keys are left alone."""
+    with opened(path, packing, reading) as file:
+        for line, number, start in _lines(file, path, packing):
+            if not line.strip():
+                reading.notes["blank lines"] += 1
+                continue
+            place = _Place(path, packing, number, start)
+            record = _record(line, place)
+            document = _document(record, place, reading)
+            if len(document):
+                yield document
+            else:
+                reading.notes["empty documents"] += 1
+
+
+_TEXT_SUFFIXES = (
+    *(".txt", ".text", ".md", ".markdown", ".rst", ".tex", ".html"),
+    *(".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".cu", ".m", ".rs", ".go", ".java", ".kt"),
+    *(".js", ".ts", ".css", ".sh", ".sql", ".r", ".jl", ".lua", ".rb", ".swift"),
+)
+TEXT = Format("text", _TEXT_SUFFIXES, read_text)
+JSONL = Format("JSON lines", (".jsonl", ".ndjson"), read_jsonl)
+SHARD = Format("token shard", (".bin",), None)
+
+FORMATS: dict[str, Format] = {
+    suffix: format for format in (TEXT, JSONL, SHARD) for suffix in format.suffixes
+}
+"""Suffix -> format; any other suffix is skipped in a folder, and text where it is named."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A line, for messages."""
+
+    path: Path
+    packing: str
+    line: int  # from 1
+    start: int  # byte in the unpacked file
+
+    def error(self, what: str, fix: str, byte: int = 0) -> DataError:
+        where = f"{self.path}, line {self.line}, byte {self.start + byte}{_unpacked(self.packing)}"
+        return DataError(what, where=where, fix=fix)
+
+
+def _lines(file: BufferedIOBase, path: Path, packing: str) -> Iterator[tuple[bytes, int, int]]:
+    """Lines with their number from 1 and the byte they start at; only LF ends a line."""
+    number, start = 0, 0
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        number += 1
+        if len(line) > MAX_LINE_BYTES:
+            raise _Place(path, packing, number, start).error(
+                f"a line longer than {MAX_LINE_BYTES >> 20} MiB",
+                "one JSON object a line; split the document, or give it as a text file",
+            )
+        yield line, number, start
+        start += len(line)
+
+
+def _record(line: bytes, place: _Place) -> dict[str, Any]:
+    fix = 'one JSON object a line, like {"text": "..."} or {"ids": [1, 2, 3]}'
+    try:
+        record = _DECODER.decode(text := line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        where = place.error("", "", error.start).where or ""
+        raise _not_utf8(line, error, where) from error
+    except json.JSONDecodeError as error:
+        byte = len(text[: error.pos].encode("utf-8", "surrogatepass"))
+        raise place.error(f"not a line of JSON: {error.msg}", fix, byte) from error
+    except (ValueError, RecursionError) as error:
+        # Refused by our own checks, an integer of thousands of digits, or nested too deeply.
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise place.error(f"not a line of JSON: {reason.split(';')[0]}", fix) from error
+    if not isinstance(record, dict):
+        raise place.error(f"{_kind(record)} where a JSON object is needed", fix)
+    return record
+
+
+def _document(record: dict[str, Any], place: _Place, reading: Reading) -> Document:
+    if "ids" in record:
+        return _ids(record, place, reading)
+    if "text" not in record:
+        chat = " (chat)" if "messages" in record or "conversations" in record else ""
+        raise place.error(
+            f'an object{chat} with neither "text" nor "ids"', 'name the document\'s key "text"'
+        )
+    text = record["text"]
+    if not isinstance(text, str):
+        raise place.error(f'"text" is {_kind(text)}, not a string', "quote it, or drop the line")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise place.error(
+            f'"text" holds a lone surrogate, U+{ord(text[error.start]):04X}, at its character '
+            f"{error.start}",
+            "write the character whole, or drop it",
+        ) from error
+    return text
+
+
+def _ids(record: dict[str, Any], place: _Place, reading: Reading) -> np.ndarray:
+    ids = record["ids"]
+    if not isinstance(ids, list) or not all(type(i) is int for i in ids):
+        raise place.error('"ids" is not a list of integers', 'like {"ids": [1, 2, 3]}')
+    if ids and not (min(ids) >= 0 and max(ids) < reading.vocab):
+        index = next(n for n, i in enumerate(ids) if not 0 <= i < reading.vocab)
+        value = str(ids[index])
+        raise place.error(
+            f"id {value if len(value) < 24 else value[:20] + '...'} at index {index} is outside "
+            f"0 <= id < model.vocab={reading.vocab}",
+            "use the tokenizer that the ids were made with, and a model.vocab that holds it",
+        )
+    if "labels" in record:
+        reading.notes['lines whose "labels" are not used'] += 1
+    return np.array(ids, np.uint32)
+
+
+def _not_utf8(data: bytes, error: UnicodeDecodeError, where: str) -> DataError:
+    wide = data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    what = f"not UTF-8: byte 0x{error.object[error.start]:02x}, {error.reason}"
+    if wide:
+        return DataError(what + " (it looks like UTF-16)", where=where, fix="save it as UTF-8")
+    return DataError(what, where=where, fix="save it as UTF-8, or take the file away")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice[:40]!r} is there twice")
+    return record
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
+
+
+def _kind(value: Any) -> str:
+    kinds = {type(None): "null", bool: "a boolean", list: "a list", dict: "an object"}
+    return kinds.get(type(value), "a string" if isinstance(value, str) else "a number")
+
+
+def _unpacked(packing: str) -> str:
+    return " of the unpacked file" if packing else ""

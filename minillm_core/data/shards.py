@@ -1,0 +1,127 @@
+r"""Token shards of llm.c and modded-nanogpt: mapped, checked, written.
+
+A header of 256 little-endian int32, [0] = 20240520, [1] = version, [2] = tokens, the rest 0, then
+the tokens: version 1 in two bytes each (vocabularies up to 65,536), version 2 in four.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+import numpy as np
+
+from minillm_core.errors import DataError
+
+__all__ = ["check_ids", "map_shard", "starts", "write_shard"]
+
+MAGIC = 20240520
+HEADER_BYTES = 256 * 4
+_DTYPES = {1: np.dtype("<u2"), 2: np.dtype("<u4")}
+_CHUNK = 1 << 24
+
+
+def map_shard(path: Path) -> np.ndarray:
+    """A shard's tokens, mapped read-only: uint16 or uint32 (tokens,).
+
+    Raises:
+        DataError: it cannot be read, is no shard, is of another version, empty or cut short.
+    """
+    fix = "write it again with minillm_core.data.write_shard, or take it away"
+    try:
+        with path.open("rb") as file:
+            head = file.read(HEADER_BYTES)
+            size = os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise DataError(
+            f"the shard cannot be read: {error.strerror}", where=str(path), fix="check the path"
+        ) from error
+    if len(head) < HEADER_BYTES:
+        raise DataError(
+            f"not a token shard: {size} bytes, less than its header's {HEADER_BYTES}",
+            where=f"{path}, byte 0",
+            fix=fix,
+        )
+    magic, version, tokens = np.frombuffer(head, "<i4")[:3].tolist()
+    if magic != MAGIC:
+        raise DataError(
+            f"not a token shard: it begins with {magic}, not {MAGIC}",
+            where=f"{path}, byte 0",
+            fix=fix,
+        )
+    if version not in _DTYPES:
+        raise DataError(
+            f"token shard of version {version}; versions {', '.join(map(str, _DTYPES))} are read",
+            where=f"{path}, byte 4",
+            fix=fix,
+        )
+    dtype = _DTYPES[version]
+    expected = HEADER_BYTES + tokens * dtype.itemsize
+    if tokens < 1 or size != expected:
+        state = "cut short" if size < expected else "wrong"
+        raise DataError(
+            f"the shard is {state}: its header says {tokens} tokens, {max(expected, 0)} bytes in "
+            f"all, and it has {size}",
+            where=f"{path}, byte {min(size, expected) if tokens > 0 else 8}",
+            fix=fix,
+        )
+    return np.asarray(np.memmap(path, dtype, "r", HEADER_BYTES, (tokens,)))
+
+
+def check_ids(ids: np.ndarray, vocab: int, path: Path) -> None:
+    """Look at every id of a shard once.
+
+    Raises:
+        DataError: one is not in 0 <= id < vocab; names the shard, the token and its byte.
+    """
+    for first in range(0, len(ids), _CHUNK):
+        chunk = ids[first : first + _CHUNK]
+        if int(chunk.max()) >= vocab:
+            index = first + int(np.argmax(chunk >= vocab))
+            raise DataError(
+                f"id {int(ids[index])} is outside 0 <= id < model.vocab={vocab}",
+                where=f"{path}, token {index}, byte {HEADER_BYTES + index * ids.itemsize}",
+                fix="use the tokenizer that the shard was made with, and a model.vocab that holds "
+                "it",
+            )
+
+
+def starts(ids: np.ndarray, end_of_text: int) -> np.ndarray:
+    """int64: where documents begin: at 0, if only in the middle of one, and at each end of text."""
+    found = [
+        first + np.flatnonzero(ids[first : first + _CHUNK] == end_of_text)
+        for first in range(0, len(ids), _CHUNK)
+    ]
+    return np.unique(np.concatenate([np.zeros(1, np.int64), *found]))
+
+
+def write_shard(path: Path, ids: np.ndarray, vocab: int) -> None:
+    """Write one shard; readers see all of it or nothing.
+
+    Args:
+        path: of the shard, by custom ``*.bin``.
+        ids: int (tokens,), documents beginning with the end-of-text id.
+        vocab: entries of the tokenizer; up to 65,536 make a version 1 shard.
+
+    Raises:
+        ValueError: no ids, more than a header can count, or an id outside 0 <= id < vocab.
+        OSError: the shard cannot be written.
+    """
+    ids = np.asarray(ids)
+    if not 0 < len(ids) < 2**31:
+        raise ValueError(f"a shard of {len(ids)} tokens; it holds 1 to 2**31 - 1")
+    if int(ids.min()) < 0 or int(ids.max()) >= vocab:
+        raise ValueError(f"an id outside 0 <= id < {vocab}")
+    version = 1 if vocab <= 65_536 else 2
+    header = np.zeros(256, "<i4")
+    header[:3] = MAGIC, version, len(ids)
+    temporary = path.with_name(f"{path.name}.tmp-{secrets.token_hex(4)}")
+    try:
+        with temporary.open("xb") as file:
+            file.write(header.tobytes())
+            file.write(ids.astype(_DTYPES[version]).tobytes())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,202 @@
+"""Which files the data are: found, sorted, and named by their content.
+
+A folder is read recursively, its files in the order of their relative paths; hidden files and
+folders and files of other suffixes are left out, and counted aloud. A file that is named itself is
+read whatever its suffix: as text, where the suffix says nothing else. Without any path, the data
+are the sources of the running Python's standard library, without its tests.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sysconfig
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+
+from minillm_core.data.digest import Digest
+from minillm_core.data.formats import FORMATS, SHARD, TEXT, Format
+from minillm_core.data.reading import PACKINGS
+from minillm_core.errors import DataError
+
+__all__ = ["Source", "find"]
+
+_FOREIGN = {".zst", ".bz2", ".zip", ".7z", ".tar", ".tgz", ".parquet", ".arrow", ".pdf", ".docx"}
+_NOT_LIBRARY = {
+    "test",
+    "tests",
+    "idle_test",
+    "site-packages",
+    "dist-packages",
+    "__pycache__",
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file.
+
+    Attributes:
+        path: of the file.
+        format: how it is read.
+        packing: ".gz", ".xz" or nothing.
+        size: bytes on disk.
+        modified: its time stamp, in nanoseconds.
+    """
+
+    path: Path
+    format: Format
+    packing: str
+    size: int
+    modified: int
+
+    @cached_property
+    def digest(self) -> str:
+        """Of the file's bytes and of how they are read; neither its name nor its time is in it.
+
+        Raises:
+            DataError: it cannot be read.
+        """
+        content = Digest().update(f"{self.format.name}{self.packing}\n")
+        try:
+            with self.path.open("rb") as file:
+                while chunk := file.read(1 << 22):
+                    content.update(chunk)
+        except OSError as error:
+            raise _unreadable(self.path, error) from error
+        return content.hex()
+
+    def check_unchanged(self) -> None:
+        """Compare size and time with what they were when the file was found.
+
+        Raises:
+            DataError: they differ: what was read may be half of the one and half of the other.
+        """
+        now = _regular(self.path)
+        if (now.st_size, now.st_mtime_ns) != (self.size, self.modified):
+            raise DataError(
+                "the file changed while it was read",
+                where=str(self.path),
+                fix="start again when nothing writes to it",
+            )
+
+
+def find(paths: Sequence[str], say: Callable[[str], None]) -> list[Source]:
+    """The files behind ``paths``, in the order given, folders sorted; none for the library.
+
+    Args:
+        paths: files or folders.
+        say: told what a folder holds that is not read.
+
+    Raises:
+        DataError: a path does not exist, is no file or folder, or a folder holds no data.
+    """
+    if not paths:
+        return _library()
+    return [source for path in paths for source in _expand(Path(path).expanduser(), say)]
+
+
+def _expand(path: Path, say: Callable[[str], None]) -> list[Source]:
+    if not path.is_dir():
+        return [_named(path)]
+    found, skipped = [], Counter[str]()
+    for file in _walk(path, lambda name: name.startswith(".")):
+        format, packing = _kind(file)
+        if format is None or file.name.startswith("."):
+            skipped["hidden" if file.name.startswith(".") else file.suffix or "no suffix"] += 1
+        else:
+            found.append(_source(file, format, packing))
+    if not found:
+        raise DataError(
+            "the folder holds no text" + (f", only {_listed(skipped)}" if skipped else ""),
+            where=str(path),
+            fix=f"it needs files like {', '.join(list(FORMATS)[:6])}, .jsonl or token shards "
+            "(.bin), also under .gz or .xz; a file of another suffix can be named itself",
+        )
+    if skipped:
+        say(f"{path}: {len(found)} files are read, {sum(skipped.values())} are not: "
+            f"{_listed(skipped)}")  # fmt: skip
+    return found
+
+
+def _named(path: Path) -> Source:
+    format, packing = _kind(path)
+    if path.suffix.lower() in _FOREIGN:
+        raise DataError(
+            f"{path.suffix} files are not read",
+            where=str(path),
+            fix="unpack or convert it to text or JSON lines, plain or under .gz or .xz",
+        )
+    return _source(path, format or TEXT, packing)
+
+
+def _library() -> list[Source]:
+    root = Path(sysconfig.get_path("stdlib"))
+    files = [f for f in _walk(root, _NOT_LIBRARY.__contains__) if f.suffix == ".py"]
+    if not files:
+        raise DataError(
+            "this Python comes without the sources of its standard library",
+            where=str(root),
+            fix="name text to train on: --data PATH",
+        )
+    return [_source(file, TEXT, "") for file in files]
+
+
+def _walk(root: Path, left_out: Callable[[str], bool]) -> Iterator[Path]:
+    """Files below a folder, sorted by their relative paths; links to folders are not followed."""
+
+    def refuse(error: OSError) -> None:
+        raise _unreadable(Path(error.filename), error) from error
+
+    found = []
+    for folder, folders, files in os.walk(root, onerror=refuse):
+        folders[:] = [name for name in folders if not left_out(name)]
+        found += [Path(folder, name) for name in files]
+    return iter(sorted(found, key=lambda path: path.relative_to(root).parts))
+
+
+def _kind(path: Path) -> tuple[Format | None, str]:
+    packing = path.suffix.lower() if path.suffix.lower() in PACKINGS else ""
+    inner = path.with_suffix("") if packing else path
+    format = FORMATS.get(inner.suffix.lower())
+    if packing and format is SHARD:
+        return None, packing  # shards are mapped, so they cannot be packed
+    return format, packing
+
+
+def _source(path: Path, format: Format, packing: str) -> Source:
+    found = _regular(path)
+    return Source(path, format, packing, found.st_size, found.st_mtime_ns)
+
+
+def _regular(path: Path) -> os.stat_result:
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if not stat.S_ISREG(found.st_mode):
+        raise DataError(
+            "neither a file nor a folder",
+            where=str(path),
+            fix="write a pipe's or device's content into a file first: it is read more than once",
+        )
+    return found
+
+
+def _unreadable(path: Path, error: OSError) -> DataError:
+    missing = isinstance(error, FileNotFoundError)
+    return DataError(
+        "there is no such file or folder" if missing else f"cannot be read: {error.strerror}",
+        where=str(path),
+        fix="check the path" if missing else "check its permissions",
+    )
+
+
+def _listed(skipped: Counter[str]) -> str:
+    names = [f"{count} {name}" for name, count in skipped.most_common(4)]
+    rest = len(skipped) - len(names)
+    return ", ".join(names) + (f" and {rest} other suffixes" if rest else "")

@@ -1,0 +1,202 @@
+"""Text to ids and back: a wrapper around ``tokenizers`` that takes all text as text.
+
+The end-of-text id marks where a document begins and nothing else: ``<|endoftext|>`` written out in
+a document is encoded as the thirteen characters that it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from minillm_core.errors import DataError
+
+__all__ = ["END_OF_TEXT", "Tokenizer", "bytes_per_token"]
+
+END_OF_TEXT = "<|endoftext|>"
+
+_PART = 1 << 16  # characters encoded at once; larger texts are cut for speed and memory
+# Where every tokenizer of the kind below has a boundary between two of its words: \S and \s of
+# Python and of the regular expressions inside ``tokenizers`` agree on these.
+_CUT = re.compile(r"\S(?=[ \n])")
+
+
+class Tokenizer:
+    """A tokenizer with an end-of-text id; make one with :meth:`train` or :meth:`load`."""
+
+    def __init__(self, native: tokenizers.Tokenizer) -> None:
+        native.encode_special_tokens = True  # encode them as text: never match them
+        self._native = native
+        self.size: int = max(native.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        end_of_text = native.token_to_id(END_OF_TEXT)
+        if end_of_text is None:
+            raise ValueError(f"no {END_OF_TEXT}")
+        self.end_of_text: int = end_of_text
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocab: int) -> Tokenizer:
+        """A byte-level BPE of at most ``vocab`` entries, the end-of-text id being 0.
+
+        The same texts give the same tokenizer. Little text gives fewer entries: a pair of tokens
+        becomes an entry when it is met twice.
+
+        Raises:
+            DataError: vocab has no room for the 256 bytes and the end-of-text id.
+        """
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        if vocab < len(alphabet) + 1:
+            raise DataError(
+                f"a byte-level tokenizer has at least {len(alphabet) + 1} entries",
+                where=f"model.vocab={vocab}",
+                fix=f"set model.vocab to {len(alphabet) + 1} or more, better 4096",
+            )
+        native = tokenizers.Tokenizer(models.BPE())
+        native.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore
+        native.decoder = decoders.ByteLevel()  # type: ignore
+        trainer = trainers.BpeTrainer(  # type: ignore
+            vocab_size=vocab,
+            min_frequency=2,
+            special_tokens=[END_OF_TEXT],
+            initial_alphabet=sorted(alphabet),
+            show_progress=False,
+        )
+        native.train_from_iterator(texts, trainer)
+        return cls(native)
+
+    @classmethod
+    def load(cls, path: Path, vocab: int) -> Tokenizer:
+        """Read a tokenizer.json.
+
+        Args:
+            path: of the file.
+            vocab: rows of the embedding; the tokenizer may have fewer entries, not more.
+
+        Raises:
+            DataError: it cannot be read, is too large, has no special token <|endoftext|>, or
+                drops a part of its merges at random.
+        """
+        try:
+            native = tokenizers.Tokenizer.from_str(path.read_text("utf-8"))
+        except Exception as error:  # tokenizers raises Exception itself
+            raise DataError(
+                f"the tokenizer cannot be read: {error}",
+                where=str(path),
+                fix="give a tokenizer.json as the tokenizers library writes it",
+            ) from error
+        native.no_truncation()
+        native.no_padding()
+        special = {t.content for t in native.get_added_tokens_decoder().values() if t.special}
+        if END_OF_TEXT not in special:
+            raise DataError(
+                f"the tokenizer has no special token {END_OF_TEXT}",
+                where=f"{path}: added_tokens",
+                fix=f"add {END_OF_TEXT} to it as a special token",
+            )
+        if getattr(native.model, "dropout", None):
+            raise DataError(
+                "the tokenizer drops merges at random, so that no run could be repeated",
+                where=f"{path}: model.dropout",
+                fix="set model.dropout to null",
+            )
+        tokenizer = cls(native)
+        if tokenizer.size > vocab:
+            raise DataError(
+                f"the tokenizer has {tokenizer.size} entries, more than model.vocab={vocab}",
+                where=str(path),
+                fix=f"set model.vocab={tokenizer.size} or more, or use a smaller tokenizer",
+            )
+        return tokenizer
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The ids of each text, int32 (tokens,), without end-of-text ids; on all cores.
+
+        Args:
+            texts: without lone surrogates.
+        """
+        parts = [list(self._parts(text)) for text in texts]
+        flat = [part for group in parts for part in group]
+        encoded = iter(self._native.encode_batch_fast(flat, add_special_tokens=False))
+        ids = []
+        for group in parts:
+            arrays = [np.array(next(encoded).ids, np.int32) for _ in group]
+            ids.append(arrays[0] if len(arrays) == 1 else np.concatenate(arrays))
+        return ids
+
+    def decode(self, ids: Iterable[int], *, specials: bool = False) -> str:
+        """The text of some ids; bytes that are no UTF-8 become U+FFFD, unused ids nothing.
+
+        Args:
+            ids: each >= 0.
+            specials: write special tokens out too.
+        """
+        return self._native.decode([int(i) for i in ids], skip_special_tokens=not specials)
+
+    def save(self, path: Path) -> None:
+        """Write a tokenizer.json; readers see all of it or nothing."""
+        temporary = path.with_name(f"{path.name}.tmp-{secrets.token_hex(4)}")
+        try:
+            temporary.write_text(self._native.to_str(pretty=True), "utf-8")
+            temporary.replace(path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 of everything that decides how it encodes."""
+        return hashlib.sha256(self._native.to_str().encode("utf-8")).hexdigest()
+
+    @cached_property
+    def _data(self) -> dict[str, Any]:
+        return json.loads(self._native.to_str())
+
+    @cached_property
+    def _cuts(self) -> bool:
+        """True where a long text may be cut before a space without changing its ids."""
+        plain = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
+        words = self._data["pre_tokenizer"] or {}
+        return self._data["normalizer"] is None and plain.items() <= words.items()
+
+    def _parts(self, text: str) -> Iterator[str]:
+        start = 0
+        while self._cuts and len(text) - start > _PART:
+            cut = _CUT.search(text, start + _PART)
+            if cut is None:
+                break
+            yield text[start : cut.end()]
+            start = cut.end()
+        yield text[start:]
+
+
+def bytes_per_token(tokenizer: Tokenizer, vocab: int | None = None) -> np.ndarray:
+    """UTF-8 bytes that each id stands for: int32 (vocab,), 0 for special and unused ids.
+
+    Args:
+        tokenizer: byte-level, or of the SentencePiece kind.
+        vocab: rows of the embedding; default: the tokenizer's size.
+    """
+    native = tokenizer._native
+    byte_level = '"ByteLevel"' in json.dumps(
+        [tokenizer._data["pre_tokenizer"], tokenizer._data["decoder"]]
+    )
+    lengths = np.zeros(max(vocab or 0, tokenizer.size), np.int32)
+    for token, index in native.get_vocab(with_added_tokens=False).items():
+        if byte_level:  # one character stands for one byte
+            lengths[index] = len(token)
+        elif re.fullmatch(r"<0x[0-9A-F]{2}>", token):
+            lengths[index] = 1
+        else:
+            lengths[index] = len(token.replace("\u2581", " ").encode("utf-8"))
+    for index, token in native.get_added_tokens_decoder().items():
+        lengths[index] = 0 if token.special else len(token.content.encode("utf-8"))
+    return lengths[: vocab or tokenizer.size]
