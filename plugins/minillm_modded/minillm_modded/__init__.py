@@ -1,1 +1,1 @@
-"""Techniques of the modded-nanogpt speed records, as plugins of minillm."""
+"""The tricks of modded-nanogpt, one file each."""

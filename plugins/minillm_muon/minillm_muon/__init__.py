@@ -1,1 +1,1 @@
-"""The Muon optimizer, as a plugin of minillm."""
+"""Muon and what extends it."""

@@ -1,0 +1,143 @@
+"""Causal self-attention with every slot of it: read top to bottom, a tensor's way through.
+
+    q, k, v = x Wq, x Wk, x Wv
+    q, k    = attn.qk nodes before the rotation (project < norm), rotate, after it (shift)
+    v       = v + attn.v terms
+    y       = leave(attention(enter(q, k, v)))          attn.layout, attn.window, attn.scale
+    y       = attn.out nodes (correct < project_out < gate)
+    out     = y Wo
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from minillm_core.nn.geometry import Geometry
+from minillm_core.nn.init import Init, Normal
+from minillm_core.nn.linear import Linear, products
+from minillm_core.nn.module import Module
+from minillm_core.nn.node import Node, Scope
+from minillm_core.nn.rope import Rope, RopeSpec
+from minillm_core.nn.value import Setting
+
+__all__ = ["Attention", "AttentionSpec", "Call", "Layout"]
+
+
+class Call(NamedTuple):
+    """What the kernel is called with; a layout turns one into another."""
+
+    q: Any  # (B, T, H, D)
+    k: Any  # (B, T, K, D)
+    v: Any  # (B, T, K, D)
+    positions: Any = None  # None: 0, 1, 2 ...; int32 (T,) or (B, T)
+    window: Any = None  # how many keys a query sees; None: all before it
+    documents: Any = None  # int32 (B, T): only equal ids attend; None: all
+    scale: Any = None  # of the logits; None: D^-1/2
+
+
+class Layout(Module):
+    """Base of what may claim ``attn.layout``: another arrangement of heads and positions.
+
+    ``rope = "after"``: the core rotates what ``enter`` returned, at its positions, and ``shift``
+    is closed on that layer. ``stretch``: positions of the entered sequence for one of the row.
+    """
+
+    rope = "before"
+    stretch = 1
+
+    def enter(self, call: Call) -> Call:
+        """The call to make instead."""
+        raise NotImplementedError
+
+    def leave(self, y: Any) -> Any:
+        """The entered call's y, back as (B, T, H, D)."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """One layer's attention, resolved."""
+
+    rope: RopeSpec
+    before_rope: tuple[Node, ...] = ()
+    after_rope: tuple[Node, ...] = ()
+    v: tuple[Node, ...] = ()
+    layout: Node | None = None
+    window: Setting | None = None
+    scale: Setting | None = None
+    out: tuple[Node, ...] = ()
+    output_init: Init = field(default=Normal(0.02))
+
+    def nodes(self) -> tuple[Node, ...]:
+        """Every node of the layer, in the order of the computation."""
+        positions = (self.rope.positions,) if self.rope.positions else ()
+        layout = (self.layout,) if self.layout else ()
+        return (*self.before_rope, *positions, *self.after_rope, *self.v, *layout, *self.out)
+
+
+class Attention(Module):
+    """x (B, T, C) -> (B, T, C)."""
+
+    def __init__(self, geometry: Geometry, spec: AttentionSpec) -> None:
+        super().__init__()
+        heads, kv_heads, head_dim = geometry.heads, geometry.kv_heads, geometry.head_dim
+        self.head_dim = head_dim
+        q_axes, kv_axes, o_axes = ("heads", "dim"), ("kv_heads", "dim"), ("dim", "heads")
+        self.q = Linear(geometry.dim, heads * head_dim, role="attention.q", axes=q_axes)
+        self.k = Linear(geometry.dim, kv_heads * head_dim, role="attention.k", axes=kv_axes)
+        self.v = Linear(geometry.dim, kv_heads * head_dim, role="attention.v", axes=kv_axes)
+        self.o = Linear(
+            heads * head_dim,
+            geometry.dim,
+            role="attention.o",
+            axes=o_axes,
+            init=spec.output_init,
+        )
+        self.qk = {node.name: node.make(geometry) for node in spec.before_rope}
+        self.shift = {node.name: node.make(geometry) for node in spec.after_rope}
+        self.v_terms = {node.name: node.make(geometry) for node in spec.v}
+        self.layout = spec.layout.make(geometry) if spec.layout else None
+        self.positions = spec.rope.positions.make(geometry) if spec.rope.positions else None
+        self.out = {node.name: node.make(geometry) for node in spec.out}
+        self.window, self.scale = spec.window, spec.scale
+        self.rope_after = self.layout is not None and self.layout.rope == "after"
+        stretch = 1 if self.layout is None else self.layout.stretch
+        self.rope = Rope(geometry, spec.rope, geometry.positions * stretch)
+
+    def forward(self, x: Any, scope: Scope) -> Any:
+        """x (B, T, C) -> (B, T, C); ``scope`` holds what the nodes read besides."""
+        ops, (B, T, _) = self.ops, x.shape
+        q, k, v = (
+            ops.reshape(y, (B, T, -1, self.head_dim)) for y in products(x, self.q, self.k, self.v)
+        )
+        for node in self.qk.values():
+            q, k = scope.apply(node, {"q": q, "k": k, "x": x})
+        positions = None if self.positions is None else scope.apply(self.positions, {"x": x})
+        if not self.rope_after:
+            q, k = ops.rotate(q, k, self.rope(positions))
+        for node in self.shift.values():
+            q, k = scope.apply(node, {"q": q, "k": k, "x": x})
+        added = [scope.apply(node, {"v": v, "x": x}) for node in self.v_terms.values()]
+        for term in added:  # each computed from the value before the sum
+            v = v + term
+
+        window = None if self.window is None else self.window.of(scope.reads)
+        scale = None if self.scale is None else self.scale.of(scope.reads)
+        y = self.attend(Call(q, k, v, positions, window, None, scale), scope)  # (B, T, H, D)
+
+        for node in self.out.values():
+            y = scope.apply(node, {"y": y, "q": q, "k": k, "v": v, "x": x})
+        return self.o(ops.reshape(y, (B, T, -1)))
+
+    def attend(self, call: Call, scope: Scope) -> Any:
+        """The kernel, inside its layout: (B, T, H, D) -> (B, T, H, D)."""
+        if self.layout is not None:
+            call = scope.receive(self.layout, self.layout.enter(call))
+        q, k = call.q, call.k
+        if self.rope_after:
+            q, k = self.ops.rotate(q, k, self.rope(call.positions))
+        y = self.ops.attention(
+            q, k, call.v, scale=call.scale, window=call.window, documents=call.documents
+        )
+        return y if self.layout is None else self.layout.leave(y)

@@ -1,0 +1,252 @@
+"""The decoder: tokens in, loss out. Llama-shaped when no plugin has claimed anything.
+
+    x       = embedding[ids], model.embed nodes (mix < norm); x0 = x
+    streams = model.streams nodes, each once a micro-batch
+    x       = blocks, with the reads that each declares
+    x       = site "final", last norm
+    loss    = linear_cross_entropy(x, head) + terms
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from minillm_core.nn.block import Block, BlockSpec, Nothing, norm_of
+from minillm_core.nn.geometry import Geometry
+from minillm_core.nn.init import Normal
+from minillm_core.nn.linear import Linear
+from minillm_core.nn.loss import LossSpec, shifted
+from minillm_core.nn.module import Module, named_modules
+from minillm_core.nn.node import Node, Scope
+from minillm_core.nn.param import Param
+from minillm_core.nn.residual import Site, SiteSpec
+
+__all__ = ["Decoder", "DecoderSpec", "Embedding", "Loss", "decoder"]
+
+
+@dataclass(frozen=True)
+class DecoderSpec:
+    """The whole model, resolved: what :func:`decoder` builds on any framework."""
+
+    geometry: Geometry
+    tied: bool
+    embed: tuple[Node, ...]
+    streams: tuple[Node, ...]  # in an order in which each finds what it reads
+    blocks: tuple[BlockSpec, ...]
+    final: SiteSpec | None
+    final_norm: Node | Nothing | None
+    loss: LossSpec
+    linears: tuple[tuple[str, Node], ...] = ()  # leaf -> what replaces its product
+
+
+class Loss(NamedTuple):
+    """What a micro-batch gives; ``objective`` is the only differentiable one."""
+
+    objective: Any  # 0-d float32, scaled
+    sums: Any  # float32 (1 + targets,): nats, main target first, unweighted
+    count: Any  # 0-d float32: supervised positions of the main target
+    terms: dict[str, Any]  # key -> 0-d float32, unweighted
+    statistics: dict[str, Any]  # path.name -> array, without gradient
+
+
+class Embedding(Module):
+    """ids int32 (B, T) -> (B, T, C)."""
+
+    leaf = "embedding"
+
+    def __init__(self, geometry: Geometry) -> None:
+        super().__init__()
+        self.weight = Param(
+            (geometry.vocab, geometry.dim),
+            axes=("vocab", "dim"),
+            init=Normal(0.02),
+            role="embedding.token",
+        )
+
+    def forward(self, ids: Any) -> Any:
+        """ids int32 (B, T) -> (B, T, C)."""
+        return self.ops.embedding(ids, self.weight)
+
+
+class Decoder(Module):
+    """batch, values -> Loss."""
+
+    def __init__(self, spec: DecoderSpec) -> None:
+        super().__init__()
+        g = spec.geometry
+        self.embedding = Embedding(g)
+        self.embed = {node.name: node.make(g) for node in spec.embed}
+        self.streams = {node.name: node.make(g) for node in spec.streams}
+        self.layers = [
+            Block(layer_geometry(g, index), block) for index, block in enumerate(spec.blocks)
+        ]
+        self.site_final = Site(g, spec.final) if spec.final else None
+        self.norm = norm_of(g, spec.final_norm)
+        self.head = None if spec.tied else head_of(g)
+        self.terms_nodes = {
+            term.key: term.node.make(g) for term in spec.loss.terms if term.node is not None
+        }
+        self.loss = spec.loss
+        self.checkpointing = False  # a choice of the binding
+
+    def forward(self, batch: dict[str, Any], values: dict[str, Any]) -> Loss:
+        """The training loss of one micro-batch.
+
+        Args:
+            batch: ids, labels (B, T) int32, and the fields that nodes read.
+            values: schedule values, 0-d float32, and ``normaliser``: loss scale / supervised tokens
+                of the whole step.
+        """
+        ops = self.ops
+        hidden, scope, statistics = self.hidden(batch, values)
+        B, T, C = hidden.shape
+        targets, weights = [batch["labels"]], [batch.get("weights")]
+        for target in self.loss.targets:
+            if target.field is not None:
+                targets.append(batch[target.field])
+            else:
+                targets.append(shifted(ops, batch["labels"], target.offset))
+            weights.append(target.weight.of(values))
+        total, sums, count = ops.linear_cross_entropy(
+            ops.reshape(hidden, (B * T, C)),
+            self.head_weight(),
+            stacked(ops, targets, B * T),
+            target_weights(ops, weights, B * T),
+            self.loss.form,
+        )
+        objective = total * values["normaliser"]
+        share = count * values["normaliser"]  # of the step's supervised tokens, times loss scale
+        terms = {}
+        for term in self.loss.terms:
+            if term.node is not None:
+                value = scope.apply(self.terms_nodes[term.key], {"x": hidden})
+            else:
+                value = sum(scope.emitted[name] for name in self.term_sources[term.key])
+            value = ops.astype(value, "float32")
+            terms[term.key] = ops.stop_gradient(value)
+            objective = objective + value * ops.like(term.weight.of(values), value) * share
+        return Loss(objective, sums, count, terms, statistics)
+
+    def evaluate(self, batch: dict[str, Any], values: dict[str, Any]) -> tuple[Any, Any]:
+        """(nats, predictions) of the main target: what validation reports, both 0-d float32."""
+        hidden, _, _ = self.hidden(batch, values)
+        B, T, C = hidden.shape
+        _, sums, count = self.ops.linear_cross_entropy(
+            self.ops.reshape(hidden, (B * T, C)),
+            self.head_weight(),
+            self.ops.reshape(batch["labels"], (1, B * T)),
+            None,
+            self.loss.form,
+        )
+        return sums[0], count
+
+    def logits(self, batch: dict[str, Any], values: dict[str, Any], at: Any) -> Any:
+        """float32 (B, V): the logits at position ``at`` (0-d int32) of each row."""
+        hidden, _, _ = self.hidden(batch, values)
+        row = self.ops.take(hidden, at, 1)  # (B, C)
+        return self.ops.logits(row, self.head_weight(), self.loss.form)
+
+    def hidden(
+        self, batch: dict[str, Any], values: dict[str, Any]
+    ) -> tuple[Any, Scope, dict[str, Any]]:
+        """(B, T, C) after the last norm, the scope behind the blocks, and the statistics."""
+        scope = Scope({**batch, **values})
+        x = self.embedding(batch["ids"])
+        for node in self.embed.values():
+            x = scope.apply(node, {"x": x})
+        scope.reads["x0"] = x
+        for name, node in self.streams.items():
+            scope.reads[name] = scope.apply(node, {})
+        statistics: dict[str, Any] = {}
+        for block in self.layers:
+            reads = [scope.reads[name] for name in block.reads]
+            if self.checkpointing:
+                x, *rest = self.framework.checkpoint(block, x, *reads)
+            else:
+                x, *rest = block(x, *reads)
+            names = (*block.tap_names, *block.term_names, *block.statistic_names)
+            for name, value in zip(names, rest, strict=True):
+                if name in block.tap_names:
+                    scope.reads[name] = value
+                elif name in block.term_names:
+                    scope.emitted[name] = value
+                else:  # last, and here alone: MLX corrupts gradients under an earlier stop
+                    statistics[name] = self.ops.stop_gradient(value)
+        if self.site_final is not None:
+            x = self.site_final(x, None, scope)
+        for name in self.statistic_names:
+            statistics[name] = self.ops.stop_gradient(scope.emitted[name])
+        return (x if self.norm is None else self.norm(x)), scope, statistics
+
+    def head_weight(self) -> Any:
+        """(V, C): the head, or the embedding that it is tied to."""
+        return self.embedding.weight if self.head is None else self.head.weight
+
+
+def decoder(spec: DecoderSpec) -> Any:
+    """The model on the current framework, every module knowing its path and its claims."""
+    model: Any = Decoder(spec)
+    modules = dict(named_modules(model))
+    for path, module in modules.items():
+        module.path = path
+    for leaf, node in spec.linears:
+        product: Any = node.make(spec.geometry)
+        product.path = f"{leaf}.product"
+        modules[leaf].product = product
+    for index, block in enumerate(model.layers):
+        below = [m for path, m in modules.items() if path.startswith(f"layers.{index}.")]
+        block.tap_names = tuple(f"layers.{index}.{tap}" for tap in block.taps)
+        block.term_names = emissions(below, "terms")
+        block.statistic_names = emissions(below, "statistics")
+    outside = [m for path, m in modules.items() if not path.startswith("layers.")]
+    model.statistic_names = emissions(outside, "statistics")
+    model.term_sources = {
+        term.key: tuple(
+            sorted(
+                f"{m.path}.{term.emitted}"
+                for m in modules.values()
+                if getattr(m, "owner", None) == term.owner and term.emitted in m.terms
+            )
+        )
+        for term in spec.loss.terms
+    }
+    return model
+
+
+def emissions(modules: list[Any], kind: str) -> tuple[str, ...]:
+    """path.name of every term or statistic that ``modules`` emit, sorted."""
+    return tuple(sorted(f"{m.path}.{name}" for m in modules for name in getattr(m, kind)))
+
+
+def layer_geometry(geometry: Geometry, layer: int) -> Geometry:
+    """The same sizes, at a layer."""
+    return replace(geometry, layer=layer)
+
+
+def head_of(geometry: Geometry) -> Linear:
+    """The untied head, (V, C)."""
+    return Linear(geometry.dim, geometry.vocab, role="head", axes=("vocab", "dim"))
+
+
+def stacked(ops: Any, targets: list[Any], count: int) -> Any:
+    """K targets (B, T) -> (K, N) int32."""
+    if len(targets) == 1:
+        return ops.reshape(targets[0], (1, count))
+    return ops.stack([ops.reshape(target, (count,)) for target in targets], 0)
+
+
+def target_weights(ops: Any, weights: list[Any], count: int) -> Any:
+    """Per target None, a number, a 0-d array or a field (B, T) -> None, or float32 (K,) or (K, N)."""
+    if all(weight is None for weight in weights):
+        return None
+    fields = any(len(getattr(weight, "shape", ())) == 2 for weight in weights)
+    if not fields:
+        return ops.stack([ops.scalar(1.0 if w is None else w) for w in weights], 0)
+    rows = []
+    for weight in weights:
+        if len(getattr(weight, "shape", ())) == 2:
+            rows.append(ops.reshape(weight, (count,)))
+        else:
+            rows.append(ops.broadcast_to(ops.scalar(1.0 if weight is None else weight), (count,)))
+    return ops.stack(rows, 0)

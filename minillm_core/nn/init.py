@@ -1,0 +1,92 @@
+"""Initial values: data in the plan, drawn on the host in float32, each parameter from a stream of its own.
+
+The stream is keyed by the run's seed and the parameter's name, so that adding a plugin changes no
+other parameter's value, and every backend starts from the same bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from minillm_core.nn.reference import call_reference
+
+__all__ = ["Constant", "Init", "Normal", "Referenced", "Uniform", "generator", "ones", "zeros"]
+
+
+@dataclass(frozen=True)
+class Init:
+    """Base of all initialisers: ``draw`` fills an array, ``data`` says how as JSON."""
+
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """float32 array of ``shape``."""
+        raise NotImplementedError
+
+    def data(self) -> dict[str, Any]:
+        """The initialiser as JSON: its name and its numbers."""
+        return {"init": type(self).__name__.lower(), **asdict(self)}
+
+
+@dataclass(frozen=True)
+class Normal(Init):
+    """Gaussian with mean zero."""
+
+    std: float
+
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """float32 array of ``shape``."""
+        return rng.standard_normal(shape, dtype=np.float32) * np.float32(self.std)
+
+
+@dataclass(frozen=True)
+class Uniform(Init):
+    """Uniform on [-bound, bound)."""
+
+    bound: float
+
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """float32 array of ``shape``."""
+        return (rng.random(shape, dtype=np.float32) * 2 - 1) * np.float32(self.bound)
+
+
+@dataclass(frozen=True)
+class Constant(Init):
+    """One value everywhere."""
+
+    value: float
+
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """float32 array of ``shape``."""
+        return np.full(shape, self.value, np.float32)
+
+
+@dataclass(frozen=True)
+class Referenced(Init):
+    """A plugin's function ``f(rng, shape, **arguments) -> float32 array``, by reference."""
+
+    reference: str
+    arguments: tuple[tuple[str, Any], ...] = ()
+
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """float32 array of ``shape``.
+
+        Raises:
+            ValueError: the function returned another shape.
+        """
+        value = np.asarray(call_reference(self.reference, rng, shape, **dict(self.arguments)))
+        if value.shape != shape:
+            raise ValueError(f"{self.reference} returned shape {value.shape}, not {shape}")
+        return value.astype(np.float32)
+
+
+zeros = Constant(0.0)
+ones = Constant(1.0)
+
+
+def generator(seed: int, name: str) -> np.random.Generator:
+    """The stream that belongs to ``name`` in a run with ``seed``."""
+    key = hashlib.sha256(f"{seed}/{name}".encode()).digest()[:16]
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))

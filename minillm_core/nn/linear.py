@@ -1,0 +1,62 @@
+"""The leaf through which every product with a matrix parameter goes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minillm_core.nn.init import Init, Normal
+from minillm_core.nn.module import Module
+from minillm_core.nn.param import Param
+
+__all__ = ["Linear", "products"]
+
+
+class Linear(Module):
+    """x (..., C) -> x @ weight.T (..., O), on the framework's own linear class.
+
+    ``product`` is a plugin's claim on this leaf (FP8, LoRA): ``product(x, weight) -> (..., O)``.
+    ``joint`` is set by a backend on the first of several leaves that read the same input: one
+    buffer of which their weights are row blocks, so that :func:`products` is one product.
+    """
+
+    leaf = "linear"
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        role: str,
+        axes: tuple[str, str] = ("out", "in"),
+        init: Init = Normal(0.02),  # noqa: B008  (frozen)
+        lr_mul: float = 1.0,
+        wd_mul: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.weight = Param(
+            (out_features, in_features),
+            axes=axes,
+            init=init,
+            role=role,
+            lr_mul=lr_mul,
+            wd_mul=wd_mul,
+        )
+        self.product = None
+        self.joint = None
+
+    def forward(self, x: Any) -> Any:
+        """x (..., C) -> (..., O)."""
+        if self.product is None:
+            return self.ops.linear(x, self.weight)
+        self.framework.witness(f"node:{self.product.path}")
+        return self.product(x, self.weight)
+
+
+def products(x: Any, *leaves: Linear) -> list[Any]:
+    """``[leaf(x) for leaf in leaves]``: x (..., C) -> (..., O) each; one product where joined."""
+    first = leaves[0]
+    if first.joint is None:
+        return [leaf(x) for leaf in leaves]
+    widths = [leaf.out_features for leaf in leaves]
+    return first.ops.split(first.ops.linear(x, first.joint), widths, -1)

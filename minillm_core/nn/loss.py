@@ -1,0 +1,55 @@
+"""What the loss is made of: a main target, further targets, further terms. Logits never leave the op."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from minillm_core.nn.node import Node
+from minillm_core.nn.value import Setting
+from minillm_core.ops.contract import LossForm
+
+__all__ = ["LossSpec", "Target", "Term", "shifted"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A further thing to predict from each position, train only."""
+
+    key: str
+    owner: str
+    weight: Setting
+    offset: int | None = None  # n: the token n ahead (1 is the main target)
+    field: str | None = None  # or a batch field, int32 (B, T), -1 where there is none
+
+
+@dataclass(frozen=True)
+class Term:
+    """A further scalar, train only: a mean over its micro-batch, reported apart."""
+
+    key: str
+    owner: str
+    weight: Setting
+    node: Node | None = None  # computed after the last norm ...
+    emitted: str | None = None  # ... or emitted by nodes of this plugin under this name, summed
+
+
+@dataclass(frozen=True)
+class LossSpec:
+    """The loss, resolved."""
+
+    form: LossForm = field(default_factory=LossForm)
+    form_owner: str = "core"
+    targets: tuple[Target, ...] = ()  # sorted by key
+    terms: tuple[Term, ...] = ()  # sorted by key
+
+
+def shifted(ops: Any, labels: Any, offset: int) -> Any:
+    """labels (B, T) int32 -> the labels ``offset`` - 1 further on, -1 past the row's end."""
+    if offset == 1:
+        return labels
+    steps = offset - 1
+    if steps >= labels.shape[1]:
+        return ops.full_like(labels, -1)
+    tail = ops.full_like(labels[:, :steps], -1)
+    return ops.concat([labels[:, steps:], tail], 1)

@@ -1,0 +1,118 @@
+"""The neutral module: written once against ``self.ops``, materialised as a real module of a framework.
+
+Inside ``materialising(framework)`` a class instantiates as a subclass of itself *and* of the
+framework's own module class; outside it, as an outline that only knows its declarations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, ClassVar, Protocol
+
+from minillm_core.nn.param import Declaration
+
+__all__ = ["Framework", "Module", "declared", "materialising", "named_modules", "record"]
+
+
+class Framework(Protocol):
+    """What makes neutral classes real."""
+
+    ops: Any
+
+    def native(self, cls: type[Module]) -> type:
+        """The class to instantiate for the neutral ``cls``."""
+        ...
+
+    def checkpoint(self, block: Callable[..., Any], *arguments: Any) -> Any:
+        """``block(*arguments)``, recomputed in the backward pass."""
+        ...
+
+    def witness(self, key: str) -> None:
+        """Note, while tracing or in eager, that ``key`` takes part; costs a compiled step nothing."""
+        ...
+
+
+_current: ContextVar[Framework | None] = ContextVar("framework", default=None)
+
+
+@contextmanager
+def materialising(framework: Framework) -> Iterator[None]:
+    """Make every Module that is constructed inside native to ``framework``."""
+    token = _current.set(framework)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+class Module:
+    """Base of everything that computes.
+
+    Subclasses declare in ``__init__`` (Param, Buffer, State, other modules, plain values) and
+    compute in ``forward`` with ``self.ops`` alone. Plain values are frozen once materialised:
+    a compiled step has them baked in.
+    """
+
+    ops: Any
+    framework: ClassVar[Framework | None] = None
+    leaf: ClassVar[str | None] = None  # the framework's own class to stand on, by a backend's name
+
+    terms: ClassVar[tuple[str, ...]] = ()
+    """Named scalars that ``forward`` returns after its result, for the loss."""
+    statistics: ClassVar[dict[str, str]] = {}
+    """Named arrays that ``forward`` returns last -> their reduction over micro-batches and ranks
+    (sum, mean, max); they carry no gradient and are what :meth:`next_state` is given."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Module:
+        """An instance of the current framework's subclass of this class."""
+        if cls.framework is None:
+            from minillm_core.nn.outline import OUTLINE
+
+            cls = (_current.get() or OUTLINE).native(cls)
+        return super().__new__(cls)
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def forward(self, *args: Any) -> Any:
+        """Compute; arguments are bound by their names while planning."""
+        raise NotImplementedError(f"{type(self).__name__}.forward")
+
+    def next_state(self, **statistics: Any) -> dict[str, Any]:
+        """New values of this module's State attributes, from the step's reduced statistics."""
+        raise NotImplementedError(f"{type(self).__name__} declares statistics but no next_state")
+
+
+def record(module: Any, name: str, value: Any) -> None:
+    """Note what an attribute declares or contains: every framework's base calls this first."""
+    notes = module.__dict__
+    declarations = notes.setdefault("_declared", {})
+    children = notes.setdefault("_children", {})
+    if isinstance(value, Declaration):
+        value.claim(name)
+        declarations[name] = value
+    elif isinstance(value, Module):
+        children[name] = value
+    elif isinstance(value, (list, tuple)):
+        children.update((f"{name}.{i}", v) for i, v in enumerate(value) if isinstance(v, Module))
+    elif isinstance(value, dict):
+        children.update((f"{name}.{k}", v) for k, v in value.items() if isinstance(v, Module))
+
+
+def named_modules(module: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """(path, module) of everything below, this one first, on any framework."""
+    yield path, module
+    for name, child in module.__dict__.get("_children", {}).items():
+        yield from named_modules(child, f"{path}.{name}" if path else name)
+
+
+def declared(
+    module: Any, kind: type[Declaration] = Declaration
+) -> Iterator[tuple[str, Any, str, Any]]:
+    """(name, owning module, attribute, declaration) of everything of ``kind`` below."""
+    for path, owner in named_modules(module):
+        for attribute, declaration in owner.__dict__.get("_declared", {}).items():
+            if isinstance(declaration, kind):
+                yield (f"{path}.{attribute}" if path else attribute), owner, attribute, declaration

@@ -1,0 +1,130 @@
+"""Nodes: planned modules, and how their arguments find them.
+
+A node's ``forward`` names its arguments; each is bound while planning to one of the slot's own names
+(q, k, x ...) or to something the model has at hand (a batch field, stream, tap or schedule value).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from minillm_core.nn.geometry import Geometry
+from minillm_core.nn.module import Module
+from minillm_core.nn.reference import json_arguments, reference_of, resolve
+
+__all__ = ["Node", "Scope", "call_names", "node_of"]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A module that a plugin put into a slot, as data."""
+
+    name: str  # the child's name: the plugin's, or plugin.suffix
+    owner: str
+    reference: str  # module:class
+    arguments: tuple[tuple[str, Any], ...] = ()
+    reads: tuple[str, ...] = ()  # forward's arguments, in order
+    external: tuple[str, ...] = ()  # those of them that are not the slot's own
+    cls: type | None = field(default=None, compare=False, repr=False)
+
+    def make(self, geometry: Geometry) -> Module:
+        """The node as a module of the current framework."""
+        cls = self.cls or resolve(self.reference)
+        arguments = dict(self.arguments)
+        if "geometry" in inspect.signature(cls.__init__).parameters:
+            arguments["geometry"] = geometry
+        module = cls(**arguments)
+        module.reads, module.owner, module.node = self.reads, self.owner, self.name
+        return module
+
+    def data(self) -> dict[str, Any]:
+        """The node as JSON."""
+        return {
+            "name": self.name,
+            "owner": self.owner,
+            "reference": self.reference,
+            "arguments": dict(self.arguments),
+            "reads": list(self.reads),
+        }
+
+
+def call_names(function: Any) -> tuple[str, ...]:
+    """The argument names of a method, ``self`` apart.
+
+    Raises:
+        ValueError: ``*args`` or ``**kwargs``: nothing can be bound to those.
+    """
+    names = []
+    for parameter in list(inspect.signature(function).parameters.values())[1:]:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise ValueError(
+                f"{function.__qualname__} takes *{parameter.name}: arguments are bound by name, "
+                "list each one"
+            )
+        names.append(parameter.name)
+    return tuple(names)
+
+
+def node_of(
+    owner: str,
+    cls: type,
+    arguments: Mapping[str, Any],
+    *,
+    own: Collection[str],
+    name: str | None = None,
+    call: str = "forward",
+) -> Node:
+    """Make the Node of a plugin's class for a slot that gives the names ``own``.
+
+    Raises:
+        ValueError: not a Module class, arguments its constructor does not take or lacks, a
+            ``forward`` that cannot be bound.
+    """
+    if not (isinstance(cls, type) and issubclass(cls, Module)):
+        raise ValueError(f"{cls!r} is not a class derived from minillm_core.Module")
+    parameters = dict(list(inspect.signature(cls.__init__).parameters.items())[1:])
+    for key in arguments:
+        if key not in parameters:
+            takes = ", ".join(parameters) or "none"
+            raise ValueError(f"{cls.__name__} takes no argument '{key}' (it takes {takes})")
+    for key, parameter in parameters.items():
+        required = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
+        if required and key not in arguments and key != "geometry":
+            raise ValueError(f"{cls.__name__} needs the argument '{key}'")
+    reads = call_names(getattr(cls, call))
+    return Node(
+        name=name or owner,
+        owner=owner,
+        reference=reference_of(cls),
+        arguments=json_arguments(arguments),
+        reads=reads,
+        external=tuple(sorted(set(reads) - set(own))),
+        cls=cls,
+    )
+
+
+class Scope:
+    """What the nodes of one call may read, and what they emit. Local to a call: blocks stay pure."""
+
+    def __init__(self, reads: dict[str, Any]) -> None:
+        self.reads = reads
+        self.emitted: dict[str, Any] = {}
+
+    def apply(self, node: Any, own: dict[str, Any]) -> Any:
+        """``node.forward`` with its arguments by name; terms and statistics are set aside."""
+        names = own | self.reads
+        return self.receive(node, node(*[names[name] for name in node.reads]))
+
+    def receive(self, node: Any, result: Any) -> Any:
+        """Note that ``node`` took part, and split what it emits from its result."""
+        node.framework.witness(f"node:{node.path}")
+        emits = (*node.terms, *node.statistics)
+        if not emits:
+            return result
+        result, *extra = result
+        for name, value in zip(emits, extra, strict=True):
+            self.emitted[f"{node.path}.{name}"] = value
+        return result

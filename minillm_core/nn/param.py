@@ -1,0 +1,73 @@
+"""What a module declares: parameters, constants, and arrays that the step itself writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from minillm_core.nn.init import Init, Normal
+
+__all__ = ["Buffer", "Declaration", "Param", "State"]
+
+
+class Declaration:
+    """Base of the three; belongs to the one attribute that it is first assigned to."""
+
+    shape: tuple[int, ...]
+    owned: bool = False
+
+    def claim(self, attribute: str) -> None:
+        """Note that ``attribute`` owns this declaration.
+
+        Raises:
+            ValueError: another attribute already does. A tie is one owner and an argument
+                elsewhere; two owners would be split in silence by one of the frameworks.
+        """
+        if self.owned:
+            raise ValueError(
+                f"'{attribute}' is given a {type(self).__name__} that already has an owner: "
+                "keep one owner, and pass the array to the others as an argument"
+            )
+        self.owned = True
+
+
+class Param(Declaration):
+    """A trained array.
+
+    Args:
+        shape: its shape; matrices are (out, in).
+        axes: logical names of the axes (``heads``, ``dim``, ``vocab``, ``hidden``), for sharding.
+        init: how it starts.
+        role: a path that optimizers and exports choose by: attention.q, .k, .v, .o, mlp.gate,
+            mlp.up, mlp.down, embedding.token, embedding.bigram, head, norm, gate, scalar.
+        lr_mul: factor on the learning rate.
+        wd_mul: factor on the weight decay.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        *,
+        axes: tuple[str, ...] = (),
+        init: Init = Normal(0.02),  # noqa: B008  (frozen)
+        role: str,
+        lr_mul: float = 1.0,
+        wd_mul: float = 1.0,
+    ) -> None:
+        self.shape, self.axes, self.init, self.role = tuple(shape), axes, init, role
+        self.lr_mul, self.wd_mul = lr_mul, wd_mul
+
+
+class Buffer(Declaration):
+    """A constant array, made by ``fn() -> array of shape`` on the host; never trained nor saved."""
+
+    def __init__(self, shape: tuple[int, ...], fn: Callable[[], np.ndarray]) -> None:
+        self.shape, self.fn = tuple(shape), fn
+
+
+class State(Declaration):
+    """An array without a gradient that the update writes once a step (a router's bias, an amax)."""
+
+    def __init__(self, shape: tuple[int, ...], init: Init) -> None:
+        self.shape, self.init = tuple(shape), init

@@ -1,0 +1,65 @@
+"""References: a class or function named as ``module:qualname``, so that a plan is data.
+
+Hooks hand in references and JSON arguments, never closures: a plan can then be hashed, printed,
+diffed and rebuilt.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["call_reference", "json_arguments", "reference_of", "resolve"]
+
+
+def reference_of(target: Any) -> str:
+    """``module:qualname`` of a class or function.
+
+    Raises:
+        ValueError: a lambda, a local function or an instance: nothing that can be found again.
+    """
+    module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
+    if not module or not name or "<" in name:
+        raise ValueError(
+            f"{target!r} cannot be referred to: hand in a class or function of a module "
+            "(no lambda, no closure, no instance)"
+        )
+    return f"{module}:{name}"
+
+
+def resolve(reference: str) -> Any:
+    """The object that ``reference`` names; its module is imported if need be."""
+    module, _, name = reference.partition(":")
+    target: Any = importlib.import_module(module)
+    for part in name.split("."):
+        target = getattr(target, part)
+    return target
+
+
+def call_reference(reference: str, *positional: Any, **named: Any) -> Any:
+    """Call the function that ``reference`` names."""
+    return resolve(reference)(*positional, **named)
+
+
+def json_arguments(arguments: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """Arguments as sorted pairs, lists as tuples, so that they can be hashed.
+
+    Raises:
+        ValueError: a value that is not JSON.
+    """
+    for key, value in arguments.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"argument {key}={value!r} is not JSON: a plan holds data") from error
+    return tuple(sorted((key, _hashable(value)) for key, value in arguments.items()))
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return tuple(_hashable(item) for item in value)
+    if isinstance(value, Mapping):
+        return tuple(sorted((key, _hashable(item)) for key, item in value.items()))
+    return value

@@ -1,0 +1,39 @@
+"""AdamW (arXiv:1711.05101) as stages: moments with bias correction, decoupled decay, write.
+
+Decay is added to the update and both are scaled by the learning rate at the end:
+p <- p - lr (m^ / (sqrt(v^) + eps) + wd p).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+__all__ = ["adam", "decay", "write"]
+
+
+def adam(
+    ops: Any, update: Any, param: Any, state: dict[str, Any], *, beta1: float, beta2: float,
+    epsilon: float,
+) -> tuple[Any, dict[str, Any]]:
+    """Gradient (N, *shape) -> m^ / (sqrt(v^) + eps), moments in float32."""
+    steps = state["steps"] + 1.0  # (N, 1, ...)
+    m = state["m"] * beta1 + update * (1 - beta1)
+    v = state["v"] * beta2 + ops.square(update) * (1 - beta2)
+    m_hat = m / (1 - ops.exp(steps * math.log(beta1)) if beta1 else 1.0)
+    v_hat = v / (1 - ops.exp(steps * math.log(beta2)) if beta2 else 1.0)
+    return m_hat / (ops.sqrt(v_hat) + epsilon), {"m": m, "v": v, "steps": steps}
+
+
+def decay(
+    ops: Any, update: Any, param: Any, state: dict[str, Any], *, weight_decay: float, wd_mul: Any
+) -> tuple[Any, dict[str, Any]]:
+    """Decoupled weight decay, added to the update."""
+    return update + param * (weight_decay * wd_mul), state
+
+
+def write(
+    ops: Any, update: Any, param: Any, state: dict[str, Any], *, lr: Any, lr_mul: Any
+) -> tuple[Any, dict[str, Any]]:
+    """The new parameter."""
+    return param - update * (lr * lr_mul), state

@@ -1,0 +1,79 @@
+"""Groups: parameters that one rule updates together, same-shaped where matrices must be stacked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from minillm_core.optim.stage import Rule, Stage
+
+__all__ = ["Group", "Member", "groups_of"]
+
+
+@dataclass(frozen=True)
+class Member:
+    """One parameter in a group."""
+
+    name: str
+    shape: tuple[int, ...]
+    lr_mul: float
+    wd_mul: float
+    overrides: tuple[tuple[str, Any], ...] = ()  # stage argument -> number, of this parameter alone
+
+
+@dataclass(frozen=True)
+class Group:
+    """A stack (N, *shape) of members under one rule."""
+
+    rule: Rule  # with the members' overrides in its arguments
+    members: tuple[Member, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one member."""
+        return self.members[0].shape
+
+    def state_shapes(self) -> dict[str, dict[str, tuple[int, ...]]]:
+        """anchor -> entry -> (N, ...) of the stack."""
+        n = len(self.members)
+        shapes = {
+            anchor: {entry: (n, *s) for entry, s in stage.shapes(self.shape).items()}
+            for anchor, _, stage in self.rule.stages
+        }
+        return {anchor: entries for anchor, entries in shapes.items() if entries}
+
+    def data(self) -> dict[str, Any]:
+        """As JSON."""
+        members = [
+            {"name": m.name, "lr_mul": m.lr_mul, "wd_mul": m.wd_mul, "overrides": dict(m.overrides)}
+            for m in self.members
+        ]
+        return {"rule": self.rule.name, "shape": list(self.shape), "members": members}
+
+
+def groups_of(assigned: Mapping[str, tuple[Rule, Member]]) -> tuple[Group, ...]:
+    """Parameter -> (rule, member) as groups, in the order of the parameters' names."""
+    buckets: dict[Any, list[tuple[Rule, Member]]] = {}
+    for name in sorted(assigned):
+        rule, member = assigned[name]
+        alone = () if rule.stacked else (name,)
+        key = (rule.name, member.shape, member.overrides, alone)
+        buckets.setdefault(key, []).append((rule, member))
+    groups = []
+    for entries in buckets.values():
+        rule, first = entries[0]
+        overridden = replace(
+            rule,
+            stages=tuple(
+                (anchor, owner, _override(stage, dict(first.overrides)))
+                for anchor, owner, stage in rule.stages
+            ),
+        )
+        groups.append(Group(overridden, tuple(member for _, member in entries)))
+    return tuple(groups)
+
+
+def _override(stage: Stage, overrides: Mapping[str, Any]) -> Stage:
+    arguments = tuple((k, overrides.get(k, v)) for k, v in stage.arguments)
+    return replace(stage, arguments=arguments)

@@ -1,0 +1,169 @@
+"""Schedules are values: wherever a number stands, one of these may stand.
+
+Knots are fractions of the run. *Dynamic* values become 0-d float32 inputs of the compiled step;
+*staged* values (windows, shapes) are finite and listed, each with a compiled callable of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+__all__ = [
+    "SHAPES",
+    "Cosine",
+    "Piecewise",
+    "Schedule",
+    "Scheduled",
+    "Stages",
+    "TrainSchedule",
+    "cosine",
+    "piecewise",
+    "scheduled",
+    "stages",
+]
+
+
+@dataclass(frozen=True)
+class TrainSchedule:
+    """The run's own warm-up and decay, as a factor of a peak."""
+
+    shape: str  # a key of SHAPES
+    warmup: float  # fraction of the run
+
+    def factor(self, progress: float) -> float:
+        """The factor at ``progress`` in (0, 1]."""
+        if progress < self.warmup:
+            return progress / self.warmup
+        rest = 1.0 - self.warmup
+        return SHAPES[self.shape]((progress - self.warmup) / rest if rest else 1.0)
+
+
+def _cosine(x: float) -> float:
+    """1 to 0.1 along half a cosine."""
+    return 0.1 + 0.45 * (1 + math.cos(math.pi * min(x, 1.0)))
+
+
+def _wsd(x: float) -> float:
+    """1, and over the last fifth linearly to 0 (warm-up, stable, decay: arXiv:2404.06395)."""
+    return min(1.0, (1.0 - x) / 0.2)
+
+
+def _constant(x: float) -> float:
+    return 1.0
+
+
+SHAPES: Mapping[str, Callable[[float], float]] = {
+    "constant": _constant,
+    "cosine": _cosine,
+    "wsd": _wsd,
+}
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Base of all schedule values."""
+
+    def at(self, progress: float, run: TrainSchedule) -> float:
+        """The number at ``progress`` in (0, 1]."""
+        raise NotImplementedError
+
+    def data(self) -> dict[str, Any]:
+        """As JSON."""
+        return {"schedule": type(self).__name__.lower(), **asdict(self)}
+
+
+@dataclass(frozen=True)
+class Piecewise(Schedule):
+    """Linear between knots (fraction of the run, number); constant outside them."""
+
+    knots: tuple[tuple[float, float], ...]
+
+    def at(self, progress: float, run: TrainSchedule) -> float:
+        """The number at ``progress``."""
+        before = self.knots[0]
+        for knot in self.knots:
+            if progress <= knot[0]:
+                width = knot[0] - before[0]
+                share = (progress - before[0]) / width if width else 1.0
+                return before[1] + share * (knot[1] - before[1]) if progress >= before[0] else knot[1]
+            before = knot
+        return before[1]
+
+
+@dataclass(frozen=True)
+class Cosine(Schedule):
+    """``start`` to ``end`` along half a cosine over the whole run."""
+
+    start: float
+    end: float
+
+    def at(self, progress: float, run: TrainSchedule) -> float:
+        """The number at ``progress``."""
+        return self.end + (self.start - self.end) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+@dataclass(frozen=True)
+class Scheduled(Schedule):
+    """``peak`` times the run's own warm-up and decay."""
+
+    peak: float
+
+    def at(self, progress: float, run: TrainSchedule) -> float:
+        """The number at ``progress``."""
+        return self.peak * run.factor(progress)
+
+
+@dataclass(frozen=True)
+class Stages(Schedule):
+    """Whole numbers that change the compiled step: (from this fraction of the run on, number)."""
+
+    knots: tuple[tuple[float, int], ...]
+
+    def at(self, progress: float, run: TrainSchedule) -> int:
+        """The number at ``progress``."""
+        return [number for start, number in self.knots if start < progress or start == 0][-1]
+
+    def all(self) -> tuple[int, ...]:
+        """Every number that occurs."""
+        return tuple(sorted({number for _, number in self.knots}))
+
+
+def piecewise(*knots: tuple[float, float]) -> Piecewise:
+    """Linear between ``(fraction of the run, number)`` knots.
+
+    Raises:
+        ValueError: no knots, or fractions that do not rise.
+    """
+    _check(knots)
+    return Piecewise(tuple((float(x), float(y)) for x, y in knots))
+
+
+def cosine(start: float, end: float) -> Cosine:
+    """``start`` to ``end`` along half a cosine."""
+    return Cosine(float(start), float(end))
+
+
+def scheduled(peak: float) -> Scheduled:
+    """``peak`` times the run's own warm-up and decay, as train.lr is."""
+    return Scheduled(float(peak))
+
+
+def stages(*knots: tuple[float, int]) -> Stages:
+    """Whole numbers, each from its fraction of the run on; the first fraction is 0.
+
+    Raises:
+        ValueError: no knots, fractions that do not rise, a first one that is not 0.
+    """
+    _check(knots)
+    if knots[0][0] != 0:
+        raise ValueError("the first stage begins at 0")
+    return Stages(tuple((float(x), int(y)) for x, y in knots))
+
+
+def _check(knots: tuple[tuple[float, float], ...]) -> None:
+    places = [place for place, _ in knots]
+    if not places or places != sorted(set(places)) or not 0 <= places[0] <= places[-1] <= 1:
+        raise ValueError(f"knots need rising fractions of the run between 0 and 1, not {places}")

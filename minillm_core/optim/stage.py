@@ -1,0 +1,143 @@
+"""A rule is stages; a stage is a pure function on a stack of same-shaped arrays."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from minillm_core.nn.reference import call_reference, json_arguments, reference_of, resolve
+from minillm_core.optim.schedules import Schedule
+
+__all__ = ["ANCHORS", "SUPPLIED", "Rule", "Stage", "stage"]
+
+ANCHORS = ("momentum", "orthogonalise", "precondition", "scale", "decay", "write")
+"""The stages of a rule, in order."""
+
+SUPPLIED = ("lr_mul", "wd_mul")
+"""Arguments that the core supplies: float32 (N, 1, ...), one factor a parameter."""
+
+NEEDS = ("element", "matrix")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage, as data; made by :func:`stage`."""
+
+    reference: str
+    state: tuple[tuple[str, str], ...] = ()  # entry -> like | scalar | module:function of the shape
+    needs: str = "element"  # what must be whole: an element, or the parameter's matrix
+    arguments: tuple[tuple[str, Any], ...] = ()  # constants of the compiled step
+    values: tuple[tuple[str, str], ...] = ()  # argument -> name of a schedule value
+    supplied: tuple[str, ...] = ()
+
+    def shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        """Entry -> its shape for one parameter of ``shape``; a scalar has as many axes, all 1."""
+        return {entry: _shape(kind, shape) for entry, kind in self.state}
+
+    def apply(
+        self, ops: Any, update: Any, param: Any, state: dict[str, Any], given: Mapping[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
+        """Run the stage on a stack: update, param (N, *shape) float32, state entry (N, ...)."""
+        named = dict(self.arguments)
+        named.update((argument, given[value]) for argument, value in self.values)
+        named.update((argument, given[argument]) for argument in self.supplied)
+        return resolve(self.reference)(ops, update, param, state, **named)
+
+    def data(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "reference": self.reference,
+            "state": dict(self.state),
+            "needs": self.needs,
+            "arguments": dict(self.arguments),
+            "values": dict(self.values),
+        }
+
+
+def _shape(kind: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    known = {"like": shape, "scalar": (1,) * len(shape)}
+    return known[kind] if kind in known else tuple(call_reference(kind, shape))
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A stage before its schedule values have got their names in the plan."""
+
+    stage: Stage
+    schedules: dict[str, Schedule] = field(default_factory=dict)
+
+    def named(self, prefix: str) -> Stage:
+        """The stage with its values called ``prefix.argument``."""
+        from dataclasses import replace
+
+        return replace(
+            self.stage, values=tuple((a, f"{prefix}.{a}") for a in sorted(self.schedules))
+        )
+
+
+def stage(
+    function: Any,
+    *,
+    state: Mapping[str, Any] | None = None,
+    needs: str = "element",
+    **arguments: Any,
+) -> Draft:
+    """A stage from ``function(ops, update, param, state, *, ...) -> (update, state)``.
+
+    Args:
+        function: of a module; pure; returns new arrays.
+        state: entry -> "like" (the parameter's shape), "scalar", or a function of the shape.
+        needs: "element", or "matrix" where whole matrices must be at hand, stacked (N, R, C).
+        arguments: its keyword arguments: numbers are constants of the compiled step, schedules
+            are inputs of it. ``lr_mul`` and ``wd_mul`` are supplied where the function names them.
+
+    Raises:
+        ValueError: an argument that the function does not take, lacks, or that is not JSON.
+    """
+    if needs not in NEEDS:
+        raise ValueError(f"needs={needs!r}: one of {', '.join(NEEDS)}")
+    takes = {
+        name: parameter
+        for name, parameter in list(inspect.signature(function).parameters.items())[4:]
+    }
+    supplied = tuple(name for name in SUPPLIED if name in takes)
+    for name in arguments:
+        if name not in takes or name in supplied:
+            raise ValueError(f"{function.__name__} takes no argument '{name}'")
+    for name, parameter in takes.items():
+        if parameter.default is parameter.empty and name not in (*arguments, *supplied):
+            raise ValueError(f"{function.__name__} needs the argument '{name}'")
+    schedules = {k: v for k, v in arguments.items() if isinstance(v, Schedule)}
+    constants = {k: v for k, v in arguments.items() if k not in schedules}
+    entries = tuple(
+        (entry, kind if isinstance(kind, str) else reference_of(kind))
+        for entry, kind in sorted((state or {}).items())
+    )
+    planned = Stage(reference_of(function), entries, needs, json_arguments(constants), (), supplied)
+    return Draft(planned, schedules)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """An update rule: its stages by anchor, and who provides each."""
+
+    name: str
+    owner: str
+    stages: tuple[tuple[str, str, Stage], ...]  # (anchor, owner, stage), in the order of ANCHORS
+
+    @property
+    def stacked(self) -> bool:
+        """Whether same-shaped parameters are worked on together."""
+        return any(s.needs == "matrix" for _, _, s in self.stages)
+
+    def data(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "name": self.name,
+            "owner": self.owner,
+            "stages": [
+                {"anchor": anchor, "owner": owner, **s.data()} for anchor, owner, s in self.stages
+            ],
+        }

@@ -1,0 +1,104 @@
+"""The update, written once: a global phase (unscale, norm, clip), then every group's stages.
+
+Pure: new parameters and new state come back, and only a backend writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from minillm_core.optim.groups import Group
+
+__all__ = ["State", "clip_factor", "global_norm", "initial_state", "update"]
+
+State = dict[str, dict[str, dict[str, Any]]]
+"""group key -> anchor -> entry -> (N, ...) float32."""
+
+EPSILON = 1e-6  # torch's, in clip_grad_norm_
+
+
+def global_norm(ops: Any, grads: Iterable[Any]) -> Any:
+    """0-d float32: sqrt of the sum of squares over all arrays; last axes are reduced first."""
+    squares = [ops.sum(ops.square(ops.astype(grad, "float32"))) for grad in grads]
+    return ops.sqrt(ops.sum(ops.stack(squares, 0)))
+
+
+def clip_factor(ops: Any, norm: Any, clip: float) -> Any:
+    """0-d float32: what gradients are multiplied by so that their norm is at most ``clip``."""
+    if not clip:
+        return ops.ones_like(norm)
+    return ops.minimum(clip / (norm + EPSILON), ops.ones_like(norm))
+
+
+def initial_state(groups: Mapping[str, Group], zeros: Callable[[tuple[int, ...]], Any]) -> State:
+    """State of a run's start: zeros everywhere."""
+    return {
+        key: {
+            anchor: {entry: zeros(shape) for entry, shape in entries.items()}
+            for anchor, entries in group.state_shapes().items()
+        }
+        for key, group in groups.items()
+        if group.state_shapes()
+    }
+
+
+def update(
+    ops: Any,
+    groups: Mapping[str, Group],
+    params: Mapping[str, Any],
+    grads: Mapping[str, Any],
+    factor: Any,
+    state: State,
+    values: Mapping[str, Any],
+    witness: Callable[[str], None] = lambda key: None,
+) -> tuple[dict[str, Any], State]:
+    """One optimizer step.
+
+    Args:
+        ops: the backend's array functions.
+        groups: key -> group.
+        params: name -> float32 master weights.
+        grads: name -> gradient of the mean loss, times anything that ``factor`` undoes.
+        factor: 0-d float32, multiplies every gradient (clipping, loss scale).
+        state: as of :func:`initial_state`.
+        values: schedule value -> 0-d float32.
+        witness: told of every stage that ran, at trace time.
+    """
+    new_params: dict[str, Any] = {}
+    new_state: State = {}
+    for key, group in groups.items():
+        names = [member.name for member in group.members]
+        u = stack(ops, [ops.astype(grads[name], "float32") for name in names]) * factor
+        p = stack(ops, [params[name] for name in names])  # (N, *shape)
+        given = dict(values) | multipliers(ops, group)
+        old = state.get(key, {})
+        new: dict[str, dict[str, Any]] = {}
+        for anchor, _, stage in group.rule.stages:
+            u, entries = stage.apply(ops, u, p, old.get(anchor, {}), given)
+            if entries:
+                new[anchor] = entries
+            for _ in names:
+                witness(f"stage:{group.rule.name}.{anchor}")
+        if new:
+            new_state[key] = new
+        for index, name in enumerate(names):
+            new_params[name] = u[index]
+    return new_params, new_state
+
+
+def stack(ops: Any, arrays: list[Any]) -> Any:
+    """(*shape) each -> (N, *shape); a view where there is one."""
+    return ops.expand_dims(arrays[0], 0) if len(arrays) == 1 else ops.stack(arrays, 0)
+
+
+def multipliers(ops: Any, group: Group) -> dict[str, Any]:
+    """lr_mul and wd_mul: a number where all members agree, else float32 (N, 1, ...)."""
+    given = {}
+    for field in ("lr_mul", "wd_mul"):
+        numbers = [getattr(member, field) for member in group.members]
+        if len(set(numbers)) == 1:
+            given[field] = numbers[0]
+        else:
+            given[field] = ops.constant(numbers, (len(numbers),) + (1,) * len(group.shape))
+    return given

@@ -1,0 +1,157 @@
+"""The slots of one layer's attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from minillm_core.errors import PlanError
+from minillm_core.nn.attention import AttentionSpec, Layout
+from minillm_core.nn.geometry import Geometry
+from minillm_core.nn.init import Init
+from minillm_core.nn.node import Node
+from minillm_core.nn.rope import RopeSpec
+from minillm_core.nn.value import Setting
+from minillm_core.optim.schedules import Schedule
+from minillm_core.plugins.builders.base import Anchor, Builder, Function, ValueTable
+from minillm_core.plugins.slots import Chain, Claim, Terms
+
+__all__ = ["AttentionBuilder", "AttentionSlots"]
+
+
+class AttentionSlots:
+    """What plugins said about one layer's attention, and its resolution."""
+
+    def __init__(self, geometry: Geometry, base: float) -> None:
+        self.geometry, self.base = geometry, base
+        at = f"layers.{geometry.layer}.attention"
+        self.qk = Chain(f"{at}.qk", ("project", "norm", "shift"))
+        self.frequencies: Claim[Function] = Claim(f"{at}.rope.frequencies")
+        self.positions: Claim[Node] = Claim(f"{at}.rope.positions")
+        self.scaling: Claim[Function] = Claim(f"{at}.rope.scaling")
+        self.v: Terms[Node] = Terms(f"{at}.v")
+        self.layout: Claim[Node] = Claim(f"{at}.layout")
+        self.window: Claim[Setting] = Claim(f"{at}.window")
+        self.scale: Claim[Setting] = Claim(f"{at}.scale")
+        self.out = Chain(f"{at}.out", ("correct", "project_out", "gate"))
+
+    def touched(self) -> str | None:
+        """The first plugin that said anything, by name."""
+        claims = (self.frequencies, self.positions, self.scaling, self.layout, self.window)
+        owners = {owner for claim in (*claims, self.scale) for owner in claim.held}
+        owners |= {link.node.owner for chain in (self.qk, self.out) for link in chain.links}
+        owners |= {owner for owner, _ in self.v.held.values()}
+        return min(owners, default=None)
+
+    def resolve(self, output_init: Init) -> AttentionSpec:
+        """The layer's attention; every clash is an error."""
+        qk = self.qk.resolve()
+        rope = RopeSpec(
+            self.base, self.frequencies.resolve(), self.scaling.resolve(), self.positions.resolve()
+        )
+        return AttentionSpec(
+            rope=rope,
+            before_rope=tuple(node for anchor, node in qk if anchor != "shift"),
+            after_rope=tuple(node for anchor, node in qk if anchor == "shift"),
+            v=tuple(node for _, _, node in self.v.resolve()),
+            layout=self.layout.resolve(),
+            window=self.window.resolve(),
+            scale=self.scale.resolve(),
+            out=tuple(node for _, node in self.out.resolve()),
+            output_init=output_init,
+        )
+
+
+class QK:
+    """Chain project < norm < *rope* < shift: q (B, T, H, D), k (B, T, K, D), x -> (q, k)."""
+
+    def __init__(self, builder: Builder, chain: Chain) -> None:
+        own = ("q", "k", "x")
+        self.project = Anchor(builder, chain, "project", own)
+        self.norm = Anchor(builder, chain, "norm", own)
+        self.shift = Anchor(builder, chain, "shift", own)
+
+
+class Out:
+    """Chain correct < project_out < gate: y, q, k, v, x -> y (B, T, H, D), before the projection."""
+
+    def __init__(self, builder: Builder, chain: Chain) -> None:
+        own = ("y", "q", "k", "v", "x")
+        self.correct = Anchor(builder, chain, "correct", own)
+        self.project_out = Anchor(builder, chain, "project_out", own)
+        self.gate = Anchor(builder, chain, "gate", own)
+
+
+class RopeClaims:
+    """Claims on the rotary embedding: they compose, one owner each."""
+
+    def __init__(self, builder: AttentionBuilder, slots: AttentionSlots) -> None:
+        self._builder, self._slots = builder, slots
+
+    def frequencies(self, function: Callable[..., np.ndarray], **arguments: Any) -> None:
+        """``function(head_dim, **arguments) -> (D/2,)`` radians a position, NumPy."""
+        value = self._builder._function(self._slots.frequencies.where, function, arguments)
+        self._slots.frequencies.add(self._builder._owner, value)
+
+    def scaling(self, function: Callable[..., np.ndarray], **arguments: Any) -> None:
+        """``function(frequencies (D/2,), **arguments) -> (D/2,)``, NumPy (YaRN)."""
+        value = self._builder._function(self._slots.scaling.where, function, arguments)
+        self._slots.scaling.add(self._builder._owner, value)
+
+    def positions(self, cls: type, **arguments: Any) -> None:
+        """A node x -> int32 (T,) or (B, T): each token's position."""
+        node = self._builder._node(self._slots.positions.where, ("x",), cls, arguments)
+        self._slots.positions.add(self._builder._owner, node)
+
+
+class AttentionBuilder(Builder):
+    """One layer's attention, as one plugin sees it.
+
+    Attributes:
+        layer, layers: this layer's index, and how many there are.
+        heads, kv_heads, head_dim: H, K, D.
+        qk, out, rope: see the classes.
+    """
+
+    def __init__(self, owner: str, values: ValueTable, slots: AttentionSlots) -> None:
+        super().__init__(owner, values)
+        self._slots = slots
+        geometry = slots.geometry
+        self.layer: int = geometry.layer or 0
+        self.layers = geometry.layers
+        self.heads, self.kv_heads = geometry.heads, geometry.kv_heads
+        self.head_dim = geometry.head_dim
+        self.qk, self.out = QK(self, slots.qk), Out(self, slots.out)
+        self.rope = RopeClaims(self, slots)
+
+    def v(self, cls: type, *, name: str | None = None, **arguments: Any) -> None:
+        """Term: v (B, T, K, D), x -> what is added to v, from the value before the sum."""
+        node = self._node(self._slots.v.where, ("v", "x"), cls, arguments, name)
+        self._slots.v.add(self._owner, node.name, node)
+
+    def layout(self, cls: type, **arguments: Any) -> None:
+        """Claim: a :class:`Layout`; one with ``rope = "after"`` closes ``qk.shift``."""
+        where = self._slots.layout.where
+        if not (isinstance(cls, type) and issubclass(cls, Layout)):
+            raise PlanError(f"plugin '{self._owner}', slot {where}: {cls!r} is not a Layout")
+        try:
+            from minillm_core.nn.node import node_of
+
+            node = node_of(self._owner, cls, arguments, own=("call",), call="enter")
+        except ValueError as error:
+            raise PlanError(f"plugin '{self._owner}', slot {where}: {error}") from error
+        self._slots.layout.add(self._owner, node)
+        if cls.rope == "after":
+            self.qk.shift.close("its layout rotates q and k after they are rearranged")
+
+    def window(self, number: int | Schedule) -> None:
+        """Claim: how many keys a query sees, itself included."""
+        setting = self._setting("window", number, f"layers.{self.layer}")
+        self._slots.window.add(self._owner, setting)
+
+    def scale(self, number: float | Schedule) -> None:
+        """Claim: what the attention logits are multiplied by (default D^-1/2)."""
+        setting = self._setting("scale", number, f"layers.{self.layer}")
+        self._slots.scale.add(self._owner, setting)

@@ -1,0 +1,108 @@
+"""What all builders share: an owner, and the making of nodes and settings with its name on them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from minillm_core.errors import PlanError
+from minillm_core.nn.node import Node, node_of
+from minillm_core.nn.reference import json_arguments, reference_of
+from minillm_core.nn.value import Setting
+from minillm_core.optim.schedules import Schedule
+from minillm_core.plugins.slots import Chain
+
+__all__ = ["Anchor", "Builder", "ValueTable"]
+
+Function = tuple[str, str, tuple[tuple[str, Any], ...]]
+"""owner, reference, arguments."""
+
+
+class ValueTable:
+    """The schedule values of a plan, by name, each with its owner."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, tuple[str, Schedule]] = {}
+
+    def add(self, owner: str, name: str, schedule: Schedule, place: str = "") -> str:
+        """Note a value; equal schedules under one name are one value.
+
+        Returns:
+            Its name: ``name``, or ``name.place`` where another schedule has that already.
+        """
+        for candidate in (name, f"{name}.{place}" if place else name):
+            if self.held.setdefault(candidate, (owner, schedule)) == (owner, schedule):
+                return candidate
+        raise PlanError(
+            f"schedule value '{name}' is declared twice, by '{self.held[name][0]}' and '{owner}'",
+            fix="give one of them another name",
+        )
+
+
+class Builder:
+    """Base: who is being asked, and where what it says is kept."""
+
+    def __init__(self, owner: str, values: ValueTable) -> None:
+        self._owner, self._values = owner, values
+
+    def _node(
+        self,
+        slot: str,
+        own: Collection[str],
+        cls: type,
+        arguments: dict[str, Any],
+        name: str | None = None,
+    ) -> Node:
+        full = self._owner if name is None else f"{self._owner}_{name}"
+        try:
+            return node_of(self._owner, cls, arguments, own=own, name=full)
+        except ValueError as error:
+            raise PlanError(f"plugin '{self._owner}', slot {slot}: {error}") from error
+
+    def _setting(self, slot: str, number: Any, place: str = "") -> Setting:
+        if isinstance(number, Schedule):
+            name = self._values.add(self._owner, f"{self._owner}.{slot}", number, place)
+            return Setting(self._owner, value=name)
+        if isinstance(number, bool) or not isinstance(number, (int, float)):
+            raise PlanError(
+                f"plugin '{self._owner}', slot {slot}: {number!r} is neither a number nor a "
+                "schedule (piecewise, cosine, scheduled, stages)"
+            )
+        return Setting(self._owner, constant=number)
+
+    def _function(self, slot: str, function: Any, arguments: dict[str, Any]) -> Function:
+        try:
+            return self._owner, reference_of(function), json_arguments(arguments)
+        except ValueError as error:
+            raise PlanError(f"plugin '{self._owner}', slot {slot}: {error}") from error
+
+
+class Anchor:
+    """A named place in a chain: call it to join, close it to keep others out."""
+
+    def __init__(self, builder: Builder, chain: Chain, name: str, own: tuple[str, ...]) -> None:
+        self._builder, self._chain, self._name, self._own = builder, chain, name, own
+
+    def __call__(
+        self,
+        cls: type,
+        *,
+        name: str | None = None,
+        before: tuple[str, ...] = (),
+        after: tuple[str, ...] = (),
+        **arguments: Any,
+    ) -> None:
+        """Join here with a node of ``cls(**arguments)``.
+
+        Args:
+            cls: a Module whose ``forward`` names the slot's arguments, or what it reads.
+            name: a suffix, where a plugin puts several nodes into one chain.
+            before, after: names of other plugins' nodes; ignored where they are absent.
+        """
+        slot = f"{self._chain.where}.{self._name}"
+        node = self._builder._node(slot, self._own, cls, arguments, name)
+        self._chain.add(self._name, node, tuple(before), tuple(after))
+
+    def close(self, reason: str) -> None:
+        """Refuse every other plugin here, for ``reason``."""
+        self._chain.close(self._builder._owner, self._name, reason)

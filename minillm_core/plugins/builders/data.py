@@ -1,0 +1,81 @@
+"""The slots of the data, and the order in which ``on_batch`` implementations run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from minillm_core.errors import PlanError
+from minillm_core.plugins.builders.base import Builder, ValueTable
+from minillm_core.plugins.builders.model import RESERVED
+from minillm_core.plugins.slots import Terms
+
+__all__ = ["DataBuilder", "DataSlots", "Field"]
+
+DTYPES = ("int32", "float32")
+
+
+@dataclass(frozen=True)
+class Field:
+    """A further field of the batch, (rows, T, *shape)."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...] = ()
+
+
+class DataSlots:
+    """What plugins said about the data, and its resolution."""
+
+    def __init__(self) -> None:
+        self.fields: Terms[Field] = Terms("data.field")
+        self.reads: dict[str, set[str]] = {}
+
+    def order(self, plugins: tuple[str, ...]) -> tuple[str, ...]:
+        """The order of the ``on_batch`` implementations: writers before readers, then by name.
+
+        Raises:
+            PlanError: they wait for each other.
+        """
+        writers = {name: owner for name, owner, _ in self.fields.resolve()}
+        waiting = {
+            plugin: {writers[f] for f in self.reads.get(plugin, ()) if f in writers} - {plugin}
+            for plugin in sorted(plugins)
+        }
+        order: list[str] = []
+        while waiting:
+            ready = [plugin for plugin, others in waiting.items() if not others & set(waiting)]
+            if not ready:
+                raise PlanError(
+                    f"on_batch of {', '.join(waiting)}: each reads what another writes",
+                    fix="drop one of them",
+                )
+            order.append(ready[0])
+            del waiting[ready[0]]
+        return tuple(order)
+
+
+class DataBuilder(Builder):
+    """The data, as one plugin sees it."""
+
+    def __init__(self, owner: str, values: ValueTable, slots: DataSlots) -> None:
+        super().__init__(owner, values)
+        self._slots = slots
+
+    def field(self, name: str, dtype: str = "int32", shape: tuple[int, ...] = ()) -> None:
+        """A field that this plugin's ``on_batch`` writes: (rows, T, *shape).
+
+        Raises:
+            PlanError: a reserved name, an unknown dtype, or another plugin writes it.
+        """
+        if name in RESERVED:
+            raise PlanError(f"plugin '{self._owner}': batch field '{name}' has a reserved name")
+        if dtype not in DTYPES:
+            raise PlanError(
+                f"plugin '{self._owner}': field '{name}' has dtype {dtype}",
+                fix=f"one of {', '.join(DTYPES)}",
+            )
+        self._slots.fields.add(self._owner, name, Field(name, dtype, tuple(shape)))
+
+    def reads(self, *names: str) -> None:
+        """Fields that this plugin's ``on_batch`` reads: it runs after those who write them."""
+        self._slots.reads.setdefault(self._owner, set()).update(names)

@@ -1,0 +1,90 @@
+"""The slots of the loss."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from minillm_core.errors import PlanError
+from minillm_core.nn.loss import LossSpec, Target, Term
+from minillm_core.ops.contract import LossForm, SigmoidCap, TanhCap
+from minillm_core.plugins.builders.base import Builder, ValueTable
+from minillm_core.plugins.slots import Claim, Terms
+
+__all__ = ["LossBuilder", "LossSlots"]
+
+
+class LossSlots:
+    """What plugins said about the loss, and its resolution."""
+
+    def __init__(self) -> None:
+        self.logits: Claim[dict[str, Any]] = Claim("loss.logits")
+        self.targets: Terms[Target] = Terms("loss.target")
+        self.terms: Terms[Term] = Terms("loss.term")
+
+    def resolve(self) -> LossSpec:
+        """The loss; every clash is an error."""
+        form = replace(LossForm(), **self.logits.resolve({}))
+        targets = tuple(target for _, _, target in self.targets.resolve())
+        terms = tuple(term for _, _, term in self.terms.resolve())
+        return LossSpec(form, self.logits.owner, targets, terms)
+
+
+class LossBuilder(Builder):
+    """The loss, as one plugin sees it. The main target is the next token, with weight 1."""
+
+    def __init__(self, owner: str, values: ValueTable, slots: LossSlots) -> None:
+        super().__init__(owner, values)
+        self._slots = slots
+
+    def logits(
+        self,
+        *,
+        cap: TanhCap | SigmoidCap | None = None,
+        scale: float = 1.0,
+        smoothing: float = 0.0,
+        z: float = 0.0,
+    ) -> None:
+        """Claim: the form of the logits, a closed list: kernels must know it."""
+        form = {"cap": cap, "scale": scale, "smoothing": smoothing, "z": z}
+        self._slots.logits.add(self._owner, form)
+
+    def target(self, weight: Any, *, offset: int | None = None, field: str | None = None) -> None:
+        """Term, train only: predict the token ``offset`` ahead (2 or more), or a batch field, too.
+
+        Raises:
+            PlanError: both or neither of offset and field; the main target's offset.
+        """
+        if (offset is None) == (field is None):
+            raise PlanError(f"plugin '{self._owner}', loss.target: give offset= or field=")
+        if offset is not None and offset < 2:
+            raise PlanError(
+                f"plugin '{self._owner}', loss.target: offset {offset}; 1 is the main target, "
+                "further ones begin at 2"
+            )
+        key = field or f"offset{offset}"
+        setting = self._setting(f"loss.{key}", weight)
+        self._slots.targets.add(
+            self._owner, key, Target(key, self._owner, setting, offset, field)
+        )
+
+    def term(
+        self, key: str, cls: type | None = None, *, weight: Any = 1.0, emitted: str | None = None,
+        **arguments: Any,
+    ) -> None:
+        """Term, train only: a scalar, a mean over its micro-batch.
+
+        Args:
+            key: what it is reported as.
+            cls: a Module whose ``forward`` gives it, x (B, T, C) being the last norm's output; or
+            emitted: a name in the ``terms`` of this plugin's nodes, summed over them.
+            weight: a number or a schedule.
+
+        Raises:
+            PlanError: both or neither of cls and emitted.
+        """
+        if (cls is None) == (emitted is None):
+            raise PlanError(f"plugin '{self._owner}', loss.term: give a Module or emitted=")
+        node = None if cls is None else self._node("loss.term", ("x",), cls, arguments, key)
+        setting = self._setting(f"loss.{key}", weight)
+        self._slots.terms.add(self._owner, key, Term(key, self._owner, setting, node, emitted))

@@ -1,0 +1,185 @@
+"""The slots of the model outside attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minillm_core.errors import PlanError
+from minillm_core.nn.block import Nothing
+from minillm_core.nn.geometry import Geometry
+from minillm_core.nn.init import Init, Referenced
+from minillm_core.nn.node import Node
+from minillm_core.nn.residual import Learned, SiteSpec
+from minillm_core.nn.value import Setting
+from minillm_core.optim.schedules import Schedule
+from minillm_core.plugins.builders.base import Anchor, Builder, ValueTable
+from minillm_core.plugins.slots import Chain, Claim, Terms
+
+__all__ = ["ModelBuilder", "ModelSlots"]
+
+RESERVED = frozenset(
+    "x y q k v carry sublayer x0 ids labels documents positions weights normaliser".split()
+)
+"""Names that slots and the batch give; a stream may not take one."""
+
+
+class ModelSlots:
+    """What plugins said about the model, and its resolution."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        self.geometry = geometry
+        layers = range(geometry.layers)
+        self.embed = Chain("model.embed", ("mix", "norm"))
+        self.streams: Terms[Node] = Terms("model.streams")
+        sites = [f"layers.{i}.{place}" for i in layers for place in ("in", "mid", "out")]
+        self.residual: dict[str, Terms[Setting | Learned | Node]] = {
+            site: Terms(f"model.residual[{site}]") for site in (*sites, "final")
+        }
+        self.taps: dict[str, set[str]] = {}  # site -> who reads it
+        self.attention: list[Claim[Node | Nothing]] = [Claim(f"model.attention[{i}]") for i in layers]
+        self.mlp: list[Claim[Node | Nothing]] = [Claim(f"model.mlp[{i}]") for i in layers]
+        norms = [f"layers.{i}.{part}" for i in layers for part in ("attention", "mlp")]
+        self.norm: dict[str, Claim[Node | Nothing]] = {
+            site: Claim(f"model.norm[{site}]") for site in (*norms, "final")
+        }
+        self.linear: dict[str, Claim[Node]] = {}
+        self.init: dict[str, Claim[Init]] = {}
+
+    def site(self, name: str) -> SiteSpec | None:
+        """One residual site; None: nobody claimed anything there."""
+        entries = tuple((key, owner, value) for key, owner, value in self.residual[name].resolve())
+        return SiteSpec(name, entries) if entries else None
+
+    def ordered_streams(self) -> tuple[Node, ...]:
+        """Streams in an order in which each finds what it reads.
+
+        Raises:
+            PlanError: they read each other in a circle.
+        """
+        waiting = {name: node for name, _, node in self.streams.resolve()}
+        order: list[Node] = []
+        while waiting:
+            ready = [n for n, node in waiting.items() if not set(node.external) & set(waiting)]
+            if not ready:
+                raise PlanError(
+                    f"streams {', '.join(sorted(waiting))} read each other in a circle",
+                    where="model.streams",
+                    fix="take one of the reads away",
+                )
+            order.append(waiting.pop(min(ready)))
+        return tuple(order)
+
+
+class Embed:
+    """Chain lookup < mix < norm: x (B, T, C) -> x; x0 is what comes out."""
+
+    def __init__(self, builder: Builder, chain: Chain) -> None:
+        self.mix = Anchor(builder, chain, "mix", ("x",))
+        self.norm = Anchor(builder, chain, "norm", ("x",))
+
+
+class ModelBuilder(Builder):
+    """The model outside attention, as one plugin sees it.
+
+    Attributes:
+        layers, dim, heads, kv_heads, head_dim, hidden, vocab: its sizes.
+        embed: the chain after the lookup.
+    """
+
+    def __init__(self, owner: str, values: ValueTable, slots: ModelSlots) -> None:
+        super().__init__(owner, values)
+        self._slots = slots
+        g = slots.geometry
+        self.layers, self.dim, self.hidden, self.vocab = g.layers, g.dim, g.hidden, g.vocab
+        self.heads, self.kv_heads, self.head_dim = g.heads, g.kv_heads, g.head_dim
+        self.embed = Embed(self, slots.embed)
+
+    def stream(self, name: str, cls: type, **arguments: Any) -> None:
+        """Named: a tensor computed once a micro-batch, from what ``cls.forward`` reads.
+
+        Raises:
+            PlanError: the name is one that slots or the batch give.
+        """
+        if name in RESERVED:
+            raise PlanError(f"plugin '{self._owner}': stream '{name}' has a reserved name")
+        from dataclasses import replace
+
+        node = self._node("model.streams", (), cls, arguments)
+        self._slots.streams.add(self._owner, name, replace(node, name=name))
+
+    def tap(self, site: str) -> str:
+        """Read the residual stream after ``site`` (layers.i.in, .mid, .out) further on, by this name."""
+        self._site(site)
+        if site == "final":
+            raise PlanError(f"plugin '{self._owner}': nothing comes after the site 'final'")
+        self._slots.taps.setdefault(site, set()).add(self._owner)
+        return site
+
+    def residual(self, site: str, source: str, coefficient: Any = 1.0, **arguments: Any) -> None:
+        """Claim per (site, source): site = sum of coefficient x source.
+
+        Args:
+            site: layers.i.in, .mid, .out, or final.
+            source: carry, sublayer (both there with 1 unless claimed), a stream, a tap.
+            coefficient: a number, a schedule, a Learned, or a Module class with ``arguments``.
+        """
+        entries = self._site(site)
+        where = f"{entries.where}[{source}]"
+        if isinstance(coefficient, Learned):
+            value: Setting | Learned | Node = coefficient
+        elif isinstance(coefficient, type):
+            own = ("x", "carry", "sublayer")
+            value = self._node(where, own, coefficient, arguments)
+        else:
+            value = self._setting(f"residual.{source}", coefficient, site)
+        entries.add(self._owner, source, value)
+
+    def attention(self, layer: int, cls: type | None, **arguments: Any) -> None:
+        """Claim: a whole attention, x (B, T, C) -> (B, T, C); None: none in this layer."""
+        self._place(self._slots.attention[self._layer(layer)], cls, arguments)
+
+    def mlp(self, layer: int, cls: type | None, **arguments: Any) -> None:
+        """Claim: a whole MLP, x (B, T, C) -> (B, T, C); None: none in this layer."""
+        self._place(self._slots.mlp[self._layer(layer)], cls, arguments)
+
+    def norm(self, site: str, cls: type | None, **arguments: Any) -> None:
+        """Claim: the norm at layers.i.attention, layers.i.mlp or final; None: none."""
+        if site not in self._slots.norm:
+            raise PlanError(f"plugin '{self._owner}': there is no norm at '{site}'")
+        self._place(self._slots.norm[site], cls, arguments)
+
+    def linear(self, leaf: str, cls: type, **arguments: Any) -> None:
+        """Claim: the product of a leaf (layers.0.attention.q): x, weight -> (..., O)."""
+        node = self._node(f"model.linear[{leaf}]", ("x", "weight"), cls, arguments)
+        claim = self._slots.linear.setdefault(leaf, Claim(f"model.linear[{leaf}]"))
+        claim.add(self._owner, node)
+
+    def init(self, parameter: str, init: Any, **arguments: Any) -> None:
+        """Claim: a parameter's initial values: an initialiser, or ``f(rng, shape, **arguments)``."""
+        claim = self._slots.init.setdefault(parameter, Claim(f"model.init[{parameter}]"))
+        if not isinstance(init, Init):
+            _, reference, given = self._function(claim.where, init, arguments)
+            init = Referenced(reference, given)
+        claim.add(self._owner, init)
+
+    def _place(self, claim: Claim[Any], cls: type | None, arguments: dict[str, Any]) -> None:
+        if cls is None:
+            claim.add(self._owner, Nothing(self._owner))
+        else:
+            claim.add(self._owner, self._node(claim.where, ("x",), cls, arguments))
+
+    def _layer(self, layer: int) -> int:
+        if not -self.layers <= layer < self.layers:
+            raise PlanError(
+                f"plugin '{self._owner}' names layer {layer} of a model with {self.layers} layers",
+                fix=f"name layers from 0 to {self.layers - 1} (or -{self.layers} to -1)",
+            )
+        return layer % self.layers
+
+    def _site(self, site: str) -> Terms[Any]:
+        if site not in self._slots.residual:
+            raise PlanError(
+                f"plugin '{self._owner}': there is no residual site '{site}'",
+                fix=f"sites are layers.i.in, .mid, .out (i < {self.layers}) and final",
+            )
+        return self._slots.residual[site]

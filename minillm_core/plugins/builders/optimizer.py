@@ -1,0 +1,198 @@
+"""The slots of the optimizer: rules, their stages, and which parameter follows which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from minillm_core.errors import PlanError
+from minillm_core.optim.adamw import adam, decay, write
+from minillm_core.optim.groups import Group, Member, groups_of
+from minillm_core.optim.schedules import Schedule, Scheduled
+from minillm_core.optim.stage import ANCHORS, Draft, Rule, stage
+from minillm_core.plugins.builders.base import Builder, ValueTable
+from minillm_core.plugins.slots import Claim
+
+__all__ = ["OptimizerBuilder", "OptimizerSlots", "ParamInfo"]
+
+Where = Callable[[str, "ParamInfo"], bool]
+
+
+@dataclass(frozen=True)
+class ParamInfo:
+    """A parameter, as the plan knows it."""
+
+    name: str
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
+    role: str
+    init: dict[str, Any]
+    owner: str  # core, or the plugin whose module declares it
+    lr_mul: float
+    wd_mul: float
+
+    @property
+    def size(self) -> int:
+        """Numbers in it."""
+        size = 1
+        for n in self.shape:
+            size *= n
+        return size
+
+
+class OptimizerSlots:
+    """What plugins said about the optimizer, and its resolution."""
+
+    def __init__(self, parameters: Mapping[str, ParamInfo], values: ValueTable, train: Any) -> None:
+        self.parameters, self.values, self.train = parameters, values, train
+        self.rules: dict[str, tuple[str, dict[str, Draft]]] = {"adamw": ("core", core_rule(train))}
+        self.extensions: dict[tuple[str, str], Claim[Draft]] = {}
+        self.assigned: dict[str, Claim[str]] = {}
+        self.multipliers: dict[tuple[str, str], Claim[Any]] = {}
+
+    def resolve(self) -> tuple[Group, ...]:
+        """Groups of every parameter; every clash is an error."""
+        for (rule, anchor), claim in sorted(self.extensions.items()):
+            if rule not in self.rules:
+                owner = min(claim.held)
+                raise PlanError(
+                    f"plugin '{owner}' extends the rule '{rule}', which no active plugin provides",
+                    where=f"opt.extend({rule}, {anchor})",
+                    fix=f"add the plugin that provides it: --plugins {rule},{owner}",
+                )
+        rules = {name: self.rule(name) for name in sorted(self.rules)}
+        assigned: dict[str, tuple[Rule, Member]] = {}
+        for name, parameter in self.parameters.items():
+            rule = self.assigned[name].resolve() if name in self.assigned else "adamw"
+            numbers = {
+                field: claim.resolve()
+                for (n, field), claim in self.multipliers.items()
+                if n == name
+            }
+            betas = numbers.pop("betas", None)
+            overrides = () if betas is None else (("beta1", betas[0]), ("beta2", betas[1]))
+            fields = {"lr_mul": parameter.lr_mul, "wd_mul": parameter.wd_mul, **numbers}
+            member = Member(name, parameter.shape, **fields, overrides=overrides)
+            assigned[name] = (rules[rule], member)
+        return groups_of(assigned)
+
+    def rule(self, name: str) -> Rule:
+        """A rule with its extensions, its values named in the plan."""
+        owner, drafts = self.rules[name]
+        held = {anchor: (owner, draft) for anchor, draft in drafts.items()}
+        for (rule, anchor), claim in self.extensions.items():
+            if rule == name:
+                held[anchor] = (claim.owner, claim.resolve())
+        stages = []
+        for anchor in ANCHORS:
+            if anchor in held:
+                who, draft = held[anchor]
+                prefix = "train" if who == "core" else name if who == owner else f"{name}.{who}"
+                for argument, schedule in sorted(draft.schedules.items()):
+                    self.values.add(who, f"{prefix}.{argument}", schedule)
+                stages.append((anchor, who, draft.named(prefix)))
+        return Rule(name, owner, tuple(stages))
+
+
+def core_rule(train: Any) -> dict[str, Draft]:
+    """AdamW with the run's settings."""
+    beta1, beta2 = train.betas
+    state = {"m": "like", "v": "like", "steps": "scalar"}
+    return {
+        "precondition": stage(adam, state=state, beta1=beta1, beta2=beta2, epsilon=1e-8),
+        "decay": stage(decay, weight_decay=train.weight_decay),
+        "write": stage(write, lr=Scheduled(train.lr)),
+    }
+
+
+class OptimizerBuilder(Builder):
+    """The optimizer, as one plugin sees it.
+
+    Attributes:
+        parameters: name -> ParamInfo, every parameter of the model.
+        weight_decay: train.weight_decay.
+    """
+
+    def __init__(self, owner: str, values: ValueTable, slots: OptimizerSlots) -> None:
+        super().__init__(owner, values)
+        self._slots = slots
+        self.parameters = dict(slots.parameters)
+        self.weight_decay: float = slots.train.weight_decay
+
+    def rule(self, name: str, *, lr: float | Schedule, **stages: Draft) -> None:
+        """Provide a rule; decoupled decay and the write are the core's unless given.
+
+        Args:
+            name: of the rule.
+            lr: its peak learning rate, times the run's schedule; or a schedule of its own.
+            stages: anchor (momentum, orthogonalise, precondition, scale, decay, write) -> stage.
+
+        Raises:
+            PlanError: the rule exists, or there is no such anchor.
+        """
+        if name in self._slots.rules:
+            other = self._slots.rules[name][0]
+            raise PlanError(
+                f"rule '{name}' is provided by both '{other}' and '{self._owner}'",
+                fix=f"drop one of them (--plugins -{self._owner})",
+            )
+        for anchor in stages:
+            self._anchor(anchor)
+        schedule = lr if isinstance(lr, Schedule) else Scheduled(float(lr))
+        defaults = {
+            "decay": stage(decay, weight_decay=self.weight_decay),
+            "write": stage(write, lr=schedule),
+        }
+        self._slots.rules[name] = (self._owner, defaults | stages)
+
+    def extend(self, rule: str, anchor: str, draft: Draft) -> None:
+        """Claim: a stage of a rule that another plugin provides."""
+        self._anchor(anchor)
+        where = f"opt.extend({rule}, {anchor})"
+        claim = self._slots.extensions.setdefault((rule, anchor), Claim(where))
+        claim.add(self._owner, draft)
+
+    def assign(self, rule: str, where: Where) -> int:
+        """Claim: parameters for which ``where(name, info)`` follow ``rule``; returns how many.
+
+        Raises:
+            PlanError: there is no such parameter.
+        """
+        chosen = self._chosen(where, f"opt.assign({rule})")
+        for name in chosen:
+            claim = self._slots.assigned.setdefault(name, Claim(f"opt.assign[{name}]"))
+            claim.add(self._owner, rule)
+        return len(chosen)
+
+    def set(
+        self,
+        where: Where,
+        *,
+        lr_mul: float | None = None,
+        wd_mul: float | None = None,
+        betas: tuple[float, float] | None = None,
+    ) -> int:
+        """Claim per (parameter, field): factors on learning rate and decay; Adam's betas."""
+        fields = {"lr_mul": lr_mul, "wd_mul": wd_mul, "betas": betas}
+        chosen = self._chosen(where, "opt.set")
+        for name in chosen:
+            for field, value in fields.items():
+                if value is not None:
+                    slot = f"opt.set[{name}].{field}"
+                    claim = self._slots.multipliers.setdefault((name, field), Claim(slot))
+                    claim.add(self._owner, value)
+        return len(chosen)
+
+    def _chosen(self, where: Where, slot: str) -> list[str]:
+        chosen = [name for name, info in self.parameters.items() if where(name, info)]
+        if not chosen:
+            raise PlanError(f"plugin '{self._owner}', {slot}: no parameter fits")
+        return chosen
+
+    def _anchor(self, anchor: str) -> None:
+        if anchor not in ANCHORS:
+            raise PlanError(
+                f"plugin '{self._owner}': a rule has no stage '{anchor}'",
+                fix=f"stages are {', '.join(ANCHORS)}",
+            )

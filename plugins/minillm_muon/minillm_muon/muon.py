@@ -1,0 +1,82 @@
+"""Muon: momentum, orthogonalised (Keller Jordan and others, https://kellerjordan.github.io/posts/muon).
+
+    m <- 0.95 m + 0.05 g
+    u  = NewtonSchulz5((1 - 0.95) g + 0.95 m)            Nesterov
+    p <- p - lr (sqrt(max(1, rows / cols)) u + wd p)
+
+The update of a matrix (rows, cols) has singular values near 1: the learning rate is in units of
+spectral norm an update.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from minillm_core import Plugin, option, scheduled, stage
+
+__all__ = ["Muon", "match_rms", "nesterov", "newton_schulz", "spectral"]
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Of x <- a x + (b A + c A^2) x with A = x x^T: steepest at 0, so that small values rise fast."""
+
+
+class Muon(Plugin, api=1):
+    """Orthogonalised momentum for the hidden matrices; the rest stays with AdamW."""
+
+    lr: float = option(0.02, gt=0, help="peak learning rate, in spectral norm an update")
+    momentum: float = option(0.95, ge=0, lt=1, help="of the Nesterov momentum")
+    steps: int = option(5, ge=1, le=20, help="Newton-Schulz iterations")
+    adjust: Literal["spectral", "match_rms"] = option(
+        "spectral",
+        help="scale: sqrt(max(1, rows/cols)), or 0.2 sqrt(max(rows, cols)) (AdamW's size)",
+    )
+
+    def optimizer_factory(self, optimizer):
+        optimizer.rule(
+            "muon",
+            lr=scheduled(self.lr),
+            momentum=stage(nesterov, state={"momentum": "like"}, momentum=self.momentum),
+            orthogonalise=stage(newton_schulz, needs="matrix", steps=self.steps),
+            scale=stage({"spectral": spectral, "match_rms": match_rms}[self.adjust]),
+        )
+        optimizer.assign("muon", lambda name, p: len(p.shape) == 2 and _hidden(p.role))
+
+
+def _hidden(role: str) -> bool:
+    """Matrices inside the blocks: not embeddings, not the head, not gates."""
+    return role.split(".")[0] in ("attention", "mlp")
+
+
+def nesterov(ops: Any, update: Any, param: Any, state: dict[str, Any], *, momentum: float) -> Any:
+    """update (N, R, C) -> Nesterov's look-ahead of its running mean."""
+    mean = state["momentum"] * momentum + update * (1 - momentum)
+    return update * (1 - momentum) + mean * momentum, {"momentum": mean}
+
+
+def newton_schulz(ops: Any, update: Any, param: Any, state: dict[str, Any], *, steps: int) -> Any:
+    """update (N, R, C) -> nearly U V^T of its singular value decomposition, batched over N.
+
+    Differs from the published code in its dtype alone: the backend's ``matmul_dtype``, bfloat16 on
+    a GPU of NVIDIA's as published, float32 on a CPU and on MLX.
+    """
+    a, b, c = COEFFICIENTS
+    tall = update.shape[-2] > update.shape[-1]
+    x = ops.matrix_transpose(update) if tall else update  # (N, r, c), r <= c
+    norm = ops.sqrt(ops.sum(ops.square(x), (-2, -1), keepdims=True))
+    x = ops.astype(x / (norm + 1e-7), ops.matmul_dtype)
+    for _ in range(steps):
+        gram = x @ ops.matrix_transpose(x)  # (N, r, r)
+        x = a * x + (b * gram + c * (gram @ gram)) @ x
+    x = ops.astype(x, "float32")
+    return (ops.matrix_transpose(x) if tall else x), state
+
+
+def spectral(ops: Any, update: Any, param: Any, state: dict[str, Any]) -> Any:
+    """Times sqrt(max(1, rows / cols)): a tall matrix moves its outputs as far as a square one."""
+    rows, cols = update.shape[-2:]
+    return update * max(1.0, rows / cols) ** 0.5, state
+
+
+def match_rms(ops: Any, update: Any, param: Any, state: dict[str, Any]) -> Any:
+    """Times 0.2 sqrt(max(rows, cols)): elements as large as AdamW's (arXiv:2502.16982)."""
+    return update * (0.2 * max(update.shape[-2:]) ** 0.5), state
