@@ -1,0 +1,88 @@
+"""The program ``minillm``: its commands, and the one place where errors become exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from minillm_core.cli import evaluate, plan, plugins, train
+from minillm_core.cli.failure import explain
+from minillm_core.cli.options import Debug, Help
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="minillm",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+app.command("train", epilog=train.EXAMPLES)(train.train)
+app.command("plan", epilog=plan.EXAMPLES)(plan.plan)
+app.command("eval", epilog=evaluate.EXAMPLES)(evaluate.evaluate)
+app.add_typer(plugins.app, name="plugins")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"minillm {version('minillm-core')}")
+        raise typer.Exit
+
+
+@app.callback(
+    epilog="Examples:\n\n"
+    "minillm train\n\n"
+    "minillm plan --plugins muon,paired_heads\n\n"
+    "minillm COMMAND --help shows the examples of each command.",
+)
+def root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Show the version."),
+    ] = False,
+    debug: Debug = False,
+    show_help: Help = False,
+) -> None:
+    """Train small language models fast. Every technique is a plugin."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program and return its exit code; whatever goes wrong is said on stderr.
+
+    Args:
+        argv: the arguments; default: the process's.
+    """
+    arguments, debug = _without_debug(list(sys.argv[1:] if argv is None else argv))
+    try:
+        code = app(arguments, prog_name="minillm", standalone_mode=False)
+        if code == 130:  # typer's answer to a KeyboardInterrupt
+            raise KeyboardInterrupt
+        sys.stdout.flush()
+    except SystemExit as error:  # typer's answer to a closed pipe
+        return _closed_pipe() if error.code else 0
+    except BrokenPipeError:
+        return _closed_pipe()
+    except BaseException as error:
+        text, code = explain(error, debug=debug)
+        print(text, file=sys.stderr)
+        return code
+    return int(code or 0)
+
+
+def _without_debug(arguments: list[str]) -> tuple[list[str], bool]:
+    """The arguments without ``--debug``, which may stand anywhere before ``--``."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    kept = [argument for argument in arguments[:end] if argument != "--debug"]
+    return kept + arguments[end:], len(kept) < end
+
+
+def _closed_pipe() -> int:
+    """The reader of stdout went away (``minillm plan | head``): nothing more can be said there."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1

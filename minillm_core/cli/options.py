@@ -1,0 +1,139 @@
+"""The flags that several commands share: their names, and what ``--help`` says about them.
+
+Values are checked where settings are loaded, so that a wrong flag, a wrong line in a file and a
+wrong ``key=value`` are refused in the same words.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = [
+    "AsJson",
+    "Assignments",
+    "Backend",
+    "Data",
+    "Debug",
+    "Deterministic",
+    "Device",
+    "Help",
+    "Kernels",
+    "Out",
+    "Plugins",
+    "Preset",
+    "Resume",
+    "Seed",
+    "SettingsFile",
+    "Steps",
+]
+
+_CHOICE = "What and where"
+_SETTINGS = "Settings"
+_MACHINE = "Machine"
+
+Plugins = Annotated[
+    str | None,
+    typer.Option(
+        metavar="A,B",
+        help="Plugins to add; -NAME takes one away; ./file.py:Class names a single file.",
+        rich_help_panel=_CHOICE,
+    ),
+]
+Preset = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="tiny, small, gpt2-124m, 350m, 1b; default: tiny on a CPU, small on a GPU or Mac.",
+        rich_help_panel=_CHOICE,
+    ),
+]
+Data = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PATH",
+        help="A text file or folder, may be repeated; default: Python's standard library.",
+        rich_help_panel=_CHOICE,
+    ),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR", help="Where the run goes; default: runs/PRESET-N.", rich_help_panel=_CHOICE
+    ),
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on with the run in --out.", rich_help_panel=_CHOICE)
+]
+Steps = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Optimizer steps.", rich_help_panel=_SETTINGS),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Initial weights and other randomness; the data order is data.seed's.",
+        rich_help_panel=_SETTINGS,
+    ),
+]
+SettingsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "-c", "--config", metavar="TOML", help="A file of settings.", rich_help_panel=_SETTINGS
+    ),
+]
+Backend = Annotated[
+    str | None,
+    typer.Option(
+        metavar="auto|torch|mlx", help="The framework that trains.", rich_help_panel=_MACHINE
+    ),
+]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="cpu, cuda, cuda:1 or mps; gpu for mlx.", rich_help_panel=_MACHINE
+    ),
+]
+Deterministic = Annotated[
+    bool,
+    typer.Option(
+        "--deterministic", help="The same bits again on the same GPU.", rich_help_panel=_MACHINE
+    ),
+]
+Kernels = Annotated[
+    str | None,
+    typer.Option(
+        metavar="auto|strict|reference|OP=NAME,..",
+        help="Which kernels serve the operations.",
+        rich_help_panel=_MACHINE,
+    ),
+]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Write one JSON document to stdout, nothing else.")
+]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE",
+        help="Settings: train.lr=0.001, model.layers=6; a plugin's options: NAME.option=value.",
+        show_default=False,
+    ),
+]
+
+
+def _show_help(context: typer.Context, wanted: bool) -> None:
+    if wanted:
+        typer.echo(context.get_help())
+        raise typer.Exit
+
+
+# typer's own --help makes it import pydantic for every command, `minillm plugins list` as well.
+Help = Annotated[
+    bool,
+    typer.Option("--help", callback=_show_help, is_eager=True, help="Show this message and exit."),
+]
+# main() takes --debug out of the arguments wherever it stands; here it is declared for --help.
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]

@@ -1,0 +1,65 @@
+"""``minillm plugins list`` and ``minillm plugins info NAME``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from minillm_core.cli.options import AsJson, Debug, Help
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    rich_markup_mode="rich",
+)
+
+
+@app.callback()
+def root(debug: Debug = False, show_help: Help = False) -> None:
+    """See which plugins are installed, and what each of them can do."""
+
+
+# Switches alone: any other kind of parameter makes typer import pydantic.
+@app.command("list", epilog="Examples:\n\nminillm plugins list\n\nminillm plugins list --json")
+def list_command(as_json: AsJson = False, debug: Debug = False, show_help: Help = False) -> None:
+    """List the installed plugins without importing any; a broken one says why."""
+    from minillm_core.cli.plugins_list import list_json, list_plugins, render_list
+
+    entries = list_plugins()
+    if as_json:
+        from minillm_core.cli.console import emit
+
+        emit(list_json(entries))
+        return
+    from rich.console import Console
+
+    render_list(entries, Console())
+
+
+@app.command(
+    "info",
+    epilog="Examples:\n\nminillm plugins info muon\n\n"
+    "minillm plugins info ./my_trick.py:MyTrick --preset small",
+)
+def info_command(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A plugin, or ./file.py:Class.")],
+    preset: Annotated[
+        str, typer.Option(metavar="NAME", help="The preset on which its slots are shown.")
+    ] = "tiny",
+    as_json: AsJson = False,
+    debug: Debug = False,
+    show_help: Help = False,
+) -> None:
+    """Show one plugin: its options with types and defaults, and the slots it takes on a preset."""
+    from minillm_core.cli.console import emit
+    from minillm_core.cli.plugins_info import info, render_info
+    from minillm_core.cli.slots import slots_on
+
+    shown = info(name, slots_on(preset))
+    if as_json:
+        emit(shown)
+        return
+    from rich.console import Console
+
+    render_info(shown, Console())
