@@ -23,8 +23,8 @@ _COMMAND = re.compile(
 
 def plain(text: str, limit: int = 300) -> str:
     """``text`` on one line, without terminal control sequences, cut after ``limit`` characters."""
-    line = " ".join(_SEQUENCE.sub("", text).split())
-    line = _CONTROL.sub("", line)
+    words = (_CONTROL.sub("", word) for word in _SEQUENCE.sub("", text).split())
+    line = " ".join(filter(None, words))
     return line if len(line) <= limit else line[: limit - 3] + "..."
 
 

@@ -24,7 +24,8 @@ def list_json(entries: Iterable[PluginEntry]) -> list[dict[str, Any]]:
 
 
 def render_list(entries: Iterable[PluginEntry], console: Console) -> None:
-    """Print the table: one line a plugin where the console is wide enough or no terminal."""
+    """Print the table; where it goes into a pipe or a file, a plugin is one line."""
+    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -38,8 +39,6 @@ def render_list(entries: Iterable[PluginEntry], console: Console) -> None:
     for entry in rows:
         state = Text(f"broken: {entry.broken}", "red") if entry.broken else Text("ok", "green")
         table.add_row(Text(entry.name), Text(entry.offered_by), Text(entry.summary), state)
-    if console.is_terminal:
-        console.print(table)
-    else:  # for a pipe: a line is a plugin
-        wide = console.measure(table, options=console.options.update(max_width=10_000)).maximum
-        console.print(table, width=wide, crop=False, overflow="ignore", no_wrap=True)
+    if not console.is_terminal:
+        console = Console(file=console.file, width=10_000)
+    console.print(table)

@@ -76,13 +76,14 @@ def _watch_sigint() -> Iterator[Callable[[], bool]]:
 def _own_frames(error: BaseException, root: str) -> str:
     """The innermost frames within ``root``, then the error itself, a line each."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if _within(frame.filename, root)] or frames[-1:]
-    lines = [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in own[-_SHOWN_FRAMES:]]
-    if isinstance(error, SyntaxError):
-        lines = [*(lines if own is not frames else []), f"{error.filename}:{error.lineno}"]
-        lines.append(f"{type(error).__name__}: {error.msg}")
+    own = [frame for frame in frames if _within(frame.filename, root)]
+    if isinstance(error, SyntaxError):  # its place is in no frame
+        last = [f"{error.filename}:{error.lineno}", f"{type(error).__name__}: {error.msg}"]
     else:
-        lines += traceback.format_exception_only(error)[:1]
+        own = own or frames[-1:]
+        last = traceback.format_exception_only(error)[:1]
+    lines = [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in own[-_SHOWN_FRAMES:]]
+    lines += last
     return "\n         ".join(plain(line) for line in lines)
 
 

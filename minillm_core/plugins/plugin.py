@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict
 
 from minillm_core.errors import PluginError
+from minillm_core.plugins.api import HOOK_API
 from minillm_core.plugins.hookspecs import HOOKS, hookimpl
 from minillm_core.plugins.manifest import Manifest, ManifestError, summary
 from minillm_core.text import nearest
@@ -50,7 +51,7 @@ class Plugin(BaseModel):
         frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
     )
 
-    manifest: ClassVar[Manifest]
+    manifest: ClassVar[Manifest] = Manifest(api=HOOK_API)
     hooks: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **keywords: Any) -> None:

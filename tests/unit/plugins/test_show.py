@@ -1,0 +1,118 @@
+"""What `plugins list` and `plugins info` show."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from minillm_core.cli.plugins_info import info, render_info
+from minillm_core.cli.plugins_list import list_json, list_plugins, render_list
+from minillm_core.errors import PlanError, PluginCodeError, PluginError
+from minillm_core.plugins.manager import LoadedPlugin
+
+
+def printed(render, what, *, width: int = 80, terminal: bool = False) -> str:
+    out = io.StringIO()
+    render(what, Console(file=out, width=width, force_terminal=terminal, color_system=None))
+    return out.getvalue()
+
+
+def test_for_a_pipe_a_line_is_a_plugin(site, good) -> None:
+    long = good.replace("A trick.", f"[bold]A {'very ' * 40}long trick[/bold].")
+    site.trick("gate", long)
+    site.trick("bad", "class Trick(Plugin, api=9): ...")
+    lines = printed(render_list, [e for e in list_plugins() if e.name in {"bad", "gate"}])
+    assert [line.split()[0] for line in lines.splitlines()] == ["name", "bad", "gate"]
+    assert "broken: is written for hook API 9; this minillm has 1" in lines
+    assert f"[bold]A {'very ' * 40}long trick[/bold]." in lines
+    assert "dist-gate 1.0" in lines
+
+
+@pytest.mark.parametrize("width", [30, 80, 200])
+def test_a_terminal_is_never_overrun(site, width: int) -> None:
+    site.trick("gate")
+    shown = printed(render_list, list_plugins(), width=width, terminal=True)
+    assert max(map(len, shown.splitlines())) <= width
+
+
+def test_no_plugin_says_what_to_install() -> None:
+    assert "pip install minillm-muon" in printed(render_list, [])
+
+
+def test_the_list_is_json(site) -> None:
+    site.trick("gate")
+    (entry,) = [one for one in list_json(list_plugins()) if one["name"] == "gate"]
+    assert json.loads(json.dumps(entry)) == {
+        "name": "gate",
+        "distribution": "dist-gate",
+        "version": "1.0",
+        "value": "pkg_gate.trick:Trick",
+        "file": str(site.folder / "pkg_gate" / "trick.py"),
+        "summary": "A trick.",
+        "options": ["width", "layers"],
+        "broken": None,
+        "state": "ok",
+        "api": 1,
+        "backends": ["torch", "mlx", "numpy"],
+        "devices": [],
+        "identity_at_init": False,
+        "export": None,
+    }
+
+
+def test_info_shows_everything(make_plugin) -> None:
+    make_plugin("api=1", 'api=1, identity_at_init=True, export="qwen3"')
+
+    def slots(one: LoadedPlugin) -> list[str]:
+        return [f"layers.0.attn.out gate: {one.name} width={one.plugin.options()['width']}"]
+
+    shown = json.loads(json.dumps(info("trick", slots)))
+    assert shown["hooks"] == ["build_attention"]
+    assert [option["name"] for option in shown["options"]] == ["width", "layers"]
+    assert shown["slots"] == ["layers.0.attn.out gate: trick width=12"]
+    text = printed(render_info, shown, width=200)
+    for part in ("A trick.", "dist-trick 1.0", "trick.width", "an integer >= 1", "features read"):
+        assert part in text
+    for part in ("layers.0.attn.out", "qwen3", "unchanged", "torch, mlx, numpy", '"all"'):
+        assert part in text
+
+
+def test_info_of_what_does_not_fit_the_preset(make_plugin) -> None:
+    make_plugin()
+
+    def slots(one: LoadedPlugin) -> list[str]:
+        raise PlanError("heads cannot pair")
+
+    shown = info("trick", slots)
+    assert (shown["slots"], shown["slots_refused"]) == ([], "heads cannot pair")
+    assert "heads cannot pair" in printed(render_info, shown)
+
+
+def test_info_of_a_plugin_that_needs_an_option(make_plugin) -> None:
+    make_plugin("option(12, ", "option(")
+    shown = info("trick", lambda one: [])
+    assert "'width' of plugin 'trick' is required" in shown["slots_refused"]
+    assert "required" in printed(render_info, shown)
+    assert "slots" not in info("trick")
+
+
+def test_info_of_a_single_file_without_options(tmp_path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from minillm_core.plugins.plugin import Plugin\n"
+        "class Mine(Plugin, api=1):\n    def on_event(self, event): ...\n"
+    )
+    shown = info(f"{file}:Mine")
+    assert shown["distribution"] is None
+    assert f"{file}:Mine" in printed(render_info, shown, width=300)
+
+
+def test_info_refuses_as_train_does(make_plugin) -> None:
+    with pytest.raises(PluginError, match="no plugin 'nothing'"):
+        info("nothing")
+    make_plugin(prelude="1 / 0\n")
+    with pytest.raises(PluginCodeError):
+        info("trick")

@@ -1,0 +1,40 @@
+"""Text from elsewhere, made safe to print; the nearest of several names."""
+
+from __future__ import annotations
+
+import unicodedata
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minillm_core.text import nearest, plain
+
+words = st.text(st.characters(categories=["L", "N", "P"]), min_size=1, max_size=9)
+SEQUENCES = "\x1b[31m \x1b[2J \x1b]0;title\x07 \x1b]8;;http://x\x1b\\ \x1bPq\x1b\\ \x1bc"
+LETTERS = "\x00\x07\x08\x7f\x9b\u202e\u2066\ufeff\u200b"
+controls = st.sampled_from([*SEQUENCES.split(" "), *LETTERS])
+
+
+@given(st.text() | st.lists(controls | st.text(), max_size=9).map("".join))
+def test_nothing_that_a_terminal_obeys_is_left(text: str) -> None:
+    shown = plain(text)
+    assert not any(unicodedata.category(letter) == "Cc" for letter in shown)
+    assert plain(shown) == shown
+    assert len(shown) <= 300
+
+
+@given(st.lists(words, min_size=1, max_size=9), st.data())
+def test_the_words_stay(parts: list[str], data: st.DataObject) -> None:
+    text = " ".join(part + data.draw(controls) for part in parts)
+    assert plain(text) == " ".join(parts)
+
+
+def test_long_text_is_cut() -> None:
+    assert plain("a" * 400) == "a" * 297 + "..."
+    assert plain("abcdef", limit=5) == "ab..."
+
+
+def test_the_nearest_name() -> None:
+    assert nearest("widht", ["width", "height"]) == "width"
+    assert nearest("zzz", ["width", "height"]) is None
+    assert nearest("a", []) is None
