@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from minillm_core.errors import Refusal
+from minillm_core.text import plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -76,7 +77,7 @@ def _facts(shown: dict[str, Any]) -> list[tuple[str, str]]:
     facts = [
         (shown["name"], shown["summary"]),
         ("from", offered or shown["source"]),
-        ("file", shown["file"]),
+        ("file", plain(shown["file"], limit=4096)),
         ("hook API", str(shown["api"])),
         ("backends", ", ".join(shown["backends"])),
         ("devices", ", ".join(shown["devices"]) or "any"),

@@ -36,7 +36,7 @@ class PluginEntry:
     distribution: str
     version: str
     value: str  # "minillm_modded.paired_heads:PairedHeads"
-    file: str | None = None  # the source that defines the class
+    file: str | None = None  # the source that defines the class, as the system has it
     summary: str = ""
     manifest: Manifest | None = None
     options: tuple[str, ...] = ()
@@ -138,7 +138,7 @@ def _read(point: EntryPoint) -> PluginEntry:
     spec = find_module(module)
     if spec is None or spec.origin is None:
         return replace(entry, broken=f"module not found: {module}")
-    entry = replace(entry, file=plain(spec.origin, limit=4096))
+    entry = replace(entry, file=spec.origin)
     if not spec.origin.endswith(".py") or not hasattr(spec.loader, "get_data"):
         return replace(entry, broken=f"module {module} is not Python source")
     try:

@@ -50,6 +50,16 @@ def test_what_is_named_is_loaded_and_nothing_else(site, make_plugin: Make) -> No
     assert "pkg_two" not in sys.modules
 
 
+def test_a_path_is_taken_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, site, make_plugin: Make
+) -> None:
+    make_plugin(name="one")
+    odd = site.folder.rename(tmp_path / "two  spaces")
+    monkeypatch.syspath_prepend(str(odd))
+    (one,) = load(["one"])
+    assert one.origin.file == str(odd / "pkg_one" / "trick.py")
+
+
 def test_the_order_of_naming_does_not_matter(make_plugin: Make) -> None:
     names = [make_plugin(name=name) for name in ("one", "two", "three")]
     orders = {tuple(one.name for one in load(order)) for order in itertools.permutations(names)}
