@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from minillm_core.errors import DataError
 
@@ -19,9 +20,9 @@ __all__ = ["PACKINGS", "Progress", "Reading", "opened"]
 Progress = Callable[[str, int, int], None]
 """``progress(what, done, total)``, in bytes of source files; called often, from one thread."""
 
-PACKINGS: dict[str, Callable[[io.BufferedReader], io.BufferedIOBase]] = {
+PACKINGS: dict[str, Callable[[Any], io.BufferedIOBase]] = {
     ".gz": lambda raw: gzip.GzipFile(fileobj=raw, mode="rb"),
-    ".xz": lambda raw: lzma.LZMAFile(raw, "rb"),  # noqa: SIM115: closed by opened()
+    ".xz": lambda raw: lzma.LZMAFile(raw, "rb"),  # noqa: SIM115 (opened() closes it)
 }
 """Suffix -> what unpacks it."""
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-
 from minillm_core.data.digest import Digest
 from minillm_core.data.formats import FORMATS, SHARD, TEXT, Format
 from minillm_core.data.reading import PACKINGS

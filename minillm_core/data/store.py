@@ -12,8 +12,8 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -21,10 +21,28 @@ from minillm_core.data.digest import Digest, digest
 from minillm_core.data.documents import Documents
 from minillm_core.data.tokenizer import Tokenizer
 
-__all__ = ["Writer", "open_entry", "sweep"]
+__all__ = ["Entry", "Writer", "open_entry", "sweep"]
 
 _IDS, _SPANS, _META, _TOKENIZER = "ids.bin", "spans.npy", "meta.json", "tokenizer.json"
 _ABANDONED_SECONDS = 24 * 3600
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the cache held.
+
+    Attributes:
+        documents: mapped.
+        end_of_text: the id that they begin with.
+        notes: what was left out -> how often.
+        tokenizer: the tokenizer.json that was trained for them; None where one was given, or none
+            was needed.
+    """
+
+    documents: Documents
+    end_of_text: int
+    notes: dict[str, int]
+    tokenizer: Path | None
 
 
 class Writer:
@@ -68,7 +86,7 @@ class Writer:
         data[0] = end_of_text
         data[len(data) - len(ids) :] = ids
         self._content.update(data)
-        self._file.write(data)
+        self._file.write(data.data)
         self._lengths.append(len(data))
 
     def shard(self, starts: np.ndarray, tokens: int) -> None:
@@ -77,18 +95,28 @@ class Writer:
         number = np.full_like(starts, len(self._mapped) + 1)
         self._mapped.append(np.stack([number, starts, ends], axis=1))
 
-    def commit(self, meta: dict[str, Any], tokenizer: Tokenizer | None) -> None:
-        """Finish the entry; where another process was faster, keep that one's."""
-        ends = np.cumsum(np.array(self._lengths, np.int64))
-        first = np.stack([np.zeros_like(ends), ends - np.array(self._lengths, np.int64), ends], 1)
-        spans = np.concatenate([first, *self._mapped])
-        self._content.update(spans)
+    def commit(self, end_of_text: int, notes: dict[str, int], tokenizer: Tokenizer | None) -> None:
+        """Finish the entry; where another process was faster, keep that one's.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        lengths = np.array(self._lengths, np.int64)
+        ends = np.cumsum(lengths)
+        read = np.stack([np.zeros_like(ends), ends - lengths, ends], axis=1)
+        spans = np.concatenate([read, *self._mapped])
         self._file.close()
         np.save(self._folder / _SPANS, spans)
         if tokenizer:
             tokenizer.save(self._folder / _TOKENIZER)
-        meta = {**meta, "dtype": self._dtype.str, "digest": self._content.hex()}
-        (self._folder / _META).write_text(json.dumps(meta, indent=1, sort_keys=True), "utf-8")
+        meta = {
+            "digest": self._content.update(spans).hex(),
+            "dtype": self._dtype.str,
+            "end_of_text": end_of_text,
+            "notes": notes,
+            "tokenizer": _file_digest(self._folder / _TOKENIZER) if tokenizer else None,
+        }
+        (self._folder / _META).write_text(json.dumps(meta, indent=1), "utf-8")
         try:
             self._folder.rename(self._entry)
         except OSError:
@@ -105,39 +133,45 @@ def sweep(cache: Path) -> None:
 
 
 def open_entry(
-    entry: Path,
+    folder: Path,
     shards: Sequence[np.ndarray],
     vocab: int,
     content: str,
     say: Callable[[str], None],
-) -> tuple[Documents, dict[str, Any]] | None:
+) -> Entry | None:
     """Map an entry.
 
     Args:
-        entry: its folder.
+        folder: of the entry.
         shards: the arrays that its spans number from 1.
         vocab: ids are smaller.
         content: digest of the shards, for the documents' digest.
         say: told of a damaged entry.
 
     Returns:
-        The documents and the entry's meta.json; None where there is none, or a damaged one, which
-        is removed.
+        None where there is no entry, or a damaged one, which is removed.
     """
-    if not entry.is_dir():
+    if not folder.is_dir():
         return None
     try:
-        meta = json.loads((entry / _META).read_text("utf-8"))
-        path, dtype = entry / _IDS, np.dtype(meta["dtype"])
+        meta = json.loads((folder / _META).read_text("utf-8"))
+        dtype = np.dtype(meta["dtype"])
         ids = np.zeros(0, dtype)
-        if path.stat().st_size:
-            ids = np.asarray(np.memmap(path, dtype, "r"))
-        spans = np.load(entry / _SPANS, allow_pickle=False)
-        intact = digest(ids, spans) == meta["digest"]
+        if (folder / _IDS).stat().st_size:
+            ids = np.asarray(np.memmap(folder / _IDS, dtype, "r"))
+        spans = np.load(folder / _SPANS, allow_pickle=False)
+        tokenizer = folder / _TOKENIZER if meta["tokenizer"] else None
+        intact = tokenizer is None or _file_digest(tokenizer) == meta["tokenizer"]
+        if intact and digest(ids, spans) == meta["digest"]:
+            whole = digest(meta["digest"], content)
+            documents = Documents((ids, *shards), spans, vocab, whole)
+            return Entry(documents, meta["end_of_text"], meta["notes"], tokenizer)
     except (OSError, ValueError, KeyError, TypeError):
-        intact = False
-    if not intact:
-        say(f"the cached tokens in {entry} are damaged: they are made again")
-        shutil.rmtree(entry)
-        return None
-    return Documents((ids, *shards), spans, vocab, digest(meta["digest"], content)), meta
+        pass  # damaged as well
+    say(f"the tokens kept in {folder} are damaged: they are made again")
+    shutil.rmtree(folder)
+    return None
+
+
+def _file_digest(path: Path) -> str:
+    return Digest().update(path.read_bytes()).hex()

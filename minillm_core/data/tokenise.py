@@ -108,7 +108,7 @@ def encode(
     """
     with ThreadPoolExecutor(1) as pool:
         pending = None
-        for batch in _batches(_documents(sources, reading)):
+        for batch in _batches(_documents(sources, reading, text=tokenizer is not None)):
             encoded = pool.submit(_encode, batch, tokenizer)
             if pending:
                 _write(writer, end_of_text, pending.result())
@@ -121,10 +121,20 @@ def encode(
         writer.shard(starts(ids, end_of_text), len(ids))
 
 
-def _documents(sources: Sequence[Source], reading: Reading) -> Iterator[Document]:
+def _documents(
+    sources: Sequence[Source], reading: Reading, text: bool = True
+) -> Iterator[Document]:
     for source in sources:
-        if source.format.read:
-            yield from source.format.read(source.path, source.packing, reading)
+        if source.format.read is None:
+            continue
+        for document in source.format.read(source.path, source.packing, reading):
+            if isinstance(document, str) and not text:
+                raise DataError(
+                    "the data hold text, and there is no tokenizer: the rest of the data are ids",
+                    where=str(source.path),
+                    fix="name the tokenizer that the ids were made with: data.tokenizer=...",
+                )
+            yield document
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
@@ -141,11 +151,6 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 def _encode(batch: list[Document], tokenizer: Tokenizer | None) -> list[np.ndarray]:
     texts = [document for document in batch if isinstance(document, str)]
-    if texts and tokenizer is None:
-        raise DataError(
-            "the data hold text, and there is no tokenizer: the rest of the data are ids",
-            fix="name the tokenizer that the ids were made with: data.tokenizer=tokenizer.json",
-        )
     encoded = iter(tokenizer.encode(texts) if tokenizer else [])
     return [next(encoded) if isinstance(d, str) else d for d in batch]
 
