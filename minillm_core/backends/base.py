@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from minillm_core.ops.select import Choice
+
 if TYPE_CHECKING:
     from minillm_core.plan import Plan
 
@@ -20,16 +22,6 @@ __all__ = ["Backend", "Batch", "Binding", "Choice", "StepResult", "Trainer"]
 
 Batch = Mapping[str, np.ndarray]
 """ids, labels, documents, positions: int32 (rows, T); weights: float32 (rows, T), optional; declared fields."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Which candidate serves an op, and why the others do not."""
-
-    op: str
-    kernel: str
-    reason: str
-    refused: Mapping[str, str] = field(default_factory=dict)  # candidate -> its reason
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""MLX. Importing this package imports no framework; its modules do."""

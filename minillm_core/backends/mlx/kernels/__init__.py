@@ -1,0 +1,1 @@
+"""One op a file: the kernels of the core on MLX."""

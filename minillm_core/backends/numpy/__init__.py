@@ -1,0 +1,1 @@
+"""NumPy in float64, forward only: the oracle."""

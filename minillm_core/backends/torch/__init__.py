@@ -1,0 +1,1 @@
+"""PyTorch. Importing this package imports no framework; its modules do."""

@@ -1,0 +1,137 @@
+"""The array functions on torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from minillm_core.ops.arrays import Axis, last_first
+
+__all__ = ["TorchArrays"]
+
+
+class TorchArrays:
+    """The functions of :class:`minillm_core.ops.arrays.ArrayFunctions`, for torch.Tensor.
+
+    Args:
+        device: where zeros, ones and arange are made.
+    """
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self.device = torch.device(device)
+        self.matmul_dtype = "bfloat16" if self.device.type == "cuda" else "float32"
+
+    exp = staticmethod(torch.exp)
+    log = staticmethod(torch.log)
+    sqrt = staticmethod(torch.sqrt)
+    square = staticmethod(torch.square)
+    tanh = staticmethod(torch.tanh)
+    sigmoid = staticmethod(torch.sigmoid)
+    silu = staticmethod(F.silu)
+    relu = staticmethod(F.relu)
+    where = staticmethod(torch.where)
+    zeros_like = staticmethod(torch.zeros_like)
+    ones_like = staticmethod(torch.ones_like)
+    full_like = staticmethod(torch.full_like)
+
+    @staticmethod
+    def like(number: Tensor | float, x: Tensor) -> Tensor | float:
+        return number.to(x.dtype) if isinstance(number, Tensor) else number
+
+    def constant(self, numbers: Sequence[float], shape: Sequence[int]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.float32, device=self.device).reshape(tuple(shape))
+
+    def scalar(self, number: Tensor | float) -> Tensor:
+        if isinstance(number, Tensor):
+            return number.float().reshape(())
+        return torch.full((), number, dtype=torch.float32, device=self.device)
+
+    @staticmethod
+    def maximum(x: Tensor, y: Tensor | float) -> Tensor:
+        return torch.maximum(x, y) if isinstance(y, Tensor) else x.clamp(min=y)
+
+    @staticmethod
+    def minimum(x: Tensor, y: Tensor | float) -> Tensor:
+        return torch.minimum(x, y) if isinstance(y, Tensor) else x.clamp(max=y)
+
+    @staticmethod
+    def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
+        return x.reshape(tuple(shape))
+
+    @staticmethod
+    def permute_dims(x: Tensor, axes: Sequence[int]) -> Tensor:
+        return x.permute(tuple(axes))
+
+    @staticmethod
+    def matrix_transpose(x: Tensor) -> Tensor:
+        return x.transpose(-1, -2)
+
+    @staticmethod
+    def concat(arrays: Sequence[Tensor], axis: int = 0) -> Tensor:
+        return torch.cat(list(arrays), dim=axis)
+
+    @staticmethod
+    def stack(arrays: Sequence[Tensor], axis: int = 0) -> Tensor:
+        return torch.stack(list(arrays), dim=axis)
+
+    @staticmethod
+    def split(x: Tensor, parts: int | Sequence[int], axis: int = -1) -> Sequence[Tensor]:
+        if isinstance(parts, int):
+            return x.split(x.shape[axis] // parts, dim=axis)
+        return x.split(list(parts), dim=axis)
+
+    @staticmethod
+    def take(x: Tensor, indices: Tensor, axis: int) -> Tensor:
+        return x.index_select(axis, indices)
+
+    @staticmethod
+    def take_along_axis(x: Tensor, indices: Tensor, axis: int) -> Tensor:
+        return torch.take_along_dim(x, indices.long(), axis)
+
+    @staticmethod
+    def expand_dims(x: Tensor, axis: int) -> Tensor:
+        return x.unsqueeze(axis)
+
+    @staticmethod
+    def broadcast_to(x: Tensor, shape: Sequence[int]) -> Tensor:
+        return x.expand(tuple(shape))
+
+    def zeros(self, shape: Sequence[int], dtype: str = "float32") -> Tensor:
+        return torch.zeros(tuple(shape), dtype=_dtype(dtype), device=self.device)
+
+    def ones(self, shape: Sequence[int], dtype: str = "float32") -> Tensor:
+        return torch.ones(tuple(shape), dtype=_dtype(dtype), device=self.device)
+
+    def arange(self, n: int, dtype: str = "int32") -> Tensor:
+        return torch.arange(n, dtype=_dtype(dtype), device=self.device)
+
+    @staticmethod
+    def astype(x: Tensor, dtype: str) -> Tensor:
+        return x.to(_dtype(dtype))
+
+    @staticmethod
+    def sum(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
+        return x.sum(last_first(axis, x.ndim), keepdim=keepdims)
+
+    @staticmethod
+    def mean(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
+        return x.mean(last_first(axis, x.ndim), keepdim=keepdims)
+
+    @staticmethod
+    def max(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
+        return x.amax(last_first(axis, x.ndim), keepdim=keepdims)
+
+    @staticmethod
+    def logsumexp(x: Tensor, axis: int = -1, keepdims: bool = False) -> Tensor:
+        return x.logsumexp(axis, keepdim=keepdims)
+
+    @staticmethod
+    def stop_gradient(x: Tensor) -> Tensor:
+        return x.detach()
+
+
+def _dtype(name: str) -> torch.dtype:
+    return getattr(torch, name)

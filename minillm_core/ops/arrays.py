@@ -1,0 +1,127 @@
+"""The array functions that model code may use, under the names of the Python array API standard.
+
+Every ops object (TorchOps, MLXOps, NumPyOps) has all of them, so a module is written once. Arrays
+also know the operators ``+ - * / @ == < <= > >=`` and plain indexing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+__all__ = ["ARRAY_FUNCTIONS", "ArrayFunctions", "last_first"]
+
+Array = Any  # torch.Tensor, mlx.core.array or numpy.ndarray
+Axis = int | tuple[int, ...] | None
+
+
+class ArrayFunctions(Protocol):
+    """Element by element unless said otherwise; results keep the dtype of their argument."""
+
+    matmul_dtype: str
+    """In which matrices may be multiplied where accuracy allows: bfloat16 on NVIDIA's GPUs."""
+
+    def exp(self, x: Array) -> Array: ...
+    def log(self, x: Array) -> Array: ...
+    def sqrt(self, x: Array) -> Array: ...
+    def square(self, x: Array) -> Array: ...
+    def tanh(self, x: Array) -> Array: ...
+    def sigmoid(self, x: Array) -> Array: ...
+    def silu(self, x: Array) -> Array:
+        """X * sigmoid(x)."""
+        ...
+
+    def relu(self, x: Array) -> Array:
+        """max(x, 0), with gradient 0 at 0."""
+        ...
+
+    def maximum(self, x: Array, y: Array | float) -> Array: ...
+    def minimum(self, x: Array, y: Array | float) -> Array: ...
+    def where(self, condition: Array, x: Array | float, y: Array | float) -> Array: ...
+
+    def reshape(self, x: Array, shape: Sequence[int]) -> Array: ...
+    def permute_dims(self, x: Array, axes: Sequence[int]) -> Array: ...
+    def matrix_transpose(self, x: Array) -> Array:
+        """Swap the last two axes."""
+        ...
+
+    def concat(self, arrays: Sequence[Array], axis: int = 0) -> Array: ...
+    def stack(self, arrays: Sequence[Array], axis: int = 0) -> Array: ...
+    def split(self, x: Array, parts: int | Sequence[int], axis: int = -1) -> Sequence[Array]:
+        """Cut into ``parts`` equal pieces, or into pieces of the given sizes.
+
+        Prefer it to slices where a backward pass follows: one concatenation instead of a padded
+        array for every slice and a sum of those.
+        """
+        ...
+
+    def take(self, x: Array, indices: Array, axis: int) -> Array:
+        """Rows of ``x`` along ``axis``; indices int32 (n,)."""
+        ...
+
+    def take_along_axis(self, x: Array, indices: Array, axis: int) -> Array:
+        """One element for every index; indices int32 with as many axes as ``x``."""
+        ...
+
+    def expand_dims(self, x: Array, axis: int) -> Array: ...
+    def broadcast_to(self, x: Array, shape: Sequence[int]) -> Array: ...
+
+    def zeros(self, shape: Sequence[int], dtype: str = "float32") -> Array: ...
+    def ones(self, shape: Sequence[int], dtype: str = "float32") -> Array: ...
+    def zeros_like(self, x: Array) -> Array: ...
+    def ones_like(self, x: Array) -> Array: ...
+    def full_like(self, x: Array, value: float) -> Array: ...
+    def like(self, number: Array | float, x: Array) -> Array:
+        """A 0-d array in ``x``'s dtype; a Python number as it is.
+
+        Schedule values are float32, and float32 times bfloat16 is bfloat16 on one framework and
+        float32 on the other.
+        """
+        ...
+
+    def constant(self, numbers: Sequence[float], shape: Sequence[int]) -> Array:
+        """float32, made once: a constant of the compiled step."""
+        ...
+
+    def scalar(self, number: Array | float) -> Array:
+        """0-d float32, from a number or a 0-d array."""
+        ...
+
+    def arange(self, n: int, dtype: str = "int32") -> Array:
+        """0, 1, ... n - 1 on the ops' device."""
+        ...
+
+    def astype(self, x: Array, dtype: str) -> Array:
+        """``dtype`` by name: "float32", "bfloat16", "int32", "bool" ..."""
+        ...
+
+    def sum(self, x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
+        """Over all axes, one or several; accurate to float32 at any size."""
+        ...
+
+    def mean(self, x: Array, axis: Axis = None, keepdims: bool = False) -> Array: ...
+    def max(self, x: Array, axis: Axis = None, keepdims: bool = False) -> Array: ...
+    def logsumexp(self, x: Array, axis: int = -1, keepdims: bool = False) -> Array: ...
+
+    def stop_gradient(self, x: Array) -> Array:
+        """``x`` as a constant.
+
+        On MLX, return such outputs after the differentiable ones: before them they corrupt the
+        gradients.
+        """
+        ...
+
+
+ARRAY_FUNCTIONS: tuple[str, ...] = tuple(
+    sorted(name for name, f in vars(ArrayFunctions).items() if name[0] != "_" and callable(f))
+)
+
+
+def last_first(axis: Axis, ndim: int) -> list[int]:
+    """The axes to reduce, none counted from the end, the last one first.
+
+    >>> last_first(None, 3), last_first((0, -1), 3), last_first(-2, 3)
+    ([2, 1, 0], [2, 0], [1])
+    """
+    axes = range(ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
+    return sorted({a % ndim for a in axes}, reverse=True)

@@ -1,0 +1,240 @@
+"""Which kernel serves an op: a request, the candidates' answers, and the user's policy -> a choice.
+
+Nothing falls back silently: a choice carries its reason and the reasons of those that refused.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from minillm_core.errors import BackendError, ConfigError
+
+__all__ = [
+    "Candidate",
+    "Choice",
+    "Policy",
+    "Request",
+    "choose",
+    "choose_all",
+    "load",
+    "parse_policy",
+]
+
+MODES = ("auto", "strict", "reference")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a plan, bound to a device, asks of an op.
+
+    Facts, each of which may be missing where it is not known yet:
+        attention: ``window`` None, "static" or "dynamic"; ``documents`` bool; ``grouped`` bool;
+            ``head_dim`` and ``length`` int
+        rotate: ``positions`` None, "row" (T,) or "batch" (B, T)
+        linear_cross_entropy: ``targets`` int K; ``form`` LossForm; ``weights`` None, "target"
+            (K,) or "position" (K, N); ``rows`` N, ``width`` C and ``vocab`` V, int
+    """
+
+    op: str
+    backend: str  # "torch", "mlx", "numpy"
+    device: str  # its kind: "cpu", "cuda", "mps", "metal"
+    dtype: str  # compute dtype: "float32", "bfloat16", "float16"
+    compiled: bool = False
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def serves_all(request: Request) -> str | None:
+    """No reason to refuse anything."""
+    return None
+
+
+def first(request: Request) -> int:
+    """The rank of a candidate that is preferred wherever it serves."""
+    return 0
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A kernel that offers to serve an op."""
+
+    op: str
+    name: str  # as in --kernels op=name
+    backends: tuple[str, ...]
+    reference: str  # "package.module:function", with the op's signature
+    devices: tuple[str, ...] = ("cpu", "cuda", "mps", "metal")
+    accepts: Callable[[Request], str | None] = serves_all  # None: yes; else the reason why not
+    rank: Callable[[Request], int] = first  # lower is preferred; equal ranks keep their order
+    plain: bool = False  # composed of array functions: what --kernels reference takes
+    within_tolerance: bool = True  # False: used only when named
+    provider: str = "core"
+
+    def refusal(self, request: Request) -> str | None:
+        """Why this candidate does not serve the request; None where it does."""
+        if request.backend not in self.backends:
+            return f"serves {' and '.join(self.backends)}, not {request.backend}"
+        if request.device not in self.devices:
+            return f"serves {', '.join(self.devices)}, not {request.device}"
+        return self.accepts(request)
+
+    def load(self) -> Callable[..., Any]:
+        """Import the function.
+
+        Raises:
+            BackendError: the module or its function cannot be imported.
+        """
+        module, _, function = self.reference.partition(":")
+        try:
+            return getattr(importlib.import_module(module), function)
+        except (ImportError, AttributeError) as error:
+            raise BackendError(
+                f"kernel '{self.name}' of {self.provider} for {self.op} cannot be imported: {error}",
+                where=self.reference,
+                fix=f"install what it needs, or --kernels {self.op}=<another>",
+            ) from error
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which candidate serves an op, and why the others do not."""
+
+    op: str
+    kernel: str
+    reason: str
+    refused: Mapping[str, str] = field(default_factory=dict)  # candidate -> its reason
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The user's say: a mode for all ops, and kernels insisted on by name."""
+
+    mode: str = "auto"
+    named: Mapping[str, str] = field(default_factory=dict)  # op -> candidate
+
+
+AUTO = Policy()
+
+
+def parse_policy(text: str) -> Policy:
+    """``auto``, ``strict`` or ``reference``, and any number of ``op=name``, between commas.
+
+    Raises:
+        ConfigError: another word, two modes, or an op named twice.
+    """
+    modes: list[str] = []
+    named: dict[str, str] = {}
+    for word in filter(None, (part.strip() for part in text.split(","))):
+        op, equals, name = (part.strip() for part in word.partition("="))
+        if equals and op and name and op not in named:
+            named[op] = name
+        elif not equals and op in MODES and not modes:
+            modes.append(op)
+        else:
+            raise ConfigError(
+                f"'{word}' is not a policy for kernels",
+                where=f"--kernels {text}",
+                fix="auto, strict or reference, and op=name, each at most once, between commas",
+            )
+    return Policy(modes[0] if modes else "auto", named)
+
+
+def choose(request: Request, candidates: Iterable[Candidate], policy: Policy = AUTO) -> Choice:
+    """Pick a kernel: the named one, else by mode.
+
+    ``auto`` takes the first in order of preference that serves; ``strict`` refuses to go past the
+    first; ``reference`` takes the plain one. Order of preference: rank, then the order given.
+
+    Raises:
+        BackendError: the kernel that is asked for does not serve, or none does.
+    """
+    offers = [c for c in candidates if c.op == request.op]
+    ours = sorted(
+        (c for c in offers if request.backend in c.backends), key=lambda c: c.rank(request)
+    )
+    refused = {c.name: reason for c in ours if (reason := c.refusal(request)) is not None}
+    if request.op in policy.named:
+        return _named(request, [*ours, *offers], policy.named[request.op], refused)
+    for c in ours:
+        if not c.within_tolerance:
+            refused.setdefault(
+                c.name, f"outside {request.dtype}'s tolerance: only as --kernels {c.op}={c.name}"
+            )
+    return _by_mode(request, ours, policy.mode, refused)
+
+
+def choose_all(
+    requests: Iterable[Request], candidates: Sequence[Candidate], policy: Policy = AUTO
+) -> tuple[Choice, ...]:
+    """A choice for every request.
+
+    Raises:
+        BackendError: as :func:`choose`, or the policy names an op that nothing asks for.
+    """
+    requests = list(requests)
+    asked = [request.op for request in requests]
+    for op, name in policy.named.items():
+        if op not in asked:
+            raise BackendError(
+                f"no op '{op}' in this plan, so kernel '{name}' cannot serve it",
+                where="--kernels",
+                fix=f"one of {', '.join(sorted(asked))}",
+            )
+    return tuple(choose(request, candidates, policy) for request in requests)
+
+
+def load(
+    choices: Iterable[Choice], candidates: Sequence[Candidate], backend: str
+) -> dict[str, Callable[..., Any]]:
+    """Op -> function, as the ops objects take them.
+
+    Raises:
+        BackendError: a function cannot be imported.
+    """
+    by_name = {(c.op, c.name): c for c in reversed(candidates) if backend in c.backends}
+    return {choice.op: by_name[choice.op, choice.kernel].load() for choice in choices}
+
+
+def _named(
+    request: Request, offers: Sequence[Candidate], name: str, refused: Mapping[str, str]
+) -> Choice:
+    chosen = next((c for c in offers if c.name == name), None)
+    names = ", ".join(dict.fromkeys(c.name for c in offers if c.refusal(request) is None))
+    where, fix = f"--kernels {request.op}={name}", f"one of: {names or 'none serves'}"
+    if chosen is None:
+        raise BackendError(f"no kernel '{name}' for {request.op}", where=where, fix=fix)
+    reason = chosen.refusal(request)
+    if reason is not None:
+        raise BackendError(
+            f"kernel '{name}' cannot serve {request.op}: {reason}", where=where, fix=fix
+        )
+    return Choice(request.op, name, "named by --kernels", dict(refused))
+
+
+def _by_mode(
+    request: Request, ours: Sequence[Candidate], mode: str, refused: Mapping[str, str]
+) -> Choice:
+    ours = [c for c in ours if request.device in c.devices]
+    if mode == "reference":
+        ours, reason = [c for c in ours if c.plain], "the plain implementation"
+    else:
+        ours, reason = [c for c in ours if c.within_tolerance], "preferred"
+    if mode == "strict" and ours and ours[0].name in refused:
+        raise BackendError(
+            f"the preferred kernel '{ours[0].name}' cannot serve {request.op}: "
+            f"{refused[ours[0].name]}",
+            where="--kernels strict",
+            fix="--kernels auto, or name another",
+        )
+    for c in ours:
+        if c.name not in refused:
+            past = [name for name in refused if name in {o.name for o in ours[: ours.index(c)]}]
+            reason = f"the first that serves, after {', '.join(past)}" if past else reason
+            return Choice(request.op, c.name, reason, dict(refused))
+    answers = "; ".join(f"{name}: {why}" for name, why in refused.items()) or "none is offered"
+    raise BackendError(
+        f"no kernel serves {request.op} in {request.dtype} on {request.backend}, {request.device}",
+        where=answers,
+        fix="another dtype, device or backend, or a plugin with a kernel for it",
+    )
