@@ -9,8 +9,8 @@ OUT/checkpoints/step-00000100/
 
 from __future__ import annotations
 
-from minillm_core.checkpoint.commit import commit, sweep
+from minillm_core.checkpoint.commit import commit, retain, sweep
 from minillm_core.checkpoint.manifest import verify
 from minillm_core.checkpoint.read import Checkpoint, newest, newest_or_refuse
 
-__all__ = ["Checkpoint", "commit", "newest", "newest_or_refuse", "sweep", "verify"]
+__all__ = ["Checkpoint", "commit", "newest", "newest_or_refuse", "retain", "sweep", "verify"]

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from minillm_core.checkpoint import disk, layout, manifest
 from minillm_core.errors import MinillmError, NonFinite
 
-__all__ = ["commit", "sweep"]
+__all__ = ["commit", "retain", "sweep"]
 
 
 def commit(
@@ -60,6 +60,28 @@ def commit(
             fix="earlier checkpoints are as they were; make room, or set checkpoint.every=0",
         ) from error
     return target
+
+
+def retain(out: Path, keep: int) -> list[Path]:
+    """Remove what is older than the newest ``keep`` checkpoints that verify; returns what went.
+
+    One that does not verify neither counts nor is removed before that many good ones are there.
+    """
+    committed = [path for _, path in layout.folders(out)]
+    good = 0
+    for place, path in enumerate(committed):
+        if len(committed) <= keep or good == keep:
+            return [_remove(old) for old in committed[place:]] if good == keep else []
+        good += not manifest.verify(path)
+    return []
+
+
+def _remove(path: Path) -> Path:
+    # renamed first: a kill in between leaves something that is swept, not half a checkpoint
+    doomed = path.with_name(f"{path.name}.tmp-{secrets.token_hex(8)}")
+    disk.rename(path, doomed)
+    shutil.rmtree(doomed)
+    return path
 
 
 def sweep(out: Path) -> list[Path]:

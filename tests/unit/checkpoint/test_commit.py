@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from minillm_core.checkpoint import commit, disk, newest, newest_or_refuse, sweep
+from minillm_core.checkpoint import commit, disk, newest, newest_or_refuse, retain, sweep, verify
 from minillm_core.errors import MinillmError, NoCheckpoint, NonFinite, Refusal
 
 STATE = {
@@ -264,3 +265,34 @@ def test_replace_is_old_or_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         disk.replace(path, b"newer")
     assert [each.name for each in tmp_path.iterdir()] == ["run.json"]
     assert path.read_bytes() == b"new"
+
+
+def test_the_newest_that_verify_are_kept(tmp_path: Path) -> None:
+    paths = {step: commit(tmp_path, step, STATE, {}) for step in range(1, 7)}
+    assert retain(tmp_path, 6) == retain(tmp_path, 7) == []
+    (paths[5] / "model.safetensors").write_bytes(b"")
+    assert retain(tmp_path, 3) == [paths[2], paths[1]]
+    left = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert left == [paths[step].name for step in (3, 4, 5, 6)]
+    for step in (3, 4, 6):
+        (paths[step] / "model.safetensors").write_bytes(b"")
+    assert retain(tmp_path, 1) == []  # nothing verifies: nothing goes
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+@pytest.mark.parametrize("n", range(5))
+def test_a_kill_while_removing_leaves_the_newest(
+    tmp_path: Path, die_at, monkeypatch: pytest.MonkeyPatch, n: int, keep: int
+) -> None:
+    for step in range(1, 5):
+        commit(tmp_path, step, STATE, {"step": step})
+    die_at(n, "after", Killed())
+    with suppress(Killed):
+        retain(tmp_path, keep)
+    monkeypatch.undo()
+    assert newest_or_refuse(tmp_path).step == 4
+    sweep(tmp_path)
+    for path in (tmp_path / "checkpoints").iterdir():
+        assert not verify(path)
+    retain(tmp_path, keep)
+    assert len(list((tmp_path / "checkpoints").iterdir())) == keep

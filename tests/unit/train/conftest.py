@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -157,3 +158,8 @@ def stream() -> Callable[..., Iterator[FakeBatch]]:
             yield FakeBatch(micro, supervised, size - 1, size, {"batch": number})
 
     return batches
+
+
+@pytest.fixture
+def counter() -> Counter[str]:
+    return Counter()

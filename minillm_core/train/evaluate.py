@@ -1,0 +1,183 @@
+"""Validation: nats per token of the main target, and bits per byte of the text behind it."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minillm_core import backends
+from minillm_core.backends.base import Backend, Batch, Trainer
+from minillm_core.backends.detect import Detected
+from minillm_core.checkpoint import Checkpoint, newest_or_refuse
+from minillm_core.config.schema import Config
+from minillm_core.data import Tokenizer, bytes_per_token, open_documents, validation_batches
+from minillm_core.errors import Refusal
+from minillm_core.plan import build_plan
+from minillm_core.plugins.manager import check_support
+from minillm_core.plugins.manager import load as load_plugins
+from minillm_core.train.events import Evaluated
+from minillm_core.train.hooks import batch_hook
+from minillm_core.train.record import RUN, read_record
+from minillm_core.train.settings import config_of
+
+__all__ = ["TOKENIZER", "Validation", "evaluate", "plugins_of"]
+
+TOKENIZER = "tokenizer.json"
+
+Create = Callable[[Detected, Plan], Backend]
+"""Binds a config to a backend and device."""
+
+
+class Validation:
+    """Evaluates a model on a fixed list of batches.
+
+    Args:
+        trainer: evaluates.
+        batches: labels -1 where nothing is predicted.
+        token_bytes: int (vocab,), UTF-8 bytes of each id, 0 for specials; None without a tokenizer.
+    """
+
+    def __init__(
+        self, trainer: Trainer, batches: Sequence[Batch], token_bytes: np.ndarray | None
+    ) -> None:
+        self._trainer, self._batches, self._token_bytes = trainer, batches, token_bytes
+        self.predictions = 0
+
+    def __call__(self, step: int) -> Evaluated:
+        """Evaluate after ``step``; val_loss is NaN where nothing is predicted."""
+        nats, self.predictions = self._trainer.evaluate(self._batches)
+        loss = nats / self.predictions if self.predictions else math.nan
+        return Evaluated(step, loss, self._bits_per_byte(nats))
+
+    def _bits_per_byte(self, nats: float) -> float | None:
+        if self._token_bytes is None:
+            return None
+        total = 0
+        for batch in self._batches:
+            labels = batch["labels"]
+            total += int(self._token_bytes[labels[labels >= 0]].sum(dtype=np.int64))
+        return nats / math.log(2) / total if total else None
+
+
+def evaluate(
+    out: Path,
+    data: str | Sequence[str],
+    *,
+    detected: Detected,
+    cache: Path,
+    say: Callable[[str], None],
+    seq_len: int | None = None,
+    max_tokens: int | None = None,
+    plugins: Mapping[str, str] | None = None,
+    create: Create | None = None,
+) -> dict[str, Any]:
+    """What ``minillm eval OUT --data F`` reports.
+
+    Args:
+        out: a run's folder.
+        data: files or folders of text or ids; all of it is read, in file order.
+        detected: backend and device; they need not be the run's.
+        cache: where tokens are kept.
+        say: is told what a person should know.
+        seq_len: of the windows; default: the run's.
+        max_tokens: how many predictions; default: all.
+        plugins: name -> what to load for it, for plugins that must be named again.
+        create: makes the backend; default: :func:`minillm_core.backends.create`.
+
+    Returns:
+        ``val_loss``, ``bits_per_byte`` (None without a tokenizer), ``tokens`` (predictions),
+        ``step`` and ``checkpoint``.
+
+    Raises:
+        Refusal: OUT holds no run or no checkpoint, or anything given cannot be used.
+        NoCheckpoint: none verifies.
+    """
+    data = [data] if isinstance(data, str) else list(data)
+    record = read_record(out)
+    config = config_of(record["config"], where=str(out / RUN))
+    here = {"backend": detected.backend, "device": detected.device}
+    config = config.model_copy(update=here)
+    active = load_plugins(plugins_of(record, config, out, plugins or {}))
+    check_support(active, detected.backend, detected.device)
+    plan = build_plan(config, active)
+    if plan.hash != record["plan_hash"]:
+        say("warning: the installed versions make another plan of this run than it was trained by")
+    checkpoint = newest_or_refuse(out, say)
+    tokenizer = _tokenizer(out, config)
+    length = seq_len or config.train.seq_len
+    documents = open_documents(
+        data, tokenizer=tokenizer, vocab=config.model.vocab, cache=cache, say=say
+    )
+    batches = validation_batches(
+        documents,
+        rows=config.train.rows,
+        seq_len=length,
+        tokens=max_tokens,
+        seed=None,
+        on_batch=batch_hook(plan.on_batch, active, Counter()),
+    )
+    if not len(batches):
+        raise Refusal("there is nothing to predict", where=", ".join(data), fix="give more text")
+    trainer = (create or backends.create)(detected, plan).trainer(
+        plan, config.seed, max_positions=length
+    )
+    _load(trainer, checkpoint)
+    token_bytes = bytes_per_token(tokenizer, config.model.vocab) if tokenizer else None
+    validation = Validation(trainer, batches, token_bytes)
+    result = validation(checkpoint.step)
+    return {
+        "val_loss": result.val_loss,
+        "bits_per_byte": result.bits_per_byte,
+        "tokens": validation.predictions,
+        "step": checkpoint.step,
+        "checkpoint": str(checkpoint.path),
+    }
+
+
+def plugins_of(
+    record: Mapping[str, Any], config: Config, out: Path, named: Mapping[str, str]
+) -> dict[str, dict[str, Any]]:
+    """What to load for a run: its installed plugins by name, and what is named again.
+
+    Code is run by these names, so a folder of somebody else's must not choose it.
+
+    Raises:
+        Refusal: a single-file plugin, or one of an OUT that another account owns, is not named.
+    """
+    files = {
+        entry.get("name"): entry.get("source")
+        for entry in record.get("plugins", ())
+        if isinstance(entry, Mapping) and entry.get("distribution") is None
+    }
+    foreign = hasattr(os, "getuid") and (out / RUN).stat().st_uid != os.getuid()
+    for name in config.plugins:
+        if name not in named and (foreign or name in files):
+            why = "another account owns its folder" if foreign else "it is a single file"
+            raise Refusal(
+                f"the run's plugin '{name}' must be named again: {why}",
+                where=str(out / RUN),
+                fix=f"--plugins {name if foreign else files[name]}",
+            )
+    return {named.get(name, name): dict(options) for name, options in config.plugins.items()}
+
+
+def _tokenizer(out: Path, config: Config) -> Tokenizer | None:
+    path = out / TOKENIZER
+    return Tokenizer.load(path, config.model.vocab) if path.exists() else None
+
+
+def _load(trainer: Trainer, checkpoint: Checkpoint) -> None:
+    try:
+        trainer.load(checkpoint.arrays("model."))
+    except (KeyError, ValueError) as error:
+        raise Refusal(
+            f"the checkpoint does not fit the model: {error}",
+            where=str(checkpoint.path),
+            fix="install the versions of the plugins that run.json names",
+        ) from error

@@ -1,0 +1,57 @@
+"""The two hooks that run during training, each plugin's contained under its own name."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from minillm_core.data import Batch, OnBatch
+from minillm_core.plugins.manager import LoadedPlugin
+from minillm_core.train.events import Event
+from minillm_core.train.observers import Observer
+
+__all__ = ["batch_hook", "observers"]
+
+
+def batch_hook(
+    order: Sequence[str], plugins: Iterable[LoadedPlugin], seen: Counter[str]
+) -> OnBatch | None:
+    """All ``on_batch`` as one function, called in ``order``; None where there is none.
+
+    Args:
+        order: names of plugins, from the plan.
+        plugins: those of the run.
+        seen: ``batch:<plugin>`` is counted there.
+    """
+    by_name = {one.name: one for one in plugins}
+    chain = [by_name[name] for name in order]
+    if not chain:
+        return None
+
+    def on_batch(batch: Batch, phase: str) -> Batch:
+        for one in chain:
+            with one.contain(f"on_batch, phase {phase}"):
+                batch = _call(one.plugin.on_batch, batch=batch, phase=phase)  # type: ignore[attr-defined]
+            seen[f"batch:{one.name}"] += 1
+        return batch
+
+    return on_batch
+
+
+def observers(plugins: Iterable[LoadedPlugin]) -> dict[str, Observer]:
+    """Plugin -> its ``on_event``."""
+    return {one.name: _observer(one) for one in plugins if "on_event" in one.plugin.hooks}
+
+
+def _observer(one: LoadedPlugin) -> Observer:
+    def on_event(event: Event) -> None:
+        with one.contain(f"on_event for '{event.event}'"):
+            _call(one.plugin.on_event, event=event)  # type: ignore[attr-defined]
+
+    return on_event
+
+
+def _call(hook: Callable, **arguments: object):
+    """Call a hook, which may leave arguments out, as pluggy allows."""
+    taken = hook.__code__.co_varnames[1 : hook.__code__.co_argcount]
+    return hook(**{name: arguments[name] for name in taken})

@@ -1,0 +1,77 @@
+"""A run, checked: everything that can be refused is refused here, before anything is written."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from minillm_core import backends
+from minillm_core.backends.base import Backend, Trainer
+from minillm_core.backends.detect import Detected
+from minillm_core.config.load import Loaded
+from minillm_core.config.schema import Config
+from minillm_core.data import Corpus, open_corpus
+from minillm_core.errors import OutOfMemory
+from minillm_core.plan import Plan, build_plan
+from minillm_core.plugins.manager import LoadedPlugin, check_support
+from minillm_core.train.advice import out_of_memory
+from minillm_core.train.budget import Budget
+from minillm_core.train.record import choose_out
+
+__all__ = ["Job", "check"]
+
+
+@dataclass
+class Job:
+    """What a run needs, bound to this machine."""
+
+    loaded: Loaded
+    plugins: tuple[LoadedPlugin, ...]
+    plan: Plan
+    corpus: Corpus
+    trainer: Trainer
+    budget: Budget
+    notes: tuple[str, ...]  # what was learnt on the way, to be said once the run starts
+    seen: Counter[str] = field(default_factory=Counter)  # batches and events that plugins took
+
+    @property
+    def config(self) -> Config:
+        """What the run was told."""
+        return self.loaded.config
+
+
+def check(
+    loaded: Loaded,
+    plugins: Sequence[LoadedPlugin],
+    detected: Detected,
+    *,
+    out: Path | None,
+    runs: Path,
+    cache: Path,
+    create: Callable[[Detected, Plan], Backend] | None = None,
+) -> Job:
+    """Check OUT, plugins, plan, data and device, cheapest first; prints and writes nothing.
+
+    Raises:
+        Refusal: any of them.
+        PluginCodeError: a plugin's own code raised while planning.
+        OutOfMemory: not even the model fits.
+    """
+    config = loaded.config
+    choose_out(config.preset, out, runs=runs)
+    budget = Budget(config.train.steps, config.train.minutes)
+    plugins = tuple(plugins)
+    check_support(plugins, detected.backend, detected.device)
+    plan = build_plan(config, plugins)
+    notes: list[str] = list(loaded.notes)
+    corpus = open_corpus(
+        config.data, config.model.vocab, config.train.seq_len, cache=cache, say=notes.append
+    )
+    backend = (create or backends.create)(detected, plan)
+    try:
+        trainer = backend.trainer(plan, config.seed)
+    except (OutOfMemory, MemoryError) as error:
+        raise out_of_memory(error, config.train, None, 0) from error
+    return Job(loaded, plugins, plan, corpus, trainer, budget, tuple(notes))

@@ -1,0 +1,32 @@
+"""Advice after running out of memory keeps the tokens a step."""
+
+from __future__ import annotations
+
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minillm_core.config.schema import TrainConfig
+from minillm_core.errors import OutOfMemory
+from minillm_core.train.advice import out_of_memory
+
+
+@given(st.integers(2, 4096), st.integers(1, 64))
+def test_the_tokens_a_step_stay(rows: int, accumulate: int) -> None:
+    train = TrainConfig(rows=rows, accumulate=accumulate, seq_len=8, lr=0.1)
+    error = out_of_memory(OutOfMemory("cannot allocate"), train, 3 * 2**30, 7)
+    assert error.exit_code == 6
+    assert "step 7" in error.what
+    assert "3.00 GiB" in error.what
+    found = re.search(r"train.rows=(\d+) train.accumulate=(\d+)", str(error))
+    assert found
+    assert int(found[1]) * int(found[2]) == rows * accumulate
+    assert int(found[1]) < rows
+
+
+def test_one_row_cannot_be_split() -> None:
+    train = TrainConfig(rows=1, seq_len=8, lr=0.1)
+    assert "train.checkpointing=true" in str(out_of_memory(MemoryError(), train, None, 1))
+    train = TrainConfig(rows=1, seq_len=8, lr=0.1, checkpointing=True)
+    assert "smaller train.seq_len" in str(out_of_memory(MemoryError("x"), train, None, 1))

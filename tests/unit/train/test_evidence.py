@@ -1,0 +1,177 @@
+"""A plugin that was named either shows that it took part, or ends the run."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from minillm_core.errors import NoEvidence
+from minillm_core.train.events import Ended, Stepped, Throughput
+from minillm_core.train.evidence import STEPS, Evidence
+
+
+class Model:
+    """What the evidence asks a trainer for."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, int] = {}
+        self.state = {
+            "model.gate": np.zeros(3, np.float32),
+            "model.layers.0.gate": np.ones(3, np.float32),
+            "optimizer.adamw.m.gate": np.zeros(3, np.float32),
+            "optimizer.adamw.m.layers.0.gate": np.zeros(3, np.float32),
+        }
+        self.asked = 0
+
+    def witnesses(self) -> dict[str, int]:
+        return self.seen
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        self.asked += 1
+        return self.state
+
+
+def stepped(step: int) -> Stepped:
+    return Stepped(step, 1.0, 0.1, 1, Throughput(1, 1, 1), 1.0, None, None, 1.0)
+
+
+@pytest.fixture
+def model() -> Model:
+    return Model()
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def evidence(model: Model, counter: Counter, said: list[str]):
+    def make(**expected: list[str]) -> Evidence:
+        return Evidence(expected, model, seen=counter, say=said.append)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "node:layers.0.attention.layout",
+        "stage:muon.orthogonalise",
+        "kernel:linear_cross_entropy=liger",
+        "init:layers.0.gate",
+    ],
+)
+def test_what_the_trainer_witnessed(model: Model, evidence, key: str) -> None:
+    watch = evidence(muon=[key])
+    model.seen[key] = 24
+    watch(stepped(STEPS))
+    assert watch.records() == {"muon": {"shown": True, "what": [f"{key} x24"]}}
+    assert model.asked == 0  # no copy from the device where no parameter is in question
+
+
+@pytest.mark.parametrize("key", ["batch:packer", "event:packer"])
+def test_what_was_counted_on_the_host(counter: Counter, evidence, key: str) -> None:
+    watch = evidence(packer=[key])
+    counter[key] += 5
+    watch(stepped(STEPS))
+    assert watch.records()["packer"]["shown"]
+
+
+def test_what_is_true_by_construction(evidence) -> None:
+    watch = evidence(window=["slot:layers.0.attention.window"])
+    watch(stepped(STEPS))
+    assert watch.records()["window"]["shown"]
+
+
+@pytest.mark.parametrize("name", ["gate", "layers.0.gate"])
+@pytest.mark.parametrize("where", ["model", "optimizer.adamw.m"])
+def test_a_parameter_that_moved_or_got_a_gradient(
+    model: Model, evidence, name: str, where: str
+) -> None:
+    watch = evidence(gate=[f"parameter:{name}"])
+    model.state = {key: array.copy() for key, array in model.state.items()}
+    model.state[f"{where}.{name}"][1] += 0.5
+    watch(stepped(STEPS))
+    assert watch.records()["gate"] == {"shown": True, "what": [f"parameter:{name} x1"]}
+
+
+def test_a_parameter_of_the_same_last_name_is_another_one(model: Model, evidence) -> None:
+    watch = evidence(gate=["parameter:gate"])
+    model.state = {key: array.copy() for key, array in model.state.items()}
+    model.state["model.layers.0.gate"][1] += 0.5
+    model.state["optimizer.adamw.m.layers.0.gate"][1] += 0.5
+    with pytest.raises(NoEvidence):
+        watch(stepped(STEPS))
+
+
+def test_a_parameter_updated_in_place_is_noticed(model: Model, evidence) -> None:
+    watch = evidence(gate=["parameter:gate"])
+    model.state["model.gate"] += 1.0
+    watch(stepped(STEPS))
+    assert watch.records()["gate"]["shown"]
+
+
+@pytest.mark.parametrize("expected", [["node:x", "parameter:gate"], []])
+def test_nothing_after_ten_steps_ends_the_run(evidence, expected: list[str]) -> None:
+    watch = evidence(ghost=expected)
+    for step in range(1, STEPS):
+        watch(stepped(step))
+    watch(Ended(STEPS, 0, 1.0))
+    with pytest.raises(NoEvidence, match=r"plugin 'ghost' was named, and after 10 steps") as error:
+        watch(stepped(STEPS))
+    assert error.value.exit_code == 3
+    assert "--plugins -ghost" in str(error.value)
+
+
+def test_a_short_run_warns_and_records(evidence, said: list[str]) -> None:
+    watch = evidence(ghost=["node:x"], window=["slot:w"])
+    watch(stepped(STEPS - 1))
+    assert watch.records() == {
+        "ghost": {"shown": False, "what": [], "missing": ["node:x"]},
+        "window": {"shown": True, "what": ["slot:w x1"]},
+    }
+    watch.warn()
+    assert len(said) == 1
+    assert "'ghost'" in said[0]
+
+
+def test_what_is_missing_is_said_and_recorded(model: Model, evidence, said: list[str]) -> None:
+    keys = [f"node:layers.{n}.gate" for n in range(12)]
+    watch = evidence(gate=keys)
+    model.seen = {keys[0]: 1}
+    watch(stepped(STEPS))
+    watch.warn()
+    record = watch.records()["gate"]
+    assert record["shown"]
+    assert record["missing"][-1] == "and 3 more"
+    assert said == [
+        "warning: plugin 'gate' did not show everywhere: "
+        "node:layers.1.gate, node:layers.2.gate, node:layers.3.gate ..."
+    ]
+
+
+def test_kernels_for_other_devices_are_not_missed(model: Model, evidence, said: list[str]) -> None:
+    watch = evidence(liger=["kernel:rms_norm=liger", "kernel:swiglu=liger"])
+    model.seen = {"kernel:rms_norm=liger": 1}
+    watch(stepped(STEPS))
+    assert said == []
+
+
+def test_it_looks_once(model: Model, evidence) -> None:
+    watch = evidence(gate=["node:x"])
+    model.seen = {"node:x": 1}
+    watch(stepped(STEPS))
+    model.seen = {}
+    for step in range(STEPS + 1, STEPS + 5):
+        watch(stepped(step))
+    assert watch.records()["gate"]["shown"]
+
+
+def test_no_plugins_no_questions(model: Model, evidence) -> None:
+    watch = evidence()
+    watch(stepped(STEPS))
+    assert watch.records() == {}
+    assert model.asked == 0

@@ -1,0 +1,53 @@
+"""The first signal asks, the second one ends, and afterwards everything is as it was."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import pytest
+
+from minillm_core.train.signals import SIGNALS, stop_on_signals
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_first_and_second(number: signal.Signals) -> None:
+    with stop_on_signals() as stop:
+        assert not stop.requested
+        signal.raise_signal(number)
+        assert stop.requested
+        assert stop.signal is number
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_handlers_are_put_back_even_after_an_error() -> None:
+    before = [signal.getsignal(number) for number in SIGNALS]
+    with pytest.raises(RuntimeError), stop_on_signals():
+        raise RuntimeError
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with stop_on_signals() as stop:
+            signal.raise_signal(signal.SIGINT)
+            assert not stop.requested
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_another_thread_installs_nothing() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    seen = []
+
+    def work() -> None:
+        with stop_on_signals() as stop:
+            seen.append((signal.getsignal(signal.SIGINT), stop.requested))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [(before, False)]
