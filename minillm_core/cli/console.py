@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from minillm_core.text import printable
@@ -17,5 +19,13 @@ def say(text: str) -> None:
 
 
 def emit(document: Any) -> None:
-    """Write one JSON document to stdout."""
-    print(json.dumps(document, indent=2, allow_nan=False))
+    """Write one JSON document to stdout; numbers that JSON does not know become null."""
+    print(json.dumps(_finite(document), indent=2, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

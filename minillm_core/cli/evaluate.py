@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from minillm_core.cli import options
 
-__all__ = ["EXAMPLES", "evaluate"]
+__all__ = ["EXAMPLES", "evaluate", "render"]
 
 EXAMPLES = """Examples:
 
@@ -22,7 +23,10 @@ minillm eval runs/tiny-1 --data my_texts/ --seq-len 512 --max-tokens 100000 --js
 def evaluate(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder of a finished run.")],
     data: Annotated[
-        str, typer.Option(metavar="PATH", help="The text: a file or a folder, in file order.")
+        list[str],
+        typer.Option(
+            metavar="PATH", help="The text: a file or a folder, in file order; may be repeated."
+        ),
     ],
     seq_len: Annotated[
         int | None,
@@ -36,6 +40,13 @@ def evaluate(
         int | None,
         typer.Option(metavar="M", min=1, help="Stop after so many predictions. Default: all."),
     ] = None,
+    plugins: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,./B.py:C",
+            help="Name the run's single-file plugins again: their code is not taken from OUT.",
+        ),
+    ] = None,
     backend: options.Backend = None,
     device: options.Device = None,
     as_json: options.AsJson = False,
@@ -43,18 +54,36 @@ def evaluate(
     show_help: options.Help = False,
 ) -> None:
     """Measure a run's loss and bits per byte on text."""
-    from minillm_core.backends.detect import choose, probe
+    from minillm_core.cli.cache import cache_folder
     from minillm_core.cli.console import emit, say
-    from minillm_core.train.evaluate import evaluate as measure
+    from minillm_core.config.selection import select
+    from minillm_core.train.evaluate import evaluate_run
 
-    detected = choose(probe(), backend or "auto", device or "auto")
-    result = measure(out, data, seq_len=seq_len, max_tokens=max_tokens, detected=detected, say=say)
+    specs, _ = select({}, plugins)
+    result = evaluate_run(
+        out,
+        data,
+        seq_len=seq_len,
+        max_tokens=max_tokens,
+        backend=backend or "auto",
+        device=device or "auto",
+        plugins=specs,
+        cache=cache_folder(),
+        say=say,
+    )
     if as_json:
         emit(result)
-        return
+    else:
+        print(render(result))
+
+
+def render(result: Mapping[str, Any]) -> str:
+    """The result as a person reads it."""
     rate = result["bits_per_byte"]
-    print(f"val_loss       {result['val_loss']:.4f}")
-    print(
-        f"bits_per_byte  {'unknown: the run has no tokenizer' if rate is None else f'{rate:.4f}'}"
+    return "\n".join(
+        (
+            f"val_loss       {result['val_loss']:.4f}",
+            f"bits_per_byte  {'unknown: no tokenizer' if rate is None else f'{rate:.4f}'}",
+            f"tokens         {result['tokens']:,}",
+        )
     )
-    print(f"tokens         {result['tokens']:,}")

@@ -1,0 +1,16 @@
+"""Where tokens and tokenizers are kept between runs; the environment is read here and nowhere else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = ["cache_folder"]
+
+
+def cache_folder() -> Path:
+    """``$MINILLM_CACHE``, or minillm's folder in ``$XDG_CACHE_HOME``, by default ``~/.cache``."""
+    if own := os.environ.get("MINILLM_CACHE"):
+        return Path(own)
+    shared = os.environ.get("XDG_CACHE_HOME")
+    return (Path(shared) if shared else Path.home() / ".cache") / "minillm"

@@ -1,0 +1,105 @@
+"""The commands and their flags are those that were agreed, and starting up is light."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import typer.main
+
+from minillm_core.cli.main import app
+
+Program = Callable[..., tuple[int, str, str]]
+
+SETTINGS = {"--plugins", "--preset", "--data", "--backend", "--device", "--out", "--resume"} | {
+    *("--steps", "--seed", "--deterministic", "--kernels", "-c", "KEY=VALUE")
+}
+AGREED = {
+    ("train",): SETTINGS,
+    ("plan",): SETTINGS | {"--json", "--diff"},
+    ("eval",): {"OUT", "--data", "--seq-len", "--max-tokens", "--json"},
+    ("plugins", "list"): {"--json"},
+    ("plugins", "info"): {"NAME", "--json"},
+}
+MORE = {
+    ("train",): {"--config"},
+    ("plan",): {"--config"},
+    ("eval",): {"--backend", "--device", "--plugins"},
+    ("plugins", "info"): {"--preset"},
+}
+"""Flags beyond the agreed ones."""
+EVERYWHERE = {"--debug", "--help"}
+
+
+def commands() -> dict[tuple[str, ...], set[str]]:
+    """Command -> its options and arguments, as they are typed."""
+    found, todo = {}, [((), typer.main.get_command(app))]
+    while todo:
+        path, command = todo.pop()
+        if inner := getattr(command, "commands", None):
+            todo += [((*path, name), one) for name, one in inner.items()]
+        else:
+            found[path] = {
+                name
+                for param in command.params
+                for name in (param.opts if param.param_type_name == "option" else [param.metavar])
+            }
+    return found
+
+
+def test_the_commands_are_those_that_exist() -> None:
+    assert set(commands()) == set(AGREED)
+
+
+@pytest.mark.parametrize("command", sorted(AGREED))
+def test_the_flags_are_those_that_were_agreed(command: tuple[str, ...]) -> None:
+    assert commands()[command] == AGREED[command] | MORE.get(command, set()) | EVERYWHERE
+
+
+@pytest.mark.parametrize("command", [(), ("plugins",), *sorted(AGREED)])
+def test_help_is_shown_with_examples(program: Program, command: tuple[str, ...]) -> None:
+    code, out, err = program(*command, "--help")
+    assert (code, err) == (0, "")
+    assert f"Usage: {' '.join(('minillm', *command))}" in out
+    assert "Examples:" in out or command == ("plugins",)
+    for flag in AGREED.get(command, ()):
+        assert flag in out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["--version"], ["plugins", "list"], ["plugins", "list", "--json"]],
+)
+def test_starting_up_is_light(arguments: list[str]) -> None:
+    heavy = {"torch", "mlx", "numpy", "pydantic", "tokenizers", "minillm_muon", "minillm_modded"}
+    script = (
+        "import sys; from minillm_core.cli.main import main\n"
+        f"code = main({arguments!r})\n"
+        f"print(code, sorted({heavy!r} & set(sys.modules)), file=sys.stderr)"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert found.stderr.strip() == "0 []"
+
+
+def test_the_module_is_the_program() -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "minillm_core", "train", "--foo"], capture_output=True, text=True
+    )
+    assert found.returncode == 2
+    assert found.stdout == ""
+    assert "No such option: --foo" in found.stderr
+
+
+def test_the_version_is_the_distribution_s(program: Program) -> None:
+    from importlib.metadata import version
+
+    assert program("--version") == (0, f"minillm {version('minillm-core')}\n", "")
+
+
+def test_plugins_are_listed_as_one_document(program: Program) -> None:
+    code, out, err = program("plugins", "list", "--json")
+    assert (code, err) == (0, "")
+    assert all({"name", "distribution", "state"} <= set(entry) for entry in json.loads(out))

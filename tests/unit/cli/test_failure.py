@@ -1,0 +1,148 @@
+"""Errors become exit codes and at most twelve lines on stderr."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minillm_core import errors
+from minillm_core.cli import main as program_module
+from minillm_core.cli.failure import LINES, explain
+from minillm_core.errors import MinillmError
+
+Program = Callable[..., tuple[int, str, str]]
+FAMILY = [
+    getattr(errors, name)
+    for name in errors.__all__
+    if name != "PluginCodeError"  # made from a plugin and a hook
+]
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
+    """Let every command raise."""
+
+    def fail(error: BaseException) -> None:
+        def app(*_: object, **__: object) -> None:
+            raise error
+
+        monkeypatch.setattr(program_module, "app", app)
+
+    return fail
+
+
+@pytest.mark.parametrize("kind", FAMILY)
+def test_each_error_has_its_code_and_no_traceback(program: Program, failing, kind) -> None:
+    failing(kind("what", where="where", fix="fix"))
+    code, out, err = program("train")
+    assert (code, out) == (kind.exit_code, "")
+    assert err == "what\n  where: where\n  fix:   fix\n"
+
+
+def test_a_plugin_s_own_error_is_3(program: Program, failing) -> None:
+    failing(errors.PluginCodeError("muon", "build_model", where="muon.py:3 in f\nValueError: x"))
+    code, _, err = program("train")
+    assert code == 3
+    assert "plugin 'muon' raised in build_model" in err
+
+
+@pytest.mark.parametrize("place", [["--debug", "train"], ["train", "--debug"]])
+def test_debug_shows_the_traceback(program: Program, failing, place: list[str]) -> None:
+    failing(MinillmError("what"))
+    _, _, err = program(*place)
+    assert err.startswith("Traceback")
+    assert err.endswith("what\n")
+
+
+def test_debug_after_the_end_of_flags_is_an_argument(program: Program) -> None:
+    code, _, err = program("train", "--", "--debug")
+    assert code == 2
+    assert "'--debug' is not of the form key=value" in err
+
+
+def test_anything_else_is_a_defect(program: Program, failing) -> None:
+    failing(ZeroDivisionError("division by zero"))
+    code, _, err = program("train")
+    assert code == 1
+    assert err.startswith("a defect in minillm: ZeroDivisionError: division by zero\n")
+    assert "--debug" in err
+    assert "Traceback" not in err
+
+
+def test_an_end_of_file_is_no_exception(program: Program, monkeypatch) -> None:
+    def truncated(*_: object) -> None:
+        raise EOFError("compressed file ended early")
+
+    monkeypatch.setattr("minillm_core.cli.plugins_list.list_plugins", truncated)
+    code, _, err = program("plugins", "list")
+    assert code == 1
+    assert "EOFError: compressed file ended early" in err
+
+
+def test_an_interruption_is_130_and_one_line(program: Program, monkeypatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("minillm_core.cli.plugins_list.list_plugins", interrupted)
+    assert program("plugins", "list") == (130, "", "interrupted: nothing was saved\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        ([], "minillm: Missing command."),
+        (["trian"], "No such command 'trian'. Did you mean 'train'?"),
+        (["train", "--stps", "3"], "minillm train: No such option: --stps"),
+        (["train", "--foo.bar", "3"], "minillm train: No such option: --foo.bar"),
+        (["train", "--steps"], "Option '--steps' requires an argument."),
+        (["train", "--steps", "x"], "Invalid value for '--steps'"),
+        (["eval"], "minillm eval: Missing"),
+        (["eval", "OUT"], "minillm eval: Missing option '--data'."),
+        (["plan", "--diff", "a"], "Option '--diff' requires 2 arguments."),
+        (["plugins"], "minillm plugins: Missing command."),
+        (["plugins", "info"], "minillm plugins info: Missing argument 'NAME'."),
+    ],
+)
+def test_usage_errors_are_2(program: Program, arguments: list[str], what: str) -> None:
+    code, out, err = program(*arguments)
+    assert (code, out) == (2, "")
+    assert what in err
+    assert "--help" in err
+    assert err.count("\n") <= LINES
+
+
+@given(st.text(), st.text(), st.none() | st.text())
+def test_an_explanation_is_short_and_harmless(what: str, where: str, fix: str | None) -> None:
+    for error in (MinillmError(what, where=where, fix=fix), RuntimeError(what)):
+        text, _ = explain(error)
+        assert text.count("\n") < LINES
+        assert not any(ord(c) < 32 and c != "\n" for c in text.replace("\t", ""))
+
+
+def test_colours_of_others_are_stripped() -> None:
+    text, _ = explain(MinillmError("a\x1b[31mred\x1b]0;title\x07 file"))
+    assert text == "ared file"
+
+
+def test_a_long_explanation_is_cut() -> None:
+    text, _ = explain(MinillmError("\n".join("abcdefghijklmnopqrstuvwxyz")))
+    assert text.count("\n") == LINES - 1
+    assert text.endswith("(--debug shows everything)")
+
+
+def test_a_reader_that_goes_away_is_no_traceback() -> None:
+    script = "import sys; from minillm_core.cli.main import main; sys.exit(main(['--help']))"
+    program = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert program.stdout is not None
+    assert program.stderr is not None
+    program.stdout.close()
+    assert program.stderr.read() == b""
+    assert program.wait() in (0, 1)
+    program.stderr.close()
