@@ -56,7 +56,17 @@ def train(
         kernels=kernels,
     )
     prepared = prepare(asked, to_run=True)
+    assert prepared.detected is not None  # or it would have been refused
 
+    from minillm_core.cli.cache import cache_folder
+    from minillm_core.cli.console import say
     from minillm_core.train.run import train as run
 
-    run(prepared.loaded, prepared.plugins, prepared.detected, out=out)
+    run(
+        prepared.loaded,
+        prepared.plugins,
+        prepared.detected,
+        out=out,
+        cache=cache_folder(),
+        say=say,
+    )
