@@ -56,7 +56,7 @@ class ArrayFunctions(Protocol):
         ...
 
     def take(self, x: Array, indices: Array, axis: int) -> Array:
-        """Rows of ``x`` along ``axis``; indices int32 (n,)."""
+        """Entries of ``x`` along ``axis``: indices int32 (n,) keep it, a 0-d index drops it."""
         ...
 
     def take_along_axis(self, x: Array, indices: Array, axis: int) -> Array:

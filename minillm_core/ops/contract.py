@@ -171,6 +171,13 @@ class Operations(ArrayFunctions, Protocol):
         """
         ...
 
+    def logits(self, hidden: Array, weight: Array, form: LossForm) -> Array:
+        """The head's logits where they are wanted themselves, for the next token of few rows.
+
+        hidden (B, C), weight (V, C) -> float32 (B, V).
+        """
+        ...
+
     def swiglu(self, gate: Array, up: Array) -> Array:
         """silu(gate) * up: both (..., F)."""
         ...
@@ -256,6 +263,11 @@ CONTRACTS: Mapping[str, Contract] = {
             Operations.attention,
             ("q", "k", "v"),
             **{"float64": 1e-12, "float32": 5e-6, "float16": 5e-3, "bfloat16": 4e-2},
+        ),
+        _contract(
+            Operations.logits,
+            ("hidden", "weight"),
+            **{"float64": 1e-6, "float32": 2e-6, "float16": 2e-3, "bfloat16": 1e-2},
         ),
         _contract(
             Operations.swiglu,

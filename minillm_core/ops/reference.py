@@ -18,6 +18,7 @@ __all__ = [
     "embedding",
     "linear",
     "linear_cross_entropy",
+    "logits",
     "rms_norm",
     "rotate",
     "swiglu",
@@ -93,6 +94,11 @@ def attention(
     return np.einsum("bhts,bshd->bthd", p, v)
 
 
+def logits(hidden: Array, weight: Array, form: LossForm) -> Array:
+    """The head's logits where they are wanted themselves."""
+    return form.logits(NumPyArrays, linear(hidden, weight))
+
+
 def swiglu(gate: Array, up: Array) -> Array:
     """silu(gate) * up."""
     return NumPyArrays.silu(_float64(gate)) * _float64(up)
@@ -106,9 +112,9 @@ def linear_cross_entropy(
     form: LossForm = PLAIN,
 ) -> tuple[Array, Array, Array]:
     """(total, sums (K,), count): see the contract."""
-    logits = form.logits(NumPyArrays, linear(hidden, weight))  # (N, V)
-    lse = NumPyArrays.logsumexp(logits)  # (N,)
-    log_p = logits - lse[:, None]
+    z = logits(hidden, weight, form)  # (N, V)
+    lse = NumPyArrays.logsumexp(z)  # (N,)
+    log_p = z - lse[:, None]
     supervised = targets >= 0  # (K, N)
     picked = np.take_along_axis(log_p, np.where(supervised, targets, 0).T, axis=1).T  # (K, N)
     loss = np.where(supervised, form.loss(picked, np.mean(log_p, axis=-1), lse), 0.0)  # (K, N)

@@ -22,6 +22,8 @@ def _dtype(name: str) -> np.dtype[Any]:
 class NumPyArrays:
     """The functions of :class:`minillm_core.ops.arrays.ArrayFunctions`, for numpy.ndarray."""
 
+    matmul_dtype = "float64"
+
     exp = staticmethod(np.exp)
     log = staticmethod(np.log)
     sqrt = staticmethod(np.sqrt)
@@ -39,7 +41,20 @@ class NumPyArrays:
     concat = staticmethod(np.concatenate)
     stack = staticmethod(np.stack)
     zeros_like = staticmethod(np.zeros_like)
+    ones_like = staticmethod(np.ones_like)
     full_like = staticmethod(np.full_like)
+
+    @staticmethod
+    def like(number: Any, x: Array) -> Any:
+        return number
+
+    @staticmethod
+    def constant(numbers: Sequence[float], shape: Sequence[int]) -> Array:
+        return np.asarray(numbers, np.float64).reshape(shape)
+
+    @staticmethod
+    def scalar(number: Any) -> Array:
+        return np.asarray(number, np.float64).reshape(())
 
     @staticmethod
     def sigmoid(x: Array) -> Array:

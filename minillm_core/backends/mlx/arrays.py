@@ -34,7 +34,24 @@ class MLXArrays:
     take_along_axis = staticmethod(mx.take_along_axis)
     expand_dims = staticmethod(mx.expand_dims)
     zeros_like = staticmethod(mx.zeros_like)
+    ones_like = staticmethod(mx.ones_like)
     stop_gradient = staticmethod(mx.stop_gradient)
+
+    matmul_dtype = "float32"  # Newton-Schulz in bfloat16 has left the range on MLX
+
+    @staticmethod
+    def like(number: mx.array | float, x: mx.array) -> mx.array | float:
+        return number.astype(x.dtype) if isinstance(number, mx.array) else number
+
+    @staticmethod
+    def constant(numbers: Sequence[float], shape: Sequence[int]) -> mx.array:
+        return mx.array(numbers, dtype=mx.float32).reshape(tuple(shape))
+
+    @staticmethod
+    def scalar(number: mx.array | float) -> mx.array:
+        if isinstance(number, mx.array):
+            return number.astype(mx.float32).reshape(())
+        return mx.array(number, dtype=mx.float32)
 
     @staticmethod
     def silu(x: mx.array) -> mx.array:

@@ -9,8 +9,9 @@ import mlx.core as mx
 
 from minillm_core.backends.mlx.arrays import MLXArrays
 from minillm_core.backends.mlx.kernels import attention, loss, norm, rotary
+from minillm_core.ops.contract import LossForm
 
-__all__ = ["MLXOps", "embedding", "linear", "swiglu"]
+__all__ = ["MLXOps", "embedding", "linear", "logits", "swiglu"]
 
 Kernel = Callable[..., Any]
 
@@ -23,6 +24,11 @@ def linear(x: mx.array, weight: mx.array) -> mx.array:
 def embedding(ids: mx.array, weight: mx.array) -> mx.array:
     """weight[ids]: ids int32 (...), weight (V, C) -> (..., C). Ids are not checked here."""
     return weight[ids]
+
+
+def logits(hidden: mx.array, weight: mx.array, form: LossForm) -> mx.array:
+    """The head's logits where they are wanted themselves: (B, C), (V, C) -> float32 (B, V)."""
+    return form.logits(mx, (hidden @ weight.T).astype(mx.float32))
 
 
 def swiglu(gate: mx.array, up: mx.array) -> mx.array:
@@ -48,6 +54,7 @@ class MLXOps(MLXArrays):
     rotate: Kernel
     attention: Kernel
     swiglu: Kernel
+    logits: Kernel
     linear_cross_entropy: Kernel
 
     def __init__(self, kernels: Mapping[str, Kernel] | None = None) -> None:
@@ -58,6 +65,7 @@ class MLXOps(MLXArrays):
             "rotate": rotary.from_table,
             "attention": attention.sdpa,
             "swiglu": swiglu,
+            "logits": logits,
             "linear_cross_entropy": loss.dense,
         }
         for op, kernel in {**usual, **(kernels or {})}.items():

@@ -30,6 +30,7 @@ class NumPyOps(NumPyArrays):
     rotate: Kernel
     attention: Kernel
     swiglu: Kernel
+    logits: Kernel
     linear_cross_entropy: Kernel
 
     def __init__(self, kernels: Mapping[str, Kernel] | None = None) -> None:

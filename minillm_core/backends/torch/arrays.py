@@ -85,7 +85,8 @@ class TorchArrays:
 
     @staticmethod
     def take(x: Tensor, indices: Tensor, axis: int) -> Tensor:
-        return x.index_select(axis, indices)
+        rows = x.index_select(axis, indices.reshape(-1))
+        return rows if indices.ndim else rows.squeeze(axis)
 
     @staticmethod
     def take_along_axis(x: Tensor, indices: Tensor, axis: int) -> Tensor:

@@ -49,6 +49,7 @@ CANDIDATES: tuple[Candidate, ...] = (
     _core("attention", "sdpa", "kernels.attention:sdpa"),
     _core("attention", "composed", "kernels.attention:composed", plain=True),
     _core("swiglu", "composed", "ops:swiglu", plain=True),
+    _core("logits", "matmul", "ops:logits", plain=True),
     _core("linear_cross_entropy", "chunked", "kernels.loss:chunked"),
     _core("linear_cross_entropy", "dense", "kernels.loss:dense", plain=True),
     _core("linear_cross_entropy", "torch", "kernels.loss:native", accepts=_native_loss),

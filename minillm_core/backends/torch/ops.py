@@ -13,7 +13,7 @@ from minillm_core.backends.torch.arrays import TorchArrays
 from minillm_core.backends.torch.kernels import attention, loss, norm, rotary
 from minillm_core.ops.contract import LossForm
 
-__all__ = ["TorchOps", "embedding", "linear", "swiglu"]
+__all__ = ["TorchOps", "embedding", "linear", "logits", "swiglu"]
 
 Kernel = Callable[..., Any]
 
@@ -57,6 +57,7 @@ class TorchOps(TorchArrays):
     rotate: Kernel
     attention: Kernel
     swiglu: Kernel
+    logits: Kernel
     linear_cross_entropy: Kernel
 
     def __init__(
@@ -70,8 +71,8 @@ class TorchOps(TorchArrays):
             "rotate": rotary.rotate,
             "attention": attention.sdpa,
             "swiglu": swiglu,
+            "logits": logits,
             "linear_cross_entropy": loss.dense,
         }
-        self.logits = logits
         for op, kernel in {**usual, **(kernels or {})}.items():
             setattr(self, op, kernel)

@@ -34,7 +34,7 @@ def dense(
     6 N C V FLOPs with the backward pass; N V (compute dtype + 2 x float32) bytes in eager mode.
     """
     logits = form.logits(torch, _accumulated(F.linear(hidden, weight)))  # (N, V) float32
-    ids, scale = _supervision(targets, weights)
+    ids, scale = _supervision(targets, weights, _wide(hidden.dtype))
     loss = _losses(logits, F.log_softmax(logits, dim=-1), ids, form)
     return _reported(loss, targets, scale)
 
@@ -63,7 +63,7 @@ def chunked(
         rows: positions in a chunk; by default as many as :func:`chunk_rows` says.
     """
     rows = rows or chunk_rows(hidden, weight)
-    ids, scale = _supervision(targets, weights)
+    ids, scale = _supervision(targets, weights, _wide(hidden.dtype))
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
         total, loss = _Chunked.apply(hidden, weight, ids, scale, form, rows)
     else:
@@ -154,9 +154,11 @@ class _Chunked(Function):
         )
 
 
-def _supervision(targets: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+def _supervision(
+    targets: Tensor, weights: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """Indices that can be gathered, int64 (K, N), and each loss's weight, 0 where unsupervised."""
-    supervised = (targets >= 0).float()  # (K, N)
+    supervised = (targets >= 0).to(dtype)  # (K, N)
     if weights is not None:
         supervised = supervised * (weights if weights.ndim == 2 else weights[:, None])
     return targets.clamp(min=0).long(), supervised
