@@ -12,6 +12,7 @@ from typing import Any
 
 from minillm_core.nn.attention import Attention, AttentionSpec
 from minillm_core.nn.geometry import Geometry
+from minillm_core.nn.init import Init, Normal
 from minillm_core.nn.mlp import SwiGLU
 from minillm_core.nn.module import Module
 from minillm_core.nn.node import Node, Scope
@@ -40,6 +41,7 @@ class BlockSpec:
     site_mid: SiteSpec | None = None  # None: carry + sublayer
     site_out: SiteSpec | None = None
     taps: tuple[str, ...] = ()  # of this block's "in", "mid", "out", sorted
+    output_init: Init = Normal(0.02)  # of the plain MLP's last matrix
 
     def sites(self) -> tuple[SiteSpec, ...]:
         """The claimed ones."""
@@ -92,9 +94,8 @@ class Block(Module):
         self.plain_attention = isinstance(spec.attention, AttentionSpec)
         if not isinstance(spec.mlp, Nothing):
             self.mlp_norm = norm_of(geometry, spec.mlp_norm)
-            init = spec.attention.output_init if self.plain_attention else None
-            plain_mlp = SwiGLU(geometry, init) if init else SwiGLU(geometry)
-            self.mlp = plain_mlp if spec.mlp is None else spec.mlp.make(geometry)
+            plain = spec.mlp is None
+            self.mlp = SwiGLU(geometry, spec.output_init) if plain else spec.mlp.make(geometry)
         self.plain_mlp = spec.mlp is None
         self.site_in = Site(geometry, spec.site_in) if spec.site_in else None
         self.site_mid = Site(geometry, spec.site_mid) if spec.site_mid else None

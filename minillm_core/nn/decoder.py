@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from minillm_core.errors import PlanError
 from minillm_core.nn.block import Block, BlockSpec, Nothing, norm_of
 from minillm_core.nn.geometry import Geometry
 from minillm_core.nn.init import Normal
@@ -185,15 +186,24 @@ class Decoder(Module):
 
 
 def decoder(spec: DecoderSpec) -> Any:
-    """The model on the current framework, every module knowing its path and its claims."""
+    """The model on the current framework, every module knowing its path and its claims.
+
+    Raises:
+        PlanError: a claim on the product of what is no Linear leaf of this model.
+    """
     model: Any = Decoder(spec)
+    leaves = {path: m for path, m in named_modules(model) if isinstance(m, Linear)}
+    for leaf, node in spec.linears:
+        if leaf not in leaves:
+            raise PlanError(
+                f"plugin '{node.owner}' replaces the product of '{leaf}', which is no leaf",
+                where=node.slot,
+                fix="leaves are " + ", ".join(sorted(leaves)[:4]) + ", ...",
+            )
+        leaves[leaf].product = node.make(spec.geometry)
     modules = dict(named_modules(model))
     for path, module in modules.items():
         module.path = path
-    for leaf, node in spec.linears:
-        product: Any = node.make(spec.geometry)
-        product.path = f"{leaf}.product"
-        modules[leaf].product = product
     for index, block in enumerate(model.layers):
         below = [m for path, m in modules.items() if path.startswith(f"layers.{index}.")]
         block.tap_names = tuple(f"layers.{index}.{tap}" for tap in block.taps)

@@ -29,6 +29,7 @@ class Node:
     reads: tuple[str, ...] = ()  # forward's arguments, in order
     external: tuple[str, ...] = ()  # those of them that are not the slot's own
     cls: type | None = field(default=None, compare=False, repr=False)
+    slot: str = field(default="", compare=False)  # where it was put, for people to read
 
     def make(self, geometry: Geometry) -> Module:
         """The node as a module of the current framework."""
@@ -76,6 +77,7 @@ def node_of(
     own: Collection[str],
     name: str | None = None,
     call: str = "forward",
+    slot: str = "",
 ) -> Node:
     """Make the Node of a plugin's class for a slot that gives the names ``own``.
 
@@ -86,12 +88,15 @@ def node_of(
     if not (isinstance(cls, type) and issubclass(cls, Module)):
         raise ValueError(f"{cls!r} is not a class derived from minillm_core.Module")
     parameters = dict(list(inspect.signature(cls.__init__).parameters.items())[1:])
+    for key, parameter in parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise ValueError(f"{cls.__name__} takes *{key}: list each of its arguments")
     for key in arguments:
         if key not in parameters:
             takes = ", ".join(parameters) or "none"
             raise ValueError(f"{cls.__name__} takes no argument '{key}' (it takes {takes})")
     for key, parameter in parameters.items():
-        required = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
+        required = parameter.default is parameter.empty
         if required and key not in arguments and key != "geometry":
             raise ValueError(f"{cls.__name__} needs the argument '{key}'")
     reads = call_names(getattr(cls, call))
@@ -103,6 +108,7 @@ def node_of(
         reads=reads,
         external=tuple(sorted(set(reads) - set(own))),
         cls=cls,
+        slot=slot,
     )
 
 

@@ -18,15 +18,23 @@ def reference_of(target: Any) -> str:
     """``module:qualname`` of a class or function.
 
     Raises:
-        ValueError: a lambda, a local function or an instance: nothing that can be found again.
+        ValueError: a lambda, a local function, an instance or its method: nothing that can be
+            found again.
     """
     module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
-    if not module or not name or "<" in name:
+    if not module or not name or "<" in name or not _found_again(target, f"{module}:{name}"):
         raise ValueError(
             f"{target!r} cannot be referred to: hand in a class or function of a module "
             "(no lambda, no closure, no instance)"
         )
     return f"{module}:{name}"
+
+
+def _found_again(target: Any, reference: str) -> bool:
+    try:
+        return resolve(reference) == target
+    except (ImportError, AttributeError):
+        return False
 
 
 def resolve(reference: str) -> Any:
@@ -47,19 +55,19 @@ def json_arguments(arguments: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     """Arguments as sorted pairs, lists as tuples, so that they can be hashed.
 
     Raises:
-        ValueError: a value that is not JSON.
+        ValueError: a value that is not JSON, or a mapping: its items are arguments themselves.
     """
     for key, value in arguments.items():
         try:
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise ValueError(f"argument {key}={value!r} is not JSON: a plan holds data") from error
-    return tuple(sorted((key, _hashable(value)) for key, value in arguments.items()))
+    return tuple(sorted((key, _hashable(key, value)) for key, value in arguments.items()))
 
 
-def _hashable(value: Any) -> Any:
+def _hashable(key: str, value: Any) -> Any:
     if isinstance(value, (list, tuple)):
-        return tuple(_hashable(item) for item in value)
+        return tuple(_hashable(key, item) for item in value)
     if isinstance(value, Mapping):
-        return tuple(sorted((key, _hashable(item)) for key, item in value.items()))
+        raise ValueError(f"argument {key}: {value!r} is a mapping: give each item a name")
     return value

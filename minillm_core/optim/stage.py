@@ -132,6 +132,10 @@ class Rule:
         """Whether same-shaped parameters are worked on together."""
         return any(s.needs == "matrix" for _, _, s in self.stages)
 
+    def takes(self, *arguments: str) -> bool:
+        """Whether there is a stage for each of these constants."""
+        return set(arguments) <= {name for _, _, s in self.stages for name, _ in s.arguments}
+
     def data(self) -> dict[str, Any]:
         """As JSON."""
         return {

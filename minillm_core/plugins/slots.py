@@ -137,7 +137,7 @@ class Chain:
             while earlier:
                 ready = sorted(name for name, others in earlier.items() if not others)
                 if len(ready) != 1:
-                    first, second = (ready or sorted(earlier))[:2]
+                    first, second, *_ = 2 * (ready or sorted(earlier))
                     why = "has no stated order" if ready else "goes round in a circle"
                     raise PlanError(
                         f"the order of '{first}' and '{second}' in {self.where}.{anchor} {why}",

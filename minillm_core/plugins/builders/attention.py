@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from minillm_core.errors import PlanError
 from minillm_core.nn.attention import AttentionSpec, Layout
 from minillm_core.nn.geometry import Geometry
 from minillm_core.nn.init import Init
-from minillm_core.nn.node import Node
+from minillm_core.nn.node import Node, node_of
 from minillm_core.nn.rope import RopeSpec
 from minillm_core.nn.value import Setting
 from minillm_core.optim.schedules import Schedule
@@ -137,11 +138,15 @@ class AttentionBuilder(Builder):
         if not (isinstance(cls, type) and issubclass(cls, Layout)):
             raise PlanError(f"plugin '{self._owner}', slot {where}: {cls!r} is not a Layout")
         try:
-            from minillm_core.nn.node import node_of
-
-            node = node_of(self._owner, cls, arguments, own=("call",), call="enter")
+            node = node_of(self._owner, cls, arguments, own=(), call="enter", slot=where)
         except ValueError as error:
             raise PlanError(f"plugin '{self._owner}', slot {where}: {error}") from error
+        if len(node.reads) != 1:
+            raise PlanError(
+                f"plugin '{self._owner}', slot {where}: {cls.__name__}.enter takes "
+                f"({', '.join(node.reads)}), and is called with a Call alone"
+            )
+        node = replace(node, reads=("call",), external=())
         self._slots.layout.add(self._owner, node)
         if cls.rope == "after":
             self.qk.shift.close("its layout rotates q and k after they are rearranged")
@@ -149,6 +154,11 @@ class AttentionBuilder(Builder):
     def window(self, number: int | Schedule) -> None:
         """Claim: how many keys a query sees, itself included."""
         setting = self._setting("window", number, f"layers.{self.layer}")
+        if setting.constant is not None and not (type(number) is int and number > 0):
+            raise PlanError(
+                f"plugin '{self._owner}', slot {self._slots.window.where}: a window of {number} keys",
+                fix="a whole number from 1 on, or a schedule",
+            )
         self._slots.window.add(self._owner, setting)
 
     def scale(self, number: float | Schedule) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Collection
+from math import isfinite
 from typing import Any
 
 from minillm_core.errors import PlanError
@@ -12,7 +14,12 @@ from minillm_core.nn.value import Setting
 from minillm_core.optim.schedules import Schedule
 from minillm_core.plugins.slots import Chain
 
-__all__ = ["Anchor", "Builder", "ValueTable"]
+__all__ = ["RESERVED", "Anchor", "Builder", "ValueTable"]
+
+RESERVED = frozenset(
+    "x y q k v carry sublayer x0 ids labels documents positions weights normaliser".split()
+)
+"""Names that slots and the batch give; a stream or a field may not take one."""
 
 Function = tuple[str, str, tuple[tuple[str, Any], ...]]
 """owner, reference, arguments."""
@@ -55,7 +62,7 @@ class Builder:
     ) -> Node:
         full = self._owner if name is None else f"{self._owner}_{name}"
         try:
-            return node_of(self._owner, cls, arguments, own=own, name=full)
+            return node_of(self._owner, cls, arguments, own=own, name=full, slot=slot)
         except ValueError as error:
             raise PlanError(f"plugin '{self._owner}', slot {slot}: {error}") from error
 
@@ -63,12 +70,22 @@ class Builder:
         if isinstance(number, Schedule):
             name = self._values.add(self._owner, f"{self._owner}.{slot}", number, place)
             return Setting(self._owner, value=name)
-        if isinstance(number, bool) or not isinstance(number, (int, float)):
+        if isinstance(number, bool) or not isinstance(number, (int, float)) or not isfinite(number):
             raise PlanError(
                 f"plugin '{self._owner}', slot {slot}: {number!r} is neither a number nor a "
                 "schedule (piecewise, cosine, scheduled, stages)"
             )
         return Setting(self._owner, constant=number)
+
+    def _named(self, slot: str, name: str) -> None:
+        """Refuse a name that forward() could not ask for, or that means something already."""
+        if not name.isidentifier() or keyword.iskeyword(name):
+            raise PlanError(f"plugin '{self._owner}', {slot}: '{name}' is no name of an argument")
+        if name in RESERVED:
+            raise PlanError(
+                f"plugin '{self._owner}', {slot}: '{name}' is a reserved name",
+                fix="taken are " + ", ".join(sorted(RESERVED)),
+            )
 
     def _function(self, slot: str, function: Any, arguments: dict[str, Any]) -> Function:
         try:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from minillm_core.errors import PlanError
 from minillm_core.plugins.builders.base import Builder, ValueTable
-from minillm_core.plugins.builders.model import RESERVED
 from minillm_core.plugins.slots import Terms
 
 __all__ = ["DataBuilder", "DataSlots", "Field"]
@@ -67,8 +66,7 @@ class DataBuilder(Builder):
         Raises:
             PlanError: a reserved name, an unknown dtype, or another plugin writes it.
         """
-        if name in RESERVED:
-            raise PlanError(f"plugin '{self._owner}': batch field '{name}' has a reserved name")
+        self._named("data.field", name)
         if dtype not in DTYPES:
             raise PlanError(
                 f"plugin '{self._owner}': field '{name}' has dtype {dtype}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from minillm_core.errors import PlanError
@@ -16,11 +17,6 @@ from minillm_core.plugins.builders.base import Anchor, Builder, ValueTable
 from minillm_core.plugins.slots import Chain, Claim, Terms
 
 __all__ = ["ModelBuilder", "ModelSlots"]
-
-RESERVED = frozenset(
-    "x y q k v carry sublayer x0 ids labels documents positions weights normaliser".split()
-)
-"""Names that slots and the batch give; a stream may not take one."""
 
 
 class ModelSlots:
@@ -98,13 +94,10 @@ class ModelBuilder(Builder):
         """Named: a tensor computed once a micro-batch, from what ``cls.forward`` reads.
 
         Raises:
-            PlanError: the name is one that slots or the batch give.
+            PlanError: the name is one that slots or the batch give, or no identifier.
         """
-        if name in RESERVED:
-            raise PlanError(f"plugin '{self._owner}': stream '{name}' has a reserved name")
-        from dataclasses import replace
-
-        node = self._node("model.streams", (), cls, arguments)
+        self._named("model.streams", name)
+        node = self._node(f"model.streams[{name}]", (), cls, arguments)
         self._slots.streams.add(self._owner, name, replace(node, name=name))
 
     def tap(self, site: str) -> str:
@@ -151,6 +144,11 @@ class ModelBuilder(Builder):
     def linear(self, leaf: str, cls: type, **arguments: Any) -> None:
         """Claim: the product of a leaf (layers.0.attention.q): x, weight -> (..., O)."""
         node = self._node(f"model.linear[{leaf}]", ("x", "weight"), cls, arguments)
+        if node.reads != ("x", "weight"):
+            raise PlanError(
+                f"plugin '{self._owner}', slot {node.slot}: {cls.__name__}.forward takes "
+                f"({', '.join(node.reads)}), and is called with (x, weight)"
+            )
         claim = self._slots.linear.setdefault(leaf, Claim(f"model.linear[{leaf}]"))
         claim.add(self._owner, node)
 

@@ -55,16 +55,13 @@ class OptimizerSlots:
         """Groups of every parameter; every clash is an error."""
         for (rule, anchor), claim in sorted(self.extensions.items()):
             if rule not in self.rules:
-                owner = min(claim.held)
-                raise PlanError(
-                    f"plugin '{owner}' extends the rule '{rule}', which no active plugin provides",
-                    where=f"opt.extend({rule}, {anchor})",
-                    fix=f"add the plugin that provides it: --plugins {rule},{owner}",
-                )
+                raise self.lacks(rule, min(claim.held), f"opt.extend({rule}, {anchor})")
         rules = {name: self.rule(name) for name in sorted(self.rules)}
         assigned: dict[str, tuple[Rule, Member]] = {}
         for name, parameter in self.parameters.items():
             rule = self.assigned[name].resolve() if name in self.assigned else "adamw"
+            if rule not in rules:
+                raise self.lacks(rule, self.assigned[name].owner, f"opt.assign({rule})")
             numbers = {
                 field: claim.resolve()
                 for (n, field), claim in self.multipliers.items()
@@ -72,10 +69,24 @@ class OptimizerSlots:
             }
             betas = numbers.pop("betas", None)
             overrides = () if betas is None else (("beta1", betas[0]), ("beta2", betas[1]))
+            if overrides and not rules[rule].takes("beta1", "beta2"):
+                raise PlanError(
+                    f"plugin '{self.multipliers[name, 'betas'].owner}' sets betas of '{name}', "
+                    f"which follows the rule '{rule}': it has none",
+                    where=f"opt.set[{name}].betas",
+                )
             fields = {"lr_mul": parameter.lr_mul, "wd_mul": parameter.wd_mul, **numbers}
             member = Member(name, parameter.shape, **fields, overrides=overrides)
             assigned[name] = (rules[rule], member)
         return groups_of(assigned)
+
+    def lacks(self, rule: str, owner: str, where: str) -> PlanError:
+        """The error of a plugin that builds on a rule which is not there."""
+        return PlanError(
+            f"plugin '{owner}' builds on the rule '{rule}', which no active plugin provides",
+            where=where,
+            fix=f"add the plugin that provides it: --plugins {rule},{owner}",
+        )
 
     def rule(self, name: str) -> Rule:
         """A rule with its extensions, its values named in the plan."""
@@ -137,8 +148,8 @@ class OptimizerBuilder(Builder):
                 f"rule '{name}' is provided by both '{other}' and '{self._owner}'",
                 fix=f"drop one of them (--plugins -{self._owner})",
             )
-        for anchor in stages:
-            self._anchor(anchor)
+        for anchor, draft in stages.items():
+            self._stage(anchor, draft)
         schedule = lr if isinstance(lr, Schedule) else Scheduled(float(lr))
         defaults = {
             "decay": stage(decay, weight_decay=self.weight_decay),
@@ -148,7 +159,7 @@ class OptimizerBuilder(Builder):
 
     def extend(self, rule: str, anchor: str, draft: Draft) -> None:
         """Claim: a stage of a rule that another plugin provides."""
-        self._anchor(anchor)
+        self._stage(anchor, draft)
         where = f"opt.extend({rule}, {anchor})"
         claim = self._slots.extensions.setdefault((rule, anchor), Claim(where))
         claim.add(self._owner, draft)
@@ -190,9 +201,14 @@ class OptimizerBuilder(Builder):
             raise PlanError(f"plugin '{self._owner}', {slot}: no parameter fits")
         return chosen
 
-    def _anchor(self, anchor: str) -> None:
+    def _stage(self, anchor: str, draft: Draft) -> None:
         if anchor not in ANCHORS:
             raise PlanError(
                 f"plugin '{self._owner}': a rule has no stage '{anchor}'",
                 fix=f"stages are {', '.join(ANCHORS)}",
+            )
+        if not isinstance(draft, Draft):
+            raise PlanError(
+                f"plugin '{self._owner}', stage {anchor}: {draft!r} is no stage",
+                fix="wrap the function: minillm_core.stage(function, ...)",
             )
