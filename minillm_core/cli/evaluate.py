@@ -54,19 +54,19 @@ def evaluate(
     show_help: options.Help = False,
 ) -> None:
     """Measure a run's loss and bits per byte on text."""
-    from minillm_core.backends.detect import choose, probe
     from minillm_core.cli.cache import cache_folder
     from minillm_core.cli.console import emit, say
     from minillm_core.config.selection import select
-    from minillm_core.train.evaluate import evaluate as measure
+    from minillm_core.train.evaluate import evaluate_run
 
     specs, _ = select({}, plugins)
-    result = measure(
+    result = evaluate_run(
         out,
         data,
         seq_len=seq_len,
         max_tokens=max_tokens,
-        detected=choose(probe(), backend or "auto", device or "auto"),
+        backend=backend or "auto",
+        device=device or "auto",
         plugins=specs,
         cache=cache_folder(),
         say=say,

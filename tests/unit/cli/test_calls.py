@@ -1,0 +1,120 @@
+"""What each command hands to the code that does the work, and how it shows what comes back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Program = Callable[..., tuple[int, str, str]]
+
+
+class Spy:
+    """Keeps what it was called with."""
+
+    def __init__(self, result: Any = None) -> None:
+        self.result, self.arguments, self.named = result, (), {}
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        self.arguments, self.named = arguments, named
+        return self.result
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINILLM_CACHE", "/cache")
+
+
+def test_train_hands_over_what_was_asked(program: Program, monkeypatch) -> None:
+    spy = Spy()
+    monkeypatch.setattr("minillm_core.train.run.train", spy)
+    arguments = ("--steps", "3", "--out", "here", "--data", "a", "--data", "b", "--deterministic")
+    assert program("train", *arguments, "train.lr=1", "--preset", "tiny")[0] == 0
+    loaded, plugins, detected = spy.arguments
+    assert (loaded.config.train.steps, loaded.config.train.lr) == (3, 1.0)
+    assert loaded.config.data.paths == ("a", "b")
+    assert loaded.config.deterministic
+    assert loaded.origins["deterministic"] == "--deterministic"
+    assert plugins == ()
+    assert detected.backend in ("torch", "mlx")
+    assert spy.named["out"] == Path("here")
+    assert spy.named["cache"] == Path("/cache")
+
+
+RESULT = {"val_loss": 1.25, "bits_per_byte": 0.5, "tokens": 1234, "step": 3, "checkpoint": "c"}
+
+
+def test_eval_hands_over_what_was_asked(program: Program, monkeypatch) -> None:
+    spy = Spy(RESULT)
+    monkeypatch.setattr("minillm_core.train.evaluate.evaluate_run", spy)
+    code, out, _ = program("eval", "run", "--data", "a", "--seq-len", "7", "--max-tokens", "9")
+    assert code == 0
+    assert out == "val_loss       1.2500\nbits_per_byte  0.5000\ntokens         1,234\n"
+    assert spy.arguments == (Path("run"), ["a"])
+    assert (spy.named["seq_len"], spy.named["max_tokens"]) == (7, 9)
+
+
+@pytest.mark.parametrize("loss", [1.25, float("nan")])
+def test_eval_writes_one_document(program: Program, monkeypatch, loss: float) -> None:
+    result = RESULT | {"val_loss": loss, "bits_per_byte": None}
+    monkeypatch.setattr("minillm_core.train.evaluate.evaluate_run", Spy(result))
+    code, out, _ = program("eval", "run", "--data", "a", "--json")
+    assert code == 0
+    assert json.loads(out)["val_loss"] == (1.25 if loss == 1.25 else None)
+    assert json.loads(out)["bits_per_byte"] is None
+
+
+def test_eval_says_that_there_is_no_tokenizer(program: Program, monkeypatch) -> None:
+    monkeypatch.setattr(
+        "minillm_core.train.evaluate.evaluate_run", Spy(RESULT | {"bits_per_byte": None})
+    )
+    assert "bits_per_byte  unknown: no tokenizer" in program("eval", "run", "--data", "a")[1]
+
+
+def test_a_plan_is_one_document(program: Program) -> None:
+    code, out, err = program("plan", "--json")
+    assert code == 0
+    document = json.loads(out)
+    assert set(document) == {"plan", "plan_hash", "plugins"}
+    assert document["plugins"] == []
+    assert "preset" in err  # what the machine decided is said, but not on stdout
+
+
+def test_two_plans_are_one_document(program: Program, tmp_path: Path) -> None:
+    (tmp_path / "trick.py").write_text(
+        "from minillm_core.plugins.plugin import Plugin\n\n\n"
+        "class Trick(Plugin, api=1):\n"
+        '    """Watches."""\n\n'
+        "    def on_event(self, event):\n        pass\n"
+    )
+    trick = f"{tmp_path}/trick.py:Trick"
+    code, out, _ = program("plan", "--json", "--preset", "tiny", "--diff", "", trick)
+    assert code == 0
+    plain, with_trick = json.loads(out).values()
+    assert plain["plan_hash"] != with_trick["plan_hash"]
+    assert [one["name"] for one in with_trick["plugins"]] == ["trick"]
+
+
+def test_info_shows_options_and_slots(program: Program, tmp_path: Path) -> None:
+    (tmp_path / "trick.py").write_text(
+        "from minillm_core.plugins.options import option\n"
+        "from minillm_core.plugins.plugin import Plugin\n\n\n"
+        "class Trick(Plugin, api=1):\n"
+        '    """Watches."""\n\n'
+        '    often: int = option(3, ge=1, help="how often")\n\n'
+        "    def on_event(self, event):\n        pass\n"
+    )
+    code, out, _ = program("plugins", "info", f"{tmp_path}/trick.py:Trick", "--json")
+    assert code == 0
+    document = json.loads(out)
+    assert [(one["name"], one["default"]) for one in document["options"]] == [("often", 3)]
+    assert document["slots"] == ["event:trick"]
+
+
+def test_info_on_an_unknown_preset_is_refused(program: Program) -> None:
+    code, _, err = program("plugins", "info", "muon", "--preset", "tinny")
+    assert code == 2
+    assert "there is no preset 'tinny'" in err
