@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,12 @@ import numpy as np
 
 from minillm_core import backends
 from minillm_core.backends.base import Backend, Batch, Trainer
-from minillm_core.backends.detect import Detected
+from minillm_core.backends.detect import Detected, choose, probe
 from minillm_core.checkpoint import Checkpoint, newest_or_refuse
 from minillm_core.config.schema import Config
 from minillm_core.data import Tokenizer, bytes_per_token, open_documents, validation_batches
 from minillm_core.errors import Refusal
-from minillm_core.plan import build_plan
+from minillm_core.plan import Plan, build_plan
 from minillm_core.plugins.manager import check_support
 from minillm_core.plugins.manager import load as load_plugins
 from minillm_core.train.events import Evaluated
@@ -26,7 +26,7 @@ from minillm_core.train.hooks import batch_hook
 from minillm_core.train.record import RUN, read_record
 from minillm_core.train.settings import config_of
 
-__all__ = ["TOKENIZER", "Validation", "evaluate", "plugins_of"]
+__all__ = ["TOKENIZER", "Validation", "evaluate_run", "plugins_of"]
 
 TOKENIZER = "tokenizer.json"
 
@@ -39,42 +39,45 @@ class Validation:
 
     Args:
         trainer: evaluates.
-        batches: labels -1 where nothing is predicted.
+        batches: the same every time; labels -1 where nothing is predicted.
         token_bytes: int (vocab,), UTF-8 bytes of each id, 0 for specials; None without a tokenizer.
     """
 
     def __init__(
-        self, trainer: Trainer, batches: Sequence[Batch], token_bytes: np.ndarray | None
+        self, trainer: Trainer, batches: Iterable[Batch], token_bytes: np.ndarray | None
     ) -> None:
         self._trainer, self._batches, self._token_bytes = trainer, batches, token_bytes
         self.predictions = 0
 
     def __call__(self, step: int) -> Evaluated:
         """Evaluate after ``step``; val_loss is NaN where nothing is predicted."""
-        nats, self.predictions = self._trainer.evaluate(self._batches)
+        total = Counter[str]()
+        nats, self.predictions = self._trainer.evaluate(self._counted(total))
         loss = nats / self.predictions if self.predictions else math.nan
-        return Evaluated(step, loss, self._bits_per_byte(nats))
+        rate = nats / math.log(2) / total["bytes"] if total["bytes"] else None
+        return Evaluated(step, loss, rate)
 
-    def _bits_per_byte(self, nats: float) -> float | None:
-        if self._token_bytes is None:
-            return None
-        total = 0
+    def _counted(self, total: Counter[str]) -> Iterator[Batch]:
+        """The batches, the bytes of what they predict being added up as they go by."""
         for batch in self._batches:
-            labels = batch["labels"]
-            total += int(self._token_bytes[labels[labels >= 0]].sum(dtype=np.int64))
-        return nats / math.log(2) / total if total else None
+            if self._token_bytes is not None:
+                labels = batch["labels"]
+                found = self._token_bytes[labels[labels >= 0]]
+                total["bytes"] += int(found.sum(dtype=np.int64))
+            yield batch
 
 
-def evaluate(
+def evaluate_run(
     out: Path,
     data: str | Sequence[str],
     *,
-    detected: Detected,
-    cache: Path,
-    say: Callable[[str], None],
     seq_len: int | None = None,
     max_tokens: int | None = None,
+    backend: str = "auto",
+    device: str = "auto",
     plugins: Mapping[str, str] | None = None,
+    cache: Path,
+    say: Callable[[str], None],
     create: Create | None = None,
 ) -> dict[str, Any]:
     """What ``minillm eval OUT --data F`` reports.
@@ -82,12 +85,13 @@ def evaluate(
     Args:
         out: a run's folder.
         data: files or folders of text or ids; all of it is read, in file order.
-        detected: backend and device; they need not be the run's.
-        cache: where tokens are kept.
-        say: is told what a person should know.
         seq_len: of the windows; default: the run's.
         max_tokens: how many predictions; default: all.
+        backend: as for training; it need not be the run's.
+        device: as for training.
         plugins: name -> what to load for it, for plugins that must be named again.
+        cache: where tokens are kept.
+        say: is told what a person should know.
         create: makes the backend; default: :func:`minillm_core.backends.create`.
 
     Returns:
@@ -101,6 +105,7 @@ def evaluate(
     data = [data] if isinstance(data, str) else list(data)
     record = read_record(out)
     config = config_of(record["config"], where=str(out / RUN))
+    detected = choose(probe(), backend, device)
     here = {"backend": detected.backend, "device": detected.device}
     config = config.model_copy(update=here)
     active = load_plugins(plugins_of(record, config, out, plugins or {}))

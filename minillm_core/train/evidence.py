@@ -4,7 +4,7 @@ The plan says what to expect of each plugin, as witness keys:
 
     node:<path>         its forward ran while the step was traced, or in the first eager step
     stage:<rule>.<name> updates of parameters went through it
-    parameter:<name>    the parameter moved, or an optimizer's state of it did
+    parameter:<name>    a gradient reached it
     kernel:<op>=<name>  the op ran through this candidate
     batch:<plugin>      its ``on_batch`` saw batches
     event:<plugin>      its ``on_event`` took events
@@ -16,7 +16,7 @@ Whatever else the trainer witnesses is asked of it by the same rule.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 import numpy as np
@@ -59,18 +59,16 @@ class Evidence:
     ) -> None:
         self._expected = {name: tuple(keys) for name, keys in sorted(expected.items())}
         self._trainer, self._seen, self._say = trainer, seen, say
-        self._parameters = {
+        parameters = {
             key.removeprefix("parameter:")
             for keys in self._expected.values()
             for key in keys
             if key.startswith("parameter:")
         }
         self._initial: dict[str, np.ndarray] = {}
-        if self._parameters:  # the only question that costs a copy from the device
+        if parameters:  # the only question that costs a copy from the device
             arrays = trainer.arrays()
-            self._initial = {
-                name: np.array(arrays[f"model.{name}"]) for name in sorted(self._parameters)
-            }
+            self._initial = {name: np.array(arrays[f"model.{name}"]) for name in parameters}
         self._records: dict[str, dict[str, Any]] | None = None
 
     def __call__(self, event: Event) -> None:
@@ -132,25 +130,36 @@ class Evidence:
         return records
 
     def _moved(self) -> Counter[str]:
-        if not self._parameters:
+        """``parameter:`` keys of those that a gradient reached.
+
+        An optimizer's state of the parameter's own shape tells (a moment, a momentum); a change
+        alone may be weight decay. Where there is no such state the change must do.
+        """
+        if not self._initial:
             return Counter()
         arrays = self._trainer.arrays()
-        touched = Counter(
-            name
-            for name, initial in self._initial.items()
-            if not np.array_equal(arrays[f"model.{name}"], initial)
-        )
-        # a gradient may have arrived although the learning rate is still 0
+        names = {key.removeprefix("model.") for key in arrays if key.startswith("model.")}
+        moments: dict[str, list[bool]] = {name: [] for name in self._initial}
         for key, array in arrays.items():
-            kind, _, rest = key.partition(".")
-            if kind == "optimizer" and (owner := self._owner(rest)) and np.any(array):
-                touched[owner] |= 1
-        return Counter({f"parameter:{name}": 1 for name in touched})
+            owner = _owner(key, names)
+            if owner in moments and array.shape == self._initial[owner].shape:
+                moments[owner].append(bool(np.any(array)))
+        reached = Counter[str]()
+        for name, initial in self._initial.items():
+            moved = not np.array_equal(arrays[f"model.{name}"], initial)
+            if any(moments[name]) if moments[name] else moved:
+                reached[f"parameter:{name}"] = 1
+        return reached
 
-    def _owner(self, entry: str) -> str | None:
-        """The parameter of ``<stage>.<entry>.<parameter>``, whose name may hold dots too."""
-        parts = entry.split(".", 2)
-        return parts[2] if len(parts) == 3 and parts[2] in self._parameters else None
+
+def _owner(key: str, names: Set[str]) -> str | None:
+    """The parameter of an ``optimizer.<stage>.<entry>.<parameter>``: the longest that fits."""
+    kind, _, rest = key.partition(".")
+    while kind == "optimizer" and rest:
+        if rest in names:
+            return rest
+        rest = rest.partition(".")[2]
+    return None
 
 
 def _planned(key: str) -> bool:

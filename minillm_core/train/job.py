@@ -65,11 +65,11 @@ def check(
     plugins = tuple(plugins)
     check_support(plugins, detected.backend, detected.device)
     plan = build_plan(config, plugins)
+    backend = (create or backends.create)(detected, plan)
     notes: list[str] = list(loaded.notes)
     corpus = open_corpus(
         config.data, config.model.vocab, config.train.seq_len, cache=cache, say=notes.append
     )
-    backend = (create or backends.create)(detected, plan)
     try:
         trainer = backend.trainer(plan, config.seed)
     except (OutOfMemory, MemoryError) as error:

@@ -73,7 +73,7 @@ class Loop:
     Args:
         trainer: steps, reads and evaluates.
         batches: one :class:`StepBatch` a step, without end.
-        values: progress in 0..1 -> the schedules' values; ``lr`` is among them.
+        values: progress in 0..1 -> the schedules' values; ``train.lr`` is among them.
         budget: how long.
         emit: is told every event, in order.
         cadence: when to evaluate and save on the way.
@@ -184,7 +184,9 @@ class Loop:
         position.tokens += batch.real
         counts = Counts(batch.real, batch.padded, batch.supervised)
         before = self._pending
-        self._pending = _Queued(step, handle, counts, position.tokens, values["lr"], self.clock())
+        self._pending = _Queued(
+            step, handle, counts, position.tokens, values["train.lr"], self.clock()
+        )
         if before is not None:
             self._read(before)
 

@@ -12,9 +12,9 @@ from minillm_core.backends.base import Backend
 from minillm_core.backends.detect import Detected
 from minillm_core.checkpoint import commit, retain, sweep
 from minillm_core.config.load import Loaded
-from minillm_core.config.schema import Config
 from minillm_core.data import Loader, bytes_per_token, validation_batches
 from minillm_core.errors import Interrupted, MinillmError, OutOfMemory, Refusal
+from minillm_core.plan import Plan
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.train import describe
 from minillm_core.train.advice import out_of_memory

@@ -84,7 +84,7 @@ class BigramTrainer(Trainer):
         parts = [self._gradient(batch) for batch in micro]
         gradient = sum((part[1] for part in parts), np.zeros(self.table.shape)) / supervised
         self.momentum = (0.9 * self.momentum + gradient).astype(np.float32)
-        self.table = (self.table - values["lr"] * self.momentum).astype(np.float32)
+        self.table = (self.table - values["train.lr"] * self.momentum).astype(np.float32)
         if not self.late:
             self.clock.now += self.cost
         self.on_step(self.steps)

@@ -41,7 +41,7 @@ class Run:
 
     def _values(self, progress: float) -> dict[str, float]:
         self.progress.append(progress)
-        return {"lr": 0.5 * progress}
+        return {"train.lr": 0.5 * progress}
 
     def _emit(self, event: Event) -> None:
         self.events.append(event)

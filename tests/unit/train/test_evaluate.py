@@ -1,0 +1,56 @@
+"""Loss per token and bits per byte are what a sum by hand gives."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minillm_core.train.evaluate import Validation
+
+
+def batch(labels: list[list[int]]) -> dict[str, np.ndarray]:
+    array = np.asarray(labels, np.int32)
+    return {"ids": np.zeros_like(array), "labels": array}
+
+
+@given(
+    st.lists(
+        st.lists(st.integers(-1, 7), min_size=3, max_size=3).map(lambda row: [row]),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_bits_per_byte(bigram, rows: list) -> None:
+    batches = [batch(each) for each in rows]
+    token_bytes = np.asarray([0, 1, 1, 2, 3, 4, 5, 9], np.int32)
+    labels = np.concatenate([each["labels"].ravel() for each in batches])
+    labels = labels[labels >= 0]
+    validation = Validation(bigram(), batches, token_bytes)
+    found = validation(3)
+    assert found.step == 3
+    assert validation.predictions == len(labels)
+    total = int(token_bytes[labels].sum())
+    if len(labels):
+        assert found.val_loss == pytest.approx(math.log(8))  # nothing learnt: uniform over 8
+    else:
+        assert math.isnan(found.val_loss)
+    if total:
+        bits = len(labels) * math.log(8) / math.log(2) / total
+        assert found.bits_per_byte == pytest.approx(bits)
+    else:
+        assert found.bits_per_byte is None
+
+
+def test_without_a_tokenizer_there_are_no_bytes(bigram) -> None:
+    found = Validation(bigram(), [batch([[1, 2, 3]])], None)(1)
+    assert found.bits_per_byte is None
+    assert found.val_loss == pytest.approx(math.log(8))
+
+
+def test_it_can_be_asked_again(bigram) -> None:
+    validation = Validation(bigram(), [batch([[1, 2, 3]])], np.ones(8, np.int32))
+    assert validation(1).bits_per_byte == validation(2).bits_per_byte == pytest.approx(3.0)
