@@ -1,11 +1,11 @@
 """Causal self-attention with every slot of it: read top to bottom, a tensor's way through.
 
-    q, k, v = x Wq, x Wk, x Wv
-    q, k    = attn.qk nodes before the rotation (project < norm), rotate, after it (shift)
-    v       = v + attn.v terms
-    y       = leave(attention(enter(q, k, v)))          attn.layout, attn.window, attn.scale
-    y       = attn.out nodes (correct < project_out < gate)
-    out     = y Wo
+q, k, v = x Wq, x Wk, x Wv
+q, k    = attn.qk nodes before the rotation (project < norm), rotate, after it (shift)
+v       = v + attn.v terms
+y       = leave(attention(enter(q, k, v)))          attn.layout, attn.window, attn.scale
+y       = attn.out nodes (correct < project_out < gate)
+out     = y Wo
 """
 
 from __future__ import annotations
@@ -78,6 +78,8 @@ class AttentionSpec:
 
 class Attention(Module):
     """x (B, T, C) -> (B, T, C)."""
+
+    joined = (("q", "k", "v"),)
 
     def __init__(self, geometry: Geometry, spec: AttentionSpec) -> None:
         super().__init__()

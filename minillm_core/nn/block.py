@@ -7,7 +7,7 @@ drop the gradients of what it does not see.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from minillm_core.nn.attention import Attention, AttentionSpec
@@ -41,7 +41,7 @@ class BlockSpec:
     site_mid: SiteSpec | None = None  # None: carry + sublayer
     site_out: SiteSpec | None = None
     taps: tuple[str, ...] = ()  # of this block's "in", "mid", "out", sorted
-    output_init: Init = Normal(0.02)  # of the plain MLP's last matrix
+    output_init: Init = field(default=Normal(0.02))  # of the plain MLP's last matrix
 
     def sites(self) -> tuple[SiteSpec, ...]:
         """The claimed ones."""
@@ -74,6 +74,13 @@ def norm_of(geometry: Geometry, claim: Node | Nothing | None) -> Module | None:
     if isinstance(claim, Nothing):
         return None
     return RMSNorm(geometry) if claim is None else claim.make(geometry)
+
+
+def normed(norm: Any, x: Any, scope: Scope) -> Any:
+    """x (B, T, C) through a norm: the core's, a plugin's, or none."""
+    if norm is None:
+        return x
+    return scope.apply(norm, {"x": x}) if hasattr(norm, "owner") else norm(x)
 
 
 class Block(Module):
@@ -109,7 +116,7 @@ class Block(Module):
             x = self.site_in(x, None, scope)
         at["in"] = x
         if self.attention is not None:
-            h = x if self.attention_norm is None else self.attention_norm(x)
+            h = normed(self.attention_norm, x, scope)
             if self.plain_attention:
                 y = self.attention(h, scope)
             else:
@@ -117,7 +124,7 @@ class Block(Module):
             x = x + y if self.site_mid is None else self.site_mid(x, y, scope)
         at["mid"] = x
         if self.mlp is not None:
-            h = x if self.mlp_norm is None else self.mlp_norm(x)
+            h = normed(self.mlp_norm, x, scope)
             y = self.mlp(h) if self.plain_mlp else scope.apply(self.mlp, {"x": h})
             x = x + y if self.site_out is None else self.site_out(x, y, scope)
         at["out"] = x

@@ -1,10 +1,10 @@
 """The decoder: tokens in, loss out. Llama-shaped when no plugin has claimed anything.
 
-    x       = embedding[ids], model.embed nodes (mix < norm); x0 = x
-    streams = model.streams nodes, each once a micro-batch
-    x       = blocks, with the reads that each declares
-    x       = site "final", last norm
-    loss    = linear_cross_entropy(x, head) + terms
+x       = embedding[ids], model.embed nodes (mix < norm); x0 = x
+streams = model.streams nodes, each once a micro-batch
+x       = blocks, with the reads that each declares
+x       = site "final", last norm
+loss    = linear_cross_entropy(x, head) + terms
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from minillm_core.errors import PlanError
-from minillm_core.nn.block import Block, BlockSpec, Nothing, norm_of
+from minillm_core.nn.block import Block, BlockSpec, Nothing, norm_of, normed
 from minillm_core.nn.geometry import Geometry
 from minillm_core.nn.init import Normal
 from minillm_core.nn.linear import Linear
@@ -138,15 +138,16 @@ class Decoder(Module):
             self.head_weight(),
             self.ops.reshape(batch["labels"], (1, B * T)),
             None,
-            self.loss.form,
+            self.loss.form.evaluated(),
         )
         return sums[0], count
 
     def logits(self, batch: dict[str, Any], values: dict[str, Any], at: Any) -> Any:
-        """float32 (B, V): the logits at position ``at`` (0-d int32) of each row."""
+        """float32 (B, V): the logits at position ``at`` (int32, (1,)) of each row."""
         hidden, _, _ = self.hidden(batch, values)
-        row = self.ops.take(hidden, at, 1)  # (B, C)
-        return self.ops.logits(row, self.head_weight(), self.loss.form)
+        B, _, C = hidden.shape
+        row = self.ops.reshape(self.ops.take(hidden, at, 1), (B, C))
+        return self.ops.logits(row, self.head_weight(), self.loss.form.evaluated())
 
     def hidden(
         self, batch: dict[str, Any], values: dict[str, Any]
@@ -176,9 +177,10 @@ class Decoder(Module):
                     statistics[name] = self.ops.stop_gradient(value)
         if self.site_final is not None:
             x = self.site_final(x, None, scope)
+        x = normed(self.norm, x, scope)
         for name in self.statistic_names:
             statistics[name] = self.ops.stop_gradient(scope.emitted[name])
-        return (x if self.norm is None else self.norm(x)), scope, statistics
+        return x, scope, statistics
 
     def head_weight(self) -> Any:
         """(V, C): the head, or the embedding that it is tied to."""

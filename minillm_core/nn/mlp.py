@@ -15,6 +15,8 @@ __all__ = ["SwiGLU"]
 class SwiGLU(Module):
     """x (B, T, C) -> down(silu(gate(x)) * up(x)) (B, T, C)."""
 
+    joined = (("gate", "up"),)
+
     def __init__(self, geometry: Geometry, output_init: Init = Normal(0.02)) -> None:  # noqa: B008
         super().__init__()
         dim, hidden = geometry.dim, geometry.hidden

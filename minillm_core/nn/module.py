@@ -59,6 +59,8 @@ class Module:
     framework: ClassVar[Framework | None] = None
     leaf: ClassVar[str | None] = None  # the framework's own class to stand on, by a backend's name
 
+    joined: ClassVar[tuple[tuple[str, ...], ...]] = ()
+    """Linear leaves that read the same input: a backend may multiply each tuple of them as one."""
     terms: ClassVar[tuple[str, ...]] = ()
     """Named scalars that ``forward`` returns after its result, for the loss."""
     statistics: ClassVar[dict[str, str]] = {}

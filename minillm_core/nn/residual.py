@@ -71,11 +71,11 @@ class Site(Module):
         coefficients: dict[str, Module] = {}
         for source, owner, coefficient in spec.terms:
             if isinstance(coefficient, Node):
-                coefficients[source] = coefficient.make(geometry)
+                coefficients[child(source)] = coefficient.make(geometry)
             elif isinstance(coefficient, Learned):
                 scalar = LearnedScalar(coefficient.start, coefficient.lr_mul, coefficient.wd_mul)
                 scalar.reads, scalar.owner, scalar.node = (), owner, owner
-                coefficients[source] = scalar
+                coefficients[child(source)] = scalar
         self.coefficients = coefficients
 
     def forward(self, carry: Any, sublayer: Any, scope: Scope) -> Any:
@@ -95,4 +95,9 @@ class Site(Module):
         if source in self.settings:
             number = self.settings[source].of(scope.reads)
             return value * self.ops.like(number, value)
-        return value * scope.apply(self.coefficients[source], own)
+        return value * scope.apply(self.coefficients[child(source)], own)
+
+
+def child(source: str) -> str:
+    """A source as the name of a child: a tap's name has dots."""
+    return source.replace(".", "_")

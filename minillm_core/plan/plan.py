@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from functools import cached_property
 from typing import Any
 
 from minillm_core.config.schema import Config
 from minillm_core.nn.decoder import DecoderSpec
+from minillm_core.nn.geometry import Geometry
 from minillm_core.nn.init import Init
 from minillm_core.nn.node import Node
 from minillm_core.nn.param import Param, State
@@ -18,6 +19,7 @@ from minillm_core.nn.value import Setting
 from minillm_core.ops.select import Candidate
 from minillm_core.optim.groups import Group
 from minillm_core.optim.schedules import Schedule, Stages, TrainSchedule
+from minillm_core.plan.placements import Placement
 from minillm_core.plugins.builders import ParamInfo
 from minillm_core.plugins.builders.data import Field
 
@@ -59,6 +61,7 @@ class Plan:
     on_batch: tuple[str, ...]  # plugins, in the order in which they are called
     candidates: tuple[tuple[str, Candidate], ...]  # owner, candidate
     plugins: tuple[PlannedPlugin, ...]
+    placements: tuple[Placement, ...]  # what each plugin put where, sorted
     digests: Mapping[str, str]  # module -> sha256 of its file, for what the plan refers to
     core_version: str
     export: Export
@@ -136,10 +139,12 @@ def as_json(value: Any) -> Any:
     """Dataclasses of a plan as JSON; classes themselves are left out, references say enough."""
     if isinstance(value, (Node, Setting, Init, Schedule)):
         return value.data()
+    if isinstance(value, Geometry):  # how long a row will be fed is not part of the model
+        return {k: v for k, v in asdict(value).items() if k != "positions"}
     if isinstance(value, (Param, State)):
         raise TypeError(f"{value!r} is a declaration, not data")
     if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: as_json(getattr(value, f.name)) for f in fields(value) if f.name != "positions"}
+        return {f.name: as_json(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Mapping):
         return {str(key): as_json(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):

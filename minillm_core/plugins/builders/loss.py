@@ -85,6 +85,14 @@ class LossBuilder(Builder):
         """
         if (cls is None) == (emitted is None):
             raise PlanError(f"plugin '{self._owner}', loss.term: give a Module or emitted=")
-        node = None if cls is None else self._node("loss.term", ("x",), cls, arguments, key)
+        node = None
+        if cls is not None:
+            node = self._node(f"loss.term[{key}]", ("x",), cls, arguments, key)
+            if cls.terms or cls.statistics:
+                raise PlanError(
+                    f"plugin '{self._owner}', slot {node.slot}: {cls.__name__} emits more than "
+                    "its result",
+                    fix="emit terms and statistics from a node inside the model",
+                )
         setting = self._setting(f"loss.{key}", weight)
         self._slots.terms.add(self._owner, key, Term(key, self._owner, setting, node, emitted))

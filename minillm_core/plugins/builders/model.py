@@ -12,7 +12,6 @@ from minillm_core.nn.init import Init, Referenced
 from minillm_core.nn.node import Node
 from minillm_core.nn.residual import Learned, SiteSpec
 from minillm_core.nn.value import Setting
-from minillm_core.optim.schedules import Schedule
 from minillm_core.plugins.builders.base import Anchor, Builder, ValueTable
 from minillm_core.plugins.slots import Chain, Claim, Terms
 

@@ -1,0 +1,82 @@
+"""Plan + machine -> Binding: dtype, compilation, kernels with reasons; then the framework's backend."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from minillm_core.backends.base import Backend, Binding
+from minillm_core.backends.mlx.candidates import CANDIDATES as MLX_CANDIDATES
+from minillm_core.backends.requests import requests_of
+from minillm_core.backends.torch.candidates import CANDIDATES as TORCH_CANDIDATES
+from minillm_core.ops.select import Candidate, choose_all, parse_policy
+
+if TYPE_CHECKING:
+    from minillm_core.backends.detect import Detected
+    from minillm_core.plan import Plan
+
+__all__ = ["bind", "create"]
+
+CORE = {"torch": TORCH_CANDIDATES, "mlx": MLX_CANDIDATES}
+"""Backend -> the core's kernels. Neither module imports its framework."""
+
+
+def bind(detected: Detected, plan: Plan) -> tuple[Binding, tuple[Candidate, ...]]:
+    """Decide everything that is outside the plan's hash, without importing a framework.
+
+    Raises:
+        BackendError: an op that no kernel serves, or a kernel asked for by name that cannot.
+    """
+    config, kind = plan.config, detected.device.partition(":")[0]
+    slow = kind == "cpu"
+    dtype = config.train.dtype
+    if dtype == "auto":
+        dtype = "float32" if slow else "bfloat16"
+    compiled = config.train.compile == "on"
+    if config.train.compile == "auto":
+        compiled = not (slow and detected.backend == "torch")  # inductor takes a minute to start
+    candidates = (*(c for _, c in plan.candidates), *CORE[detected.backend])
+    asked = requests_of(
+        plan,
+        backend=detected.backend,
+        device=_kind(detected),
+        dtype=dtype,
+        compiled=compiled,
+    )
+    binding = Binding(
+        backend=detected.backend,
+        device=detected.device,
+        device_name=detected.device,
+        reason=detected.reason,
+        dtype=dtype,
+        compile=compiled,
+        checkpointing=config.train.checkpointing,
+        deterministic=config.deterministic,
+        kernels=choose_all(asked, candidates, parse_policy(config.kernels)),
+    )
+    return binding, candidates
+
+
+def create(detected: Detected, plan: Plan) -> Backend:
+    """The framework's backend, bound. Imports the framework.
+
+    Raises:
+        BackendError: as :func:`bind`, or the framework does not see the device.
+    """
+    binding, candidates = bind(detected, plan)
+    if detected.backend == "torch":
+        from minillm_core.backends.torch.backend import TorchBackend
+
+        return TorchBackend(binding, candidates)
+    from minillm_core.backends.mlx.backend import MLXBackend
+
+    return MLXBackend(binding, candidates)
+
+
+def _kind(detected: Detected) -> str:
+    """The kind of device by the kernels' names: MLX's one GPU is Metal's, or CUDA's on Linux."""
+    kind = detected.device.partition(":")[0]
+    if detected.backend == "mlx" and kind == "gpu":
+        import sys
+
+        return "metal" if sys.platform == "darwin" else "cuda"
+    return kind

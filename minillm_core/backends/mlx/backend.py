@@ -1,0 +1,64 @@
+"""MLX: on Apple's GPUs, on NVIDIA's by its CUDA build, and on a CPU."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import replace
+
+import mlx.core as mx
+
+from minillm_core.backends.base import Backend, Binding
+from minillm_core.backends.mlx.candidates import CANDIDATES
+from minillm_core.backends.mlx.module import MLXFramework
+from minillm_core.backends.mlx.ops import MLXOps
+from minillm_core.backends.mlx.trainer import MLXTrainer
+from minillm_core.backends.mlx.weights import materialise
+from minillm_core.errors import BackendError
+from minillm_core.ops.select import Candidate, load
+from minillm_core.plan import Plan
+
+__all__ = ["MLXBackend"]
+
+
+class MLXBackend(Backend):
+    """A device of MLX's.
+
+    Args:
+        binding: what was decided, kernels included.
+        candidates: the kernels to load from: the core's and the plugins'.
+        join: multiply leaves that read the same input as one; None: off in float32.
+    """
+
+    name = "mlx"
+
+    def __init__(
+        self,
+        binding: Binding,
+        candidates: tuple[Candidate, ...] = CANDIDATES,
+        *,
+        join: bool | None = None,
+    ) -> None:
+        device = mx.cpu if binding.device == "cpu" else mx.gpu
+        try:
+            mx.set_default_device(device)
+        except ValueError as error:
+            raise BackendError(
+                f"this MLX has no GPU: {error}",
+                where=f"--device {binding.device}",
+                fix="--device cpu, or a Mac, or mlx[cuda13] beside an NVIDIA card",
+            ) from error
+        self.join = binding.dtype != "float32" if join is None else join
+        self.candidates = candidates
+        notes = ["q, k, v and gate, up are each multiplied as one"] if self.join else []
+        name = platform.processor() or platform.machine()
+        if device == mx.gpu:
+            name = str(mx.device_info().get("device_name", "GPU"))
+        self.binding = replace(binding, device_name=name, notes=(*binding.notes, *notes))
+
+    def trainer(self, plan: Plan, seed: int, *, max_positions: int | None = None) -> MLXTrainer:
+        """The plan's model, filled, with its optimizer."""
+        kernels = load(self.binding.kernels, self.candidates, "mlx")
+        framework = MLXFramework(MLXOps(kernels))
+        positions = max_positions or plan.config.train.seq_len
+        model = materialise(plan, framework, seed, positions)
+        return MLXTrainer(plan, self.binding, model, framework, join=self.join)

@@ -1,0 +1,95 @@
+"""Neutral modules as real ``mlx.nn.Module``s."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from minillm_core.backends.mlx.ops import MLXOps
+from minillm_core.nn.module import Module, record
+from minillm_core.nn.param import Buffer, Param, State
+
+__all__ = ["MLXFramework"]
+
+
+class MLXModule(nn.Module):
+    """Base of every materialised module: declarations become arrays, plain values stay outside.
+
+    mlx puts every list, tuple and dict into its tree of parameters; only those of modules belong.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        record(self, name, value)
+        if isinstance(value, Param):
+            super().__setattr__(name, mx.zeros(value.shape))
+        elif isinstance(value, (Buffer, State)):
+            super().__setattr__(name, mx.zeros(value.shape))
+            self.freeze(keys=[name], recurse=False)
+        elif _plain_container(value):
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def __call__(self, *args: Any) -> Any:
+        """``forward``."""
+        return self.forward(*args)
+
+
+def _plain_container(value: Any) -> bool:
+    if isinstance(value, nn.Module) or not isinstance(value, (list, tuple, dict)):
+        return False
+    items = value.values() if isinstance(value, dict) else value
+    return not (items and all(isinstance(item, nn.Module) for item in items))
+
+
+class MLXLinear(MLXModule, nn.Linear):
+    """A leaf that tools which look for ``mlx.nn.Linear`` find."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+
+
+class MLXEmbedding(MLXModule, nn.Embedding):
+    """A lookup that tools which look for ``mlx.nn.Embedding`` find."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+
+
+BASES: Mapping[str | None, type] = {
+    None: MLXModule,
+    "linear": MLXLinear,
+    "embedding": MLXEmbedding,
+}
+
+
+class MLXFramework:
+    """What neutral modules stand on: one a binding, since it holds the chosen kernels."""
+
+    def __init__(self, ops: MLXOps) -> None:
+        self.ops = ops
+        self.seen: Counter[str] = Counter()
+        self._native: dict[type, type] = {}
+
+    def native(self, cls: type[Module]) -> type:
+        """``cls`` as a subclass of itself and of mlx's."""
+        if cls not in self._native:
+            names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+            self._native[cls] = type(
+                cls.__name__,
+                (cls, BASES[cls.leaf]),
+                {"framework": self, "ops": self.ops, **names},
+            )
+        return self._native[cls]
+
+    def checkpoint(self, block: Callable[..., Any], *arguments: Any) -> Any:
+        """``block(*arguments)``, recomputed; its parameters are passed, not captured."""
+        return nn.utils.checkpoint(block)(*arguments)
+
+    def witness(self, key: str) -> None:
+        """Python runs only while tracing, or in eager."""
+        self.seen[key] += 1

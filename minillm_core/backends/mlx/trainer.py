@@ -1,0 +1,357 @@
+"""A step on MLX: pure functions of masters, copies and state, compiled whole.
+
+With one micro-batch a step is one graph; with more, one graph a micro-batch adds up gradients,
+and one updates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from minillm_core.backends.base import Batch, Binding, StepResult, Trainer
+from minillm_core.backends.mlx import scaler
+from minillm_core.backends.mlx.module import MLXFramework
+from minillm_core.backends.mlx.weights import Weights
+from minillm_core.nn.module import declared, named_modules
+from minillm_core.nn.param import State
+from minillm_core.optim.update import clip_factor, global_norm, initial_state, update
+from minillm_core.plan import Plan
+
+__all__ = ["MLXTrainer"]
+
+Arrays = dict[str, mx.array]
+Figures = dict[str, mx.array]
+
+
+class MLXTrainer(Trainer):
+    """A model and its optimizer.
+
+    Args:
+        plan: what to train.
+        binding: how; recorded in run.json.
+        model: materialised and filled, float32.
+        framework: what the model stands on.
+        join: multiply leaves that read the same input as one.
+    """
+
+    def __init__(
+        self, plan: Plan, binding: Binding, model: Any, framework: MLXFramework, *, join: bool
+    ) -> None:
+        self.plan, self.binding, self.model, self.framework = plan, binding, model, framework
+        model.checkpointing = binding.checkpointing
+        self.weights = Weights(model, getattr(mx, binding.dtype), join=join)
+        self.groups = {str(index): group for index, group in enumerate(plan.groups)}
+        self.writers = {p: m for p, m in named_modules(model) if m.statistics}
+        self.holders = {
+            name: (module, attribute) for name, module, attribute, _ in declared(model, State)
+        }
+        self.masters: Arrays = self.weights.masters
+        self.copies: Arrays = self.weights.copies(self.masters)
+        self.state: dict[str, Any] = {
+            "optimizer": initial_state(self.groups, mx.zeros),
+            "states": {name: module[attr] for name, (module, attr) in self.holders.items()},
+            "scaler": scaler.start() if binding.dtype == "float16" else {},
+        }
+        self.staged = plan.staged
+        self.graphs: dict[Any, Callable[..., Any]] = {}
+        self.traces = 0
+        self.stepped = False
+        mx.eval(self.masters, self.copies, self.state)
+
+    def step(self, micro: Sequence[Batch], values: Mapping[str, float], supervised: int) -> Figures:
+        """One optimizer step, queued."""
+        staged = {name: int(values[name]) for name in self.staged}
+        given = {n: mx.array(float(v)) for n, v in values.items() if n not in staged}
+        given["normaliser"] = mx.array(1.0 / supervised)
+        batches = [{name: mx.array(array) for name, array in host.items()} for host in micro]
+        if len(batches) == 1:
+            whole = self._graph("whole", staged)
+            self.masters, self.copies, self.state, figures = whole(
+                self.masters, self.copies, self.state, batches[0], given
+            )
+        else:
+            figures = self._accumulated(batches, given, staged)
+        self._hold()
+        mx.async_eval(self.masters, self.copies, self.state, figures)
+        self.stepped = True
+        return figures
+
+    def _accumulated(
+        self, batches: Sequence[Arrays], given: Arrays, staged: Mapping[str, int]
+    ) -> Figures:
+        adds, sums = self._graph("adds", staged), None
+        for batch in batches:
+            if sums is None:
+                sums = self._graph("first", staged)(self.copies, self.state, batch, given)
+            else:
+                sums = adds(self.copies, self.state, batch, given, sums)
+            mx.async_eval(sums)  # a graph that spans micro-batches would hold all activations
+        mean = mx.array(1.0 / len(batches))
+        update = self._graph("update", {})
+        self.masters, self.copies, self.state, figures = update(
+            self.masters, self.state, sums, given, mean
+        )
+        return figures
+
+    def _graph(self, kind: str, staged: Mapping[str, int]) -> Callable[..., Any]:
+        """A step's part with these staged values baked in."""
+        key = (kind, *staged.values())
+        if key not in self.graphs:
+            parts = {
+                "whole": self._whole,
+                "first": self._first,
+                "adds": self._adds,
+                "update": self._update,
+            }
+            part = parts[kind]
+
+            def traced(*arguments: Any) -> Any:
+                self.traces += 1
+                return part(staged, *arguments)
+
+            self.graphs[key] = mx.compile(traced) if self.binding.compile else traced
+        return self.graphs[key]
+
+    def _whole(
+        self,
+        staged: Mapping[str, int],
+        masters: Arrays,
+        copies: Arrays,
+        state: dict[str, Any],
+        batch: Arrays,
+        given: Arrays,
+    ) -> Any:
+        sums = self._first(staged, copies, state, batch, given)
+        return self._update(staged, masters, state, sums, given, mx.array(1.0))
+
+    def _first(
+        self,
+        staged: Mapping[str, int],
+        copies: Arrays,
+        state: dict[str, Any],
+        batch: Arrays,
+        given: Arrays,
+    ) -> dict[str, Any]:
+        """Gradients, figures and statistics of one micro-batch."""
+        normaliser = given["normaliser"]
+        scale = state["scaler"].get("scale")
+        values: dict[str, Any] = {**given, **staged}
+        if scale is not None:
+            values["normaliser"] = normaliser * scale
+        self._set_states(state["states"])
+
+        def objective(copies: Arrays) -> Any:
+            self.weights.place(copies)
+            loss = self.model(batch, values)
+            return loss.objective, loss.sums, loss.count, loss.terms, loss.statistics
+
+        (_, sums, count, terms, statistics), grads = mx.value_and_grad(objective)(copies)
+        figures = {"loss": sums[0] * normaliser}
+        for index, target in enumerate(self.plan.spec.loss.targets):
+            figures[target.key] = sums[index + 1] * normaliser
+        for key, value in terms.items():
+            figures[key] = value * count * normaliser
+        grads = {key: grad.astype(mx.float32) for key, grad in grads.items()}
+        return {"grads": grads, "figures": figures, "statistics": statistics}
+
+    def _adds(
+        self,
+        staged: Mapping[str, int],
+        copies: Arrays,
+        state: dict[str, Any],
+        batch: Arrays,
+        given: Arrays,
+        sums: dict[str, Any],
+    ) -> dict[str, Any]:
+        """The same, added to what is there."""
+        fresh = self._first(staged, copies, state, batch, given)
+        kinds = {
+            f"{path}.{name}": kind
+            for path, module in self.writers.items()
+            for name, kind in module.statistics.items()
+        }
+        merged = {
+            name: mx.maximum(sums["statistics"][name], value)
+            if kinds[name] == "max"
+            else sums["statistics"][name] + value
+            for name, value in fresh["statistics"].items()
+        }
+        return {
+            "grads": {k: sums["grads"][k] + g for k, g in fresh["grads"].items()},
+            "figures": {k: sums["figures"][k] + f for k, f in fresh["figures"].items()},
+            "statistics": merged,
+        }
+
+    def _update(
+        self,
+        staged: Mapping[str, int],
+        masters: Arrays,
+        state: dict[str, Any],
+        sums: dict[str, Any],
+        given: Arrays,
+        mean: mx.array,
+    ) -> tuple[Arrays, Arrays, dict[str, Any], Figures]:
+        ops = self.framework.ops
+        grads = self.weights.split(sums["grads"])
+        norm = global_norm(ops, grads.values())
+        unscale = 1.0 / state["scaler"]["scale"] if state["scaler"] else None
+        norm = norm if unscale is None else norm * unscale
+        factor = clip_factor(ops, norm, self.plan.config.train.clip)
+        factor = factor if unscale is None else factor * unscale
+        new_masters, new_optimizer = update(
+            ops,
+            self.groups,
+            masters,
+            grads,
+            factor,
+            state["optimizer"],
+            given,
+            self.framework.witness,
+        )
+        new_scaler = {}
+        if state["scaler"]:
+            found, new_scaler = scaler.judge(state["scaler"], norm)
+            new_masters = _unless(found, masters, new_masters)
+            new_optimizer = _unless(found, state["optimizer"], new_optimizer)
+        new_state = {
+            "optimizer": new_optimizer,
+            "states": self._next_states(state["states"], sums["statistics"], mean),
+            "scaler": new_scaler,
+        }
+        figures = {"grad_norm": norm, **sums["figures"]}
+        return new_masters, self.weights.copies(new_masters), new_state, figures
+
+    def _next_states(self, states: Arrays, statistics: Arrays, mean: mx.array) -> Arrays:
+        self._set_states(states)
+        written = dict(states)
+        for path, module in self.writers.items():
+            given = {}
+            for name, kind in module.statistics.items():
+                value = statistics[f"{path}.{name}"]
+                given[name] = value * mean if kind == "mean" else value
+            for attribute, value in module.next_state(**given).items():
+                written[f"{path}.{attribute}"] = value
+        return written
+
+    def _set_states(self, states: Arrays) -> None:
+        for name, (module, attribute) in self.holders.items():
+            module[attribute] = states[name]
+
+    def _hold(self) -> None:
+        """Let the modules hold real arrays again: tracing left its placeholders in them."""
+        self.weights.place(self.copies)
+        self._set_states(self.state["states"])
+
+    def read(self, handle: Figures) -> StepResult:
+        """Wait for a step's figures."""
+        mx.eval(handle)
+        figures = {name: value.item() for name, value in handle.items()}
+        return StepResult(figures.pop("loss"), figures.pop("grad_norm"), figures)
+
+    def evaluate(self, batches: Iterable[Batch]) -> tuple[float, int]:
+        """Nats and predictions of the main target; eager."""
+        given, total, count = self._final_values(), 0.0, 0
+        for host in batches:
+            batch = {name: mx.array(array) for name, array in host.items()}
+            nats, predictions = self.model.evaluate(batch, given)
+            mx.eval(nats, predictions)
+            total, count = total + nats.item(), count + int(predictions.item())
+        return total, count
+
+    def next_logits(self, ids: np.ndarray) -> np.ndarray:
+        """float32 (V,) after the last of ``ids`` (T,)."""
+        row = mx.array(np.asarray(ids, np.int32)[None])
+        batch = {
+            "ids": row,
+            "labels": mx.full(row.shape, -1, dtype=mx.int32),
+            "documents": mx.zeros(row.shape, dtype=mx.int32),
+            "positions": mx.arange(row.shape[1], dtype=mx.int32)[None],
+        }
+        at = mx.array([row.shape[1] - 1], dtype=mx.int32)
+        return np.array(self.model.logits(batch, self._final_values(), at)[0].astype(mx.float32))
+
+    def _final_values(self) -> dict[str, Any]:
+        values = self.plan.values(1.0)
+        given = {n: mx.array(float(v)) for n, v in values.items() if n not in self.staged}
+        return {
+            **given,
+            "normaliser": mx.array(1.0),
+            **{name: int(values[name]) for name in self.staged},
+        }
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Everything to save."""
+        named: dict[str, np.ndarray] = {}
+        named.update((f"model.{name}", np.array(m)) for name, m in self.masters.items())
+        for key, anchors in self.state["optimizer"].items():
+            for anchor, entries in anchors.items():
+                for entry, stack in entries.items():
+                    for index, member in enumerate(self.groups[key].members):
+                        one = np.array(stack[index])
+                        scalar = one.size == 1 and one.shape != member.shape
+                        named[f"optimizer.{anchor}.{entry}.{member.name}"] = (
+                            one.reshape(()) if scalar else one
+                        )
+        named.update((f"state.{n}", np.array(v)) for n, v in self.state["states"].items())
+        named.update((f"scaler.{n}", np.array(v)) for n, v in self.state["scaler"].items())
+        return named
+
+    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """The inverse of :meth:`arrays`."""
+        self.masters = {
+            name: _checked(f"model.{name}", arrays, tuple(master.shape))
+            for name, master in self.masters.items()
+        }
+        if any(not name.startswith("model.") for name in arrays):
+            self._load_state(arrays)
+        self.copies = self.weights.copies(self.masters)
+        self._hold()
+        mx.eval(self.masters, self.copies, self.state)
+
+    def _load_state(self, arrays: Mapping[str, np.ndarray]) -> None:
+        for key, anchors in self.state["optimizer"].items():
+            for anchor, entries in anchors.items():
+                for entry, stack in entries.items():
+                    rows = [
+                        mx.array(arrays[f"optimizer.{anchor}.{entry}.{member.name}"])
+                        for member in self.groups[key].members
+                    ]
+                    shape = tuple(stack.shape[1:])
+                    entries[entry] = mx.stack([row.reshape(shape) for row in rows])
+        for part in ("states", "scaler"):
+            prefix = {"states": "state", "scaler": "scaler"}[part]
+            self.state[part] = {
+                name: _checked(f"{prefix}.{name}", arrays, tuple(old.shape))
+                for name, old in self.state[part].items()
+            }
+
+    def witnesses(self) -> Mapping[str, int]:
+        """What took part so far."""
+        kernels = {f"kernel:{c.op}={c.kernel}": 1 for c in self.binding.kernels}
+        return dict(self.framework.seen) | (kernels if self.stepped else {})
+
+    def synchronize(self) -> None:
+        """Wait until the device is idle."""
+        mx.synchronize()
+
+    def peak_bytes(self) -> int | None:
+        """Largest memory that MLX held."""
+        return mx.get_peak_memory()
+
+
+def _checked(name: str, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> mx.array:
+    value = arrays[name]
+    if tuple(value.shape) != shape:
+        raise ValueError(f"{name}: shape {tuple(value.shape)}, not {shape}")
+    return mx.array(value)
+
+
+def _unless(found: mx.array, old: Any, new: Any) -> Any:
+    """The old tree where ``found``, else the new one."""
+    if isinstance(new, dict):
+        return {key: _unless(found, old[key], value) for key, value in new.items()}
+    return mx.where(found > 0, old, new)

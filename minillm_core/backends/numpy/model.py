@@ -1,0 +1,66 @@
+"""Neutral modules on NumPy float64, forward only: the oracle for whole models."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from minillm_core.backends.numpy.ops import NumPyOps
+from minillm_core.nn.decoder import decoder
+from minillm_core.nn.initial import initial_values
+from minillm_core.nn.module import Module, materialising, record
+from minillm_core.plan import Plan
+
+__all__ = ["NumPyFramework", "materialise"]
+
+
+class NumPyModule:
+    """Base of every materialised module."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        record(self, name, value)
+        object.__setattr__(self, name, value)
+
+    def __call__(self, *args: Any) -> Any:
+        """``forward``."""
+        return self.forward(*args)  # type: ignore[attr-defined]
+
+
+class NumPyFramework:
+    """What neutral modules stand on."""
+
+    def __init__(self, ops: NumPyOps | None = None) -> None:
+        self.ops = ops or NumPyOps()
+        self.seen: Counter[str] = Counter()
+        self._native: dict[type, type] = {}
+
+    def native(self, cls: type[Module]) -> type:
+        """``cls`` as a subclass of itself and of the base above."""
+        if cls not in self._native:
+            names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+            self._native[cls] = type(
+                cls.__name__, (cls, NumPyModule), {"framework": self, "ops": self.ops, **names}
+            )
+        return self._native[cls]
+
+    def checkpoint(self, block: Callable[..., Any], *arguments: Any) -> Any:
+        """There is no backward pass to recompute anything in."""
+        return block(*arguments)
+
+    def witness(self, key: str) -> None:
+        """Count."""
+        self.seen[key] += 1
+
+
+def materialise(plan: Plan, seed: int, *, positions: int | None = None) -> Any:
+    """The plan's model with its seeded initial values, float64 (drawn in float32)."""
+    geometry = replace(plan.spec.geometry, positions=positions or plan.config.train.seq_len)
+    with materialising(NumPyFramework()):
+        model = decoder(replace(plan.spec, geometry=geometry))
+    for module, attribute, value in initial_values(model, plan.inits, seed):
+        setattr(module, attribute, np.asarray(value, np.float64))
+    return model

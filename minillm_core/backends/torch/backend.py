@@ -1,0 +1,97 @@
+"""PyTorch: on NVIDIA's GPUs, on a CPU, and on Apple's by ``--device mps``."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from minillm_core.backends.base import Backend, Binding
+from minillm_core.backends.torch.candidates import CANDIDATES
+from minillm_core.backends.torch.module import TorchFramework
+from minillm_core.backends.torch.ops import TorchOps
+from minillm_core.backends.torch.trainer import TorchTrainer
+from minillm_core.backends.torch.weights import materialise
+from minillm_core.errors import BackendError
+from minillm_core.ops.select import Candidate, load
+from minillm_core.plan import Plan
+
+__all__ = ["PEAK_FLOPS", "TorchBackend"]
+
+PEAK_FLOPS: Mapping[str, float] = {
+    "H100 PCIe": 756e12,
+    "H100": 989.4e12,
+    "H200": 989.4e12,
+    "GH200": 989.4e12,
+    "B200": 2250e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L4": 121e12,
+    "RTX 4090": 165.2e12,
+    "RTX 3090": 71e12,
+}
+"""Part of a device's name -> dense bfloat16 FLOP/s by its maker's datasheet."""
+
+
+class TorchBackend(Backend):
+    """A device of torch's.
+
+    Args:
+        binding: what was decided, kernels included.
+        candidates: the kernels to load from: the core's and the plugins'.
+        join: multiply leaves that read the same input as one; None: off in float32 on a CPU.
+        fused: use torch's fused AdamW.
+    """
+
+    name = "torch"
+
+    def __init__(
+        self,
+        binding: Binding,
+        candidates: tuple[Candidate, ...] = CANDIDATES,
+        *,
+        join: bool | None = None,
+        fused: bool = True,
+    ) -> None:
+        self.device = torch.device(binding.device)
+        cpu = self.device.type == "cpu"
+        if self.device.type == "cuda" and not torch.cuda.is_available():
+            raise BackendError(
+                f"torch {torch.__version__} sees no CUDA device",
+                where=f"--device {binding.device}",
+                fix="--device cpu, or a torch built for CUDA and a driver that it accepts",
+            )
+        self.join = (not cpu or binding.dtype != "float32") if join is None else join
+        self.fused = fused
+        self.candidates = candidates
+        self.binding = replace(binding, **_facts(self.device, binding, self.join, fused))
+
+    def trainer(
+        self, plan: Plan, seed: int, *, max_positions: int | None = None
+    ) -> TorchTrainer:
+        """The plan's model, filled, with its optimizer."""
+        if self.binding.deterministic:
+            torch.use_deterministic_algorithms(True)
+        kernels = load(self.binding.kernels, self.candidates, "torch")
+        framework = TorchFramework(TorchOps(kernels, device=self.device))
+        positions = max_positions or plan.config.train.seq_len
+        model = materialise(plan, framework, seed, self.device, positions)
+        return TorchTrainer(
+            plan, self.binding, model, framework, join=self.join, fused=self.fused
+        )
+
+
+def _facts(device: torch.device, binding: Binding, join: bool, fused: bool) -> dict[str, object]:
+    notes = ["float32 products in full float32 (TF32 off)"]
+    if join:
+        notes.append("q, k, v and gate, up are each multiplied as one")
+    if fused:
+        notes.append("rule adamw without a plugin's stage: torch's fused kernel")
+    name, peak = platform.processor() or platform.machine(), None
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        if binding.dtype != "float32":
+            peak = next((f for part, f in PEAK_FLOPS.items() if part in name), None)
+    return {"device_name": name, "peak_flops": peak, "notes": (*binding.notes, *notes)}

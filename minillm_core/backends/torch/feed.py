@@ -1,0 +1,50 @@
+"""Host to device and back without waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["Later", "batch_to", "numbers_to"]
+
+
+def batch_to(batch: Mapping[str, np.ndarray], device: torch.device) -> dict[str, Tensor]:
+    """A NumPy batch on the device, through pinned memory on CUDA."""
+    return {name: _to(torch.from_numpy(array), device) for name, array in batch.items()}
+
+
+def numbers_to(numbers: Mapping[str, float], device: torch.device) -> dict[str, Tensor]:
+    """Each as 0-d float32 on the device, in one copy."""
+    packed = _to(torch.tensor(list(numbers.values()), dtype=torch.float32), device)
+    return dict(zip(numbers, packed.unbind(0), strict=True))
+
+
+def _to(tensor: Tensor, device: torch.device) -> Tensor:
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+class Later:
+    """Figures on their way to the host."""
+
+    def __init__(self, names: Sequence[str], figures: Sequence[Tensor]) -> None:
+        self.names = tuple(names)
+        packed = torch.stack([figure.detach().float() for figure in figures])
+        self.event = None
+        if packed.is_cuda:
+            self.host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
+            self.host.copy_(packed, non_blocking=True)
+            self.event = torch.cuda.Event()
+            self.event.record()
+        else:
+            self.host = packed
+
+    def read(self) -> dict[str, float]:
+        """Wait for them."""
+        if self.event is not None:
+            self.event.synchronize()
+        return dict(zip(self.names, self.host.tolist(), strict=True))

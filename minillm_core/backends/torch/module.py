@@ -1,0 +1,95 @@
+"""Neutral modules as real ``torch.nn.Module``s."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from minillm_core.backends.torch.ops import TorchOps
+from minillm_core.nn.module import Module, record
+from minillm_core.nn.param import Buffer, Param, State
+
+__all__ = ["TorchFramework"]
+
+
+class TorchModule(nn.Module):
+    """Base of every materialised module: declarations become parameters and buffers."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        record(self, name, value)
+        if isinstance(value, Param):
+            value = nn.Parameter(torch.empty(value.shape))
+        elif isinstance(value, (Buffer, State)):
+            kept = isinstance(value, State)
+            self.register_buffer(name, torch.empty(value.shape), persistent=kept)
+            return
+        elif isinstance(value, (list, tuple)) and any(isinstance(v, nn.Module) for v in value):
+            value = nn.ModuleList(value)
+        elif isinstance(value, dict) and any(isinstance(v, nn.Module) for v in value.values()):
+            value = nn.ModuleDict(value)
+        super().__setattr__(name, value)
+
+
+class TorchLinear(TorchModule, nn.Linear):
+    """A leaf that tools which look for ``nn.Linear`` find."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.register_parameter("bias", None)
+
+
+class TorchEmbedding(TorchModule, nn.Embedding):
+    """A lookup that tools which look for ``nn.Embedding`` find."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.padding_idx = self.max_norm = None
+        self.scale_grad_by_freq = self.sparse = False
+
+    def extra_repr(self) -> str:
+        """Rows and width."""
+        return ", ".join(str(n) for n in self.weight.shape)
+
+
+BASES: Mapping[str | None, type] = {
+    None: TorchModule,
+    "linear": TorchLinear,
+    "embedding": TorchEmbedding,
+}
+
+
+class TorchFramework:
+    """What neutral modules stand on: one a binding, since it holds the chosen kernels."""
+
+    def __init__(self, ops: TorchOps) -> None:
+        self.ops = ops
+        self.seen: Counter[str] = Counter()
+        self._native: dict[type, type] = {}
+        seen = self.seen
+
+        # Runs while dynamo traces, and leaves nothing in the compiled step.
+        @torch.compiler.assume_constant_result
+        def witness(key: str) -> None:
+            seen[key] += 1
+
+        self.witness = witness
+
+    def native(self, cls: type[Module]) -> type:
+        """``cls`` as a subclass of itself and of torch's."""
+        if cls not in self._native:
+            names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+            self._native[cls] = type(
+                cls.__name__,
+                (cls, BASES[cls.leaf]),
+                {"framework": self, "ops": self.ops, **names},
+            )
+        return self._native[cls]
+
+    def checkpoint(self, block: Callable[..., Any], *arguments: Any) -> Any:
+        """``block(*arguments)``, recomputed in the backward pass."""
+        return checkpoint(block, *arguments, use_reentrant=False)

@@ -1,0 +1,167 @@
+"""The update on torch: global phase, groups by their stages, fused AdamW where it is the same rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+
+from minillm_core.backends.torch.module import TorchFramework
+from minillm_core.backends.torch.weights import Weights
+from minillm_core.optim.groups import Group
+from minillm_core.optim.update import State, clip_factor, initial_state, update
+from minillm_core.plan import Plan
+
+__all__ = ["Optimizer", "is_plain_adamw"]
+
+
+def is_plain_adamw(group: Group) -> bool:
+    """Whether a group follows AdamW with no stage of a plugin: what the fused kernel computes."""
+    rule = group.rule
+    return rule.name == "adamw" and all(owner == "core" for _, owner, _ in rule.stages)
+
+
+class Optimizer:
+    """Optimizer state on the device, and one step of it.
+
+    Args:
+        plan: groups, clipping.
+        weights: masters and compute copies.
+        framework: ops and witness.
+        compiled: compile the stages of the groups that no fused kernel serves.
+        fused: use torch's fused AdamW for groups that follow plain AdamW.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        weights: Weights,
+        framework: TorchFramework,
+        *,
+        compiled: bool,
+        fused: bool,
+    ) -> None:
+        self.weights, self.framework, self.clip = weights, framework, plan.config.train.clip
+        groups = {str(index): group for index, group in enumerate(plan.groups)}
+        device = next(iter(weights.masters.values())).device
+        self.groups = groups
+        self.state: State = initial_state(groups, lambda shape: torch.zeros(shape, device=device))
+        self.fused = {k: g for k, g in groups.items() if fused and is_plain_adamw(g)}
+        self.staged = {k: g for k, g in groups.items() if k not in self.fused}
+        self.run_stages: Callable[..., None] = self._stages
+        if compiled and self.staged:
+            self.run_stages = torch.compile(self._stages, fullgraph=True, dynamic=False)
+
+    @torch.no_grad()
+    def step(
+        self,
+        grads: Mapping[str, Tensor],
+        values: Mapping[str, Tensor],
+        unscale: Tensor | None,
+        skip: Callable[[Tensor], Tensor] | None,
+    ) -> Tensor:
+        """Update masters, state and compute copies; never waits.
+
+        Args:
+            grads: name -> float32 gradient of the mean loss, times the loss scale.
+            values: schedule value -> 0-d float32 on the device.
+            unscale: 0-d, 1 / loss scale; None: 1.
+            skip: norm -> 0-d float32, 1 where this update must not happen (float16).
+
+        Returns:
+            0-d float32: the gradients' norm, unscaled and before clipping.
+        """
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(grads.values()))))
+        norm = norm if unscale is None else norm * unscale
+        factor = clip_factor(self.framework.ops, norm, self.clip)
+        factor = factor if unscale is None else factor * unscale
+        found = None if skip is None else skip(norm)
+        if self.staged:
+            self.run_stages(grads, factor, values, found)
+        if self.fused:
+            self._fused(grads, factor, values, found)
+        self.weights.refresh()
+        return norm
+
+    def _stages(
+        self,
+        grads: Mapping[str, Tensor],
+        factor: Tensor,
+        values: Mapping[str, Tensor],
+        found: Tensor | None,
+    ) -> None:
+        masters, witness = self.weights.masters, self.framework.witness
+        params, state = update(
+            self.framework.ops, self.staged, masters, grads, factor, self.state, values, witness
+        )
+        for name, new in params.items():
+            _write(masters[name], new, found)
+        for key, anchors in state.items():
+            for anchor, entries in anchors.items():
+                for entry, new in entries.items():
+                    _write(self.state[key][anchor][entry], new, found)
+
+    def _fused(
+        self,
+        grads: Mapping[str, Tensor],
+        factor: Tensor,
+        values: Mapping[str, Tensor],
+        found: Tensor | None,
+    ) -> None:
+        """torch's kernel over all groups with the same constants at once."""
+        inverse = 1.0 / factor  # the kernel divides gradients by its scale
+        alike: dict[tuple[Any, ...], list[str]] = {}
+        for key, group in self.fused.items():
+            member = group.members[0]
+            stages = {anchor: stage for anchor, _, stage in group.rule.stages}
+            constants = (
+                stages["precondition"].arguments,
+                stages["decay"].arguments,
+                stages["write"].values,
+                member.lr_mul,
+                member.wd_mul,
+            )
+            alike.setdefault(constants, []).append(key)
+            for anchor in stages:
+                self.framework.seen[f"stage:adamw.{anchor}"] += 1
+        for (adam, decay, write, lr_mul, wd_mul), keys in alike.items():
+            names = [self.groups[key].members[0].name for key in keys]
+            state = [self.state[key]["precondition"] for key in keys]
+            adam, decay, write = dict(adam), dict(decay), dict(write)
+            adamw(
+                [self.weights.masters[name] for name in names],
+                [grads[name] for name in names],
+                [entries["m"][0] for entries in state],
+                [entries["v"][0] for entries in state],
+                [],
+                [entries["steps"].view(()) for entries in state],
+                fused=True,
+                grad_scale=inverse,
+                found_inf=found,
+                amsgrad=False,
+                beta1=adam["beta1"],
+                beta2=adam["beta2"],
+                lr=values[write["lr"]] * lr_mul,
+                weight_decay=decay["weight_decay"] * wd_mul,
+                eps=adam["epsilon"],
+                maximize=False,
+            )
+
+    def arrays(self) -> dict[str, Tensor]:
+        """State by parameter: ``anchor.entry.parameter`` -> float32, a scalar as ()."""
+        named = {}
+        for key, anchors in self.state.items():
+            for anchor, entries in anchors.items():
+                for entry, stack in entries.items():
+                    for index, member in enumerate(self.groups[key].members):
+                        one = stack[index]
+                        scalar = one.numel() == 1 and one.shape != torch.Size(member.shape)
+                        named[f"{anchor}.{entry}.{member.name}"] = one.view(()) if scalar else one
+        return named
+
+
+def _write(old: Tensor, new: Tensor, found: Tensor | None) -> None:
+    old.copy_(new if found is None else torch.where(found > 0, old, new))

@@ -1,0 +1,232 @@
+"""A step on torch: one graph for a micro-batch's loss and gradients, one for the update."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from minillm_core.backends.base import Batch, Binding, StepResult, Trainer
+from minillm_core.backends.torch.feed import Later, batch_to, numbers_to
+from minillm_core.backends.torch.module import TorchFramework
+from minillm_core.backends.torch.optimizer import Optimizer
+from minillm_core.backends.torch.scaler import LossScaler
+from minillm_core.backends.torch.states import Statistics
+from minillm_core.backends.torch.weights import Weights
+from minillm_core.errors import OutOfMemory
+from minillm_core.plan import Plan
+
+__all__ = ["TorchTrainer"]
+
+
+class TorchTrainer(Trainer):
+    """A model and its optimizer on one device.
+
+    Args:
+        plan: what to train.
+        binding: how; recorded in run.json.
+        model: materialised and filled, float32.
+        framework: what the model stands on.
+        join: multiply leaves that read the same input as one.
+        fused: use torch's fused AdamW.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        binding: Binding,
+        model: Any,
+        framework: TorchFramework,
+        *,
+        join: bool,
+        fused: bool,
+    ) -> None:
+        self.plan, self.binding, self.model, self.framework = plan, binding, model, framework
+        self.device = torch.device(binding.device)
+        model.checkpointing = binding.checkpointing
+        self.weights = Weights(model, getattr(torch, binding.dtype), join=join)
+        self.optimizer = Optimizer(
+            plan, self.weights, framework, compiled=binding.compile, fused=fused
+        )
+        self.scaler = LossScaler(self.device) if binding.dtype == "float16" else None
+        self.statistics = Statistics(model)
+        self.staged = plan.staged
+        self.graphs: dict[tuple[float, ...], Any] = {}  # one a combination of staged values
+        self.compilations: Counter[str] = Counter()
+        self.sums: dict[str, Tensor] = {}
+        self.gradients: list[Tensor] | None = None
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+    def step(self, micro: Sequence[Batch], values: Mapping[str, float], supervised: int) -> Later:
+        """One optimizer step, queued."""
+        try:
+            return self._step(micro, values, supervised)
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemory(
+                f"the device's memory did not suffice (peak {self.peak_bytes()} bytes)"
+            ) from error
+
+    def _step(self, micro: Sequence[Batch], values: Mapping[str, float], supervised: int) -> Later:
+        staged = {name: int(values[name]) for name in self.staged}
+        dynamic = {name: float(v) for name, v in values.items() if name not in staged}
+        given: dict[str, Any] = dict(
+            numbers_to(dynamic | {"normaliser": 1.0 / supervised}, self.device)
+        )
+        inverse = given["normaliser"]
+        if self.scaler is not None:
+            given["normaliser"] = inverse * self.scaler.scale
+        graph = self._graph(staged)
+        figures: dict[str, Tensor] = {}
+        for index, host in enumerate(micro):
+            batch = batch_to(host, self.device)
+            loss = graph(batch, given)
+            self._accumulate(loss.objective, first=index == 0, only=len(micro) == 1)
+            share = loss.count * inverse
+            _add(figures, "loss", loss.sums[0].detach() * inverse)
+            for target, total in zip(self.plan.spec.loss.targets, loss.sums[1:], strict=True):
+                _add(figures, target.key, total.detach() * inverse)
+            for key, value in loss.terms.items():
+                _add(figures, key, value * share)
+            self.statistics.add(loss.statistics, first=index == 0)
+        grads = self._named_gradients()
+        norm = self.optimizer.step(
+            grads,
+            given,
+            None if self.scaler is None else 1.0 / self.scaler.scale,
+            None if self.scaler is None else self.scaler.judge,
+        )
+        self.statistics.write(len(micro))
+        return Later(["grad_norm", *figures], [norm, *figures.values()])
+
+    def _graph(self, staged: Mapping[str, int]) -> Any:
+        """The micro-batch's loss with these staged values baked in."""
+        key = tuple(staged.values())
+        if key not in self.graphs:
+
+            def micro_loss(batch: dict[str, Tensor], given: dict[str, Tensor]) -> Any:
+                return self.model(batch, {**given, **staged})
+
+            self.graphs[key] = (
+                torch.compile(micro_loss, fullgraph=True, dynamic=False)
+                if self.binding.compile
+                else micro_loss
+            )
+        return self.graphs[key]
+
+    def _accumulate(self, objective: Tensor, *, first: bool, only: bool) -> None:
+        """Gradients of one micro-batch, added up in float32."""
+        leaves = [leaf.tensor for leaf in self.weights.leaves]
+        fresh = torch.autograd.grad(objective, leaves, materialize_grads=True)
+        with torch.no_grad():
+            if only and fresh[0].dtype == torch.float32:
+                self.gradients = list(fresh)
+            elif self.gradients is None:
+                self.gradients = [grad.float() for grad in fresh]
+            elif first:
+                torch._foreach_copy_(self.gradients, fresh)
+            else:
+                torch._foreach_add_(self.gradients, fresh)
+
+    def _named_gradients(self) -> dict[str, Tensor]:
+        """Parameter -> float32 gradient; row blocks of a joined leaf are views."""
+        assert self.gradients is not None
+        return {
+            name: part
+            for leaf, grad in zip(self.weights.leaves, self.gradients, strict=True)
+            for name, part in leaf.split(grad)
+        }
+
+    def read(self, handle: Later) -> StepResult:
+        """Wait for a step's figures."""
+        figures = handle.read()
+        return StepResult(figures.pop("loss"), figures.pop("grad_norm"), figures)
+
+    @torch.no_grad()
+    def evaluate(self, batches: Iterable[Batch]) -> tuple[float, int]:
+        """Nats and predictions of the main target; eager, so that nothing is compiled for it."""
+        given = self._final_values()
+        total = torch.zeros((), dtype=torch.float64)
+        count = torch.zeros((), dtype=torch.float64)
+        pending: list[tuple[Tensor, Tensor]] = []
+        for host in batches:
+            pending.append(self.model.evaluate(batch_to(host, self.device), given))
+        for nats, predictions in pending:
+            total += nats.double().cpu()
+            count += predictions.double().cpu()
+        return float(total), int(count)
+
+    @torch.no_grad()
+    def next_logits(self, ids: np.ndarray) -> np.ndarray:
+        """float32 (V,) after the last of ``ids`` (T,)."""
+        batch = batch_to(_alone(ids), self.device)
+        at = torch.full((1,), len(ids) - 1, dtype=torch.int32, device=self.device)
+        return self.model.logits(batch, self._final_values(), at)[0].float().cpu().numpy()
+
+    def _final_values(self) -> dict[str, Any]:
+        values = self.plan.values(1.0)
+        dynamic = {name: v for name, v in values.items() if name not in self.staged}
+        given: dict[str, Any] = dict(numbers_to(dynamic | {"normaliser": 1.0}, self.device))
+        return given | {name: int(values[name]) for name in self.staged}
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Everything to save."""
+        return {name: t.detach().cpu().numpy().copy() for name, t in self._tensors().items()}
+
+    def _tensors(self) -> dict[str, Tensor]:
+        tensors = {f"model.{name}": master for name, master in self.weights.masters.items()}
+        tensors |= {f"optimizer.{name}": t for name, t in self.optimizer.arrays().items()}
+        tensors |= {f"state.{name}": t for name, t in self.statistics.states.items()}
+        if self.scaler is not None:
+            tensors |= {f"scaler.{name}": t for name, t in self.scaler.arrays().items()}
+        return tensors
+
+    @torch.no_grad()
+    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """The inverse of :meth:`arrays`."""
+        weights_only = all(name.startswith("model.") for name in arrays)
+        for name, tensor in self._tensors().items():
+            if weights_only and not name.startswith("model."):
+                continue
+            value = torch.from_numpy(np.ascontiguousarray(arrays[name]))
+            if value.shape != tensor.shape:
+                raise ValueError(f"{name}: shape {tuple(value.shape)}, not {tuple(tensor.shape)}")
+            tensor.copy_(value)
+        self.weights.refresh()
+
+    def witnesses(self) -> Mapping[str, int]:
+        """What took part so far."""
+        kernels = {f"kernel:{c.op}={c.kernel}": 1 for c in self.binding.kernels}
+        return dict(self.framework.seen) | (kernels if self.gradients is not None else {})
+
+    def synchronize(self) -> None:
+        """Wait until the device is idle."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        elif self.device.type == "mps":
+            torch.mps.synchronize()
+
+    def peak_bytes(self) -> int | None:
+        """Largest memory that torch held; None on a CPU."""
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device)
+        return None
+
+
+def _add(figures: dict[str, Tensor], name: str, value: Tensor) -> None:
+    figures[name] = figures[name] + value if name in figures else value
+
+
+def _alone(ids: np.ndarray) -> dict[str, np.ndarray]:
+    """One row that nothing is predicted for."""
+    row = np.asarray(ids, np.int32)[None]
+    return {
+        "ids": row,
+        "labels": np.full_like(row, -1),
+        "documents": np.zeros_like(row),
+        "positions": np.arange(row.shape[1], dtype=np.int32)[None],
+    }
