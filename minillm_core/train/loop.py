@@ -128,7 +128,8 @@ class Loop:
         except BaseException as error:
             # the first error is the one to report, whatever observers make of the end
             told = self._stopped() if self._is_second_signal(error) else error
-            code = told.exit_code if isinstance(told, MinillmError) else 1
+            unforeseen = 130 if isinstance(told, KeyboardInterrupt) else 1
+            code = told.exit_code if isinstance(told, MinillmError) else unforeseen
             with suppress(Exception):
                 self.emit(Ended(self.position.step, code, self.clock() - began))
             if told is error:

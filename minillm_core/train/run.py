@@ -94,7 +94,9 @@ def train(
     try:
         evaluated, meter = _loop(job, out, evidence, say)
     except BaseException as error:
-        told = Interrupted("interrupted; nothing was saved") if _bare_interrupt(error) else error
+        told = error
+        if isinstance(error, KeyboardInterrupt):  # outside the loop, which tells by itself
+            told = Interrupted("interrupted; nothing was saved")
         code = told.exit_code if isinstance(told, MinillmError) else 1
         record.update(exit=code)
         # after a failure of the device there may be nobody left to ask
@@ -215,10 +217,6 @@ def _document(job: Job) -> dict[str, Any]:
 def _plugins(job: Job, evidence: Evidence) -> list[dict[str, Any]]:
     shown = evidence.records()
     return [one.data() | {"evidence": shown.get(one.name)} for one in job.plugins]
-
-
-def _bare_interrupt(error: BaseException) -> bool:
-    return isinstance(error, KeyboardInterrupt)
 
 
 def _show_sample(job: Job, say: Say) -> None:

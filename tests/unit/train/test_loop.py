@@ -310,7 +310,7 @@ def test_a_keyboard_interrupt_that_no_signal_brought_passes_through(make) -> Non
     run.trainer.on_step = raise_it
     with pytest.raises(KeyboardInterrupt):
         run.loop.run()
-    assert run.of(Ended)[0].exit == 1
+    assert run.of(Ended)[0].exit == 130
 
 
 def test_the_first_error_is_reported_whatever_observers_make_of_the_end(make) -> None:
