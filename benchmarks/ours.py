@@ -1,0 +1,100 @@
+"""minillm's plain model, or one with plugins, stepped as ``minillm train`` steps it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from minillm_core.backends.base import Backend, StepResult
+from minillm_core.backends.bind import create
+from minillm_core.backends.detect import choose, probe
+from minillm_core.config.load import load as load_config
+from minillm_core.data import Documents, Loader
+from minillm_core.plan import Plan, build_plan
+from minillm_core.plugins.manager import check_support
+from minillm_core.plugins.manager import load as load_plugins
+
+__all__ = ["Ours", "bound"]
+
+PRESET = "gpt2-124m"
+PROGRESS = 0.5  # of the run: the schedules' values are those of its middle
+DOCUMENT = 1024  # tokens
+
+
+def bound(
+    settings: Sequence[str], plugins: str = "", backend: str = "auto", device: str = "auto"
+) -> tuple[Plan, Backend]:
+    """The plan of a run with ``key=value`` settings, and the backend it is bound to."""
+    loaded = load_config(
+        preset=PRESET,
+        assignments=tuple(settings),
+        plugins=plugins or None,
+        default_preset=lambda: (PRESET, "the benchmark"),
+    )
+    detected = choose(probe(), backend, device)
+    active = load_plugins(loaded.specs, loaded.config.plugins)
+    check_support(active, detected.backend, detected.device)
+    plan = build_plan(loaded.config, active)
+    return plan, create(detected, plan)
+
+
+class Ours:
+    """A trainer and its loader.
+
+    Args:
+        plan: what to train.
+        backend: on what.
+        tokens: (n,), read again and again in shuffled documents.
+    """
+
+    def __init__(self, plan: Plan, backend: Backend, tokens: np.ndarray) -> None:
+        train = plan.config.train
+        self.plan, self.backend = plan, backend
+        documents = np.array_split(tokens, max(1, len(tokens) // DOCUMENT))
+        self.loader = Loader(
+            Documents.of(documents, plan.config.model.vocab),
+            rows=train.rows,
+            accumulate=train.accumulate,
+            seq_len=train.seq_len,
+            seed=0,
+        )
+        self.trainer = backend.trainer(plan, 0)
+        self.values = plan.values(PROGRESS)
+        self.handle: Any = None
+        self.result: StepResult | None = None
+
+    @property
+    def multiplied(self) -> int:
+        """Parameters that are multiplied: all matrices, a tied embedding once."""
+        return sum(info.size for info in self.plan.parameters.values() if len(info.shape) == 2)
+
+    def step(self) -> None:
+        """One optimizer step; reads the one before, as the loop does."""
+        batch = next(self.loader)
+        before = self.handle
+        self.handle = self.trainer.step(batch.micro, self.values, batch.supervised)
+        if before is not None:
+            self.result = self.trainer.read(before)
+
+    def read(self) -> float:
+        """Loss of the last step; waits."""
+        self.result = self.trainer.read(self.handle)
+        return self.result.loss
+
+    def close(self) -> None:
+        """End the loader's thread."""
+        self.loader.close()
+
+    def facts(self) -> dict[str, Any]:
+        """Plan and binding."""
+        binding = asdict(self.backend.binding)
+        return {
+            "of": "minillm",
+            "plan": self.plan.hash,
+            "plugins": [plugin.name for plugin in self.plan.plugins],
+            "kernels": {choice["op"]: choice["kernel"] for choice in binding["kernels"]},
+            **{key: binding[key] for key in ("device_name", "dtype", "compile", "notes")},
+        }
