@@ -26,7 +26,7 @@ from minillm_core.train.hooks import batch_hook
 from minillm_core.train.record import RUN, read_record
 from minillm_core.train.settings import config_of
 
-__all__ = ["TOKENIZER", "Validation", "evaluate_run", "plugins_of"]
+__all__ = ["TOKENIZER", "Validation", "evaluate_run", "specs_of"]
 
 TOKENIZER = "tokenizer.json"
 
@@ -108,7 +108,7 @@ def evaluate_run(
     detected = choose(probe(), backend, device)
     here = {"backend": detected.backend, "device": detected.device}
     config = config.model_copy(update=here)
-    active = load_plugins(plugins_of(record, config, out, plugins or {}))
+    active = load_plugins(specs_of(record, config, out, plugins or {}), config.plugins)
     check_support(active, detected.backend, detected.device)
     plan = build_plan(config, active)
     if plan.hash != record["plan_hash"]:
@@ -145,9 +145,9 @@ def evaluate_run(
     }
 
 
-def plugins_of(
+def specs_of(
     record: Mapping[str, Any], config: Config, out: Path, named: Mapping[str, str]
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, str]:
     """What to load for a run: its installed plugins by name, and what is named again.
 
     Code is run by these names, so a folder of somebody else's must not choose it.
@@ -169,7 +169,7 @@ def plugins_of(
                 where=str(out / RUN),
                 fix=f"--plugins {name if foreign else files[name]}",
             )
-    return {named.get(name, name): dict(options) for name, options in config.plugins.items()}
+    return {name: named.get(name, name) for name in config.plugins}
 
 
 def _tokenizer(out: Path, config: Config) -> Tokenizer | None:

@@ -7,7 +7,6 @@ import math
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -64,12 +63,6 @@ class Breaker(Plugin, api=1):
 
     def on_batch(self, batch: dict) -> dict:
         raise SystemExit(0)
-
-
-@pytest.fixture(autouse=True)
-def _known_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    cost = SimpleNamespace(flops_per_token=6.0)
-    monkeypatch.setattr(Plan, "estimate", lambda plan: cost, raising=False)
 
 
 @pytest.fixture(scope="module")
@@ -391,6 +384,19 @@ def test_eval_does_not_run_code_that_a_folder_names(
     monkeypatch.setattr("os.getuid", lambda: 12345)
     with pytest.raises(Refusal, match="another account owns"):
         job.evaluate()
+
+
+def test_eval_takes_a_single_file_that_is_named_again(job: Job, tmp_path: Path) -> None:
+    file = tmp_path / "watcher.py"
+    file.write_text(
+        "from minillm_core.plugins.plugin import Plugin\n"
+        "class Again(Plugin, api=1):\n"
+        "    def on_batch(self, batch):\n"
+        "        return batch\n"
+    )
+    job.train(plugins={"watcher": Watcher()})
+    assert job.evaluate(plugins={"watcher": f"{file}:Again"})["step"] == 12
+    assert any("another plan" in line for line in job.said)
 
 
 def test_eval_refuses_what_is_no_run(job: Job) -> None:
