@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minillm_core.config.schema import Config
 from minillm_core.nn.decoder import DecoderSpec
@@ -22,6 +22,9 @@ from minillm_core.optim.schedules import Schedule, Stages, TrainSchedule
 from minillm_core.plan.placements import Placement
 from minillm_core.plugins.builders import ParamInfo
 from minillm_core.plugins.builders.data import Field
+
+if TYPE_CHECKING:
+    from minillm_core.plan.estimate import Estimate
 
 __all__ = ["Export", "Plan", "PlannedPlugin", "as_json"]
 
@@ -128,6 +131,12 @@ class Plan:
         """rows x accumulate x seq_len, on one device."""
         train = self.config.train
         return train.rows * train.accumulate * train.seq_len
+
+    def estimate(self, dtype: str | None = None, *, dense_logits: bool = False) -> Estimate:
+        """Parameters, FLOPs and bytes: see :func:`minillm_core.plan.estimate.estimate`."""
+        from minillm_core.plan.estimate import estimate
+
+        return estimate(self, dtype, dense_logits=dense_logits)
 
     @property
     def num_parameters(self) -> int:

@@ -1,0 +1,265 @@
+"""What a plan costs: parameters, FLOPs and bytes, part by part, from declarations alone.
+
+FLOPs are the model's, forward and backward: 6 for every multiplied parameter and token, and
+12 T H D a layer for attention over T keys, whether or not a kernel skips what the causal mask
+hides. Recomputation is not counted. MFU = tokens/s x flops_per_token / peak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from minillm_core.nn.attention import AttentionSpec
+from minillm_core.nn.block import BlockSpec
+from minillm_core.nn.decoder import decoder
+from minillm_core.nn.linear import Linear
+from minillm_core.nn.module import named_modules
+from minillm_core.plugins.builders import ParamInfo
+
+if TYPE_CHECKING:
+    from minillm_core.plan.plan import Plan
+
+__all__ = ["ITEMSIZE", "Estimate", "Part", "RuleCost", "estimate"]
+
+ITEMSIZE: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+MASTER = 4  # float32
+
+CORE = (
+    "embedding",
+    "attention.q",
+    "attention.k",
+    "attention.v",
+    "attention.o",
+    "attention.scores",
+    "mlp",
+    "norms",
+    "head",
+)
+"""The core's parts, in the order of the computation."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of the model: one of the core's, or everything that a plugin's modules declare."""
+
+    name: str
+    parameters: int  # numbers that are trained
+    multiplied: int  # those that a token is multiplied with; a tied head's stand under head
+    flops: int  # a token, forward and backward
+
+
+@dataclass(frozen=True)
+class RuleCost:
+    """What one update rule looks after."""
+
+    name: str
+    arrays: int
+    parameters: int  # numbers in them
+    state_bytes: int
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Cost of a plan on one device, in compute dtype ``dtype``."""
+
+    dtype: str
+    parts: tuple[Part, ...]
+    rules: tuple[RuleCost, ...]
+    memory: Mapping[str, int]  # weights, master weights, gradients, ... -> bytes
+    tokens_per_step: int
+    uncounted: tuple[str, ...] = ()  # what plugins compute in ways that cannot be read off
+
+    @property
+    def parameters(self) -> int:
+        """Numbers that are trained."""
+        return sum(part.parameters for part in self.parts)
+
+    @property
+    def multiplied(self) -> int:
+        """N in 6 N: parameters that a token is multiplied with, a tied head's once."""
+        return sum(part.multiplied for part in self.parts)
+
+    @property
+    def flops_per_token(self) -> int:
+        """Forward and backward."""
+        return sum(part.flops for part in self.parts)
+
+    @property
+    def flops_per_step(self) -> int:
+        """Of one optimizer step on one device."""
+        return self.flops_per_token * self.tokens_per_step
+
+    @property
+    def bytes(self) -> int:
+        """Everything in ``memory``: a step's peak, about."""
+        return sum(self.memory.values())
+
+    def part(self, name: str) -> Part:
+        """The part of that name, empty where the plan has none."""
+        return next((p for p in self.parts if p.name == name), Part(name, 0, 0, 0))
+
+    def data(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "dtype": self.dtype,
+            "parameters": self.parameters,
+            "multiplied": self.multiplied,
+            "flops_per_token": self.flops_per_token,
+            "flops_per_step": self.flops_per_step,
+            "bytes": self.bytes,
+            "parts": {
+                part.name: {k: v for k, v in vars(part).items() if k != "name"}
+                for part in self.parts
+            },
+            "rules": {
+                rule.name: {k: v for k, v in vars(rule).items() if k != "name"}
+                for rule in self.rules
+            },
+            "memory": dict(self.memory),
+            "uncounted": list(self.uncounted),
+        }
+
+
+def estimate(
+    plan: Plan, dtype: str | None = None, *, dense_logits: bool = False, progress: float = 1.0
+) -> Estimate:
+    """Count a plan.
+
+    Args:
+        plan: what to count.
+        dtype: float32, bfloat16 or float16; None: train.dtype, float32 where that is auto.
+        dense_logits: the loss kernel keeps all logits at once; chunked ones keep next to none.
+        progress: where in the run, for windows that follow a schedule; its end by default.
+
+    Raises:
+        ValueError: there is no such compute dtype.
+    """
+    if dtype is None:
+        dtype = plan.config.train.dtype.replace("auto", "float32")
+    if dtype not in ITEMSIZE:
+        raise ValueError(f"dtype {dtype!r}: one of {', '.join(ITEMSIZE)}")
+    model = decoder(plan.spec)
+    scores, uncounted = _scores(plan, model, progress)
+    rules = tuple(_rules(plan))
+    return Estimate(
+        dtype=dtype,
+        parts=tuple(_parts(plan, scores)),
+        rules=rules,
+        memory=_memory(plan, model, rules, ITEMSIZE[dtype], dense_logits),
+        tokens_per_step=plan.tokens_per_step,
+        uncounted=uncounted,
+    )
+
+
+def _parts(plan: Plan, scores: int) -> Iterator[Part]:
+    parameters: dict[str, int] = {}
+    multiplied: dict[str, int] = {}
+    for info in plan.parameters.values():
+        name = _part_of(info)
+        parameters[name] = parameters.get(name, 0) + info.size
+        multiplied[name] = multiplied.get(name, 0) + (info.size if _is_multiplied(info) else 0)
+    if plan.spec.tied:
+        multiplied["head"] = plan.parameters["embedding.weight"].size
+    for name in (*CORE, *sorted({*parameters} - {*CORE})):
+        times = multiplied.get(name, 0)
+        flops = 6 * times + (scores if name == "attention.scores" else 0)
+        if parameters.get(name) or flops:
+            yield Part(name, parameters.get(name, 0), times, flops)
+
+
+def _part_of(info: ParamInfo) -> str:
+    if info.owner != "core":
+        return info.owner
+    first = info.role.partition(".")[0]
+    known = {"attention": info.role, "norm": "norms"}
+    return known.get(first, first)
+
+
+def _is_multiplied(info: ParamInfo) -> bool:
+    """A lookup is free, and so is what has one axis: it scales elements."""
+    return len(info.shape) > 1 and not info.role.startswith("embedding")
+
+
+def _scores(plan: Plan, model: Any, progress: float) -> tuple[int, tuple[str, ...]]:
+    """FLOPs a token of q k^T and of its product with v, over all layers; and what has none here."""
+    geometry, seq_len = plan.spec.geometry, plan.config.train.seq_len
+    width = geometry.heads * geometry.head_dim
+    total, uncounted = 0, []
+    for index, (spec, block) in enumerate(zip(plan.spec.blocks, model.layers, strict=True)):
+        if isinstance(spec.attention, AttentionSpec):
+            # a layout: seq_len x stretch positions of heads / stretch heads each
+            layout = block.attention.layout
+            keys = seq_len * (1 if layout is None else layout.stretch)
+            window = _window(plan, spec.attention, progress)
+            total += 12 * width * (keys if window is None else min(keys, window))
+        elif block.attention is not None:
+            uncounted.append(f"layers.{index}.attention of '{block.attention.owner}'")
+    return total, tuple(uncounted)
+
+
+def _window(plan: Plan, attention: AttentionSpec, progress: float) -> int | None:
+    if attention.window is None:
+        return None
+    if attention.window.value is None:
+        return int(attention.window.constant or 0)
+    _, schedule = plan.schedules[attention.window.value]
+    return int(schedule.at(progress, plan.schedule))
+
+
+def _rules(plan: Plan) -> Iterator[RuleCost]:
+    for name in sorted({group.rule.name for group in plan.groups}):
+        groups = [group for group in plan.groups if group.rule.name == name]
+        members = [member.name for group in groups for member in group.members]
+        state = [
+            shape
+            for group in groups
+            for entries in group.state_shapes().values()
+            for shape in entries.values()
+        ]
+        yield RuleCost(
+            name,
+            len(members),
+            sum(plan.parameters[member].size for member in members),
+            MASTER * sum(prod(shape) for shape in state),
+        )
+
+
+def _memory(
+    plan: Plan, model: Any, rules: tuple[RuleCost, ...], itemsize: int, dense_logits: bool
+) -> dict[str, int]:
+    """Bytes; in float32 the master weights *are* the weights."""
+    train, count = plan.config.train, plan.num_parameters
+    low = itemsize < MASTER
+    tokens = train.rows * train.seq_len  # of a micro-batch
+    return {
+        "weights": count * itemsize if low else 0,
+        "master weights": count * MASTER,
+        "gradients": count * (MASTER + (itemsize if low else 0)),  # the sum, and what is added
+        **{f"optimizer state ({rule.name})": rule.state_bytes for rule in rules},
+        "activations": tokens * itemsize * _activations(plan, model),
+        "logits": tokens * itemsize * plan.spec.geometry.vocab if dense_logits else 0,
+    }
+
+
+def _activations(plan: Plan, model: Any) -> int:
+    """Numbers kept for the backward pass, a token."""
+    dim = plan.spec.geometry.dim
+    blocks = [_kept(*pair, dim) for pair in zip(plan.spec.blocks, model.layers, strict=True)]
+    if plan.config.train.checkpointing:
+        blocks = [dim] * len(blocks) + [max(blocks)]  # every input, and one block at a time
+    ends = 2 * dim  # what enters the first block, and the last norm
+    return sum(blocks) + ends + dim * len(plan.spec.streams)
+
+
+def _kept(spec: BlockSpec, block: Any, dim: int) -> int:
+    """Of one block: each product's result, each norm's, and what goes into the last products."""
+    kept = sum(m.out_features for _, m in named_modules(block) if isinstance(m, Linear))
+    kept += sum(dim for norm in (block.attention_norm, block.mlp_norm) if norm is not None)
+    if isinstance(spec.attention, AttentionSpec):
+        kept += block.attention.o.in_features
+    if block.plain_mlp and block.mlp is not None:
+        kept += block.mlp.down.in_features
+    return kept
