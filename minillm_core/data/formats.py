@@ -128,6 +128,10 @@ def _record(line: bytes, place: _Place) -> dict[str, Any]:
         where = place.error("", "", error.start).where or ""
         raise _not_utf8(line, error, where) from error
     except json.JSONDecodeError as error:
+        if text.startswith("\ufeff"):
+            raise place.error(
+                "a byte order mark, which is not JSON", "save it as UTF-8 without one"
+            ) from error
         byte = len(text[: error.pos].encode("utf-8", "surrogatepass"))
         raise place.error(f"not a line of JSON: {error.msg}", fix, byte) from error
     except (ValueError, RecursionError) as error:

@@ -116,7 +116,8 @@ class Writer:
             "notes": notes,
             "tokenizer": _file_digest(self._folder / _TOKENIZER) if tokenizer else None,
         }
-        (self._folder / _META).write_text(json.dumps(meta, indent=1), "utf-8")
+        sealed = {**meta, "seal": digest(json.dumps(meta))}
+        (self._folder / _META).write_text(json.dumps(sealed, indent=1), "utf-8")
         try:
             self._folder.rename(self._entry)
         except OSError:
@@ -155,18 +156,20 @@ def open_entry(
         return None
     try:
         meta = json.loads((folder / _META).read_text("utf-8"))
+        intact = meta.pop("seal") == digest(json.dumps(meta))
         dtype = np.dtype(meta["dtype"])
         ids = np.zeros(0, dtype)
         if (folder / _IDS).stat().st_size:
             ids = np.asarray(np.memmap(folder / _IDS, dtype, "r"))
         spans = np.load(folder / _SPANS, allow_pickle=False)
         tokenizer = folder / _TOKENIZER if meta["tokenizer"] else None
-        intact = tokenizer is None or _file_digest(tokenizer) == meta["tokenizer"]
-        if intact and digest(ids, spans) == meta["digest"]:
+        intact &= digest(ids, spans) == meta["digest"]
+        intact &= tokenizer is None or _file_digest(tokenizer) == meta["tokenizer"]
+        if intact:
             whole = digest(meta["digest"], content)
             documents = Documents((ids, *shards), spans, vocab, whole)
             return Entry(documents, meta["end_of_text"], meta["notes"], tokenizer)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass  # damaged as well
     say(f"the tokens kept in {folder} are damaged: they are made again")
     shutil.rmtree(folder)

@@ -6,7 +6,7 @@ and once to encode. The next batch is read while the last one is encoded on all 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from minillm_core.data.shards import check_ids, starts
 from minillm_core.data.sources import Source
 from minillm_core.data.split import FEW, held_out
 from minillm_core.data.store import Writer
-from minillm_core.data.tokenizer import Tokenizer
+from minillm_core.data.tokenizer import Tokenizer, grouped
 from minillm_core.errors import DataError
 
 __all__ = ["Survey", "encode", "reading", "survey", "training_texts"]
@@ -108,7 +108,8 @@ def encode(
     """
     with ThreadPoolExecutor(1) as pool:
         pending = None
-        for batch in _batches(_documents(sources, reading, text=tokenizer is not None)):
+        documents = _documents(sources, reading, text=tokenizer is not None)
+        for batch in grouped(documents, len, _BATCH):
             encoded = pool.submit(_encode, batch, tokenizer)
             if pending:
                 _write(writer, end_of_text, pending.result())
@@ -135,18 +136,6 @@ def _documents(
                     fix="name the tokenizer that the ids were made with: data.tokenizer=...",
                 )
             yield document
-
-
-def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    batch, size = [], 0
-    for document in documents:
-        batch.append(document)
-        size += len(document)
-        if size >= _BATCH:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 def _encode(batch: list[Document], tokenizer: Tokenizer | None) -> list[np.ndarray]:

@@ -1,0 +1,107 @@
+"""Which files are read, in which order, and what is said of the others."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from minillm_core.data.formats import JSONL, SHARD, TEXT
+from minillm_core.data.sources import find
+from minillm_core.errors import DataError
+
+
+def quiet(line: str) -> None:
+    pytest.fail(f"said: {line}")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    root = tmp_path / "data"
+    for name in ["b.txt", "a/z.py", "a/b/c.jsonl.gz", "a.md.xz", "A.TXT", "z.bin", "logo.png",
+                 "t.bin.gz", "LICENSE", ".hidden.txt", ".git/config.txt", "x.parquet"]:  # fmt: skip
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(b"x")
+    return root
+
+
+def test_a_folder_is_read_sorted_and_the_rest_is_said(folder: Path) -> None:
+    said: list[str] = []
+    found = find([str(folder)], said.append)
+    names = [source.path.relative_to(folder).as_posix() for source in found]
+    assert names == ["A.TXT", "a/b/c.jsonl.gz", "a/z.py", "a.md.xz", "b.txt", "z.bin"]
+    kinds = [(source.format, source.packing) for source in found]
+    assert kinds == [
+        (TEXT, ""), (JSONL, ".gz"), (TEXT, ""), (TEXT, ".xz"), (TEXT, ""), (SHARD, "")
+    ]  # fmt: skip
+    assert len(said) == 1
+    assert "6 files are read, 5 are not" in said[0]
+    for left_out in (".png", "no suffix", "hidden", ".parquet"):
+        assert left_out in said[0] or "other suffixes" in said[0]
+
+
+def test_paths_keep_their_order_and_named_files_are_read_whatever_their_suffix(
+    folder: Path,
+) -> None:
+    paths = [str(folder / name) for name in ("b.txt", "LICENSE", ".hidden.txt", "A.TXT")]
+    found = find(paths, quiet)
+    assert [str(source.path) for source in found] == paths
+    assert {source.format for source in found} == {TEXT}
+
+
+def test_without_paths_the_standard_library_without_its_tests() -> None:
+    found = find((), quiet)
+    root = Path(sysconfig.get_path("stdlib"))
+    parts = [source.path.relative_to(root).parts for source in found]
+    assert len(parts) > 400
+    assert parts == sorted(parts)
+    assert ("argparse.py",) in parts
+    assert all(p[-1].endswith(".py") for p in parts)
+    left_out = {"test", "tests", "idle_test", "site-packages", "__pycache__"}
+    assert not any(left_out & set(p) for p in parts)
+
+
+def test_a_python_without_sources_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    with pytest.raises(DataError, match="without the sources"):
+        find((), quiet)
+
+
+def test_what_is_not_there_or_holds_nothing_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "a.png").write_bytes(b"x")
+    (tmp_path / "empty").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    for name, said in {
+        "gone": "no such file or folder",
+        "pictures": "the folder holds no text, only 1 .png",
+        "empty": "the folder holds no text",
+        "pipe": "neither a file nor a folder",
+        "a.parquet": ".parquet files are not read",
+    }.items():
+        with pytest.raises(DataError) as raised:
+            find([str(tmp_path / name)], quiet)
+        assert said in str(raised.value)
+        assert raised.value.where == str(tmp_path / name)
+        assert raised.value.fix
+
+
+def test_a_digest_is_of_content_and_kind_not_of_name_or_time(tmp_path: Path) -> None:
+    for name, text in {"a.txt": "x", "b.txt": "x", "c.txt": "y", "d.jsonl": "x"}.items():
+        (tmp_path / name).write_text(text)
+    os.utime(tmp_path / "b.txt", (1, 1))
+    a, b, c, d = (source.digest for source in find([str(tmp_path)], quiet))
+    assert a == b
+    assert len({a, c, d}) == 3
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("long enough")
+    source = find([str(tmp_path / "a.txt")], quiet)[0]
+    source.check_unchanged()
+    (tmp_path / "a.txt").write_text("longer than before")
+    with pytest.raises(DataError, match="changed while it was read"):
+        source.check_unchanged()

@@ -1,0 +1,165 @@
+"""The tokenizer: bytes in and out, text that is only text, bytes a token, what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import decoders, models
+
+from minillm_core.data import END_OF_TEXT, Tokenizer, bytes_per_token
+from minillm_core.data import tokenizer as module
+from minillm_core.errors import DataError
+
+SAMPLE = [
+    "the cat sat on the mat and the cat ran",
+    "  spaces\n\n\tand täbs it's 1234 今日は 😀",
+    "",
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.train(SAMPLE * 3, 300)
+
+
+any_text = st.text(st.characters(exclude_categories=["Cs"]))
+
+
+@given(any_text)
+def test_every_text_comes_back_and_its_bytes_add_up(tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer.encode([text])[0]
+    assert ids.dtype == np.int32
+    assert tokenizer.decode(ids) == text
+    assert bytes_per_token(tokenizer)[ids].sum() == len(text.encode())
+
+
+@given(st.lists(any_text, max_size=4), any_text)
+def test_the_special_token_written_out_is_text(
+    tokenizer: Tokenizer, texts: list[str], between: str
+) -> None:
+    written = f"{between}{END_OF_TEXT}{between}"
+    encoded = tokenizer.encode([*texts, written, END_OF_TEXT])
+    assert len(encoded) == len(texts) + 2
+    assert not any((ids == tokenizer.end_of_text).any() for ids in encoded)
+    assert tokenizer.decode(encoded[-2]) == written
+
+
+@given(
+    st.lists(
+        st.sampled_from([" ", "\n", "  ", "\t", "\x1c", "\x85", "\u2028", "a", "it's", "42", "é",
+                         "!?", "...", "界", "\ufeff", END_OF_TEXT]),
+        max_size=60,
+    ).map("".join),
+    st.integers(1, 9),
+)  # fmt: skip
+def test_long_texts_are_cut_without_a_trace(tokenizer: Tokenizer, text: str, part: int) -> None:
+    whole = tokenizer.encode([text])[0]
+    before = module._PART, module._TOGETHER
+    module._PART, module._TOGETHER = part, 2 * part
+    try:
+        first, again = tokenizer.encode([text, text])
+    finally:
+        module._PART, module._TOGETHER = before
+    np.testing.assert_array_equal(first, whole)
+    np.testing.assert_array_equal(again, whole)
+
+
+def test_training_is_repeatable(texts: list[str]) -> None:
+    one, two = (Tokenizer.train(iter(texts), 290) for _ in range(2))
+    assert one.digest == two.digest
+    assert one.digest != Tokenizer.train(texts[1:], 290).digest
+
+
+def test_end_of_text_is_zero_and_little_text_makes_few_entries(texts: list[str]) -> None:
+    assert Tokenizer.train(texts, 270).size == 270
+    small = Tokenizer.train(["no pair twice"], 4096)
+    assert small.end_of_text == 0
+    assert small.size == 257
+    assert bytes_per_token(small).tolist() == [0] + [1] * 256
+    assert bytes_per_token(small, 300).tolist() == [0] + [1] * 256 + [0] * 43
+
+
+def test_specials_are_shown_when_asked_for_and_unused_ids_are_nothing(
+    tokenizer: Tokenizer,
+) -> None:
+    ids = [0, *tokenizer.encode(["hi"])[0].tolist(), 299_999]
+    assert tokenizer.decode(ids) == "hi"
+    assert tokenizer.decode(np.array(ids), specials=True) == END_OF_TEXT + "hi"
+
+
+def test_a_vocabulary_without_room_for_bytes_is_refused() -> None:
+    with pytest.raises(DataError, match="at least 257 entries"):
+        Tokenizer.train(SAMPLE, 256)
+
+
+def test_saved_and_loaded_it_is_the_same(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    tokenizer.save(tmp_path / "tokenizer.json")
+    loaded = Tokenizer.load(tmp_path / "tokenizer.json", 300)
+    assert loaded.digest == tokenizer.digest
+    assert loaded.encode(SAMPLE)[1].tolist() == tokenizer.encode(SAMPLE)[1].tolist()
+    assert [file.name for file in tmp_path.iterdir()] == ["tokenizer.json"]
+
+
+def edited(tokenizer: Tokenizer, path: Path, edit: Callable[[dict], object]) -> Path:
+    tokenizer.save(path)
+    data = json.loads(path.read_text("utf-8"))
+    edit(data)
+    path.write_text(json.dumps(data), "utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("edit", "vocab", "said"),
+    [
+        (lambda data: None, 299, "has 300 entries, more than model.vocab=299"),
+        (lambda data: data["added_tokens"][0].update(special=False), 300, "no special token"),
+        (lambda data: data["added_tokens"][0].update(content="<eos>"), 300, "no special token"),
+        (lambda data: data["model"].update(dropout=0.1), 300, "at random"),
+        (lambda data: data.clear(), 300, "cannot be read"),
+    ],
+)
+def test_what_cannot_serve_is_refused(
+    tokenizer: Tokenizer, tmp_path: Path, edit: Callable, vocab: int, said: str
+) -> None:
+    path = edited(tokenizer, tmp_path / "t.json", edit)
+    with pytest.raises(DataError) as raised:
+        Tokenizer.load(path, vocab)
+    assert said in str(raised.value)
+    assert str(path) in str(raised.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"{}", None])
+def test_what_is_no_tokenizer_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "t.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(DataError, match="cannot be read"):
+        Tokenizer.load(path, 300)
+
+
+def test_truncation_and_padding_of_a_file_do_not_change_text(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    tokenizer.save(tmp_path / "t.json")
+    native = tokenizers.Tokenizer.from_file(str(tmp_path / "t.json"))
+    native.enable_truncation(3)
+    native.enable_padding(length=8)
+    native.save(str(tmp_path / "t.json"))
+    loaded = Tokenizer.load(tmp_path / "t.json", 300)
+    assert loaded.decode(loaded.encode([SAMPLE[0]])[0]) == SAMPLE[0]
+
+
+def test_bytes_of_a_sentencepiece_kind(tmp_path: Path) -> None:
+    vocab = {END_OF_TEXT: 0, "<0xE4>": 1, "\u2581the": 2, "ä": 3}
+    native = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
+    native.decoder = decoders.Metaspace()
+    native.add_special_tokens([END_OF_TEXT])
+    native.add_tokens(["added"])
+    assert bytes_per_token(Tokenizer(native)).tolist() == [0, 1, 4, 2, 5]
