@@ -112,8 +112,8 @@ class LossForm:
         scaled = product if self.scale == 1.0 else product * self.scale
         return scaled if self.cap is None else self.cap.apply(xp, scaled)
 
-    def loss(self, log_p: Array, mean_log_p: Array | None, lse: Array | None) -> Array:
-        """A position's loss; ``mean_log_p`` is read where smoothing, ``lse`` where z is set."""
+    def loss(self, log_p: Array, mean_log_p: Array, lse: Array) -> Array:
+        """A position's loss; ``mean_log_p`` may be None without smoothing, ``lse`` without z."""
         loss = -log_p
         if self.smoothing:
             loss = (1.0 - self.smoothing) * loss - self.smoothing * mean_log_p
@@ -188,7 +188,7 @@ class Operations(ArrayFunctions, Protocol):
         weight: Array,
         targets: Array,
         weights: Array | None = None,
-        form: LossForm = LossForm(),  # noqa: B008 - frozen
+        form: LossForm = LossForm(),
     ) -> tuple[Array, Array, Array]:
         """Cross-entropy of the head's logits, which never leave the op.
 

@@ -122,7 +122,8 @@ def linear_cross_entropy(
         weights = np.ones(len(targets))
     weights = _float64(weights)
     weighted = loss * (weights if weights.ndim == 2 else weights[:, None])
-    return np.sum(weighted), np.sum(loss, axis=-1), np.sum(supervised[0], dtype=np.float64)
+    sums, count = np.sum(loss, axis=-1), np.sum(supervised[0])
+    return np.asarray(np.sum(weighted)), sums, np.asarray(count, np.float64)
 
 
 def _float64(x: Array) -> Array:

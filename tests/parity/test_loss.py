@@ -22,8 +22,9 @@ OP = "linear_cross_entropy"
 WANTED = CONTRACTS[OP].differentiable
 KERNELS = {f"{c.backends[0]}-{c.name}": c for c in (*TORCH, *MLX) if c.op == OP}
 HALVES = ("float16", "bfloat16")  # not on MLX, whose CPU multiplies them element by element
+PLAIN = LossForm()
 FORMS = [
-    LossForm(),
+    PLAIN,
     LossForm(cap=TanhCap(3.0)),
     LossForm(cap=SigmoidCap(23.0, 5.0, 7.5)),
     LossForm(scale=0.5),
@@ -49,7 +50,7 @@ def losses(draw: Any, plain: bool = False) -> dict[str, Any]:
 
 
 def example(
-    rng: Any, N: int, C: int, V: int, K: int = 1, form: LossForm = LossForm(), weights: Any = None
+    rng: Any, N: int, C: int, V: int, K: int = 1, form: LossForm = PLAIN, weights: Any = None
 ) -> dict[str, Any]:
     return {
         "hidden": rng.standard_normal((N, C)).astype(np.float32),
@@ -71,7 +72,12 @@ def oracle(side: Any, arrays: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [(n, d) for n in KERNELS for d in HALVES + ("float32",) if n.startswith("torch") or d not in HALVES],
+    [
+        (n, d)
+        for n in KERNELS
+        for d in (*HALVES, "float32")
+        if n.startswith("torch") or d not in HALVES
+    ],
 )
 @settings(max_examples=25)
 @given(data=st.data(), rows=st.sampled_from([1, 3, 5, 64]))
@@ -107,9 +113,7 @@ def test_nothing_supervised_is_zero_and_not_a_nan(side: Any, name: str) -> None:
     candidate = KERNELS[name]
     arrays = example(np.random.default_rng(0), 6, 4, 11)
     arrays["targets"] = np.full((1, 6), -1, np.int32)
-    got = getattr(side, candidate.backends[0])(
-        candidate.load(), arrays, WANTED, differentiable=1
-    )
+    got = getattr(side, candidate.backends[0])(candidate.load(), arrays, WANTED, differentiable=1)
     for y in (*got.outputs, *got.grads.values()):
         assert np.array_equal(y, np.zeros_like(y))
 
@@ -155,7 +159,9 @@ def test_inductor_compiles_the_chunks(side: Any) -> None:
         side.assert_close(got.grads[n], exact.grads[n], 5e-6, n)
 
 
-@pytest.mark.parametrize("form", [FORMS[-1], *(pytest.param(f, marks=pytest.mark.slow) for f in FORMS[:-1])], ids=str)
+@pytest.mark.parametrize(
+    "form", [FORMS[-1], *(pytest.param(f, marks=pytest.mark.slow) for f in FORMS[:-1])], ids=str
+)
 @pytest.mark.parametrize("name", ["mlx-dense", "mlx-chunked"])
 def test_mlx_compiles(side: Any, name: str, form: LossForm) -> None:
     arrays = example(np.random.default_rng(0), 10, 4, 11, 2, form, (2,))
@@ -174,7 +180,9 @@ def test_torch_holds_one_chunk_of_logits() -> None:
     largest = 0
 
     class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             nonlocal largest
             made = func(*args, **(kwargs or {}))
             for y in made if isinstance(made, (tuple, list)) else [made]:

@@ -45,12 +45,20 @@ def arguments(draw: Any, op: str) -> tuple[dict[str, Any], dict[str, Any]]:
         return x, {"weight": None, "eps": 1e-2}
     if op == "swiglu":
         return {"gate": normal((B, T, C)), "up": normal((B, T, C))}, {}
-    K, group, D = draw(st.integers(1, 2)), draw(st.integers(1, 3)), draw(st.sampled_from([2, 6, 16]))
+    K, group, D = (
+        draw(st.integers(1, 2)),
+        draw(st.integers(1, 3)),
+        draw(st.sampled_from([2, 6, 16])),
+    )
     if op == "rotate":
         floats = {"q": normal((B, T, K * group, D)), "k": normal((B, T, K, D))}
         return floats, {"table": table(rng, B, T, D, draw(st.sampled_from([None, "row", "batch"])))}
     S = T + draw(st.sampled_from([0, 0, 1, 7]))
-    floats = {"q": normal((B, T, K * group, D)), "k": normal((B, S, K, D)), "v": normal((B, S, K, D))}
+    floats = {
+        "q": normal((B, T, K * group, D)),
+        "k": normal((B, S, K, D)),
+        "v": normal((B, S, K, D)),
+    }
     documents = np.sort(rng.integers(-1, 3, (B, S))).astype(np.int32)
     return floats, {
         "scale": draw(st.sampled_from([None, 0.1])),
@@ -116,8 +124,11 @@ def test_the_gradient_oracle_agrees_with_central_differences(
     floats = {name: x if x is None else x.astype(np.float32) for name, x in floats.items()}
     wanted = [name for name in CONTRACTS[op].differentiable if name in floats]
     side.assert_slopes(
-        getattr(reference, op), side.torch(oracle(op), floats | others, wanted, dtype="float64"),
-        floats, others, wanted,
+        getattr(reference, op),
+        side.torch(oracle(op), floats | others, wanted, dtype="float64"),
+        floats,
+        others,
+        wanted,
     )
 
 

@@ -45,7 +45,7 @@ class MLXArrays:
 
     @staticmethod
     def constant(numbers: Sequence[float], shape: Sequence[int]) -> mx.array:
-        return mx.array(numbers, dtype=mx.float32).reshape(tuple(shape))
+        return mx.array(list(numbers), dtype=mx.float32).reshape(tuple(shape))
 
     @staticmethod
     def scalar(number: mx.array | float) -> mx.array:
@@ -83,9 +83,8 @@ class MLXArrays:
 
     @staticmethod
     def split(x: mx.array, parts: int | Sequence[int], axis: int = -1) -> Sequence[mx.array]:
-        return mx.split(
-            x, parts if isinstance(parts, int) else list(accumulate(parts))[:-1], axis=axis
-        )
+        cuts = parts if isinstance(parts, int) else list(accumulate(parts))[:-1]
+        return list(mx.split(x, cuts, axis=axis))
 
     @staticmethod
     def broadcast_to(x: mx.array, shape: Sequence[int]) -> mx.array:

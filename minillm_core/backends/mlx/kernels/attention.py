@@ -48,8 +48,8 @@ def composed(
     """The formula: scores, mask, softmax in float32, product; 6 B H T S bytes and up."""
     queries, keys, group = q.shape[1], k.shape[1], q.shape[2] // k.shape[2]
     k, v = (mx.repeat(x, group, axis=2).swapaxes(1, 2) for x in (k, v))  # (B, H, S, D)
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    scores = (q.swapaxes(1, 2) * scale) @ k.swapaxes(-1, -2)  # (B, H, T, S)
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    scores = (q.swapaxes(1, 2) * factor) @ k.swapaxes(-1, -2)  # (B, H, T, S)
     mask = _visible(queries, keys, window, documents)
     p = mx.softmax(mx.where(mask, scores.astype(mx.float32), -mx.inf), axis=-1)
     return (p.astype(v.dtype) @ v).swapaxes(1, 2)

@@ -5,6 +5,8 @@ MLX 0.32 has no fused linear cross-entropy: its own keeps N V logits and N V gra
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 
 from minillm_core.backends.mlx.arrays import MLXArrays
@@ -71,13 +73,16 @@ def chunked(
     rows = rows or chunk_rows(hidden.shape[0], weight.shape[0])
     ids, scale = _supervision(targets, weights)
 
-    @mx.custom_function
-    def total_and_gradients(hidden: mx.array, weight: mx.array) -> tuple[mx.array, ...]:
+    def walk(hidden: mx.array, weight: mx.array) -> tuple[mx.array, ...]:
         return _walk(hidden, weight, ids, scale, form, rows)
+
+    total_and_gradients: Any = mx.custom_function(walk)
 
     @total_and_gradients.vjp
     def pull_back(
-        primals: tuple[mx.array, ...], cotangents: tuple[mx.array, ...], outputs: tuple[mx.array, ...]
+        primals: tuple[mx.array, ...],
+        cotangents: tuple[mx.array, ...],
+        outputs: tuple[mx.array, ...],
     ) -> tuple[mx.array, ...]:
         by, (_, grad_hidden, grad_weight, _) = cotangents[0], outputs
         return (

@@ -52,8 +52,8 @@ def composed(
     """The formula: scores, mask, softmax in float32, product. 4 B H T S + 2 B H T S bytes and up."""
     queries, keys, group = q.shape[1], k.shape[1], q.shape[2] // k.shape[2]
     k, v = (x.repeat_interleave(group, dim=2) for x in (k, v))  # (B, S, H, D)
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    scores = torch.einsum("bthd,bshd->bhts", q * scale, k)
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    scores = torch.einsum("bthd,bshd->bhts", q * factor, k)
     scores = scores.float() if scores.dtype != torch.float64 else scores
     mask = _visible(queries, keys, window, documents, q.device)
     p = scores.masked_fill(~mask, -torch.inf).softmax(-1).to(v.dtype)

@@ -1,0 +1,198 @@
+"""The array functions: all three backends have all of them, with one meaning."""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minillm_core.backends.numpy.ops import NumPyOps
+from minillm_core.ops import CONTRACTS, arrays
+from minillm_core.ops.arrays import ARRAY_FUNCTIONS, ArrayFunctions
+
+mx = pytest.importorskip("mlx.core")
+torch = pytest.importorskip("torch")
+
+from minillm_core.backends.mlx.ops import MLXOps  # noqa: E402
+from minillm_core.backends.torch.ops import TorchOps  # noqa: E402
+
+SIDES = {"torch": (TorchOps(), torch.from_numpy), "mlx": (MLXOps(), mx.array)}
+ORACLE = NumPyOps()
+
+
+def host(x: Any) -> np.ndarray:
+    return x.numpy() if isinstance(x, torch.Tensor) else np.array(x)
+
+
+def same(call: Callable[[Any, Callable[[np.ndarray], Any]], Any], rtol: float = 1e-6) -> None:
+    """``call(ops, convert)`` gives on every framework what it gives in NumPy float64."""
+    expected = call(ORACLE, lambda x: x)
+    expected = expected if isinstance(expected, (list, tuple)) else [expected]
+    for name, (ops, convert) in SIDES.items():
+        got = call(ops, convert)
+        got = got if isinstance(got, (list, tuple)) else [got]
+        for y, r in zip(got, expected, strict=True):
+            assert host(y).shape == np.shape(r), name
+            np.testing.assert_allclose(host(y), r, rtol=rtol, atol=1e-6, err_msg=name)
+
+
+@st.composite
+def floats(draw: Any, ndim: int = 3) -> np.ndarray:
+    shape = draw(st.tuples(*[st.integers(1, 5)] * ndim))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("ops", [ORACLE, *(ops for ops, _ in SIDES.values())], ids=lambda o: o.name)
+def test_everything_is_there(ops: Any) -> None:
+    for name in (*ARRAY_FUNCTIONS, *CONTRACTS):
+        assert callable(getattr(ops, name)), name
+    for name in ("sum", "mean", "max", "logsumexp", "zeros", "astype", "split", "like"):
+        own = inspect.signature(getattr(ops, name)).parameters
+        declared = list(inspect.signature(getattr(ArrayFunctions, name)).parameters)[1:]
+        assert list(own) == declared, name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "exp",
+        "square",
+        "tanh",
+        "sigmoid",
+        "silu",
+        "relu",
+        "zeros_like",
+        "ones_like",
+        "stop_gradient",
+    ],
+)
+@given(x=floats())
+def test_elementwise(name: str, x: np.ndarray) -> None:
+    same(lambda ops, of: getattr(ops, name)(of(x)))
+
+
+@given(x=floats())
+def test_elementwise_of_positive_numbers(x: np.ndarray) -> None:
+    same(lambda ops, of: (ops.log(of(abs(x) + 0.1)), ops.sqrt(of(abs(x)))), rtol=1e-5)
+
+
+@given(x=floats())
+def test_choices(x: np.ndarray) -> None:
+    y = x[::-1].copy()
+    same(
+        lambda ops, of: (
+            ops.maximum(of(x), of(y)),
+            ops.maximum(of(x), 0.5),
+            ops.minimum(of(x), of(y)),
+        )
+    )
+    same(lambda ops, of: (ops.minimum(of(x), 0.5), ops.where(of(x) > 0, of(x), of(y))))
+    same(lambda ops, of: (ops.where(of(x) > 0, of(x), 0.0), ops.full_like(of(x), 2.5)))
+
+
+@given(x=floats())
+def test_shapes(x: np.ndarray) -> None:
+    a, b, c = x.shape
+    same(lambda ops, of: (ops.reshape(of(x), (a * b, -1)), ops.permute_dims(of(x), (2, 0, 1))))
+    same(lambda ops, of: (ops.matrix_transpose(of(x)), ops.expand_dims(of(x), -2)))
+    same(lambda ops, of: ops.broadcast_to(of(x[:, :, :1]), (a, b, 7)))
+    same(lambda ops, of: (ops.concat([of(x), of(x)], 1), ops.stack([of(x), of(x)], -1)))
+    same(lambda ops, of: (ops.zeros((a, b)), ops.ones((b,)), ops.arange(c)))
+    same(
+        lambda ops, of: (ops.constant([1.0, 2.0], (2, 1)), ops.scalar(0.5), ops.like(of(x), of(x)))
+    )
+
+
+@given(x=floats(), axis=st.integers(-3, 2), data=st.data())
+def test_split_and_take(x: np.ndarray, axis: int, data: st.DataObject) -> None:
+    n = x.shape[axis]
+    cut = data.draw(st.integers(0, n))
+    parts = data.draw(st.sampled_from([d for d in range(1, n + 1) if n % d == 0]))
+    if 0 < cut < n:  # MLX has no empty arrays in a split
+        same(lambda ops, of: list(ops.split(of(x), (cut, n - cut), axis)))
+    same(lambda ops, of: list(ops.split(of(x), parts, axis)))
+    rows = np.array(data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=4)), np.int32)
+    same(lambda ops, of: (ops.take(of(x), of(rows), axis), ops.take(of(x), of(rows[0:1])[0], axis)))
+    along = np.random.default_rng(0).integers(0, x.shape[-1], (*x.shape[:-1], 2)).astype(np.int32)
+    same(lambda ops, of: ops.take_along_axis(of(x), of(along), -1))
+
+
+axes = st.sampled_from([None, 0, -1, 1, (0, 1), (-1, 0), (2, 0, 1)])
+
+
+@given(x=floats(), axis=axes, keepdims=st.booleans())
+def test_reductions(x: np.ndarray, axis: Any, keepdims: bool) -> None:
+    for name in ("sum", "mean", "max"):
+        same(lambda ops, of, f=name: getattr(ops, f)(of(x), axis, keepdims=keepdims), rtol=1e-5)
+    if isinstance(axis, int):
+        same(lambda ops, of: ops.logsumexp(of(x * 50), axis, keepdims=keepdims))
+
+
+@pytest.mark.parametrize(
+    "shape", [(4096, 4096), (16, 50_304), (4_096 * 4_096 + 5,), (3, 5_000, 700)]
+)
+def test_full_reductions_are_accurate_to_float32(shape: tuple[int, ...]) -> None:
+    x = np.random.default_rng(0).random(shape, np.float32)  # one sign: errors do not cancel
+    expected = x.sum(dtype=np.float64)
+    for name, (ops, convert) in SIDES.items():
+        assert float(ops.sum(convert(x))) == pytest.approx(expected, rel=2e-6), name
+        assert float(ops.mean(convert(x))) == pytest.approx(expected / x.size, rel=2e-6), name
+
+
+def test_sums_in_half_precision_are_rounded_once() -> None:
+    x = np.ones((300, 300), np.float32)
+    for ops, convert in SIDES.values():
+        total = ops.sum(ops.astype(convert(x), "bfloat16"))
+        assert "bfloat16" in str(total.dtype)
+        assert float(ops.astype(total, "float32")) == 90_112.0  # the bfloat16 next to 90,000
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int32", "bool"])
+def test_dtypes_by_name(dtype: str) -> None:
+    for ops, convert in SIDES.values():
+        assert dtype in str(ops.astype(convert(np.ones(3, np.float32)), dtype).dtype)
+        assert dtype in str(ops.zeros((2,), dtype).dtype)
+    floating = "float" in dtype
+    assert ORACLE.astype(np.ones(3, np.float32), dtype).dtype == (np.float64 if floating else dtype)
+
+
+def test_a_value_takes_the_dtype_of_what_it_multiplies() -> None:
+    for ops, convert in SIDES.values():
+        x = ops.astype(convert(np.ones(3, np.float32)), "bfloat16")
+        assert (x * ops.like(ops.scalar(0.1), x)).dtype == x.dtype
+        assert ops.like(0.5, x) == 0.5
+
+
+def test_gradients_stop_and_relu_has_none_at_zero() -> None:
+    x = torch.tensor([0.0, 1.0], requires_grad=True)
+    (TorchOps.relu(x) + TorchOps.stop_gradient(x)).sum().backward()
+    assert x.grad.tolist() == [0.0, 1.0]
+    slope = mx.grad(lambda x: (MLXOps.relu(x) + MLXOps.stop_gradient(x)).sum())
+    assert slope(mx.array([0.0, 1.0])).tolist() == [0.0, 1.0]
+
+
+@settings(max_examples=1)
+@given(x=floats())
+def test_torch_traces_the_array_functions_whole(x: np.ndarray) -> None:
+    ops, _ = SIDES["torch"]
+
+    def body(x: Any) -> Any:
+        a, b = ops.split(ops.concat([x, x], -1), 2)
+        return (
+            ops.sum(a * ops.arange(x.shape[-1], "float32"), (0, 1)) + ops.max(b) + ops.zeros((1,))
+        )
+
+    given = torch.from_numpy(x)
+    traced = torch.compile(body, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(traced(given), body(given))
+
+
+def test_the_examples_in_the_docstrings() -> None:
+    assert doctest.testmod(arrays).failed == 0
