@@ -1,13 +1,22 @@
-"""An op on each framework, from NumPy arrays to NumPy outputs and gradients."""
+"""An op, and a whole model, on each framework: from NumPy arrays to NumPy outputs and gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
+
+from minillm_core.backends.base import Trainer
+from minillm_core.backends.bind import bind
+from minillm_core.backends.detect import Detected
+from minillm_core.config.load import load
+from minillm_core.plan import Plan, build_plan
+from minillm_core.plugins.manager import LoadedPlugin
+from minillm_core.plugins.manager import load as load_plugins
+from minillm_core.plugins.plugin import Plugin
 
 mx = pytest.importorskip("mlx.core")
 torch = pytest.importorskip("torch")
@@ -149,3 +158,157 @@ def side() -> Any:
         assert_slopes = staticmethod(assert_slopes)
 
     return Side
+
+
+# Whole models
+
+Batch = dict[str, np.ndarray]
+SMALL = {
+    **{"model.layers": 2, "model.dim": 32, "model.heads": 4, "model.kv_heads": 2},
+    **{"model.hidden": 48, "model.vocab": 97, "train.rows": 2, "train.seq_len": 16},
+    **{"train.steps": 20, "train.lr": 1e-3, "train.compile": "off"},
+}
+"""The structure of preset tiny, at a size that every framework steps in milliseconds."""
+
+
+def planned(*names: str, plugins: Mapping[str, Plugin] | None = None, **settings: Any) -> Plan:
+    """A plan of installed plugins (``names``) and of some made in a test (``plugins``).
+
+    ``train_seq_len=8`` is the setting ``train.seq_len``.
+    """
+    given = SMALL | {key.replace("_", ".", 1): value for key, value in settings.items()}
+    loaded = load(
+        preset=given.pop("preset", "tiny"),
+        plugins=",".join(names) or None,
+        assignments=[f"{key}={str(value).lower()}" for key, value in given.items()],
+        default_preset=lambda: ("tiny", "test"),
+    )
+    ours = load_plugins(loaded.specs, loaded.config.plugins)
+    made = [LoadedPlugin.of(name, plugin) for name, plugin in (plugins or {}).items()]
+    return build_plan(loaded.config, (*ours, *made))
+
+
+def trainer(plan: Plan, backend: str = "torch", *, seed: int = 0, **options: Any) -> Any:
+    """The plan on a CPU; ``options`` are the backend's own (join, fused, compiler)."""
+    from minillm_core.backends.mlx.backend import MLXBackend
+    from minillm_core.backends.torch.backend import TorchBackend
+
+    made = {"torch": TorchBackend, "mlx": MLXBackend}[backend]
+    return made(*bind(Detected(backend, "cpu", "test"), plan), **options).trainer(plan, seed)
+
+
+def batch(plan: Plan, seed: int = 0, *, rows: int | None = None, unsupervised: int = 0) -> Batch:
+    """Ids that can be learnt a little, frequent ones first; row r lacks r x ``unsupervised`` labels."""
+    train, rng = plan.config.train, np.random.default_rng(seed)
+    rows, length = rows or train.rows, train.seq_len
+    ids = (plan.config.model.vocab * rng.random((rows, length + 1)) ** 3).astype(np.int32)
+    labels = ids[:, 1:].copy()
+    for row in range(rows):
+        labels[row, : row * unsupervised] = -1
+    return {
+        "ids": ids[:, :-1].copy(),
+        "labels": labels,
+        "documents": np.zeros((rows, length), np.int32),
+        "positions": np.tile(np.arange(length, dtype=np.int32), (rows, 1)),
+    }
+
+
+def split(whole: Batch, parts: int) -> list[Batch]:
+    """Micro-batches of equally many rows."""
+    fields = {name: np.split(array, parts) for name, array in whole.items()}
+    return [{name: pieces[i] for name, pieces in fields.items()} for i in range(parts)]
+
+
+def supervised(micro: Iterable[Batch]) -> int:
+    """Labels >= 0 in all of them."""
+    return sum(int((one["labels"] >= 0).sum()) for one in micro)
+
+
+def losses(run: Trainer, plan: Plan, steps: Iterable[Sequence[Batch]]) -> list[float]:
+    """Every step's loss, along the plan's schedule."""
+    total, found = plan.config.train.steps or 1, []
+    for index, micro in enumerate(steps):
+        values = plan.values((index + 1) / total)
+        found.append(run.read(run.step(micro, values, supervised(micro))).loss)
+    return found
+
+
+def gradients(run: Trainer, plan: Plan, micro: Sequence[Batch]) -> tuple[float, dict[str, Any]]:
+    """(loss, parameter -> float64 gradient) of a first step, from the first moments it leaves.
+
+    So it is what reached the optimizer, accumulated; the plan must not clip.
+    """
+    assert plan.config.train.clip == 0
+    (loss,) = losses(run, plan, [micro])
+    first = {"precondition.m": 1 - plan.config.train.betas[0], "momentum.momentum": 1 - 0.95}
+    found = {}
+    for key, value in run.arrays().items():
+        for prefix, share in first.items():
+            if key.startswith(f"optimizer.{prefix}."):
+                name = key.removeprefix(f"optimizer.{prefix}.")
+                found[name] = value.astype(np.float64) / share
+    assert set(found) == set(plan.parameters)
+    return loss, found
+
+
+def exact_gradients(plan: Plan, micro: Sequence[Batch], seed: int = 0) -> tuple[float, dict]:
+    """(objective, parameter -> gradient) by torch in float64, with the same kernels."""
+    from minillm_core.backends.torch.module import TorchFramework
+    from minillm_core.backends.torch.ops import TorchOps
+    from minillm_core.backends.torch.weights import materialise
+    from minillm_core.nn.module import declared
+    from minillm_core.nn.param import Param
+
+    cpu = torch.device("cpu")
+    model = materialise(plan, TorchFramework(TorchOps()), seed, cpu, plan.config.train.seq_len)
+    model.double()
+    total = sum(
+        model({k: torch.from_numpy(v) for k, v in one.items()}, values_of(plan, micro)).objective
+        for one in micro
+    )
+    total.backward()
+    return total.item(), {
+        name: np.zeros(p.shape)
+        if (grad := getattr(module, attribute).grad) is None
+        else grad.numpy()
+        for name, module, attribute, p in declared(model, Param)
+    }
+
+
+def values_of(plan: Plan, micro: Sequence[Batch]) -> dict[str, float]:
+    """What the first step gives a model of the oracles: schedule values and the normaliser."""
+    values: dict[str, Any] = plan.values(1 / (plan.config.train.steps or 1))
+    return values | {"normaliser": 1.0 / supervised(micro)}
+
+
+def assert_gradients(
+    got: Mapping[str, Any], expected: Mapping[str, Any], *, overall: float
+) -> None:
+    """As the contract says: ``overall`` for all together, 1e-5 a tensor, 1e-4 a number."""
+    assert got.keys() == expected.keys()
+    errors = {name: np.linalg.norm(got[name] - expected[name]) for name in got}
+    sizes = {name: np.linalg.norm(expected[name]) for name in got}
+    together = np.hypot.reduce(list(errors.values())) / np.hypot.reduce(list(sizes.values()))
+    assert together <= overall, f"all tensors together: {together:.1e}"
+    for name, error in errors.items():
+        bound = (1e-4 if expected[name].size == 1 else 1e-5) * sizes[name]
+        assert error <= bound, f"{name}: {error:.1e} of a norm of {sizes[name]:.1e}"
+
+
+@pytest.fixture(scope="session")
+def lab() -> Any:
+    """The functions above on whole models, since tests do not import one another."""
+
+    class Lab:
+        plan = staticmethod(planned)
+        trainer = staticmethod(trainer)
+        batch = staticmethod(batch)
+        split = staticmethod(split)
+        supervised = staticmethod(supervised)
+        losses = staticmethod(losses)
+        gradients = staticmethod(gradients)
+        exact_gradients = staticmethod(exact_gradients)
+        values_of = staticmethod(values_of)
+        assert_gradients = staticmethod(assert_gradients)
+
+    return Lab

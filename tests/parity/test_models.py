@@ -1,0 +1,83 @@
+"""The whole model on every framework: the same start, the same loss, the same gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minillm_core.backends.numpy.model import materialise
+from minillm_core.nn.module import declared
+from minillm_core.nn.param import Param
+
+PLUGINS = [(), ("muon", "paired_heads")]
+H = 1e-4
+
+
+@pytest.fixture(params=PLUGINS, ids=lambda names: "+".join(names) or "plain")
+def plan(request: pytest.FixtureRequest, lab: Any) -> Any:
+    return lab.plan(*request.param, train_clip=0.0)
+
+
+def test_initial_weights_are_bit_equal(lab: Any, plan: Any) -> None:
+    ours, theirs = (lab.trainer(plan, name, seed=3).arrays() for name in ("torch", "mlx"))
+    assert list(ours) == list(theirs)
+    for name, value in ours.items():
+        assert value.dtype == theirs[name].dtype
+        assert value.tobytes() == theirs[name].tobytes(), name
+
+
+def test_losses_are_equal(lab: Any, plan: Any) -> None:
+    batch = lab.batch(plan, unsupervised=3)
+    count = lab.supervised([batch])
+    exact, predictions = materialise(plan, 0).evaluate(batch, lab.values_of(plan, [batch]))
+    objective = materialise(plan, 0)(batch, lab.values_of(plan, [batch])).objective
+    assert predictions == count
+    assert float(objective) == pytest.approx(exact / count, rel=1e-12)
+    for name in ("torch", "mlx"):
+        run = lab.trainer(plan, name)
+        nats, predictions = run.evaluate([batch])
+        assert predictions == count
+        assert nats == pytest.approx(exact, rel=1e-6)
+        assert lab.losses(run, plan, [[batch]])[0] == pytest.approx(exact / count, rel=1e-6)
+
+
+def test_next_logits_are_equal(lab: Any, plan: Any) -> None:
+    ids = lab.batch(plan)["ids"][0, :11]
+    ours, theirs = (lab.trainer(plan, name).next_logits(ids) for name in ("torch", "mlx"))
+    assert ours.shape == (plan.config.model.vocab,)
+    assert ours.dtype == theirs.dtype == np.float32
+    np.testing.assert_allclose(ours, theirs, atol=1e-6)
+
+
+def test_gradients_are_equal(lab: Any, plan: Any) -> None:
+    micro = [lab.batch(plan, unsupervised=3)]
+    _, ours = lab.gradients(lab.trainer(plan, "torch"), plan, micro)
+    _, theirs = lab.gradients(lab.trainer(plan, "mlx"), plan, micro)
+    _, exact = lab.exact_gradients(plan, micro)
+    lab.assert_gradients(ours, exact, overall=1e-6)
+    lab.assert_gradients(theirs, exact, overall=1e-6)
+    lab.assert_gradients(theirs, ours, overall=1e-6)
+
+
+def test_the_oracle_follows_central_differences(lab: Any, plan: Any) -> None:
+    micro = [lab.batch(plan, unsupervised=3)]
+    objective, exact = lab.exact_gradients(plan, micro)
+    model, values, rng = materialise(plan, 0), lab.values_of(plan, micro), np.random.default_rng(5)
+
+    def loss() -> float:
+        return float(model(micro[0], values).objective)
+
+    assert loss() == pytest.approx(objective, rel=1e-12)
+    for name, module, attribute, _ in declared(model, Param):
+        start = getattr(module, attribute)
+        direction = rng.standard_normal(start.shape)
+        ends = []
+        for sign in (1, -1):
+            setattr(module, attribute, start + sign * H * direction)
+            ends.append(loss())
+        setattr(module, attribute, start)
+        slope = (ends[0] - ends[1]) / (2 * H)
+        size = np.linalg.norm(exact[name]) * np.linalg.norm(direction)
+        assert abs(slope - (exact[name] * direction).sum()) <= 1e-5 * size, name
