@@ -2,45 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Any
+from rich.console import Console
 
 from minillm_core.cli.console import emit, say
-from minillm_core.cli.prepare import Asked, prepare
+from minillm_core.cli.prepare import Asked, Prepared, prepare
 from minillm_core.plan import Plan, build_plan
-from minillm_core.plan.plan import as_json
+from minillm_core.plan.diff import render_diff
+from minillm_core.plan.render import plan_document, render_plan
 
 __all__ = ["show_diff", "show_plan"]
 
 
 def show_plan(asked: Asked, *, json: bool) -> None:
     """Write the plan: a table, or one JSON document."""
-    plan = _planned(asked)
+    prepared = prepare(asked, to_run=False)
+    plan = _planned(prepared)
     if json:
-        emit(_document(plan))
+        emit(plan_document(plan))
     else:
-        from minillm_core.plan.render import table
-
-        print(table(plan))
+        render_plan(plan, Console(), _dtype(prepared))
 
 
 def show_diff(asked: Asked, first: str, second: str, *, json: bool) -> None:
     """Write what differs between the plans with two sets of plugins."""
-    plans = [_planned(asked.with_plugins(plugins)) for plugins in (first, second)]
+    one, other = (
+        _planned(prepare(asked.with_plugins(plugins), to_run=False)) for plugins in (first, second)
+    )
     if json:
-        emit({first: _document(plans[0]), second: _document(plans[1])})
+        emit({first: plan_document(one), second: plan_document(other)})
     else:
-        from minillm_core.plan.render import diff
-
-        print(diff(*plans))
+        render_diff(one, other, Console())
 
 
-def _planned(asked: Asked) -> Plan:
-    prepared = prepare(asked, to_run=False)
+def _planned(prepared: Prepared) -> Plan:
     plan = build_plan(prepared.loaded.config, prepared.plugins)
     for note in prepared.loaded.notes:
         say(note)
     return plan
 
 
-def _document(plan: Plan) -> dict[str, Any]:
-    return {"plan": plan.data(), "plan_hash": plan.hash, "plugins": as_json(plan.plugins)}
+def _dtype(prepared: Prepared) -> str | None:
+    """What ``auto`` would be here; None: as the settings say, or float32."""
+    on_gpu = prepared.detected is not None and prepared.detected.device != "cpu"
+    return "bfloat16" if on_gpu and prepared.loaded.config.train.dtype == "auto" else None

@@ -19,11 +19,11 @@ def slots_on(preset: str) -> Callable[[LoadedPlugin], Sequence[str]]:
     """
     from minillm_core.config.load import load
     from minillm_core.plan import build_plan
+    from minillm_core.plan.slots_of import slots_of
 
     config = load(preset=preset, default_preset=lambda: (preset, "asked for")).config
 
     def slots(plugin: LoadedPlugin) -> Sequence[str]:
-        (planned,) = build_plan(config, [plugin]).plugins
-        return planned.expected
+        return slots_of(build_plan(config, [plugin]), plugin.name)
 
     return slots

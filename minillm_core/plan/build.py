@@ -72,12 +72,15 @@ def build_plan(config: Config, plugins: Manager | Iterable[LoadedPlugin] = ()) -
     held: dict[str, tuple[str, Candidate]] = {}
     manager.call("kernel_provider", lambda p: {"kernels": KernelBuilder(p.name, values, held)})
     candidates = tuple(held[key] for key in sorted(held))
+    batchers, observers = manager.implementing("on_batch"), manager.implementing("on_event")
     placements = (
         *model_placements(spec),
         *init_placements(inits),
         *optimizer_placements(optimizer),
         *field_placements(fields),
         *(Placement(o, f"kernel[{c.op}]", c.name, shapes=False) for o, c in candidates),
+        *(Placement(p.name, "on_batch", "batches", shapes=False) for p in batchers),
+        *(Placement(p.name, "on_event", "events", shapes=False) for p in observers),
     )
     return Plan(
         config=config,
@@ -88,7 +91,7 @@ def build_plan(config: Config, plugins: Manager | Iterable[LoadedPlugin] = ()) -
         schedule=TrainSchedule(config.train.schedule, config.train.warmup),
         schedules=dict(sorted(values.held.items())),
         batch_fields=fields,
-        on_batch=data.order(tuple(p.name for p in manager.implementing("on_batch"))),
+        on_batch=data.order(tuple(p.name for p in batchers)),
         candidates=candidates,
         plugins=tuple(
             PlannedPlugin(
@@ -97,7 +100,7 @@ def build_plan(config: Config, plugins: Manager | Iterable[LoadedPlugin] = ()) -
                 version=plugin.version,
                 digest=plugin.digest,
                 options=plugin.plugin.options(),
-                expected=expected(plugin, manager, model, parameters, placements),
+                expected=expected(plugin, model, parameters, placements),
             )
             for plugin in manager.plugins
         ),

@@ -24,7 +24,6 @@ REFERENCE = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_][\w.]*")
 
 def expected(
     plugin: LoadedPlugin,
-    manager: Manager,
     model: Any,
     parameters: Mapping[str, ParamInfo],
     placements: Iterable[Placement],
@@ -46,8 +45,8 @@ def expected(
             keys.append(f"stage:{rest.replace(']', '', 1)}")
         elif kind == "kernel":
             keys.append(f"kernel:{rest.rstrip(']')}={placement.what}")
-    keys += [f"batch:{name}"] if plugin in manager.implementing("on_batch") else []
-    keys += [f"event:{name}"] if plugin in manager.implementing("on_event") else []
+        elif kind in ("on_batch", "on_event"):
+            keys.append(f"{kind.removeprefix('on_')}:{name}")
     keys = keys or [f"slot:{placement.slot}" for placement in mine if placement.settled]
     if not keys:
         raise PlanError(

@@ -1,0 +1,208 @@
+"""What differs between two plans: for ``minillm plan --diff``, and in words for a resumed run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from minillm_core.plan.fold import fold, ranges
+from minillm_core.plan.render import amount, columns, sized
+from minillm_core.plan.slots_of import Taken, taken
+from minillm_core.text import plain
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from minillm_core.plan.plan import Plan
+
+__all__ = ["ABSENT", "Difference", "differences", "in_words", "render_diff"]
+
+ABSENT = "(none)"
+"""Stands for what one of two plans does not have."""
+
+Pair = tuple[Any, Any]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Two plans side by side; every mapping holds what differs alone."""
+
+    hashes: tuple[str, str]
+    plugins: tuple[tuple[str, ...], tuple[str, ...]]
+    slots: tuple[tuple[Taken, ...], tuple[Taken, ...]]  # taken in one of them alone
+    parts: Mapping[str, tuple[tuple[int, int], tuple[int, int]]]  # (parameters, FLOPs a token)
+    totals: Mapping[str, tuple[int, int]]  # parameters, FLOP/token, bytes: always there
+    memory: Mapping[str, tuple[int, int]]
+    rules: Mapping[str, tuple[tuple[int, int], tuple[int, int]]]  # (arrays, parameters)
+    schedules: Mapping[str, Pair]  # value -> its schedule as JSON, or None
+    export: tuple[str | None, str | None]
+    data: Mapping[str, Pair]  # path -> what the two plans' data hold there
+
+    @classmethod
+    def of(cls, first: Plan, second: Plan) -> Difference:
+        """Compare two plans."""
+        plans = (first, second)
+        costs = [plan.estimate() for plan in plans]
+        slots = [taken(plan) for plan in plans]
+        parts = [{p.name: (p.parameters, p.flops) for p in cost.parts} for cost in costs]
+        rules = [{r.name: (r.arrays, r.parameters) for r in cost.rules} for cost in costs]
+        held = [{n: s.data() for n, (_, s) in plan.schedules.items()} for plan in plans]
+        return cls(
+            hashes=(first.hash, second.hash),
+            plugins=_two(tuple(p.name for p in plan.plugins) for plan in plans),
+            slots=_two(tuple(s for s in slots[i] if s not in slots[1 - i]) for i in (0, 1)),
+            parts=_unlike(*parts, missing=(0, 0)),
+            totals={
+                "parameters": _two(cost.parameters for cost in costs),
+                "FLOP/token": _two(cost.flops_per_token for cost in costs),
+                f"bytes in {costs[0].dtype}": _two(cost.bytes for cost in costs),
+            },
+            memory=_unlike(*(cost.memory for cost in costs), missing=0),
+            rules=_unlike(*rules, missing=(0, 0)),
+            schedules=_unlike(*held, missing=None),
+            export=_two(plan.export.layout for plan in plans),
+            data=differences(first.data(), second.data()),
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """As JSON, pairs as lists of two."""
+        return {
+            "plan_hash": list(self.hashes),
+            "plugins": [list(names) for names in self.plugins],
+            "slots": [[vars(slot) for slot in slots] for slots in self.slots],
+            "export": list(self.export),
+            **{
+                field: {name: list(pair) for name, pair in getattr(self, field).items()}
+                for field in ("parts", "totals", "memory", "rules", "schedules", "data")
+            },
+        }
+
+
+def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Pair]:
+    """Path -> the two values, of two plans' :meth:`Plan.data`, wherever they differ.
+
+    Groups of the optimizer are compared parameter by parameter; what one plan lacks is ABSENT.
+    """
+    return dict(_compare("", _by_parameter(first), _by_parameter(second)))
+
+
+def in_words(found: Mapping[str, Pair]) -> tuple[str, ...]:
+    """One line a difference, layers that are alike folded: ``train.steps: 360 -> 720``."""
+    lines = []
+    folded = fold((path, (_shown(old), _shown(new))) for path, (old, new) in found.items())
+    for pattern, (old, new), layers in folded:
+        place = plain(pattern.replace("*", ranges(layers) if layers else "*", 1))
+        lines.append(f"{place}: {old} -> {new}")
+    return tuple(lines)
+
+
+def render_diff(first: Plan, second: Plan, console: Console) -> None:
+    """Print what differs between two plans."""
+    found = Difference.of(first, second)
+    if found.hashes[0] == found.hashes[1]:
+        console.print(Text(f"the same plan: {found.hashes[0][:12]}"))
+        return
+    names = [", ".join(plugins) or "no plugins" for plugins in found.plugins]
+    console.print(_figures(found, names))
+    if any(found.slots):
+        console.print()
+        console.print(_slots(found))
+    if rest := _rest(found):
+        console.print()
+        console.print(Text("\n".join(rest)))
+
+
+def _figures(found: Difference, names: list[str]) -> Any:
+    table = columns("", *(f">{plain(name)}" for name in names), ">")
+    _row(table, "plan", *(key[:12] for key in found.hashes), "")
+    for name, pair in found.totals.items():
+        show = sized if name.startswith("bytes") else amount
+        _row(table, name, *map(show, pair), _change(*pair))
+    for name, pair in found.memory.items():
+        _row(table, f"  {plain(name)}", *map(sized, pair), _change(*pair))
+    for name, (old, new) in found.parts.items():
+        for kind, index in (("parameters", 0), ("FLOP/token", 1)):
+            if old[index] != new[index]:
+                cells = (amount(old[index]), amount(new[index]), _change(old[index], new[index]))
+                _row(table, f"  {plain(name)}, {kind}", *cells)
+    for name, pair in found.rules.items():
+        _row(
+            table,
+            f"rule {plain(name)}",
+            *(f"{arrays} arrays" if arrays else "" for arrays, _ in pair),
+            "",
+        )
+    if found.export[0] != found.export[1]:
+        _row(table, "export", *(layout or "none" for layout in found.export), "")
+    return table
+
+
+def _slots(found: Difference) -> Any:
+    table = columns("", "plugin", "slot", "where", "what")
+    for sign, slots in zip("-+", found.slots, strict=True):
+        for slot in slots:
+            _row(table, sign, slot.owner, slot.slot, slot.where, slot.what)
+    return table
+
+
+def _rest(found: Difference) -> tuple[str, ...]:
+    """Settings, schedules and options: what the tables above do not say."""
+    said = ("model.spec", "model.parameters", "model.inits", "optimizer", "versions", "digests")
+    rest = {
+        path: pair
+        for path, pair in found.data.items()
+        if not path.startswith(said) and any(value and value != ABSENT for value in pair)
+    }
+    return in_words(rest)
+
+
+def _row(table: Any, *cells: str) -> None:
+    table.add_row(*(Text(cell) for cell in cells))
+
+
+def _change(old: float, new: float) -> str:
+    return f"{new / old - 1:+.1%}" if old and new != old else "" if old == new else "new"
+
+
+def _shown(value: Any) -> str:
+    return value if value is ABSENT else plain(json.dumps(value), 60)
+
+
+def _two(pair: Any) -> tuple[Any, Any]:
+    first, second = pair
+    return first, second
+
+
+def _unlike(first: Mapping[str, Any], second: Mapping[str, Any], missing: Any) -> dict[str, Pair]:
+    pairs = {
+        name: (first.get(name, missing), second.get(name, missing)) for name in {**first, **second}
+    }
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _compare(path: str, old: Any, new: Any) -> Iterator[tuple[str, Pair]]:
+    """(dotted path, the two values), as deep as both sides go."""
+    lists = isinstance(old, (list, tuple)) and isinstance(new, (list, tuple))
+    if lists and len(old) == len(new):
+        old, new = ({str(i): item for i, item in enumerate(side)} for side in (old, new))
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for key in {**old, **new}:
+            below = f"{path}.{key}" if path else key
+            yield from _compare(below, old.get(key, ABSENT), new.get(key, ABSENT))
+    elif old != new:
+        yield path, (old, new)
+
+
+def _by_parameter(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The same, the optimizer's groups as parameter -> rule and factors."""
+    optimizer = dict(data["optimizer"])
+    members = {
+        member["name"]: {"rule": group["rule"], **{k: v for k, v in member.items() if k != "name"}}
+        for group in optimizer.pop("groups", ())
+        for member in group["members"]
+    }
+    return {**data, "optimizer": {**optimizer, "parameters": members}}

@@ -1,0 +1,237 @@
+"""The plan as a table that a person reads in one look, and as a JSON document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from minillm_core.nn.attention import AttentionSpec
+from minillm_core.nn.block import BlockSpec, Nothing
+from minillm_core.nn.node import Node
+from minillm_core.plan.estimate import Estimate
+from minillm_core.plan.fold import ranges
+from minillm_core.plan.plan import Plan, as_json
+from minillm_core.plan.slots_of import taken
+from minillm_core.text import plain
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["amount", "columns", "plan_document", "render_plan", "sized"]
+
+SAMPLES = 200  # points of a schedule that are looked at for its peak
+SIDE_BY_SIDE = 100  # columns of a terminal that hold two tables
+
+
+def plan_document(plan: Plan) -> dict[str, Any]:
+    """What ``minillm plan --json`` writes; only named plugins appear."""
+    return {"plan": plan.data(), "plan_hash": plan.hash, "plugins": as_json(plan.plugins)}
+
+
+def render_plan(plan: Plan, console: Console, dtype: str | None = None) -> None:
+    """Print the plan; bytes are for compute in ``dtype``, that of the settings by default."""
+    estimate = plan.estimate(dtype)
+    console.print(_facts(plan, estimate))
+    if plan.plugins:
+        console.print()
+        console.print(_plugins(plan))
+    console.print()
+    left, right = _parts(estimate), (_memory(estimate), _rules(plan, estimate), _schedules(plan))
+    if console.width >= SIDE_BY_SIDE:
+        grid = Table.grid(padding=(0, 4, 0, 0))
+        stack = [part for table in right for part in (table, Text())]
+        grid.add_row(left, Group(*stack[:-1]))
+        console.print(grid)
+    else:
+        console.print(left)
+        for table in right:
+            console.print()
+            console.print(table)
+
+
+def columns(*headings: str) -> Table:
+    """A table without lines; headings that begin with ``>`` stand to the right."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
+    for heading in headings:
+        justify = "right" if heading.startswith(">") else "left"
+        table.add_column(heading.lstrip(">"), justify=justify, overflow="fold")
+    return table
+
+
+def amount(number: float) -> str:
+    """1,048,576 as 1.05 M."""
+    for unit, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(number) >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number:g}"
+
+
+def sized(count: float) -> str:
+    """Bytes as MiB or GiB."""
+    if count >= 2**30:
+        return f"{count / 2**30:,.2f} GiB"
+    return f"{count / 2**20:,.1f} MiB"
+
+
+def _row(table: Table, *cells: str) -> None:
+    table.add_row(*(Text(plain(cell)) for cell in cells))
+
+
+def _facts(plan: Plan, estimate: Estimate) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for heading, value in _lines(plan, estimate):
+        _row(table, heading, value)
+    return table
+
+
+def _lines(plan: Plan, estimate: Estimate) -> Iterator[tuple[str, str]]:
+    config, train = plan.config, plan.config.train
+    model = config.model
+    yield "plan", f"{plan.hash[:12]}  preset {config.preset}"
+    tied = "tied" if model.tied else "untied"
+    yield (
+        "model",
+        f"{amount(estimate.parameters)} parameters, {model.layers} layers, {model.dim} wide, "
+        f"vocabulary {model.vocab:,}, {tied} head",
+    )
+    yield from _layers(plan)
+    yield (
+        "step",
+        f"{plan.tokens_per_step:,} tokens = {train.rows} rows x {train.accumulate} x "
+        f"{train.seq_len}; {amount(estimate.flops_per_step)}FLOP; {_clip(train.clip)}",
+    )
+    yield "run", _run(plan, estimate)
+    yield "export", _export(plan)
+    for entry in estimate.uncounted:
+        yield "not counted", f"FLOPs of the scores in {entry}"
+
+
+def _clip(clip: float) -> str:
+    return f"gradients clipped to {clip:g}" if clip else "gradients not clipped"
+
+
+def _run(plan: Plan, estimate: Estimate) -> str:
+    train, parts = plan.config.train, []
+    if train.steps is not None:
+        tokens = train.steps * plan.tokens_per_step
+        compute = amount(train.steps * estimate.flops_per_step)
+        parts.append(f"{train.steps:,} steps, {amount(tokens)} tokens, {compute}FLOP")
+    if train.minutes is not None:
+        parts.append(f"{train.minutes:g} minutes")
+    shape = f"{train.schedule} after {train.warmup:.0%} warm-up"
+    return f"{' or '.join(parts)}; {shape}"
+
+
+def _export(plan: Plan) -> str:
+    if plan.export.layout is not None:
+        return f"a {plan.export.layout} directory"
+    blockers = ", ".join(plan.export.blocked_by)
+    verb = "stands" if len(plan.export.blocked_by) == 1 else "stand"
+    return f"none: {blockers} {verb} in the way"
+
+
+def _layers(plan: Plan) -> list[tuple[str, str]]:
+    """Blocks in words, those that are alike under one heading."""
+    alike: dict[str, list[int]] = {}
+    for index, block in enumerate(plan.spec.blocks):
+        alike.setdefault(_block(plan, block), []).append(index)
+    return [
+        (f"layer{'s' if len(layers) > 1 else ''} {ranges(layers)}", what)
+        for what, layers in alike.items()
+    ]
+
+
+def _block(plan: Plan, block: BlockSpec) -> str:
+    g = plan.spec.geometry
+    kv = "" if g.kv_heads == g.heads else f" ({g.kv_heads} key-value)"
+    attention = f"attention {g.heads} x {g.head_dim}{kv}"
+    parts = [
+        _place(block.attention, attention, "attention"),
+        _place(block.mlp, f"SwiGLU {g.hidden}", "MLP"),
+    ]
+    norms = (block.attention_norm, block.mlp_norm)
+    owners = sorted({f"norm by {norm.owner}" for norm in norms if norm is not None})
+    owners += sorted({f"residual by {o}" for site in block.sites() for _, o, _ in site.terms})
+    return ", ".join([*parts, *owners])
+
+
+def _place(claim: Any, default: str, name: str) -> str:
+    if isinstance(claim, Nothing):
+        return f"no {name} ({claim.owner})"
+    if isinstance(claim, Node):
+        return f"{claim.reference.rpartition(':')[2]} ({claim.owner})"
+    if isinstance(claim, AttentionSpec):
+        settings = (claim.window, claim.scale)
+        owners = {node.owner for node in claim.nodes()} | {s.owner for s in settings if s}
+        rope = (claim.rope.frequencies, claim.rope.scaling)
+        owners |= {claimed[0] for claimed in rope if claimed}
+        return f"{default} with {', '.join(sorted(owners))}" if owners else default
+    return default
+
+
+def _plugins(plan: Plan) -> Table:
+    table = columns("plugin", "slot", "where", "what")
+    versions = {plain(p.name): p.version for p in plan.plugins}
+    last = None
+    for entry in taken(plan):
+        name = f"{entry.owner} {versions.get(entry.owner) or ''}" if entry.owner != last else ""
+        _row(table, name, entry.slot, entry.where, entry.what)
+        last = entry.owner
+    return table
+
+
+def _parts(estimate: Estimate) -> Table:
+    table = columns("part", ">parameters", ">", ">FLOP/token", ">")
+    table.show_footer = True
+    parameters, flops = max(estimate.parameters, 1), max(estimate.flops_per_token, 1)
+    for part in estimate.parts:
+        _row(
+            table,
+            part.name,
+            f"{part.parameters:,}",
+            f"{part.parameters / parameters:.0%}",
+            amount(part.flops),
+            f"{part.flops / flops:.0%}",
+        )
+    totals = ("all", f"{estimate.parameters:,}", "", amount(estimate.flops_per_token), "")
+    for column, total in zip(table.columns, totals, strict=True):
+        column.footer = total
+    return table
+
+
+def _memory(estimate: Estimate) -> Table:
+    table = columns(f"bytes in {estimate.dtype}", ">about")
+    for name, count in estimate.memory.items():
+        if count:
+            _row(table, name, sized(count))
+    _row(table, "all", sized(estimate.bytes))
+    return table
+
+
+def _rules(plan: Plan, estimate: Estimate) -> Table:
+    table = columns("rule", "stages", ">arrays", ">parameters")
+    rules = {group.rule.name: group.rule for group in plan.groups}
+    for cost in estimate.rules:
+        stages = ", ".join(anchor for anchor, _, _ in rules[cost.name].stages)
+        _row(table, cost.name, stages, f"{cost.arrays:,}", f"{cost.parameters:,}")
+    return table
+
+
+def _schedules(plan: Plan) -> Table:
+    table = columns("value", "owner", ">start", ">peak", ">end")
+    steps = plan.config.train.steps or SAMPLES
+    places = [1 / steps, *((i + 1) / SAMPLES for i in range(SAMPLES))]
+    for name, (owner, schedule) in plan.schedules.items():
+        numbers = [schedule.at(place, plan.schedule) for place in places]
+        _row(table, name, owner, *_figures((numbers[0], max(numbers), numbers[-1])))
+    return table
+
+
+def _figures(numbers: Iterable[float]) -> Iterator[str]:
+    return (f"{number:.3g}" for number in numbers)
