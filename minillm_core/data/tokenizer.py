@@ -27,8 +27,8 @@ T = TypeVar("T")
 
 END_OF_TEXT = "<|endoftext|>"
 
-_PART = 1 << 16  # characters; longer texts are cut, so that all cores share the work
-_TOGETHER = 1 << 23  # characters; what is being encoded takes some 30 times as many bytes
+_PART = 1 << 13  # characters; longer texts are cut, so that all cores share the work
+_TOGETHER = 1 << 21  # characters; what is being encoded takes some 30 times as many bytes
 # Where every tokenizer of the kind below has a boundary between two of its words: \S and \s of
 # Python and of the regular expressions inside ``tokenizers`` agree on these.
 _CUT = re.compile(r"\S(?=[ \n])")
