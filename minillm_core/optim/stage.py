@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from minillm_core.nn.reference import call_reference, json_arguments, reference_of, resolve
@@ -36,6 +37,11 @@ class Stage:
         """Entry -> its shape for one parameter of ``shape``; a scalar has as many axes, all 1."""
         return {entry: _shape(kind, shape) for entry, kind in self.state}
 
+    @cached_property
+    def function(self) -> Any:
+        """What computes it; a trace must find it imported, since it cannot import."""
+        return resolve(self.reference)
+
     def apply(
         self, ops: Any, update: Any, param: Any, state: dict[str, Any], given: Mapping[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
@@ -43,7 +49,7 @@ class Stage:
         named = dict(self.arguments)
         named.update((argument, given[value]) for argument, value in self.values)
         named.update((argument, given[argument]) for argument in self.supplied)
-        return resolve(self.reference)(ops, update, param, state, **named)
+        return self.function(ops, update, param, state, **named)
 
     def data(self) -> dict[str, Any]:
         """As JSON."""

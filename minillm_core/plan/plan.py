@@ -26,7 +26,10 @@ from minillm_core.plugins.builders.data import Field
 if TYPE_CHECKING:
     from minillm_core.plan.estimate import Estimate
 
-__all__ = ["Export", "Plan", "PlannedPlugin", "as_json"]
+__all__ = ["BATCH", "Export", "Plan", "PlannedPlugin", "as_json"]
+
+BATCH = ("ids", "labels", "documents", "positions", "weights")
+"""The core's batch fields; weights where a plugin or the data give them."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,17 @@ class Plan:
     def staged(self) -> tuple[str, ...]:
         """Values that change the compiled step."""
         return tuple(n for n, (_, s) in sorted(self.schedules.items()) if isinstance(s, Stages))
+
+    @cached_property
+    def fields(self) -> tuple[str, ...]:
+        """Batch fields that the model reads: all that has to reach the device."""
+        nodes = [*self.spec.embed, *self.spec.streams]
+        nodes += [node for block in self.spec.blocks for node in block.nodes()]
+        nodes += [term.node for term in self.spec.loss.terms if term.node is not None]
+        reads = {name for node in nodes for name in node.external}
+        reads |= {target.field for target in self.spec.loss.targets if target.field}
+        offered = {*BATCH, *(name for name, _, _ in self.batch_fields)}
+        return tuple(sorted({"ids", "labels", "weights"} | (reads & offered)))
 
     @property
     def tokens_per_step(self) -> int:

@@ -67,7 +67,7 @@ class MLXTrainer(Trainer):
         staged = {name: int(values[name]) for name in self.staged}
         given = {n: mx.array(float(v)) for n, v in values.items() if n not in staged}
         given["normaliser"] = mx.array(1.0 / supervised)
-        batches = [{name: mx.array(array) for name, array in host.items()} for host in micro]
+        batches = [self._batch(host) for host in micro]
         if len(batches) == 1:
             whole = self._graph("whole", staged)
             self.masters, self.copies, self.state, figures = whole(
@@ -79,6 +79,10 @@ class MLXTrainer(Trainer):
         mx.async_eval(self.masters, self.copies, self.state, figures)
         self.stepped = True
         return figures
+
+    def _batch(self, host: Batch) -> Arrays:
+        """The fields that the model reads."""
+        return {name: mx.array(host[name]) for name in self.plan.fields if name in host}
 
     def _accumulated(
         self, batches: Sequence[Arrays], given: Arrays, staged: Mapping[str, int]
@@ -256,7 +260,7 @@ class MLXTrainer(Trainer):
         """Nats and predictions of the main target; eager."""
         given, total, count = self._final_values(), 0.0, 0
         for host in batches:
-            batch = {name: mx.array(array) for name, array in host.items()}
+            batch = self._batch(host)
             nats, predictions = self.model.evaluate(batch, given)
             mx.eval(nats, predictions)
             total, count = total + nats.item(), count + int(predictions.item())

@@ -11,9 +11,11 @@ from torch import Tensor
 __all__ = ["Later", "batch_to", "numbers_to"]
 
 
-def batch_to(batch: Mapping[str, np.ndarray], device: torch.device) -> dict[str, Tensor]:
-    """A NumPy batch on the device, through pinned memory on CUDA."""
-    return {name: _to(torch.from_numpy(array), device) for name, array in batch.items()}
+def batch_to(
+    batch: Mapping[str, np.ndarray], fields: Sequence[str], device: torch.device
+) -> dict[str, Tensor]:
+    """Those fields of a NumPy batch on the device, through pinned memory on CUDA."""
+    return {n: _to(torch.from_numpy(batch[n]), device) for n in fields if n in batch}
 
 
 def numbers_to(numbers: Mapping[str, float], device: torch.device) -> dict[str, Tensor]:

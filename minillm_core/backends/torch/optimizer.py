@@ -53,6 +53,9 @@ class Optimizer:
         self.staged = {k: g for k, g in groups.items() if k not in self.fused}
         self.run_stages: Callable[..., None] = self._stages
         if compiled and self.staged:
+            for group in self.staged.values():
+                for _, _, stage in group.rule.stages:
+                    _ = stage.function  # imported here: a trace cannot
             self.run_stages = torch.compile(self._stages, fullgraph=True, dynamic=False)
 
     @torch.no_grad()

@@ -83,7 +83,7 @@ class TorchTrainer(Trainer):
         graph = self._graph(staged)
         figures: dict[str, Tensor] = {}
         for index, host in enumerate(micro):
-            batch = batch_to(host, self.device)
+            batch = batch_to(host, self.plan.fields, self.device)
             loss = graph(batch, given)
             self._accumulate(loss.objective, first=index == 0, only=len(micro) == 1)
             share = loss.count * inverse
@@ -154,7 +154,7 @@ class TorchTrainer(Trainer):
         count = torch.zeros((), dtype=torch.float64)
         pending: list[tuple[Tensor, Tensor]] = []
         for host in batches:
-            pending.append(self.model.evaluate(batch_to(host, self.device), given))
+            pending.append(self.model.evaluate(batch_to(host, self.plan.fields, self.device), given))
         for nats, predictions in pending:
             total += nats.double().cpu()
             count += predictions.double().cpu()
@@ -163,7 +163,7 @@ class TorchTrainer(Trainer):
     @torch.no_grad()
     def next_logits(self, ids: np.ndarray) -> np.ndarray:
         """float32 (V,) after the last of ``ids`` (T,)."""
-        batch = batch_to(_alone(ids), self.device)
+        batch = batch_to(_alone(ids), self.plan.fields, self.device)
         at = torch.full((1,), len(ids) - 1, dtype=torch.int32, device=self.device)
         return self.model.logits(batch, self._final_values(), at)[0].float().cpu().numpy()
 
