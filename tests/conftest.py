@@ -25,10 +25,10 @@ BLAS = pytest.StashKey[str]()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[BLAS] = "bundled with MLX" if "mlx.core" in sys.modules else _openblas()
-    # torch.compile makes an instance of every autograd.Function that it traces, and complains.
-    config.addinivalue_line(
-        "filterwarnings", "ignore:.*should not be instantiated:DeprecationWarning"
-    )
+    # torch complains of itself: where torch.compile makes an instance of every autograd.Function
+    # that it traces, and where Inductor is imported.
+    for warning in (".*should not be instantiated", ".torch.jit.script_method. is deprecated"):
+        config.addinivalue_line("filterwarnings", f"ignore:{warning}:DeprecationWarning")
 
 
 def pytest_report_header(config: pytest.Config) -> str:

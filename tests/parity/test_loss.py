@@ -134,10 +134,12 @@ def test_one_upstream_scalar_multiplies_both_gradients(side: Any, name: str) -> 
         side.assert_close(thrice.grads[n], 3.0 * once.grads[n], 1e-6, n)
 
 
-@pytest.mark.parametrize("form", FORMS[::3], ids=str)
+@pytest.mark.parametrize(
+    ("form", "weights"), [(PLAIN, None), (PLAIN, (2, 10)), (FORMS[-1], (2,))], ids=str
+)
 @pytest.mark.parametrize("name", ["torch-dense", "torch-chunked"])
-def test_torch_traces_whole(side: Any, name: str, form: LossForm) -> None:
-    arrays = example(np.random.default_rng(0), 10, 4, 11, 2, form, (2,))
+def test_torch_traces_whole(side: Any, name: str, form: LossForm, weights: Any) -> None:
+    arrays = example(np.random.default_rng(0), 10, 4, 11, 2, form, weights)
     op = kernel(KERNELS[name], 4 if name.endswith("chunked") else None)
     torch._dynamo.reset()
     traced = torch.compile(op, fullgraph=True, backend="aot_eager")

@@ -6,6 +6,7 @@ their gradient: 6 GiB and more for 65,536 positions of 50,304. The chunked kerne
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ from minillm_core.ops.contract import LossForm
 __all__ = ["CHUNK_BYTES", "chunk_rows", "chunked", "dense", "native"]
 
 PLAIN = LossForm()
-CHUNK_BYTES = 2**30  # largest logits of one chunk on a GPU, in their compute dtype
+CHUNK_BYTES = 2**30  # largest logits of one chunk on a GPU, in their compute dtype, compiled
+EAGER_BYTES = 2**28  # the same in eager mode, which holds them in float32 twice as well
 CPU_ROWS = 256  # a chunk on a CPU: enough for the products, near enough to the caches
 
 
@@ -34,9 +36,9 @@ def dense(
     6 N C V FLOPs with the backward pass; N V (compute dtype + 2 x float32) bytes in eager mode.
     """
     logits = form.logits(torch, _accumulated(F.linear(hidden, weight)))  # (N, V) float32
-    ids, scale = _supervision(targets, weights, _wide(hidden.dtype))
-    loss = _losses(logits, F.log_softmax(logits, dim=-1), ids, form)
-    return _reported(loss, targets, scale)
+    loss = _losses(logits, F.log_softmax(logits, dim=-1), targets, form)
+    total, sums = _summed(loss, targets, _scale(targets, weights, loss.dtype))
+    return total, sums.detach(), _count(targets)
 
 
 def chunked(
@@ -63,15 +65,15 @@ def chunked(
         rows: positions in a chunk; by default as many as :func:`chunk_rows` says.
     """
     rows = rows or chunk_rows(hidden, weight)
-    ids, scale = _supervision(targets, weights, _wide(hidden.dtype))
+    scale = _scale(targets, weights, _wide(hidden.dtype))
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
-        total, loss = _Chunked.apply(hidden, weight, ids, scale, form, rows)
+        total, sums = _Chunked.apply(hidden, weight, targets, scale, form, rows)
     else:
-        chunks = zip(hidden.split(rows), ids.split(rows, 1), strict=True)
-        loss = torch.cat([_chunk_losses(h, weight, i, form)[0] for h, i in chunks], dim=1)
-        total = (loss * scale).sum()
-    _, sums, count = _reported(loss.detach(), targets, scale)
-    return total, sums, count
+        total, sums = _zeros(scale)
+        for h, t, s in _chunks(hidden, targets, scale, rows):
+            chunk_total, chunk_sums = _summed(_chunk_losses(h, weight, t, form)[0], t, s)
+            total, sums = total + chunk_total, sums + chunk_sums
+    return total, sums, _count(targets)
 
 
 def native(
@@ -83,7 +85,7 @@ def native(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """torch's own chunked ``F.linear_cross_entropy``: eager mode, one target, empty form."""
     (main,) = targets
-    supervised = main >= 0
+    supervised = main >= 0  # (N,)
     loss = F.linear_cross_entropy(
         hidden,
         weight,
@@ -97,103 +99,122 @@ def native(
 
 
 def chunk_rows(hidden: Tensor, weight: Tensor) -> int:
-    """Rows of a chunk: on a GPU, N halved until the chunk's logits take at most CHUNK_BYTES.
+    """Rows of a chunk: on a GPU, N halved until the chunk's logits are small enough.
 
     Halving keeps all chunks of a power of two alike, so that Inductor compiles one set of kernels.
     """
     if hidden.device.type == "cpu":
         return CPU_ROWS
     positions, row_bytes = hidden.shape[0], weight.shape[0] * hidden.element_size()
+    largest = CHUNK_BYTES if torch.compiler.is_compiling() else EAGER_BYTES
     chunks = 1
-    while -(-positions // chunks) * row_bytes > CHUNK_BYTES and chunks < positions:
+    while -(-positions // chunks) * row_bytes > largest and chunks < positions:
         chunks *= 2
     return max(1, -(-positions // chunks))
 
 
 class _Chunked(Function):
-    """(hidden, weight) -> (total, loss (K, N)), with both gradients made on the way."""
+    """(hidden, weight) -> (total, sums), with both gradients made on the way."""
 
     @staticmethod
     def forward(
         ctx: Any,
         hidden: Tensor,
         weight: Tensor,
-        ids: Tensor,
+        targets: Tensor,
         scale: Tensor,
         form: LossForm,
         rows: int,
     ) -> tuple[Tensor, Tensor]:
-        losses, grads_hidden = [], []
+        total, sums = _zeros(scale)
+        grads_hidden = []
         # In float32: 8 to 32 partial sums in bfloat16 would lose what rare tokens add.
         grad_weight = torch.zeros_like(weight, dtype=_wide(weight.dtype))  # (V, C)
-        chunks = zip(hidden.split(rows), ids.split(rows, 1), scale.split(rows, 1), strict=True)
-        for h, i, s in chunks:  # (rows, C), (K, rows), (K, rows)
-            loss, logits, log_p = _chunk_losses(h, weight, i, form)
-            d = _logit_gradient(logits, log_p, i, s, form).to(h.dtype)  # (rows, V)
-            losses.append(loss)
+        for h, t, s in _chunks(hidden, targets, scale, rows):
+            loss, logits, log_p = _chunk_losses(h, weight, t, form)
+            # Summed here: Inductor fuses a later reader of every chunk's losses into one kernel,
+            # which would keep all logits until then.
+            chunk_total, chunk_sums = _summed(loss, t, s)
+            total, sums = total + chunk_total, sums + chunk_sums
+            d = _logit_gradient(logits, log_p, t, s, form).to(h.dtype)  # (rows, V)
             grads_hidden.append(d @ weight)
             grad_weight = _add_product(grad_weight, d, h)
-        loss = torch.cat(losses, dim=1)
         ctx.save_for_backward(torch.cat(grads_hidden), grad_weight)
         ctx.dtypes = hidden.dtype, weight.dtype
-        ctx.mark_non_differentiable(loss)
-        return (loss * scale).sum(), loss
+        ctx.mark_non_differentiable(sums)
+        return total, sums
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight = ctx.saved_tensors
         hidden_dtype, weight_dtype = ctx.dtypes
         by = upstream[0]  # () float32: the only differentiable output is the total
-        return (
-            (grad_hidden * by).to(hidden_dtype),
-            (grad_weight * by).to(weight_dtype),
-            None,
-            None,
-            None,
-            None,
-        )
+        grads = (grad_hidden * by).to(hidden_dtype), (grad_weight * by).to(weight_dtype)
+        return *grads, None, None, None, None
 
 
-def _supervision(
-    targets: Tensor, weights: Tensor | None, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Indices that can be gathered, int64 (K, N), and each loss's weight, 0 where unsupervised."""
-    supervised = (targets >= 0).to(dtype)  # (K, N)
-    if weights is not None:
-        supervised = supervised * (weights if weights.ndim == 2 else weights[:, None])
-    return targets.clamp(min=0).long(), supervised
+def _scale(targets: Tensor, weights: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Each loss's weight, 0 where unsupervised: (K, N)."""
+    supervised = (targets >= 0).to(dtype)
+    if weights is None:
+        return supervised
+    return supervised * (weights if weights.ndim == 2 else weights[:, None])
+
+
+def _count(targets: Tensor) -> Tensor:
+    """Supervised positions of the main target, () float32."""
+    return (targets[0] >= 0).sum(dtype=torch.float32)
+
+
+def _zeros(scale: Tensor) -> tuple[Tensor, Tensor]:
+    """A total () and sums (K,) to start from."""
+    return scale.new_zeros(()), scale.new_zeros(scale.shape[0])
+
+
+def _chunks(
+    hidden: Tensor, targets: Tensor, scale: Tensor, rows: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """(rows, C), (K, rows), (K, rows) of hidden (N, C), targets and scale (K, N)."""
+    return zip(hidden.split(rows), targets.split(rows, 1), scale.split(rows, 1), strict=True)
 
 
 def _chunk_losses(
-    h: Tensor, weight: Tensor, ids: Tensor, form: LossForm
+    h: Tensor, weight: Tensor, targets: Tensor, form: LossForm
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Loss (K, n), capped logits (n, V) and their log-softmax (n, V), all float32."""
     logits = form.logits(torch, _accumulated(F.linear(h, weight)))
     log_p = F.log_softmax(logits, dim=-1)
-    return _losses(logits, log_p, ids, form), logits, log_p
+    return _losses(logits, log_p, targets, form), logits, log_p
 
 
-def _losses(logits: Tensor, log_p: Tensor, ids: Tensor, form: LossForm) -> Tensor:
-    """(n, V) -> (K, n), unsupervised positions included."""
+def _losses(logits: Tensor, log_p: Tensor, targets: Tensor, form: LossForm) -> Tensor:
+    """(n, V) -> (K, n); any number where unsupervised."""
     mean = log_p.mean(-1) if form.smoothing else None
     lse = logits.logsumexp(-1) if form.z else None
-    return form.loss(log_p.gather(1, ids.T).T, mean, lse)
+    # Not gather: its gradient is a scatter that Inductor does not fuse with its neighbours.
+    picked = [-F.nll_loss(log_p, ids, reduction="none") for ids in _ids(targets)]
+    return form.loss(torch.stack(picked), mean, lse)
+
+
+def _summed(loss: Tensor, targets: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """All (K, n) -> weighted total (), unweighted sums (K,)."""
+    return (loss * scale).sum(), torch.where(targets >= 0, loss, 0.0).sum(-1)
 
 
 def _logit_gradient(
     logits: Tensor,  # (n, V) float32, capped
     log_p: Tensor,  # (n, V) float32: overwritten
-    ids: Tensor,  # (K, n)
+    targets: Tensor,  # (K, n)
     scale: Tensor,  # (K, n)
     form: LossForm,
 ) -> Tensor:
     """Gradient of the weighted losses with respect to hidden weight^T, (n, V) float32."""
     by_row = scale.sum(0)  # (n,): p's factor, whatever the target
     factor = by_row * (1.0 + 2.0 * form.z * logits.logsumexp(-1)) if form.z else by_row
-    d = log_p.exp_() * factor[:, None]
+    d = log_p.exp_().mul_(factor[:, None])
     if form.smoothing:
         d = d - by_row[:, None] * (form.smoothing / logits.shape[-1])
-    d = _subtract_at(d, ids, scale * (1.0 - form.smoothing))
+    d = _subtract_at(d, _ids(targets), scale * (1.0 - form.smoothing))
     return form.pull_back(logits, d)
 
 
@@ -212,18 +233,16 @@ def _add_product(total: Tensor, d: Tensor, h: Tensor) -> Tensor:
     """Total (V, C), float32, + d^T h; d (n, V), h (n, C) in the compute dtype."""
     if d.dtype == total.dtype:
         return total.addmm_(d.T, h)
-    if d.is_cuda:
-        return total + torch.mm(d.T, h, out_dtype=total.dtype)
+    if d.is_cuda:  # one product that adds, so that no partial sum outlives its chunk
+        return torch.addmm(total, d.T, h, out_dtype=total.dtype)
     if d.dtype == torch.float16:  # a sum over rows may leave float16's range
         return total.addmm_(d.T.to(total.dtype), h.to(total.dtype))
     return total + (d.T @ h)
 
 
-def _reported(loss: Tensor, targets: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Total (), sums (K,), count () from every position's loss (K, N)."""
-    supervised = targets >= 0
-    sums = torch.where(supervised, loss.detach(), 0.0).sum(-1)
-    return (loss * scale).sum(), sums, supervised[0].sum(dtype=torch.float32)
+def _ids(targets: Tensor) -> Tensor:
+    """Indices within the vocabulary, int64."""
+    return targets.clamp(min=0).long()
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
