@@ -111,7 +111,7 @@ def test_info_shows_options_and_slots(program: Program, tmp_path: Path) -> None:
     assert code == 0
     document = json.loads(out)
     assert [(one["name"], one["default"]) for one in document["options"]] == [("often", 3)]
-    assert document["slots"] == ["event:trick"]
+    assert document["slots"] == ["on_event: events"]
 
 
 def test_info_on_an_unknown_preset_is_refused(program: Program) -> None:
