@@ -1,4 +1,8 @@
-"""An op, and a whole model, on each framework: from NumPy arrays to NumPy outputs and gradients."""
+"""An op, and a whole model, on each framework: from NumPy arrays to NumPy outputs and gradients.
+
+The frameworks are imported inside the functions: named on the command line, this file is read
+before a faster BLAS has been put under MLX.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +21,6 @@ from minillm_core.plan import Plan, build_plan
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.manager import load as load_plugins
 from minillm_core.plugins.plugin import Plugin
-
-mx = pytest.importorskip("mlx.core")
-torch = pytest.importorskip("torch")
 
 Arrays = Mapping[str, Any]
 
@@ -56,6 +57,8 @@ def on_torch(
         dtype: compute dtype.
         differentiable: how many of the outputs, from the first, are; None: all.
     """
+    import torch
+
     given = {k: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for k, v in arrays.items()}
     given = {k: rotary(v, torch.from_numpy) if k == "table" else v for k, v in given.items()}
     for name in wanted:
@@ -80,6 +83,8 @@ def on_mlx(
     compiled: bool = False,
 ) -> Ran:
     """The same on MLX, by value_and_grad, on request within mx.compile."""
+    import mlx.core as mx
+
     given = {k: mx.array(v) if isinstance(v, np.ndarray) else v for k, v in arrays.items()}
     given = {k: rotary(v, mx.array) if k == "table" else v for k, v in given.items()}
 
@@ -108,6 +113,8 @@ def listed(outputs: Any) -> list[Any]:
 
 def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
     """float32 values that ``dtype`` holds exactly."""
+    import torch
+
     return torch.from_numpy(x.astype(np.float32)).to(getattr(torch, dtype)).float().numpy()
 
 
@@ -253,6 +260,8 @@ def gradients(run: Trainer, plan: Plan, micro: Sequence[Batch]) -> tuple[float, 
 
 def exact_gradients(plan: Plan, micro: Sequence[Batch], seed: int = 0) -> tuple[float, dict]:
     """(objective, parameter -> gradient) by torch in float64, with the same kernels."""
+    import torch
+
     from minillm_core.backends.torch.module import TorchFramework
     from minillm_core.backends.torch.ops import TorchOps
     from minillm_core.backends.torch.weights import materialise

@@ -11,6 +11,9 @@ from minillm_core.backends.numpy.model import materialise
 from minillm_core.nn.module import declared
 from minillm_core.nn.param import Param
 
+pytest.importorskip("torch")
+pytest.importorskip("mlx.core")
+
 PLUGINS = [(), ("muon", "paired_heads")]
 H = 1e-4
 

@@ -11,12 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("torch")
+pytest.importorskip("mlx.core")
+
 STEPS = 20
 SETTINGS = {"train_rows": 2, "train_seq_len": 64, "train_steps": STEPS, "train_lr": 1e-3}
 PLUGINS = [(), ("muon",), ("paired_heads",), ("muon", "paired_heads")]
 TINY = ("layers", "dim", "heads", "kv_heads", "hidden", "vocab")
 
-every_plugin = pytest.mark.parametrize("names", PLUGINS, ids=lambda names: "+".join(names) or "plain")
+every_plugin = pytest.mark.parametrize(
+    "names", PLUGINS, ids=lambda names: "+".join(names) or "plain"
+)
 
 
 def perturbed(run: Any) -> Any:
