@@ -231,4 +231,4 @@ def test_mlx_holds_few_chunks_of_logits() -> None:
         return mx.get_peak_memory() - before
 
     chunked = peak(kernel(KERNELS["mlx-chunked"], 64))
-    assert chunked < 0.6 * peak(KERNELS["mlx-dense"].load())
+    assert chunked < 0.3 * peak(KERNELS["mlx-dense"].load())
