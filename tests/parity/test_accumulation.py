@@ -1,0 +1,49 @@
+"""How a step's rows are split into micro-batches changes neither its loss nor its gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("mlx.core")
+
+
+@pytest.mark.parametrize(("backend", "compiled"), [("torch", "off"), ("mlx", "off"), ("mlx", "on")])
+@pytest.mark.parametrize("names", [(), ("muon", "paired_heads")], ids=["plain", "both"])
+def test_a_split_changes_nothing(
+    lab: Any, names: tuple[str, ...], compiled: str, backend: str
+) -> None:
+    plan = lab.plan(*names, train_clip=0.0, train_rows=4, train_compile=compiled)
+    whole = lab.batch(plan, unsupervised=5)
+    _, exact = lab.exact_gradients(plan, [whole])
+    expected, ours = lab.gradients(lab.trainer(plan, backend), plan, [whole])
+    for parts in (2, 4):
+        micro = lab.split(whole, parts)
+        assert len({lab.supervised([one]) for one in micro}) == parts  # unequal
+        loss, found = lab.gradients(lab.trainer(plan, backend), plan, micro)
+        assert loss == pytest.approx(expected, rel=1e-6)
+        lab.assert_gradients(found, ours, overall=1e-6)
+        lab.assert_gradients(found, exact, overall=1e-6)
+
+
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+def test_gradients_of_one_step_do_not_leak_into_the_next(lab: Any, backend: str) -> None:
+    plan = lab.plan(train_clip=0.0, train_rows=4, train_lr=0.0)
+    whole = lab.batch(plan, unsupervised=5)
+    run = lab.trainer(plan, backend)
+    steps = [lab.split(whole, parts) for parts in (2, 4, 1, 2)]
+    first, *rest = lab.losses(run, plan, steps)
+    norms = [run.read(run.step(s, plan.values(1.0), lab.supervised(s))).grad_norm for s in steps]
+    assert rest == pytest.approx([first] * 3, rel=1e-6)
+    assert norms == pytest.approx([norms[0]] * 4, rel=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+def test_a_micro_batch_without_labels(lab: Any, backend: str) -> None:
+    plan = lab.plan(train_clip=0.0, train_rows=2)
+    whole = lab.batch(plan, unsupervised=plan.config.train.seq_len)  # none in the second row
+    _, exact = lab.exact_gradients(plan, [whole])
+    _, found = lab.gradients(lab.trainer(plan, backend), plan, lab.split(whole, 2))
+    lab.assert_gradients(found, exact, overall=1e-6)
