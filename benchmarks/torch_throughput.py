@@ -196,6 +196,7 @@ def main() -> None:
         CudaMemory() if gpu else Memory(),
         steps=arguments.steps,
         repeats=arguments.repeats,
+        together=arguments.steps,  # queued, as both loops queue them
         say=say,
     )
     peak_flops = PEAK_FLOPS if gpu else None

@@ -13,16 +13,22 @@ __all__ = ["adam", "decay", "write"]
 
 
 def adam(
-    ops: Any, update: Any, param: Any, state: dict[str, Any], *, beta1: float, beta2: float,
+    ops: Any,
+    update: Any,
+    param: Any,
+    state: dict[str, Any],
+    *,
+    beta1: float,
+    beta2: float,
     epsilon: float,
+    updates: Any,
 ) -> tuple[Any, dict[str, Any]]:
-    """Gradient (N, *shape) -> m^ / (sqrt(v^) + eps), moments in float32."""
-    steps = state["steps"] + 1.0  # (N, 1, ...)
+    """Gradient -> m^ / (sqrt(v^) + eps), moments in float32, ``updates`` counted from 1."""
     m = state["m"] * beta1 + update * (1 - beta1)
     v = state["v"] * beta2 + ops.square(update) * (1 - beta2)
-    m_hat = m / (1 - ops.exp(steps * math.log(beta1)) if beta1 else 1.0)
-    v_hat = v / (1 - ops.exp(steps * math.log(beta2)) if beta2 else 1.0)
-    return m_hat / (ops.sqrt(v_hat) + epsilon), {"m": m, "v": v, "steps": steps}
+    m_hat = m / (1 - ops.exp(updates * math.log(beta1)) if beta1 else 1.0)
+    v_hat = v / (1 - ops.exp(updates * math.log(beta2)) if beta2 else 1.0)
+    return m_hat / (ops.sqrt(v_hat) + epsilon), {"m": m, "v": v}
 
 
 def decay(

@@ -24,7 +24,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Group:
-    """A stack (N, *shape) of members under one rule."""
+    """Members under one rule: a stack (N, *shape), or one alone where the rule does not stack."""
 
     rule: Rule  # with the members' overrides in its arguments
     members: tuple[Member, ...]
@@ -35,10 +35,10 @@ class Group:
         return self.members[0].shape
 
     def state_shapes(self) -> dict[str, dict[str, tuple[int, ...]]]:
-        """anchor -> entry -> (N, ...) of the stack."""
-        n = len(self.members)
+        """anchor -> entry -> (N, ...) of the stack; without N where the rule does not stack."""
+        n = (len(self.members),) if self.rule.stacked else ()
         shapes = {
-            anchor: {entry: (n, *s) for entry, s in stage.shapes(self.shape).items()}
+            anchor: {entry: (*n, *s) for entry, s in stage.shapes(self.shape).items()}
             for anchor, _, stage in self.rule.stages
         }
         return {anchor: entries for anchor, entries in shapes.items() if entries}

@@ -16,8 +16,9 @@ __all__ = ["ANCHORS", "SUPPLIED", "Rule", "Stage", "stage"]
 ANCHORS = ("momentum", "orthogonalise", "precondition", "scale", "decay", "write")
 """The stages of a rule, in order."""
 
-SUPPLIED = ("lr_mul", "wd_mul")
-"""Arguments that the core supplies: float32 (N, 1, ...), one factor a parameter."""
+SUPPLIED = ("lr_mul", "wd_mul", "updates")
+"""Arguments that the core supplies: a factor a parameter, a number or float32 (N, 1, ...); and how
+many updates there were, this one included, 0-d float32."""
 
 NEEDS = ("element", "matrix")
 
@@ -45,7 +46,10 @@ class Stage:
     def apply(
         self, ops: Any, update: Any, param: Any, state: dict[str, Any], given: Mapping[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
-        """Run the stage on a stack: update, param (N, *shape) float32, state entry (N, ...)."""
+        """Run the stage: update, param and state entries are float32 stacks (N, ...).
+
+        Where no stage of the rule needs matrices they are one parameter's own arrays, unstacked.
+        """
         named = dict(self.arguments)
         named.update((argument, given[value]) for argument, value in self.values)
         named.update((argument, given[argument]) for argument in self.supplied)
@@ -97,7 +101,8 @@ def stage(
         state: entry -> "like" (the parameter's shape), "scalar", or a function of the shape.
         needs: "element", or "matrix" where whole matrices must be at hand, stacked (N, R, C).
         arguments: its keyword arguments: numbers are constants of the compiled step, schedules
-            are inputs of it. ``lr_mul`` and ``wd_mul`` are supplied where the function names them.
+            are inputs of it. ``lr_mul``, ``wd_mul`` and ``updates`` are supplied where the function
+            names them.
 
     Raises:
         ValueError: an argument that the function does not take, lacks, or that is not JSON.

@@ -13,7 +13,7 @@ from minillm_core.optim.groups import Group
 __all__ = ["State", "clip_factor", "global_norm", "initial_state", "update"]
 
 State = dict[str, dict[str, dict[str, Any]]]
-"""group key -> anchor -> entry -> (N, ...) float32."""
+"""group key -> anchor -> entry -> float32, (N, ...) where the rule stacks."""
 
 EPSILON = 1e-6  # torch's, in clip_grad_norm_
 
@@ -50,6 +50,7 @@ def update(
     grads: Mapping[str, Any],
     factor: Any,
     state: State,
+    updates: Any,
     values: Mapping[str, Any],
     witness: Callable[[str], None] = lambda key: None,
 ) -> tuple[dict[str, Any], State]:
@@ -62,6 +63,7 @@ def update(
         grads: name -> gradient of the mean loss, times anything that ``factor`` undoes.
         factor: 0-d float32, multiplies every gradient (clipping, loss scale).
         state: as of :func:`initial_state`.
+        updates: 0-d float32: how many updates there were, this one included.
         values: schedule value -> 0-d float32.
         witness: told of every stage that ran, at trace time.
     """
@@ -69,9 +71,9 @@ def update(
     new_state: State = {}
     for key, group in groups.items():
         names = [member.name for member in group.members]
-        u = stack(ops, [ops.astype(grads[name], "float32") for name in names]) * factor
-        p = stack(ops, [params[name] for name in names])  # (N, *shape)
-        given = dict(values) | multipliers(ops, group)
+        u = joined(ops, group, [ops.astype(grads[name], "float32") for name in names]) * factor
+        p = joined(ops, group, [params[name] for name in names])
+        given = {**values, "updates": updates, **multipliers(ops, group)}
         old = state.get(key, {})
         new: dict[str, dict[str, Any]] = {}
         for anchor, _, stage in group.rule.stages:
@@ -82,14 +84,21 @@ def update(
                 witness(f"stage:{group.rule.name}.{anchor}")
         if new:
             new_state[key] = new
-        for index, name in enumerate(names):
-            new_params[name] = u[index]
+        new_params.update(zip(names, apart(ops, group, u), strict=True))
     return new_params, new_state
 
 
-def stack(ops: Any, arrays: list[Any]) -> Any:
-    """(*shape) each -> (N, *shape); a view where there is one."""
-    return ops.expand_dims(arrays[0], 0) if len(arrays) == 1 else ops.stack(arrays, 0)
+def joined(ops: Any, group: Group, arrays: list[Any]) -> Any:
+    """(*shape) each -> (N, *shape); the one array itself where the rule does not stack."""
+    return ops.stack(arrays, 0) if group.rule.stacked else arrays[0]
+
+
+def apart(ops: Any, group: Group, stack: Any) -> list[Any]:
+    """The inverse of :func:`joined`."""
+    if not group.rule.stacked:
+        return [stack]
+    rows = ops.split(stack, len(group.members), 0)
+    return [ops.reshape(row, group.shape) for row in rows]
 
 
 def multipliers(ops: Any, group: Group) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from minillm_core.plan.placements import (
 )
 from minillm_core.plan.plan import Plan, PlannedPlugin, as_json
 from minillm_core.plan.reads import BATCH, check_reads
+from minillm_core.plan.rehearse import rehearse
 from minillm_core.plugins.builders import (
     AttentionBuilder,
     AttentionSlots,
@@ -61,6 +62,7 @@ def build_plan(config: Config, plugins: Manager | Iterable[LoadedPlugin] = ()) -
     fields = data.fields.resolve()
     _check_data(data, manager)
     check_reads(spec, (name for name, _, _ in fields), values.held)
+    rehearse(spec, manager)
     model = decoder(spec)
     _check_terms(model, spec)
     parameters = _parameters(model, inits)

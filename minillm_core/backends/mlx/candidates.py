@@ -9,7 +9,7 @@ from minillm_core.ops.select import Candidate, Request
 
 __all__ = ["CANDIDATES"]
 
-LARGE = 2**29  # bytes of logits in the compute dtype, from which chunks are worth their launches
+LARGE = 2**31  # bytes of logits in the compute dtype, from which chunks are worth their launches
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 

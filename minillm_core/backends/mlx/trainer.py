@@ -55,6 +55,7 @@ class MLXTrainer(Trainer):
             "optimizer": initial_state(self.groups, mx.zeros),
             "states": {name: module[attr] for name, (module, attr) in self.holders.items()},
             "scaler": scaler.start() if binding.dtype == "float16" else {},
+            "updates": mx.array(0.0),
         }
         self.staged = plan.staged
         self.graphs: dict[Any, Callable[..., Any]] = {}
@@ -206,6 +207,7 @@ class MLXTrainer(Trainer):
         norm = norm if unscale is None else norm * unscale
         factor = clip_factor(ops, norm, self.plan.config.train.clip)
         factor = factor if unscale is None else factor * unscale
+        updates = state["updates"] + 1
         new_masters, new_optimizer = update(
             ops,
             self.groups,
@@ -213,6 +215,7 @@ class MLXTrainer(Trainer):
             grads,
             factor,
             state["optimizer"],
+            updates,
             given,
             self.framework.witness,
         )
@@ -221,10 +224,12 @@ class MLXTrainer(Trainer):
             found, new_scaler = scaler.judge(state["scaler"], norm)
             new_masters = _unless(found, masters, new_masters)
             new_optimizer = _unless(found, state["optimizer"], new_optimizer)
+            updates = updates - found
         new_state = {
             "optimizer": new_optimizer,
             "states": self._next_states(state["states"], sums["statistics"], mean),
             "scaler": new_scaler,
+            "updates": updates,
         }
         figures = {"grad_norm": norm, **sums["figures"]}
         return new_masters, self.weights.copies(new_masters), new_state, figures
@@ -291,15 +296,15 @@ class MLXTrainer(Trainer):
         """Everything to save."""
         named: dict[str, np.ndarray] = {}
         named.update((f"model.{name}", np.array(m)) for name, m in self.masters.items())
+        named["optimizer.updates"] = np.array(self.state["updates"])
         for key, anchors in self.state["optimizer"].items():
+            group = self.groups[key]
             for anchor, entries in anchors.items():
                 for entry, stack in entries.items():
-                    for index, member in enumerate(self.groups[key].members):
-                        one = np.array(stack[index])
-                        scalar = one.size == 1 and one.shape != member.shape
-                        named[f"optimizer.{anchor}.{entry}.{member.name}"] = (
-                            one.reshape(()) if scalar else one
-                        )
+                    host = np.array(stack)
+                    parts = list(host) if group.rule.stacked else [host]
+                    for member, part in zip(group.members, parts, strict=True):
+                        named[f"optimizer.{anchor}.{entry}.{member.name}"] = part
         named.update((f"state.{n}", np.array(v)) for n, v in self.state["states"].items())
         named.update((f"scaler.{n}", np.array(v)) for n, v in self.state["scaler"].items())
         return named
@@ -317,15 +322,17 @@ class MLXTrainer(Trainer):
         mx.eval(self.masters, self.copies, self.state)
 
     def _load_state(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self.state["updates"] = _checked("optimizer.updates", arrays, ())
         for key, anchors in self.state["optimizer"].items():
+            group = self.groups[key]
             for anchor, entries in anchors.items():
                 for entry, stack in entries.items():
-                    rows = [
-                        mx.array(arrays[f"optimizer.{anchor}.{entry}.{member.name}"])
-                        for member in self.groups[key].members
+                    shape = tuple(stack.shape[1:] if group.rule.stacked else stack.shape)
+                    parts = [
+                        _checked(f"optimizer.{anchor}.{entry}.{member.name}", arrays, shape)
+                        for member in group.members
                     ]
-                    shape = tuple(stack.shape[1:])
-                    entries[entry] = mx.stack([row.reshape(shape) for row in rows])
+                    entries[entry] = mx.stack(parts) if group.rule.stacked else parts[0]
         for part in ("states", "scaler"):
             prefix = {"states": "state", "scaler": "scaler"}[part]
             self.state[part] = {

@@ -48,6 +48,7 @@ class Optimizer:
         groups = {str(index): group for index, group in enumerate(plan.groups)}
         device = next(iter(weights.masters.values())).device
         self.groups = groups
+        self.updates = torch.zeros((), device=device)
         self.state: State = initial_state(groups, lambda shape: torch.zeros(shape, device=device))
         self.fused = {k: g for k, g in groups.items() if fused and is_plain_adamw(g)}
         self.staged = {k: g for k, g in groups.items() if k not in self.fused}
@@ -82,10 +83,11 @@ class Optimizer:
         factor = clip_factor(self.framework.ops, norm, self.clip)
         factor = factor if unscale is None else factor * unscale
         found = None if skip is None else skip(norm)
+        if self.fused:  # first: its kernel counts by itself
+            self._fused(grads, factor, values, found)
+        self.updates.add_(1.0 if found is None else 1.0 - found)
         if self.staged:
             self.run_stages(grads, factor, values, found)
-        if self.fused:
-            self._fused(grads, factor, values, found)
         self.weights.refresh()
         return norm
 
@@ -98,7 +100,15 @@ class Optimizer:
     ) -> None:
         masters, witness = self.weights.masters, self.framework.witness
         params, state = update(
-            self.framework.ops, self.staged, masters, grads, factor, self.state, values, witness
+            self.framework.ops,
+            self.staged,
+            masters,
+            grads,
+            factor,
+            self.state,
+            self.updates,
+            values,
+            witness,
         )
         for name, new in params.items():
             _write(masters[name], new, found)
@@ -137,10 +147,10 @@ class Optimizer:
             adamw(
                 [self.weights.masters[name] for name in names],
                 [grads[name] for name in names],
-                [entries["m"][0] for entries in state],
-                [entries["v"][0] for entries in state],
+                [entries["m"] for entries in state],
+                [entries["v"] for entries in state],
                 [],
-                [entries["steps"].view(()) for entries in state],
+                list(self.updates.repeat(len(names)).unbind(0)),
                 fused=True,
                 grad_scale=inverse,
                 found_inf=found,
@@ -154,15 +164,15 @@ class Optimizer:
             )
 
     def arrays(self) -> dict[str, Tensor]:
-        """State by parameter: ``anchor.entry.parameter`` -> float32, a scalar as ()."""
-        named = {}
+        """State by parameter: ``anchor.entry.parameter`` -> float32; and ``updates`` ()."""
+        named = {"updates": self.updates}
         for key, anchors in self.state.items():
             for anchor, entries in anchors.items():
                 for entry, stack in entries.items():
-                    for index, member in enumerate(self.groups[key].members):
-                        one = stack[index]
-                        scalar = one.numel() == 1 and one.shape != torch.Size(member.shape)
-                        named[f"{anchor}.{entry}.{member.name}"] = one.view(()) if scalar else one
+                    group = self.groups[key]
+                    parts = stack.unbind(0) if group.rule.stacked else [stack]
+                    for member, part in zip(group.members, parts, strict=True):
+                        named[f"{anchor}.{entry}.{member.name}"] = part
         return named
 
 

@@ -109,7 +109,7 @@ class OptimizerSlots:
 def core_rule(train: Any) -> dict[str, Draft]:
     """AdamW with the run's settings."""
     beta1, beta2 = train.betas
-    state = {"m": "like", "v": "like", "steps": "scalar"}
+    state = {"m": "like", "v": "like"}
     return {
         "precondition": stage(adam, state=state, beta1=beta1, beta2=beta2, epsilon=1e-8),
         "decay": stage(decay, weight_decay=train.weight_decay),

@@ -233,8 +233,8 @@ def _add_product(total: Tensor, d: Tensor, h: Tensor) -> Tensor:
     """Total (V, C), float32, + d^T h; d (n, V), h (n, C) in the compute dtype."""
     if d.dtype == total.dtype:
         return total.addmm_(d.T, h)
-    if d.is_cuda:  # one product that adds, so that no partial sum outlives its chunk
-        return torch.addmm(total, d.T, h, out_dtype=total.dtype)
+    if d.is_cuda:  # torch 2.11 does not trace addmm with an out_dtype
+        return total + torch.mm(d.T, h, out_dtype=total.dtype)
     if d.dtype == torch.float16:  # a sum over rows may leave float16's range
         return total.addmm_(d.T.to(total.dtype), h.to(total.dtype))
     return total + (d.T @ h)
