@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from minillm_core.errors import PlanError
 from minillm_core.nn.geometry import Geometry
 from minillm_core.nn.module import Module
 from minillm_core.nn.node import Node
@@ -35,7 +36,7 @@ class RopeSpec:
         """float64 (D/2,): the frequencies, claimed or Llama's, then scaled.
 
         Raises:
-            ValueError: a claimed function gave another shape.
+            PlanError: a claimed function gave another shape.
         """
         if self.frequencies is None:
             theta = llama_frequencies(head_dim, self.base)
@@ -46,7 +47,7 @@ class RopeSpec:
             _, reference, arguments = self.scaling
             theta = np.asarray(call_reference(reference, theta, **dict(arguments)), np.float64)
         if theta.shape != (head_dim // 2,):
-            raise ValueError(f"rotary frequencies have shape {theta.shape}, not ({head_dim // 2},)")
+            raise PlanError(f"rotary frequencies have shape {theta.shape}, not ({head_dim // 2},)")
         return theta
 
 

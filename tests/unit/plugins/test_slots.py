@@ -44,7 +44,7 @@ def test_a_second_claimant_is_refused_by_name_slot_and_way_out(order: tuple[str,
 def test_one_plugin_may_not_claim_twice() -> None:
     claim: Claim[int] = Claim("loss.logits")
     claim.add("a", 1)
-    with pytest.raises(PlanError, match="'a' claims slot loss.logits twice"):
+    with pytest.raises(PlanError, match=r"'a' claims slot loss\.logits twice"):
         claim.add("a", 1)
 
 

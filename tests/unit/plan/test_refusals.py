@@ -1,0 +1,595 @@
+"""What planning refuses: each names the plugin, the place, and where it can the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import new_class
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minillm_core.errors import PlanError, PluginCodeError
+from minillm_core.nn.attention import Layout
+from minillm_core.nn.module import Module
+from minillm_core.nn.param import Param
+from minillm_core.ops.select import Candidate
+from minillm_core.optim.schedules import piecewise
+from minillm_core.optim.stage import stage
+from minillm_core.plan import Plan
+from minillm_core.plugins.plugin import Plugin
+from minillm_modded.paired_heads import PairedHeads
+from minillm_muon.muon import Muon
+
+Planned = Callable[..., Plan]
+
+
+def plugin(**hooks: Callable[..., Any]) -> Plugin:
+    """A plugin with these hooks."""
+    body = {"__module__": __name__, "__doc__": "Made here.", **hooks}
+    return new_class("Made", (Plugin,), {"api": 1}, lambda namespace: namespace.update(body))()
+
+
+Do = Callable[[Any], Any]
+Made = Callable[[], Plugin]
+
+
+def attention(do: Do) -> Made:
+    return lambda: plugin(build_attention=lambda self, attn: do(attn))
+
+
+def model(do: Do) -> Made:
+    return lambda: plugin(build_model=lambda self, model: do(model))
+
+
+def loss(do: Do) -> Made:
+    return lambda: plugin(compute_loss=lambda self, loss: do(loss))
+
+
+def data(do: Do) -> Made:
+    return lambda: plugin(build_data=lambda self, data: do(data))
+
+
+def optimizer(do: Do) -> Made:
+    return lambda: plugin(optimizer_factory=lambda self, optimizer: do(optimizer))
+
+
+def kernels(do: Do) -> Made:
+    return lambda: plugin(kernel_provider=lambda self, kernels: do(kernels))
+
+
+class X(Module):
+    def forward(self, x):
+        return x
+
+
+class Y(Module):
+    def forward(self, y):
+        return y
+
+
+class QK(Module):
+    def forward(self, q, k):
+        return q, k
+
+
+class Star(Module):
+    def forward(self, *y):
+        return y
+
+
+class Named(Module):
+    def forward(self, y, **more):
+        return y
+
+
+class StarInit(Module):
+    def __init__(self, *sizes):
+        super().__init__()
+
+    def forward(self, y):
+        return y
+
+
+class Needs(Module):
+    def __init__(self, width):
+        super().__init__()
+
+    def forward(self, y):
+        return y
+
+
+class Unknown(Module):
+    def forward(self, y, bigramm):
+        return y
+
+
+class Late(Module):
+    def forward(self, x0):
+        return x0
+
+
+class Loop1(Module):
+    def forward(self, two):
+        return two
+
+
+class Loop2(Module):
+    def forward(self, one):
+        return one
+
+
+class Swapped(Module):
+    def forward(self, weight, x):
+        return x
+
+
+class Emits(Module):
+    terms = ("balance",)
+
+    def forward(self, x):
+        return x, x
+
+
+class Tied(Module):
+    def __init__(self):
+        super().__init__()
+        self.first = self.second = Param((2,), role="scalar")
+
+    def forward(self, y):
+        return y
+
+
+class Plain(Layout):
+    def enter(self, call):
+        return call
+
+
+class Greedy(Layout):
+    def enter(self, call, ids):
+        return call
+
+
+class Rotating(Layout):
+    rope = "after"
+
+    def enter(self, call):
+        return call
+
+
+def scale(ops: Any, update: Any, param: Any, state: Any) -> Any:
+    return update, state
+
+
+def value(rng: Any, shape: tuple[int, ...]) -> np.ndarray:
+    return np.zeros(shape)
+
+
+class Method:
+    def start(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        return np.zeros(shape)
+
+
+def always(name: str, info: Any) -> bool:
+    return True
+
+
+CLASHES: dict[str, tuple[Made, str]] = {
+    "attn.layout": (
+        attention(lambda a: a.layout(Plain)),
+        "slot layers.0.attention.layout is claimed by both 'one' and 'two'",
+    ),
+    "attn.window": (
+        attention(lambda a: a.window(4)),
+        "slot layers.0.attention.window is claimed by both 'one' and 'two'",
+    ),
+    "attn.scale": (
+        attention(lambda a: a.scale(0.1)),
+        "slot layers.0.attention.scale is claimed by both 'one' and 'two'",
+    ),
+    "attn.rope.frequencies": (
+        attention(lambda a: a.rope.frequencies(value, shape=(4,))),
+        "slot layers.0.attention.rope.frequencies is claimed by both",
+    ),
+    "attn.rope.scaling": (
+        attention(lambda a: a.rope.scaling(value, shape=(4,))),
+        "slot layers.0.attention.rope.scaling is claimed by both",
+    ),
+    "attn.rope.positions": (
+        attention(lambda a: a.rope.positions(X)),
+        "slot layers.0.attention.rope.positions is claimed by both",
+    ),
+    "attn.qk": (
+        attention(lambda a: a.qk.norm(QK)),
+        "the order of 'one' and 'two' in layers.0.attention.qk.norm has no stated order",
+    ),
+    "attn.out": (
+        attention(lambda a: a.out.gate(Y)),
+        "the order of 'one' and 'two' in layers.0.attention.out.gate has no stated order",
+    ),
+    "model.embed": (
+        model(lambda m: m.embed.norm(X)),
+        "the order of 'one' and 'two' in model.embed.norm has no stated order",
+    ),
+    "model.streams": (
+        model(lambda m: m.stream("bigram", Late)),
+        "model.streams[bigram] is added by both 'one' and 'two'",
+    ),
+    "model.residual": (
+        model(lambda m: m.residual("layers.0.in", "x0", 0.5)),
+        "model.residual[layers.0.in][x0] is added by both 'one' and 'two'",
+    ),
+    "model.attention": (
+        model(lambda m: m.attention(1, X)),
+        "slot model.attention[1] is claimed by both 'one' and 'two'",
+    ),
+    "model.mlp": (
+        model(lambda m: m.mlp(-1, None)),
+        "slot model.mlp[3] is claimed by both 'one' and 'two'",
+    ),
+    "model.norm": (
+        model(lambda m: m.norm("final", X)),
+        "slot model.norm[final] is claimed by both 'one' and 'two'",
+    ),
+    "model.linear": (
+        model(lambda m: m.linear("layers.0.mlp.up", Linear2)),
+        "slot model.linear[layers.0.mlp.up] is claimed by both 'one' and 'two'",
+    ),
+    "model.init": (
+        model(lambda m: m.init("norm.weight", value)),
+        "slot model.init[norm.weight] is claimed by both 'one' and 'two'",
+    ),
+    "loss.logits": (
+        loss(lambda lo: lo.logits(scale=2.0)),
+        "slot loss.logits is claimed by both 'one' and 'two'",
+    ),
+    "loss.target": (
+        loss(lambda lo: lo.target(1.0, offset=2)),
+        "loss.target[offset2] is added by both 'one' and 'two'",
+    ),
+    "loss.term": (
+        loss(lambda lo: lo.term("size", X)),
+        "loss.term[size] is added by both 'one' and 'two'",
+    ),
+    "data.field": (
+        data(lambda d: d.field("prefix")),
+        "data.field[prefix] is added by both 'one' and 'two'",
+    ),
+    "opt.rule": (
+        optimizer(lambda o: o.rule("mine", lr=1.0)),
+        "rule 'mine' is provided by both 'one' and 'two'",
+    ),
+    "opt.assign": (
+        optimizer(lambda o: o.assign("adamw", always)),
+        "slot opt.assign[embedding.weight] is claimed by both 'one' and 'two'",
+    ),
+    "opt.set": (
+        optimizer(lambda o: o.set(always, lr_mul=2.0)),
+        "slot opt.set[embedding.weight].lr_mul is claimed by both 'one' and 'two'",
+    ),
+    "kernel": (
+        kernels(lambda k: k.candidate(Candidate("swiglu", "mine", ("torch",), "m:f"))),
+        "kernel swiglu=mine is offered by both 'one' and 'two'",
+    ),
+}
+
+
+class Linear2(Module):
+    def forward(self, x, weight):
+        return x
+
+
+@pytest.mark.parametrize("slot", sorted(CLASHES))
+def test_what_two_plugins_want_is_refused_by_name(planned: Planned, slot: str) -> None:
+    made, message = CLASHES[slot]
+    with pytest.raises(PlanError) as refused:
+        planned(one=made(), two=made())
+    assert message in refused.value.what
+    assert "--plugins -" in str(refused.value.fix)
+    assert len(str(refused.value).splitlines()) <= 12
+
+
+def test_extending_the_same_stage_twice_is_refused(planned: Planned) -> None:
+    extends = optimizer(lambda o: o.extend("muon", "precondition", stage(scale)))
+    with pytest.raises(PlanError, match=r"opt.extend\(muon, precondition\) is claimed by both"):
+        planned(muon=Muon(), one=extends(), two=extends())
+
+
+ALONE: dict[str, tuple[Made, str]] = {
+    "arguments in a row": (
+        attention(lambda a: a.out.gate(Star)),
+        "Star.forward takes *y: arguments are bound by name",
+    ),
+    "arguments by any name": (
+        attention(lambda a: a.out.gate(Named)),
+        "Named.forward takes *more",
+    ),
+    "a constructor with arguments in a row": (
+        attention(lambda a: a.out.gate(StarInit)),
+        "StarInit takes *sizes",
+    ),
+    "an argument too many": (
+        attention(lambda a: a.out.gate(Needs, width=1, wdith=2)),
+        "Needs takes no argument 'wdith' (it takes width)",
+    ),
+    "an argument too few": (
+        attention(lambda a: a.out.gate(Needs)),
+        "Needs needs the argument 'width'",
+    ),
+    "an argument that is no JSON": (
+        attention(lambda a: a.out.gate(Needs, width={1, 2})),
+        "argument width={1, 2} is not JSON",
+    ),
+    "an argument that is no number": (
+        attention(lambda a: a.out.gate(Needs, width=float("nan"))),
+        "argument width=nan is not JSON",
+    ),
+    "an array as argument": (
+        attention(lambda a: a.out.gate(Needs, width=np.zeros(2))),
+        "is not JSON",
+    ),
+    "a mapping as argument": (
+        attention(lambda a: a.out.gate(Needs, width={"a": 1})),
+        "is a mapping",
+    ),
+    "no module": (
+        attention(lambda a: a.out.gate(dict)),
+        "is not a class derived from minillm_core.Module",
+    ),
+    "a lambda": (
+        model(lambda m: m.init("norm.weight", lambda rng, shape: None)),
+        "no lambda, no closure, no instance",
+    ),
+    "a method": (
+        model(lambda m: m.init("norm.weight", Method().start)),
+        "cannot be referred to",
+    ),
+    "an unknown name": (
+        attention(lambda a: a.out.gate(Unknown)),
+        "plugin 'one' reads 'bigramm', which nothing provides there",
+    ),
+    "x0 before it is there": (
+        model(lambda m: m.embed.mix(Late)),
+        "plugin 'one' reads 'x0', which nothing provides there",
+    ),
+    "a tap that comes later": (
+        model(lambda m: m.residual("layers.0.in", m.tap("layers.2.out"))),
+        "reads 'layers.2.out', which nothing provides there",
+    ),
+    "a source that nobody has": (
+        model(lambda m: m.residual("final", "bigram")),
+        "reads 'bigram', which nothing provides there",
+    ),
+    "a field that nobody declares": (
+        loss(lambda lo: lo.target(1.0, field="prefix")),
+        "reads 'prefix', which nothing provides there",
+    ),
+    "a circle of streams": (
+        model(lambda m: (m.stream("one", Loop1), m.stream("two", Loop2))),
+        "streams one, two read each other in a circle",
+    ),
+    "a reserved stream": (model(lambda m: m.stream("x0", Late)), "'x0' is a reserved name"),
+    "a reserved field": (data(lambda d: d.field("labels")), "'labels' is a reserved name"),
+    "a stream with dots": (
+        model(lambda m: m.stream("layers.0.in", Late)),
+        "'layers.0.in' is no name of an argument",
+    ),
+    "a keyword as field": (data(lambda d: d.field("class")), "is no name of an argument"),
+    "an unknown dtype": (data(lambda d: d.field("prefix", "int64")), "has dtype int64"),
+    "a field that nobody writes": (
+        data(lambda d: d.field("prefix")),
+        "declares the batch field 'prefix', and has no on_batch",
+    ),
+    "a layer outside the model": (
+        model(lambda m: m.mlp(4, None)),
+        "names layer 4 of a model with 4 layers",
+    ),
+    "a layer before the first": (model(lambda m: m.attention(-5, X)), "names layer -5"),
+    "an unknown site": (
+        model(lambda m: m.residual("layers.9.in", "x0")),
+        "there is no residual site 'layers.9.in'",
+    ),
+    "a tap of the end": (model(lambda m: m.tap("final")), "nothing comes after the site"),
+    "an unknown norm": (model(lambda m: m.norm("layers.0.in", X)), "there is no norm at"),
+    "an unknown leaf": (
+        model(lambda m: m.linear("layers.0.attention.queries", Linear2)),
+        "replaces the product of 'layers.0.attention.queries', which is no leaf",
+    ),
+    "a product of other arguments": (
+        model(lambda m: m.linear("layers.0.mlp.up", Swapped)),
+        "Swapped.forward takes (weight, x), and is called with (x, weight)",
+    ),
+    "an unknown parameter": (
+        model(lambda m: m.init("layers.0.mlp.upp.weight", value)),
+        "gives initial values to 'layers.0.mlp.upp.weight', which is no parameter",
+    ),
+    "no layout": (attention(lambda a: a.layout(X)), "is not a Layout"),
+    "a layout that reads": (
+        attention(lambda a: a.layout(Greedy)),
+        "Greedy.enter takes (call, ids), and is called with a Call alone",
+    ),
+    "frequencies of another shape": (
+        attention(lambda a: a.rope.scaling(value, shape=(3,))),
+        "rotary frequencies have shape (3,), not (4,)",
+    ),
+    "a window of nothing": (attention(lambda a: a.window(0)), "a window of 0 keys"),
+    "half a key": (attention(lambda a: a.window(2.5)), "a window of 2.5 keys"),
+    "a text for a number": (attention(lambda a: a.scale("big")), "'big' is neither a number"),
+    "an infinite number": (attention(lambda a: a.scale(float("inf"))), "neither a number"),
+    "a truth for a number": (attention(lambda a: a.scale(True)), "neither a number"),
+    "a target twice defined": (
+        loss(lambda lo: lo.target(1.0, offset=2, field="labels")),
+        "give offset= or field=",
+    ),
+    "the main target again": (loss(lambda lo: lo.target(1.0, offset=1)), "1 is the main target"),
+    "a term of nothing": (loss(lambda lo: lo.term("size")), "give a Module or emitted="),
+    "a term that nobody emits": (
+        loss(lambda lo: lo.term("balance", emitted="balance")),
+        "none of its nodes emits it",
+    ),
+    "a term that emits": (
+        loss(lambda lo: lo.term("balance", Emits)),
+        "Emits emits more than its result",
+    ),
+    "an unknown rule": (
+        optimizer(lambda o: o.assign("muon", always)),
+        "plugin 'one' builds on the rule 'muon', which no active plugin provides",
+    ),
+    "an unknown rule to extend": (
+        optimizer(lambda o: o.extend("muon", "scale", stage(scale))),
+        "plugin 'one' builds on the rule 'muon', which no active plugin provides",
+    ),
+    "an unknown stage": (
+        optimizer(lambda o: o.rule("mine", lr=1.0, polish=stage(scale))),
+        "a rule has no stage 'polish'",
+    ),
+    "a function for a stage": (
+        optimizer(lambda o: o.rule("mine", lr=1.0, scale=scale)),
+        "is no stage",
+    ),
+    "a rule for nobody": (
+        optimizer(lambda o: o.assign("adamw", lambda name, info: False)),
+        "no parameter fits",
+    ),
+    "betas of a rule without": (
+        optimizer(
+            lambda o: (
+                o.rule("mine", lr=1.0),
+                o.assign("mine", lambda name, info: name == "norm.weight"),
+                o.set(lambda name, info: name == "norm.weight", betas=(0.8, 0.9)),
+            )
+        ),
+        "follows the rule 'mine': it has none",
+    ),
+    "a rule that nothing follows": (
+        optimizer(lambda o: o.rule("mine", lr=1.0)),
+        "plugin 'one' put nothing into the plan",
+    ),
+    "nothing at all": (attention(lambda a: None), "plugin 'one' put nothing into the plan"),
+    "the same name in one chain": (
+        attention(lambda a: (a.out.gate(Y), a.out.correct(Y))),
+        "two nodes named 'one' in layers.0.attention.out",
+    ),
+    "a schedule of two meanings": (
+        optimizer(
+            lambda o: (
+                o.rule("train", lr=piecewise((0, 1.0))),
+                o.assign("train", lambda name, info: name == "norm.weight"),
+            )
+        ),
+        "schedule value 'train.lr' is declared twice, by 'core' and 'one'",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", sorted(ALONE))
+def test_a_mistake_of_one_plugin_is_refused(planned: Planned, mistake: str) -> None:
+    made, message = ALONE[mistake]
+    with pytest.raises(PlanError) as refused:
+        planned(one=made())
+    assert message in refused.value.what
+    assert "one" in f"{refused.value}"
+    assert len(str(refused.value).splitlines()) <= 12
+
+
+def test_a_closed_anchor_names_who_closed_it(planned: Planned) -> None:
+    gate = attention(lambda a: a.out.project_out(Y))
+    with pytest.raises(PlanError) as refused:
+        planned(pairs=PairedHeads(), xsa=gate())
+    assert "'xsa' cannot join layers.0.attention.out.project_out: 'pairs' closed it" in str(
+        refused.value
+    )
+    assert "--plugins -pairs or --plugins -xsa" in str(refused.value.fix)
+
+
+def test_a_layout_that_rotates_closes_the_shift(planned: Planned) -> None:
+    layout = attention(lambda a: a.layout(Rotating))
+    shift = attention(lambda a: a.qk.shift(QK))
+    with pytest.raises(PlanError, match="its layout rotates q and k after they are rearranged"):
+        planned(layout=layout(), shift=shift())
+
+
+def test_a_whole_attention_leaves_no_slot_to_others(planned: Planned) -> None:
+    whole, gate = model(lambda m: m.attention(0, X)), attention(lambda a: a.out.gate(Y))
+    with pytest.raises(PlanError) as refused:
+        planned(whole=whole(), gate=gate())
+    assert "'whole' replaces the whole attention of layer 0, and 'gate' wants" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [
+        lambda m: m.norm("layers.1.mlp", X),
+        lambda m: m.residual("layers.1.out", "x0", 0.5),
+    ],
+)
+def test_what_is_left_out_cannot_be_claimed(planned: Planned, claims: Any) -> None:
+    gone = model(lambda m: m.mlp(1, None))
+    with pytest.raises(PlanError, match=r"'gone' leaves out the mlp of layers\.1, and 'other'"):
+        planned(gone=gone(), other=model(claims)())
+
+
+def test_a_stream_may_not_take_the_name_of_a_field(planned: Planned) -> None:
+    def field(self, data):
+        data.field("bigram")
+
+    writer = plugin(build_data=field, on_batch=lambda self, batch, phase: batch)
+    with pytest.raises(PlanError, match="stream 'bigram' has the name of a batch field"):
+        planned(writer=writer, stream=model(lambda m: m.stream("bigram", Late))())
+
+
+def test_a_batch_reader_finds_what_it_reads(planned: Planned) -> None:
+    def reads(self, data):
+        data.reads("prefix")
+
+    reader = plugin(build_data=reads, on_batch=lambda self, batch, phase: batch)
+    with pytest.raises(PlanError, match="on_batch of plugin 'one' reads 'prefix'"):
+        planned(one=reader)
+
+
+def test_batch_readers_that_wait_for_each_other_are_refused(planned: Planned) -> None:
+    def made(writes: str, reads: str) -> Plugin:
+        return plugin(
+            build_data=lambda self, data: (data.field(writes), data.reads(reads)),
+            on_batch=lambda self, batch, phase: batch,
+        )
+
+    with pytest.raises(PlanError, match="on_batch of a, b: each reads what another writes"):
+        planned(a=made("first", "second"), b=made("second", "first"))
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "message", "fix"),
+    [
+        (1, 1, "cannot pair 1 heads in layer 0: odd", "an even model.heads"),
+        (4, 1, "cannot pair 1 key-value heads in layer 0: odd", "an even model.kv_heads"),
+    ],
+)
+def test_odd_heads_cannot_pair(
+    planned: Planned, heads: int, kv_heads: int, message: str, fix: str
+) -> None:
+    with pytest.raises(PlanError) as refused:
+        planned(f"model.heads={heads}", f"model.kv_heads={kv_heads}", paired_heads=PairedHeads())
+    assert message in refused.value.what
+    assert fix in str(refused.value.fix)
+
+
+def test_layers_outside_the_model_are_refused(planned: Planned) -> None:
+    with pytest.raises(PlanError, match="4"):
+        planned(paired_heads=PairedHeads(layers=[4]))
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        attention(lambda a: a.out.gatee(Y)),  # a slot that does not exist
+        attention(lambda a: a.out.gate(Y) or 1 / 0),
+        attention(lambda a: a.out.gate(Tied)),  # its constructor gives a Param two owners
+        optimizer(lambda o: stage(scale, by=2.0)),
+        optimizer(lambda o: stage(scale, needs="half")),
+    ],
+)
+def test_a_plugin_that_raises_is_named(planned: Planned, made: Made) -> None:
+    with pytest.raises(PluginCodeError, match="plugin 'one' raised in") as raised:
+        planned(one=made())
+    assert "test_refusals.py" in str(raised.value.where)
