@@ -19,6 +19,7 @@ from minillm_core.nn.value import Setting
 from minillm_core.ops.select import Candidate
 from minillm_core.optim.groups import Group
 from minillm_core.optim.schedules import Schedule, Stages, TrainSchedule
+from minillm_core.optim.stage import Rule
 from minillm_core.plan.placements import Placement
 from minillm_core.plugins.builders import ParamInfo
 from minillm_core.plugins.builders.data import Field
@@ -92,7 +93,7 @@ class Plan:
                 "inits": as_json(dict(self.inits)),
             },
             "optimizer": {
-                "rules": {group.rule.name: group.rule.data() for group in self.groups},
+                "rules": {name: rule.data() for name, rule in sorted(self.rules.items())},
                 "groups": [group.data() for group in self.groups],
                 "clip": train.clip,
             },
@@ -123,6 +124,12 @@ class Plan:
     def values(self, progress: float) -> dict[str, float]:
         """Schedule value -> number at ``progress`` in (0, 1] of the run."""
         return {n: s.at(progress, self.schedule) for n, (_, s) in sorted(self.schedules.items())}
+
+    @property
+    def rules(self) -> dict[str, Rule]:
+        """The update rules by name, as they are where no parameter has betas of its own."""
+        own_last = sorted(self.groups, key=lambda group: not group.members[0].overrides)
+        return {group.rule.name: group.rule for group in own_last}
 
     @property
     def staged(self) -> tuple[str, ...]:

@@ -216,9 +216,8 @@ def _memory(estimate: Estimate) -> Table:
 
 def _rules(plan: Plan, estimate: Estimate) -> Table:
     table = columns("rule", "stages", ">arrays", ">parameters")
-    rules = {group.rule.name: group.rule for group in plan.groups}
     for cost in estimate.rules:
-        stages = ", ".join(anchor for anchor, _, _ in rules[cost.name].stages)
+        stages = ", ".join(anchor for anchor, _, _ in plan.rules[cost.name].stages)
         _row(table, cost.name, stages, f"{cost.arrays:,}", f"{cost.parameters:,}")
     return table
 

@@ -48,8 +48,7 @@ def taken(plan: Plan) -> tuple[Taken, ...]:
 
 def _rules(plan: Plan) -> Iterator[tuple[str, tuple[str, str]]]:
     """Stages of a rule that one plugin provides, in the order in which they run, as one entry."""
-    rules = {group.rule.name: group.rule for group in plan.groups}
-    for name, rule in sorted(rules.items()):
+    for name, rule in sorted(plan.rules.items()):
         held: dict[str, list[tuple[str, str]]] = {}
         for anchor, owner, stage in rule.stages:
             held.setdefault(owner, []).append((anchor, stage.reference.rpartition(":")[2]))

@@ -316,8 +316,7 @@ def test_loss_and_data_slots_land(full: Plan) -> None:
 
 
 def test_optimizer_slots_land(full: Plan) -> None:
-    rules = {group.rule.name: group.rule for group in full.groups}
-    assert [(anchor, owner) for anchor, owner, _ in rules["plainly"].stages] == [
+    assert [(anchor, owner) for anchor, owner, _ in full.rules["plainly"].stages] == [
         ("momentum", "extends"),
         ("scale", "rule"),
         ("decay", "rule"),
@@ -455,6 +454,18 @@ def test_the_hash_leaves_out_what_is_bound_later(planned: Planned, setting: str)
 )
 def test_the_hash_covers_what_decides_the_result(planned: Planned, setting: str) -> None:
     assert planned(setting).hash != planned().hash
+
+
+class OwnBetas(Plugin, api=1):
+    """Betas of its own for the parameter that comes last."""
+
+    def optimizer_factory(self, optimizer):
+        optimizer.set(lambda name, p: name == "norm.weight", betas=(0.5, 0.6))
+
+
+def test_the_hash_covers_betas_that_one_parameter_does_not_follow(planned: Planned) -> None:
+    hashes = {planned(f"train.betas=[{b}, 0.95]", own=OwnBetas()).hash for b in (0.8, 0.9)}
+    assert len(hashes) == 2
 
 
 def test_how_rows_are_split_is_not_hashed(planned: Planned) -> None:
