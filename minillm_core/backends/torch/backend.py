@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -43,6 +44,7 @@ class TorchBackend(Backend):
         candidates: the kernels to load from: the core's and the plugins'.
         join: multiply leaves that read the same input as one; None: off in float32 on a CPU.
         fused: use torch's fused AdamW.
+        compiler: what compiles a function where the binding says so; takes torch.compile's options.
     """
 
     name = "torch"
@@ -54,6 +56,7 @@ class TorchBackend(Backend):
         *,
         join: bool | None = None,
         fused: bool = True,
+        compiler: Callable[..., Any] = torch.compile,
     ) -> None:
         self.device = torch.device(binding.device)
         cpu = self.device.type == "cpu"
@@ -64,7 +67,7 @@ class TorchBackend(Backend):
                 fix="--device cpu, or a torch built for CUDA and a driver that it accepts",
             )
         self.join = (not cpu or binding.dtype != "float32") if join is None else join
-        self.fused = fused
+        self.fused, self.compiler = fused, compiler
         self.candidates = candidates
         self.binding = replace(binding, **_facts(self.device, binding, self.join, fused))
 
@@ -79,7 +82,13 @@ class TorchBackend(Backend):
         positions = max_positions or plan.config.train.seq_len
         model = materialise(plan, framework, seed, self.device, positions)
         return TorchTrainer(
-            plan, self.binding, model, framework, join=self.join, fused=self.fused
+            plan,
+            self.binding,
+            model,
+            framework,
+            join=self.join,
+            fused=self.fused,
+            compiler=self.compiler,
         )
 
 

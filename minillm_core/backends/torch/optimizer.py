@@ -31,7 +31,7 @@ class Optimizer:
         plan: groups, clipping.
         weights: masters and compute copies.
         framework: ops and witness.
-        compiled: compile the stages of the groups that no fused kernel serves.
+        compiler: compiles the stages of the groups that no fused kernel serves; None: eager.
         fused: use torch's fused AdamW for groups that follow plain AdamW.
     """
 
@@ -41,7 +41,7 @@ class Optimizer:
         weights: Weights,
         framework: TorchFramework,
         *,
-        compiled: bool,
+        compiler: Callable[..., Any] | None,
         fused: bool,
     ) -> None:
         self.weights, self.framework, self.clip = weights, framework, plan.config.train.clip
@@ -53,11 +53,11 @@ class Optimizer:
         self.fused = {k: g for k, g in groups.items() if fused and is_plain_adamw(g)}
         self.staged = {k: g for k, g in groups.items() if k not in self.fused}
         self.run_stages: Callable[..., None] = self._stages
-        if compiled and self.staged:
+        if compiler is not None and self.staged:
             for group in self.staged.values():
                 for _, _, stage in group.rule.stages:
                     _ = stage.function  # imported here: a trace cannot
-            self.run_stages = torch.compile(self._stages, fullgraph=True, dynamic=False)
+            self.run_stages = compiler(self._stages, fullgraph=True, dynamic=False)
 
     @torch.no_grad()
     def step(

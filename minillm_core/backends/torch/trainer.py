@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ class TorchTrainer(Trainer):
         framework: what the model stands on.
         join: multiply leaves that read the same input as one.
         fused: use torch's fused AdamW.
+        compiler: see the backend.
     """
 
     def __init__(
@@ -44,14 +45,16 @@ class TorchTrainer(Trainer):
         *,
         join: bool,
         fused: bool,
+        compiler: Callable[..., Any] = torch.compile,
     ) -> None:
         self.plan, self.binding, self.model, self.framework = plan, binding, model, framework
         self.device = torch.device(binding.device)
         model.checkpointing = binding.checkpointing
         self.weights = Weights(model, getattr(torch, binding.dtype), join=join)
         self.optimizer = Optimizer(
-            plan, self.weights, framework, compiled=binding.compile, fused=fused
+            plan, self.weights, framework, compiler=compiler if binding.compile else None, fused=fused
         )
+        self.compiler = compiler
         self.scaler = LossScaler(self.device) if binding.dtype == "float16" else None
         self.statistics = Statistics(model)
         self.staged = plan.staged
@@ -112,7 +115,7 @@ class TorchTrainer(Trainer):
                 return self.model(batch, {**given, **staged})
 
             self.graphs[key] = (
-                torch.compile(micro_loss, fullgraph=True, dynamic=False)
+                self.compiler(micro_loss, fullgraph=True, dynamic=False)
                 if self.binding.compile
                 else micro_loss
             )
