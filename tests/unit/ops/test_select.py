@@ -183,7 +183,7 @@ def test_torchs_own_loss_says_what_it_refuses(
 
 
 def test_mlx_takes_chunks_where_the_logits_are_large() -> None:
-    asked = replace(LOSS, backend="mlx", device="metal", facts={"rows": 8_192, "vocab": 50_304})
+    asked = replace(LOSS, backend="mlx", device="metal", facts={"rows": 131_072, "vocab": 50_304})
     assert choose(asked, CORE).kernel == "chunked"
     assert choose(replace(asked, facts={"rows": 512, "vocab": 50_304}), CORE).kernel == "fused"
     refused = choose(replace(asked, facts={"targets": 2}, device="cpu"), CORE)

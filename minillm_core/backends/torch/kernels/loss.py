@@ -132,8 +132,6 @@ class _Chunked(Function):
         grad_weight = torch.zeros_like(weight, dtype=_wide(weight.dtype))  # (V, C)
         for h, t, s in _chunks(hidden, targets, scale, rows):
             loss, logits, log_p = _chunk_losses(h, weight, t, form)
-            # Summed here: Inductor fuses a later reader of every chunk's losses into one kernel,
-            # which would keep all logits until then.
             chunk_total, chunk_sums = _summed(loss, t, s)
             total, sums = total + chunk_total, sums + chunk_sums
             d = _logit_gradient(logits, log_p, t, s, form).to(h.dtype)  # (rows, V)
@@ -191,9 +189,20 @@ def _losses(logits: Tensor, log_p: Tensor, targets: Tensor, form: LossForm) -> T
     """(n, V) -> (K, n); any number where unsupervised."""
     mean = log_p.mean(-1) if form.smoothing else None
     lse = logits.logsumexp(-1) if form.z else None
-    # Not gather: its gradient is a scatter that Inductor does not fuse with its neighbours.
-    picked = [-F.nll_loss(log_p, ids, reduction="none") for ids in _ids(targets)]
-    return form.loss(torch.stack(picked), mean, lse)
+    return form.loss(_picked(log_p, targets), mean, lse)
+
+
+def _picked(log_p: Tensor, targets: Tensor) -> Tensor:
+    """log_p[n, targets[k, n]] as (K, n); any number where unsupervised."""
+    if not torch.compiler.is_compiling():
+        return log_p.gather(1, _ids(targets).T).T
+    # A masked sum joins the reduction that makes log_p. A gather would become a kernel of its own,
+    # which Inductor merges with those of other chunks and which keeps all their logits until then;
+    # and its gradient would be a scatter, apart from its neighbours.
+    columns = torch.arange(log_p.shape[1], device=log_p.device)
+    return torch.stack(
+        [torch.where(columns == ids[:, None], log_p, 0.0).sum(-1) for ids in targets.unbind(0)]
+    )
 
 
 def _summed(loss: Tensor, targets: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
