@@ -231,6 +231,7 @@ class MLXTrainer(Trainer):
             "scaler": new_scaler,
             "updates": updates,
         }
+        new_masters, new_state = _ordered(masters, new_masters), _ordered(state, new_state)
         figures = {"grad_norm": norm, **sums["figures"]}
         return new_masters, self.weights.copies(new_masters), new_state, figures
 
@@ -366,3 +367,10 @@ def _unless(found: mx.array, old: Any, new: Any) -> Any:
     if isinstance(new, dict):
         return {key: _unless(found, old[key], value) for key, value in new.items()}
     return mx.where(found > 0, old, new)
+
+
+def _ordered(old: Any, new: Any) -> Any:
+    """``new`` with its keys in the order of ``old``: another order is traced again."""
+    if isinstance(old, dict):
+        return {key: _ordered(value, new[key]) for key, value in old.items()}
+    return new

@@ -52,7 +52,11 @@ class TorchTrainer(Trainer):
         model.checkpointing = binding.checkpointing
         self.weights = Weights(model, getattr(torch, binding.dtype), join=join)
         self.optimizer = Optimizer(
-            plan, self.weights, framework, compiler=compiler if binding.compile else None, fused=fused
+            plan,
+            self.weights,
+            framework,
+            compiler=compiler if binding.compile else None,
+            fused=fused,
         )
         self.compiler = compiler
         self.scaler = LossScaler(self.device) if binding.dtype == "float16" else None
@@ -157,7 +161,9 @@ class TorchTrainer(Trainer):
         count = torch.zeros((), dtype=torch.float64)
         pending: list[tuple[Tensor, Tensor]] = []
         for host in batches:
-            pending.append(self.model.evaluate(batch_to(host, self.plan.fields, self.device), given))
+            pending.append(
+                self.model.evaluate(batch_to(host, self.plan.fields, self.device), given)
+            )
         for nats, predictions in pending:
             total += nats.double().cpu()
             count += predictions.double().cpu()
@@ -195,7 +201,7 @@ class TorchTrainer(Trainer):
         for name, tensor in self._tensors().items():
             if weights_only and not name.startswith("model."):
                 continue
-            value = torch.from_numpy(np.ascontiguousarray(arrays[name]))
+            value = torch.from_numpy(np.array(arrays[name], order="C"))
             if value.shape != tensor.shape:
                 raise ValueError(f"{name}: shape {tuple(value.shape)}, not {tuple(tensor.shape)}")
             tensor.copy_(value)

@@ -109,5 +109,5 @@ def materialise(
         model = decoder(spec)
     with torch.no_grad():
         for module, attribute, value in initial_values(model, plan.inits, seed):
-            getattr(module, attribute).copy_(torch.from_numpy(np.ascontiguousarray(value)))
+            getattr(module, attribute).copy_(torch.from_numpy(np.array(value, order="C")))
     return model

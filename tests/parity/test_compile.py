@@ -1,0 +1,183 @@
+"""A step is compiled once, or once a stage, and never waits for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minillm_core import Plugin, stages
+from minillm_core.backends.base import Trainer
+from minillm_core.backends.detect import Detected
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("mlx.core")
+
+WAITS = ("item", "tolist", "numpy", "cpu", "nonzero", "__bool__", "__float__", "__int__")
+STAGES = ((0, 4), (0.5, 9))
+
+
+class Windowed(Plugin, api=1):
+    """A window that grows halfway."""
+
+    def build_attention(self, attn: Any) -> None:
+        attn.window(stages(*STAGES))
+
+
+class Compiler:
+    """torch.compile with AOT autograd and no code generation, counting graphs."""
+
+    def __init__(self) -> None:
+        self.graphs = 0
+
+    def __call__(self, function: Any, **options: Any) -> Any:
+        return torch.compile(function, backend=self.backend, **options)
+
+    def backend(self, graph: Any, inputs: Any) -> Any:
+        self.graphs += 1
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+
+@pytest.fixture
+def compiler() -> Iterator[Compiler]:
+    torch.compiler.reset()
+    yield Compiler()
+    torch.compiler.reset()
+
+
+def step(run: Trainer, lab: Any, plan: Any, index: int, *, parts: int = 1) -> Any:
+    whole = lab.batch(plan, index, unsupervised=index)
+    micro = lab.split(whole, parts)
+    return run.step(micro, plan.values((index + 1) / 20), lab.supervised(micro))
+
+
+CASES = {
+    "plain": ((), {}, {}),
+    "staged-adamw": ((), {}, {"fused": False}),
+    "both": (("muon", "paired_heads"), {}, {"join": True}),
+    "checkpointing": (("muon", "paired_heads"), {"train_checkpointing": True}, {}),
+    "bfloat16": (("muon",), {"train_dtype": "bfloat16"}, {}),
+    "float16": (("muon",), {"train_dtype": "float16"}, {}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_torch_compiles_each_graph_once(lab: Any, compiler: Compiler, case: str) -> None:
+    names, settings, options = CASES[case]
+    plan = lab.plan(*names, train_compile="on", **settings)
+    run = lab.trainer(plan, compiler=compiler, **options)
+    eager = lab.trainer(lab.plan(*names, **settings), **options)
+    found, expected = [run.read(step(run, lab, plan, 0))], [eager.read(step(eager, lab, plan, 0))]
+    stepped = 1 if case == "plain" else 2  # fused AdamW is no graph
+    assert compiler.graphs == stepped
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for index in range(1, 5):
+            found.append(run.read(step(run, lab, plan, index, parts=1)))
+            expected.append(eager.read(step(eager, lab, plan, index)))
+            run.evaluate([lab.batch(plan, index)])
+    assert compiler.graphs == stepped
+    close = 1e-5 if "float16" not in case else 2e-3
+    assert [r.loss for r in found] == pytest.approx([r.loss for r in expected], rel=close)
+
+
+def test_torch_compiles_micro_batches_once(lab: Any, compiler: Compiler) -> None:
+    plan = lab.plan("muon", "paired_heads", train_compile="on")
+    run = lab.trainer(plan, compiler=compiler)
+    step(run, lab, plan, 0, parts=2)
+    assert compiler.graphs == 2
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for index in range(1, 4):
+            step(run, lab, plan, index, parts=2)
+            run.arrays()
+    run.load(run.arrays())
+    with torch.compiler.set_stance("fail_on_recompile"):
+        step(run, lab, plan, 5, parts=2)
+    assert compiler.graphs == 2
+
+
+@pytest.mark.parametrize(("parts", "traces"), [(1, 1), (2, 3)])
+def test_mlx_traces_each_graph_once(lab: Any, parts: int, traces: int) -> None:
+    plan = lab.plan("paired_heads", train_compile="on", model_layers=1)
+    run = lab.trainer(plan, "mlx")
+    eager = lab.trainer(lab.plan("paired_heads", model_layers=1), "mlx")
+    found, expected = [], []
+    for index in range(4):
+        found.append(run.read(step(run, lab, plan, index, parts=parts)).loss)
+        expected.append(eager.read(step(eager, lab, plan, index, parts=parts)).loss)
+        run.evaluate([lab.batch(plan, index)])
+        assert run.traces == traces
+    run.load(run.arrays())
+    step(run, lab, plan, 5, parts=parts)
+    assert run.traces == traces
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+def test_a_staged_window_has_one_graph_a_stage(lab: Any, compiler: Compiler, backend: str) -> None:
+    from minillm_core.backends.numpy.model import materialise
+
+    windowed = {"windowed": Windowed()}
+    plan = lab.plan(plugins=windowed, train_compile="on", train_lr=0.0, model_layers=1)
+    assert plan.staged == ("windowed.window",)
+    options = {"compiler": compiler} if backend == "torch" else {}
+    run, model = lab.trainer(plan, backend, **options), materialise(plan, 0)
+    batch, found = lab.batch(plan), {}
+    for index in range(20):
+        values = plan.values((index + 1) / 20)
+        loss = run.read(run.step([batch], values, lab.supervised([batch]))).loss
+        found.setdefault(values["windowed.window"], []).append(loss)
+    assert {window: len(losses) for window, losses in found.items()} == {4: 10, 9: 10}
+    for window, losses in found.items():
+        given = lab.values_of(plan, [batch]) | {"windowed.window": window}
+        assert losses == pytest.approx([float(model(batch, given).objective)] * 10, rel=1e-6)
+    assert abs(found[4][0] - found[9][0]) > 1e-5
+    assert (compiler.graphs if backend == "torch" else run.traces) == len(STAGES)
+    nats, count = run.evaluate([batch])  # with the last stage's window
+    assert nats / count == pytest.approx(found[9][0], rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("names", [(), ("muon", "paired_heads")], ids=["plain", "both"])
+def test_a_step_asks_for_no_number(
+    lab: Any, names: tuple[str, ...], dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = lab.plan(*names, train_dtype=dtype)
+    run = lab.trainer(plan)
+    micro = lab.split(lab.batch(plan), 2)
+
+    def refuse(self: Any, *arguments: Any, **named: Any) -> Any:
+        raise AssertionError("a step waited for a number")
+
+    with monkeypatch.context() as patch:
+        for name in WAITS:
+            patch.setattr(torch.Tensor, name, refuse)
+        with pytest.raises(AssertionError, match="waited"):
+            torch.ones(1).item()
+        handles = [run.step(micro, plan.values(0.5), lab.supervised(micro)) for _ in range(2)]
+    assert np.isfinite([run.read(handle).loss for handle in handles]).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+@pytest.mark.parametrize("names", [(), ("muon", "paired_heads")], ids=["plain", "both"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_compiled_step_on_cuda_never_waits(
+    lab: Any, names: tuple[str, ...], dtype: str, parts: int
+) -> None:
+    from minillm_core.backends import create
+
+    shape = {"model_dim": 64, "model_hidden": 128, "train_seq_len": 64}
+    plan = lab.plan(*names, train_compile="on", train_dtype=dtype, **shape)
+    run = create(Detected("torch", "cuda", "test"), plan).trainer(plan, 0)
+    for index in range(2):
+        run.read(step(run, lab, plan, index, parts=parts))
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with torch.compiler.set_stance("fail_on_recompile"):
+            handles = [step(run, lab, plan, index, parts=parts) for index in range(2, 5)]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert np.isfinite([run.read(handle).loss for handle in handles]).all()
