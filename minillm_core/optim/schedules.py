@@ -38,7 +38,7 @@ class TrainSchedule:
         if progress < self.warmup:
             return progress / self.warmup
         rest = 1.0 - self.warmup
-        return SHAPES[self.shape]((progress - self.warmup) / rest if rest else 1.0)
+        return SHAPES[self.shape]((progress - self.warmup) / rest if rest else 0.0)
 
 
 def _cosine(x: float) -> float:
@@ -88,7 +88,9 @@ class Piecewise(Schedule):
             if progress <= knot[0]:
                 width = knot[0] - before[0]
                 share = (progress - before[0]) / width if width else 1.0
-                return before[1] + share * (knot[1] - before[1]) if progress >= before[0] else knot[1]
+                return (
+                    before[1] + share * (knot[1] - before[1]) if progress >= before[0] else knot[1]
+                )
             before = knot
         return before[1]
 
@@ -135,7 +137,7 @@ def piecewise(*knots: tuple[float, float]) -> Piecewise:
     """Linear between ``(fraction of the run, number)`` knots.
 
     Raises:
-        ValueError: no knots, or fractions that do not rise.
+        ValueError: no knots, fractions that do not rise, or what is no number.
     """
     _check(knots)
     return Piecewise(tuple((float(x), float(y)) for x, y in knots))
@@ -155,11 +157,14 @@ def stages(*knots: tuple[float, int]) -> Stages:
     """Whole numbers, each from its fraction of the run on; the first fraction is 0.
 
     Raises:
-        ValueError: no knots, fractions that do not rise, a first one that is not 0.
+        ValueError: no knots, fractions that do not rise, a first one that is not 0, or numbers
+            that are not whole.
     """
     _check(knots)
     if knots[0][0] != 0:
         raise ValueError("the first stage begins at 0")
+    if any(int(y) != y for _, y in knots):
+        raise ValueError(f"stages are whole numbers, not {[y for _, y in knots]}")
     return Stages(tuple((float(x), int(y)) for x, y in knots))
 
 
@@ -167,3 +172,5 @@ def _check(knots: tuple[tuple[float, float], ...]) -> None:
     places = [place for place, _ in knots]
     if not places or places != sorted(set(places)) or not 0 <= places[0] <= places[-1] <= 1:
         raise ValueError(f"knots need rising fractions of the run between 0 and 1, not {places}")
+    if not all(math.isfinite(number) for _, number in knots):
+        raise ValueError(f"knots need finite numbers, not {[number for _, number in knots]}")

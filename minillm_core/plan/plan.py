@@ -128,8 +128,8 @@ class Plan:
     @property
     def rules(self) -> dict[str, Rule]:
         """The update rules by name, as they are where no parameter has betas of its own."""
-        own_last = sorted(self.groups, key=lambda group: not group.members[0].overrides)
-        return {group.rule.name: group.rule for group in own_last}
+        plain_last = sorted(self.groups, key=lambda group: not group.members[0].overrides)
+        return {group.rule.name: group.rule for group in plain_last}
 
     @property
     def staged(self) -> tuple[str, ...]:
