@@ -69,10 +69,9 @@ def chunked(
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
         total, sums = _Chunked.apply(hidden, weight, targets, scale, form, rows)
     else:
-        total, sums = _zeros(scale)
-        for h, t, s in _chunks(hidden, targets, scale, rows):
-            chunk_total, chunk_sums = _summed(_chunk_losses(h, weight, t, form)[0], t, s)
-            total, sums = total + chunk_total, sums + chunk_sums
+        chunks = _chunks(hidden, targets, scale, rows)
+        losses = [_chunk_losses(h, weight, t, form)[0] for h, t, _ in chunks]
+        total, sums = _summed(torch.cat(losses, dim=1), targets, scale)
     return total, sums, _count(targets)
 
 
@@ -126,17 +125,18 @@ class _Chunked(Function):
         form: LossForm,
         rows: int,
     ) -> tuple[Tensor, Tensor]:
-        total, sums = _zeros(scale)
-        grads_hidden = []
+        losses, grads_hidden = [], []
         # In float32: 8 to 32 partial sums in bfloat16 would lose what rare tokens add.
         grad_weight = torch.zeros_like(weight, dtype=_wide(weight.dtype))  # (V, C)
         for h, t, s in _chunks(hidden, targets, scale, rows):
             loss, logits, log_p = _chunk_losses(h, weight, t, form)
-            chunk_total, chunk_sums = _summed(loss, t, s)
-            total, sums = total + chunk_total, sums + chunk_sums
+            losses.append(loss)
             d = _logit_gradient(logits, log_p, t, s, form).to(h.dtype)  # (rows, V)
             grads_hidden.append(d @ weight)
             grad_weight = _add_product(grad_weight, d, h)
+        # Summed here, not by chunk: Inductor would make one kernel of all chunks' sums, in the place
+        # of the first, and so run the other chunks' products before it and hold all logits.
+        total, sums = _summed(torch.cat(losses, dim=1), targets, scale)
         ctx.save_for_backward(torch.cat(grads_hidden), grad_weight)
         ctx.dtypes = hidden.dtype, weight.dtype
         ctx.mark_non_differentiable(sums)
@@ -162,11 +162,6 @@ def _scale(targets: Tensor, weights: Tensor | None, dtype: torch.dtype) -> Tenso
 def _count(targets: Tensor) -> Tensor:
     """Supervised positions of the main target, () float32."""
     return (targets[0] >= 0).sum(dtype=torch.float32)
-
-
-def _zeros(scale: Tensor) -> tuple[Tensor, Tensor]:
-    """A total () and sums (K,) to start from."""
-    return scale.new_zeros(()), scale.new_zeros(scale.shape[0])
 
 
 def _chunks(
