@@ -1,0 +1,150 @@
+"""One update rule, however it is computed: fused or in stages, on either framework."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minillm_core import Plugin
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("mlx.core")
+
+BACKENDS = ["torch", "mlx"]
+
+
+class Overrides(Plugin, api=1):
+    """Factors and betas of its own for some parameters."""
+
+    frozen: bool = False
+
+    def optimizer_factory(self, optimizer: Any) -> None:
+        optimizer.set(lambda name, p: p.role == "attention.q", lr_mul=0.5)
+        optimizer.set(lambda name, p: p.role == "mlp.down", wd_mul=3.0)
+        optimizer.set(lambda name, p: p.role == "embedding.token", betas=(0.8, 0.99))
+        optimizer.set(lambda name, p: p.role == "norm", lr_mul=0.0 if self.frozen else 2.0)
+
+
+def adamw_by_hand(
+    weights: dict[str, np.ndarray],
+    grads: list[dict[str, np.ndarray]],
+    plan: Any,
+    rates: list[float],
+    factors: Any,
+) -> dict[str, np.ndarray]:
+    """AdamW in float64 with given gradients: arXiv:1711.05101, algorithm 2."""
+    found = {}
+    for name, start in weights.items():
+        (beta1, beta2), lr_mul, wd_mul = factors(name)
+        p, m, v = start.astype(np.float64), 0.0, 0.0
+        for t, (grad, lr) in enumerate(zip(grads, rates, strict=True), start=1):
+            m = beta1 * m + (1 - beta1) * grad[name]
+            v = beta2 * v + (1 - beta2) * grad[name] ** 2
+            update = (m / (1 - beta1**t)) / (np.sqrt(v / (1 - beta2**t)) + 1e-8)
+            p = p - lr * lr_mul * (update + plan.config.train.weight_decay * wd_mul * p)
+        found[name] = p
+    return found
+
+
+def weights_of(run: Any) -> dict[str, np.ndarray]:
+    return {
+        name.removeprefix("model."): value
+        for name, value in run.arrays().items()
+        if name.startswith("model.")
+    }
+
+
+def first_moments(run: Any) -> dict[str, np.ndarray]:
+    prefix = "optimizer.precondition.m."
+    return {
+        name.removeprefix(prefix): value.astype(np.float64)
+        for name, value in run.arrays().items()
+        if name.startswith(prefix)
+    }
+
+
+@pytest.mark.parametrize("names", [(), ("muon",)], ids=["plain", "muon"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_fused_adamw_is_the_rule_in_stages(lab: Any, names: tuple[str, ...], dtype: str) -> None:
+    plan = lab.plan(*names, train_dtype=dtype, train_lr=3e-3)
+    steps = [[lab.batch(plan, seed)] for seed in range(10)]
+    runs = [lab.trainer(plan, fused=fused) for fused in (True, False)]
+    ours, theirs = (lab.losses(run, plan, steps) for run in runs)
+    np.testing.assert_allclose(ours, theirs, atol=1e-5 if dtype == "float32" else 2e-3)
+    if dtype == "float32":
+        for name, value in runs[0].arrays().items():
+            other = runs[1].arrays()[name]
+            assert np.linalg.norm(value - other) <= 1e-4 * np.linalg.norm(other) + 1e-9, name
+    seen = [{k for k in run.witnesses() if k.startswith("stage:")} for run in runs]
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize(
+    ("backend", "options"),
+    [("torch", {"fused": True}), ("torch", {"fused": False}), ("mlx", {})],
+    ids=["torch-fused", "torch-stages", "mlx"],
+)
+@pytest.mark.parametrize("overridden", [False, True])
+def test_updates_are_those_of_the_paper(
+    lab: Any, backend: str, options: dict[str, Any], overridden: bool
+) -> None:
+    plugins = {"overrides": Overrides()} if overridden else {}
+    plan = lab.plan(plugins=plugins, train_clip=0.0, train_lr=3e-3)
+    run = lab.trainer(plan, backend, **options)
+    start, grads, rates = weights_of(run), [], []
+
+    def factors(name: str) -> tuple[tuple[float, float], float, float]:
+        info = plan.parameters[name]
+        betas, lr_mul, wd_mul = plan.config.train.betas, 1.0, info.wd_mul
+        if overridden:
+            betas = (0.8, 0.99) if info.role == "embedding.token" else betas
+            lr_mul = {"attention.q": 0.5, "norm": 2.0}.get(info.role, 1.0)
+            wd_mul = 3.0 if info.role == "mlp.down" else wd_mul
+        return betas, lr_mul, wd_mul
+
+    held = {name: np.zeros(value.shape) for name, value in start.items()}
+    for index in range(4):
+        values = plan.values((index + 1) / 20)
+        batch = lab.batch(plan, index)
+        run.read(run.step([batch], values, lab.supervised([batch])))
+        rates.append(values["train.lr"])
+        moments = first_moments(run)
+        beta1 = {name: factors(name)[0][0] for name in moments}
+        grads.append({n: (m - beta1[n] * held[n]) / (1 - beta1[n]) for n, m in moments.items()})
+        held = moments
+    expected = adamw_by_hand(start, grads, plan, rates, factors)
+    for name, value in weights_of(run).items():
+        moved = np.linalg.norm(expected[name] - start[name])
+        assert moved > 0
+        assert np.linalg.norm(value - expected[name]) <= 2e-3 * moved, name
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_factor_of_zero_freezes(lab: Any, backend: str) -> None:
+    plan = lab.plan("muon", plugins={"overrides": Overrides(frozen=True)}, train_lr=1e-2)
+    run = lab.trainer(plan, backend)
+    start = weights_of(run)
+    lab.losses(run, plan, [[lab.batch(plan, seed)] for seed in range(3)])
+    for name, value in weights_of(run).items():
+        changed = (value != start[name]).any()
+        assert changed != (plan.parameters[name].role == "norm"), name
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_clipping_bounds_the_gradient(lab: Any, backend: str) -> None:
+    plans = {clip: lab.plan(train_clip=clip) for clip in (0.0, 0.05)}
+    batch, found = lab.batch(plans[0.0]), {}
+    for clip, plan in plans.items():
+        run = lab.trainer(plan, backend)
+        norm = run.read(run.step([batch], plan.values(0.5), lab.supervised([batch]))).grad_norm
+        found[clip] = (
+            norm,
+            np.hypot.reduce([np.linalg.norm(m) for m in first_moments(run).values()]),
+        )
+    share = 1 - plans[0.0].config.train.betas[0]
+    assert found[0.05][0] == pytest.approx(found[0.0][0], rel=1e-6)  # before clipping
+    assert found[0.0][1] / share == pytest.approx(found[0.0][0], rel=1e-5)
+    assert found[0.05][1] / share == pytest.approx(0.05, rel=1e-4)
+    assert found[0.0][0] > 0.1

@@ -1,0 +1,143 @@
+"""Narrow compute dtypes: float32 masters, loss scaling, and leaves multiplied as one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minillm_core import Module, Plugin
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("mlx.core")
+
+BACKENDS = ["torch", "mlx"]
+NARROW = ["bfloat16", "float16"]
+both_backends = pytest.mark.parametrize("backend", BACKENDS)
+
+
+class Twice(Module):
+    """A product of its own."""
+
+    def forward(self, x: Any, weight: Any) -> Any:
+        return self.ops.linear(x, weight) * 2.0
+
+
+class Doubled(Plugin, api=1):
+    """Replaces the product of one leaf that could be joined."""
+
+    def build_model(self, model: Any) -> None:
+        model.linear("layers.0.attention.k", Twice)
+
+
+def trained(lab: Any, plan: Any, backend: str, steps: int = 12, **options: Any) -> tuple[Any, Any]:
+    """(trainer, losses) over one batch again and again."""
+    batch = lab.batch(plan, unsupervised=2)
+    run = lab.trainer(plan, backend, **options)
+    return run, lab.losses(run, plan, [[batch]] * steps)
+
+
+@both_backends
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("names", [(), ("muon", "paired_heads")], ids=["plain", "both"])
+def test_narrow_dtypes_train(lab: Any, names: tuple[str, ...], dtype: str, backend: str) -> None:
+    settings = {"train_lr": 3e-3, "train_schedule": "constant"}
+    run, found = trained(lab, lab.plan(*names, train_dtype=dtype, **settings), backend)
+    _, wide = trained(lab, lab.plan(*names, **settings), backend)
+    assert found[-1] < found[0] - 0.3
+    assert found == pytest.approx(wide, abs=0.02)
+    assert {value.dtype for value in run.arrays().values()} == {np.dtype(np.float32)}
+
+
+@both_backends
+@pytest.mark.parametrize("dtype", NARROW)
+def test_masters_keep_what_copies_cannot_hold(lab: Any, dtype: str, backend: str) -> None:
+    plan = lab.plan(train_dtype=dtype, train_lr=1e-6, train_schedule="constant", train_warmup=0)
+    run, _ = trained(lab, plan, backend, steps=4)
+    start = lab.trainer(plan, backend).arrays()["model.norm.weight"]
+    moved = run.arrays()["model.norm.weight"] - start
+    assert (np.abs(moved) > 1e-7).all()  # a step of 1e-6 from 1.0 is lost in 16 bits
+    assert (np.abs(moved) < 1e-5).all()
+
+
+@both_backends
+def test_an_overflow_skips_the_update_and_halves_the_scale(lab: Any, backend: str) -> None:
+    plan = lab.plan("muon", train_dtype="float16")
+    run, _ = trained(lab, plan, backend, steps=2)
+    before = run.arrays()
+    assert before["scaler.scale"] == 2.0**16
+    assert before["scaler.skipped"] == 0
+    run.load(before | {"scaler.scale": np.float32(2.0**24)})
+    batch = lab.batch(plan, unsupervised=2)
+    result = run.read(run.step([batch], plan.values(0.5), lab.supervised([batch])))
+    assert not np.isfinite(result.grad_norm)
+    assert np.isfinite(result.loss)
+    after = run.arrays()
+    assert after["scaler.scale"] == 2.0**23
+    assert after["scaler.skipped"] == 1
+    assert after["scaler.good"] == 0
+    for name, value in before.items():
+        if not name.startswith("scaler."):
+            np.testing.assert_array_equal(after[name], value, err_msg=name)
+    while run.arrays()["scaler.scale"] > 2.0**12:  # it finds a scale that fits, and goes on
+        skipped = run.arrays()["scaler.skipped"]
+        lab.losses(run, plan, [[batch]])
+        if run.arrays()["scaler.skipped"] == skipped:
+            break
+    assert run.arrays()["scaler.good"] == 1
+    assert (run.arrays()["model.embedding.weight"] != before["model.embedding.weight"]).any()
+
+
+@both_backends
+def test_loss_scaling_cancels(lab: Any, backend: str) -> None:
+    plan = lab.plan(train_dtype="float16", train_clip=0.0)
+    batch = lab.batch(plan, unsupervised=2)
+    norms = []
+    for scale in (1.0, 2.0**10):
+        run = lab.trainer(plan, backend)
+        run.load(run.arrays() | {"scaler.scale": np.float32(scale)})
+        handle = run.step([batch], plan.values(0.5), lab.supervised([batch]))
+        norms.append(run.read(handle).grad_norm)
+    exact = np.hypot.reduce(
+        [np.linalg.norm(grad) for grad in lab.exact_gradients(plan, [batch])[1].values()]
+    )
+    assert norms == pytest.approx([exact] * 2, rel=2e-2)
+    assert abs(norms[1] - exact) < 5e-3 * exact
+
+
+@both_backends
+@pytest.mark.parametrize("names", [(), ("muon", "paired_heads")], ids=["plain", "both"])
+def test_joined_leaves_are_the_same_model(lab: Any, names: tuple[str, ...], backend: str) -> None:
+    plan = lab.plan(*names, train_clip=0.0)
+    micro = lab.split(lab.batch(plan, unsupervised=3), 2)
+    runs = [lab.trainer(plan, backend, join=join) for join in (True, False)]
+    joined, apart = (lab.gradients(run, plan, micro) for run in runs)
+    assert joined[0] == pytest.approx(apart[0], rel=1e-6)
+    lab.assert_gradients(joined[1], apart[1], overall=1e-6)
+    steps = [[lab.batch(plan, seed)] for seed in range(8)]
+    ours, theirs = (lab.losses(run, plan, steps) for run in runs)
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    assert [list(run.arrays()) for run in runs] == [list(runs[1].arrays())] * 2
+
+
+@both_backends
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_joined_leaves_survive_checkpointing(lab: Any, dtype: str, backend: str) -> None:
+    found = []
+    for checkpointing in (False, True):
+        plan = lab.plan(train_dtype=dtype, train_checkpointing=checkpointing)
+        found.append(trained(lab, plan, backend, steps=4, join=True)[1])
+    np.testing.assert_allclose(*found, atol=1e-5)
+
+
+@both_backends
+def test_a_replaced_product_is_not_joined(lab: Any, backend: str) -> None:
+    plan = lab.plan(plugins={"doubled": Doubled()}, train_clip=0.0)
+    micro = [lab.batch(plan)]
+    _, exact = lab.exact_gradients(plan, micro)
+    for join in (True, False):
+        run = lab.trainer(plan, backend, join=join)
+        _, found = lab.gradients(run, plan, micro)
+        lab.assert_gradients(found, exact, overall=1e-6)
+        assert run.witnesses()["node:layers.0.attention.k.product"] >= 1
