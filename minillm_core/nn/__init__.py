@@ -1,0 +1,1 @@
+"""Modules, written once; imports no framework. What they declare is what a plan is made of."""

@@ -1,0 +1,1 @@
+"""Update rules as stages, and schedules as values: pure functions, written once."""

@@ -1,0 +1,1 @@
+"""Finding, loading and asking plugins; slots, and how what they say is merged."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minillm_core.config.schema import Config
@@ -358,6 +358,7 @@ def test_numbers_are_evidence_of_a_plugin_that_has_nothing_else(planned: Planned
     assert only.expected == tuple(f"slot:layers.{i}.attention.window" for i in range(4))
 
 
+@settings(max_examples=20)
 @given(order=st.permutations(sorted(EVERYTHING)))
 def test_the_order_of_plugins_never_matters(
     full: Plan, small_config: Callable[..., Config], order: list[str]

@@ -1,0 +1,90 @@
+"""Initial values: a stream for each parameter, the same bits whoever else is there."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minillm_core.nn.init import (
+    Constant,
+    Init,
+    Normal,
+    Referenced,
+    Uniform,
+    generator,
+    ones,
+    zeros,
+)
+from minillm_core.nn.reference import reference_of
+
+shape = st.lists(st.integers(1, 8), min_size=0, max_size=3).map(tuple)
+name = st.text("abc.", min_size=1, max_size=8)
+init = st.one_of(
+    st.builds(Normal, st.floats(0, 2)),
+    st.builds(Uniform, st.floats(0, 2)),
+    st.builds(Constant, st.floats(-2, 2)),
+)
+
+
+def counting(rng: np.random.Generator, shape: tuple[int, ...], start: int) -> list[int]:
+    return (np.arange(int(np.prod(shape))) + start).reshape(shape).tolist()
+
+
+def flat(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return np.zeros(1)
+
+
+@given(init, shape, name, st.integers(0, 2**32))
+def test_values_are_float32_and_follow_from_seed_and_name(
+    init: Init, shape: tuple[int, ...], name: str, seed: int
+) -> None:
+    first = init.draw(generator(seed, name), shape)
+    again = init.draw(generator(seed, name), shape)
+    assert first.dtype == np.float32
+    assert first.shape == shape
+    np.testing.assert_array_equal(first, again)
+
+
+@given(name, name, st.integers(0, 2**32))
+def test_each_name_has_a_stream_of_its_own(one: str, other: str, seed: int) -> None:
+    first = generator(seed, one).random(4)
+    assert (first == generator(seed, other).random(4)).all() == (one == other)
+    assert not (first == generator(seed + 1, one).random(4)).all()
+
+
+def test_the_stream_is_fixed_for_good() -> None:
+    drawn = Normal(1.0).draw(generator(0, "embedding.weight"), (3,))
+    np.testing.assert_allclose(drawn, [-0.21222205, -0.8957783, -0.77252698], rtol=1e-6)
+
+
+def test_spread_is_what_it_says() -> None:
+    drawn = Normal(0.5).draw(generator(1, "a"), (200, 200))
+    assert drawn.std() == pytest.approx(0.5, rel=0.02)
+    assert drawn.mean() == pytest.approx(0, abs=0.01)
+    drawn = Uniform(0.5).draw(generator(1, "a"), (200, 200))
+    assert -0.5 <= drawn.min() < -0.499
+    assert 0.499 < drawn.max() <= 0.5
+    assert not zeros.draw(generator(1, "a"), (2, 2)).any()
+    assert ones.draw(generator(1, "a"), (2, 2)).all()
+
+
+def test_a_plugins_function_draws() -> None:
+    drawn = Referenced(reference_of(counting), (("start", 2),)).draw(generator(0, "a"), (2, 2))
+    assert drawn.dtype == np.float32
+    assert drawn.tolist() == [[2, 3], [4, 5]]
+
+
+def test_another_shape_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"flat returned shape \(1,\), not \(2, 2\)"):
+        Referenced(reference_of(flat)).draw(generator(0, "a"), (2, 2))
+
+
+@given(init)
+def test_an_initialiser_is_data(init: Init) -> None:
+    data = json.loads(json.dumps(init.data(), allow_nan=False))
+    assert data["init"] == type(init).__name__.lower()
+    assert len(data) == 2

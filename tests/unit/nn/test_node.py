@@ -1,0 +1,148 @@
+"""Nodes: planned modules, and how their arguments find them."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from minillm_core.nn.geometry import Geometry
+from minillm_core.nn.init import zeros
+from minillm_core.nn.linear import Linear
+from minillm_core.nn.module import Module, named_modules
+from minillm_core.nn.node import Scope, call_names, node_of
+from minillm_core.nn.outline import parameters, states
+from minillm_core.nn.param import Param, State
+
+GEOMETRY = Geometry(
+    layers=2, dim=8, heads=2, kv_heads=2, head_dim=4, hidden=16, vocab=32, positions=8
+)
+
+
+class Gate(Module):
+    def __init__(self, geometry: Geometry, width: int = 4, widths: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.gate = Linear(width, geometry.heads, role="gate")
+        self.inner = [Linear(n, n, role="gate") for n in widths]
+        self.bias = State((geometry.heads,), zeros)
+
+    def forward(self, y: Any, x: Any, bigram: Any) -> Any:
+        return y
+
+
+class Bare(Module):
+    def forward(self, x: Any) -> Any:
+        return x
+
+
+class Other(Module):
+    def forward(self, a: Any, *, b: Any) -> Any:
+        return a
+
+
+def test_a_node_knows_what_it_reads() -> None:
+    node = node_of("p", Gate, {"width": 2}, own=("y", "q", "k", "v", "x"), slot="attn.out.gate")
+    assert node.reads == ("y", "x", "bigram")
+    assert node.external == ("bigram",)
+    assert (node.name, node.owner, node.slot) == ("p", "p", "attn.out.gate")
+    data = json.loads(json.dumps(node.data()))
+    assert data["arguments"] == {"width": 2}
+    assert data["reference"] == f"{__name__}:Gate"
+
+
+def test_a_node_becomes_a_module_with_the_models_sizes() -> None:
+    node = node_of("p", Gate, {"width": 2, "widths": [3, 5]}, own=("y", "x"), name="p_second")
+    module: Any = node.make(GEOMETRY)
+    assert isinstance(module, Gate)
+    assert (module.owner, module.node, module.reads) == ("p", "p_second", ("y", "x", "bigram"))
+    assert {n: p.shape for n, p in parameters(module).items()} == {
+        "gate.weight": (2, 2),
+        "inner.0.weight": (3, 3),
+        "inner.1.weight": (5, 5),
+    }
+    assert list(states(module)) == ["bias"]
+    assert [path for path, _ in named_modules(module)] == ["", "gate", "inner.0", "inner.1"]
+
+
+def test_a_node_is_made_again_from_its_reference() -> None:
+    node = node_of("p", Gate, {"width": 2}, own=())
+    again = type(node)(node.name, node.owner, node.reference, node.arguments, node.reads)
+    module: Any = again.make(GEOMETRY)
+    assert isinstance(module, Gate)
+    assert node == node_of("p", Gate, {"width": 2}, own=())
+    assert node != node_of("p", Gate, {"width": 3}, own=())
+
+
+def test_where_a_node_stands_is_no_part_of_what_it_is() -> None:
+    here, there = (node_of("p", Bare, {}, own=("x",), slot=slot) for slot in ("here", "there"))
+    assert here == there
+    assert here.data() == there.data()
+
+
+def test_names_are_those_of_the_call() -> None:
+    assert call_names(Bare.forward) == ("x",)
+    assert call_names(Other.forward) == ("a", "b")
+
+
+class Seen:
+    """A framework that only notes what took part."""
+
+    def __init__(self) -> None:
+        self.keys: list[str] = []
+
+    def witness(self, key: str) -> None:
+        self.keys.append(key)
+
+
+class Called(SimpleNamespace):
+    """A node as a scope sees it."""
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.give(*arguments)
+
+
+def called(give: Any, reads: tuple[str, ...], **emits: Any) -> Called:
+    return Called(
+        give=give,
+        reads=reads,
+        path="layers.0.mlp",
+        framework=Seen(),
+        terms=emits.get("terms", ()),
+        statistics=emits.get("statistics", {}),
+    )
+
+
+def test_a_scope_binds_arguments_by_name() -> None:
+    scope = Scope({"bigram": 2, "unused": 9})
+    node = called(lambda bigram, x: (bigram, x), ("bigram", "x"))
+    assert scope.apply(node, {"x": 1, "y": 5}) == (2, 1)
+    assert node.framework.keys == ["node:layers.0.mlp"]
+
+
+def test_a_scope_keeps_what_a_node_emits() -> None:
+    scope = Scope({})
+    node = called(
+        lambda x: (x, "balance", "load"), ("x",), terms=("balance",), statistics={"load": "sum"}
+    )
+    assert scope.apply(node, {"x": 1}) == 1
+    assert scope.emitted == {"layers.0.mlp.balance": "balance", "layers.0.mlp.load": "load"}
+
+
+def test_what_a_node_promises_it_returns() -> None:
+    node = called(lambda x: (x, "balance"), ("x",), terms=("balance", "size"))
+    with pytest.raises(ValueError, match="zip"):
+        Scope({}).apply(node, {"x": 1})
+
+
+class TwoOwners(Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = Param((2,), role="scalar")
+        self.two = self.one
+
+
+def test_a_param_has_one_owner() -> None:
+    with pytest.raises(ValueError, match="'two' is given a Param that already has an owner"):
+        TwoOwners()
