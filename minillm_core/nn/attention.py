@@ -139,7 +139,11 @@ class Attention(Module):
         q, k = call.q, call.k
         if self.rope_after:
             q, k = self.ops.rotate(q, k, self.rope(call.positions))
+        scale = call.scale
+        if scale is not None and not isinstance(scale, (int, float)):
+            # A schedule's: kernels take a constant, and in bfloat16 the number itself would be off.
+            q, scale = self.ops.like(self.ops.astype(q, "float32") * scale, q), 1.0
         y = self.ops.attention(
-            q, k, call.v, scale=call.scale, window=call.window, documents=call.documents
+            q, k, call.v, scale=scale, window=call.window, documents=call.documents
         )
         return y if self.layout is None else self.layout.leave(y)

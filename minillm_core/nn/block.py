@@ -94,15 +94,17 @@ class Block(Module):
         self.attention = self.mlp = None
         if not isinstance(spec.attention, Nothing):
             self.attention_norm = norm_of(geometry, spec.attention_norm)
-            plain = isinstance(spec.attention, AttentionSpec)
-            self.attention = (
-                Attention(geometry, spec.attention) if plain else spec.attention.make(geometry)
-            )
+            if isinstance(spec.attention, AttentionSpec):
+                self.attention = Attention(geometry, spec.attention)
+            else:
+                self.attention = spec.attention.make(geometry)
         self.plain_attention = isinstance(spec.attention, AttentionSpec)
         if not isinstance(spec.mlp, Nothing):
             self.mlp_norm = norm_of(geometry, spec.mlp_norm)
-            plain = spec.mlp is None
-            self.mlp = SwiGLU(geometry, spec.output_init) if plain else spec.mlp.make(geometry)
+            if spec.mlp is None:
+                self.mlp = SwiGLU(geometry, spec.output_init)
+            else:
+                self.mlp = spec.mlp.make(geometry)
         self.plain_mlp = spec.mlp is None
         self.site_in = Site(geometry, spec.site_in) if spec.site_in else None
         self.site_mid = Site(geometry, spec.site_mid) if spec.site_mid else None

@@ -107,7 +107,7 @@ class Decoder(Module):
             if target.field is not None:
                 targets.append(batch[target.field])
             else:
-                targets.append(shifted(ops, batch["labels"], target.offset))
+                targets.append(shifted(ops, batch["labels"], target.offset or 1))
             weights.append(target.weight.of(values))
         total, sums, count = ops.linear_cross_entropy(
             ops.reshape(hidden, (B * T, C)),

@@ -42,8 +42,8 @@ class Linear(Module):
             lr_mul=lr_mul,
             wd_mul=wd_mul,
         )
-        self.product = None
-        self.joint = None
+        self.product: Any = None
+        self.joint: Any = None
 
     def forward(self, x: Any) -> Any:
         """x (..., C) -> (..., O)."""

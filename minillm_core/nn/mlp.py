@@ -22,9 +22,7 @@ class SwiGLU(Module):
         dim, hidden = geometry.dim, geometry.hidden
         self.gate = Linear(dim, hidden, role="mlp.gate", axes=("hidden", "dim"))
         self.up = Linear(dim, hidden, role="mlp.up", axes=("hidden", "dim"))
-        self.down = Linear(
-            hidden, dim, role="mlp.down", axes=("dim", "hidden"), init=output_init
-        )
+        self.down = Linear(hidden, dim, role="mlp.down", axes=("dim", "hidden"), init=output_init)
 
     def forward(self, x: Any) -> Any:
         """x (B, T, C) -> (B, T, C)."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from minillm_core.nn.param import Declaration
 
@@ -56,7 +56,7 @@ class Module:
     """
 
     ops: Any
-    framework: ClassVar[Framework | None] = None
+    framework: ClassVar[Any] = None  # a Framework, once native
     leaf: ClassVar[str | None] = None  # the framework's own class to stand on, by a backend's name
 
     joined: ClassVar[tuple[tuple[str, ...], ...]] = ()
@@ -67,13 +67,31 @@ class Module:
     """Named arrays that ``forward`` returns last -> their reduction over micro-batches and ranks
     (sum, mean, max); they carry no gradient and are what :meth:`next_state` is given."""
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Module:
+    path: str
+    """Where it stands in the model; set once that is built."""
+    owner: str
+    """The plugin whose node it is; the core's modules have none."""
+    node: str
+    """The node's name."""
+    reads: tuple[str, ...]
+    """What ``forward`` takes, where that is bound by name."""
+
+    if TYPE_CHECKING:  # a native base gives both
+
+        def __call__(self, *args: Any) -> Any:
+            """``forward``, through the framework."""
+
+        def __getattr__(self, name: str) -> Any:
+            """What a backend or a subclass has put there."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """An instance of the current framework's subclass of this class."""
+        native: Any = cls
         if cls.framework is None:
             from minillm_core.nn.outline import OUTLINE
 
-            cls = (_current.get() or OUTLINE).native(cls)
-        return super().__new__(cls)
+            native = (_current.get() or OUTLINE).native(cls)
+        return super(Module, native).__new__(native)  # past Module in the native class
 
     def __init__(self) -> None:
         super().__init__()

@@ -48,9 +48,7 @@ class LearnedScalar(Module):
 
     def __init__(self, start: float, lr_mul: float, wd_mul: float) -> None:
         super().__init__()
-        self.scalar = Param(
-            (1,), init=Constant(start), role="scalar", lr_mul=lr_mul, wd_mul=wd_mul
-        )
+        self.scalar = Param((1,), init=Constant(start), role="scalar", lr_mul=lr_mul, wd_mul=wd_mul)
 
     def forward(self) -> Any:
         """(1,)."""

@@ -23,13 +23,17 @@ def llama_frequencies(head_dim: int, base: float) -> np.ndarray:
     return base ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
 
 
+Claimed = tuple[str, str, tuple[tuple[str, Any], ...]]
+"""owner, reference, arguments."""
+
+
 @dataclass(frozen=True)
 class RopeSpec:
     """What plugins claimed of the rotary embedding; None: Llama's."""
 
     base: float
-    frequencies: tuple[str, str, tuple[tuple[str, Any], ...]] | None = None  # owner, reference, args
-    scaling: tuple[str, str, tuple[tuple[str, Any], ...]] | None = None
+    frequencies: Claimed | None = None
+    scaling: Claimed | None = None
     positions: Node | None = None
 
     def radians(self, head_dim: int) -> np.ndarray:

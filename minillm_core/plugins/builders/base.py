@@ -17,7 +17,8 @@ from minillm_core.plugins.slots import Chain
 __all__ = ["RESERVED", "Anchor", "Builder", "ValueTable"]
 
 RESERVED = frozenset(
-    ["x", "y", "q", "k", "v", "carry", "sublayer", "x0", "ids", "labels", "documents", "positions", "weights", "normaliser"]
+    {"x", "y", "q", "k", "v", "carry", "sublayer", "x0"}
+    | {"ids", "labels", "documents", "positions", "weights", "normaliser"}
 )
 """Names that slots and the batch give; a stream or a field may not take one."""
 

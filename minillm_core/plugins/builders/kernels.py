@@ -12,7 +12,9 @@ __all__ = ["KernelBuilder"]
 class KernelBuilder(Builder):
     """The candidates of every op, as one plugin sees them."""
 
-    def __init__(self, owner: str, values: ValueTable, held: dict[str, tuple[str, Candidate]]) -> None:
+    def __init__(
+        self, owner: str, values: ValueTable, held: dict[str, tuple[str, Candidate]]
+    ) -> None:
         super().__init__(owner, values)
         self._held = held
 

@@ -64,12 +64,15 @@ class LossBuilder(Builder):
             )
         key = field or f"offset{offset}"
         setting = self._setting(f"loss.{key}", weight)
-        self._slots.targets.add(
-            self._owner, key, Target(key, self._owner, setting, offset, field)
-        )
+        self._slots.targets.add(self._owner, key, Target(key, self._owner, setting, offset, field))
 
     def term(
-        self, key: str, cls: type | None = None, *, weight: Any = 1.0, emitted: str | None = None,
+        self,
+        key: str,
+        cls: type | None = None,
+        *,
+        weight: Any = 1.0,
+        emitted: str | None = None,
         **arguments: Any,
     ) -> None:
         """Term, train only: a scalar, a mean over its micro-batch.

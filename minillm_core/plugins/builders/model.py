@@ -31,7 +31,9 @@ class ModelSlots:
             site: Terms(f"model.residual[{site}]") for site in (*sites, "final")
         }
         self.taps: dict[str, set[str]] = {}  # site -> who reads it
-        self.attention: list[Claim[Node | Nothing]] = [Claim(f"model.attention[{i}]") for i in layers]
+        self.attention: list[Claim[Node | Nothing]] = [
+            Claim(f"model.attention[{i}]") for i in layers
+        ]
         self.mlp: list[Claim[Node | Nothing]] = [Claim(f"model.mlp[{i}]") for i in layers]
         norms = [f"layers.{i}.{part}" for i in layers for part in ("attention", "mlp")]
         self.norm: dict[str, Claim[Node | Nothing]] = {

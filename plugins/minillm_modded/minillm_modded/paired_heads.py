@@ -26,7 +26,10 @@ class PairedHeads(Plugin, api=1):
     def build_attention(self, attn):
         if attn.layer not in self.layers.resolve(attn.layers):
             return
-        for count, kind, key in ((attn.heads, "", "heads"), (attn.kv_heads, "key-value ", "kv_heads")):
+        for count, kind, key in (
+            (attn.heads, "", "heads"),
+            (attn.kv_heads, "key-value ", "kv_heads"),
+        ):
             if count % 2:
                 raise PlanError(
                     f"paired_heads cannot pair {count} {kind}heads in layer {attn.layer}: odd",
