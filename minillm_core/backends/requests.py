@@ -48,9 +48,9 @@ def _positions(plan: Plan) -> str | None:
 
 def _attention(plan: Plan) -> dict[str, Any]:
     geometry, specs = plan.spec.geometry, _specs(plan)
-    windows = [spec.window for spec in specs if spec.window is not None]
+    windows = {_window(plan, spec.window) for spec in specs if spec.window is not None}
     return {
-        "window": max((_window(plan, window) for window in windows), default=None),
+        "window": min(windows, default=None),  # dynamic, where a layer has one
         "documents": False,
         "grouped": geometry.kv_heads != geometry.heads,
         "head_dim": geometry.head_dim,
@@ -65,10 +65,11 @@ def _window(plan: Plan, window: Setting) -> str:
 
 def _loss(plan: Plan) -> dict[str, Any]:
     loss, train = plan.spec.loss, plan.config.train
+    weights = "target" if loss.targets else None
     return {
         "targets": 1 + len(loss.targets),
         "form": loss.form,
-        "weights": "target" if loss.targets else None,
+        "weights": "position" if plan.on_batch else weights,  # on_batch may add them to a batch
         "rows": train.rows * train.seq_len,
         "width": plan.config.model.dim,
         "vocab": plan.config.model.vocab,

@@ -139,11 +139,13 @@ class Plan:
     @cached_property
     def fields(self) -> tuple[str, ...]:
         """Batch fields that the model reads: all that has to reach the device."""
-        nodes = [*self.spec.embed, *self.spec.streams]
-        nodes += [node for block in self.spec.blocks for node in block.nodes()]
-        nodes += [term.node for term in self.spec.loss.terms if term.node is not None]
+        spec = self.spec
+        nodes = [*spec.embed, *spec.streams]
+        nodes += [term.node for term in spec.loss.terms if term.node is not None]
+        nodes += [spec.final_norm] if isinstance(spec.final_norm, Node) else []
         reads = {name for node in nodes for name in node.external}
-        reads |= {target.field for target in self.spec.loss.targets if target.field}
+        reads |= {name for place in (*spec.blocks, spec.final) if place for name in place.reads()}
+        reads |= {target.field for target in spec.loss.targets if target.field}
         offered = {*BATCH, *(name for name, _, _ in self.batch_fields)}
         return tuple(sorted({"ids", "labels", "weights"} | (reads & offered)))
 

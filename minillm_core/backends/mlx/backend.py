@@ -26,7 +26,8 @@ class MLXBackend(Backend):
     Args:
         binding: what was decided, kernels included.
         candidates: the kernels to load from: the core's and the plugins'.
-        join: multiply leaves that read the same input as one; None: off in float32.
+        join: multiply leaves that read the same input as one. Off: it gained nothing on an H100
+            (docs/experiments.md).
     """
 
     name = "mlx"
@@ -36,7 +37,7 @@ class MLXBackend(Backend):
         binding: Binding,
         candidates: tuple[Candidate, ...] = CANDIDATES,
         *,
-        join: bool | None = None,
+        join: bool = False,
     ) -> None:
         device = mx.cpu if binding.device == "cpu" else mx.gpu
         try:
@@ -47,7 +48,7 @@ class MLXBackend(Backend):
                 where=f"--device {binding.device}",
                 fix="--device cpu, or a Mac, or mlx[cuda13] beside an NVIDIA card",
             ) from error
-        self.join = binding.dtype != "float32" if join is None else join
+        self.join = join
         self.candidates = candidates
         notes = ["q, k, v and gate, up are each multiplied as one"] if self.join else []
         name = platform.processor() or platform.machine()
