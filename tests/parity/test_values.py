@@ -1,0 +1,207 @@
+"""Schedule values and batch fields reach every place that may hold one, on each framework."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minillm_core import Learned, Linear, Module, Plugin, TanhCap, cosine, ones, piecewise, stages
+from minillm_core.backends.numpy.model import materialise
+
+pytest.importorskip("torch")
+pytest.importorskip("mlx.core")
+
+both_backends = pytest.mark.parametrize("backend", ["torch", "mlx"])
+
+
+class Marked(Module):
+    """x (B, T, C) -> x where a field says so, else less of it."""
+
+    def __init__(self, geometry: Any) -> None:
+        super().__init__()
+        self.size = Linear(geometry.dim, 1, role="gate", init=ones)
+
+    def forward(self, x: Any, marks: Any) -> Any:
+        marked = self.ops.expand_dims(self.ops.astype(marks, "float32"), -1)
+        return x * (0.5 + 0.5 * marked) + self.size(x) * 0.01
+
+
+class Coefficient(Module):
+    """(B, T, 1) from a field and a schedule value."""
+
+    def forward(self, marks: Any, ramp: Any) -> Any:
+        return self.ops.expand_dims(self.ops.astype(marks, "float32"), -1) * ramp
+
+
+class Ramp(Module):
+    """Stream: a number of the schedule, spread over a row."""
+
+    def forward(self, ids: Any) -> Any:
+        return self.ops.zeros_like(self.ops.astype(ids, "float32"))[..., None] + 0.5
+
+
+class Size(Module):
+    """A term of the loss: the mean square of the stream, times a field."""
+
+    def forward(self, x: Any, marks: Any) -> Any:
+        marked = self.ops.expand_dims(self.ops.astype(marks, "float32"), -1)
+        return self.ops.mean(self.ops.square(x) * marked)
+
+
+class Fields(Plugin, api=1):
+    """Reads a field of its own wherever a node may stand outside the blocks, and inside one."""
+
+    def build_data(self, data: Any) -> None:
+        data.field("marks", "int32")
+        data.field("further", "int32")
+
+    def on_batch(self, batch: Any) -> Any:
+        return batch
+
+    def build_model(self, model: Any) -> None:
+        model.stream("ramp", Ramp)
+        model.embed.mix(Marked)
+        model.norm("final", Marked)
+        model.residual("final", "x0", Coefficient)
+        model.residual("layers.1.mid", "sublayer", Coefficient)
+
+    def compute_loss(self, loss: Any) -> None:
+        loss.target(0.3, field="further")
+        loss.term("size", Size, weight=0.1)
+
+
+class Values(Plugin, api=1):
+    """A schedule wherever a number may stand."""
+
+    staged: bool = False
+
+    def build_attention(self, attn: Any) -> None:
+        attn.scale(piecewise((0, 0.1), (1, 0.6)))
+        attn.window(stages((0, 3), (0.5, 6)) if self.staged else piecewise((0, 3), (1, 8)))
+
+    def build_model(self, model: Any) -> None:
+        model.tap("layers.0.in")
+        model.residual("layers.1.in", "layers.0.in", cosine(0.5, 0.1))
+        model.residual("layers.1.out", "carry", piecewise((0, 1.0), (1, 0.5)))
+        model.residual("final", "carry", Learned(0.9))
+
+    def compute_loss(self, loss: Any) -> None:
+        loss.logits(cap=TanhCap(5.0), scale=0.8, smoothing=0.1, z=1e-3)
+        loss.target(piecewise((0, 0.5), (1, 0.1)), offset=2)
+        loss.target(cosine(0.2, 0.0), offset=4)
+
+
+def with_fields(lab: Any, plan: Any, *, weights: bool = False) -> dict[str, np.ndarray]:
+    batch, rng = lab.batch(plan, unsupervised=2), np.random.default_rng(2)
+    shape = batch["ids"].shape
+    batch["marks"] = rng.integers(0, 2, shape).astype(np.int32)
+    batch["further"] = rng.integers(-1, plan.config.model.vocab, shape).astype(np.int32)
+    if weights:
+        batch["weights"] = rng.random(shape).astype(np.float32)
+    return batch
+
+
+def assert_exact(lab: Any, plan: Any, backend: str, batch: dict[str, np.ndarray]) -> None:
+    """Gradients against float64, the loss against NumPy."""
+    run = lab.trainer(plan, backend)
+    loss, found = lab.gradients(run, plan, [batch])
+    objective, exact = lab.exact_gradients(plan, [batch])
+    lab.assert_gradients(found, exact, overall=1e-6)
+    reference = materialise(plan, 0)(batch, lab.values_of(plan, [batch]))
+    assert objective == pytest.approx(float(reference.objective), rel=1e-7)
+    assert loss == pytest.approx(float(reference.sums[0]) / lab.supervised([batch]), rel=1e-6)
+
+
+@both_backends
+@pytest.mark.parametrize("weights", [False, True])
+def test_fields_reach_every_node(lab: Any, backend: str, weights: bool) -> None:
+    plan = lab.plan(plugins={"fields": Fields()}, train_clip=0.0)
+    assert plan.fields == ("further", "ids", "labels", "marks", "weights")
+    assert_exact(lab, plan, backend, with_fields(lab, plan, weights=weights))
+
+
+@both_backends
+@pytest.mark.parametrize("staged", [False, True])
+def test_values_reach_every_place(lab: Any, backend: str, staged: bool) -> None:
+    plan = lab.plan(plugins={"values": Values(staged=staged)}, train_clip=0.0)
+    assert len(plan.values(0.5)) == 1 + 2 + 2 + 2  # learning rate; attention, residual, loss
+    assert_exact(lab, plan, backend, lab.batch(plan, unsupervised=2))
+
+
+@both_backends
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_values_in_narrow_dtypes(lab: Any, backend: str, dtype: str) -> None:
+    found = []
+    for each in (dtype, "float32"):
+        plan = lab.plan("paired_heads", plugins={"values": Values()}, train_dtype=each)
+        run = lab.trainer(plan, backend)
+        batch = lab.batch(plan)
+        found.append(lab.losses(run, plan, [[batch]] * 3))
+    assert found[0] == pytest.approx(found[1], rel=5e-3)
+
+
+@both_backends
+def test_terms_and_further_targets_are_reported(lab: Any, backend: str) -> None:
+    plan = lab.plan(plugins={"fields": Fields()}, train_lr=0.0)
+    batch = with_fields(lab, plan)
+    run = lab.trainer(plan, backend)
+    count = lab.supervised([batch])
+    result = run.read(run.step([batch], plan.values(0.05), count))
+    reference = materialise(plan, 0)(batch, lab.values_of(plan, [batch]))
+    assert set(result.terms) == {"further", "size"}
+    assert result.terms["further"] == pytest.approx(float(reference.sums[1]) / count, rel=1e-6)
+    assert result.terms["size"] == pytest.approx(float(reference.terms["size"]), rel=1e-6)
+
+
+@both_backends
+def test_evaluation_has_the_main_target_alone(lab: Any, backend: str) -> None:
+    plan = lab.plan(plugins={"values": Values()})
+    batch = lab.batch(plan, unsupervised=2)
+    nats, count = lab.trainer(plan, backend).evaluate([batch])
+    model, values = materialise(plan, 0), plan.values(1.0)
+    expected, predictions = model.evaluate(batch, values)
+    assert count == predictions == lab.supervised([batch])
+    assert nats == pytest.approx(float(expected), rel=1e-6)
+    step = model(batch, values | {"normaliser": 1.0 / count})
+    assert abs(float(step.sums[0]) - nats) > 1e-3 * nats  # smoothing and z are for training
+
+
+def test_values_are_inputs_of_torchs_graph(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    def refuse(self: Any, *arguments: Any) -> Any:
+        raise AssertionError("a step waited for a number")
+
+    def compiler(function: Any, **options: Any) -> Any:
+        return torch.compile(function, backend="aot_eager", **options)
+
+    torch.compiler.reset()
+    plugins = {"values": Values(staged=True)}
+    eager = lab.trainer(lab.plan("paired_heads", plugins=plugins))
+    plan = lab.plan("paired_heads", plugins=plugins, train_compile="on")
+    run, batch = lab.trainer(plan, compiler=compiler), lab.batch(plan)
+    expected, found = [], []
+    for index in range(20):
+        values, stance = plan.values((index + 1) / 20), "default"
+        stance = "fail_on_recompile" if index not in (0, 10) else "default"
+        with torch.compiler.set_stance(stance):
+            found.append(run.read(run.step([batch], values, lab.supervised([batch]))).loss)
+        with monkeypatch.context() as patch:
+            for name in ("item", "__float__", "__int__", "__bool__"):
+                patch.setattr(torch.Tensor, name, refuse)
+            handle = eager.step([batch], values, lab.supervised([batch]))
+        expected.append(eager.read(handle).loss)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    torch.compiler.reset()
+
+
+def test_values_are_inputs_of_mlxs_graph(lab: Any) -> None:
+    plugins, found = {"values": Values()}, []
+    for compiled in ("on", "off"):
+        plan = lab.plan(plugins=plugins, train_compile=compiled)
+        run, batch = lab.trainer(plan, "mlx"), lab.batch(plan)
+        found.append(lab.losses(run, plan, [[batch]] * 3))
+        assert run.traces == (1 if compiled == "on" else 3)
+    np.testing.assert_allclose(*found, atol=1e-5)
