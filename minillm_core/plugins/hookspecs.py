@@ -54,6 +54,7 @@ class Hooks:
     @hookspec
     def on_batch(self, batch: dict[str, Any], phase: str) -> dict[str, Any]:
         """Run, loader thread: a NumPy batch in phase train, eval or decode; returns a batch."""
+        raise NotImplementedError
 
     @hookspec
     def on_event(self, event: Any) -> None:
