@@ -1,0 +1,132 @@
+"""Materialised modules are the framework's own: its tools find what they look for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minillm_core import Buffer, Linear, Module, Param, Plugin, State, ones, zeros
+from minillm_core.backends.bind import create
+from minillm_core.backends.detect import Detected
+from minillm_core.nn.module import declared, materialising, named_modules
+from minillm_core.nn.param import Declaration
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("mlx.core")
+import mlx.nn  # noqa: E402
+from mlx.utils import tree_flatten  # noqa: E402
+
+BACKENDS = ["torch", "mlx"]
+
+
+class Kept(Module):
+    """A parameter, a constant, State, a leaf, and plain values of every kind."""
+
+    statistics = {"seen": "sum"}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = Param((1,), init=ones, role="scalar")
+        self.table = Buffer((3,), lambda: np.arange(3.0))
+        self.count = State((), zeros)
+        self.names, self.sizes, self.options = ("a", "b"), [1, 2], {"key": 3}
+        self.leaves = [Linear(4, 4, role="gate"), Linear(4, 4, role="gate")]
+
+    def forward(self, y: Any) -> Any:
+        return y * self.scale, self.ops.sum(self.table)
+
+    def next_state(self, seen: Any) -> dict[str, Any]:
+        return {"count": self.count + seen}
+
+
+class Keeper(Plugin, api=1):
+    """Puts it into every layer."""
+
+    def build_attention(self, attn: Any) -> None:
+        attn.out.gate(Kept)
+
+
+@pytest.fixture
+def trainer_of(plan_of: Any) -> Any:
+    def make(backend: str, **settings: Any) -> Any:
+        plan = plan_of({"keeper": Keeper()}, **settings)
+        return plan, create(Detected(backend, "cpu", "test"), plan).trainer(plan, 0)
+
+    return make
+
+
+def test_torch_finds_its_own(trainer_of: Any) -> None:
+    plan, run = trainer_of("torch")
+    model = run.model
+    assert all(isinstance(module, torch.nn.Module) for _, module in named_modules(model))
+    assert isinstance(model.embedding, torch.nn.Embedding)
+    assert isinstance(model.layers, torch.nn.ModuleList)
+    linear = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    assert len(linear) == 2 * (7 + 2)
+    assert {name for name, _ in model.named_parameters()} == set(plan.parameters)
+    saved = set(model.state_dict())
+    assert saved == set(plan.parameters) | {
+        f"layers.{i}.attention.out.keeper.count" for i in range(2)
+    }
+    model.load_state_dict(model.state_dict())
+    assert "Linear(in_features=16, out_features=16, bias=False)" in repr(model)
+    assert "Embedding(31, 16)" in repr(model)
+
+
+def test_mlx_finds_its_own(trainer_of: Any) -> None:
+    plan, run = trainer_of("mlx", train_compile="off")
+    model = run.model
+    assert isinstance(model.embedding, mlx.nn.Embedding)
+    linear = [name for name, module in model.named_modules() if isinstance(module, mlx.nn.Linear)]
+    assert len(linear) == 2 * (7 + 2)
+    names = {name for name, _ in tree_flatten(model.trainable_parameters())}
+    assert names == set(plan.parameters)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_plain_values_stay_what_they_are(trainer_of: Any, backend: str) -> None:
+    _, run = trainer_of(backend)
+    kept = run.model.layers[1].attention.out["keeper"]
+    assert (kept.names, kept.sizes, kept.options) == (("a", "b"), [1, 2], {"key": 3})
+    assert kept.table.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_scalar_state_is_written_and_loaded(trainer_of: Any, backend: str) -> None:
+    plan, run = trainer_of(backend, train_compile="off")
+    ids = np.zeros((2, 8), np.int32)
+    batch = {"ids": ids, "labels": ids, "documents": ids, "positions": ids}
+    run.step([batch, batch], plan.values(0.5), 32)
+    name = "state.layers.0.attention.out.keeper.count"
+    saved = run.arrays()
+    assert saved[name].shape == ()
+    assert saved[name] == 2 * 3
+    _, other = trainer_of(backend, train_compile="off")
+    other.load(saved)
+    assert other.arrays()[name] == 2 * 3
+    assert other.witnesses().keys() < run.witnesses().keys()
+    assert run.witnesses()["node:layers.0.attention.out.keeper"] == 2
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_parameter_has_one_owner(trainer_of: Any, backend: str) -> None:
+    class Tied(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = self.second = Param((2,), role="scalar")
+
+    _, run = trainer_of(backend)
+    with materialising(run.framework), pytest.raises(ValueError, match="already has an owner"):
+        Tied()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_declarations_are_the_plan_s(trainer_of: Any, backend: str) -> None:
+    plan, run = trainer_of(backend)
+    shapes = {name: tuple(getattr(m, a).shape) for name, m, a, _ in declared(run.model, Param)}
+    assert shapes == {name: info.shape for name, info in plan.parameters.items()}
+    for name, module, attribute, one in declared(run.model, Declaration):
+        assert tuple(getattr(module, attribute).shape) == one.shape, name
+        assert "float32" in str(getattr(module, attribute).dtype), name
