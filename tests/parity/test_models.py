@@ -29,6 +29,8 @@ def test_initial_weights_are_bit_equal(lab: Any, plan: Any) -> None:
     for name, value in ours.items():
         assert value.dtype == theirs[name].dtype
         assert value.tobytes() == theirs[name].tobytes(), name
+    drawn = [v.tobytes() for n, v in ours.items() if n.startswith("model.") and v.ndim == 2]
+    assert len(set(drawn)) == len(drawn)  # each parameter from a stream of its own
 
 
 def test_losses_are_equal(lab: Any, plan: Any) -> None:

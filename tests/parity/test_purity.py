@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from minillm_core import Learned, Linear, Module, Normal, Param, Plugin, State, zeros
+from minillm_core.backends.numpy.model import materialise
 
 pytest.importorskip("torch")
 pytest.importorskip("mlx.core")
@@ -171,6 +172,25 @@ def test_terms_are_reported_and_do_not_count_as_loss(lab: Any) -> None:
         found.append(result)
     assert found[0].loss == pytest.approx(found[1].loss, rel=1e-6)
     assert found[0].terms == pytest.approx(found[1].terms, rel=1e-6)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_term_counts_by_its_share_of_supervised_tokens(lab: Any, backend: str) -> None:
+    plan = plan_of(lab, term=0.5)
+    micro = lab.split(lab.batch(plan, unsupervised=5), 2)
+    counts = [lab.supervised([one]) for one in micro]
+    model, objective, expected = materialise(plan, 0), 0.0, 0.0
+    for one, count in zip(micro, counts, strict=True):
+        found = model(one, lab.values_of(plan, micro))
+        objective += found.sums[0] / sum(counts) + 0.5 * found.terms["balance"] * count / sum(
+            counts
+        )
+        expected += found.terms["balance"] * count / sum(counts)
+    assert counts[0] != counts[1]
+    assert lab.exact_gradients(plan, micro)[0] == pytest.approx(float(objective), rel=1e-7)
+    run = lab.trainer(plan, backend)
+    result = run.read(run.step(micro, plan.values(0.05), sum(counts)))
+    assert result.terms["balance"] == pytest.approx(float(expected), rel=1e-6)
 
 
 def test_both_frameworks_train_it_alike(lab: Any) -> None:

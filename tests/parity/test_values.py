@@ -72,6 +72,34 @@ class Fields(Plugin, api=1):
         loss.term("size", Size, weight=0.1)
 
 
+class OnePlace(Plugin, api=1):
+    """Reads the field in one place alone."""
+
+    place: str
+
+    def build_data(self, data: Any) -> None:
+        data.field("marks", "int32")
+
+    def on_batch(self, batch: Any) -> Any:
+        return batch
+
+    def build_model(self, model: Any) -> None:
+        model.stream("ramp", Ramp)
+        put = {
+            "embed": lambda: model.embed.mix(Marked),
+            "norm": lambda: model.norm("layers.0.mlp", Marked),
+            "final-norm": lambda: model.norm("final", Marked),
+            "site": lambda: model.residual("layers.1.in", "carry", Coefficient),
+            "final-site": lambda: model.residual("final", "carry", Coefficient),
+            "mlp": lambda: model.mlp(1, Marked),
+        }
+        put.get(self.place, lambda: None)()
+
+    def compute_loss(self, loss: Any) -> None:
+        if self.place == "term":
+            loss.term("size", Size)
+
+
 class Values(Plugin, api=1):
     """A schedule wherever a number may stand."""
 
@@ -120,6 +148,17 @@ def test_fields_reach_every_node(lab: Any, backend: str, weights: bool) -> None:
     plan = lab.plan(plugins={"fields": Fields()}, train_clip=0.0)
     assert plan.fields == ("further", "ids", "labels", "marks", "weights")
     assert_exact(lab, plan, backend, with_fields(lab, plan, weights=weights))
+
+
+@pytest.mark.parametrize(
+    "place", ["embed", "norm", "final-norm", "site", "final-site", "mlp", "term"]
+)
+def test_a_field_is_sent_for_one_reader(lab: Any, place: str) -> None:
+    plan = lab.plan(plugins={"one_place": OnePlace(place=place)})
+    assert plan.fields == ("ids", "labels", "marks", "weights")
+    batch = with_fields(lab, plan)
+    ours, theirs = (lab.losses(lab.trainer(plan, b), plan, [[batch]] * 2) for b in ("torch", "mlx"))
+    assert ours == pytest.approx(theirs, rel=1e-6)
 
 
 @both_backends
