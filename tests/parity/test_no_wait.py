@@ -1,0 +1,41 @@
+"""A compiled step on a GPU is queued without waiting for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minillm_core.backends import create
+from minillm_core.backends.detect import Detected
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("default")  # inductor has advice on TF32
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+@pytest.mark.parametrize("names", [(), ("muon", "paired_heads")], ids=["plain", "both"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_compiled_step_on_cuda_never_waits(
+    lab: Any, names: tuple[str, ...], dtype: str, parts: int
+) -> None:
+    shape = {"model_dim": 64, "model_hidden": 128, "train_seq_len": 64}
+    plan = lab.plan(*names, train_compile="on", train_dtype=dtype, **shape)
+    run = create(Detected("torch", "cuda", "test"), plan).trainer(plan, 0)
+
+    def step(index: int) -> Any:
+        micro = lab.split(lab.batch(plan, index, unsupervised=index), parts)
+        return run.step(micro, plan.values((index + 1) / 20), lab.supervised(micro))
+
+    for index in range(2):
+        run.read(step(index))
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with torch.compiler.set_stance("fail_on_recompile"):
+            handles = [step(index) for index in range(2, 5)]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert np.isfinite([run.read(handle).loss for handle in handles]).all()
