@@ -7,23 +7,38 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minillm_core import Plugin
 from minillm_core.backends import create
 from minillm_core.backends.detect import Detected
 
 torch = pytest.importorskip("torch")
 
 
+class Factors(Plugin, api=1):
+    """Numbers that the core must make on the device: factors within a stack, weights of targets."""
+
+    def optimizer_factory(self, optimizer: Any) -> None:
+        optimizer.set(lambda name, p: p.role == "attention.q", lr_mul=0.5)
+
+    def compute_loss(self, loss: Any) -> None:
+        loss.target(0.5, offset=2)
+
+
+CASES = {
+    "plain": ((), {}, "bfloat16", 1),
+    "both": (("muon", "paired_heads"), {}, "bfloat16", 2),
+    "factors": (("muon",), {"factors": Factors()}, "float16", 1),
+}
+
+
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("default")  # inductor has advice on TF32
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
-@pytest.mark.parametrize("names", [(), ("muon", "paired_heads")], ids=["plain", "both"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("parts", [1, 2])
-def test_a_compiled_step_on_cuda_never_waits(
-    lab: Any, names: tuple[str, ...], dtype: str, parts: int
-) -> None:
+@pytest.mark.parametrize("case", CASES)
+def test_a_compiled_step_on_cuda_never_waits(lab: Any, case: str) -> None:
+    names, plugins, dtype, parts = CASES[case]
     shape = {"model_dim": 64, "model_hidden": 128, "train_seq_len": 64}
-    plan = lab.plan(*names, train_compile="on", train_dtype=dtype, **shape)
+    plan = lab.plan(*names, plugins=plugins, train_compile="on", train_dtype=dtype, **shape)
     run = create(Detected("torch", "cuda", "test"), plan).trainer(plan, 0)
 
     def step(index: int) -> Any:

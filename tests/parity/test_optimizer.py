@@ -133,6 +133,22 @@ def test_a_factor_of_zero_freezes(lab: Any, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_factors_within_a_stack(lab: Any, backend: str) -> None:
+    """Muon works on q and o together; q alone has half the rate."""
+    plans = [lab.plan("muon", plugins=each) for each in ({}, {"overrides": Overrides()})]
+    moved = []
+    for plan in plans:
+        run = lab.trainer(plan, backend)
+        start = weights_of(run)
+        lab.losses(run, plan, [[lab.batch(plan)]])
+        moved.append({n: v.astype(np.float64) - start[n] for n, v in weights_of(run).items()})
+    for part, factor in (("q", 0.5), ("o", 1.0)):
+        name = f"layers.1.attention.{part}.weight"
+        difference = np.linalg.norm(moved[1][name] - factor * moved[0][name])
+        assert difference <= 1e-4 * np.linalg.norm(moved[0][name]), name
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_clipping_bounds_the_gradient(lab: Any, backend: str) -> None:
     plans = {clip: lab.plan(train_clip=clip) for clip in (0.0, 0.05)}
     batch, found = lab.batch(plans[0.0]), {}

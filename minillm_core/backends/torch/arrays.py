@@ -42,7 +42,10 @@ class TorchArrays:
         return number.to(x.dtype) if isinstance(number, Tensor) else number
 
     def constant(self, numbers: Sequence[float], shape: Sequence[int]) -> Tensor:
-        return torch.tensor(numbers, dtype=torch.float32, device=self.device).reshape(tuple(shape))
+        # Filled where they are wanted: a copy from the host would wait for the device.
+        return torch.cat([self.scalar(number).reshape(1) for number in numbers]).reshape(
+            tuple(shape)
+        )
 
     def scalar(self, number: Tensor | float) -> Tensor:
         if isinstance(number, Tensor):
