@@ -172,7 +172,13 @@ def side() -> Any:
 Batch = dict[str, np.ndarray]
 SMALL = {
     **{"model.layers": 2, "model.dim": 32, "model.heads": 4, "model.kv_heads": 2},
-    **{"model.hidden": 48, "model.vocab": 97, "train.rows": 2, "train.seq_len": 16},
+    **{
+        "model.hidden": 48,
+        "model.vocab": 97,
+        "model.tied": True,
+        "train.rows": 2,
+        "train.seq_len": 16,
+    },
     **{"train.steps": 20, "train.lr": 1e-3, "train.compile": "off"},
 }
 """The structure of preset tiny, at a size that every framework steps in milliseconds."""

@@ -14,13 +14,18 @@ from minillm_core.nn.param import Param
 pytest.importorskip("torch")
 pytest.importorskip("mlx.core")
 
-PLUGINS = [(), ("muon", "paired_heads")]
+MODELS = {
+    "plain": ((), {}),
+    "untied": ((), {"model_tied": False, "model_kv_heads": 4}),
+    "both": (("muon", "paired_heads"), {}),
+}
 H = 1e-4
 
 
-@pytest.fixture(params=PLUGINS, ids=lambda names: "+".join(names) or "plain")
+@pytest.fixture(params=MODELS)
 def plan(request: pytest.FixtureRequest, lab: Any) -> Any:
-    return lab.plan(*request.param, train_clip=0.0)
+    names, settings = MODELS[request.param]
+    return lab.plan(*names, train_clip=0.0, **settings)
 
 
 def test_initial_weights_are_bit_equal(lab: Any, plan: Any) -> None:

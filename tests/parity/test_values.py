@@ -113,7 +113,7 @@ class Values(Plugin, api=1):
         model.tap("layers.0.in")
         model.residual("layers.1.in", "layers.0.in", cosine(0.5, 0.1))
         model.residual("layers.1.out", "carry", piecewise((0, 1.0), (1, 0.5)))
-        model.residual("final", "carry", Learned(0.9))
+        model.residual("final", "layers.0.in", Learned(0.5))
 
     def compute_loss(self, loss: Any) -> None:
         loss.logits(cap=TanhCap(5.0), scale=0.8, smoothing=0.1, z=1e-3)

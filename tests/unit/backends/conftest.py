@@ -12,7 +12,13 @@ from minillm_core.plugins.manager import LoadedPlugin
 
 SMALL = {
     **{"model.layers": 2, "model.dim": 16, "model.heads": 4, "model.kv_heads": 2},
-    **{"model.hidden": 24, "model.vocab": 31, "train.rows": 2, "train.seq_len": 8},
+    **{
+        "model.hidden": 24,
+        "model.vocab": 31,
+        "model.tied": True,
+        "train.rows": 2,
+        "train.seq_len": 8,
+    },
 }
 
 
