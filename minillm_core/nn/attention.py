@@ -10,11 +10,11 @@ out     = y Wo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from minillm_core.nn.geometry import Geometry
-from minillm_core.nn.init import Init, Normal
+from minillm_core.nn.init import fan_in_residual
 from minillm_core.nn.linear import Linear, products
 from minillm_core.nn.module import Module
 from minillm_core.nn.node import Node, Scope
@@ -67,7 +67,6 @@ class AttentionSpec:
     window: Setting | None = None
     scale: Setting | None = None
     out: tuple[Node, ...] = ()
-    output_init: Init = field(default=Normal(0.02))
 
     def nodes(self) -> tuple[Node, ...]:
         """Every node of the layer, in the order of the computation."""
@@ -94,7 +93,7 @@ class Attention(Module):
             geometry.dim,
             role="attention.o",
             axes=o_axes,
-            init=spec.output_init,
+            init=fan_in_residual(heads * head_dim, geometry.layers),
         )
         self.qk = {node.name: node.make(geometry) for node in spec.before_rope}
         self.shift = {node.name: node.make(geometry) for node in spec.after_rope}

@@ -7,12 +7,11 @@ drop the gradients of what it does not see.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from minillm_core.nn.attention import Attention, AttentionSpec
 from minillm_core.nn.geometry import Geometry
-from minillm_core.nn.init import Init, Normal
 from minillm_core.nn.mlp import SwiGLU
 from minillm_core.nn.module import Module
 from minillm_core.nn.node import Node, Scope
@@ -41,7 +40,6 @@ class BlockSpec:
     site_mid: SiteSpec | None = None  # None: carry + sublayer
     site_out: SiteSpec | None = None
     taps: tuple[str, ...] = ()  # of this block's "in", "mid", "out", sorted
-    output_init: Init = field(default=Normal(0.02))  # of the plain MLP's last matrix
 
     def sites(self) -> tuple[SiteSpec, ...]:
         """The claimed ones."""
@@ -102,7 +100,7 @@ class Block(Module):
         if not isinstance(spec.mlp, Nothing):
             self.mlp_norm = norm_of(geometry, spec.mlp_norm)
             if spec.mlp is None:
-                self.mlp = SwiGLU(geometry, spec.output_init)
+                self.mlp = SwiGLU(geometry)
             else:
                 self.mlp = spec.mlp.make(geometry)
         self.plain_mlp = spec.mlp is None

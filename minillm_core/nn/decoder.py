@@ -26,6 +26,10 @@ from minillm_core.nn.residual import Site, SiteSpec
 __all__ = ["Decoder", "DecoderSpec", "Embedding", "Loss", "decoder"]
 
 
+HEAD_STD = 0.02
+"""Logits near 0: the first loss is the logarithm of the vocabulary."""
+
+
 @dataclass(frozen=True)
 class DecoderSpec:
     """The whole model, resolved: what :func:`decoder` builds on any framework."""
@@ -56,12 +60,12 @@ class Embedding(Module):
 
     leaf = "embedding"
 
-    def __init__(self, geometry: Geometry) -> None:
+    def __init__(self, geometry: Geometry, *, tied: bool) -> None:
         super().__init__()
         self.weight = Param(
             (geometry.vocab, geometry.dim),
             axes=("vocab", "dim"),
-            init=Normal(0.02),
+            init=Normal(HEAD_STD if tied else 1.0),
             role="embedding.token",
         )
 
@@ -76,7 +80,7 @@ class Decoder(Module):
     def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()
         g = spec.geometry
-        self.embedding = Embedding(g)
+        self.embedding = Embedding(g, tied=spec.tied)
         self.embed = {node.name: node.make(g) for node in spec.embed}
         self.streams = {node.name: node.make(g) for node in spec.streams}
         self.layers = [
@@ -238,7 +242,13 @@ def layer_geometry(geometry: Geometry, layer: int) -> Geometry:
 
 def head_of(geometry: Geometry) -> Linear:
     """The untied head, (V, C)."""
-    return Linear(geometry.dim, geometry.vocab, role="head", axes=("vocab", "dim"))
+    return Linear(
+        geometry.dim,
+        geometry.vocab,
+        role="head",
+        axes=("vocab", "dim"),
+        init=Normal(HEAD_STD),
+    )
 
 
 def stacked(ops: Any, targets: list[Any], count: int) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 
 from minillm_core.nn.reference import call_reference
 
-__all__ = ["Constant", "Init", "Normal", "Referenced", "Uniform", "generator", "ones", "zeros"]
+__all__ = ["Constant", "Init", "Normal", "Referenced", "Uniform", "fan_in", "fan_in_residual", "generator", "ones", "zeros"]
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,16 @@ class Referenced(Init):
         if value.shape != shape:
             raise ValueError(f"{self.reference} returned shape {value.shape}, not {shape}")
         return value.astype(np.float32)
+
+
+def fan_in(inputs: int) -> Normal:
+    """std = inputs^-1/2: a product of normed inputs has size one, whatever the width."""
+    return Normal(inputs**-0.5)
+
+
+def fan_in_residual(inputs: int, layers: int) -> Normal:
+    """:func:`fan_in`, over sqrt(2 layers): what 2 layers products add leaves the stream's size."""
+    return Normal((inputs * 2 * layers) ** -0.5)
 
 
 zeros = Constant(0.0)

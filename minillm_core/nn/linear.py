@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from minillm_core.nn.init import Init, Normal
+from minillm_core.nn.init import Init, fan_in
 from minillm_core.nn.module import Module
 from minillm_core.nn.param import Param
 
@@ -28,7 +28,7 @@ class Linear(Module):
         *,
         role: str,
         axes: tuple[str, str] = ("out", "in"),
-        init: Init = Normal(0.02),  # noqa: B008  (frozen)
+        init: Init | None = None,
         lr_mul: float = 1.0,
         wd_mul: float = 1.0,
     ) -> None:
@@ -37,7 +37,7 @@ class Linear(Module):
         self.weight = Param(
             (out_features, in_features),
             axes=axes,
-            init=init,
+            init=init or fan_in(in_features),
             role=role,
             lr_mul=lr_mul,
             wd_mul=wd_mul,

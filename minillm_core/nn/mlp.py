@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from minillm_core.nn.geometry import Geometry
-from minillm_core.nn.init import Init, Normal
+from minillm_core.nn.init import fan_in_residual
 from minillm_core.nn.linear import Linear, products
 from minillm_core.nn.module import Module
 
@@ -17,12 +17,18 @@ class SwiGLU(Module):
 
     joined = (("gate", "up"),)
 
-    def __init__(self, geometry: Geometry, output_init: Init = Normal(0.02)) -> None:  # noqa: B008
+    def __init__(self, geometry: Geometry) -> None:
         super().__init__()
         dim, hidden = geometry.dim, geometry.hidden
         self.gate = Linear(dim, hidden, role="mlp.gate", axes=("hidden", "dim"))
         self.up = Linear(dim, hidden, role="mlp.up", axes=("hidden", "dim"))
-        self.down = Linear(hidden, dim, role="mlp.down", axes=("dim", "hidden"), init=output_init)
+        self.down = Linear(
+            hidden,
+            dim,
+            role="mlp.down",
+            axes=("dim", "hidden"),
+            init=fan_in_residual(hidden, geometry.layers),
+        )
 
     def forward(self, x: Any) -> Any:
         """x (B, T, C) -> (B, T, C)."""

@@ -12,7 +12,7 @@ from minillm_core.errors import PlanError
 from minillm_core.nn.block import BlockSpec, Nothing
 from minillm_core.nn.decoder import DecoderSpec, decoder
 from minillm_core.nn.geometry import Geometry
-from minillm_core.nn.init import Init, Normal
+from minillm_core.nn.init import Init
 from minillm_core.nn.module import declared, named_modules
 from minillm_core.nn.param import Param
 from minillm_core.ops.select import Candidate
@@ -132,7 +132,6 @@ def _model(
     config: Config, geometry: Geometry, manager: Manager, values: ValueTable
 ) -> tuple[DecoderSpec, dict[str, tuple[str, Init]], DataSlots]:
     base = config.model.rope_base
-    output_init = Normal(0.02 / (2 * geometry.layers) ** 0.5)  # GPT-2's: the stream keeps its size
     attention = [AttentionSlots(replace(geometry, layer=i), base) for i in range(geometry.layers)]
     for slots in attention:
         manager.call(
@@ -148,7 +147,7 @@ def _model(
         tied=config.model.tied,
         embed=tuple(node for _, node in model.embed.resolve()),
         streams=model.ordered_streams(),
-        blocks=tuple(_block(i, attention[i], model, output_init) for i in range(geometry.layers)),
+        blocks=tuple(_block(i, attention[i], model) for i in range(geometry.layers)),
         final=model.site("final"),
         final_norm=model.norm["final"].resolve(),
         loss=loss.resolve(),
@@ -158,7 +157,7 @@ def _model(
     return spec, inits, data
 
 
-def _block(index: int, slots: AttentionSlots, model: ModelSlots, output_init: Init) -> BlockSpec:
+def _block(index: int, slots: AttentionSlots, model: ModelSlots) -> BlockSpec:
     at = f"layers.{index}"
     claimed = model.attention[index].resolve()
     if claimed is not None and (other := slots.touched()):
@@ -168,7 +167,7 @@ def _block(index: int, slots: AttentionSlots, model: ModelSlots, output_init: In
             where=model.attention[index].where,
             fix=f"give them different layers, or drop one (--plugins -{other})",
         )
-    attention: Any = slots.resolve(output_init) if claimed is None else claimed
+    attention: Any = slots.resolve() if claimed is None else claimed
     mlp = model.mlp[index].resolve()
     for part, place, site in ((attention, "attention", "mid"), (mlp, "mlp", "out")):
         if isinstance(part, Nothing):
@@ -182,7 +181,6 @@ def _block(index: int, slots: AttentionSlots, model: ModelSlots, output_init: In
         site_mid=model.site(f"{at}.mid"),
         site_out=model.site(f"{at}.out"),
         taps=tuple(place for place in ("in", "mid", "out") if f"{at}.{place}" in model.taps),
-        output_init=output_init,
     )
 
 

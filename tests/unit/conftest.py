@@ -21,6 +21,7 @@ SMALL = (
     "model.kv_heads=2",
     "model.hidden=48",
     "model.vocab=64",
+    "model.tied=true",
     "train.rows=2",
     "train.seq_len=16",
 )

@@ -114,9 +114,12 @@ class MLXArrays:
     def sum(x: mx.array, axis: Axis = None, keepdims: bool = False) -> mx.array:
         axes, half = last_first(axis, x.ndim), x.dtype in (mx.bfloat16, mx.float16)
         total = x.astype(mx.float32) if half else x
-        for a in axes:
-            total = _sum(total, a)
-        total = total if keepdims else total.squeeze(axes)
+        if mx.default_device() == mx.cpu:
+            for a in axes:
+                total = _sum(total, a)
+            total = total if keepdims else total.squeeze(axes)
+        else:
+            total = total.sum(axes, keepdims=keepdims)
         return total.astype(x.dtype) if half else total
 
     @staticmethod

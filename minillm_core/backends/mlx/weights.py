@@ -1,7 +1,7 @@
 """A model's arrays: masters in float32 by name, and the compute copies that modules hold.
 
-MLX rebinds arrays, so nothing is written in place: a step takes masters and copies and returns
-new ones. Leaves that read the same input may share one copy, which is multiplied once.
+MLX rebinds arrays, so nothing is written in place: a step takes masters and returns new ones, and
+casts them on its way. Leaves that read the same input may share one copy, which is multiplied once.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ import numpy as np
 from minillm_core.errors import PlanError
 from minillm_core.nn.attention import AttentionSpec, Layout
 from minillm_core.nn.geometry import Geometry
-from minillm_core.nn.init import Init
 from minillm_core.nn.node import Node, node_of
 from minillm_core.nn.rope import RopeSpec
 from minillm_core.nn.value import Setting
@@ -46,7 +45,7 @@ class AttentionSlots:
         owners |= {owner for owner, _ in self.v.held.values()}
         return min(owners, default=None)
 
-    def resolve(self, output_init: Init) -> AttentionSpec:
+    def resolve(self) -> AttentionSpec:
         """The layer's attention; every clash is an error."""
         qk = self.qk.resolve()
         rope = RopeSpec(
@@ -61,7 +60,6 @@ class AttentionSlots:
             window=self.window.resolve(),
             scale=self.scale.resolve(),
             out=tuple(node for _, node in self.out.resolve()),
-            output_init=output_init,
         )
 
 

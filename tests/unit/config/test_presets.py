@@ -44,7 +44,7 @@ def test_tiny_is_as_agreed(loaded: Load) -> None:
     config = loaded(preset="tiny").config
     model, train = config.model, config.train
     assert (model.dim, model.layers, model.heads, model.kv_heads) == (256, 4, 4, 2)
-    assert (model.vocab, model.tied) == (4096, True)
+    assert (model.vocab, model.tied) == (4096, False)
     assert (train.rows, train.seq_len, train.accumulate, train.lr) == (8, 256, 1, 3e-3)
     assert (train.weight_decay, train.clip, train.betas) == (0.1, 1.0, (0.9, 0.95))
     assert (config.eval.tokens, config.log.every, config.data.seed) == (65_536, 1, 0)

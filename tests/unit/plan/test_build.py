@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minillm_core.config.schema import Config
-from minillm_core.nn.init import Constant, Normal, zeros
+from minillm_core.nn.init import Constant, fan_in_residual, Normal, zeros
 from minillm_core.nn.linear import Linear
 from minillm_core.nn.module import Module
 from minillm_core.nn.param import Param
@@ -535,7 +535,7 @@ def test_planning_imports_no_framework() -> None:
 def test_defaults_of_the_plain_model(planned: Planned) -> None:
     parameters = planned().parameters
     assert parameters["layers.0.attention.k.weight"].shape == (16, 32)
-    assert parameters["layers.0.attention.o.weight"].init == Normal(0.02 / 8**0.5).data()
+    assert parameters["layers.0.attention.o.weight"].init == fan_in_residual(32, 4).data()
     assert parameters["layers.0.attention_norm.weight"].wd_mul == 0.0
     assert "head.weight" not in parameters
     assert planned("model.tied=false").parameters["head.weight"].role == "head"
