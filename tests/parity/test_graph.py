@@ -41,7 +41,7 @@ def pair(lab: Any) -> Callable[..., tuple[Any, Any, Any]]:
     def make(**settings: Any) -> tuple[Any, Any, Any]:
         from benchmarks.handwritten.gpt_torch import GPT
 
-        plan = lab.plan(**settings)
+        plan = lab.plan(model_tied=True, **settings)
         ours, hand = lab.trainer(plan, join=False).model, GPT(shape_of(plan))
         hand.load_state_dict({name: value.detach() for name, value in ours.named_parameters()})
         return plan, ours, hand

@@ -16,7 +16,7 @@ pytest.importorskip("mlx.core")
 
 MODELS = {
     "plain": ((), {}),
-    "untied": ((), {"model_tied": False, "model_kv_heads": 4}),
+    "tied": ((), {"model_tied": True, "model_kv_heads": 4}),
     "both": (("muon", "paired_heads"), {}),
 }
 H = 1e-4
