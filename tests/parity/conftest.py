@@ -175,7 +175,7 @@ SMALL = {
     **{
         "model.hidden": 48,
         "model.vocab": 97,
-        "model.tied": True,
+        "model.tied": False,
         "train.rows": 2,
         "train.seq_len": 16,
     },
