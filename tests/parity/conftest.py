@@ -17,6 +17,7 @@ from minillm_core.backends.base import Trainer
 from minillm_core.backends.bind import bind
 from minillm_core.backends.detect import Detected
 from minillm_core.config.load import load
+from minillm_core.config.presets import read_preset
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.manager import load as load_plugins
@@ -172,14 +173,9 @@ def side() -> Any:
 Batch = dict[str, np.ndarray]
 SMALL = {
     **{"model.layers": 2, "model.dim": 32, "model.heads": 4, "model.kv_heads": 2},
-    **{
-        "model.hidden": 48,
-        "model.vocab": 97,
-        "model.tied": False,
-        "train.rows": 2,
-        "train.seq_len": 16,
-    },
-    **{"train.steps": 20, "train.lr": 1e-3, "train.compile": "off"},
+    **{"model.hidden": 48, "model.vocab": 97, "model.tied": False},
+    **{"train.rows": 2, "train.seq_len": 16, "train.steps": 20, "train.lr": 1e-3},
+    **{"train.compile": "off"},
 }
 """The structure of preset tiny, at a size that every framework steps in milliseconds."""
 
@@ -199,6 +195,12 @@ def planned(*names: str, plugins: Mapping[str, Plugin] | None = None, **settings
     ours = load_plugins(loaded.specs, loaded.config.plugins)
     made = [LoadedPlugin.of(name, plugin) for name, plugin in (plugins or {}).items()]
     return build_plan(loaded.config, (*ours, *made))
+
+
+def planned_tiny(*names: str, **settings: Any) -> Plan:
+    """The same with the model of preset tiny."""
+    model = read_preset("tiny", origin="test")["model"]
+    return planned(*names, **{f"model_{key}": value for key, value in model.items()}, **settings)
 
 
 def trainer(plan: Plan, backend: str = "torch", *, seed: int = 0, **options: Any) -> Any:
@@ -316,6 +318,7 @@ def lab() -> Any:
 
     class Lab:
         plan = staticmethod(planned)
+        tiny = staticmethod(planned_tiny)
         trainer = staticmethod(trainer)
         batch = staticmethod(batch)
         split = staticmethod(split)

@@ -62,6 +62,15 @@ def test_next_logits_are_equal(lab: Any, plan: Any) -> None:
 
 
 def test_gradients_are_equal(lab: Any, plan: Any) -> None:
+    assert_gradients_equal(lab, plan)
+
+
+@pytest.mark.parametrize("names", [(), ("paired_heads",)], ids=["plain", "paired_heads"])
+def test_gradients_of_preset_tiny_are_equal(lab: Any, names: tuple[str, ...]) -> None:
+    assert_gradients_equal(lab, lab.tiny(*names, train_clip=0.0, train_seq_len=64))
+
+
+def assert_gradients_equal(lab: Any, plan: Any) -> None:
     micro = [lab.batch(plan, unsupervised=3)]
     _, ours = lab.gradients(lab.trainer(plan, "torch"), plan, micro)
     _, theirs = lab.gradients(lab.trainer(plan, "mlx"), plan, micro)

@@ -17,7 +17,6 @@ pytest.importorskip("mlx.core")
 STEPS = 20
 SETTINGS = {"train_rows": 2, "train_seq_len": 64, "train_steps": STEPS, "train_lr": 1e-3}
 PLUGINS = [(), ("muon",), ("paired_heads",), ("muon", "paired_heads")]
-TINY = ("layers", "dim", "heads", "kv_heads", "hidden", "vocab")
 
 every_plugin = pytest.mark.parametrize(
     "names", PLUGINS, ids=lambda names: "+".join(names) or "plain"
@@ -59,8 +58,4 @@ def test_steps_stay_together(lab: Any, names: Iterable[str]) -> None:
 @pytest.mark.slow
 @every_plugin
 def test_steps_of_preset_tiny_stay_together(lab: Any, names: Iterable[str]) -> None:
-    from minillm_core.config.presets import read_preset
-
-    model = read_preset("tiny", origin="test")["model"]
-    shape = {f"model_{key}": model[key] for key in TINY}
-    assert_together(lab, lab.plan(*names, **shape, **SETTINGS))
+    assert_together(lab, lab.tiny(*names, **SETTINGS))
