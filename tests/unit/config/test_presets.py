@@ -12,7 +12,7 @@ from minillm_core.config.schema import ModelConfig
 
 Load = Callable[..., Loaded]
 
-MILLIONS = {"tiny": 3.8, "small": 34.1, "gpt2-124m": 123.6, "350m": 359.9, "1b": 1076.2}
+MILLIONS = {"tiny": 4.85, "small": 34.1, "gpt2-124m": 123.6, "350m": 359.9, "1b": 1076.2}
 
 
 def parameters(model: ModelConfig) -> int:
