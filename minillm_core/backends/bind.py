@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from minillm_core.backends.base import Backend, Binding
@@ -76,7 +77,5 @@ def _kind(detected: Detected) -> str:
     """The kind of device by the kernels' names: MLX's one GPU is Metal's, or CUDA's on Linux."""
     kind = detected.device.partition(":")[0]
     if detected.backend == "mlx" and kind == "gpu":
-        import sys
-
         return "metal" if sys.platform == "darwin" else "cuda"
     return kind

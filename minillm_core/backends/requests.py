@@ -31,6 +31,7 @@ def requests_of(
         "rotate": {"positions": _positions(plan)},
         "attention": _attention(plan),
         "swiglu": {},
+        "logits": {},  # of generation
         "linear_cross_entropy": _loss(plan),
     }
     return tuple(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -80,8 +80,6 @@ class Draft:
 
     def named(self, prefix: str) -> Stage:
         """The stage with its values called ``prefix.argument``."""
-        from dataclasses import replace
-
         return replace(
             self.stage, values=tuple((a, f"{prefix}.{a}") for a in sorted(self.schedules))
         )
@@ -109,10 +107,7 @@ def stage(
     """
     if needs not in NEEDS:
         raise ValueError(f"needs={needs!r}: one of {', '.join(NEEDS)}")
-    takes = {
-        name: parameter
-        for name, parameter in list(inspect.signature(function).parameters.items())[4:]
-    }
+    takes = dict(list(inspect.signature(function).parameters.items())[4:])
     supplied = tuple(name for name in SUPPLIED if name in takes)
     for name in arguments:
         if name not in takes or name in supplied:

@@ -21,17 +21,14 @@ from minillm_core.optim.groups import Group
 from minillm_core.optim.schedules import Schedule, Stages, TrainSchedule
 from minillm_core.optim.stage import Rule
 from minillm_core.plan.placements import Placement
+from minillm_core.plan.reads import BATCH
 from minillm_core.plugins.builders import ParamInfo
 from minillm_core.plugins.builders.data import Field
 
 if TYPE_CHECKING:
     from minillm_core.plan.estimate import Estimate
 
-__all__ = ["BATCH", "Export", "Plan", "PlannedPlugin", "as_json"]
-
-BATCH = ("ids", "labels", "documents", "positions", "weights")
-"""The core's batch fields; weights where a plugin or the data give them."""
-
+__all__ = ["Export", "Plan", "PlannedPlugin", "as_json"]
 
 @dataclass(frozen=True)
 class PlannedPlugin:

@@ -11,7 +11,7 @@ from minillm_core.nn.residual import SiteSpec
 __all__ = ["BATCH", "check_reads"]
 
 BATCH = ("ids", "labels", "documents", "positions", "weights")
-"""Fields that every batch has, or may have."""
+"""The core's batch fields; weights where a plugin or the data give them."""
 
 
 def check_reads(spec: DecoderSpec, fields: Iterable[str], values: Iterable[str]) -> None:

@@ -10,7 +10,7 @@ Resolution never looks at the order of the calls: the order of ``--plugins`` doe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -155,8 +155,8 @@ class Chain:
 class Terms(Generic[T]):
     """A sum: entries under keys, each from one plugin."""
 
-    def __init__(self, where: str, show: Callable[[Any], str] = str) -> None:
-        self.where, self.show = where, show
+    def __init__(self, where: str) -> None:
+        self.where = where
         self.held: dict[Hashable, tuple[str, T]] = {}
 
     def add(self, owner: str, key: Hashable, value: T) -> None:
@@ -167,7 +167,7 @@ class Terms(Generic[T]):
         """
         if key in self.held:
             other = self.held[key][0]
-            place = f"{self.where}[{self.show(key)}]"
+            place = f"{self.where}[{key}]"
             if other == owner:
                 raise PlanError(f"plugin '{owner}' adds {place} twice", fix="add it once")
             raise PlanError(

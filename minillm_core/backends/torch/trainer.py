@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -63,8 +62,6 @@ class TorchTrainer(Trainer):
         self.statistics = Statistics(model)
         self.staged = plan.staged
         self.graphs: dict[tuple[float, ...], Any] = {}  # one a combination of staged values
-        self.compilations: Counter[str] = Counter()
-        self.sums: dict[str, Tensor] = {}
         self.gradients: list[Tensor] | None = None
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
