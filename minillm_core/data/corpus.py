@@ -25,7 +25,7 @@ class Corpus:
 
     Attributes:
         train: the training part, in the order of the files.
-        val: the held-out part, in the order of the files.
+        val: the held-out part, in seeded order.
         tokenizer: None where the data are ids and no tokenizer was named.
         fingerprint: of all ids, the split, the order's rule and its seed; the one that the
             loader's cursors carry.
@@ -81,6 +81,7 @@ def open_corpus(
         beside = Files(find((config.val,), say), config.val, vocab, cache, say, progress)
         val = beside.documents(tokenizer, end_of_text)
         train = whole.replace(whole.spans, f"train, beside {val.digest}")
+        val = val.select(shuffle.order(len(val), config.seed), "held out")
         check_length(train, seq_len, where, "to train on")
         check_length(val, seq_len, config.val, "to validate with")
     else:

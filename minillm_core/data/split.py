@@ -41,7 +41,7 @@ def held_out(documents: int, fraction: float, seed: int) -> np.ndarray:
 def split(
     documents: Documents, fraction: float, seed: int, seq_len: int, where: str
 ) -> tuple[Documents, Documents]:
-    """The training part and the held-out part, each in the order of the files.
+    """The training part in the order of the files, the held-out part in the order it was drawn.
 
     Raises:
         DataError: there is not enough for one window of each.
@@ -82,7 +82,7 @@ def _by_document(
     mask[chosen] = True
     return (
         documents.select(np.flatnonzero(~mask), "train"),
-        documents.select(np.flatnonzero(mask), "held out"),
+        documents.select(chosen, "held out"),
     )
 
 

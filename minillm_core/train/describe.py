@@ -33,14 +33,16 @@ def start(job: Job, out: Path) -> Iterator[str]:
     for plugin in plan.plugins:
         origin = f"{plugin.distribution} {plugin.version}" if plugin.distribution else "a file"
         yield f"plugin {plugin.name} ({origin})"
+    yield "kernels: " + ", ".join(f"{choice.op} {choice.kernel}" for choice in bound.kernels)
     for choice in bound.kernels:
-        yield f"kernel {choice.op}: {choice.kernel} ({choice.reason})"
+        if choice.reason != "preferred":
+            yield f"kernel {choice.op} {choice.kernel}: {choice.reason}"
     yield from (f"note: {note}" for note in (*bound.notes, *job.notes))
     yield f"everything goes to {out}"
 
 
 def end(
-    job: Job, out: Path, evaluated: Evaluated | None, speed: Throughput | None
+    job: Job, out: Path, evaluated: Evaluated | None, speed: Throughput | None, steps: int
 ) -> Iterator[str]:
     """The result, the speed, and where everything is."""
     if evaluated is not None:
@@ -48,6 +50,9 @@ def end(
             "" if evaluated.bits_per_byte is None else f", {evaluated.bits_per_byte:.4f} bits/byte"
         )
         yield f"validation loss {evaluated.val_loss:.4f}{rate}"
+    epochs = job.plan.tokens_per_step * steps / job.corpus.train.tokens
+    if epochs > 4:  # arXiv:2305.16264: up to four readings are nearly as good as new text
+        yield f"the text was read {epochs:.0f} times: more text (--data) would help the most"
     if speed is not None:
         yield f"{speed.real:,.0f} tokens/s, the first step apart"
     kept = "checkpoints/, " if job.config.checkpoint.every else ""

@@ -92,7 +92,7 @@ def train(
     )
     record = Record(out, _document(job))
     try:
-        evaluated, meter = _loop(job, out, evidence, say)
+        evaluated, meter, steps = _loop(job, out, evidence, say)
     except BaseException as error:
         told = error
         if isinstance(error, KeyboardInterrupt):  # outside the loop, which tells by itself
@@ -107,14 +107,16 @@ def train(
         raise told from None
     record.update(exit=0, plugins=_plugins(job, evidence))
     evidence.warn()
-    for line in describe.end(job, out, evaluated, meter.overall()):
+    for line in describe.end(job, out, evaluated, meter.overall(), steps):
         say(line)
     _show_sample(job, say)
     return 0
 
 
-def _loop(job: Job, out: Path, evidence: Evidence, say: Say) -> tuple[Evaluated | None, Meter]:
-    """Train to the end; what the last evaluation found, and how fast it went."""
+def _loop(
+    job: Job, out: Path, evidence: Evidence, say: Say
+) -> tuple[Evaluated | None, Meter, int]:
+    """Train to the end; what the last evaluation found, how fast it went, how many steps."""
     config, trainer = job.config, job.trainer
     on_batch = batch_hook(job.plan.on_batch, job.plugins, job.seen)
     validation = Validation(
@@ -124,7 +126,7 @@ def _loop(job: Job, out: Path, evidence: Evidence, say: Say) -> tuple[Evaluated 
             rows=config.train.rows,
             seq_len=config.train.seq_len,
             tokens=config.eval.tokens,
-            seed=config.data.seed,
+            seed=None,  # it is in seeded order already
             on_batch=on_batch,
         ),
         bytes_per_token(job.corpus.tokenizer, config.model.vocab) if job.corpus.tokenizer else None,
@@ -175,7 +177,7 @@ def _loop(job: Job, out: Path, evidence: Evidence, say: Say) -> tuple[Evaluated 
         except (OutOfMemory, MemoryError) as error:
             step = loop.position.step + 1
             raise out_of_memory(error, config.train, trainer.peak_bytes(), step) from error
-    return (last[0] if last else None), meter
+    return (last[0] if last else None), meter, loop.position.step
 
 
 def _saver(job: Job, out: Path) -> Callable[[Position], Saved]:
