@@ -1,19 +1,19 @@
 """Every error that minillm raises on purpose, and the exit code each one ends the program with.
 
-    MinillmError                 1   a defect: anything that nobody foresaw
-    ├── Refusal                  2   bad input, config or plan; nothing was started
-    │   ├── ConfigError              a key, a value, a file of settings
-    │   ├── DataError                text, ids, tokenizer
-    │   ├── PlanError                slots that clash, shapes that cannot be built
-    │   ├── PluginError              what the core says about a plugin: unknown, other API, misspelt hook, option
-    │   └── BackendError             no framework, no device, a kernel that cannot serve
-    ├── PluginCodeError          3   a plugin's own code raised
-    ├── NoEvidence               3   a plugin was named and nothing shows that it ran
-    ├── NoCheckpoint             4   no checkpoint verifies
-    ├── NonFinite                5   training became non-finite
-    ├── OutOfMemory              6   with the peak, and what to set instead
-    ├── Stopped                 75   a signal, after a checkpoint: resume
-    └── Interrupted            130   a signal, nothing saved
+MinillmError                 1   a defect: anything that nobody foresaw
+├── Refusal                  2   bad input, config or plan; nothing was started
+│   ├── ConfigError              a key, a value, a file of settings
+│   ├── DataError                text, ids, tokenizer
+│   ├── PlanError                slots that clash, shapes that cannot be built
+│   ├── PluginError              what the core says about a plugin: unknown, other API, misspelt hook, option
+│   └── BackendError             no framework, no device, a kernel that cannot serve
+├── PluginCodeError          3   a plugin's own code raised
+├── NoEvidence               3   a plugin was named and nothing shows that it ran
+├── NoCheckpoint             4   no checkpoint verifies
+├── NonFinite                5   training became non-finite
+├── OutOfMemory              6   with the peak, and what to set instead
+├── Stopped                 75   a signal, after a checkpoint: resume
+└── Interrupted            130   a signal, nothing saved
 """
 
 from __future__ import annotations
