@@ -103,7 +103,8 @@ class Chain:
         """(anchor, node) in order.
 
         Raises:
-            PlanError: a closed anchor, two nodes of a name, an order that is not stated, a cycle.
+            PlanError: a closed anchor, two nodes of a name, an order that is not stated, a cycle,
+                before= or after= against the order of the anchors.
         """
         links: dict[str, Link] = {}
         for link in self.links:
@@ -122,7 +123,27 @@ class Chain:
                     fix="give one of them another name=",
                 )
             links[link.node.name] = link
+        self.check_stated(links)
         return tuple((links[name].anchor, links[name].node) for name in self.ordered(links))
+
+    def check_stated(self, links: dict[str, Link]) -> None:
+        """Refuse before= and after= that anchors contradict; that they say the same is no harm."""
+        place = self.anchors.index
+        for name, link in links.items():
+            stated = [("before", other) for other in link.before]
+            stated += [("after", other) for other in link.after]
+            for word, other in stated:
+                if other not in links:
+                    continue
+                here, there = place(link.anchor), place(links[other].anchor)
+                if (here > there) if word == "before" else (here < there):
+                    raise PlanError(
+                        f"'{name}' in {self.where}.{link.anchor} wants to stand {word} '{other}', "
+                        f"which is in {links[other].anchor}: anchors come first",
+                        where=f"{self.where}.{link.anchor}",
+                        fix=f"join at {links[other].anchor}, or drop one "
+                        f"(--plugins -{link.node.owner})",
+                    )
 
     def ordered(self, links: dict[str, Link]) -> list[str]:
         """Names, by anchor, then by before/after; the order must be total."""

@@ -106,8 +106,8 @@ class Anchor:
         cls: type,
         *,
         name: str | None = None,
-        before: tuple[str, ...] = (),
-        after: tuple[str, ...] = (),
+        before: str | tuple[str, ...] = (),
+        after: str | tuple[str, ...] = (),
         **arguments: Any,
     ) -> None:
         """Join here with a node of ``cls(**arguments)``.
@@ -117,9 +117,10 @@ class Anchor:
             name: a suffix, where a plugin puts several nodes into one chain.
             before, after: names of other plugins' nodes; ignored where they are absent.
         """
+        before, after = ((v,) if isinstance(v, str) else tuple(v) for v in (before, after))
         slot = f"{self._chain.where}.{self._name}"
         node = self._builder._node(slot, self._own, cls, arguments, name)
-        self._chain.add(self._name, node, tuple(before), tuple(after))
+        self._chain.add(self._name, node, before, after)
 
     def close(self, reason: str) -> None:
         """Refuse every other plugin here, for ``reason``."""

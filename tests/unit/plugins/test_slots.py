@@ -131,3 +131,22 @@ def test_a_term_is_added_once(second: str, message: str) -> None:
     terms.add("a", "offset2", 1)
     with pytest.raises(PlanError, match=message):
         terms.add(second, "offset2", 2)
+
+
+@pytest.mark.parametrize(("early", "late"), [({}, {"before": ("a",)}), ({"after": ("b",)}, {})])
+def test_anchors_come_before_what_nodes_say(early: dict, late: dict) -> None:
+    chain = Chain("attn.out", ANCHORS)
+    chain.add("early", node("a"), **early)
+    chain.add("late", node("b"), **late)
+    with pytest.raises(PlanError, match="anchors come first") as refused:
+        chain.resolve()
+    assert "'a'" in refused.value.what
+    assert "'b'" in refused.value.what
+
+
+@pytest.mark.parametrize(("early", "late"), [({}, {"after": ("a",)}), ({"before": ("b",)}, {})])
+def test_what_anchors_say_may_be_said_again(early: dict, late: dict) -> None:
+    chain = Chain("attn.out", ANCHORS)
+    chain.add("late", node("b"), **late)
+    chain.add("early", node("a"), **early)
+    assert [anchor for anchor, _ in chain.resolve()] == ["early", "late"]
