@@ -80,7 +80,8 @@ class Trainer(ABC):
     @abstractmethod
     def arrays(self) -> dict[str, np.ndarray]:
         """Everything to save, by name, on the host: ``model.<parameter>`` in float32 (the master
-        weights), ``optimizer.<stage>.<entry>.<parameter>``, ``state.<name>``. Waits."""
+        weights), ``optimizer.<stage>.<entry>.<parameter>``, ``state.<name>``. Waits.
+        """
 
     @abstractmethod
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
@@ -93,8 +94,11 @@ class Trainer(ABC):
 
     @abstractmethod
     def witnesses(self) -> Mapping[str, int]:
-        """What was seen to take part so far: ``node:<path>``, ``stage:<rule>.<stage>``,
-        ``kernel:<op>=<name>`` -> how often (at trace time, or in the first eager step)."""
+        """What was seen to take part so far -> how often (at trace time, or in eager).
+
+        ``node:<path>``, ``stage:<rule>.<stage>``; ``kernel:<op>=<name>`` where it is a plugin's;
+        ``init:<parameter>`` where it started as the plugin that claimed it said.
+        """
 
     @abstractmethod
     def synchronize(self) -> None:

@@ -34,9 +34,7 @@ def requests_of(
         "logits": {},  # of generation
         "linear_cross_entropy": _loss(plan),
     }
-    return tuple(
-        Request(op, backend, device, dtype, compiled, its) for op, its in facts.items()
-    )
+    return tuple(Request(op, backend, device, dtype, compiled, its) for op, its in facts.items())
 
 
 def _specs(plan: Plan) -> list[AttentionSpec]:

@@ -86,7 +86,7 @@ class Block(Module):
 
     def __init__(self, geometry: Geometry, spec: BlockSpec) -> None:
         super().__init__()
-        self.reads = spec.reads()
+        self.inputs = spec.reads()
         self.taps = spec.taps
         self.attention_norm = self.mlp_norm = None
         self.attention = self.mlp = None
@@ -109,8 +109,8 @@ class Block(Module):
         self.site_out = Site(geometry, spec.site_out) if spec.site_out else None
 
     def forward(self, x: Any, *reads: Any) -> tuple[Any, ...]:
-        """See the module's docstring; ``reads`` are in the order of ``self.reads``."""
-        scope = Scope(dict(zip(self.reads, reads, strict=True)))
+        """See the module's docstring; ``reads`` are in the order of ``self.inputs``."""
+        scope = Scope(dict(zip(self.inputs, reads, strict=True)))
         at: dict[str, Any] = {}
         if self.site_in is not None:
             x = self.site_in(x, None, scope)

@@ -18,7 +18,7 @@ from minillm_core.nn.geometry import Geometry
 from minillm_core.nn.init import Normal
 from minillm_core.nn.linear import Linear
 from minillm_core.nn.loss import LossSpec, shifted
-from minillm_core.nn.module import Module, named_modules
+from minillm_core.nn.module import Module, named_modules, seal
 from minillm_core.nn.node import Node, Scope
 from minillm_core.nn.param import Param
 from minillm_core.nn.residual import Site, SiteSpec
@@ -39,6 +39,7 @@ class DecoderSpec:
     embed: tuple[Node, ...]
     streams: tuple[Node, ...]  # in an order in which each finds what it reads
     blocks: tuple[BlockSpec, ...]
+    taps: tuple[tuple[str, str], ...]  # name that a plugin gave -> site, sorted
     final: SiteSpec | None
     final_norm: Node | Nothing | None
     loss: LossSpec
@@ -77,7 +78,7 @@ class Embedding(Module):
 class Decoder(Module):
     """batch, values -> Loss."""
 
-    def __init__(self, spec: DecoderSpec) -> None:
+    def __init__(self, spec: DecoderSpec, *, checkpointing: bool) -> None:
         super().__init__()
         g = spec.geometry
         self.embedding = Embedding(g, tied=spec.tied)
@@ -93,7 +94,14 @@ class Decoder(Module):
             term.key: term.node.make(g) for term in spec.loss.terms if term.node is not None
         }
         self.loss = spec.loss
-        self.checkpointing = False  # a choice of the binding
+        self.checkpointing = checkpointing
+        self.tap_aliases = {
+            f"layers.{index}.{tap}": tuple(
+                name for name, site in spec.taps if site == f"layers.{index}.{tap}"
+            )
+            for index, block in enumerate(spec.blocks)
+            for tap in block.taps
+        }
 
     def forward(self, batch: dict[str, Any], values: dict[str, Any]) -> Loss:
         """The training loss of one micro-batch.
@@ -166,7 +174,7 @@ class Decoder(Module):
             scope.reads[name] = scope.apply(node, {})
         statistics: dict[str, Any] = {}
         for block in self.layers:
-            reads = [scope.reads[name] for name in block.reads]
+            reads = [scope.reads[name] for name in block.inputs]
             if self.checkpointing:
                 x, *rest = self.framework.checkpoint(block, x, *reads)
             else:
@@ -174,7 +182,8 @@ class Decoder(Module):
             names = (*block.tap_names, *block.term_names, *block.statistic_names)
             for name, value in zip(names, rest, strict=True):
                 if name in block.tap_names:
-                    scope.reads[name] = value
+                    for known_as in (name, *self.tap_aliases[name]):
+                        scope.reads[known_as] = value
                 elif name in block.term_names:
                     scope.emitted[name] = value
                 else:  # last, and here alone: MLX corrupts gradients under an earlier stop
@@ -191,13 +200,18 @@ class Decoder(Module):
         return self.embedding.weight if self.head is None else self.head.weight
 
 
-def decoder(spec: DecoderSpec) -> Any:
-    """The model on the current framework, every module knowing its path and its claims.
+def decoder(spec: DecoderSpec, *, checkpointing: bool = False) -> Any:
+    """The model on the current framework, every module knowing its path and its claims; sealed.
+
+    Args:
+        spec: the model.
+        checkpointing: recompute each block in the backward pass.
 
     Raises:
-        PlanError: a claim on the product of what is no Linear leaf of this model.
+        PlanError: a claim on the product of what is no Linear leaf of this model, or a module
+            that promises terms or statistics where nothing would collect them.
     """
-    model: Any = Decoder(spec)
+    model: Any = Decoder(spec, checkpointing=checkpointing)
     leaves = {path: m for path, m in named_modules(model) if isinstance(m, Linear)}
     for leaf, node in spec.linears:
         if leaf not in leaves:
@@ -210,6 +224,7 @@ def decoder(spec: DecoderSpec) -> Any:
     modules = dict(named_modules(model))
     for path, module in modules.items():
         module.path = path
+        _check_emits(path, module)
     for index, block in enumerate(model.layers):
         below = [m for path, m in modules.items() if path.startswith(f"layers.{index}.")]
         block.tap_names = tuple(f"layers.{index}.{tap}" for tap in block.taps)
@@ -227,7 +242,20 @@ def decoder(spec: DecoderSpec) -> Any:
         )
         for term in spec.loss.terms
     }
+    seal(model)
     return model
+
+
+def _check_emits(path: str, module: Any) -> None:
+    """Only what is called as a node has what it emits collected."""
+    if not (module.terms or module.statistics):
+        return
+    if not hasattr(module, "owner") or path.endswith(".product"):
+        raise PlanError(
+            f"{type(module).__name__} at {path} has terms or statistics, and is no node that a "
+            "block or the model calls",
+            fix="name them in the node's own class, and return them from its forward",
+        )
 
 
 def emissions(modules: list[Any], kind: str) -> tuple[str, ...]:

@@ -14,7 +14,18 @@ import numpy as np
 
 from minillm_core.nn.reference import call_reference
 
-__all__ = ["Constant", "Init", "Normal", "Referenced", "Uniform", "fan_in", "fan_in_residual", "generator", "ones", "zeros"]
+__all__ = [
+    "Constant",
+    "Init",
+    "Normal",
+    "Referenced",
+    "Uniform",
+    "fan_in",
+    "fan_in_residual",
+    "generator",
+    "ones",
+    "zeros",
+]
 
 
 @dataclass(frozen=True)

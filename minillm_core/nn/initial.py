@@ -1,8 +1,9 @@
-"""Every declared array's first value, the same bits on every backend."""
+"""Every declared array's first value, the same bits on every backend, and the proof that it is."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from minillm_core.nn.init import Init, generator
 from minillm_core.nn.module import declared
 from minillm_core.nn.param import Buffer, Param, State
 
-__all__ = ["initial_values"]
+__all__ = ["initial_values", "witness_inits"]
 
 
 def initial_values(
@@ -31,3 +32,30 @@ def initial_values(
         yield module, attribute, state.init.draw(generator(seed, name), state.shape)
     for _, module, attribute, buffer in declared(model, Buffer):
         yield module, attribute, buffer.fn()
+
+
+def witness_inits(
+    model: Any,
+    inits: Mapping[str, Init],
+    seed: int,
+    host: Callable[[Any], np.ndarray],
+    witness: Callable[[str], None],
+) -> None:
+    """Witness ``init:<parameter>`` where the model holds what a claimed initialiser draws.
+
+    Args:
+        model: materialised and filled, float32.
+        inits: parameter -> initialiser, where a plugin claimed it.
+        seed: the run's.
+        host: one of the framework's arrays as NumPy's.
+        witness: told of each parameter whose digest is its initialiser's.
+    """
+    for name, module, attribute, param in declared(model, Param):
+        if name in inits:
+            drawn = inits[name].draw(generator(seed, name), param.shape)
+            if _digest(host(getattr(module, attribute))) == _digest(drawn):
+                witness(f"init:{name}")
+
+
+def _digest(array: np.ndarray) -> bytes:
+    return hashlib.sha256(np.ascontiguousarray(array, np.float32).tobytes()).digest()

@@ -6,14 +6,14 @@ framework's own module class; outside it, as an outline that only knows its decl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from minillm_core.nn.param import Declaration
 
-__all__ = ["Framework", "Module", "declared", "materialising", "named_modules", "record"]
+__all__ = ["Framework", "Module", "declared", "materialising", "named_modules", "record", "seal"]
 
 
 class Framework(Protocol):
@@ -59,6 +59,9 @@ class Module:
     framework: ClassVar[Any] = None  # a Framework, once native
     leaf: ClassVar[str | None] = None  # the framework's own class to stand on, by a backend's name
 
+    reads: ClassVar[Mapping[str, str]] = {}
+    """Argument of ``forward`` -> the name at hand that it takes, where that is another: names of
+    schedule values have dots (``{"lr": "train.lr"}``)."""
     joined: ClassVar[tuple[tuple[str, ...], ...]] = ()
     """Linear leaves that read the same input: a backend may multiply each tuple of them as one."""
     terms: ClassVar[tuple[str, ...]] = ()
@@ -71,10 +74,8 @@ class Module:
     """Where it stands in the model; set once that is built."""
     owner: str
     """The plugin whose node it is; the core's modules have none."""
-    node: str
-    """The node's name."""
-    reads: tuple[str, ...]
-    """What ``forward`` takes, where that is bound by name."""
+    bound: tuple[str, ...]
+    """What a node's ``forward`` is given, by the names at hand."""
 
     if TYPE_CHECKING:  # a native base gives both
 
@@ -88,8 +89,6 @@ class Module:
         """An instance of the current framework's subclass of this class."""
         native: Any = cls
         if cls.framework is None:
-            from minillm_core.nn.outline import OUTLINE
-
             native = (_current.get() or OUTLINE).native(cls)
         return super(Module, native).__new__(native)  # past Module in the native class
 
@@ -106,8 +105,17 @@ class Module:
 
 
 def record(module: Any, name: str, value: Any) -> None:
-    """Note what an attribute declares or contains: every framework's base calls this first."""
+    """Note what an attribute declares or contains: every framework's base calls this first.
+
+    Raises:
+        AttributeError: a plain value, and the model is sealed.
+    """
     notes = module.__dict__
+    if "_sealed" in notes and _is_plain(name, value):
+        raise AttributeError(
+            f"{type(module).__name__}.{name} is frozen: a compiled step has its value baked in. "
+            "Keep what changes in a State, or take it as an argument (a schedule value, a field)"
+        )
     declarations = notes.setdefault("_declared", {})
     children = notes.setdefault("_children", {})
     if isinstance(value, Declaration):
@@ -119,6 +127,18 @@ def record(module: Any, name: str, value: Any) -> None:
         children.update((f"{name}.{i}", v) for i, v in enumerate(value) if isinstance(v, Module))
     elif isinstance(value, dict):
         children.update((f"{name}.{k}", v) for k, v in value.items() if isinstance(v, Module))
+
+
+def seal(model: Any) -> None:
+    """Freeze the plain attributes of every module: the model is built."""
+    for _, module in named_modules(model):
+        module.__dict__["_sealed"] = True
+
+
+def _is_plain(name: str, value: Any) -> bool:
+    """Neither an array nor what a framework notes about its own module (torch's train, eval)."""
+    own = name.startswith("_") or name == "training"
+    return not own and not (hasattr(value, "dtype") and hasattr(value, "shape"))
 
 
 def named_modules(module: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -136,3 +156,39 @@ def declared(
         for attribute, declaration in owner.__dict__.get("_declared", {}).items():
             if isinstance(declaration, kind):
                 yield (f"{path}.{attribute}" if path else attribute), owner, attribute, declaration
+
+
+class OutlineModule:
+    """Base that only records."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        record(self, name, value)
+        self.__dict__[name] = value
+
+
+class Outline:
+    """The framework of planning: no arrays, only what modules declare."""
+
+    ops = None
+
+    def __init__(self) -> None:
+        self._native: dict[type, type] = {}
+
+    def native(self, cls: type[Module]) -> type:
+        """``cls`` as an outline."""
+        if cls not in self._native:
+            names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+            bases = (cls, OutlineModule)
+            self._native[cls] = type(cls.__name__, bases, {"framework": self, **names})
+        return self._native[cls]
+
+    def checkpoint(self, block: Callable[..., Any], *arguments: Any) -> Any:
+        """An outline computes nothing."""
+        raise NotImplementedError
+
+    def witness(self, key: str) -> None:
+        """An outline computes nothing."""
+        raise NotImplementedError
+
+
+OUTLINE = Outline()

@@ -1,7 +1,8 @@
 """Nodes: planned modules, and how their arguments find them.
 
 A node's ``forward`` names its arguments; each is bound while planning to one of the slot's own names
-(q, k, x ...) or to something the model has at hand (a batch field, stream, tap or schedule value).
+(q, k, x ...) or to something the model has at hand (a batch field, stream, tap or schedule value),
+by the same name unless the class says otherwise in ``reads``.
 """
 
 from __future__ import annotations
@@ -11,11 +12,18 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from minillm_core.errors import PlanError
 from minillm_core.nn.geometry import Geometry
 from minillm_core.nn.module import Module
 from minillm_core.nn.reference import json_arguments, reference_of, resolve
 
 __all__ = ["Node", "Scope", "call_names", "node_of"]
+
+
+RESERVED = frozenset(
+    ("bound", "framework", "joined", "leaf", "ops", "owner", "path", "reads", "statistics", "terms")
+)
+"""Attributes of every module that a node's constructor may not set."""
 
 
 @dataclass(frozen=True)
@@ -26,19 +34,30 @@ class Node:
     owner: str
     reference: str  # module:class
     arguments: tuple[tuple[str, Any], ...] = ()
-    reads: tuple[str, ...] = ()  # forward's arguments, in order
+    reads: tuple[str, ...] = ()  # what forward is given, in the order of its arguments
     external: tuple[str, ...] = ()  # those of them that are not the slot's own
     cls: type | None = field(default=None, compare=False, repr=False)
     slot: str = field(default="", compare=False)  # where it was put, for people to read
 
     def make(self, geometry: Geometry) -> Module:
-        """The node as a module of the current framework."""
+        """The node as a module of the current framework.
+
+        Raises:
+            PlanError: its constructor set an attribute that the core gives a meaning.
+        """
         cls = self.cls or resolve(self.reference)
         arguments = dict(self.arguments)
         if "geometry" in inspect.signature(cls.__init__).parameters:
             arguments["geometry"] = geometry
         module = cls(**arguments)
-        module.reads, module.owner, module.node = self.reads, self.owner, self.name
+        if taken := sorted(RESERVED & set(vars(module))):
+            raise PlanError(
+                f"plugin '{self.owner}': {cls.__name__} sets self.{taken[0]}, which has a meaning "
+                "of its own in every Module",
+                where=self.slot,
+                fix="give the attribute another name",
+            )
+        module.bound, module.owner = self.reads, self.owner
         return module
 
     def data(self) -> dict[str, Any]:
@@ -99,7 +118,17 @@ def node_of(
         required = parameter.default is parameter.empty
         if required and key not in arguments and key != "geometry":
             raise ValueError(f"{cls.__name__} needs the argument '{key}'")
-    reads = call_names(getattr(cls, call))
+    takes = call_names(getattr(cls, call))
+    for argument in cls.reads:
+        if argument not in takes:
+            raise ValueError(
+                f"{cls.__name__}.reads names '{argument}': {call} takes {', '.join(takes)}"
+            )
+        if argument in own:
+            raise ValueError(
+                f"{cls.__name__}.reads names '{argument}', which the slot itself gives"
+            )
+    reads = tuple(cls.reads.get(argument, argument) for argument in takes)
     return Node(
         name=name or owner,
         owner=owner,
@@ -121,8 +150,8 @@ class Scope:
 
     def apply(self, node: Any, own: dict[str, Any]) -> Any:
         """``node.forward`` with its arguments by name; terms and statistics are set aside."""
-        names = own | self.reads
-        return self.receive(node, node(*[names[name] for name in node.reads]))
+        names = self.reads | own
+        return self.receive(node, node(*[names[name] for name in node.bound]))
 
     def receive(self, node: Any, result: Any) -> Any:
         """Note that ``node`` took part, and split what it emits from its result."""

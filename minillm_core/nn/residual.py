@@ -72,7 +72,7 @@ class Site(Module):
                 coefficients[child(source)] = coefficient.make(geometry)
             elif isinstance(coefficient, Learned):
                 scalar = LearnedScalar(coefficient.start, coefficient.lr_mul, coefficient.wd_mul)
-                scalar.reads, scalar.owner, scalar.node = (), owner, owner
+                scalar.bound, scalar.owner = (), owner
                 coefficients[child(source)] = scalar
         self.coefficients = coefficients
 

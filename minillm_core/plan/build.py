@@ -61,7 +61,6 @@ def build_plan(config: Config, plugins: Manager | Iterable[LoadedPlugin] = ()) -
     spec, inits, data = _model(config, geometry, manager, values)
     fields = data.fields.resolve()
     _check_data(data, manager)
-    check_reads(spec, (name for name, _, _ in fields), values.held)
     rehearse(spec, manager)
     model = decoder(spec)
     _check_terms(model, spec)
@@ -71,6 +70,7 @@ def build_plan(config: Config, plugins: Manager | Iterable[LoadedPlugin] = ()) -
         "optimizer_factory", lambda p: {"optimizer": OptimizerBuilder(p.name, values, optimizer)}
     )
     groups = optimizer.resolve()
+    check_reads(spec, (name for name, _, _ in fields), values.held)
     held: dict[str, tuple[str, Candidate]] = {}
     manager.call("kernel_provider", lambda p: {"kernels": KernelBuilder(p.name, values, held)})
     candidates = tuple(held[key] for key in sorted(held))
@@ -148,6 +148,7 @@ def _model(
         embed=tuple(node for _, node in model.embed.resolve()),
         streams=model.ordered_streams(),
         blocks=tuple(_block(i, attention[i], model) for i in range(geometry.layers)),
+        taps=tuple((name, site) for name, _, site in model.tap_names.resolve()),
         final=model.site("final"),
         final_norm=model.norm["final"].resolve(),
         loss=loss.resolve(),

@@ -43,6 +43,8 @@ def expected(
         kind, _, rest = placement.slot.partition("[")
         if kind == "opt.rule":
             keys.append(f"stage:{rest.replace(']', '', 1)}")
+        elif kind == "model.init":
+            keys.append(f"init:{rest.rstrip(']')}")
         elif kind == "kernel":
             keys.append(f"kernel:{rest.rstrip(']')}={placement.what}")
         elif kind in ("on_batch", "on_event"):

@@ -87,7 +87,7 @@ def init_placements(inits: Mapping[str, tuple[str, Any]]) -> Iterator[Placement]
     for name, (owner, init) in inits.items():
         numbers = ", ".join(str(v) for k, v in init.data().items() if k != "init")
         what = f"{type(init).__name__}({numbers})"
-        yield Placement(owner, f"model.init[{name}]", what, settled=True, shapes=False)
+        yield Placement(owner, f"model.init[{name}]", what, shapes=False)
 
 
 def field_placements(fields: Iterable[tuple[str, str, Field]]) -> Iterator[Placement]:

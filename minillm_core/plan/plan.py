@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Export", "Plan", "PlannedPlugin", "as_json"]
 
+
 @dataclass(frozen=True)
 class PlannedPlugin:
     """An active plugin: who it is, and what must be seen of it."""

@@ -23,7 +23,7 @@ def check_reads(spec: DecoderSpec, fields: Iterable[str], values: Iterable[str])
         values: the schedule values.
 
     Raises:
-        PlanError: something is read that nothing provides there, or a stream takes a field's name.
+        PlanError: something is read that nothing provides there, or one name has two meanings.
     """
     known = {*BATCH, *values, *fields}
     for node in spec.embed:
@@ -38,12 +38,20 @@ def check_reads(spec: DecoderSpec, fields: Iterable[str], values: Iterable[str])
                 fix="give one of them another name",
             )
         known.add(node.name)
+    for name, site in spec.taps:
+        if name in known:
+            raise PlanError(
+                f"the tap '{name}' of {site} has a name that is taken",
+                where="model.taps",
+                fix="give one of them another name",
+            )
     for index, block in enumerate(spec.blocks):
         for node in block.nodes():
             _check(node.owner, node.external, known, node.slot)
         for site in block.sites():
             _check_site(site, known)
-        known |= {f"layers.{index}.{tap}" for tap in block.taps}
+        here = {f"layers.{index}.{tap}" for tap in block.taps}
+        known |= here | {name for name, site in spec.taps if site in here}
     if spec.final is not None:
         _check_site(spec.final, known)
         for _, owner, coefficient in spec.final.terms:

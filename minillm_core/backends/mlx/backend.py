@@ -13,6 +13,7 @@ from minillm_core.backends.mlx.module import MLXFramework
 from minillm_core.backends.mlx.ops import MLXOps
 from minillm_core.backends.mlx.trainer import MLXTrainer
 from minillm_core.backends.mlx.weights import materialise
+from minillm_core.backends.witness import watch_kernels
 from minillm_core.errors import BackendError
 from minillm_core.ops.select import Candidate, load
 from minillm_core.plan import Plan
@@ -60,6 +61,9 @@ class MLXBackend(Backend):
         """The plan's model, filled, with its optimizer."""
         kernels = load(self.binding.kernels, self.candidates, "mlx")
         framework = MLXFramework(MLXOps(kernels))
+        watch_kernels(framework, plan, self.binding.kernels)
         positions = max_positions or plan.config.train.seq_len
-        model = materialise(plan, framework, seed, positions)
+        model = materialise(
+            plan, framework, seed, positions, checkpointing=self.binding.checkpointing
+        )
         return MLXTrainer(plan, self.binding, model, framework, join=self.join)

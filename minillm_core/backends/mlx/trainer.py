@@ -42,7 +42,6 @@ class MLXTrainer(Trainer):
         self, plan: Plan, binding: Binding, model: Any, framework: MLXFramework, *, join: bool
     ) -> None:
         self.plan, self.binding, self.model, self.framework = plan, binding, model, framework
-        model.checkpointing = binding.checkpointing
         self.weights = Weights(model, getattr(mx, binding.dtype), join=join)
         self.groups = {str(index): group for index, group in enumerate(plan.groups)}
         self.writers = {p: m for p, m in named_modules(model) if m.statistics}
@@ -59,7 +58,6 @@ class MLXTrainer(Trainer):
         self.staged = plan.staged
         self.graphs: dict[Any, Callable[..., Any]] = {}
         self.traces = 0
-        self.stepped = False
         mx.eval(self.masters, self.state)
 
     def step(self, micro: Sequence[Batch], values: Mapping[str, float], supervised: int) -> Figures:
@@ -70,13 +68,10 @@ class MLXTrainer(Trainer):
         batches = [self._batch(host) for host in micro]
         if len(batches) == 1:
             whole = self._graph("whole", staged)
-            self.masters, self.state, figures = whole(
-                self.masters, self.state, batches[0], given
-            )
+            self.masters, self.state, figures = whole(self.masters, self.state, batches[0], given)
         else:
             figures = self._accumulated(batches, given, staged)
         mx.async_eval(self.masters, self.state, figures)
-        self.stepped = True
         return figures
 
     def _batch(self, host: Batch) -> Arrays:
@@ -96,9 +91,7 @@ class MLXTrainer(Trainer):
             mx.async_eval(sums)  # a graph that spans micro-batches would hold all activations
         mean = mx.array(1.0 / len(batches))
         update = self._graph("update", {})
-        self.masters, self.state, figures = update(
-            self.masters, self.state, sums, given, mean
-        )
+        self.masters, self.state, figures = update(self.masters, self.state, sums, given, mean)
         return figures
 
     def _graph(self, kind: str, staged: Mapping[str, int]) -> Callable[..., Any]:
@@ -342,8 +335,7 @@ class MLXTrainer(Trainer):
 
     def witnesses(self) -> Mapping[str, int]:
         """What took part so far."""
-        kernels = {f"kernel:{c.op}={c.kernel}": 1 for c in self.binding.kernels}
-        return dict(self.framework.seen) | (kernels if self.stepped else {})
+        return dict(self.framework.seen)
 
     def synchronize(self) -> None:
         """Wait until the device is idle."""

@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from minillm_core.backends.mlx.module import MLXFramework
 from minillm_core.nn.decoder import decoder
-from minillm_core.nn.initial import initial_values
+from minillm_core.nn.initial import initial_values, witness_inits
 from minillm_core.nn.module import declared, materialising, named_modules
 from minillm_core.nn.param import Param
 from minillm_core.plan import Plan
@@ -98,12 +99,15 @@ def _joints(model: Any) -> Iterator[Leaf]:
             )
 
 
-def materialise(plan: Plan, framework: MLXFramework, seed: int, positions: int) -> Any:
+def materialise(
+    plan: Plan, framework: MLXFramework, seed: int, positions: int, *, checkpointing: bool = False
+) -> Any:
     """The plan's model with its seeded initial values, float32."""
     spec = replace(plan.spec, geometry=replace(plan.spec.geometry, positions=positions))
     with materialising(framework):
-        model = decoder(spec)
+        model = decoder(spec, checkpointing=checkpointing)
     for module, attribute, value in initial_values(model, plan.inits, seed):
         module[attribute] = mx.array(value)
     mx.eval(model.parameters())
+    witness_inits(model, plan.inits, seed, np.array, framework.witness)
     return model

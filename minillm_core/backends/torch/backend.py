@@ -15,6 +15,7 @@ from minillm_core.backends.torch.module import TorchFramework
 from minillm_core.backends.torch.ops import TorchOps
 from minillm_core.backends.torch.trainer import TorchTrainer
 from minillm_core.backends.torch.weights import materialise
+from minillm_core.backends.witness import watch_kernels
 from minillm_core.errors import BackendError
 from minillm_core.ops.select import Candidate, load
 from minillm_core.plan import Plan
@@ -70,16 +71,22 @@ class TorchBackend(Backend):
         self.candidates = candidates
         self.binding = replace(binding, **_facts(self.device, binding, self.join, fused))
 
-    def trainer(
-        self, plan: Plan, seed: int, *, max_positions: int | None = None
-    ) -> TorchTrainer:
+    def trainer(self, plan: Plan, seed: int, *, max_positions: int | None = None) -> TorchTrainer:
         """The plan's model, filled, with its optimizer."""
         if self.binding.deterministic:
             torch.use_deterministic_algorithms(True)
         kernels = load(self.binding.kernels, self.candidates, "torch")
         framework = TorchFramework(TorchOps(kernels, device=self.device))
+        watch_kernels(framework, plan, self.binding.kernels)
         positions = max_positions or plan.config.train.seq_len
-        model = materialise(plan, framework, seed, self.device, positions)
+        model = materialise(
+            plan,
+            framework,
+            seed,
+            self.device,
+            positions,
+            checkpointing=self.binding.checkpointing,
+        )
         return TorchTrainer(
             plan,
             self.binding,

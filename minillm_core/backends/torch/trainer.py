@@ -48,7 +48,6 @@ class TorchTrainer(Trainer):
     ) -> None:
         self.plan, self.binding, self.model, self.framework = plan, binding, model, framework
         self.device = torch.device(binding.device)
-        model.checkpointing = binding.checkpointing
         self.weights = Weights(model, getattr(torch, binding.dtype), join=join)
         self.optimizer = Optimizer(
             plan,
@@ -206,8 +205,7 @@ class TorchTrainer(Trainer):
 
     def witnesses(self) -> Mapping[str, int]:
         """What took part so far."""
-        kernels = {f"kernel:{c.op}={c.kernel}": 1 for c in self.binding.kernels}
-        return dict(self.framework.seen) | (kernels if self.gradients is not None else {})
+        return dict(self.framework.seen)
 
     def synchronize(self) -> None:
         """Wait until the device is idle."""

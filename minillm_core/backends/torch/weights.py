@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from minillm_core.backends.torch.module import TorchFramework
 from minillm_core.nn.decoder import decoder
-from minillm_core.nn.initial import initial_values
+from minillm_core.nn.initial import initial_values, witness_inits
 from minillm_core.nn.module import declared, materialising, named_modules
 from minillm_core.nn.param import Param
 from minillm_core.plan import Plan
@@ -101,13 +101,20 @@ def _join(model: Any) -> Iterator[tuple[tuple[str, int, int], ...]]:
 
 
 def materialise(
-    plan: Plan, framework: TorchFramework, seed: int, device: torch.device, positions: int
+    plan: Plan,
+    framework: TorchFramework,
+    seed: int,
+    device: torch.device,
+    positions: int,
+    *,
+    checkpointing: bool = False,
 ) -> Any:
     """The plan's model with its seeded initial values, float32, on ``device``."""
     spec = replace(plan.spec, geometry=replace(plan.spec.geometry, positions=positions))
     with materialising(framework), torch.device(device):
-        model = decoder(spec)
+        model = decoder(spec, checkpointing=checkpointing)
     with torch.no_grad():
         for module, attribute, value in initial_values(model, plan.inits, seed):
             getattr(module, attribute).copy_(torch.from_numpy(np.array(value, order="C")))
+    witness_inits(model, plan.inits, seed, lambda t: t.detach().cpu().numpy(), framework.witness)
     return model

@@ -139,7 +139,7 @@ class AttentionBuilder(Builder):
             node = node_of(self._owner, cls, arguments, own=(), call="enter", slot=where)
         except ValueError as error:
             raise PlanError(f"plugin '{self._owner}', slot {where}: {error}") from error
-        if len(node.reads) != 1:
+        if len(node.reads) != 1 or cls.reads:
             raise PlanError(
                 f"plugin '{self._owner}', slot {where}: {cls.__name__}.enter takes "
                 f"({', '.join(node.reads)}), and is called with a Call alone"

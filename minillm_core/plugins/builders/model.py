@@ -30,7 +30,8 @@ class ModelSlots:
         self.residual: dict[str, Terms[Setting | Learned | Node]] = {
             site: Terms(f"model.residual[{site}]") for site in (*sites, "final")
         }
-        self.taps: dict[str, set[str]] = {}  # site -> who reads it
+        self.taps: set[str] = set()  # sites that are read further on
+        self.tap_names: Terms[str] = Terms("model.taps")  # name for forward() -> site
         self.attention: list[Claim[Node | Nothing]] = [
             Claim(f"model.attention[{i}]") for i in layers
         ]
@@ -101,13 +102,28 @@ class ModelBuilder(Builder):
         node = self._node(f"model.streams[{name}]", (), cls, arguments)
         self._slots.streams.add(self._owner, name, replace(node, name=name))
 
-    def tap(self, site: str) -> str:
-        """Read the residual stream after ``site`` (layers.i.in, .mid, .out) further on, by this name."""
+    def tap(self, site: str, *, name: str | None = None) -> str:
+        """Read the residual stream after ``site`` (layers.i.in, .mid, .out) further on.
+
+        Args:
+            site: where it is read.
+            name: what a node's ``forward`` calls it; without one, residual sites alone can name it.
+
+        Returns:
+            What it is called: ``name``, or the site.
+
+        Raises:
+            PlanError: no such site, or a name that slots or the batch give, or no identifier.
+        """
         self._site(site)
         if site == "final":
             raise PlanError(f"plugin '{self._owner}': nothing comes after the site 'final'")
-        self._slots.taps.setdefault(site, set()).add(self._owner)
-        return site
+        self._slots.taps.add(site)
+        if name is None:
+            return site
+        self._named("model.taps", name)
+        self._slots.tap_names.add(self._owner, name, site)
+        return name
 
     def residual(self, site: str, source: str, coefficient: Any = 1.0, **arguments: Any) -> None:
         """Claim per (site, source): site = sum of coefficient x source.

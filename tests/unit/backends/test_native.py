@@ -94,6 +94,23 @@ def test_plain_values_stay_what_they_are(trainer_of: Any, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_plain_values_are_frozen_once_materialised(trainer_of: Any, backend: str) -> None:
+    """A compiled step has them baked in: a change would be lost without a word."""
+    _, run = trainer_of(backend)
+    kept = run.model.layers[0].attention.out["keeper"]
+    for name, value in (("sizes", [3]), ("names", None), ("fresh", 1.0), ("leaves", [])):
+        with pytest.raises(AttributeError, match=rf"Kept\.{name} is frozen"):
+            setattr(kept, name, value)
+    assert kept.sizes == [1, 2]
+    with pytest.raises(AttributeError, match=r"Decoder\.checkpointing is frozen"):
+        run.model.checkpointing = True
+    run.model.train()
+    run.model.eval()
+    kept.scale = kept.scale * 2 if backend == "mlx" else torch.nn.Parameter(kept.scale.data * 2)
+    assert kept.scale.tolist() == [2]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_scalar_state_is_written_and_loaded(trainer_of: Any, backend: str) -> None:
     plan, run = trainer_of(backend, train_compile="off")
     ids = np.zeros((2, 8), np.int32)

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from minillm_core.errors import PlanError
 from minillm_core.nn.geometry import Geometry
 from minillm_core.nn.init import zeros
 from minillm_core.nn.linear import Linear
-from minillm_core.nn.module import Module, named_modules
+from minillm_core.nn.module import Module, declared, named_modules
 from minillm_core.nn.node import Scope, call_names, node_of
-from minillm_core.nn.outline import parameters, states
 from minillm_core.nn.param import Param, State
 
 GEOMETRY = Geometry(
@@ -56,13 +56,13 @@ def test_a_node_becomes_a_module_with_the_models_sizes() -> None:
     node = node_of("p", Gate, {"width": 2, "widths": [3, 5]}, own=("y", "x"), name="p_second")
     module: Any = node.make(GEOMETRY)
     assert isinstance(module, Gate)
-    assert (module.owner, module.node, module.reads) == ("p", "p_second", ("y", "x", "bigram"))
-    assert {n: p.shape for n, p in parameters(module).items()} == {
+    assert (module.owner, module.bound) == ("p", ("y", "x", "bigram"))
+    assert {name: p.shape for name, _, _, p in declared(module, Param)} == {
         "gate.weight": (2, 2),
         "inner.0.weight": (3, 3),
         "inner.1.weight": (5, 5),
     }
-    assert list(states(module)) == ["bias"]
+    assert [name for name, *_ in declared(module, State)] == ["bias"]
     assert [path for path, _ in named_modules(module)] == ["", "gate", "inner.0", "inner.1"]
 
 
@@ -73,6 +73,63 @@ def test_a_node_is_made_again_from_its_reference() -> None:
     assert isinstance(module, Gate)
     assert node == node_of("p", Gate, {"width": 2}, own=())
     assert node != node_of("p", Gate, {"width": 3}, own=())
+
+
+class Scheduled(Module):
+    reads = {"lr": "train.lr", "late": "layers.1.out"}  # noqa: RUF012
+
+    def forward(self, late: Any, y: Any, lr: Any) -> Any:
+        return y
+
+
+def test_a_class_says_what_its_arguments_are_called_elsewhere() -> None:
+    node = node_of("p", Scheduled, {}, own=("y", "x"))
+    assert node.reads == ("layers.1.out", "y", "train.lr")
+    assert node.external == ("layers.1.out", "train.lr")
+    scope = Scope({"layers.1.out": 1, "train.lr": 2})
+    assert scope.apply(called(lambda *given: given, node.reads), {"y": 3}) == (1, 3, 2)
+
+
+class Elsewhere(Module):
+    reads = {"rate": "train.lr"}  # noqa: RUF012
+
+    def forward(self, y: Any) -> Any:
+        return y
+
+
+class Slots(Module):
+    reads = {"y": "train.lr"}  # noqa: RUF012
+
+    def forward(self, y: Any) -> Any:
+        return y
+
+
+@pytest.mark.parametrize(
+    ("cls", "why"),
+    [
+        (Elsewhere, r"Elsewhere\.reads names 'rate': forward takes y"),
+        (Slots, r"Slots\.reads names 'y', which the slot itself gives"),
+    ],
+)
+def test_reads_fit_the_call_and_leave_the_slot_alone(cls: type, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        node_of("p", cls, {}, own=("y",))
+
+
+class Path(Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.path = "mine"
+
+    def forward(self, x: Any) -> Any:
+        return x
+
+
+def test_names_with_a_meaning_are_not_a_plugins() -> None:
+    node = node_of("p", Path, {}, own=("x",), slot="model.mlp[0]")
+    with pytest.raises(PlanError, match=r"Path sets self\.path") as refused:
+        node.make(GEOMETRY)
+    assert refused.value.where == "model.mlp[0]"
 
 
 def test_where_a_node_stands_is_no_part_of_what_it_is() -> None:
@@ -106,7 +163,7 @@ class Called(SimpleNamespace):
 def called(give: Any, reads: tuple[str, ...], **emits: Any) -> Called:
     return Called(
         give=give,
-        reads=reads,
+        bound=reads,
         path="layers.0.mlp",
         framework=Seen(),
         terms=emits.get("terms", ()),

@@ -593,3 +593,52 @@ def test_a_plugin_that_raises_is_named(planned: Planned, made: Made) -> None:
     with pytest.raises(PluginCodeError, match="plugin 'one' raised in") as raised:
         planned(one=made())
     assert "test_refusals.py" in str(raised.value.where)
+
+
+class Inner(Module):
+    statistics = {"load": "sum"}  # noqa: RUF012
+
+    def forward(self, x, weight):
+        return x, x
+
+
+class Outer(Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Inner()
+
+    def forward(self, y):
+        return y
+
+
+@pytest.mark.parametrize(
+    ("made", "where"),
+    [
+        (attention(lambda a: a.out.gate(Outer)), "layers.0.attention.out.p.inner"),
+        (
+            model(lambda m: m.linear("layers.1.mlp.up", Inner)),
+            "layers.1.mlp.up.product",
+        ),
+    ],
+)
+def test_what_nothing_would_collect_is_not_emitted(
+    planned: Planned, made: Made, where: str
+) -> None:
+    with pytest.raises(PlanError, match="has terms or statistics") as refused:
+        planned(p=made())
+    assert where in refused.value.what
+
+
+def test_a_tap_may_not_take_the_name_of_a_stream(planned: Planned) -> None:
+    def build(self, model):
+        model.stream("early", Late)
+        model.tap("layers.0.mid", name="early")
+
+    with pytest.raises(PlanError, match=r"tap 'early' of layers\.0\.mid has a name that is taken"):
+        planned(p=plugin(build_model=build))
+
+
+@pytest.mark.parametrize("name", ["x0", "two words", "layers.0.mid"])
+def test_a_tap_has_a_name_that_forward_can_ask_for(planned: Planned, name: str) -> None:
+    with pytest.raises(PlanError, match=f"'{name}' is"):
+        planned(p=model(lambda m: m.tap("layers.0.mid", name=name))())

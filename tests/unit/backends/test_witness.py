@@ -1,0 +1,110 @@
+"""What trainers witness of plugins: initial values and kernels; and names with dots reach a node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minillm_core import Candidate, Module, Normal, Plugin, ones, piecewise, zeros
+from minillm_core.backends.bind import create
+from minillm_core.backends.detect import Detected
+from minillm_core.nn.initial import witness_inits
+
+pytest.importorskip("torch")
+pytest.importorskip("mlx.core")
+
+BACKENDS = ["torch", "mlx"]
+OUTPUT = "layers.0.attention.o.weight"
+
+
+def trained(plan: Any, backend: str) -> Any:
+    """A trainer after one step."""
+    run = create(Detected(backend, "cpu", "test"), plan).trainer(plan, 0)
+    ids = np.arange(16, dtype=np.int32).reshape(2, 8)
+    batch = {"ids": ids, "labels": ids, "documents": ids * 0, "positions": ids % 8}
+    return run, run.read(run.step([batch], plan.values(1.0), 16))
+
+
+class Starts(Plugin, api=1):
+    """Initial values alone."""
+
+    def build_model(self, model: Any) -> None:
+        model.init(OUTPUT, zeros)
+        model.init("embedding.weight", Normal(0.5))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_claimed_initial_values_are_shown(plan_of: Any, backend: str) -> None:
+    plan = plan_of({"starts": Starts()})
+    expected = plan.plugins[0].expected
+    assert set(expected) == {f"init:{OUTPUT}", "init:embedding.weight"}
+    run, _ = trained(plan, backend)
+    assert all(run.witnesses()[key] == 1 for key in expected)
+
+
+def test_other_initial_values_are_no_evidence(plan_of: Any) -> None:
+    plan, seen = plan_of(), []
+    model = create(Detected("torch", "cpu", "test"), plan).trainer(plan, 0).model
+    mine = {OUTPUT: zeros, "norm.weight": ones}
+    witness_inits(model, mine, 0, lambda t: t.detach().numpy(), seen.append)
+    assert seen == ["init:norm.weight"]
+
+
+def doubled(gate: Any, up: Any) -> Any:
+    return gate * up
+
+
+class Kernels(Plugin, api=1):
+    """A kernel for an op that runs, and one for an op that training does not ask for."""
+
+    def kernel_provider(self, kernels: Any) -> None:
+        for op in ("swiglu", "logits"):
+            kernels.candidate(Candidate(op, "mine", ("torch", "mlx"), f"{__name__}:doubled"))
+
+
+class NoMLP(Plugin, api=1):
+    """Leaves nothing that would multiply gates."""
+
+    def build_model(self, model: Any) -> None:
+        for layer in range(model.layers):
+            model.mlp(layer, None)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_kernel_is_shown_where_its_op_ran(plan_of: Any, backend: str) -> None:
+    run, _ = trained(plan_of({"kernels": Kernels()}), backend)
+    assert run.witnesses()["kernel:swiglu=mine"] > 0
+    assert "kernel:logits=mine" not in run.witnesses()
+    run, _ = trained(plan_of({"kernels": Kernels(), "nomlp": NoMLP()}), backend)
+    assert "kernel:swiglu=mine" not in run.witnesses()
+
+
+class Fade(Module):
+    """y times a schedule's number, plus nothing of a tap."""
+
+    reads = {"rate": "train.lr", "strength": "fades.residual.x0"}  # noqa: RUF012
+
+    def forward(self, x: Any, rate: Any, strength: Any, early: Any) -> Any:
+        return x * self.ops.like(strength + rate * 0, x) + early * 0
+
+
+class Fades(Plugin, api=1):
+    """A node that reads two schedule values and a tap."""
+
+    def build_model(self, model: Any) -> None:
+        model.residual("layers.0.in", "x0", piecewise((0, 1.0), (1, 0.0)))
+        model.tap("layers.0.mid", name="early")
+        model.norm("final", Fade)
+        model.norm("layers.1.mlp", Fade)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_names_with_dots_and_taps_reach_a_node(plan_of: Any, backend: str) -> None:
+    plan = plan_of({"fades": Fades()})
+    assert plan.spec.taps == (("early", "layers.0.mid"),)
+    assert {"early", "train.lr", "fades.residual.x0"} <= set(plan.spec.blocks[1].reads())
+    run, result = trained(plan, backend)
+    assert result.loss == pytest.approx(np.log(31), rel=1e-6)  # faded to nothing: uniform
+    assert run.witnesses()["node:norm"] > 0
