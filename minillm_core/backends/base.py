@@ -18,7 +18,7 @@ from minillm_core.ops.select import Choice
 if TYPE_CHECKING:
     from minillm_core.plan import Plan
 
-__all__ = ["Backend", "Batch", "Binding", "Choice", "StepResult", "Trainer"]
+__all__ = ["Backend", "Batch", "Binding", "Choice", "StepResult", "Trainer", "lone_row"]
 
 Batch = Mapping[str, np.ndarray]
 """ids, labels, documents, positions: int32 (rows, T); weights: float32 (rows, T), optional; declared fields."""
@@ -122,3 +122,14 @@ class Backend(ABC):
         Args:
             max_positions: longest row that will ever be fed; default: the plan's seq_len.
         """
+
+
+def lone_row(ids: np.ndarray) -> Batch:
+    """``ids`` (T,) as a batch of one row that nothing is predicted for."""
+    row = np.asarray(ids, np.int32)[None]
+    return {
+        "ids": row,
+        "labels": np.full_like(row, -1),
+        "documents": np.zeros_like(row),
+        "positions": np.arange(row.shape[1], dtype=np.int32)[None],
+    }

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from minillm_core.nn.param import Declaration
 
-__all__ = ["Framework", "Module", "declared", "materialising", "named_modules", "record", "seal"]
+__all__ = [
+    "Framework",
+    "Module",
+    "Natives",
+    "declared",
+    "materialising",
+    "named_modules",
+    "record",
+    "seal",
+]
 
 
 class Framework(Protocol):
@@ -104,6 +113,29 @@ class Module:
         raise NotImplementedError(f"{type(self).__name__} declares statistics but no next_state")
 
 
+class Natives:
+    """The part of a framework that makes native classes: each once, a subclass of both.
+
+    Args:
+        bases: the framework's own module classes by :attr:`Module.leaf`; None: for all others.
+    """
+
+    ops: Any
+
+    def __init__(self, bases: Mapping[str | None, type]) -> None:
+        self._bases = bases
+        self._native: dict[type, type] = {}
+
+    def native(self, cls: type[Module]) -> type:
+        """``cls`` as a subclass of itself and of the framework's class for it."""
+        if cls not in self._native:
+            base = self._bases.get(cls.leaf, self._bases[None])
+            names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+            body = {"framework": self, "ops": self.ops, **names}
+            self._native[cls] = type(cls.__name__, (cls, base), body)
+        return self._native[cls]
+
+
 def record(module: Any, name: str, value: Any) -> None:
     """Note what an attribute declares or contains: every framework's base calls this first.
 
@@ -166,21 +198,13 @@ class OutlineModule:
         self.__dict__[name] = value
 
 
-class Outline:
+class Outline(Natives):
     """The framework of planning: no arrays, only what modules declare."""
 
     ops = None
 
     def __init__(self) -> None:
-        self._native: dict[type, type] = {}
-
-    def native(self, cls: type[Module]) -> type:
-        """``cls`` as an outline."""
-        if cls not in self._native:
-            names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
-            bases = (cls, OutlineModule)
-            self._native[cls] = type(cls.__name__, bases, {"framework": self, **names})
-        return self._native[cls]
+        super().__init__({None: OutlineModule})
 
     def checkpoint(self, block: Callable[..., Any], *arguments: Any) -> Any:
         """An outline computes nothing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from minillm_core.nn.attention import AttentionSpec
 from minillm_core.nn.decoder import DecoderSpec, layer_geometry
@@ -27,10 +28,11 @@ def rehearse(spec: DecoderSpec, manager: Manager) -> None:
     for block in spec.blocks:
         if isinstance(block.attention, AttentionSpec):
             rope = block.attention.rope
-            claim = rope.scaling or rope.frequencies
-            if claim is not None:
-                with plugins[claim[0]].contain("attn.rope"):
-                    rope.radians(spec.geometry.head_dim)
+            unscaled = replace(rope, scaling=None)  # scaling is not to blame for these
+            for claim, part in ((rope.frequencies, unscaled), (rope.scaling, rope)):
+                if claim is not None:
+                    with plugins[claim[0]].contain("attn.rope"):
+                        part.radians(spec.geometry.head_dim)
 
 
 def _nodes(spec: DecoderSpec) -> Iterator[tuple[Node, Geometry]]:

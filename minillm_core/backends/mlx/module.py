@@ -10,7 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from minillm_core.backends.mlx.ops import MLXOps
-from minillm_core.nn.module import Module, record
+from minillm_core.nn.module import Natives, record
 from minillm_core.nn.param import Buffer, Param, State
 
 __all__ = ["MLXFramework"]
@@ -67,24 +67,13 @@ BASES: Mapping[str | None, type] = {
 }
 
 
-class MLXFramework:
+class MLXFramework(Natives):
     """What neutral modules stand on: one a binding, since it holds the chosen kernels."""
 
     def __init__(self, ops: MLXOps) -> None:
+        super().__init__(BASES)
         self.ops = ops
         self.seen: Counter[str] = Counter()
-        self._native: dict[type, type] = {}
-
-    def native(self, cls: type[Module]) -> type:
-        """``cls`` as a subclass of itself and of mlx's."""
-        if cls not in self._native:
-            names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
-            self._native[cls] = type(
-                cls.__name__,
-                (cls, BASES[cls.leaf]),
-                {"framework": self, "ops": self.ops, **names},
-            )
-        return self._native[cls]
 
     def checkpoint(self, block: Callable[..., Any], *arguments: Any) -> Any:
         """``block(*arguments)``, recomputed; its parameters are passed, not captured."""

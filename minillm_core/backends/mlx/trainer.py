@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from minillm_core.backends.base import Batch, Binding, StepResult, Trainer
+from minillm_core.backends.base import Batch, Binding, StepResult, Trainer, lone_row
 from minillm_core.backends.mlx import scaler
 from minillm_core.backends.mlx.module import MLXFramework
 from minillm_core.backends.mlx.weights import Weights
@@ -268,14 +268,8 @@ class MLXTrainer(Trainer):
     def next_logits(self, ids: np.ndarray) -> np.ndarray:
         """float32 (V,) after the last of ``ids`` (T,)."""
         self._hold()
-        row = mx.array(np.asarray(ids, np.int32)[None])
-        batch = {
-            "ids": row,
-            "labels": mx.full(row.shape, -1, dtype=mx.int32),
-            "documents": mx.zeros(row.shape, dtype=mx.int32),
-            "positions": mx.arange(row.shape[1], dtype=mx.int32)[None],
-        }
-        at = mx.array([row.shape[1] - 1], dtype=mx.int32)
+        batch = self._batch(lone_row(ids))
+        at = mx.array([len(ids) - 1], dtype=mx.int32)
         return np.array(self.model.logits(batch, self._final_values(), at)[0].astype(mx.float32))
 
     def _final_values(self) -> dict[str, Any]:

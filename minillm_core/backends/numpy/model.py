@@ -12,7 +12,7 @@ import numpy as np
 from minillm_core.backends.numpy.ops import NumPyOps
 from minillm_core.nn.decoder import decoder
 from minillm_core.nn.initial import initial_values
-from minillm_core.nn.module import Module, materialising, record
+from minillm_core.nn.module import Natives, materialising, record
 from minillm_core.plan import Plan
 
 __all__ = ["NumPyFramework", "materialise"]
@@ -30,22 +30,13 @@ class NumPyModule:
         return self.forward(*args)  # type: ignore[attr-defined]
 
 
-class NumPyFramework:
+class NumPyFramework(Natives):
     """What neutral modules stand on."""
 
     def __init__(self, ops: NumPyOps | None = None) -> None:
+        super().__init__({None: NumPyModule})
         self.ops = ops or NumPyOps()
         self.seen: Counter[str] = Counter()
-        self._native: dict[type, type] = {}
-
-    def native(self, cls: type[Module]) -> type:
-        """``cls`` as a subclass of itself and of the base above."""
-        if cls not in self._native:
-            names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
-            self._native[cls] = type(
-                cls.__name__, (cls, NumPyModule), {"framework": self, "ops": self.ops, **names}
-            )
-        return self._native[cls]
 
     def checkpoint(self, block: Callable[..., Any], *arguments: Any) -> Any:
         """There is no backward pass to recompute anything in."""

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from minillm_core.backends.torch.ops import TorchOps
-from minillm_core.nn.module import Module, record
+from minillm_core.nn.module import Natives, record
 from minillm_core.nn.param import Buffer, Param, State
 
 __all__ = ["TorchFramework"]
@@ -63,13 +63,13 @@ BASES: Mapping[str | None, type] = {
 }
 
 
-class TorchFramework:
+class TorchFramework(Natives):
     """What neutral modules stand on: one a binding, since it holds the chosen kernels."""
 
     def __init__(self, ops: TorchOps) -> None:
+        super().__init__(BASES)
         self.ops = ops
         self.seen: Counter[str] = Counter()
-        self._native: dict[type, type] = {}
         seen = self.seen
 
         # Runs while dynamo traces, and leaves nothing in the compiled step.
@@ -78,17 +78,6 @@ class TorchFramework:
             seen[key] += 1
 
         self.witness = witness
-
-    def native(self, cls: type[Module]) -> type:
-        """``cls`` as a subclass of itself and of torch's."""
-        if cls not in self._native:
-            names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
-            self._native[cls] = type(
-                cls.__name__,
-                (cls, BASES[cls.leaf]),
-                {"framework": self, "ops": self.ops, **names},
-            )
-        return self._native[cls]
 
     def checkpoint(self, block: Callable[..., Any], *arguments: Any) -> Any:
         """``block(*arguments)``, recomputed in the backward pass."""

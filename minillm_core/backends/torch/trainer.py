@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from minillm_core.backends.base import Batch, Binding, StepResult, Trainer
+from minillm_core.backends.base import Batch, Binding, StepResult, Trainer, lone_row
 from minillm_core.backends.torch.feed import Later, batch_to, numbers_to
 from minillm_core.backends.torch.module import TorchFramework
 from minillm_core.backends.torch.optimizer import Optimizer
@@ -168,7 +168,7 @@ class TorchTrainer(Trainer):
     @torch.no_grad()
     def next_logits(self, ids: np.ndarray) -> np.ndarray:
         """float32 (V,) after the last of ``ids`` (T,)."""
-        batch = batch_to(_alone(ids), self.plan.fields, self.device)
+        batch = batch_to(lone_row(ids), self.plan.fields, self.device)
         at = torch.full((1,), len(ids) - 1, dtype=torch.int32, device=self.device)
         return self.model.logits(batch, self._final_values(), at)[0].float().cpu().numpy()
 
@@ -223,14 +223,3 @@ class TorchTrainer(Trainer):
 
 def _add(figures: dict[str, Tensor], name: str, value: Tensor) -> None:
     figures[name] = figures[name] + value if name in figures else value
-
-
-def _alone(ids: np.ndarray) -> dict[str, np.ndarray]:
-    """One row that nothing is predicted for."""
-    row = np.asarray(ids, np.int32)[None]
-    return {
-        "ids": row,
-        "labels": np.full_like(row, -1),
-        "documents": np.zeros_like(row),
-        "positions": np.arange(row.shape[1], dtype=np.int32)[None],
-    }
