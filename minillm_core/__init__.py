@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from minillm_core.nn.module import Module
     from minillm_core.nn.param import Buffer, Param, State
     from minillm_core.nn.residual import Learned
-    from minillm_core.ops.contract import LossForm, Rotary, SigmoidCap, TanhCap
+    from minillm_core.ops.contract import Rotary
+    from minillm_core.ops.form import LossForm, SigmoidCap, TanhCap
     from minillm_core.ops.select import Candidate, Request
     from minillm_core.optim.schedules import cosine, piecewise, scheduled, stages
     from minillm_core.optim.stage import Rule, stage
@@ -112,7 +113,8 @@ _HOME = {
     "minillm_core.nn.module": ("Module",),
     "minillm_core.nn.param": ("Buffer", "Param", "State"),
     "minillm_core.nn.residual": ("Learned",),
-    "minillm_core.ops.contract": ("LossForm", "Rotary", "SigmoidCap", "TanhCap"),
+    "minillm_core.ops.contract": ("Rotary",),
+    "minillm_core.ops.form": ("LossForm", "SigmoidCap", "TanhCap"),
     "minillm_core.ops.select": ("Candidate", "Request"),
     "minillm_core.optim.schedules": ("cosine", "piecewise", "scheduled", "stages"),
     "minillm_core.optim.stage": ("Rule", "stage"),

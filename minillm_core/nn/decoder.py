@@ -14,20 +14,15 @@ from typing import Any, NamedTuple
 
 from minillm_core.errors import PlanError
 from minillm_core.nn.block import Block, BlockSpec, Nothing, norm_of, normed
+from minillm_core.nn.embedding import Embedding, head_of
 from minillm_core.nn.geometry import Geometry
-from minillm_core.nn.init import Normal
 from minillm_core.nn.linear import Linear
-from minillm_core.nn.loss import LossSpec, shifted
+from minillm_core.nn.loss import LossSpec, shifted, stacked, target_weights
 from minillm_core.nn.module import Module, named_modules, seal
 from minillm_core.nn.node import Node, Scope
-from minillm_core.nn.param import Param
 from minillm_core.nn.residual import Site, SiteSpec
 
-__all__ = ["Decoder", "DecoderSpec", "Embedding", "Loss", "decoder"]
-
-
-HEAD_STD = 0.02
-"""Logits near 0: the first loss is the logarithm of the vocabulary."""
+__all__ = ["Decoder", "DecoderSpec", "Loss", "decoder"]
 
 
 @dataclass(frozen=True)
@@ -54,25 +49,6 @@ class Loss(NamedTuple):
     count: Any  # 0-d float32: supervised positions of the main target
     terms: dict[str, Any]  # key -> 0-d float32, unweighted
     statistics: dict[str, Any]  # path.name -> array, without gradient
-
-
-class Embedding(Module):
-    """ids int32 (B, T) -> (B, T, C)."""
-
-    leaf = "embedding"
-
-    def __init__(self, geometry: Geometry, *, tied: bool) -> None:
-        super().__init__()
-        self.weight = Param(
-            (geometry.vocab, geometry.dim),
-            axes=("vocab", "dim"),
-            init=Normal(HEAD_STD if tied else 1.0),
-            role="embedding.token",
-        )
-
-    def forward(self, ids: Any) -> Any:
-        """ids int32 (B, T) -> (B, T, C)."""
-        return self.ops.embedding(ids, self.weight)
 
 
 class Decoder(Module):
@@ -266,37 +242,3 @@ def emissions(modules: list[Any], kind: str) -> tuple[str, ...]:
 def layer_geometry(geometry: Geometry, layer: int) -> Geometry:
     """The same sizes, at a layer."""
     return replace(geometry, layer=layer)
-
-
-def head_of(geometry: Geometry) -> Linear:
-    """The untied head, (V, C)."""
-    return Linear(
-        geometry.dim,
-        geometry.vocab,
-        role="head",
-        axes=("vocab", "dim"),
-        init=Normal(HEAD_STD),
-    )
-
-
-def stacked(ops: Any, targets: list[Any], count: int) -> Any:
-    """K targets (B, T) -> (K, N) int32."""
-    if len(targets) == 1:
-        return ops.reshape(targets[0], (1, count))
-    return ops.stack([ops.reshape(target, (count,)) for target in targets], 0)
-
-
-def target_weights(ops: Any, weights: list[Any], count: int) -> Any:
-    """Per target None, a number, a 0-d array or a field (B, T) -> None, or float32 (K,) or (K, N)."""
-    if all(weight is None for weight in weights):
-        return None
-    fields = any(len(getattr(weight, "shape", ())) == 2 for weight in weights)
-    if not fields:
-        return ops.stack([ops.scalar(1.0 if w is None else w) for w in weights], 0)
-    rows = []
-    for weight in weights:
-        if len(getattr(weight, "shape", ())) == 2:
-            rows.append(ops.reshape(weight, (count,)))
-        else:
-            rows.append(ops.broadcast_to(ops.scalar(1.0 if weight is None else weight), (count,)))
-    return ops.stack(rows, 0)

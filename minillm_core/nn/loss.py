@@ -7,9 +7,9 @@ from typing import Any
 
 from minillm_core.nn.node import Node
 from minillm_core.nn.value import Setting
-from minillm_core.ops.contract import LossForm
+from minillm_core.ops.form import LossForm
 
-__all__ = ["LossSpec", "Target", "Term", "shifted"]
+__all__ = ["LossSpec", "Target", "Term", "shifted", "stacked", "target_weights"]
 
 
 @dataclass(frozen=True)
@@ -53,3 +53,26 @@ def shifted(ops: Any, labels: Any, offset: int) -> Any:
         return ops.full_like(labels, -1)
     tail = ops.full_like(labels[:, :steps], -1)
     return ops.concat([labels[:, steps:], tail], 1)
+
+
+def stacked(ops: Any, targets: list[Any], count: int) -> Any:
+    """K targets (B, T) -> (K, N) int32."""
+    if len(targets) == 1:
+        return ops.reshape(targets[0], (1, count))
+    return ops.stack([ops.reshape(target, (count,)) for target in targets], 0)
+
+
+def target_weights(ops: Any, weights: list[Any], count: int) -> Any:
+    """Per target None, a number, a 0-d array or a field (B, T) -> None, or float32 (K,) or (K, N)."""
+    if all(weight is None for weight in weights):
+        return None
+    fields = any(len(getattr(weight, "shape", ())) == 2 for weight in weights)
+    if not fields:
+        return ops.stack([ops.scalar(1.0 if w is None else w) for w in weights], 0)
+    rows = []
+    for weight in weights:
+        if len(getattr(weight, "shape", ())) == 2:
+            rows.append(ops.reshape(weight, (count,)))
+        else:
+            rows.append(ops.broadcast_to(ops.scalar(1.0 if weight is None else weight), (count,)))
+    return ops.stack(rows, 0)

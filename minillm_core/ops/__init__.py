@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from minillm_core.ops.contract import (
-    CONTRACTS,
-    Cap,
-    Contract,
-    LossForm,
-    Operations,
-    Rotary,
-    SigmoidCap,
-    TanhCap,
-)
+from minillm_core.ops.contract import CONTRACTS, Contract, Operations, Rotary
+from minillm_core.ops.form import Cap, LossForm, SigmoidCap, TanhCap
 from minillm_core.ops.select import (
     Candidate,
     Choice,

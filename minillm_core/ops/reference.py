@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from minillm_core.ops.contract import LossForm, Rotary
+from minillm_core.ops.contract import Rotary
+from minillm_core.ops.form import LossForm
 from minillm_core.ops.reference_arrays import NumPyArrays
 
 __all__ = [

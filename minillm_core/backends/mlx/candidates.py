@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from minillm_core.ops.contract import LossForm
+from minillm_core.ops.form import LossForm
 from minillm_core.ops.select import Candidate, Request
 
 __all__ = ["CANDIDATES"]

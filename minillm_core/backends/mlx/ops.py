@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from minillm_core.backends.mlx.arrays import MLXArrays
 from minillm_core.backends.mlx.kernels import attention, loss, norm, rotary
-from minillm_core.ops.contract import LossForm
+from minillm_core.ops.form import LossForm
 
 __all__ = ["MLXOps", "embedding", "linear", "logits", "swiglu"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from minillm_core.ops.contract import LossForm
+from minillm_core.ops.form import LossForm
 from minillm_core.ops.select import Candidate, Request
 
 __all__ = ["CANDIDATES"]

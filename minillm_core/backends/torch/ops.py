@@ -11,7 +11,7 @@ from torch import Tensor
 
 from minillm_core.backends.torch.arrays import TorchArrays
 from minillm_core.backends.torch.kernels import attention, loss, norm, rotary
-from minillm_core.ops.contract import LossForm
+from minillm_core.ops.form import LossForm
 
 __all__ = ["TorchOps", "embedding", "linear", "logits", "swiglu"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from minillm_core.errors import PlanError
 from minillm_core.nn.loss import LossSpec, Target, Term
-from minillm_core.ops.contract import LossForm, SigmoidCap, TanhCap
+from minillm_core.ops.form import LossForm, SigmoidCap, TanhCap
 from minillm_core.plugins.builders.base import Builder, ValueTable
 from minillm_core.plugins.slots import Claim, Terms
 

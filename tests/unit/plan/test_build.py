@@ -18,7 +18,7 @@ from minillm_core.nn.linear import Linear
 from minillm_core.nn.module import Module
 from minillm_core.nn.param import Param
 from minillm_core.nn.residual import Learned
-from minillm_core.ops.contract import TanhCap
+from minillm_core.ops.form import TanhCap
 from minillm_core.ops.select import Candidate
 from minillm_core.optim.schedules import cosine, piecewise, scheduled, stages
 from minillm_core.optim.stage import stage

@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 
 from minillm_core.backends.mlx.arrays import MLXArrays
-from minillm_core.ops.contract import LossForm
+from minillm_core.ops.form import LossForm
 
 __all__ = ["CHUNK_BYTES", "chunk_rows", "chunked", "dense", "fused"]
 

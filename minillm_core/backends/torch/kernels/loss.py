@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from minillm_core.ops.contract import LossForm
+from minillm_core.ops.form import LossForm
 
 __all__ = ["CHUNK_BYTES", "chunk_rows", "chunked", "dense", "native"]
 
