@@ -13,11 +13,10 @@ import mlx.core as mx
 import numpy as np
 
 from minillm_core.backends.base import Batch, Binding, StepResult, Trainer, lone_row
-from minillm_core.backends.mlx import scaler
+from minillm_core.backends.mlx import saving, scaler
 from minillm_core.backends.mlx.module import MLXFramework
+from minillm_core.backends.mlx.states import Statistics
 from minillm_core.backends.mlx.weights import Weights
-from minillm_core.nn.module import declared, named_modules
-from minillm_core.nn.param import State
 from minillm_core.optim.update import clip_factor, global_norm, initial_state, update
 from minillm_core.plan import Plan
 
@@ -44,14 +43,11 @@ class MLXTrainer(Trainer):
         self.plan, self.binding, self.model, self.framework = plan, binding, model, framework
         self.weights = Weights(model, getattr(mx, binding.dtype), join=join)
         self.groups = {str(index): group for index, group in enumerate(plan.groups)}
-        self.writers = {p: m for p, m in named_modules(model) if m.statistics}
-        self.holders = {
-            name: (module, attribute) for name, module, attribute, _ in declared(model, State)
-        }
+        self.statistics = Statistics(model)
         self.masters: Arrays = self.weights.masters
         self.state: dict[str, Any] = {
             "optimizer": initial_state(self.groups, mx.zeros),
-            "states": {name: module[attr] for name, (module, attr) in self.holders.items()},
+            "states": self.statistics.states(),
             "scaler": scaler.start() if binding.dtype == "float16" else {},
             "updates": mx.array(0.0),
         }
@@ -139,7 +135,7 @@ class MLXTrainer(Trainer):
         values: dict[str, Any] = {**given, **staged}
         if scale is not None:
             values["normaliser"] = normaliser * scale
-        self._set_states(state["states"])
+        self.statistics.place(state["states"])
 
         def objective(copies: Arrays) -> Any:
             self.weights.place(copies)
@@ -166,17 +162,7 @@ class MLXTrainer(Trainer):
     ) -> dict[str, Any]:
         """The same, added to what is there."""
         fresh = self._first(staged, copies, state, batch, given)
-        kinds = {
-            f"{path}.{name}": kind
-            for path, module in self.writers.items()
-            for name, kind in module.statistics.items()
-        }
-        merged = {
-            name: mx.maximum(sums["statistics"][name], value)
-            if kinds[name] == "max"
-            else sums["statistics"][name] + value
-            for name, value in fresh["statistics"].items()
-        }
+        merged = self.statistics.merged(sums["statistics"], fresh["statistics"])
         return {
             "grads": {k: sums["grads"][k] + g for k, g in fresh["grads"].items()},
             "figures": {k: sums["figures"][k] + f for k, f in fresh["figures"].items()},
@@ -219,7 +205,7 @@ class MLXTrainer(Trainer):
             updates = updates - found
         new_state = {
             "optimizer": new_optimizer,
-            "states": self._next_states(state["states"], sums["statistics"], mean),
+            "states": self.statistics.next(state["states"], sums["statistics"], mean),
             "scaler": new_scaler,
             "updates": updates,
         }
@@ -227,26 +213,10 @@ class MLXTrainer(Trainer):
         figures = {"grad_norm": norm, **sums["figures"]}
         return new_masters, new_state, figures
 
-    def _next_states(self, states: Arrays, statistics: Arrays, mean: mx.array) -> Arrays:
-        self._set_states(states)
-        written = dict(states)
-        for path, module in self.writers.items():
-            given = {}
-            for name, kind in module.statistics.items():
-                value = statistics[f"{path}.{name}"]
-                given[name] = value * mean if kind == "mean" else value
-            for attribute, value in module.next_state(**given).items():
-                written[f"{path}.{attribute}"] = value
-        return written
-
-    def _set_states(self, states: Arrays) -> None:
-        for name, (module, attribute) in self.holders.items():
-            module[attribute] = states[name]
-
     def _hold(self) -> None:
         """Let the modules hold real arrays: tracing leaves its placeholders in them."""
         self.weights.place(self.weights.copies(self.masters))
-        self._set_states(self.state["states"])
+        self.statistics.place(self.state["states"])
 
     def read(self, handle: Figures) -> StepResult:
         """Wait for a step's figures."""
@@ -283,49 +253,14 @@ class MLXTrainer(Trainer):
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Everything to save."""
-        named: dict[str, np.ndarray] = {}
-        named.update((f"model.{name}", np.array(m)) for name, m in self.masters.items())
-        named["optimizer.updates"] = np.array(self.state["updates"])
-        for key, anchors in self.state["optimizer"].items():
-            group = self.groups[key]
-            for anchor, entries in anchors.items():
-                for entry, stack in entries.items():
-                    host = np.array(stack)
-                    parts = list(host) if group.rule.stacked else [host]
-                    for member, part in zip(group.members, parts, strict=True):
-                        named[f"optimizer.{anchor}.{entry}.{member.name}"] = part
-        named.update((f"state.{n}", np.array(v)) for n, v in self.state["states"].items())
-        named.update((f"scaler.{n}", np.array(v)) for n, v in self.state["scaler"].items())
-        return named
+        return saving.arrays(self.masters, self.state, self.groups)
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
         """The inverse of :meth:`arrays`."""
-        self.masters = {
-            name: _checked(f"model.{name}", arrays, tuple(master.shape))
-            for name, master in self.masters.items()
-        }
+        self.masters = saving.masters(arrays, self.masters)
         if any(not name.startswith("model.") for name in arrays):
-            self._load_state(arrays)
+            self.state = saving.state(arrays, self.state, self.groups)
         mx.eval(self.masters, self.state)
-
-    def _load_state(self, arrays: Mapping[str, np.ndarray]) -> None:
-        self.state["updates"] = _checked("optimizer.updates", arrays, ())
-        for key, anchors in self.state["optimizer"].items():
-            group = self.groups[key]
-            for anchor, entries in anchors.items():
-                for entry, stack in entries.items():
-                    shape = tuple(stack.shape[1:] if group.rule.stacked else stack.shape)
-                    parts = [
-                        _checked(f"optimizer.{anchor}.{entry}.{member.name}", arrays, shape)
-                        for member in group.members
-                    ]
-                    entries[entry] = mx.stack(parts) if group.rule.stacked else parts[0]
-        for part in ("states", "scaler"):
-            prefix = {"states": "state", "scaler": "scaler"}[part]
-            self.state[part] = {
-                name: _checked(f"{prefix}.{name}", arrays, tuple(old.shape))
-                for name, old in self.state[part].items()
-            }
 
     def witnesses(self) -> Mapping[str, int]:
         """What took part so far."""
@@ -338,13 +273,6 @@ class MLXTrainer(Trainer):
     def peak_bytes(self) -> int | None:
         """Largest memory that MLX held."""
         return mx.get_peak_memory()
-
-
-def _checked(name: str, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> mx.array:
-    value = arrays[name]
-    if tuple(value.shape) != shape:
-        raise ValueError(f"{name}: shape {tuple(value.shape)}, not {shape}")
-    return mx.array(value)
 
 
 def _unless(found: mx.array, old: Any, new: Any) -> Any:
