@@ -19,6 +19,7 @@ from minillm_core.backends.mlx.states import Statistics
 from minillm_core.backends.mlx.weights import Weights
 from minillm_core.optim.update import clip_factor, global_norm, initial_state, update
 from minillm_core.plan import Plan
+from minillm_core.plan.stages import stages_of
 
 __all__ = ["MLXTrainer"]
 
@@ -62,13 +63,25 @@ class MLXTrainer(Trainer):
         given = {n: mx.array(float(v)) for n, v in values.items() if n not in staged}
         given["normaliser"] = mx.array(1.0 / supervised)
         batches = [self._batch(host) for host in micro]
+        if self.binding.compile and self.staged and not self.graphs:
+            self._warm_up(batches, given)
         if len(batches) == 1:
             whole = self._graph("whole", staged)
-            self.masters, self.state, figures = whole(self.masters, self.state, batches[0], given)
+            stepped = whole(self.masters, self.state, batches[0], given)
         else:
-            figures = self._accumulated(batches, given, staged)
+            stepped = self._accumulated(batches, given, staged)
+        self.masters, self.state, figures = stepped
         mx.async_eval(self.masters, self.state, figures)
         return figures
+
+    def _warm_up(self, batches: Sequence[Arrays], given: Arrays) -> None:
+        """Trace and compile every stage's step, and keep nothing of what it gives."""
+        for stage in stages_of(self.plan):
+            if len(batches) == 1:
+                whole = self._graph("whole", stage)
+                mx.eval(whole(self.masters, self.state, batches[0], given))
+            else:
+                mx.eval(self._accumulated(batches[:2], given, stage))
 
     def _batch(self, host: Batch) -> Arrays:
         """The fields that the model reads."""
@@ -76,7 +89,7 @@ class MLXTrainer(Trainer):
 
     def _accumulated(
         self, batches: Sequence[Arrays], given: Arrays, staged: Mapping[str, int]
-    ) -> Figures:
+    ) -> tuple[Arrays, dict[str, Any], Figures]:
         copies = self.weights.copies(self.masters)  # once a step, for all micro-batches
         adds, sums = self._graph("adds", staged), None
         for batch in batches:
@@ -87,8 +100,7 @@ class MLXTrainer(Trainer):
             mx.async_eval(sums)  # a graph that spans micro-batches would hold all activations
         mean = mx.array(1.0 / len(batches))
         update = self._graph("update", {})
-        self.masters, self.state, figures = update(self.masters, self.state, sums, given, mean)
-        return figures
+        return update(self.masters, self.state, sums, given, mean)
 
     def _graph(self, kind: str, staged: Mapping[str, int]) -> Callable[..., Any]:
         """A step's part with these staged values baked in."""

@@ -18,6 +18,7 @@ from minillm_core.backends.torch.states import Statistics
 from minillm_core.backends.torch.weights import Weights
 from minillm_core.errors import OutOfMemory
 from minillm_core.plan import Plan
+from minillm_core.plan.stages import stages_of
 
 __all__ = ["TorchTrainer"]
 
@@ -83,6 +84,8 @@ class TorchTrainer(Trainer):
         inverse = given["normaliser"]
         if self.scaler is not None:
             given["normaliser"] = inverse * self.scaler.scale
+        if self.binding.compile and self.staged and not self.graphs:
+            self._warm_up(batch_to(micro[0], self.plan.fields, self.device), given)
         graph = self._graph(staged)
         figures: dict[str, Tensor] = {}
         for index, host in enumerate(micro):
@@ -105,6 +108,14 @@ class TorchTrainer(Trainer):
         )
         self.statistics.write(len(micro))
         return Later(["grad_norm", *figures], [norm, *figures.values()])
+
+    def _warm_up(self, batch: dict[str, Tensor], given: dict[str, Tensor]) -> None:
+        """Compile every stage's step, forward and backward, and keep nothing of what it gives."""
+        for stage in stages_of(self.plan):
+            objective = self._graph(stage)(batch, given).objective
+            torch.autograd.grad(
+                objective, [leaf.tensor for leaf in self.weights.leaves], materialize_grads=True
+            )
 
     def _graph(self, staged: Mapping[str, int]) -> Any:
         """The micro-batch's loss with these staged values baked in."""
