@@ -13,7 +13,7 @@ from types import FrameType
 from minillm_core.errors import MinillmError, PluginCodeError
 from minillm_core.text import plain
 
-__all__ = ["plugin_code"]
+__all__ = ["chain", "own_frames", "plugin_code"]
 
 _SHOWN_FRAMES = 4
 
@@ -73,10 +73,24 @@ def _watch_sigint() -> Iterator[Callable[[], bool]]:
             signal.signal(signal.SIGINT, previous)
 
 
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """The error, what it was raised from, and so on."""
+    at: BaseException | None = error
+    while at is not None:
+        yield at
+        at = at.__cause__ or at.__context__
+
+
+def own_frames(error: BaseException, root: str) -> list[traceback.FrameSummary]:
+    """The frames of ``error`` that are within ``root``, the innermost last."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return [frame for frame in frames if _within(frame.filename, root)]
+
+
 def _own_frames(error: BaseException, root: str) -> str:
     """The innermost frames within ``root``, then the error itself, a line each."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if _within(frame.filename, root)]
+    own = own_frames(error, root)
     if isinstance(error, SyntaxError):  # its place is in no frame
         last = [f"{error.filename}:{error.lineno}", f"{type(error).__name__}: {error.msg}"]
     else:

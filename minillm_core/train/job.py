@@ -15,6 +15,7 @@ from minillm_core.config.schema import Config
 from minillm_core.data import Corpus, open_corpus
 from minillm_core.errors import OutOfMemory
 from minillm_core.plan import Plan, build_plan
+from minillm_core.plugins.blame import blaming
 from minillm_core.plugins.manager import LoadedPlugin, check_support
 from minillm_core.train.advice import out_of_memory
 from minillm_core.train.budget import Budget
@@ -71,7 +72,8 @@ def check(
         config.data, config.model.vocab, config.train.seq_len, cache=cache, say=notes.append
     )
     try:
-        trainer = backend.trainer(plan, config.seed)
+        with blaming(plugins, "the model's initial values"):
+            trainer = backend.trainer(plan, config.seed)
     except (OutOfMemory, MemoryError) as error:
         raise out_of_memory(error, config.train, None, 0) from error
     return Job(loaded, plugins, plan, corpus, trainer, budget, tuple(notes))

@@ -15,6 +15,7 @@ from minillm_core.config.load import Loaded
 from minillm_core.data import Loader, bytes_per_token, validation_batches
 from minillm_core.errors import Interrupted, MinillmError, OutOfMemory, Refusal
 from minillm_core.plan import Plan
+from minillm_core.plugins.blame import blaming
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.train import describe
 from minillm_core.train.advice import out_of_memory
@@ -171,7 +172,8 @@ def _loop(job: Job, out: Path, evidence: Evidence, say: Say) -> tuple[Evaluated 
         stack.enter_context(shown)
         observed(Started(job.plan.hash, config.train.steps, job.plan.num_parameters))
         try:
-            loop.run()
+            with blaming(job.plugins, "a step"):
+                loop.run()
         except (OutOfMemory, MemoryError) as error:
             step = loop.position.step + 1
             raise out_of_memory(error, config.train, trainer.peak_bytes(), step) from error

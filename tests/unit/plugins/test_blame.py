@@ -1,0 +1,73 @@
+"""What a plugin raises where no hook is being called is told as the plugin's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from minillm_core.errors import OutOfMemory, PluginCodeError
+from minillm_core.plugins.blame import blaming
+from minillm_core.plugins.manager import LoadedPlugin, load
+
+SOURCE = '''
+from minillm_core import Plugin
+
+class Trick(Plugin, api=1):
+    """A trick."""
+
+    def build_model(self, model):
+        raise_it(ValueError("no"))
+
+def raise_it(error):
+    raise error
+'''
+
+
+@pytest.fixture
+def trick(tmp_path: Path) -> LoadedPlugin:
+    """A single-file plugin."""
+    (tmp_path / "trick.py").write_text(SOURCE)
+    (loaded,) = load([f"{tmp_path}/trick.py:Trick"])
+    return loaded
+
+
+def raise_it(plugin: LoadedPlugin, error: BaseException) -> None:
+    """Let the plugin's own code raise."""
+    import sys
+
+    sys.modules[type(plugin.plugin).__module__].raise_it(error)
+
+
+@pytest.mark.parametrize("error", [IndexError("out"), SystemExit(0)])
+def test_the_frame_names_the_plugin(trick: LoadedPlugin, error: BaseException) -> None:
+    raised = pytest.raises(PluginCodeError, match="'trick' raised in a step")
+    with raised as caught, blaming([trick], "a step"):
+        raise_it(trick, error)
+    assert "trick.py:11 in raise_it" in (caught.value.where or "")
+    assert caught.value.__cause__ is error
+
+
+def test_a_cause_further_down_counts(trick: LoadedPlugin) -> None:
+    def traced() -> None:
+        try:
+            raise_it(trick, IndexError("out"))
+        except IndexError as error:
+            raise RuntimeError("while tracing") from error
+
+    with pytest.raises(PluginCodeError), blaming([trick], "a step"):
+        traced()
+
+
+def test_a_tracer_that_tells_frames_in_its_text(trick: LoadedPlugin) -> None:
+    text = f'Observed exception\nfrom user code:\n  File "{trick.origin.file}", line 11, in x'
+    with pytest.raises(PluginCodeError) as caught, blaming([trick], "a step"):
+        raise RuntimeError(text)
+    assert "line 11, in x: Observed exception" in (caught.value.where or "")
+
+
+@pytest.mark.parametrize("error", [OutOfMemory("full"), KeyboardInterrupt(), ValueError("ours")])
+def test_the_rest_passes(trick: LoadedPlugin, error: BaseException) -> None:
+    with pytest.raises(type(error)) as caught, blaming([trick], "a step"):
+        raise error
+    assert caught.value is error
