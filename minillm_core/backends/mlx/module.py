@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.nn.utils import checkpoint
 
 from minillm_core.backends.mlx.ops import MLXOps
 from minillm_core.nn.module import Natives, record
@@ -21,6 +22,8 @@ class MLXModule(nn.Module):
 
     mlx puts every list, tuple and dict into its tree of parameters; only those of modules belong.
     """
+
+    forward: Callable[..., Any]
 
     def __setattr__(self, name: str, value: Any) -> None:
         record(self, name, value)
@@ -75,9 +78,9 @@ class MLXFramework(Natives):
         self.ops = ops
         self.seen: Counter[str] = Counter()
 
-    def checkpoint(self, block: Callable[..., Any], *arguments: Any) -> Any:
+    def checkpoint(self, block: Any, *arguments: Any) -> Any:
         """``block(*arguments)``, recomputed; its parameters are passed, not captured."""
-        return nn.utils.checkpoint(block)(*arguments)
+        return checkpoint(block)(*arguments)
 
     def witness(self, key: str) -> None:
         """Python runs only while tracing, or in eager."""

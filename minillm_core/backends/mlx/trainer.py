@@ -233,7 +233,7 @@ class MLXTrainer(Trainer):
     def read(self, handle: Figures) -> StepResult:
         """Wait for a step's figures."""
         mx.eval(handle)
-        figures = {name: value.item() for name, value in handle.items()}
+        figures: dict[str, Any] = {name: value.item() for name, value in handle.items()}
         return StepResult(figures.pop("loss"), figures.pop("grad_norm"), figures)
 
     def evaluate(self, batches: Iterable[Batch]) -> tuple[float, int]:

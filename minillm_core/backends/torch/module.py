@@ -28,11 +28,16 @@ class TorchModule(nn.Module):
             kept = isinstance(value, State)
             self.register_buffer(name, torch.empty(value.shape), persistent=kept)
             return
-        elif isinstance(value, (list, tuple)) and any(isinstance(v, nn.Module) for v in value):
-            value = nn.ModuleList(value)
-        elif isinstance(value, dict) and any(isinstance(v, nn.Module) for v in value.values()):
-            value = nn.ModuleDict(value)
-        super().__setattr__(name, value)
+        super().__setattr__(name, _searched(value))
+
+
+def _searched(value: Any) -> Any:
+    """Containers of modules as torch's own, in which it looks for parameters."""
+    if isinstance(value, (list, tuple)) and any(isinstance(v, nn.Module) for v in value):
+        return nn.ModuleList(value)
+    if isinstance(value, dict) and any(isinstance(v, nn.Module) for v in value.values()):
+        return nn.ModuleDict(value)
+    return value
 
 
 class TorchLinear(TorchModule, nn.Linear):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from minillm_core.backends.torch import foreach
 from minillm_core.backends.torch.module import TorchFramework
 from minillm_core.backends.torch.weights import Weights
 from minillm_core.optim.groups import Group
@@ -78,7 +79,7 @@ class Optimizer:
         Returns:
             0-d float32: the gradients' norm, unscaled and before clipping.
         """
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(grads.values()))))
+        norm = torch.linalg.vector_norm(torch.stack(foreach.norm(list(grads.values()))))
         norm = norm if unscale is None else norm * unscale
         factor = clip_factor(self.framework.ops, norm, self.clip)
         factor = factor if unscale is None else factor * unscale

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from minillm_core.backends.base import Batch, Binding, StepResult, Trainer, lone_row
+from minillm_core.backends.torch import foreach
 from minillm_core.backends.torch.feed import Later, batch_to, numbers_to
 from minillm_core.backends.torch.module import TorchFramework
 from minillm_core.backends.torch.optimizer import Optimizer
@@ -142,9 +143,9 @@ class TorchTrainer(Trainer):
             elif self.gradients is None:
                 self.gradients = [grad.float() for grad in fresh]
             elif first:
-                torch._foreach_copy_(self.gradients, fresh)
+                foreach.copy_(self.gradients, fresh)
             else:
-                torch._foreach_add_(self.gradients, fresh)
+                foreach.add_(self.gradients, fresh)
 
     def _named_gradients(self) -> dict[str, Tensor]:
         """Parameter -> float32 gradient; row blocks of a joined leaf are views."""

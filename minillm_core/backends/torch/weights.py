@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from minillm_core.backends.torch import foreach
 from minillm_core.backends.torch.module import TorchFramework
 from minillm_core.nn.decoder import decoder
 from minillm_core.nn.initial import initial_values, witness_inits
@@ -76,7 +77,7 @@ class Weights:
     def refresh(self) -> None:
         """Fill the compute copies from the masters."""
         if self.apart:
-            torch._foreach_copy_(
+            foreach.copy_(
                 [self.copies[name] for name in self.apart],
                 [self.masters[name] for name in self.apart],
             )
