@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from minillm_core.backends.base import Backend, Binding
 from minillm_core.backends.mlx.candidates import CANDIDATES as MLX_CANDIDATES
+from minillm_core.backends.offers import check_offers
 from minillm_core.backends.requests import requests_of
 from minillm_core.backends.torch.candidates import CANDIDATES as TORCH_CANDIDATES
 from minillm_core.ops.select import Candidate, choose_all, parse_policy
@@ -25,7 +26,8 @@ def bind(detected: Detected, plan: Plan) -> tuple[Binding, tuple[Candidate, ...]
     """Decide everything that is outside the plan's hash, without importing a framework.
 
     Raises:
-        BackendError: an op that no kernel serves, or a kernel asked for by name that cannot.
+        BackendError: an op that no kernel serves, a kernel asked for by name that cannot, or a
+            plugin none of whose kernels can.
     """
     config, kind = plan.config, detected.device.partition(":")[0]
     slow = kind == "cpu"
@@ -43,6 +45,7 @@ def bind(detected: Detected, plan: Plan) -> tuple[Binding, tuple[Candidate, ...]
         dtype=dtype,
         compiled=compiled,
     )
+    choices = choose_all(asked, candidates, parse_policy(config.kernels))
     binding = Binding(
         backend=detected.backend,
         device=detected.device,
@@ -52,7 +55,8 @@ def bind(detected: Detected, plan: Plan) -> tuple[Binding, tuple[Candidate, ...]
         compile=compiled,
         checkpointing=config.train.checkpointing,
         deterministic=config.deterministic,
-        kernels=choose_all(asked, candidates, parse_policy(config.kernels)),
+        kernels=choices,
+        notes=check_offers(plan.candidates, CORE[detected.backend], asked, choices),
     )
     return binding, candidates
 
