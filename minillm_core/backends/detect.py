@@ -69,7 +69,7 @@ def choose(machine: Machine, backend: str = "auto", device: str = "auto") -> Det
 
     Raises:
         BackendError: it is not installed or not importable, nothing is installed, or the backend
-            does not know the device.
+            does not know the device or finds none here.
     """
     kind = device.partition(":")[0]
     if backend != "auto":
@@ -87,6 +87,12 @@ def choose(machine: Machine, backend: str = "auto", device: str = "auto") -> Det
             f"{backend} knows no device '{device}'",
             where=f"--device {device}",
             fix=f"{fix}; {kind} belongs to --backend {others[0]}" if others else fix,
+        )
+    if kind == "mps" and not machine.apple:
+        raise BackendError(
+            "this machine has no mps: it is the GPU of Apple silicon",
+            where=f"--device {device}",
+            fix="--device cpu, or leave it out",
         )
     return Detected(backend, device, f"{reason}; --device {device}")
 

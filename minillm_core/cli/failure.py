@@ -47,8 +47,10 @@ def _words(error: BaseException) -> tuple[str, int]:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted: nothing was saved", 130
     place = _innermost(error)
+    first, *more = str(error).splitlines() or [""]  # some frameworks write pages
     return (
-        f"a defect in minillm: {type(error).__name__}: {error}"
+        f"a defect in minillm: {type(error).__name__}: {first}"
+        + (" ..." if more else "")
         + (f"\n  where: {place}" if place else "")
         + "\n  fix:   run it again with --debug for the traceback, and please report it",
         1,

@@ -58,6 +58,7 @@ def load(
     """
     upper = _upper_layers(file, assignments, flags or {})
     chosen, notes = _preset(preset, upper, default_preset)
+    notes += [note for layer in upper for note in layer.notes]
     document = read_preset(chosen.value, origin=chosen.where)
     layers = [flatten(document, origin=f"preset {chosen.value}"), *upper]
 

@@ -44,6 +44,7 @@ class Layer:
 
     settings: dict[str, Setting] = field(default_factory=dict)
     named: dict[str, Setting] = field(default_factory=dict)  # plugins that this source names
+    notes: list[str] = field(default_factory=list)  # what a person should be told
 
     def add(self, key: str, setting: Setting) -> None:
         """Put one setting in.
@@ -53,6 +54,12 @@ class Layer:
         """
         if key in self.settings:
             raise ConfigError(f"{key} is given twice", where=setting.where, fix="keep one of them")
+        self.settings[key] = setting
+
+    def put(self, key: str, setting: Setting) -> None:
+        """Put one setting in the place of an earlier one, and say so: the last one holds."""
+        if key in self.settings:
+            self.notes.append(f"{key} is given twice; the last one holds ({setting.where})")
         self.settings[key] = setting
 
 

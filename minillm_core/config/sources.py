@@ -65,10 +65,10 @@ _ASSIGNED = re.compile(r"\s*([A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)\s*=(.*)", re.D
 
 
 def from_assignments(assignments: Sequence[str]) -> Layer:
-    """The layer of the ``key=value`` arguments.
+    """The layer of the ``key=value`` arguments; of one key given twice the last one holds.
 
     Raises:
-        ConfigError: an argument of another form, or a key given twice.
+        ConfigError: an argument of another form.
     """
     layer = Layer()
     for argument in assignments:
@@ -89,9 +89,9 @@ def from_assignments(assignments: Sequence[str]) -> Layer:
             )
         if key in SECTIONS and isinstance(value, Mapping):
             for name, part in value.items():
-                layer.add(f"{key}.{name}", Setting(part, "command line", where))
+                layer.put(f"{key}.{name}", Setting(part, "command line", where))
         else:
-            layer.add(key, Setting(value, "command line", where))
+            layer.put(key, Setting(value, "command line", where))
     return layer
 
 

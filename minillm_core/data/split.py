@@ -50,8 +50,13 @@ def split(
         train, val = _by_document(documents, fraction, seed, seq_len)
     else:
         train, val = _by_tail(documents, fraction, seq_len)
-    check_length(train, seq_len, where, "to train on, beside as many held out")
-    check_length(val, seq_len, where, "to hold out, beside as many to train on")
+    if min(train.tokens, val.tokens) <= seq_len:
+        raise DataError(
+            f"train.seq_len={seq_len} is longer than the data: {documents.tokens} tokens, of which "
+            f"{seq_len + 1} are needed to train on and as many to hold out",
+            where=where,
+            fix="give more text, or set a smaller train.seq_len",
+        )
     return train, val
 
 

@@ -49,6 +49,7 @@ def test_auto_follows_its_rule(machine: Machine) -> None:
 @given(MACHINES, st.sampled_from(sorted(DEVICES)), st.sampled_from(["auto", "cpu", "cuda:1"]))
 def test_a_named_backend_is_used_or_refused(machine: Machine, backend: str, device: str) -> None:
     serves = device == "auto" or device.partition(":")[0] in DEVICES[backend]
+    serves = serves and (machine.apple or device != "mps")
     if usable(getattr(machine, backend)) and serves:
         detected = choose(machine, backend, device)
         assert detected.backend == backend
@@ -61,7 +62,7 @@ def test_a_named_backend_is_used_or_refused(machine: Machine, backend: str, devi
 @given(MACHINES, st.sampled_from(["cuda", "mps", "gpu"]))
 def test_a_device_brings_its_backend(machine: Machine, device: str) -> None:
     backend = "mlx" if device == "gpu" else "torch"
-    assume(usable(getattr(machine, backend)))
+    assume(usable(getattr(machine, backend)) and (machine.apple or device != "mps"))
     assert choose(machine, device=device).backend == backend
 
 
@@ -177,3 +178,8 @@ def test_the_probe_imports_no_framework() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert found.stdout.strip() == "[]"
+
+
+def test_mps_is_refused_where_there_is_none() -> None:
+    with pytest.raises(BackendError, match="this machine has no mps"):
+        choose(Machine(nvidia=1, torch=TORCH), device="mps")

@@ -146,3 +146,11 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
     assert program.stderr.read() == b""
     assert program.wait() in (0, 1)
     program.stderr.close()
+
+
+def test_a_page_of_a_framework_is_cut_to_its_first_line() -> None:
+    text, code = explain(NotImplementedError("no such operator\n" + "registered at ...\n" * 30))
+    assert code == 1
+    assert text.startswith("a defect in minillm: NotImplementedError: no such operator ...\n")
+    assert "fix:" in text
+    assert "registered" not in text

@@ -264,9 +264,12 @@ def test_a_file_that_cannot_be_read_is_refused(loaded: Load, tmp_path: Path, nam
         loaded(file=tmp_path / name)
 
 
-def test_one_key_twice_is_refused(loaded: Load) -> None:
-    with pytest.raises(ConfigError, match=r"model\.dim is given twice"):
-        loaded("model.dim=1", "model.dim=2")
+def test_of_one_key_given_twice_the_last_holds_and_a_note_says_so(loaded: Load) -> None:
+    found = loaded("model.dim=128", "train.lr=0.1", "model={dim=512}")
+    assert found.config.model.dim == 512
+    assert [note for note in found.notes if "twice" in note] == [
+        "model.dim is given twice; the last one holds (command line: model={dim=512})"
+    ]
 
 
 def test_both_budgets_at_once_are_refused(loaded: Load) -> None:

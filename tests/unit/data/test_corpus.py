@@ -280,7 +280,9 @@ def test_empty_data_are_refused(corpus_of: Open, tmp_path: Path, files: list[str
 def test_a_row_longer_than_the_data_is_refused(
     corpus_of: Open, jsonl: Callable, texts: list[str], count: int
 ) -> None:
-    with pytest.raises(DataError, match=r"train\.seq_len=100000 is longer than the data"):
+    with pytest.raises(
+        DataError, match=r"train\.seq_len=100000 is longer than the data: [1-9]\d* tokens, of which"
+    ):
         corpus_of([jsonl(texts[:count])], seq_len=100_000)
 
 
