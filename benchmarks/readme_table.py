@@ -1,0 +1,110 @@
+"""The README's table of what was measured, from the files in results/.
+
+python -m benchmarks.readme_table             # print it
+python -m benchmarks.readme_table --write     # put it into the README
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.environment import RESULTS, ROOT
+
+FILES = ("torch_throughput", "mlx_throughput", "main_job_gpu")
+BEGIN, END = "<!-- measured -->\n", "<!-- /measured -->"
+HEAD = ("what", "tokens/s", "beside it, in the same run", "ratio", "peak GiB, both")
+GIB = 2**30
+
+Document = Mapping[str, Any]
+
+
+def table(folder: Path = RESULTS) -> str:
+    """Markdown: the table, and a line that says on what it was measured."""
+    torch, mlx, job = (json.loads((folder / f"{name}.json").read_text()) for name in FILES)
+    of_torch, of_mlx = torch["figures"]["variants"], mlx["figures"]["variants"]
+    sizes = sorted(int(name.removeprefix("plain B=")) for name in of_torch if "plain B=" in name)
+    rows = [
+        *(compared(f"PyTorch, B = {b}", "nanoGPT", of_torch, "plain", "nanogpt", b) for b in sizes),
+        *(
+            compared(f"with `muon`, B = {b}", "without", of_torch, "muon", "plain", b)
+            for b in sizes
+        ),
+        compared("MLX, B = 8", "hand-written MLX", of_mlx, "plain", "hand-written"),
+        main_job(job["figures"]),
+    ]
+    lines = [HEAD, ("---", "--:", "---", "--:", "--:"), *rows]
+    written = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"{written}\n\n{provenance([torch, mlx, job])}\n"
+
+
+def compared(
+    what: str, who: str, variants: Document, ours: str, theirs: str, rows: int | None = None
+) -> tuple[str, ...]:
+    """A row: one variant beside another of the same run."""
+    suffix = "" if rows is None else f" B={rows}"
+    a, b = variants[ours + suffix], variants[theirs + suffix]
+    fast, slow = a["tokens_per_second"], b["tokens_per_second"]
+    peaks = " / ".join(f"{one['peak_bytes'] / GIB:.1f}" for one in (a, b))
+    return what, f"{fast:,}", f"{who}: {slow:,}", f"{fast / slow:.3f}", peaks
+
+
+def main_job(figures: Document) -> tuple[str, ...]:
+    """A row: the run that a person starts; from benchmarks.main_job, or its figures alone."""
+    job = figures["jobs"][-1] if "jobs" in figures else figures
+    speed, mfu = (job.get(f"{name}_median", job.get(name)) for name in ("tokens_per_second", "mfu"))
+    said = (
+        f"MFU {mfu:.2f}; {job['wall_seconds']:.0f} s in all, validation loss {job['val_loss']:.2f}"
+    )
+    what = f"`minillm train`, preset `{job['preset']}`"
+    return what, f"{speed:,.0f}", said, "", f"{job['peak_bytes'] / GIB:.1f}"
+
+
+def provenance(documents: Iterable[Document]) -> str:
+    """Hardware, versions and commit; each that differs is named."""
+    environments = [document["environment"] for document in documents]
+    gpus = unique(gpu["name"] for e in environments for gpu in e["hardware"]["gpus"])
+    commits = unique(e["commit"][:7] for e in environments)
+    versions = ", ".join(
+        f"{label} {unique(e['versions'][name] for e in environments)}"
+        for label, name in (("PyTorch", "torch"), ("MLX", "mlx"), ("Python", "python"))
+    )
+    return (
+        "All rows but the last: preset `gpt2-124m`, bfloat16, compiled, T = 1,024; PyTorch 524,288 "
+        f"tokens a step. One {gpus}; {versions}; commit {commits}. Every repetition is in "
+        "[benchmarks/results](benchmarks/results/README.md)."
+    )
+
+
+def unique(values: Iterable[str | None]) -> str:
+    """Every value once, in order."""
+    return " and ".join(dict.fromkeys(value for value in values if value))
+
+
+def replaced(page: str, content: str) -> str:
+    """The page with ``content`` between its two marks."""
+    before, _, rest = page.partition(BEGIN)
+    _, mark, after = rest.partition(END)
+    if not mark:
+        raise ValueError(f"no {BEGIN.strip()} ... {END} in the page")
+    return before + BEGIN + content + END + after
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--write", action="store_true", help="into README.md")
+    if not parser.parse_args().write:
+        print(table(), end="")
+        return
+    page = ROOT / "README.md"
+    page.write_text(replaced(page.read_text(), table()))
+    print(f"wrote {page}")
+
+
+if __name__ == "__main__":
+    main()

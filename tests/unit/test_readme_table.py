@@ -1,0 +1,56 @@
+"""The README's figures are those of the result files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from benchmarks.environment import RESULTS
+from benchmarks.readme_table import BEGIN, END, FILES, replaced, table
+
+
+def test_the_readme_shows_the_results(repository: Path) -> None:
+    page = (repository / "README.md").read_text()
+    assert page.count(BEGIN) == page.count(END) == 1
+    assert replaced(page, table()) == page, "python -m benchmarks.readme_table --write"
+
+
+def test_every_row_has_every_column() -> None:
+    rows = [line for line in table().splitlines() if line.startswith("|")]
+    assert len(rows) >= 8
+    assert len({row.count("|") for row in rows}) == 1
+
+
+def test_results_of_two_commits_name_both(tmp_path: Path) -> None:
+    for name in FILES:
+        shutil.copy(RESULTS / f"{name}.json", tmp_path)
+    path = tmp_path / "main_job_gpu.json"
+    document = json.loads(path.read_text())
+    document["environment"]["commit"] = "0123456789" * 4
+    path.write_text(json.dumps(document))
+    first, _ = (
+        json.loads((tmp_path / f"{name}.json").read_text())["environment"]["commit"][:7]
+        for name in (FILES[0], FILES[2])
+    )
+    assert f"commit {first} and 0123456." in table(tmp_path)
+
+
+def test_what_the_script_of_the_main_job_writes_is_read(tmp_path: Path) -> None:
+    for name in FILES:
+        shutil.copy(RESULTS / f"{name}.json", tmp_path)
+    job = {
+        **{"preset": "small", "wall_seconds": 91.4, "tokens_per_second_median": 1234567.8},
+        **{"mfu_median": 0.345, "val_loss": 4.321, "peak_bytes": 3 * 2**30},
+    }
+    path = tmp_path / "main_job_gpu.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"figures": {"jobs": [job]}}))
+    row = "| 1,234,568 | MFU 0.34; 91 s in all, validation loss 4.32 |  | 3.0 |"
+    assert row in table(tmp_path)
+
+
+def test_a_page_without_the_marks_is_refused() -> None:
+    with pytest.raises(ValueError, match="measured"):
+        replaced("# A page", "table")
