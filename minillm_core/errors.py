@@ -87,14 +87,20 @@ class BackendError(Refusal):
 
 
 class PluginCodeError(MinillmError):
-    """A plugin's own code raised; ``__cause__`` is what it raised."""
+    """A plugin's own code raised, or gave what cannot be used; ``__cause__`` is what was raised."""
 
     exit_code = 3
 
     def __init__(
-        self, plugin: str, hook: str, *, where: str | None = None, fix: str | None = None
+        self,
+        plugin: str,
+        hook: str,
+        *,
+        did: str = "raised in",
+        where: str | None = None,
+        fix: str | None = None,
     ) -> None:
-        super().__init__(f"plugin '{plugin}' raised in {hook}", where=where, fix=fix)
+        super().__init__(f"plugin '{plugin}' {did} {hook}", where=where, fix=fix)
         self.plugin, self.hook = plugin, hook
 
 

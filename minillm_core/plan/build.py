@@ -166,7 +166,7 @@ def _block(index: int, slots: AttentionSlots, model: ModelSlots) -> BlockSpec:
             f"'{claimed.owner}' replaces the whole attention of layer {index}, and '{other}' "
             "wants a slot of it",
             where=model.attention[index].where,
-            fix=f"give them different layers, or drop one (--plugins -{other})",
+            fix=f"give them different layers, or leave out '{other}'",
         )
     attention: Any = slots.resolve() if claimed is None else claimed
     mlp = model.mlp[index].resolve()
@@ -194,7 +194,7 @@ def _check_absent(owner: str, place: str, at: str, site: str, model: ModelSlots)
         raise PlanError(
             f"'{owner}' leaves out the {place} of {at}, and '{min(claimants)}' claims {where}",
             where=where,
-            fix=f"give them different layers, or drop one (--plugins -{owner})",
+            fix=f"give them different layers, or leave out '{owner}'",
         )
 
 

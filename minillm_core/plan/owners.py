@@ -35,7 +35,7 @@ def expected(
     Raises:
         PlanError: it put nothing into the plan.
     """
-    name = plugin.name
+    name, named = plugin.name, plugin.name if plugin.distribution else plugin.source
     mine = [placement for placement in placements if placement.owner == name]
     keys = [f"node:{path}" for path, m in named_modules(model) if getattr(m, "owner", None) == name]
     keys += [f"parameter:{p.name}" for p in parameters.values() if p.owner == name]
@@ -54,8 +54,7 @@ def expected(
         raise PlanError(
             f"plugin '{name}' put nothing into the plan",
             where=plugin.source,
-            fix=f"look at its options (minillm plugins info {name}), or drop it "
-            f"(--plugins -{name})",
+            fix=f"look at its options (minillm plugins info {named}), or leave it out",
         )
     return tuple(keys)
 

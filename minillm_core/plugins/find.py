@@ -12,6 +12,7 @@ from types import ModuleType
 
 from minillm_core.config.selection import name_of
 from minillm_core.errors import PluginError
+from minillm_core.plugins.api import HOOK_API
 from minillm_core.plugins.discover import installed_names, installed_plugins
 from minillm_core.plugins.manifest import ManifestError, read_class
 from minillm_core.plugins.origin import Origin, digest_of, root_of
@@ -92,9 +93,10 @@ def _find_file(name: str, named: str) -> FoundPlugin:
             read_class(path.read_bytes(), class_name)
     except ManifestError as error:
         raise PluginError(
-            f"plugin '{name}': {class_name} {error}",
+            f"plugin '{name}', class {class_name}: {error}",
             where=str(path),
-            fix=f"--plugins {plain(text)}:NAME names a class NAME(Plugin, api=1) of the file",
+            fix=f"in the file: class {class_name}(Plugin, api={HOOK_API}); or name another of its "
+            f"classes: --plugins {plain(text)}:NAME",
         ) from error
     origin = Origin(name, None, None, named, str(path), digest_of(str(path)), str(path))
     return _import_class(origin, class_name, lambda: _run_file(name, path))
@@ -103,13 +105,8 @@ def _find_file(name: str, named: str) -> FoundPlugin:
 def _import_class(
     origin: Origin, class_name: str, import_module: Callable[[], ModuleType]
 ) -> FoundPlugin:
-    try:
-        with origin.contain("import"):
-            cls = getattr(import_module(), class_name, None)
-    except PluginError as error:  # what the base class found wrong with the class
-        raise PluginError(
-            f"plugin '{origin.name}': {error.what}", where=error.where, fix=error.fix
-        ) from error
+    with origin.contain("import"):
+        cls = getattr(import_module(), class_name, None)
     if not (isinstance(cls, type) and issubclass(cls, Plugin)):
         raise PluginError(
             f"plugin '{origin.name}': {class_name} does not extend Plugin",
@@ -142,4 +139,8 @@ def _unknown(name: str) -> PluginError:
     else:
         question = "" if close == name else f"did you mean '{close}'? "
         fix = f"{question}pip install {FIRST_PARTY[close]}"
-    return PluginError(f"there is no plugin '{plain(name)}' here", fix=fix)
+    return PluginError(
+        f"there is no plugin '{plain(name)}' here",
+        where=f"looked among the plugins installed for {sys.executable}",
+        fix=fix,
+    )

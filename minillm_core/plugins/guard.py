@@ -22,8 +22,8 @@ _SHOWN_FRAMES = 4
 def plugin_code(name: str, hook: str, *, root: str, offered_by: str | None) -> Iterator[None]:
     """Contain the plugin's code that runs inside: SystemExit and its like as well.
 
-    What the core raised on the way (a MinillmError) passes through, with the plugin and the hook
-    as its place if it has none. So does the KeyboardInterrupt of a real SIGINT.
+    What the core raised on the way (a MinillmError) passes through, under the plugin's name, and
+    with the plugin and the hook as its place if it has none. So does the KeyboardInterrupt of a real SIGINT.
 
     Args:
         name: the plugin's.
@@ -39,6 +39,8 @@ def plugin_code(name: str, hook: str, *, root: str, offered_by: str | None) -> I
             yield
         except MinillmError as error:
             error.where = error.where or f"plugin '{name}', {hook}"
+            if f"'{name}'" not in f"{error} '{error.what.split()[0]}'":
+                error.what = f"plugin '{name}': {error.what}"
             raise
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt) and interrupted():

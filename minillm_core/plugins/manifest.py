@@ -47,7 +47,7 @@ class Manifest:
             raise ManifestError(f"states no hook API: write class Name(Plugin, api={HOOK_API})")
         if keywords["api"] != HOOK_API or type(keywords["api"]) is not int:
             raise ManifestError(
-                f"is written for hook API {keywords['api']!r}; this minillm has {HOOK_API}"
+                f"written for hook API {keywords['api']!r}; this minillm has {HOOK_API}"
             )
         for key, value in keywords.items():
             if key not in _EXPECTED:
@@ -103,7 +103,7 @@ def read_class(source: bytes, name: str) -> ClassFacts:
             raise SyntaxError(plain(str(error)) or type(error).__name__) from error
     found = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
     if not found:
-        raise ManifestError(f"its module does not define the class {name}")
+        raise ManifestError(f"its module defines no class {name}")
     node = found[-1]
     return ClassFacts(
         manifest=Manifest.of(_keywords(node)),

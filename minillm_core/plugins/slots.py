@@ -25,8 +25,9 @@ T = TypeVar("T")
 def way_out(first: str, second: str) -> str:
     """What to type when two plugins want the same place."""
     return (
-        f"drop one of them (--plugins -{first} or --plugins -{second}), or, where they have the "
-        f"option, give them different layers ({first}.layers=[0] {second}.layers=[1])"
+        f"leave out '{first}' or '{second}' (--plugins -{second} takes away what a file names); or, "
+        f"where they have the option, give them different layers: {first}.layers=[0] "
+        f"{second}.layers=[1]"
     )
 
 
@@ -141,8 +142,7 @@ class Chain:
                         f"'{name}' in {self.where}.{link.anchor} wants to stand {word} '{other}', "
                         f"which is in {links[other].anchor}: anchors come first",
                         where=f"{self.where}.{link.anchor}",
-                        fix=f"join at {links[other].anchor}, or drop one "
-                        f"(--plugins -{link.node.owner})",
+                        fix=f"join at {links[other].anchor}, or leave out '{link.node.owner}'",
                     )
 
     def ordered(self, links: dict[str, Link]) -> list[str]:
@@ -163,8 +163,8 @@ class Chain:
                     raise PlanError(
                         f"the order of '{first}' and '{second}' in {self.where}.{anchor} {why}",
                         where=f"{self.where}.{anchor}",
-                        fix=f"one of them must say before= or after= the other; or drop one "
-                        f"(--plugins -{links[first].node.owner})",
+                        fix="one of them must say before= or after= the other; or leave out "
+                        f"'{links[first].node.owner}'",
                     )
                 order += ready
                 del earlier[ready[0]]

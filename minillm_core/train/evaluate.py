@@ -125,7 +125,7 @@ def evaluate_run(
         seq_len=length,
         tokens=max_tokens,
         seed=None,
-        on_batch=batch_hook(plan.on_batch, active, Counter()),
+        on_batch=batch_hook(plan.on_batch, active, Counter(), config.model.vocab),
     )
     if not len(batches):
         raise Refusal("there is nothing to predict", where=", ".join(data), fix="give more text")

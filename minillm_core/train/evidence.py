@@ -87,7 +87,7 @@ class Evidence:
                     f"plugin '{name}' was named, and after {event.step} steps nothing shows "
                     "that it took part",
                     where=f"expected: {expected}",
-                    fix=f"leave it out (--plugins -{name}), or check its options",
+                    fix=f"leave out '{name}', or check its options: minillm plugins info {name}",
                 )
             # a plugin may offer kernels for many devices; one that serves here is enough
             missing = [key for key in record.get("missing", ()) if not key.startswith("kernel:")]

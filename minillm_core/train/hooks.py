@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from minillm_core.data import Batch, OnBatch
+from minillm_core.data.batch import checked
+from minillm_core.errors import DataError, PluginCodeError
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.train.events import Event
 from minillm_core.train.observers import Observer
@@ -14,14 +16,17 @@ __all__ = ["batch_hook", "observers"]
 
 
 def batch_hook(
-    order: Sequence[str], plugins: Iterable[LoadedPlugin], seen: Counter[str]
+    order: Sequence[str], plugins: Iterable[LoadedPlugin], seen: Counter[str], vocab: int
 ) -> OnBatch | None:
     """All ``on_batch`` as one function, called in ``order``; None where there is none.
+
+    It raises PluginCodeError where a plugin's code raises or returns what is no batch.
 
     Args:
         order: names of plugins, from the plan.
         plugins: those of the run.
         seen: ``batch:<plugin>`` is counted there.
+        vocab: ids and labels are below it.
     """
     by_name = {one.name: one for one in plugins}
     chain = [by_name[name] for name in order]
@@ -30,8 +35,15 @@ def batch_hook(
 
     def on_batch(batch: Batch, phase: str) -> Batch:
         for one in chain:
-            with one.contain(f"on_batch, phase {phase}"):
+            hook = f"on_batch, phase {phase}"
+            with one.contain(hook):
                 batch = _call(one.plugin.on_batch, batch=batch, phase=phase)  # type: ignore[attr-defined]
+            try:
+                checked(batch, vocab)
+            except DataError as error:
+                raise PluginCodeError(
+                    one.name, hook, did="broke the batch in", where=error.what, fix=error.fix
+                ) from error
             seen[f"batch:{one.name}"] += 1
         return batch
 

@@ -117,7 +117,7 @@ def train(
 def _loop(job: Job, out: Path, evidence: Evidence, say: Say) -> tuple[Evaluated | None, Meter, int]:
     """Train to the end; what the last evaluation found, how fast it went, how many steps."""
     config, trainer = job.config, job.trainer
-    on_batch = batch_hook(job.plan.on_batch, job.plugins, job.seen)
+    on_batch = batch_hook(job.plan.on_batch, job.plugins, job.seen, config.model.vocab)
     validation = Validation(
         trainer,
         validation_batches(

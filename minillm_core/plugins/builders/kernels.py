@@ -28,6 +28,6 @@ class KernelBuilder(Builder):
         if key in self._held:
             raise PlanError(
                 f"kernel {key} is offered by both '{self._held[key][0]}' and '{self._owner}'",
-                fix=f"drop one of them (--plugins -{self._owner})",
+                fix=f"leave out one of them, such as '{self._owner}'",
             )
         self._held[key] = (self._owner, candidate)

@@ -146,7 +146,7 @@ class OptimizerBuilder(Builder):
             other = self._slots.rules[name][0]
             raise PlanError(
                 f"rule '{name}' is provided by both '{other}' and '{self._owner}'",
-                fix=f"drop one of them (--plugins -{self._owner})",
+                fix=f"leave out one of them, such as '{self._owner}'",
             )
         for anchor, draft in stages.items():
             self._stage(anchor, draft)

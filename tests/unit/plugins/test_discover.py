@@ -45,7 +45,7 @@ def test_a_good_plugin_is_read_whole(site, good) -> None:
     [
         ("class Trick(Plugin, api=1:\n", "syntax error, line 1"),
         ("x = '\0'\n", "syntax error"),
-        ("from pkg_other import Trick\n", "does not define the class Trick"),
+        ("from pkg_other import Trick\n", "defines no class Trick"),
         ("class Trick(Plugin): ...\n", "states no hook API"),
         ("class Trick(Plugin, api=2): ...\n", "hook API 2"),
         ("class Trick(Plugin, api=True): ...\n", "hook API True"),

@@ -93,7 +93,7 @@ def test_a_name_that_nothing_can_have(site) -> None:
     [
         ("api=1", "api=2", "hook API 2; this minillm has 1"),
         ("api=1", "api=1 + 0", "not a literal"),
-        ("class Trick", "class Other", "does not define the class Trick"),
+        ("class Trick", "class Other", "defines no class Trick"),
     ],
 )
 def test_broken_is_refused_unimported(make_plugin: Make, old: str, new: str, reason: str) -> None:
@@ -204,11 +204,23 @@ def test_a_single_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, good: st
     assert list(tmp_path.iterdir()) == [file]
 
 
+def test_what_the_core_says_on_the_way_names_the_plugin(good: str, tmp_path: Path) -> None:
+    file = tmp_path / "my_trick.py"
+    file.write_text(good)
+    (one,) = load([f"{file}:Trick"], {"my_trick": {"layers": [7]}})
+    said = pytest.raises(PlanError, match="plugin 'my_trick': layer 7 is outside the model")
+    with said, one.contain("build_model"):
+        one.plugin.layers.resolve(2)  # type: ignore[attr-defined]
+    with pytest.raises(PlanError, match="my_trick wants") as named, one.contain("build_model"):
+        raise PlanError("my_trick wants more")
+    assert named.value.what == "my_trick wants more"
+
+
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
         ("./absent.py:Trick", "there is no file ./absent.py"),
-        ("./my_trick.py:Tricks", "does not define the class Tricks"),
+        ("./my_trick.py:Tricks", "class Tricks: its module defines no class Tricks"),
     ],
 )
 def test_a_single_file_that_is_not_there(

@@ -26,7 +26,7 @@ def test_for_a_pipe_a_line_is_a_plugin(site, good) -> None:
     site.trick("bad", "class Trick(Plugin, api=9): ...")
     lines = printed(render_list, [e for e in list_plugins() if e.name in {"bad", "gate"}])
     assert [line.split()[0] for line in lines.splitlines()] == ["name", "bad", "gate"]
-    assert "broken: is written for hook API 9; this minillm has 1" in lines
+    assert "broken: written for hook API 9; this minillm has 1" in lines
     assert f"[bold]A {'very ' * 40}long trick[/bold]." in lines
     assert "dist-gate 1.0" in lines
 

@@ -37,7 +37,7 @@ def test_a_second_claimant_is_refused_by_name_slot_and_way_out(order: tuple[str,
         claim.resolve()
     assert "layers.3.attention.layout is claimed by both 'one' and 'three'" in refused.value.what
     assert refused.value.where == "layers.3.attention.layout"
-    assert "--plugins -one" in str(refused.value.fix)
+    assert "leave out 'one' or 'three'" in str(refused.value.fix)
     assert "one.layers=[0] three.layers=[1]" in str(refused.value.fix)
 
 
@@ -100,7 +100,7 @@ def test_a_closed_anchor_keeps_others_out_and_says_why() -> None:
         chain.resolve()
     assert "'other' cannot join layers.0.attention.out.late" in refused.value.what
     assert "'closer' closed it (heads are paired)" in refused.value.what
-    assert "--plugins -closer or --plugins -other" in str(refused.value.fix)
+    assert "leave out 'closer' or 'other'" in str(refused.value.fix)
 
 
 def test_two_nodes_of_one_name_are_refused() -> None:

@@ -272,6 +272,28 @@ def test_a_plugin_that_breaks_a_batch_ends_the_run_under_its_name(job: Job) -> N
     assert job.record["exit"] == 3
 
 
+@pytest.mark.parametrize(
+    ("broken", "what"),
+    [
+        (lambda batch: None, "on_batch returned NoneType"),
+        (lambda batch: batch | {"ids": batch["ids"] + 10_000}, "model.vocab="),
+    ],
+)
+def test_a_batch_that_cannot_be_used_is_its_plugin_s_fault(
+    job: Job, broken: Any, what: str
+) -> None:
+    class Spoiler(Plugin, api=1):
+        """Returns what is no batch."""
+
+        def on_batch(self, batch, phase):
+            return broken(batch)
+
+    with pytest.raises(PluginCodeError, match="'spoiler' broke the batch in on_batch") as error:
+        job.train(plugins={"spoiler": Spoiler(), "watcher": Watcher()})
+    assert what in str(error.value.where)
+    assert job.record["exit"] == 3
+
+
 def test_a_signal_leaves_a_checkpoint(job: Job) -> None:
     def at_five(trainer: Any) -> None:
         trainer.on_step = lambda step: signal.raise_signal(signal.SIGINT) if step == 5 else None
