@@ -212,11 +212,23 @@ def trainer(plan: Plan, backend: str = "torch", *, seed: int = 0, **options: Any
     return made(*bind(Detected(backend, "cpu", "test"), plan), **options).trainer(plan, seed)
 
 
-def batch(plan: Plan, seed: int = 0, *, rows: int | None = None, unsupervised: int = 0) -> Batch:
-    """Ids that can be learnt a little, frequent ones first; row r lacks r x ``unsupervised`` labels."""
+def batch(
+    plan: Plan,
+    seed: int = 0,
+    *,
+    rows: int | None = None,
+    unsupervised: int = 0,
+    rare_first: bool = False,
+) -> Batch:
+    """Ids that can be learnt a little, frequent ones first; row r lacks r x ``unsupervised`` labels.
+
+    ``rare_first`` suits a BLAS that adds from first to last: the label's share of a position's
+    gradient is by far the largest, and all that is added after it is rounded at its size.
+    """
     train, rng = plan.config.train, np.random.default_rng(seed)
     rows, length = rows or train.rows, train.seq_len
     ids = (plan.config.model.vocab * rng.random((rows, length + 1)) ** 3).astype(np.int32)
+    ids = plan.config.model.vocab - 1 - ids if rare_first else ids
     labels = ids[:, 1:].copy()
     for row in range(rows):
         labels[row, : row * unsupervised] = -1
