@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import tomllib
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,9 @@ import pytest
 PAGES = (
     "README.md",
     "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "docs/internals.md",
+    "docs/experiments.md",
     "SECURITY.md",
     "benchmarks/results/README.md",
     "plugins/minillm_muon/README.md",
@@ -71,6 +76,19 @@ def test_the_plugin_table_is_what_the_distributions_offer(repository: Path) -> N
         for name in project["entry-points"]["minillm.plugins"]:
             assert f"| `{name}` |" in (file.parent / "README.md").read_text()
     assert plugin_table((repository / "README.md").read_text()) == offered
+
+
+def test_a_plugins_page_lists_its_options(repository: Path) -> None:
+    for file in repository.glob("plugins/*/pyproject.toml"):
+        offered = tomllib.loads(file.read_text())["project"]["entry-points"]["minillm.plugins"]
+        page = (file.parent / "README.md").read_text()
+        told = dict(re.findall(r"^\| `(\w+\.\w+)` \| `(.+?)` \|", page, re.MULTILINE))
+        found = {
+            f"{name}.{option}": json.dumps(field.default)
+            for name, target in offered.items()
+            for option, field in EntryPoint(name, target, "").load().__pydantic_fields__.items()
+        }
+        assert told == found, file.parent
 
 
 def test_an_old_python_is_told_what_to_do(repository: Path, tmp_path: Path) -> None:
