@@ -11,7 +11,7 @@ import typer
 
 from minillm_core.cli import evaluate, plan, plugins, train
 from minillm_core.cli.failure import explain
-from minillm_core.cli.options import Debug, Help
+from minillm_core.cli.options import Debug, Help, help_without_command
 
 __all__ = ["app", "main"]
 
@@ -36,20 +36,25 @@ def _version(wanted: bool) -> None:
 
 
 @app.callback(
+    invoke_without_command=True,
     epilog="Examples:\n\n"
     "minillm train\n\n"
     "minillm plan --plugins muon,paired_heads\n\n"
     "minillm COMMAND --help shows the examples of each command.",
 )
 def root(
+    context: typer.Context,
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Show the version."),
+        typer.Option(
+            "--version", metavar="", callback=_version, is_eager=True, help="Show the version."
+        ),
     ] = False,
     debug: Debug = False,
     show_help: Help = False,
 ) -> None:
     """Train small language models fast. Every technique is a plugin."""
+    help_without_command(context)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

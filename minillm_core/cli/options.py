@@ -28,6 +28,7 @@ __all__ = [
     "Seed",
     "SettingsFile",
     "Steps",
+    "help_without_command",
 ]
 
 _CHOICE = "What and where"
@@ -65,7 +66,10 @@ Out = Annotated[
     ),
 ]
 Resume = Annotated[
-    bool, typer.Option("--resume", help="Go on with the run in --out.", rich_help_panel=_CHOICE)
+    bool,
+    typer.Option(
+        "--resume", metavar="", help="Go on with the run in --out.", rich_help_panel=_CHOICE
+    ),
 ]
 Steps = Annotated[
     int | None,
@@ -100,7 +104,10 @@ Device = Annotated[
 Deterministic = Annotated[
     bool,
     typer.Option(
-        "--deterministic", help="The same bits again on the same GPU.", rich_help_panel=_MACHINE
+        "--deterministic",
+        metavar="",
+        help="The same bits again on the same GPU.",
+        rich_help_panel=_MACHINE,
     ),
 ]
 Kernels = Annotated[
@@ -112,7 +119,8 @@ Kernels = Annotated[
     ),
 ]
 AsJson = Annotated[
-    bool, typer.Option("--json", help="Write one JSON document to stdout, nothing else.")
+    bool,
+    typer.Option("--json", metavar="", help="Write one JSON document to stdout, nothing else."),
 ]
 Assignments = Annotated[
     list[str] | None,
@@ -124,16 +132,25 @@ Assignments = Annotated[
 ]
 
 
+def help_without_command(context: typer.Context) -> None:
+    """Answer a group's name alone with its help."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
 def _show_help(context: typer.Context, wanted: bool) -> None:
     if wanted:
         typer.echo(context.get_help())
         raise typer.Exit
 
 
+# A switch's metavar is empty, or the help would show "<bool>" beside it.
 # typer's own --help makes it import pydantic for every command, `minillm plugins list` as well.
 Help = Annotated[
     bool,
-    typer.Option("--help", callback=_show_help, is_eager=True, help="Show this message and exit."),
+    typer.Option(
+        "--help", metavar="", callback=_show_help, is_eager=True, help="Show this message and exit."
+    ),
 ]
 # main() takes --debug out of the arguments wherever it stands; here it is declared for --help.
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Debug = Annotated[bool, typer.Option("--debug", metavar="", help="Show the traceback of an error.")]

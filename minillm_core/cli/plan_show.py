@@ -6,8 +6,8 @@ from rich.console import Console
 
 from minillm_core.cli.console import emit, say
 from minillm_core.cli.prepare import Asked, Prepared, prepare
-from minillm_core.plan import Plan, build_plan
-from minillm_core.plan.diff import render_diff
+from minillm_core.plan import build_plan
+from minillm_core.plan.diff import Difference, render_diff
 from minillm_core.plan.render import plan_document, render_plan
 
 __all__ = ["show_diff", "show_plan"]
@@ -16,7 +16,8 @@ __all__ = ["show_diff", "show_plan"]
 def show_plan(asked: Asked, *, json: bool) -> None:
     """Write the plan: a table, or one JSON document."""
     prepared = prepare(asked, to_run=False)
-    plan = _planned(prepared)
+    plan = build_plan(prepared.loaded.config, prepared.plugins)
+    _say_notes(prepared)
     if json:
         emit(plan_document(plan))
     else:
@@ -25,20 +26,20 @@ def show_plan(asked: Asked, *, json: bool) -> None:
 
 def show_diff(asked: Asked, first: str, second: str, *, json: bool) -> None:
     """Write what differs between the plans with two sets of plugins."""
-    one, other = (
-        _planned(prepare(asked.with_plugins(plugins), to_run=False)) for plugins in (first, second)
-    )
+    both = [prepare(asked.with_plugins(plugins), to_run=False) for plugins in (first, second)]
+    one, other = (build_plan(each.loaded.config, each.plugins) for each in both)
+    _say_notes(*both)
     if json:
-        emit({first: plan_document(one), second: plan_document(other)})
+        difference = Difference.of(one, other).as_json()
+        emit({"plans": [plan_document(one), plan_document(other)], "difference": difference})
     else:
         render_diff(one, other, Console())
 
 
-def _planned(prepared: Prepared) -> Plan:
-    plan = build_plan(prepared.loaded.config, prepared.plugins)
-    for note in prepared.loaded.notes:
-        say(note)
-    return plan
+def _say_notes(*prepared: Prepared) -> None:
+    """Each note once, and none before everything has been checked."""
+    for note in dict.fromkeys(note for each in prepared for note in each.loaded.notes):
+        say(f"note: {note}")
 
 
 def _dtype(prepared: Prepared) -> str | None:

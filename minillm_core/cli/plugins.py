@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from minillm_core.cli.options import AsJson, Debug, Help
+from minillm_core.cli.options import AsJson, Debug, Help, help_without_command
 
 __all__ = ["app"]
 
@@ -15,9 +15,10 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def root(debug: Debug = False, show_help: Help = False) -> None:
+@app.callback(invoke_without_command=True)
+def root(context: typer.Context, debug: Debug = False, show_help: Help = False) -> None:
     """See which plugins are installed, and what each of them can do."""
+    help_without_command(context)
 
 
 # Switches alone: any other kind of parameter makes typer import pydantic.

@@ -65,6 +65,8 @@ def render_info(shown: dict[str, Any], console: Console) -> None:
     from rich.text import Text
 
     table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     for heading, value in _facts(shown):
         table.add_row(Text(heading, "bold"), Text(value))
     console.print(table)

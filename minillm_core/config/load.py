@@ -117,7 +117,9 @@ def _preset(
     chosen = _last(upper, "preset")
     if chosen is None:
         name, reason = default()
-        return Setting(name, "device", f"this machine: {reason}"), [f"preset {name}: {reason}"]
+        return Setting(name, "device", f"this machine: {reason}"), [
+            f"preset {name}, since nobody named one: {reason}"
+        ]
     if not isinstance(chosen.value, str):
         raise ConfigError(f"preset must be a name, not {show(chosen.value)}", where=chosen.where)
     return chosen, []

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["amount", "columns", "plan_document", "render_plan", "sized"]
 
 SAMPLES = 200  # points of a schedule that are looked at for its peak
-SIDE_BY_SIDE = 100  # columns of a terminal that hold two tables
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
@@ -41,10 +40,11 @@ def render_plan(plan: Plan, console: Console, dtype: str | None = None) -> None:
         console.print(_plugins(plan))
     console.print()
     left, right = _parts(estimate), (_memory(estimate), _rules(plan, estimate), _schedules(plan))
-    if console.width >= SIDE_BY_SIDE:
-        grid = Table.grid(padding=(0, 4, 0, 0))
-        stack = [part for table in right for part in (table, Text())]
-        grid.add_row(left, Group(*stack[:-1]))
+    grid = Table.grid(padding=(0, 4, 0, 0))
+    stack = [part for table in right for part in (table, Text())]
+    grid.add_row(left, Group(*stack[:-1]))
+    anywhere = console.options.update(max_width=10_000)
+    if console.measure(grid, options=anywhere).maximum <= console.width:
         console.print(grid)
     else:
         console.print(left)
@@ -103,8 +103,8 @@ def _lines(plan: Plan, estimate: Estimate) -> Iterator[tuple[str, str]]:
     yield from _layers(plan)
     yield (
         "step",
-        f"{plan.tokens_per_step:,} tokens = {train.rows} rows x {train.accumulate} x "
-        f"{train.seq_len}; {amount(estimate.flops_per_step)}FLOP; {_clip(train.clip)}",
+        f"{plan.tokens_per_step:,} tokens = rows {train.rows} x accumulate {train.accumulate} x "
+        f"seq_len {train.seq_len}; {amount(estimate.flops_per_step)}FLOP; {_clip(train.clip)}",
     )
     yield "run", _run(plan, estimate)
     yield "export", _export(plan)

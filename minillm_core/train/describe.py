@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from minillm_core.backends.base import Binding
+from minillm_core.plan.render import amount
 from minillm_core.train.events import Evaluated, Throughput
 from minillm_core.train.job import Job
 
@@ -26,7 +27,7 @@ def start(job: Job, out: Path) -> Iterator[str]:
     yield f"data: {job.corpus.description}"
     model = config.model
     yield (
-        f"model: {config.preset}, {plan.num_parameters / 1e6:,.1f} million parameters "
+        f"model: {config.preset}, {amount(plan.num_parameters)} parameters "
         f"({model.layers} layers, {model.dim} wide); {', '.join(how)}"
     )
     yield f"{_budget(job)}, {plan.tokens_per_step:,} tokens a step; plan {plan.hash[:12]}"
@@ -49,12 +50,12 @@ def end(
         rate = (
             "" if evaluated.bits_per_byte is None else f", {evaluated.bits_per_byte:.4f} bits/byte"
         )
-        yield f"validation loss {evaluated.val_loss:.4f}{rate}"
+        yield f"done: {steps:,} steps, validation loss {evaluated.val_loss:.4f}{rate}"
     epochs = job.plan.tokens_per_step * steps / job.corpus.train.tokens
     if epochs > 4:  # arXiv:2305.16264: up to four readings are nearly as good as new text
         yield f"the text was read {epochs:.0f} times: more text (--data) would help the most"
     if speed is not None:
-        yield f"{speed.real:,.0f} tokens/s, the first step apart"
+        yield f"{speed.real:,.0f} tokens/s (without the first step)"
     kept = "checkpoints/, " if job.config.checkpoint.every else ""
     own = "tokenizer.json, " if job.corpus.tokenizer else ""
     yield f"{out}: {kept}{own}metrics.jsonl, run.json"

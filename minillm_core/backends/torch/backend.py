@@ -99,11 +99,11 @@ class TorchBackend(Backend):
 
 
 def _facts(device: torch.device, binding: Binding, join: bool, fused: bool) -> dict[str, object]:
-    notes = ["float32 products in full float32 (TF32 off)"]
+    notes = ["float32 products in full float32 (TF32 off)"] if device.type == "cuda" else []
     if join:
         notes.append("q, k, v and gate, up are each multiplied as one")
     if fused:
-        notes.append("rule adamw without a plugin's stage: torch's fused kernel")
+        notes.append("the rule adamw is torch's fused kernel, unless a plugin extends it")
     name, peak = platform.processor() or platform.machine(), None
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)

@@ -91,9 +91,12 @@ def test_two_plans_are_one_document(program: Program, tmp_path: Path) -> None:
         "    def on_event(self, event):\n        pass\n"
     )
     trick = f"{tmp_path}/trick.py:Trick"
-    code, out, _ = program("plan", "--json", "--preset", "tiny", "--diff", "", trick)
+    code, out, err = program("plan", "--json", "--diff", "", trick)
     assert code == 0
-    plain, with_trick = json.loads(out).values()
+    assert err.count("preset") == 1
+    document = json.loads(out)
+    plain, with_trick = document["plans"]
+    assert document["difference"]["plugins"] == [[], ["trick"]]
     assert plain["plan_hash"] != with_trick["plan_hash"]
     assert [one["name"] for one in with_trick["plugins"]] == ["trick"]
 

@@ -69,6 +69,16 @@ def test_help_is_shown_with_examples(program: Program, command: tuple[str, ...])
         assert flag in out
 
 
+@pytest.mark.parametrize("group", [(), ("plugins",)])
+def test_a_group_alone_shows_its_help(program: Program, group: tuple[str, ...]) -> None:
+    assert program(*group) == program(*group, "--help")
+
+
+@pytest.mark.parametrize("command", [(), ("plugins",), *sorted(AGREED)])
+def test_help_names_no_type_of_python_s(program: Program, command: tuple[str, ...]) -> None:
+    assert "<bool>" not in program(*command, "--help")[1]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [["--help"], ["--version"], ["plugins", "list"], ["plugins", "list", "--json"]],

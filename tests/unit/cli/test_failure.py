@@ -95,7 +95,6 @@ def test_an_interruption_is_130_and_one_line(program: Program, monkeypatch) -> N
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        ([], "minillm: Missing command."),
         (["trian"], "No such command 'trian'. Did you mean 'train'?"),
         (["train", "--stps", "3"], "minillm train: No such option: --stps"),
         (["train", "--foo.bar", "3"], "minillm train: No such option: --foo.bar"),
@@ -104,7 +103,6 @@ def test_an_interruption_is_130_and_one_line(program: Program, monkeypatch) -> N
         (["eval"], "minillm eval: Missing"),
         (["eval", "OUT"], "minillm eval: Missing option '--data'."),
         (["plan", "--diff", "a"], "Option '--diff' requires 2 arguments."),
-        (["plugins"], "minillm plugins: Missing command."),
         (["plugins", "info"], "minillm plugins info: Missing argument 'NAME'."),
     ],
 )

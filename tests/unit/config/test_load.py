@@ -73,7 +73,7 @@ def test_the_preset_is_asked_for_or_the_machine_s(arguments, preset, origin) -> 
     result = load(default_preset=lambda: ("tiny", "a CPU"), **arguments)
     assert result.config.preset == preset
     assert result.origins["preset"] == origin
-    assert ("preset tiny: a CPU" in result.notes) == (origin == "device")
+    assert ("preset tiny, since nobody named one: a CPU" in result.notes) == (origin == "device")
 
 
 def test_a_file_may_name_its_preset_and_its_plugins(loaded: Load, settings_file: Write) -> None:

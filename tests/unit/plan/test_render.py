@@ -197,3 +197,14 @@ def test_sizes() -> None:
 def test_taken_slots_are_sorted_by_plugin(planned: Planned) -> None:
     owners = [entry.owner for entry in taken(planned(muon=Muon(), gates=Gates()))]
     assert owners == sorted(owners)
+
+
+def test_two_tables_stand_side_by_side_only_where_both_fit(planned: Planned) -> None:
+    plan, beside = planned(), []
+    for width in range(80, 141, 5):
+        text = shown(plan, width)
+        assert "attention.scores" in text
+        beside.append(any("part" in line and "about" in line for line in text.splitlines()))
+    assert beside == sorted(beside)
+    assert not beside[0]
+    assert beside[-1]
