@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -14,8 +15,11 @@ __all__ = ["emit", "say"]
 
 
 def say(text: str) -> None:
-    """Write a message to stderr."""
-    print(printable(text), file=sys.stderr, flush=True)
+    """Write a message to stderr; a run goes on where nobody reads it any more (``|& head``)."""
+    try:
+        print(printable(text), file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def emit(document: Any) -> None:

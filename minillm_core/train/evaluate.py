@@ -153,8 +153,16 @@ def specs_of(
     Code is run by these names, so a folder of somebody else's must not choose it.
 
     Raises:
-        Refusal: a single-file plugin, or one of an OUT that another account owns, is not named.
+        Refusal: a single-file plugin, or one of an OUT that another account owns, is not named; or
+            one is named that the run does not have.
     """
+    for name in named:
+        if name not in config.plugins:
+            raise Refusal(
+                f"the run was not trained with a plugin '{name}'",
+                where=str(out / RUN),
+                fix=f"its plugins are: {', '.join(config.plugins) or 'none'}",
+            )
     files = {
         entry.get("name"): entry.get("source")
         for entry in record.get("plugins", ())

@@ -152,3 +152,16 @@ def test_a_page_of_a_framework_is_cut_to_its_first_line() -> None:
     assert text.startswith("a defect in minillm: NotImplementedError: no such operator ...\n")
     assert "fix:" in text
     assert "registered" not in text
+
+
+def test_messages_that_nobody_reads_stop_nothing() -> None:
+    script = (
+        "import sys; from minillm_core.cli.console import say\n"
+        "sys.stdin.read()\n"
+        "say('one'); say('two'); print('the run went on')"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", script], **pipes) as process:
+        process.stderr.close()
+        assert process.communicate()[0] == b"the run went on\n"
+    assert process.returncode == 0

@@ -421,6 +421,13 @@ def test_eval_takes_a_single_file_that_is_named_again(job: Job, tmp_path: Path) 
     assert any("another plan" in line for line in job.said)
 
 
+def test_eval_refuses_a_plugin_that_the_run_does_not_have(job: Job) -> None:
+    job.train()
+    with pytest.raises(Refusal, match="was not trained with a plugin 'muon'") as refused:
+        job.evaluate(plugins={"muon": "muon"})
+    assert refused.value.fix == "its plugins are: none"
+
+
 def test_eval_refuses_what_is_no_run(job: Job) -> None:
     with pytest.raises(Refusal, match="holds no run"):
         job.evaluate()
