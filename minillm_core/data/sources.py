@@ -92,10 +92,12 @@ def find(paths: Sequence[str], say: Callable[[str], None]) -> list[Source]:
         say: told what a folder holds that is not read.
 
     Raises:
-        DataError: a path does not exist, is no file or folder, or a folder holds no data.
+        DataError: a path is empty, does not exist, is no file or folder, or a folder holds no data.
     """
     if not paths:
         return _library()
+    if not all(paths):  # an unset variable of a shell would be the current folder
+        raise DataError("a path of the data is empty", where="--data ''", fix="name a file, or .")
     return [source for path in paths for source in _expand(Path(path).expanduser(), say)]
 
 

@@ -131,9 +131,9 @@ def _documents(
         for document in source.format.read(source.path, source.packing, reading):
             if isinstance(document, str) and not text:
                 raise DataError(
-                    "the data hold text, and there is no tokenizer: the rest of the data are ids",
+                    "the data hold text, and there is no tokenizer: the model is one of ids alone",
                     where=str(source.path),
-                    fix="name the tokenizer that the ids were made with: data.tokenizer=...",
+                    fix="give ids; or train with data.tokenizer=PATH, the one the ids were made with",
                 )
             yield document
 

@@ -69,6 +69,11 @@ def test_a_python_without_sources_says_so(tmp_path: Path, monkeypatch: pytest.Mo
         find((), quiet)
 
 
+def test_an_empty_path_is_not_the_current_folder() -> None:
+    with pytest.raises(DataError, match="a path of the data is empty"):
+        find([""], print)
+
+
 def test_what_is_not_there_or_holds_nothing_is_refused(tmp_path: Path) -> None:
     (tmp_path / "pictures").mkdir()
     (tmp_path / "pictures" / "a.png").write_bytes(b"x")
