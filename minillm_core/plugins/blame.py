@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from minillm_core.errors import MinillmError, PluginCodeError
-from minillm_core.plugins.guard import chain, own_frames
+from minillm_core.plugins.guard import advice, chain, own_frames
 from minillm_core.plugins.manager import LoadedPlugin
 
 __all__ = ["blaming"]
@@ -35,11 +35,7 @@ def blaming(plugins: Iterable[LoadedPlugin], doing: str) -> Iterator[None]:
         for plugin in plugins:
             where = _place(error, plugin)
             if where is not None:
-                fix = (
-                    f"tell the authors of {plugin.origin.offered_by}, or leave out '{plugin.name}'"
-                    if plugin.origin.offered_by
-                    else "mend the file; --debug shows the whole traceback"
-                )
+                fix = advice(error, plugin.name, plugin.origin.offered_by)
                 raise PluginCodeError(plugin.name, doing, where=where, fix=fix) from error
         raise
 

@@ -13,7 +13,7 @@ from types import FrameType
 from minillm_core.errors import MinillmError, PluginCodeError
 from minillm_core.text import plain
 
-__all__ = ["chain", "own_frames", "plugin_code"]
+__all__ = ["advice", "chain", "own_frames", "plugin_code"]
 
 _SHOWN_FRAMES = 4
 
@@ -46,7 +46,7 @@ def plugin_code(name: str, hook: str, *, root: str, offered_by: str | None) -> I
             if isinstance(error, KeyboardInterrupt) and interrupted():
                 raise
             raise PluginCodeError(
-                name, hook, where=_own_frames(error, root), fix=_advice(error, name, offered_by)
+                name, hook, where=_own_frames(error, root), fix=advice(error, name, offered_by)
             ) from error
 
 
@@ -108,7 +108,8 @@ def _within(file: str, root: str) -> bool:
     return path == Path(root) or Path(root) in path.parents
 
 
-def _advice(error: BaseException, name: str, offered_by: str | None) -> str:
+def advice(error: BaseException, name: str, offered_by: str | None) -> str:
+    """What to do about what a plugin raised."""
     leave = f"leave out '{name}'"
     if isinstance(error, ModuleNotFoundError) and error.name:
         return f"install what provides the module '{plain(error.name)}', or {leave}"

@@ -52,6 +52,7 @@ class Optimizer:
         self.updates = torch.zeros((), device=device)
         self.state: State = initial_state(groups, lambda shape: torch.zeros(shape, device=device))
         self.fused = {k: g for k, g in groups.items() if fused and is_plain_adamw(g)}
+        self.alike = _alike(self.fused)
         self.staged = {k: g for k, g in groups.items() if k not in self.fused}
         self.run_stages: Callable[..., None] = self._stages
         if compiler is not None and self.staged:
@@ -127,21 +128,10 @@ class Optimizer:
     ) -> None:
         """torch's kernel over all groups with the same constants at once."""
         inverse = 1.0 / factor  # the kernel divides gradients by its scale
-        alike: dict[tuple[Any, ...], list[str]] = {}
-        for key, group in self.fused.items():
-            member = group.members[0]
-            stages = {anchor: stage for anchor, _, stage in group.rule.stages}
-            constants = (
-                stages["precondition"].arguments,
-                stages["decay"].arguments,
-                stages["write"].values,
-                member.lr_mul,
-                member.wd_mul,
-            )
-            alike.setdefault(constants, []).append(key)
-            for anchor in stages:
+        for group in self.fused.values():
+            for anchor, _, _ in group.rule.stages:
                 self.framework.seen[f"stage:adamw.{anchor}"] += 1
-        for (adam, decay, write, lr_mul, wd_mul), keys in alike.items():
+        for (adam, decay, write, lr_mul, wd_mul), keys in self.alike.items():
             names = [self.groups[key].members[0].name for key in keys]
             state = [self.state[key]["precondition"] for key in keys]
             adam, decay, write = dict(adam), dict(decay), dict(write)
@@ -175,6 +165,23 @@ class Optimizer:
                     for member, part in zip(group.members, parts, strict=True):
                         named[f"{anchor}.{entry}.{member.name}"] = part
         return named
+
+
+def _alike(fused: Mapping[str, Group]) -> dict[tuple[Any, ...], list[str]]:
+    """Constants of torch's kernel -> the groups that share them: each is one call."""
+    found: dict[tuple[Any, ...], list[str]] = {}
+    for key, group in fused.items():
+        member = group.members[0]
+        stages = {anchor: stage for anchor, _, stage in group.rule.stages}
+        constants = (
+            stages["precondition"].arguments,
+            stages["decay"].arguments,
+            stages["write"].values,
+            member.lr_mul,
+            member.wd_mul,
+        )
+        found.setdefault(constants, []).append(key)
+    return found
 
 
 def _write(old: Tensor, new: Tensor, found: Tensor | None) -> None:
