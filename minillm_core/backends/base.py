@@ -7,7 +7,7 @@ imports a framework. Nothing here waits for the device unless its docstring says
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,18 @@ from minillm_core.ops.select import Choice
 if TYPE_CHECKING:
     from minillm_core.plan import Plan
 
-__all__ = ["Backend", "Batch", "Binding", "Choice", "StepResult", "Trainer", "lone_row"]
+__all__ = [
+    "Backend",
+    "Batch",
+    "Binding",
+    "Choice",
+    "Decoding",
+    "Model",
+    "Snapshot",
+    "StepResult",
+    "Trainer",
+    "lone_row",
+]
 
 Batch = Mapping[str, np.ndarray]
 """ids, labels, documents, positions: int32 (rows, T); weights: float32 (rows, T), optional; declared fields."""
@@ -41,6 +52,10 @@ class Binding:
     peak_flops: float | None = None  # dense FLOP/s of the compute dtype, where known
 
 
+Snapshot = Callable[[], dict[str, np.ndarray]]
+"""State at one moment: brings it to the host when called, in any thread, while training goes on."""
+
+
 @dataclass(frozen=True)
 class StepResult:
     """A step's figures, read from the device."""
@@ -48,21 +63,76 @@ class StepResult:
     loss: float  # main target, nats per supervised token, before the update
     grad_norm: float  # global, before clipping
     terms: Mapping[str, float] = field(default_factory=dict)  # loss terms and further targets
+    skipped: bool = False  # the loss or a gradient was not finite: nothing was updated
+    overflow: bool = False  # ... because float16's range did not suffice: the loss scale was halved
 
 
-class Trainer(ABC):
-    """A model, its optimizer state and its compiled step on one device."""
+class Decoding(ABC):
+    """One sequence being continued: keys, values and what nodes look back on are kept."""
+
+    @abstractmethod
+    def feed(self, batch: Batch) -> np.ndarray:
+        """Go on by some columns.
+
+        Args:
+            batch: one row of the columns that follow those fed so far, every field of it, with
+                positions counted from the sequence's start.
+
+        Returns:
+            float32 (V,): the logits after the last column. Waits.
+        """
+
+
+class Model(ABC):
+    """A model on one device, to be evaluated and sampled from."""
 
     binding: Binding
 
     @abstractmethod
-    def step(self, micro: Sequence[Batch], values: Mapping[str, float], supervised: int) -> Any:
+    def evaluate(self, batches: Iterable[Batch]) -> tuple[float, int]:
+        """Nats of the main target over all batches, and the number of predictions. Waits."""
+
+    @abstractmethod
+    def next_logits(self, batch: Batch) -> np.ndarray:
+        """float32 (V,): the logits after the last column of a batch of one row. Waits."""
+
+    @abstractmethod
+    def decoding(self) -> Decoding:
+        """A sequence of no columns yet, to be continued with the weights that are loaded now."""
+
+    @abstractmethod
+    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Take ``model.<parameter>`` and ``state.<name>``; other names are left alone.
+
+        Raises:
+            KeyError: a parameter, or a state, of the model is missing.
+            ValueError: a shape differs.
+        """
+
+
+class Trainer(Model):
+    """A model, its optimizer state and its compiled step."""
+
+    @abstractmethod
+    def step(
+        self,
+        micro: Sequence[Batch],
+        values: Mapping[str, float],
+        supervised: int,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> Any:
         """Queue one optimizer step and return a handle for :meth:`read`; never waits.
+
+        An update whose loss or gradients are not finite is not made; the device finds that out.
 
         Args:
             micro: the step's micro-batches.
             values: dynamic schedule values at this step (``lr``, ``weight_decay``, ...).
             supervised: labels >= 0 over all micro-batches and ranks; losses are divided by it.
+            cancelled: asked before each micro-batch but the first.
+
+        Returns:
+            None where it was cancelled: nothing has changed.
         """
 
     @abstractmethod
@@ -70,25 +140,24 @@ class Trainer(ABC):
         """Wait for the step behind ``handle`` and give its figures."""
 
     @abstractmethod
-    def evaluate(self, batches: Iterable[Batch]) -> tuple[float, int]:
-        """Nats of the main target over all batches, and the number of predictions. Waits."""
+    def snapshot(self) -> Snapshot:
+        """Everything to save as it is after the steps queued so far; does not wait for them.
 
-    @abstractmethod
-    def next_logits(self, ids: np.ndarray) -> np.ndarray:
-        """float32 (V,): the logits after the last of ``ids``, int32 (T,). Waits."""
-
-    @abstractmethod
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Everything to save, by name, on the host: ``model.<parameter>`` in float32 (the master
-        weights), ``optimizer.<stage>.<entry>.<parameter>``, ``state.<name>``. Waits.
+        By name: ``model.<parameter>`` in float32 (the master weights),
+        ``optimizer.<stage>.<entry>.<parameter>``, ``state.<name>``, ``scaler.<name>``,
+        ``random.<generator>``.
         """
 
+    def arrays(self) -> dict[str, np.ndarray]:
+        """A snapshot's arrays. Waits."""
+        return self.snapshot()()
+
     @abstractmethod
-    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """The inverse of :meth:`arrays`; with ``model.*`` entries alone, loads weights only.
+    def resume(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """The inverse of :meth:`arrays`. ``random.*`` of another framework are left alone.
 
         Raises:
-            KeyError: a parameter of the model is missing.
+            KeyError: anything else that :meth:`arrays` would give is missing.
             ValueError: a shape differs.
         """
 
@@ -114,6 +183,14 @@ class Backend(ABC):
 
     name: str
     binding: Binding
+
+    @abstractmethod
+    def model(self, plan: Plan, seed: int, *, max_positions: int | None = None) -> Model:
+        """The plan's model with its seeded initial values, without an optimizer.
+
+        Args:
+            max_positions: longest row that will ever be fed; default: the plan's seq_len.
+        """
 
     @abstractmethod
     def trainer(self, plan: Plan, seed: int, *, max_positions: int | None = None) -> Trainer:

@@ -65,6 +65,11 @@ class TrainConfig(Section):
     betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW's decay rates")
     weight_decay: float = Field(0.1, ge=0, description="decoupled, times the learning rate")
     clip: float = Field(1.0, ge=0, description="largest global gradient norm; 0 for none")
+    spike: float = Field(
+        0.0, ge=0, description="nats over the median of the last 64 losses that rewind; 0: never"
+    )
+    rewind: int = Field(100, ge=1, description="steps to go back at least at a spike")
+    skip: int = Field(200, ge=0, description="steps' batches to pass over after a rewind")
 
 
 class DataConfig(Section):
@@ -90,6 +95,9 @@ class CheckpointConfig(Section):
 
     every: int = Field(1000, ge=0, description="steps between checkpoints; 0: none at all")
     keep: int = Field(3, ge=1, description="how many verified ones to keep")
+    on_error: Literal["stop", "continue"] = Field(
+        "stop", description="when one cannot be written, such as on a full disk"
+    )
 
 
 class LogConfig(Section):
@@ -111,6 +119,7 @@ class Config(Section):
     plugins: dict[str, dict[str, Any]] = Field(
         default_factory=dict, description="plugin name -> its options as given, not yet typed"
     )
+    init: str | None = Field(None, description="a model directory to start from")
     seed: int = Field(0, ge=0, description="initial weights and all other randomness but the data")
     backend: Literal["auto", "torch", "mlx"] = "auto"
     device: str = Field("auto", description="cpu, cuda, cuda:1, mps, gpu")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from minillm_core import backends
-from minillm_core.backends.base import Backend, Batch, Trainer
+from minillm_core.backends.base import Backend, Batch, Model
 from minillm_core.backends.detect import Detected, choose, probe
 from minillm_core.checkpoint import Checkpoint, newest_or_refuse
 from minillm_core.config.schema import Config
@@ -38,21 +38,21 @@ class Validation:
     """Evaluates a model on a fixed list of batches.
 
     Args:
-        trainer: evaluates.
+        model: evaluates.
         batches: the same every time; labels -1 where nothing is predicted.
         token_bytes: int (vocab,), UTF-8 bytes of each id, 0 for specials; None without a tokenizer.
     """
 
     def __init__(
-        self, trainer: Trainer, batches: Iterable[Batch], token_bytes: np.ndarray | None
+        self, model: Model, batches: Iterable[Batch], token_bytes: np.ndarray | None
     ) -> None:
-        self._trainer, self._batches, self._token_bytes = trainer, batches, token_bytes
+        self._model, self._batches, self._token_bytes = model, batches, token_bytes
         self.predictions = 0
 
     def __call__(self, step: int) -> Evaluated:
         """Evaluate after ``step``; val_loss is NaN where nothing is predicted."""
         total = Counter[str]()
-        nats, self.predictions = self._trainer.evaluate(self._counted(total))
+        nats, self.predictions = self._model.evaluate(self._counted(total))
         loss = nats / self.predictions if self.predictions else math.nan
         rate = nats / math.log(2) / total["bytes"] if total["bytes"] else None
         return Evaluated(step, loss, rate)
@@ -129,12 +129,12 @@ def evaluate_run(
     )
     if not len(batches):
         raise Refusal("there is nothing to predict", where=", ".join(data), fix="give more text")
-    trainer = (create or backends.create)(detected, plan).trainer(
+    model = (create or backends.create)(detected, plan).model(
         plan, config.seed, max_positions=length
     )
-    _load(trainer, checkpoint)
+    _load(model, checkpoint)
     token_bytes = bytes_per_token(tokenizer, config.model.vocab) if tokenizer else None
-    validation = Validation(trainer, batches, token_bytes)
+    validation = Validation(model, batches, token_bytes)
     result = validation(checkpoint.step)
     return {
         "val_loss": result.val_loss,
@@ -185,9 +185,9 @@ def _tokenizer(out: Path, config: Config) -> Tokenizer | None:
     return Tokenizer.load(path, config.model.vocab) if path.exists() else None
 
 
-def _load(trainer: Trainer, checkpoint: Checkpoint) -> None:
+def _load(model: Model, checkpoint: Checkpoint) -> None:
     try:
-        trainer.load(checkpoint.arrays("model."))
+        model.load(checkpoint.arrays("model.") | checkpoint.arrays("state."))
     except (KeyError, ValueError) as error:
         raise Refusal(
             f"the checkpoint does not fit the model: {error}",

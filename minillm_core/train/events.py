@@ -6,7 +6,20 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
-__all__ = ["Ended", "Evaluated", "Event", "Saved", "Skipped", "Started", "Stepped", "Throughput"]
+__all__ = [
+    "Ended",
+    "Evaluated",
+    "Event",
+    "Guarded",
+    "Resumed",
+    "Rewound",
+    "Saved",
+    "Skipped",
+    "Started",
+    "Stepped",
+    "Throughput",
+    "Unsaved",
+]
 
 
 @dataclass(frozen=True)
@@ -83,6 +96,46 @@ class Saved(Event):
     step: int
     path: str
     seconds: float
+
+
+@dataclass(frozen=True)
+class Unsaved(Event):
+    """A checkpoint could not be written, and the run goes on."""
+
+    event: ClassVar[str] = "unsaved"
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Resumed(Event):
+    """The run goes on from a checkpoint."""
+
+    event: ClassVar[str] = "resume"
+    step: int
+    path: str
+
+
+@dataclass(frozen=True)
+class Guarded(Event):
+    """A step whose loss or gradients were not finite: its update was not made."""
+
+    event: ClassVar[str] = "guard"
+    step: int
+    loss: float
+    grad_norm: float
+    recent: int  # such steps among the last hundred
+
+
+@dataclass(frozen=True)
+class Rewound(Event):
+    """The loss had a spike: the run went back to a checkpoint and passed over some batches."""
+
+    event: ClassVar[str] = "rewind"
+    step: int  # of the spike
+    loss: float
+    to: int  # the checkpoint's step
+    skipped: int  # steps' batches passed over
 
 
 @dataclass(frozen=True)

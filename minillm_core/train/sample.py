@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from minillm_core.backends.base import Trainer
+from minillm_core.backends.base import Model, lone_row
 from minillm_core.text import printable
 
 __all__ = ["pick", "sample"]
@@ -38,7 +38,7 @@ def pick(logits: np.ndarray, temperature: float, random: np.random.Generator) ->
 
 
 def sample(
-    trainer: Trainer,
+    trainer: Model,
     tokenizer: Decoder,
     *,
     tokens: int = 64,
@@ -62,7 +62,7 @@ def sample(
     random = np.random.default_rng(seed)
     ids = [tokenizer.end_of_text]
     for _ in range(tokens):
-        logits = trainer.next_logits(np.asarray(ids[-context:], np.int32))
+        logits = trainer.next_logits(lone_row(np.asarray(ids[-context:], np.int32)))
         drawn = pick(logits[: tokenizer.size], temperature, random)
         if drawn == tokenizer.end_of_text:
             break

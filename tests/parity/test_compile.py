@@ -90,7 +90,7 @@ def test_torch_compiles_micro_batches_once(lab: Any, compiler: Compiler) -> None
         for index in range(1, 4):
             step(run, lab, plan, index, parts=2)
             run.arrays()
-    run.load(run.arrays())
+    run.resume(run.arrays())
     with torch.compiler.set_stance("fail_on_recompile"):
         step(run, lab, plan, 5, parts=2)
     assert compiler.graphs == 2
@@ -107,7 +107,7 @@ def test_mlx_traces_each_graph_once(lab: Any, parts: int, traces: int) -> None:
         expected.append(eager.read(step(eager, lab, plan, index, parts=parts)).loss)
         run.evaluate([lab.batch(plan, index)])
         assert run.traces == traces
-    run.load(run.arrays())
+    run.resume(run.arrays())
     step(run, lab, plan, 5, parts=parts)
     assert run.traces == traces
     assert found == pytest.approx(expected, rel=1e-6)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minillm_core.backends.base import lone_row
 from minillm_core.backends.numpy.model import materialise
 from minillm_core.nn.module import declared
 from minillm_core.nn.param import Param
@@ -56,8 +57,8 @@ def test_losses_are_equal(lab: Any, plan: Any) -> None:
 
 
 def test_next_logits_are_equal(lab: Any, plan: Any) -> None:
-    ids = lab.batch(plan)["ids"][0, :11]
-    ours, theirs = (lab.trainer(plan, name).next_logits(ids) for name in ("torch", "mlx"))
+    row = lone_row(lab.batch(plan)["ids"][0, :11])
+    ours, theirs = (lab.trainer(plan, name).next_logits(row) for name in ("torch", "mlx"))
     assert ours.shape == (plan.config.model.vocab,)
     assert ours.dtype == theirs.dtype == np.float32
     np.testing.assert_allclose(ours, theirs, atol=1e-6)

@@ -68,7 +68,7 @@ def test_an_overflow_skips_the_update_and_halves_the_scale(lab: Any, backend: st
     before = run.arrays()
     assert before["scaler.scale"] == 2.0**16
     assert before["scaler.skipped"] == 0
-    run.load(before | {"scaler.scale": np.float32(2.0**24)})
+    run.resume(before | {"scaler.scale": np.float32(2.0**24)})
     batch = lab.batch(plan, unsupervised=2)
     result = run.read(run.step([batch], plan.values(0.5), lab.supervised([batch])))
     assert not np.isfinite(result.grad_norm)
@@ -96,7 +96,7 @@ def test_loss_scaling_cancels(lab: Any, backend: str) -> None:
     norms = []
     for scale in (1.0, 2.0**10):
         run = lab.trainer(plan, backend)
-        run.load(run.arrays() | {"scaler.scale": np.float32(scale)})
+        run.resume(run.arrays() | {"scaler.scale": np.float32(scale)})
         handle = run.step([batch], plan.values(0.5), lab.supervised([batch]))
         norms.append(run.read(handle).grad_norm)
     exact = np.hypot.reduce(

@@ -34,7 +34,7 @@ def test_a_run_goes_on_to_the_bit(
     saved = run.arrays()
     kept = {name: value.copy() for name, value in saved.items()}
     other = lab.trainer(plan, backend, seed=9)
-    other.load(saved)
+    other.resume(saved)
     again = other.arrays()
     assert list(again) == list(saved)
     for name, value in saved.items():
@@ -68,7 +68,7 @@ def test_a_run_moves_to_the_other_framework(lab: Any) -> None:
     plan = lab.plan("muon", "paired_heads")
     first, second = (lab.trainer(plan, backend) for backend in BACKENDS)
     lab.losses(first, plan, steps_of(lab, plan, 0, 1, 2))
-    second.load(first.arrays())
+    second.resume(first.arrays())
     steps = steps_of(lab, plan, 3, 4, 5)
     np.testing.assert_allclose(
         lab.losses(second, plan, steps), lab.losses(first, plan, steps), atol=1e-5
@@ -98,6 +98,6 @@ def test_what_does_not_fit_is_refused(lab: Any, backend: str, dtype: str) -> Non
     saved = run.arrays()
     name = "model.layers.1.mlp.up.weight"
     with pytest.raises(KeyError, match=name):
-        run.load({key: value for key, value in saved.items() if key != name})
+        run.resume({key: value for key, value in saved.items() if key != name})
     with pytest.raises(ValueError, match=name):
-        run.load(saved | {name: saved[name].T})
+        run.resume(saved | {name: saved[name].T})

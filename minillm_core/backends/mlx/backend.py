@@ -5,11 +5,13 @@ from __future__ import annotations
 import platform
 import time
 from dataclasses import replace
+from typing import Any
 
 import mlx.core as mx
 
 from minillm_core.backends.base import Backend, Binding
 from minillm_core.backends.mlx.candidates import CANDIDATES
+from minillm_core.backends.mlx.inference import MLXModel
 from minillm_core.backends.mlx.module import MLXFramework
 from minillm_core.backends.mlx.ops import MLXOps
 from minillm_core.backends.mlx.trainer import MLXTrainer
@@ -76,8 +78,19 @@ class MLXBackend(Backend):
             )
         self.binding = replace(binding, device_name=name, notes=(*binding.notes, *notes))
 
+    def model(self, plan: Plan, seed: int, *, max_positions: int | None = None) -> MLXModel:
+        """The plan's model, filled."""
+        model, framework = self._materialise(plan, seed, max_positions)
+        return MLXModel(plan, self.binding, model, framework, join=self.join)
+
     def trainer(self, plan: Plan, seed: int, *, max_positions: int | None = None) -> MLXTrainer:
         """The plan's model, filled, with its optimizer."""
+        model, framework = self._materialise(plan, seed, max_positions)
+        return MLXTrainer(plan, self.binding, model, framework, join=self.join)
+
+    def _materialise(
+        self, plan: Plan, seed: int, max_positions: int | None
+    ) -> tuple[Any, MLXFramework]:
         kernels = load(self.binding.kernels, self.candidates, "mlx")
         framework = MLXFramework(MLXOps(kernels))
         watch_kernels(framework, plan, self.binding.kernels)
@@ -85,4 +98,4 @@ class MLXBackend(Backend):
         model = materialise(
             plan, framework, seed, positions, checkpointing=self.binding.checkpointing
         )
-        return MLXTrainer(plan, self.binding, model, framework, join=self.join)
+        return model, framework

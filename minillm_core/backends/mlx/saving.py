@@ -10,7 +10,7 @@ import numpy as np
 
 from minillm_core.optim.groups import Group
 
-__all__ = ["arrays", "masters", "state"]
+__all__ = ["arrays", "masters", "state", "states"]
 
 PREFIXES = {"states": "state", "scaler": "scaler"}
 """Part of the state -> what its entries' names begin with."""
@@ -45,6 +45,11 @@ def masters(saved: Mapping[str, np.ndarray], old: Mapping[str, mx.array]) -> dic
     return {
         name: _checked(f"model.{name}", saved, tuple(master.shape)) for name, master in old.items()
     }
+
+
+def states(saved: Mapping[str, np.ndarray], old: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    """State that the model itself reads, shaped as the old one; raises as :func:`masters`."""
+    return {name: _checked(f"state.{name}", saved, tuple(v.shape)) for name, v in old.items()}
 
 
 def state(

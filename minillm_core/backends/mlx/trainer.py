@@ -6,17 +6,16 @@ and one updates.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from minillm_core.backends.base import Batch, Binding, StepResult, Trainer, lone_row
+from minillm_core.backends.base import Batch, Binding, Snapshot, StepResult, Trainer
 from minillm_core.backends.mlx import saving, scaler
+from minillm_core.backends.mlx.inference import MLXModel
 from minillm_core.backends.mlx.module import MLXFramework
-from minillm_core.backends.mlx.states import Statistics
-from minillm_core.backends.mlx.weights import Weights
 from minillm_core.optim.update import clip_factor, global_norm, initial_state, update
 from minillm_core.plan import Plan
 from minillm_core.plan.stages import stages_of
@@ -27,7 +26,7 @@ Arrays = dict[str, mx.array]
 Figures = dict[str, mx.array]
 
 
-class MLXTrainer(Trainer):
+class MLXTrainer(MLXModel, Trainer):
     """A model and its optimizer.
 
     Args:
@@ -41,18 +40,14 @@ class MLXTrainer(Trainer):
     def __init__(
         self, plan: Plan, binding: Binding, model: Any, framework: MLXFramework, *, join: bool
     ) -> None:
-        self.plan, self.binding, self.model, self.framework = plan, binding, model, framework
-        self.weights = Weights(model, getattr(mx, binding.dtype), join=join)
+        super().__init__(plan, binding, model, framework, join=join)
         self.groups = {str(index): group for index, group in enumerate(plan.groups)}
-        self.statistics = Statistics(model)
-        self.masters: Arrays = self.weights.masters
-        self.state: dict[str, Any] = {
+        self.state = {
             "optimizer": initial_state(self.groups, mx.zeros),
-            "states": self.statistics.states(),
+            **self.state,
             "scaler": scaler.start() if binding.dtype == "float16" else {},
             "updates": mx.array(0.0),
         }
-        self.staged = plan.staged
         self.graphs: dict[Any, Callable[..., Any]] = {}
         self.traces = 0
         mx.eval(self.masters, self.state)
@@ -62,7 +57,7 @@ class MLXTrainer(Trainer):
         staged = {name: int(values[name]) for name in self.staged}
         given = {n: mx.array(float(v)) for n, v in values.items() if n not in staged}
         given["normaliser"] = mx.array(1.0 / supervised)
-        batches = [self._batch(host) for host in micro]
+        batches = [self.moved(host) for host in micro]
         if self.binding.compile and self.staged and not self.graphs:
             self._warm_up(batches, given)
         if len(batches) == 1:
@@ -82,10 +77,6 @@ class MLXTrainer(Trainer):
                 mx.eval(whole(self.masters, self.state, batches[0], given))
             else:
                 mx.eval(self._accumulated(batches[:2], given, stage))
-
-    def _batch(self, host: Batch) -> Arrays:
-        """The fields that the model reads."""
-        return {name: mx.array(host[name]) for name in self.plan.fields if name in host}
 
     def _accumulated(
         self, batches: Sequence[Arrays], given: Arrays, staged: Mapping[str, int]
@@ -225,53 +216,21 @@ class MLXTrainer(Trainer):
         figures = {"grad_norm": norm, **sums["figures"]}
         return new_masters, new_state, figures
 
-    def _hold(self) -> None:
-        """Let the modules hold real arrays: tracing leaves its placeholders in them."""
-        self.weights.place(self.weights.copies(self.masters))
-        self.statistics.place(self.state["states"])
-
     def read(self, handle: Figures) -> StepResult:
         """Wait for a step's figures."""
         mx.eval(handle)
         figures: dict[str, Any] = {name: value.item() for name, value in handle.items()}
         return StepResult(figures.pop("loss"), figures.pop("grad_norm"), figures)
 
-    def evaluate(self, batches: Iterable[Batch]) -> tuple[float, int]:
-        """Nats and predictions of the main target; eager."""
-        self._hold()
-        given, total, count = self._final_values(), 0.0, 0
-        for host in batches:
-            batch = self._batch(host)
-            nats, predictions = self.model.evaluate(batch, given)
-            mx.eval(nats, predictions)
-            total, count = total + nats.item(), count + int(predictions.item())
-        return total, count
-
-    def next_logits(self, ids: np.ndarray) -> np.ndarray:
-        """float32 (V,) after the last of ``ids`` (T,)."""
-        self._hold()
-        batch = self._batch(lone_row(ids))
-        at = mx.array([len(ids) - 1], dtype=mx.int32)
-        return np.array(self.model.logits(batch, self._final_values(), at)[0].astype(mx.float32))
-
-    def _final_values(self) -> dict[str, Any]:
-        values = self.plan.values(1.0)
-        given = {n: mx.array(float(v)) for n, v in values.items() if n not in self.staged}
-        return {
-            **given,
-            "normaliser": mx.array(1.0),
-            **{name: int(values[name]) for name in self.staged},
-        }
-
-    def arrays(self) -> dict[str, np.ndarray]:
+    def snapshot(self) -> Snapshot:
         """Everything to save."""
-        return saving.arrays(self.masters, self.state, self.groups)
+        named = saving.arrays(self.masters, self.state, self.groups)
+        return lambda: named
 
-    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+    def resume(self, arrays: Mapping[str, np.ndarray]) -> None:
         """The inverse of :meth:`arrays`."""
         self.masters = saving.masters(arrays, self.masters)
-        if any(not name.startswith("model.") for name in arrays):
-            self.state = saving.state(arrays, self.state, self.groups)
+        self.state = saving.state(arrays, self.state, self.groups)
         mx.eval(self.masters, self.state)
 
     def witnesses(self) -> Mapping[str, int]:

@@ -11,6 +11,7 @@ import torch
 
 from minillm_core.backends.base import Backend, Binding
 from minillm_core.backends.torch.candidates import CANDIDATES
+from minillm_core.backends.torch.inference import TorchModel
 from minillm_core.backends.torch.module import TorchFramework
 from minillm_core.backends.torch.ops import TorchOps
 from minillm_core.backends.torch.trainer import TorchTrainer
@@ -71,22 +72,14 @@ class TorchBackend(Backend):
         self.candidates = candidates
         self.binding = replace(binding, **_facts(self.device, binding, self.join, fused))
 
+    def model(self, plan: Plan, seed: int, *, max_positions: int | None = None) -> TorchModel:
+        """The plan's model, filled."""
+        model, framework = self._materialise(plan, seed, max_positions)
+        return TorchModel(plan, self.binding, model, framework, join=self.join)
+
     def trainer(self, plan: Plan, seed: int, *, max_positions: int | None = None) -> TorchTrainer:
         """The plan's model, filled, with its optimizer."""
-        if self.binding.deterministic:
-            torch.use_deterministic_algorithms(True)
-        kernels = load(self.binding.kernels, self.candidates, "torch")
-        framework = TorchFramework(TorchOps(kernels, device=self.device))
-        watch_kernels(framework, plan, self.binding.kernels)
-        positions = max_positions or plan.config.train.seq_len
-        model = materialise(
-            plan,
-            framework,
-            seed,
-            self.device,
-            positions,
-            checkpointing=self.binding.checkpointing,
-        )
+        model, framework = self._materialise(plan, seed, max_positions)
         return TorchTrainer(
             plan,
             self.binding,
@@ -96,6 +89,24 @@ class TorchBackend(Backend):
             fused=self.fused,
             compiler=self.compiler,
         )
+
+    def _materialise(
+        self, plan: Plan, seed: int, max_positions: int | None
+    ) -> tuple[Any, TorchFramework]:
+        if self.binding.deterministic:
+            torch.use_deterministic_algorithms(True)
+        kernels = load(self.binding.kernels, self.candidates, "torch")
+        framework = TorchFramework(TorchOps(kernels, device=self.device))
+        watch_kernels(framework, plan, self.binding.kernels)
+        model = materialise(
+            plan,
+            framework,
+            seed,
+            self.device,
+            max_positions or plan.config.train.seq_len,
+            checkpointing=self.binding.checkpointing,
+        )
+        return model, framework
 
 
 def _facts(device: torch.device, binding: Binding, join: bool, fused: bool) -> dict[str, object]:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from minillm_core.backends.base import Batch, Binding, StepResult, Trainer, lone_row
+from minillm_core.backends.base import Batch, Binding, Snapshot, StepResult, Trainer
 from minillm_core.backends.torch import foreach
-from minillm_core.backends.torch.feed import Later, batch_to, numbers_to
+from minillm_core.backends.torch.feed import Later, numbers_to
+from minillm_core.backends.torch.inference import TorchModel
 from minillm_core.backends.torch.module import TorchFramework
 from minillm_core.backends.torch.optimizer import Optimizer
 from minillm_core.backends.torch.scaler import LossScaler
-from minillm_core.backends.torch.states import Statistics
-from minillm_core.backends.torch.weights import Weights
 from minillm_core.errors import OutOfMemory
 from minillm_core.plan import Plan
 from minillm_core.plan.stages import stages_of
@@ -24,7 +23,7 @@ from minillm_core.plan.stages import stages_of
 __all__ = ["TorchTrainer"]
 
 
-class TorchTrainer(Trainer):
+class TorchTrainer(TorchModel, Trainer):
     """A model and its optimizer on one device.
 
     Args:
@@ -48,9 +47,7 @@ class TorchTrainer(Trainer):
         fused: bool,
         compiler: Callable[..., Any] = torch.compile,
     ) -> None:
-        self.plan, self.binding, self.model, self.framework = plan, binding, model, framework
-        self.device = torch.device(binding.device)
-        self.weights = Weights(model, getattr(torch, binding.dtype), join=join)
+        super().__init__(plan, binding, model, framework, join=join)
         self.optimizer = Optimizer(
             plan,
             self.weights,
@@ -60,8 +57,6 @@ class TorchTrainer(Trainer):
         )
         self.compiler = compiler
         self.scaler = LossScaler(self.device) if binding.dtype == "float16" else None
-        self.statistics = Statistics(model)
-        self.staged = plan.staged
         self.graphs: dict[tuple[float, ...], Any] = {}  # one a combination of staged values
         self.gradients: list[Tensor] | None = None
         if self.device.type == "cuda":
@@ -86,11 +81,11 @@ class TorchTrainer(Trainer):
         if self.scaler is not None:
             given["normaliser"] = inverse * self.scaler.scale
         if self.binding.compile and self.staged and not self.graphs:
-            self._warm_up(batch_to(micro[0], self.plan.fields, self.device), given)
+            self._warm_up(self.moved(micro[0]), given)
         graph = self._graph(staged)
         figures: dict[str, Tensor] = {}
         for index, host in enumerate(micro):
-            batch = batch_to(host, self.plan.fields, self.device)
+            batch = self.moved(host)
             loss = graph(batch, given)
             self._accumulate(loss.objective, first=index == 0, only=len(micro) == 1)
             share = loss.count * inverse
@@ -161,59 +156,21 @@ class TorchTrainer(Trainer):
         figures = handle.read()
         return StepResult(figures.pop("loss"), figures.pop("grad_norm"), figures)
 
-    @torch.no_grad()
-    def evaluate(self, batches: Iterable[Batch]) -> tuple[float, int]:
-        """Nats and predictions of the main target; eager, so that nothing is compiled for it."""
-        given = self._final_values()
-        total = torch.zeros((), dtype=torch.float64)
-        count = torch.zeros((), dtype=torch.float64)
-        pending: list[tuple[Tensor, Tensor]] = []
-        for host in batches:
-            pending.append(
-                self.model.evaluate(batch_to(host, self.plan.fields, self.device), given)
-            )
-        for nats, predictions in pending:
-            total += nats.double().cpu()
-            count += predictions.double().cpu()
-        return float(total), int(count)
-
-    @torch.no_grad()
-    def next_logits(self, ids: np.ndarray) -> np.ndarray:
-        """float32 (V,) after the last of ``ids`` (T,)."""
-        batch = batch_to(lone_row(ids), self.plan.fields, self.device)
-        at = torch.full((1,), len(ids) - 1, dtype=torch.int32, device=self.device)
-        return self.model.logits(batch, self._final_values(), at)[0].float().cpu().numpy()
-
-    def _final_values(self) -> dict[str, Any]:
-        values = self.plan.values(1.0)
-        dynamic = {name: v for name, v in values.items() if name not in self.staged}
-        given: dict[str, Any] = dict(numbers_to(dynamic | {"normaliser": 1.0}, self.device))
-        return given | {name: int(values[name]) for name in self.staged}
-
-    def arrays(self) -> dict[str, np.ndarray]:
+    def snapshot(self) -> Snapshot:
         """Everything to save."""
-        return {name: t.detach().cpu().numpy().copy() for name, t in self._tensors().items()}
+        copies = {name: t.detach().cpu().numpy().copy() for name, t in self._everything().items()}
+        return lambda: copies
 
-    def _tensors(self) -> dict[str, Tensor]:
-        tensors = {f"model.{name}": master for name, master in self.weights.masters.items()}
+    def _everything(self) -> dict[str, Tensor]:
+        tensors = self.held()
         tensors |= {f"optimizer.{name}": t for name, t in self.optimizer.arrays().items()}
-        tensors |= {f"state.{name}": t for name, t in self.statistics.states.items()}
         if self.scaler is not None:
             tensors |= {f"scaler.{name}": t for name, t in self.scaler.arrays().items()}
         return tensors
 
-    @torch.no_grad()
-    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+    def resume(self, arrays: Mapping[str, np.ndarray]) -> None:
         """The inverse of :meth:`arrays`."""
-        weights_only = all(name.startswith("model.") for name in arrays)
-        for name, tensor in self._tensors().items():
-            if weights_only and not name.startswith("model."):
-                continue
-            value = torch.from_numpy(np.array(arrays[name], order="C"))
-            if value.shape != tensor.shape:
-                raise ValueError(f"{name}: shape {tuple(value.shape)}, not {tuple(tensor.shape)}")
-            tensor.copy_(value)
-        self.weights.refresh()
+        self.fill(self._everything(), arrays)
 
     def witnesses(self) -> Mapping[str, int]:
         """What took part so far."""

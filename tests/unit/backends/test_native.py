@@ -121,7 +121,7 @@ def test_scalar_state_is_written_and_loaded(trainer_of: Any, backend: str) -> No
     assert saved[name].shape == ()
     assert saved[name] == 2 * 3
     _, other = trainer_of(backend, train_compile="off")
-    other.load(saved)
+    other.resume(saved)
     assert other.arrays()[name] == 2 * 3
     assert other.witnesses().keys() < run.witnesses().keys()
     assert run.witnesses()["node:layers.0.attention.out.keeper"] == 2

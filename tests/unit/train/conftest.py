@@ -6,6 +6,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,13 @@ class BigramTrainer(Trainer):
         np.add.at(gradient, ids, probabilities)
         return float(loss), gradient
 
-    def step(self, micro: Sequence[Any], values: Mapping[str, float], supervised: int) -> Any:
+    def step(
+        self,
+        micro: Sequence[Any],
+        values: Mapping[str, float],
+        supervised: int,
+        cancelled: Any = lambda: False,
+    ) -> Any:
         self.steps += 1
         self.log.append(f"step {self.steps}")
         self.values.append(dict(values))
@@ -104,17 +111,24 @@ class BigramTrainer(Trainer):
         nats = sum(self._gradient(batch)[0] for batch in batches)
         return nats, sum(int((batch["labels"] >= 0).sum()) for batch in batches)
 
-    def next_logits(self, ids: np.ndarray) -> np.ndarray:
-        assert ids.dtype == np.int32
-        return self.table[ids[-1]]
+    def next_logits(self, batch: Mapping[str, np.ndarray]) -> np.ndarray:
+        assert batch["ids"].dtype == np.int32
+        return self.table[batch["ids"][0, -1]]
 
-    def arrays(self) -> dict[str, np.ndarray]:
+    def decoding(self) -> Any:
+        return SimpleNamespace(feed=self.next_logits)  # a bigram looks back on nothing
+
+    def snapshot(self) -> Any:
         self.log.append("arrays")
-        return {"model.table": self.table, "optimizer.sgd.m.table": self.momentum}
+        held = {"model.table": self.table, "optimizer.sgd.m.table": self.momentum}
+        return lambda: held
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
         self.table = arrays["model.table"].copy()
-        self.momentum = arrays.get("optimizer.sgd.m.table", np.zeros_like(self.table)).copy()
+
+    def resume(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self.load(arrays)
+        self.momentum = arrays["optimizer.sgd.m.table"].copy()
 
     def witnesses(self) -> Mapping[str, int]:
         return self.witnessed

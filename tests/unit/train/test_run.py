@@ -101,6 +101,8 @@ class Job:
                 job.prepare(job.trainer)
                 return job.trainer
 
+            model = trainer
+
         return Bigrams()
 
     def train(self, *assignments: str, plugins: dict[str, Plugin] | None = None, **options) -> int:

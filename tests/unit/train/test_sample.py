@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -79,9 +81,9 @@ def test_the_model_sees_no_more_than_its_context(bigram) -> None:
     lengths = []
     real = trainer.next_logits
 
-    def next_logits(ids: np.ndarray) -> np.ndarray:
-        lengths.append(len(ids))
-        return real(ids)
+    def next_logits(batch: Any) -> np.ndarray:
+        lengths.append(batch["ids"].shape[1])
+        return real(batch)
 
     trainer.next_logits = next_logits
     write(trainer, tokens=9, context=4)
