@@ -20,7 +20,7 @@ from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.train import describe
 from minillm_core.train.advice import out_of_memory
 from minillm_core.train.budget import Cadence
-from minillm_core.train.evaluate import TOKENIZER, Validation
+from minillm_core.train.evaluate import Validation
 from minillm_core.train.events import Evaluated, Saved, Started
 from minillm_core.train.evidence import Evidence
 from minillm_core.train.hooks import batch_hook, observers
@@ -31,6 +31,7 @@ from minillm_core.train.metrics import Metrics
 from minillm_core.train.observers import Observers
 from minillm_core.train.progress import View, view
 from minillm_core.train.record import RUNS, Record, claim_out, hardware, versions
+from minillm_core.train.restore import TOKENIZER
 from minillm_core.train.sample import sample
 from minillm_core.train.settings import settings
 from minillm_core.train.signals import stop_on_signals

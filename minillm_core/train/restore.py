@@ -1,0 +1,131 @@
+"""A run as it was left: what it was told, its plan made anew, and its newest good checkpoint."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from minillm_core import backends
+from minillm_core.backends.base import Backend, Model
+from minillm_core.backends.detect import Detected
+from minillm_core.checkpoint import Checkpoint, newest_or_refuse
+from minillm_core.config.schema import Config
+from minillm_core.data import Tokenizer
+from minillm_core.errors import Refusal
+from minillm_core.plan import Plan, build_plan
+from minillm_core.plugins.manager import LoadedPlugin, check_support
+from minillm_core.plugins.manager import load as load_plugins
+from minillm_core.train.record import RUN, read_record
+from minillm_core.train.settings import config_of
+
+__all__ = ["TOKENIZER", "Create", "Run", "open_run", "specs_of"]
+
+TOKENIZER = "tokenizer.json"
+
+Create = Callable[[Detected, Plan], Backend]
+"""Binds a plan to a backend and device."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What OUT holds; made by :func:`open_run`, on no device yet."""
+
+    out: Path
+    record: Mapping[str, Any]  # run.json
+    config: Config
+    plugins: tuple[LoadedPlugin, ...]
+    plan: Plan
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer | None  # None: it was trained on ids
+
+    def model(
+        self, detected: Detected, *, max_positions: int | None = None, create: Create | None = None
+    ) -> Model:
+        """The trained model on a device; it need not be the run's.
+
+        Args:
+            detected: where.
+            max_positions: longest row that will ever be fed; default: the run's seq_len.
+            create: makes the backend; default: :func:`minillm_core.backends.create`.
+
+        Raises:
+            Refusal: a plugin does not run there, or the checkpoint does not fit the plan.
+        """
+        check_support(self.plugins, detected.backend, detected.device)
+        backend = (create or backends.create)(detected, self.plan)
+        model = backend.model(self.plan, self.config.seed, max_positions=max_positions)
+        arrays = self.checkpoint.arrays("model.") | self.checkpoint.arrays("state.")
+        try:
+            model.load(arrays)
+        except (KeyError, ValueError) as error:
+            raise Refusal(
+                f"the checkpoint does not fit the model: {error}",
+                where=str(self.checkpoint.path),
+                fix="install the versions of the plugins that run.json names",
+            ) from error
+        return model
+
+
+def open_run(
+    out: Path, *, plugins: Mapping[str, str] | None = None, say: Callable[[str], None]
+) -> Run:
+    """Read a run's folder; changes nothing in it, and needs no framework.
+
+    Args:
+        out: the folder.
+        plugins: name -> what to load for it, for plugins that must be named again.
+        say: is told what a person should know.
+
+    Raises:
+        Refusal: OUT holds no run or no checkpoint, or its plugins cannot be had.
+        NoCheckpoint: none verifies.
+        PluginCodeError: a plugin's own code raised.
+    """
+    record = read_record(out)
+    config = config_of(record["config"], where=str(out / RUN))
+    active = tuple(load_plugins(specs_of(record, config, out, plugins or {}), config.plugins))
+    plan = build_plan(config, active)
+    if plan.hash != record["plan_hash"]:
+        say("warning: the installed versions make another plan of this run than it was trained by")
+    checkpoint = newest_or_refuse(out, say)
+    path = out / TOKENIZER
+    tokenizer = Tokenizer.load(path, config.model.vocab) if path.exists() else None
+    return Run(out, record, config, active, plan, checkpoint, tokenizer)
+
+
+def specs_of(
+    record: Mapping[str, Any], config: Config, out: Path, named: Mapping[str, str]
+) -> dict[str, str]:
+    """What to load for a run: its installed plugins by name, and what is named again.
+
+    Code is run by these names, so a folder of somebody else's must not choose it.
+
+    Raises:
+        Refusal: a single-file plugin, or one of an OUT that another account owns, is not named; or
+            one is named that the run does not have.
+    """
+    for name in named:
+        if name not in config.plugins:
+            raise Refusal(
+                f"the run was not trained with a plugin '{name}'",
+                where=str(out / RUN),
+                fix=f"its plugins are: {', '.join(config.plugins) or 'none'}",
+            )
+    files = {
+        entry.get("name"): entry.get("source")
+        for entry in record.get("plugins", ())
+        if isinstance(entry, Mapping) and entry.get("distribution") is None
+    }
+    foreign = hasattr(os, "getuid") and (out / RUN).stat().st_uid != os.getuid()
+    for name in config.plugins:
+        if name not in named and (foreign or name in files):
+            why = "another account owns its folder" if foreign else "it is a single file"
+            raise Refusal(
+                f"the run's plugin '{name}' must be named again: {why}",
+                where=str(out / RUN),
+                fix=f"--plugins {name if foreign else files[name]}",
+            )
+    return {name: named.get(name, name) for name in config.plugins}
