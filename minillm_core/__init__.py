@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         Refusal,
     )
     from minillm_core.nn.attention import Call, Layout
+    from minillm_core.nn.decoding import EVERYTHING
     from minillm_core.nn.geometry import Geometry
     from minillm_core.nn.init import Constant, Init, Normal, Uniform, ones, zeros
     from minillm_core.nn.linear import Linear
@@ -35,19 +36,26 @@ if TYPE_CHECKING:
     from minillm_core.plugins.layers import Layers
     from minillm_core.plugins.options import option
     from minillm_core.plugins.plugin import Plugin
+    from minillm_core.plugins.streams import random_stream
     from minillm_core.train.events import (
         Ended,
         Evaluated,
         Event,
+        Guarded,
+        Resumed,
+        Rewound,
         Saved,
+        Skipped,
         Started,
         Stepped,
         Throughput,
+        Unsaved,
     )
 
     __version__: str
 
 __all__ = [
+    "EVERYTHING",
     "HOOK_API",
     "BackendError",
     "Buffer",
@@ -60,6 +68,7 @@ __all__ = [
     "Evaluated",
     "Event",
     "Geometry",
+    "Guarded",
     "Init",
     "Layers",
     "Layout",
@@ -75,21 +84,26 @@ __all__ = [
     "PluginError",
     "Refusal",
     "Request",
+    "Resumed",
+    "Rewound",
     "Rotary",
     "Rule",
     "Saved",
     "SigmoidCap",
+    "Skipped",
     "Started",
     "State",
     "Stepped",
     "TanhCap",
     "Throughput",
     "Uniform",
+    "Unsaved",
     "__version__",
     "cosine",
     "ones",
     "option",
     "piecewise",
+    "random_stream",
     "scheduled",
     "stage",
     "stages",
@@ -107,6 +121,7 @@ _HOME = {
         "Refusal",
     ),
     "minillm_core.nn.attention": ("Call", "Layout"),
+    "minillm_core.nn.decoding": ("EVERYTHING",),
     "minillm_core.nn.geometry": ("Geometry",),
     "minillm_core.nn.init": ("Constant", "Init", "Normal", "Uniform", "ones", "zeros"),
     "minillm_core.nn.linear": ("Linear",),
@@ -122,14 +137,20 @@ _HOME = {
     "minillm_core.plugins.layers": ("Layers",),
     "minillm_core.plugins.options": ("option",),
     "minillm_core.plugins.plugin": ("Plugin",),
+    "minillm_core.plugins.streams": ("random_stream",),
     "minillm_core.train.events": (
         "Ended",
         "Evaluated",
         "Event",
+        "Guarded",
+        "Resumed",
+        "Rewound",
         "Saved",
+        "Skipped",
         "Started",
         "Stepped",
         "Throughput",
+        "Unsaved",
     ),
 }
 """Where each public name lives: a module -> its names."""

@@ -40,7 +40,9 @@ class Layout(Module):
     """Base of what may claim ``attn.layout``: another arrangement of heads and positions.
 
     ``rope = "after"``: the core rotates what ``enter`` returned, at its positions, and ``shift``
-    is closed on that layer. ``stretch``: positions of the entered sequence for one of the row.
+    is closed on that layer. ``stretch``: positions of the entered sequence for one of the row,
+    all of them after those of the positions before: decoding enters the new columns alone, at
+    their positions, and appends the keys and values to the earlier ones.
     """
 
     rope = "before"
@@ -103,8 +105,8 @@ class Attention(Module):
         self.out = {node.name: node.make(geometry) for node in spec.out}
         self.window, self.scale = spec.window, spec.scale
         self.rope_after = self.layout is not None and self.layout.rope == "after"
-        stretch = 1 if self.layout is None else self.layout.stretch
-        self.rope = Rope(geometry, spec.rope, geometry.positions * stretch)
+        self.stretch = 1 if self.layout is None else self.layout.stretch
+        self.rope = Rope(geometry, spec.rope, geometry.positions * self.stretch)
 
     def forward(self, x: Any, scope: Scope) -> Any:
         """x (B, T, C) -> (B, T, C); ``scope`` holds what the nodes read besides."""
@@ -114,7 +116,10 @@ class Attention(Module):
         )
         for node in self.qk.values():
             q, k = scope.apply(node, {"q": q, "k": k, "x": x})
-        positions = None if self.positions is None else scope.apply(self.positions, {"x": x})
+        if self.positions is None:
+            positions = scope.positions(ops)
+        else:
+            positions = scope.apply(self.positions, {"x": x})
         if not self.rope_after:
             q, k = ops.rotate(q, k, self.rope(positions))
         for node in self.shift.values():
@@ -135,14 +140,15 @@ class Attention(Module):
         """The kernel, inside its layout: (B, T, H, D) -> (B, T, H, D)."""
         if self.layout is not None:
             call = scope.receive(self.layout, self.layout.enter(call))
-        q, k = call.q, call.k
         if self.rope_after:
-            q, k = self.ops.rotate(q, k, self.rope(call.positions))
-        scale = call.scale
+            q, k = self.ops.rotate(call.q, call.k, self.rope(call.positions))
+            call = call._replace(q=q, k=k)
+        call = scope.attended(self, call)
+        q, scale = call.q, call.scale
         if scale is not None and not isinstance(scale, (int, float)):
             # A schedule's: kernels take a constant, and in bfloat16 the number itself would be off.
             q, scale = self.ops.like(self.ops.astype(q, "float32") * scale, q), 1.0
         y = self.ops.attention(
-            q, k, call.v, scale=scale, window=call.window, documents=call.documents
+            q, call.k, call.v, scale=scale, window=call.window, documents=call.documents
         )
         return y if self.layout is None else self.layout.leave(y)

@@ -110,7 +110,10 @@ class Block(Module):
 
     def forward(self, x: Any, *reads: Any) -> tuple[Any, ...]:
         """See the module's docstring; ``reads`` are in the order of ``self.inputs``."""
-        scope = Scope(dict(zip(self.inputs, reads, strict=True)))
+        return self.within(x, Scope(dict(zip(self.inputs, reads, strict=True))))
+
+    def within(self, x: Any, scope: Scope) -> tuple[Any, ...]:
+        """The same, with what is read already in a scope."""
         at: dict[str, Any] = {}
         if self.site_in is not None:
             x = self.site_in(x, None, scope)

@@ -9,11 +9,13 @@ loss    = linear_cross_entropy(x, head) + terms
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from minillm_core.errors import PlanError
 from minillm_core.nn.block import Block, BlockSpec, Nothing, norm_of, normed
+from minillm_core.nn.decoding import check_lookbacks
 from minillm_core.nn.embedding import Embedding, head_of
 from minillm_core.nn.geometry import Geometry
 from minillm_core.nn.linear import Linear
@@ -56,7 +58,7 @@ class Decoder(Module):
 
     def __init__(self, spec: DecoderSpec, *, checkpointing: bool) -> None:
         super().__init__()
-        g = spec.geometry
+        self.geometry = g = spec.geometry
         self.embedding = Embedding(g, tied=spec.tied)
         self.embed = {node.name: node.make(g) for node in spec.embed}
         self.streams = {node.name: node.make(g) for node in spec.streams}
@@ -130,18 +132,30 @@ class Decoder(Module):
         )
         return sums[0], count
 
-    def logits(self, batch: dict[str, Any], values: dict[str, Any], at: Any) -> Any:
-        """float32 (B, V): the logits at position ``at`` (int32, (1,)) of each row."""
-        hidden, _, _ = self.hidden(batch, values)
+    def logits(
+        self,
+        batch: dict[str, Any],
+        values: dict[str, Any],
+        at: Any,
+        scope_of: Callable[[dict[str, Any]], Scope] = Scope,
+    ) -> Any:
+        """float32 (B, V): the logits at column ``at`` (int32, (1,)) of each row.
+
+        ``scope_of`` a ``Past``: the batch's columns follow those that it has seen.
+        """
+        hidden, _, _ = self.hidden(batch, values, scope_of)
         B, _, C = hidden.shape
         row = self.ops.reshape(self.ops.take(hidden, at, 1), (B, C))
         return self.ops.logits(row, self.head_weight(), self.loss.form.evaluated())
 
     def hidden(
-        self, batch: dict[str, Any], values: dict[str, Any]
+        self,
+        batch: dict[str, Any],
+        values: dict[str, Any],
+        scope_of: Callable[[dict[str, Any]], Scope] = Scope,
     ) -> tuple[Any, Scope, dict[str, Any]]:
         """(B, T, C) after the last norm, the scope behind the blocks, and the statistics."""
-        scope = Scope({**batch, **values})
+        scope = scope_of({**batch, **values})
         x = self.embedding(batch["ids"])
         for node in self.embed.values():
             x = scope.apply(node, {"x": x})
@@ -150,11 +164,7 @@ class Decoder(Module):
             scope.reads[name] = scope.apply(node, {})
         statistics: dict[str, Any] = {}
         for block in self.layers:
-            reads = [scope.reads[name] for name in block.inputs]
-            if self.checkpointing:
-                x, *rest = self.framework.checkpoint(block, x, *reads)
-            else:
-                x, *rest = block(x, *reads)
+            x, *rest = scope.through(block, x, checkpointing=self.checkpointing)
             names = (*block.tap_names, *block.term_names, *block.statistic_names)
             for name, value in zip(names, rest, strict=True):
                 if name in block.tap_names:
@@ -201,6 +211,7 @@ def decoder(spec: DecoderSpec, *, checkpointing: bool = False) -> Any:
     for path, module in modules.items():
         module.path = path
         _check_emits(path, module)
+    check_lookbacks(modules)
     for index, block in enumerate(model.layers):
         below = [m for path, m in modules.items() if path.startswith(f"layers.{index}.")]
         block.tap_names = tuple(f"layers.{index}.{tap}" for tap in block.taps)

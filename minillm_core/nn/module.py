@@ -78,6 +78,13 @@ class Module:
     statistics: ClassVar[dict[str, str]] = {}
     """Named arrays that ``forward`` returns last -> their reduction over micro-batches and ranks
     (sum, mean, max); they carry no gradient and are what :meth:`next_state` is given."""
+    lookback: int = 0
+    """How many earlier columns ``forward`` needs beside each one that it computes, of any argument
+    (B, T, ...): of x itself, a stream, a batch field. Decoding feeds a node the new columns of a
+    sequence behind so many earlier ones (fewer at its start), and drops what it gives for those:
+    so ``forward`` is written once, for whole rows. A constructor may set it; ``EVERYTHING``: all
+    columns, at the price of computing them again for each new one. A node that looks back and does
+    not say so generates from other numbers than those it was trained on."""
 
     path: str
     """Where it stands in the model; set once that is built."""

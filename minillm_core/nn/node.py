@@ -142,7 +142,10 @@ def node_of(
 
 
 class Scope:
-    """What the nodes of one call may read, and what they emit. Local to a call: blocks stay pure."""
+    """What the nodes of one call may read, and what they emit. Local to a call: blocks stay pure.
+
+    This one is of whole rows; ``Continued`` (decoding.py) of columns that follow others.
+    """
 
     def __init__(self, reads: dict[str, Any]) -> None:
         self.reads = reads
@@ -152,6 +155,21 @@ class Scope:
         """``node.forward`` with its arguments by name; terms and statistics are set aside."""
         names = self.reads | own
         return self.receive(node, node(*[names[name] for name in node.bound]))
+
+    def through(self, block: Any, x: Any, *, checkpointing: bool) -> tuple[Any, ...]:
+        """A block, given exactly what it reads; recomputed in the backward pass on request."""
+        reads = [self.reads[name] for name in block.inputs]
+        if checkpointing:
+            return block.framework.checkpoint(block, x, *reads)
+        return block(x, *reads)
+
+    def positions(self, ops: Any) -> Any:
+        """Where the columns stand where no plugin says so; None: 0, 1, 2 ..."""
+        return None
+
+    def attended(self, attention: Any, call: Any) -> Any:
+        """The call with all keys that its queries may see: here those that it came with."""
+        return call
 
     def receive(self, node: Any, result: Any) -> Any:
         """Note that ``node`` took part, and split what it emits from its result."""

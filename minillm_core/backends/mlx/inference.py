@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from minillm_core.backends.base import Batch, Binding, Decoding, Model
+from minillm_core.backends.decoding import Continuation
 from minillm_core.backends.mlx import saving
 from minillm_core.backends.mlx.module import MLXFramework
 from minillm_core.backends.mlx.states import Statistics
 from minillm_core.backends.mlx.weights import Weights
+from minillm_core.nn.node import Scope
 from minillm_core.plan import Plan
 
 __all__ = ["MLXModel"]
@@ -53,14 +55,18 @@ class MLXModel(Model):
 
     def next_logits(self, batch: Batch) -> np.ndarray:
         """float32 (V,) after the last column of one row."""
-        self.hold()
-        at = mx.array([batch["ids"].shape[1] - 1], dtype=mx.int32)
-        logits = self.model.logits(self.moved(batch), self.final_values(), at)
-        return np.array(logits[0].astype(mx.float32))
+        return self.last_logits(batch, Scope)
 
     def decoding(self) -> Decoding:
         """A sequence of no columns yet."""
-        raise NotImplementedError
+        return Continuation(self.last_logits, self.model.geometry)
+
+    def last_logits(self, batch: Batch, scope_of: Callable[..., Any]) -> np.ndarray:
+        """float32 (V,) after the last column of one row: a whole one, or one that follows a past."""
+        self.hold()
+        at = mx.array([batch["ids"].shape[1] - 1], dtype=mx.int32)
+        logits = self.model.logits(self.moved(batch), self.final_values(), at, scope_of)
+        return np.array(logits[0].astype(mx.float32))
 
     def moved(self, host: Batch) -> Arrays:
         """The fields that the model reads."""

@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from minillm_core.backends.base import Batch
+from minillm_core.backends.decoding import LastLogits
 from minillm_core.backends.numpy.ops import NumPyOps
 from minillm_core.nn.decoder import decoder
 from minillm_core.nn.initial import initial_values
 from minillm_core.nn.module import Natives, materialising, record
 from minillm_core.plan import Plan
 
-__all__ = ["NumPyFramework", "materialise"]
+__all__ = ["NumPyFramework", "last_logits", "materialise"]
 
 
 class NumPyModule:
@@ -55,3 +57,14 @@ def materialise(plan: Plan, seed: int, *, positions: int | None = None) -> Any:
     for module, attribute, value in initial_values(model, plan.inits, seed):
         setattr(module, attribute, np.asarray(value, np.float64))
     return model
+
+
+def last_logits(plan: Plan, model: Any) -> LastLogits:
+    """What continues a sequence in float64, and what it is compared with; see ``Continuation``."""
+    values = plan.values(1.0)
+
+    def logits(batch: Batch, scope_of: Callable[..., Any]) -> np.ndarray:
+        at = np.array([batch["ids"].shape[1] - 1], np.int32)
+        return model.logits(dict(batch), values, at, scope_of)[0]
+
+    return logits

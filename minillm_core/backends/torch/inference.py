@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from minillm_core.backends.base import Batch, Binding, Decoding, Model
+from minillm_core.backends.decoding import Continuation
 from minillm_core.backends.torch.feed import batch_to, numbers_to
 from minillm_core.backends.torch.module import TorchFramework
 from minillm_core.backends.torch.states import Statistics
 from minillm_core.backends.torch.weights import Weights
+from minillm_core.nn.node import Scope
 from minillm_core.plan import Plan
 
 __all__ = ["TorchModel"]
@@ -53,16 +55,20 @@ class TorchModel(Model):
             count += predictions.double().cpu()
         return float(total), int(count)
 
-    @torch.no_grad()
     def next_logits(self, batch: Batch) -> np.ndarray:
         """float32 (V,) after the last column of one row."""
-        at = torch.full((1,), batch["ids"].shape[1] - 1, dtype=torch.int32, device=self.device)
-        logits = self.model.logits(self.moved(batch), self.final_values(), at)
-        return logits[0].float().cpu().numpy()
+        return self.last_logits(batch, Scope)
 
     def decoding(self) -> Decoding:
         """A sequence of no columns yet."""
-        raise NotImplementedError
+        return Continuation(self.last_logits, self.model.geometry)
+
+    @torch.no_grad()
+    def last_logits(self, batch: Batch, scope_of: Callable[..., Any]) -> np.ndarray:
+        """float32 (V,) after the last column of one row: a whole one, or one that follows a past."""
+        at = torch.full((1,), batch["ids"].shape[1] - 1, dtype=torch.int32, device=self.device)
+        logits = self.model.logits(self.moved(batch), self.final_values(), at, scope_of)
+        return logits[0].float().cpu().numpy()
 
     def moved(self, host: Batch) -> dict[str, Tensor]:
         """The fields that the model reads, on its device."""

@@ -20,17 +20,14 @@ def from_table(q: mx.array, k: mx.array, table: Rotary) -> tuple[mx.array, mx.ar
 
 
 def fast(q: mx.array, k: mx.array, table: Rotary) -> tuple[mx.array, mx.array]:
-    """mx.fast.rope where positions are 0 .. T-1; it takes wavelengths, not frequencies.
+    """mx.fast.rope where positions are 0 .. T-1, the table where they are given (decoding).
 
     One read and one write of q and k. Its angles are float32 products, off by 6e-8 of the angle:
     2e-6 of a value after 64 positions, 3e-5 after 1,024.
-
-    Raises:
-        ValueError: the table has positions.
     """
     if table.positions is not None:
-        raise ValueError("mx.fast.rope counts positions from 0; this table has its own")
-    wavelengths = 1.0 / table.frequencies  # a frequency of 0 makes infinity, and no rotation
+        return from_table(q, k, table)
+    wavelengths = 1.0 / table.frequencies  # wavelengths, not frequencies: 0 makes no rotation
     return _roped(q, wavelengths), _roped(k, wavelengths)
 
 
