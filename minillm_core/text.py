@@ -5,12 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-__all__ = ["nearest", "plain", "printable"]
+__all__ = ["nearest", "plain", "printable", "printable_so_far"]
 
-_SEQUENCE = re.compile(
-    r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
+# The counts are bounded so that a stream need not be held back for long; real ones stay below.
+_SEQUENCES = (
+    r"\x1b\[[0-?]{0,64}[ -/]{0,16}[@-~]"  # CSI: colours, cursor
     r"|\x1b[\]PX^_].*?(?:\x07|\x1b\\|\Z)"  # OSC, DCS, SOS, PM, APC: titles, links, payloads
-    r"|\x1b[ -/]*[0-~]",  # two characters and their like
+    r"|\x1b[ -/]{0,16}[0-~]"  # two characters and their like
+)
+_SEQUENCE = re.compile(_SEQUENCES, re.DOTALL)
+_UNSETTLED = re.compile(  # ... or the beginning of one, at the end of the text
+    r"(?P<unsettled>\x1b(?:"
+    r"\[[0-?]{0,64}[ -/]{0,16}|[\]PX^_](?:(?!\x07|\x1b\\).)*|[ -/]{0,16}"
+    r")\Z)|" + _SEQUENCES,
     re.DOTALL,
 )
 _CONTROL = re.compile(
@@ -31,6 +38,26 @@ def plain(text: str, limit: int = 300) -> str:
 def printable(text: str) -> str:
     """``text`` with its lines and spaces, without what would command a terminal."""
     return _COMMAND.sub("", _SEQUENCE.sub("", text))
+
+
+def printable_so_far(text: str) -> tuple[str, str]:
+    """The beginning of a text of which more will come, as :func:`printable` will show it.
+
+    Returns:
+        What is settled; and what to put before the text that comes next: a control sequence that
+        is not over yet, shortened to some 80 characters at most.
+    """
+    for match in _UNSETTLED.finditer(text):
+        if match["unsettled"]:
+            return printable(text[: match.start()]), _shortened(match["unsettled"])
+    return printable(text), ""
+
+
+def _shortened(unsettled: str) -> str:
+    """Without a payload: only its kind, and an escape that may end it, matter from here on."""
+    if unsettled[1:2] not in tuple("]PX^_"):
+        return unsettled
+    return unsettled[:2] + ("\x1b" if unsettled[2:].endswith("\x1b") else "")
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

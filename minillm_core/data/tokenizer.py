@@ -6,6 +6,7 @@ a document is encoded as the thirteen characters that it is.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import re
@@ -158,6 +159,21 @@ class Tokenizer:
         """
         return self._native.decode([int(i) for i in ids], skip_special_tokens=not specials)
 
+    def stream(self) -> Callable[[int], str]:
+        """What takes ids one by one and gives the text that each of them completes.
+
+        A character is given once all its bytes are there; bytes that are no UTF-8 become U+FFFD
+        and special and unused ids nothing, as in :meth:`decode`. What a decoder does to the
+        beginning of a text is left out: it is another text that is being continued.
+        """
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        return lambda index: decoder.decode(self._bytes.get(int(index), b""))
+
+    @cached_property
+    def ids(self) -> np.ndarray:
+        """The ids in use, ascending, int32 (n,)."""
+        return np.array(sorted(self._bytes), np.int32)
+
     def save(self, path: Path) -> None:
         """Write a tokenizer.json; readers see all of it or nothing."""
         temporary = path.with_name(f"{path.name}.tmp-{secrets.token_hex(4)}")
@@ -176,6 +192,24 @@ class Tokenizer:
     @cached_property
     def _data(self) -> dict[str, Any]:
         return json.loads(self._native.to_str())
+
+    @cached_property
+    def _bytes(self) -> dict[int, bytes]:
+        """Id -> the UTF-8 bytes that it stands for, none for specials; ids in use only.
+
+        The tokenizer is byte-level, or of the SentencePiece kind.
+        """
+        byte_level = '"ByteLevel"' in json.dumps(
+            [self._data["pre_tokenizer"], self._data["decoder"]]
+        )
+        spell = _byte_level() if byte_level else _sentence_piece
+        found = {
+            index: spell(token)
+            for token, index in self._native.get_vocab(with_added_tokens=False).items()
+        }
+        for index, token in self._native.get_added_tokens_decoder().items():
+            found[index] = b"" if token.special else token.content.encode("utf-8")
+        return found
 
     @cached_property
     def _cuts(self) -> bool:
@@ -202,18 +236,32 @@ def bytes_per_token(tokenizer: Tokenizer, vocab: int | None = None) -> np.ndarra
         tokenizer: byte-level, or of the SentencePiece kind.
         vocab: rows of the embedding; default: the tokenizer's size.
     """
-    native = tokenizer._native
-    byte_level = '"ByteLevel"' in json.dumps(
-        [tokenizer._data["pre_tokenizer"], tokenizer._data["decoder"]]
-    )
     lengths = np.zeros(max(vocab or 0, tokenizer.size), np.int32)
-    for token, index in native.get_vocab(with_added_tokens=False).items():
-        if byte_level:  # one character stands for one byte
-            lengths[index] = len(token)
-        elif re.fullmatch(r"<0x[0-9A-F]{2}>", token):
-            lengths[index] = 1
-        else:
-            lengths[index] = len(token.replace("\u2581", " ").encode("utf-8"))
-    for index, token in native.get_added_tokens_decoder().items():
-        lengths[index] = 0 if token.special else len(token.content.encode("utf-8"))
+    for index, written in tokenizer._bytes.items():
+        lengths[index] = len(written)
     return lengths[: vocab or tokenizer.size]
+
+
+def _byte_level() -> Callable[[str], bytes]:
+    """Token -> bytes where a character stands for a byte: for its own if that one can be printed,
+    the characters from U+0100 on for the others, in order.
+    """
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    own = [character for character in alphabet if ord(character) < 256]
+    others = (byte for byte in range(256) if chr(byte) not in own)
+    table = {character: ord(character) for character in own}
+    table |= zip(alphabet[len(own) :], others, strict=True)
+
+    def spell(token: str) -> bytes:
+        try:
+            return bytes(table[character] for character in token)
+        except KeyError:  # an entry that no text is encoded to
+            return token.encode("utf-8")
+
+    return spell
+
+
+def _sentence_piece(token: str) -> bytes:
+    if re.fullmatch(r"<0x[0-9A-F]{2}>", token):
+        return bytes.fromhex(token[3:5])
+    return token.replace("\u2581", " ").encode("utf-8")

@@ -21,6 +21,8 @@ AGREED = {
     ("train",): SETTINGS,
     ("plan",): SETTINGS | {"--json", "--diff"},
     ("eval",): {"OUT", "--data", "--seq-len", "--max-tokens", "--json"},
+    ("generate",): {"OUT", "PROMPT", "--max-tokens", "--temperature", "--top-k", "--top-p"}
+    | {"--seed", "--no-cache"},
     ("plugins", "list"): {"--json"},
     ("plugins", "info"): {"NAME", "--json"},
 }
@@ -28,6 +30,7 @@ MORE = {
     ("train",): {"--config"},
     ("plan",): {"--config"},
     ("eval",): {"--backend", "--device", "--plugins"},
+    ("generate",): {"--backend", "--device", "--plugins", "--json"},
     ("plugins", "info"): {"--preset"},
 }
 """Flags beyond the agreed ones."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import itertools
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -172,6 +173,40 @@ def stream() -> Callable[..., Iterator[FakeBatch]]:
             yield FakeBatch(micro, supervised, size - 1, size, {"batch": number})
 
     return batches
+
+
+class Bytewise:
+    """A vocabulary of one id a byte, after that of the end of a text; others are unused."""
+
+    end_of_text = 0
+    ids = np.arange(257, dtype=np.int32)
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return [np.array([byte + 1 for byte in text.encode()], np.int32) for text in texts]
+
+    def stream(self) -> Callable[[int], str]:
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        return lambda index: decoder.decode(bytes([index - 1]))
+
+
+@pytest.fixture(scope="session")
+def bytewise() -> Bytewise:
+    return Bytewise()
+
+
+@pytest.fixture(scope="session")
+def sure_of() -> Callable[[bytes], BigramTrainer]:
+    """A model that is sure of what follows: each byte of a text may stand once."""
+
+    def model(text: bytes) -> BigramTrainer:
+        trainer = BigramTrainer(vocab=300)
+        trainer.table[:] = -50.0
+        trainer.table[:, 299] = 1e6  # an unused row of the embedding
+        ids = [0, *(byte + 1 for byte in text), 0]
+        trainer.table[ids[:-1], ids[1:]] = 50.0
+        return trainer
+
+    return model
 
 
 @pytest.fixture
