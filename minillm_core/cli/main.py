@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from minillm_core.cli import evaluate, generate, plan, plugins, train
+from minillm_core.cli import evaluate, export, generate, plan, plugins, train
 from minillm_core.cli.failure import explain
 from minillm_core.cli.options import Debug, Help, help_without_command
 
@@ -25,6 +25,7 @@ app.command("train", epilog=train.EXAMPLES)(train.train)
 app.command("plan", epilog=plan.EXAMPLES)(plan.plan)
 app.command("eval", epilog=evaluate.EXAMPLES)(evaluate.evaluate)
 app.command("generate", epilog=generate.EXAMPLES)(generate.generate)
+app.command("export", epilog=export.EXAMPLES)(export.export)
 app.add_typer(plugins.app, name="plugins")
 
 

@@ -21,14 +21,19 @@ from minillm_core.text import plain
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["amount", "columns", "plan_document", "render_plan", "sized"]
+__all__ = ["amount", "columns", "exportable", "plan_document", "render_plan", "sized"]
 
 SAMPLES = 200  # points of a schedule that are looked at for its peak
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
     """What ``minillm plan --json`` writes; only named plugins appear."""
-    return {"plan": plan.data(), "plan_hash": plan.hash, "plugins": as_json(plan.plugins)}
+    return {
+        "plan": plan.data(),
+        "plan_hash": plan.hash,
+        "plugins": as_json(plan.plugins),
+        "export": as_json(plan.export),
+    }
 
 
 def render_plan(plan: Plan, console: Console, dtype: str | None = None) -> None:
@@ -70,6 +75,15 @@ def amount(number: float) -> str:
     return f"{number:g}"
 
 
+def exportable(plan: Plan) -> str:
+    """The layout that the model can be exported in, or who stands in the way."""
+    if plan.export.layout is not None:
+        return f"a {plan.export.layout} directory"
+    blockers = ", ".join(plan.export.blocked_by)
+    verb = "stands" if len(plan.export.blocked_by) == 1 else "stand"
+    return f"none: {blockers} {verb} in the way"
+
+
 def sized(count: float) -> str:
     """Bytes as MiB or GiB."""
     if count >= 2**30:
@@ -107,7 +121,7 @@ def _lines(plan: Plan, estimate: Estimate) -> Iterator[tuple[str, str]]:
         f"seq_len {train.seq_len}; {amount(estimate.flops_per_step)}FLOP; {_clip(train.clip)}",
     )
     yield "run", _run(plan, estimate)
-    yield "export", _export(plan)
+    yield "export", exportable(plan)
     for entry in estimate.uncounted:
         yield "not counted", f"FLOPs of the scores in {entry}"
 
@@ -126,14 +140,6 @@ def _run(plan: Plan, estimate: Estimate) -> str:
         parts.append(f"{train.minutes:g} minutes")
     shape = f"{train.schedule} after {train.warmup:.0%} warm-up"
     return f"{' or '.join(parts)}; {shape}"
-
-
-def _export(plan: Plan) -> str:
-    if plan.export.layout is not None:
-        return f"a {plan.export.layout} directory"
-    blockers = ", ".join(plan.export.blocked_by)
-    verb = "stands" if len(plan.export.blocked_by) == 1 else "stand"
-    return f"none: {blockers} {verb} in the way"
 
 
 def _layers(plan: Plan) -> list[tuple[str, str]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from minillm_core.backends.base import Binding
-from minillm_core.plan.render import amount
+from minillm_core.plan.render import amount, exportable
 from minillm_core.train.events import Evaluated, Throughput
 from minillm_core.train.job import Job
 
@@ -34,6 +34,7 @@ def start(job: Job, out: Path) -> Iterator[str]:
     for plugin in plan.plugins:
         origin = f"{plugin.distribution} {plugin.version}" if plugin.distribution else "a file"
         yield f"plugin {plugin.name} ({origin})"
+    yield f"export: {exportable(plan)}"
     yield "kernels: " + ", ".join(f"{choice.op} {choice.kernel}" for choice in bound.kernels)
     for choice in bound.kernels:
         if choice.reason != "preferred":

@@ -23,6 +23,7 @@ AGREED = {
     ("eval",): {"OUT", "--data", "--seq-len", "--max-tokens", "--json"},
     ("generate",): {"OUT", "PROMPT", "--max-tokens", "--temperature", "--top-k", "--top-p"}
     | {"--seed", "--no-cache"},
+    ("export",): {"OUT", "--to"},
     ("plugins", "list"): {"--json"},
     ("plugins", "info"): {"NAME", "--json"},
 }
@@ -31,6 +32,7 @@ MORE = {
     ("plan",): {"--config"},
     ("eval",): {"--backend", "--device", "--plugins"},
     ("generate",): {"--backend", "--device", "--plugins", "--json"},
+    ("export",): {"--plugins", "--json"},
     ("plugins", "info"): {"--preset"},
 }
 """Flags beyond the agreed ones."""

@@ -101,7 +101,7 @@ def test_what_plugins_say_cannot_command_a_terminal(planned: Planned, label: str
 
 def test_the_document_names_the_plugins_that_are_named(planned: Planned) -> None:
     document = json.loads(json.dumps(plan_document(planned(muon=Muon())), allow_nan=False))
-    assert set(document) == {"plan", "plan_hash", "plugins"}
+    assert set(document) == {"plan", "plan_hash", "plugins", "export"}
     assert [one["name"] for one in document["plugins"]] == ["muon"]
     assert document["plugins"][0]["options"]["lr"] == 0.02
     assert plan_document(planned())["plugins"] == []

@@ -1,0 +1,152 @@
+"""Parameters of a plan and tensors of a directory, matched both ways; nothing is left over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from minillm_core.checkpoint.directory.layout import Layout, places
+from minillm_core.checkpoint.directory.layouts import LAYOUTS
+from minillm_core.checkpoint.directory.read import ModelDirectory
+from minillm_core.errors import ConfigError, PlanError
+from minillm_core.plan import Plan
+
+__all__ = ["Fitted", "export_layout", "exported", "fit"]
+
+SIZES = ("layers", "dim", "heads", "kv_heads", "hidden", "vocab", "tied")
+"""Settings of a model that must be its directory's; rope_base may be changed on purpose."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What a plan's model takes from a directory."""
+
+    arrays: dict[str, np.ndarray]  # model.<parameter>, float32
+    initial: tuple[str, ...]  # parameters that keep their initial values: plugins' own
+
+
+def export_layout(plan: Plan) -> Layout:
+    """The layout that a plan's model fits, every parameter of it.
+
+    Raises:
+        PlanError: a plugin stands in the way.
+    """
+    if plan.export.layout is None:
+        blockers = ", ".join(plan.export.blocked_by)
+        raise PlanError(
+            "no program but minillm knows this model: it cannot be exported",
+            where=f"plugins: {blockers}",
+            fix="train without them, or use the run's folder itself (minillm generate, eval)",
+        )
+    layout, found = LAYOUTS[plan.export.layout], places(plan)
+    if lack := layout.lacks(plan):
+        raise PlanError(f"the model is not of the {layout.name} layout: {lack}", fix=_DECLARED)
+    tensors = layout.tensors(plan.config.model).values()
+    unknown = found.keys() - {tensor.place for tensor in tensors}
+    missing = {tensor.place for tensor in tensors if not tensor.ones} - found.keys()
+    wrong = [
+        tensor.place
+        for tensor in tensors
+        if tensor.place in found and plan.parameters[found[tensor.place]].shape != tensor.shape
+    ]
+    for places_, what in (
+        (unknown, "has no place for"),
+        (missing, "needs"),
+        (wrong, "wants another shape of"),
+    ):
+        if places_:
+            names = sorted(found.get(place, place) for place in places_)
+            raise PlanError(
+                f"the {layout.name} layout {what} {_few(names)}",
+                where=f"plugins: {_owners(plan, names)}",
+                fix=_DECLARED,
+            )
+    return layout
+
+
+_DECLARED = 'the plugin\'s class must not say export="..." of a layout that does not fit'
+
+
+def exported(plan: Plan, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Tensors of a directory by their names there, float32.
+
+    Args:
+        plan: of the run.
+        arrays: ``model.<parameter>``, and every ``state.<name>``.
+
+    Raises:
+        PlanError: the plan cannot be exported, or the model has state besides its parameters.
+    """
+    layout, found = export_layout(plan), places(plan)
+    if states := sorted(name for name in arrays if name.startswith("state.")):
+        raise PlanError(
+            f"the {layout.name} layout has no place for {_few(states)}",
+            where=f"plugins: {', '.join(plugin.name for plugin in plan.plugins)}",
+            fix=_DECLARED,
+        )
+    return {
+        name: arrays[f"model.{found[tensor.place]}"]
+        if tensor.place in found
+        else np.ones(tensor.shape, np.float32)
+        for name, tensor in layout.tensors(plan.config.model).items()
+    }
+
+
+def fit(plan: Plan, directory: ModelDirectory) -> Fitted:
+    """What to load into a plan's model.
+
+    Raises:
+        ConfigError: the settings make another model than the directory's.
+        PlanError: the plan has no place for a tensor, or wants another shape of it.
+    """
+    model, layout = plan.config.model, directory.layout
+    for key in SIZES:
+        ours, theirs = getattr(model, key), getattr(directory.model, key)
+        if ours != theirs:
+            raise ConfigError(
+                f"model.{key} is {ours}, and the model to start from has {theirs}",
+                where=str(directory.path),
+                fix=f"leave model.{key} out, or set it to {theirs}",
+            )
+    if lack := layout.lacks(plan):
+        raise PlanError(
+            f"the plan is no {layout.name} model: {lack}",
+            where=str(directory.path),
+            fix="add the plugin that norms queries and keys",
+        )
+    found, taken = places(plan), {}
+    for place, array in directory.arrays().items():
+        name = found.get(place.removeprefix("model."))
+        if name is None:
+            if directory.ones(place) and (array == 1).all():
+                continue  # the plan's own norm has no weights
+            raise PlanError(
+                f"the model has no place for {place.removeprefix('model.')}",
+                where=str(directory.path),
+                fix=f"leave out what takes it away: {_plugins(plan)}",
+            )
+        wanted = plan.parameters[name].shape
+        if wanted != array.shape:
+            raise PlanError(
+                f"{name} is {wanted} in the model, and {array.shape} in the one to start from",
+                where=str(directory.path),
+                fix=f"leave out what changes it: {_plugins(plan)}",
+            )
+        taken[f"model.{name}"] = array
+    return Fitted(taken, tuple(name for name in plan.parameters if f"model.{name}" not in taken))
+
+
+def _plugins(plan: Plan) -> str:
+    return ", ".join(plugin.name for plugin in plan.plugins) or "no plugin is active"
+
+
+def _owners(plan: Plan, names: list[str]) -> str:
+    owners = {plan.parameters[name].owner for name in names if name in plan.parameters} - {"core"}
+    return ", ".join(sorted(owners)) or _plugins(plan)
+
+
+def _few(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

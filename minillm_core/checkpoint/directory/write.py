@@ -1,0 +1,132 @@
+"""Writing a model directory: all of it appears by one rename, or nothing does."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import save_file
+
+from minillm_core.checkpoint import disk
+from minillm_core.errors import MinillmError, Refusal
+
+__all__ = ["INDEX", "SHARD_BYTES", "WEIGHTS", "refuse_taken", "write_directory"]
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+SHARD_BYTES = 5_000_000_000  # of one file, as Transformers writes them
+
+
+def refuse_taken(folder: Path) -> None:
+    """Refuse what is there already, an empty folder apart.
+
+    Raises:
+        Refusal: it is no folder, or not empty, or cannot be looked at.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            first = next(entries, None)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise Refusal(
+            f"a model directory cannot be written to {folder}",
+            where=str(error.strerror),
+            fix="--to with the name of a new folder",
+        ) from error
+    if first is not None:
+        raise Refusal(
+            f"{folder} is not empty", where=first.path, fix="--to with the name of a new folder"
+        )
+
+
+def write_directory(
+    folder: Path,
+    tensors: Mapping[str, np.ndarray],
+    documents: Mapping[str, Any],
+    *,
+    shard_bytes: int = SHARD_BYTES,
+) -> list[str]:
+    """Write it beside its place, and rename it there when the disk has every byte.
+
+    Args:
+        folder: what it will be called; it does not exist, or is empty.
+        tensors: by name there.
+        documents: file name -> JSON.
+        shard_bytes: of the largest file of tensors; one tensor is never divided.
+
+    Returns:
+        The names of its files.
+
+    Raises:
+        Refusal: the place is taken.
+        MinillmError: the disk refused; nothing is left on it.
+    """
+    refuse_taken(folder)
+    target = Path(os.path.realpath(folder))  # an empty folder may be reached through a link
+    temporary = target.with_name(f"{target.name}.tmp-{secrets.token_hex(8)}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary.mkdir()
+        documents = {**documents, **_write_tensors(temporary, tensors, shard_bytes)}
+        for name, document in documents.items():
+            text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+            disk.write(temporary / name, text.encode() + b"\n")
+        names = sorted(path.name for path in temporary.iterdir())
+        disk.sync(temporary)
+        disk.rename(temporary, target)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        refuse_taken(folder)  # by somebody else meanwhile
+        size = sum(array.nbytes for array in tensors.values())
+        raise MinillmError(
+            f"the model directory could not be written: {error}",
+            where=f"{folder}, {size / 1e6:,.1f} MB",
+            fix="make room, or --to with another folder",
+        ) from error
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return names
+
+
+def _write_tensors(
+    folder: Path, tensors: Mapping[str, np.ndarray], shard_bytes: int
+) -> dict[str, Any]:
+    """The files of tensors; returns the index that several need."""
+    shards = list(_shards(tensors, shard_bytes))
+    names = [WEIGHTS]
+    if len(shards) > 1:
+        names = [
+            f"model-{n:05d}-of-{len(shards):05d}.safetensors" for n in range(1, len(shards) + 1)
+        ]
+    for name, shard in zip(names, shards, strict=True):
+        # older versions of Transformers refuse a file that does not say "pt"
+        save_file(shard, folder / name, metadata={"format": "pt"})
+        (folder / name).chmod(folder.stat().st_mode & 0o666)  # safetensors: for the owner alone
+        disk.sync(folder / name)
+    if len(shards) == 1:
+        return {}
+    held = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
+    size = sum(array.nbytes for array in tensors.values())
+    return {INDEX: {"metadata": {"total_size": size}, "weight_map": dict(sorted(held.items()))}}
+
+
+def _shards(tensors: Mapping[str, np.ndarray], shard_bytes: int) -> Iterator[dict[str, np.ndarray]]:
+    shard: dict[str, np.ndarray] = {}
+    size = 0
+    for name, array in tensors.items():
+        if shard and size + array.nbytes > shard_bytes:
+            yield shard
+            shard, size = {}, 0
+        # safetensors reads an array's memory from its address on, whatever its strides
+        shard[name] = np.asarray(array, order="C")
+        size += array.nbytes
+    yield shard
