@@ -8,7 +8,7 @@ and laid out. Nothing else of the past is needed, and nothing is computed by a s
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from minillm_core.errors import PlanError, PluginCodeError
@@ -142,34 +142,44 @@ def latest(node: Any, y: Any, earlier: int, columns: int) -> Any:
 
 
 def check_lookbacks(modules: Mapping[str, Any]) -> None:
-    """``lookback`` stands where it has an effect: on nodes that are called with whole columns.
+    """``lookback`` stands where it has an effect: on nodes that are fed columns.
 
     Args:
-        modules: of a model, by path, parents first.
+        modules: of a model, by path.
 
     Raises:
         PlanError: no whole number, or on a module that nothing feeds earlier columns.
     """
-    nodes: dict[str, Any] = {}
+    nodes = {path: module for path, module in modules.items() if hasattr(module, "owner")}
     for path, module in modules.items():
-        parent = next((nodes[p] for p in _above(path) if p in nodes), None)
-        if hasattr(module, "owner"):
-            nodes[path] = module
-        if (lookback := module.lookback) == 0:
-            continue
-        name, why, fix = type(module).__name__, None, f"declare it in the node's class: {lookback}"
+        lookback = module.lookback
         if type(lookback) is not int or lookback < 0:
-            why, fix = "no number of columns", "a whole number from 0 on, or EVERYTHING"
-        elif isinstance(module, Layout) or path.endswith(".product"):
-            why, fix = "called column by column", "leave it out, or take another slot"
-        elif path not in nodes and (parent is None or parent.lookback < lookback):
-            why = "no node that a block or the model calls, and its node looks back on less"
-        if why is not None:
-            raise PlanError(f"{name} at {path} has lookback = {lookback!r}: {why}", fix=fix)
+            raise PlanError(
+                f"{type(module).__name__} has lookback = {lookback!r}, no number of columns",
+                where=path,
+                fix="a whole number from 0 on, or EVERYTHING",
+            )
+        if not lookback:
+            continue
+        if isinstance(module, Layout) or path.endswith(".product"):
+            raise PlanError(
+                f"{type(module).__name__} has lookback = {lookback}, and is given new columns alone",
+                where=path,
+                fix="layouts and products of leaves work column by column; take another slot",
+            )
+        node = next((nodes[around] for around in _outwards(path) if around in nodes), None)
+        if node is None or node.lookback < lookback:
+            raise PlanError(
+                f"{type(module).__name__} has lookback = {lookback}, and the node that it is part "
+                "of looks back on less",
+                where=path,
+                fix="declare it in the node's own class, all that its parts need together",
+            )
 
 
-def _above(path: str) -> Iterable[str]:
-    """The paths of the modules around one, nearest first."""
+def _outwards(path: str) -> Iterator[str]:
+    """A path and those around it, nearest first."""
+    yield path
     while "." in path:
         path = path.rpartition(".")[0]
         yield path

@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from minillm_core.backends.base import Batch, Binding, Decoding, Model
-from minillm_core.backends.decoding import Continuation
+from minillm_core.backends.decoding import Continuation, check_row
 from minillm_core.backends.mlx import saving
 from minillm_core.backends.mlx.module import MLXFramework
 from minillm_core.backends.mlx.states import Statistics
@@ -55,6 +55,7 @@ class MLXModel(Model):
 
     def next_logits(self, batch: Batch) -> np.ndarray:
         """float32 (V,) after the last column of one row."""
+        check_row(batch, self.model.geometry)
         return self.last_logits(batch, Scope)
 
     def decoding(self) -> Decoding:

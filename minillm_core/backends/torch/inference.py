@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from minillm_core.backends.base import Batch, Binding, Decoding, Model
-from minillm_core.backends.decoding import Continuation
+from minillm_core.backends.decoding import Continuation, check_row
 from minillm_core.backends.torch.feed import batch_to, numbers_to
 from minillm_core.backends.torch.module import TorchFramework
 from minillm_core.backends.torch.states import Statistics
@@ -57,6 +57,7 @@ class TorchModel(Model):
 
     def next_logits(self, batch: Batch) -> np.ndarray:
         """float32 (V,) after the last column of one row."""
+        check_row(batch, self.model.geometry)
         return self.last_logits(batch, Scope)
 
     def decoding(self) -> Decoding:

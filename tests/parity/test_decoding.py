@@ -1,0 +1,481 @@
+"""Decoding gives what a pass over the whole sequence gives, however the sequence is cut.
+
+For every slot that a plugin may fill with something that looks at other columns; the same nodes
+without the lookback that they declare give other logits, so these tests can fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from minillm_core import EVERYTHING, Call, Layout, Linear, Module, Normal, Param, Plugin
+from minillm_core.backends.decoding import Continuation
+from minillm_core.backends.numpy.model import last_logits, materialise
+from minillm_core.errors import DataError, PluginCodeError
+from minillm_core.nn.node import Scope
+from minillm_core.optim.schedules import piecewise, stages
+
+pytest.importorskip("torch")
+pytest.importorskip("mlx.core")
+
+LENGTH, POSITIONS = 10, 12
+LEVELS = {"torch": 1e-5, "mlx": 1e-5, "numpy": 1e-10}
+
+
+def before(ops: Any, x: Any, n: int = 1) -> Any:
+    """x (B, T, ...) as it was ``n`` columns earlier, 0 at the start."""
+    n = min(n, x.shape[1])
+    return ops.concat([ops.zeros_like(x[:, :n]), x[:, : x.shape[1] - n]], 1)
+
+
+class Smear(Module):
+    """x and the column before it; as an embed node, a norm, or whatever takes x alone."""
+
+    lookback = 1
+
+    def __init__(self, geometry: Any) -> None:
+        super().__init__()
+        self.mix = Linear(geometry.dim, geometry.dim, role="gate")
+
+    def forward(self, x: Any) -> Any:
+        return x + self.mix(before(self.ops, x))
+
+
+class Smeared(Plugin, api=1):
+    """Embed nodes, norms and MLPs that look back."""
+
+    def build_model(self, model: Any) -> None:
+        model.embed.mix(Smear)
+        model.norm("layers.0.attention", Smear)
+        model.norm("final", Smear)
+        model.mlp(1, Smear)
+
+
+class KeyOffset(Module):
+    """Half of each key from the column before."""
+
+    lookback = 1
+
+    def forward(self, q: Any, k: Any) -> Any:
+        own, other = self.ops.split(k, 2, -1)
+        return q, self.ops.concat([own, before(self.ops, other)], -1)
+
+
+class Offset(Plugin, api=1):
+    """Keys moved after the rotation in one layer, before it in the other."""
+
+    def build_attention(self, attn: Any) -> None:
+        (attn.qk.shift if attn.layer else attn.qk.norm)(KeyOffset)
+
+
+class Pairs(Module):
+    """Stream (B, T, C) of a batch field that is a hash of two ids, and of the one two before."""
+
+    def __init__(self, geometry: Any, reach: int) -> None:
+        super().__init__()
+        self.lookback = reach
+        self.reach = reach
+        self.table = Param((64, geometry.dim), init=Normal(0.5), role="embedding.bigram")
+
+    def forward(self, pair: Any) -> Any:
+        rows = self.ops.embedding(pair, self.table)
+        return rows + before(self.ops, rows, self.reach)
+
+
+class FromStream(Module):
+    """A term of v from a stream, as it was in the column before."""
+
+    lookback = 1
+
+    def __init__(self, geometry: Any) -> None:
+        super().__init__()
+        self.size = geometry.head_dim
+        self.to_v = Linear(geometry.dim, geometry.kv_heads * geometry.head_dim, role="gate")
+
+    def forward(self, v: Any, pairs: Any) -> Any:
+        B, T, _ = pairs.shape
+        return self.ops.reshape(self.to_v(before(self.ops, pairs)), (B, T, -1, self.size)) - 0.1 * v
+
+
+class Bigram(Plugin, api=1):
+    """A declared field -> a stream -> v and the residual stream."""
+
+    def build_data(self, data: Any) -> None:
+        data.field("pair", "int32")
+
+    def build_attention(self, attn: Any) -> None:
+        attn.v(FromStream)
+
+    def build_model(self, model: Any) -> None:
+        model.stream("pairs", Pairs, reach=2)
+        model.residual("layers.1.in", "pairs", 0.5)
+
+    def on_batch(self, batch: Any, phase: str) -> Any:
+        return batch
+
+
+class Gate(Module):
+    """y weighted by x, with a value of the schedule, a term and a statistic."""
+
+    reads = {"lr": "train.lr"}  # noqa: RUF012
+    terms = ("balance",)
+    statistics = {"load": "mean"}  # noqa: RUF012
+    lookback = 1
+
+    def __init__(self, geometry: Any) -> None:
+        super().__init__()
+        self.gate = Linear(geometry.dim, geometry.heads, role="gate", init=Normal(0.5))
+
+    def forward(self, y: Any, x: Any, lr: Any) -> tuple[Any, ...]:
+        opened = self.ops.sigmoid(self.gate(before(self.ops, x))) * (1.0 + lr)
+        load = self.ops.mean(opened, (0, 1))
+        return y * self.ops.expand_dims(opened, -1), self.ops.sum(self.ops.square(load)), load
+
+    def next_state(self, load: Any) -> dict[str, Any]:
+        return {}
+
+
+class FromValues(Module):
+    """y less what its head's own value was in the column before, a tap read besides."""
+
+    lookback = 1
+
+    def forward(self, y: Any, k: Any, v: Any, early: Any) -> Any:
+        mean = self.ops.mean(before(self.ops, k * v), (2, 3), keepdims=True)
+        return y - mean * (1.0 + self.ops.mean(early, -1, keepdims=True)[..., None])
+
+
+class Gated(Plugin, api=1):
+    """The out chain, its gates reading x, k, v and a tap of an earlier layer."""
+
+    def build_attention(self, attn: Any) -> None:
+        if attn.layer:
+            attn.out.correct(FromValues, name="values")
+        attn.out.gate(Gate)
+
+    def build_model(self, model: Any) -> None:
+        model.tap("layers.0.mid", name="early")
+
+    def compute_loss(self, loss: Any) -> None:
+        loss.term("balance", emitted="balance", weight=0.5)
+
+
+class Own(Module):
+    """A whole attention of its own: it needs every column there is."""
+
+    lookback = EVERYTHING
+
+    def forward(self, x: Any) -> Any:
+        heads = self.ops.expand_dims(x, 2)
+        return self.ops.attention(heads, heads, heads)[:, :, 0]
+
+
+class Claimed(Plugin, api=1):
+    """A whole attention."""
+
+    def build_model(self, model: Any) -> None:
+        model.attention(0, Own)
+
+
+class Weigh(Module):
+    """A coefficient (B, T, 1) from the column before."""
+
+    lookback = 1
+
+    def forward(self, carry: Any, x0: Any) -> Any:
+        return self.ops.tanh(before(self.ops, self.ops.sum(carry * x0, -1, keepdims=True)))
+
+
+class Residual(Plugin, api=1):
+    """Sites with nodes as coefficients, and a tap as their source."""
+
+    def build_model(self, model: Any) -> None:
+        early = model.tap("layers.0.in")
+        model.residual("layers.1.mid", "sublayer", Weigh)
+        model.residual("layers.1.out", early, 0.5)
+        model.residual("final", "x0", Weigh)
+
+
+class Window(Plugin, api=1):
+    """Windows and scales that are numbers, values of the schedule, staged values."""
+
+    def build_attention(self, attn: Any) -> None:
+        attn.window((3, piecewise((0, 8), (1, 5)), stages((0, 2), (0.5, 4)))[attn.layer])
+        attn.scale(0.5 if attn.layer else piecewise((0, 1.0), (1, 0.3)))
+
+
+class Counted(Module):
+    """Positions counted from the sequence's start: it must see that."""
+
+    lookback = EVERYTHING
+
+    def forward(self, x: Any) -> Any:
+        return self.ops.arange(x.shape[1]) // 2
+
+
+class Given(Module):
+    """Positions from the batch, in reverse."""
+
+    def forward(self, positions: Any) -> Any:
+        return 11 - positions
+
+
+class Positions(Plugin, api=1):
+    """Positions by count in one layer, by field in the other."""
+
+    def build_attention(self, attn: Any) -> None:
+        attn.rope.positions(Given if attn.layer else Counted)
+
+
+class Doubled(Layout):
+    """Every column twice in a row, the second time halved; y is the sum. Rotated before it."""
+
+    stretch = 2
+
+    def enter(self, call: Call) -> Call:
+        q, k, v = (self.twice(x) for x in (call.q, call.k, call.v))
+        return call._replace(q=q, k=k, v=v)
+
+    def twice(self, x: Any) -> Any:
+        B, T, H, D = x.shape
+        return self.ops.reshape(self.ops.stack([x, 0.5 * x], 2), (B, 2 * T, H, D))
+
+    def leave(self, y: Any) -> Any:
+        B, T, H, D = y.shape
+        return self.ops.sum(self.ops.reshape(y, (B, T // 2, 2, H, D)), 2)
+
+
+class Spans(Layout):
+    """Documents of four positions each, from the call's positions; rotated after it."""
+
+    rope = "after"
+
+    def enter(self, call: Call) -> Call:
+        T = call.q.shape[1]
+        where = self.ops.arange(T) if call.positions is None else call.positions
+        documents = self.ops.broadcast_to(self.ops.reshape(where // 4, (1, T)), call.q.shape[:2])
+        return call._replace(documents=documents)
+
+    def leave(self, y: Any) -> Any:
+        return y
+
+
+class Layouts(Plugin, api=1):
+    """A layout that is rotated before, and one that is rotated after it and sets documents."""
+
+    def build_attention(self, attn: Any) -> None:
+        attn.layout(Spans if attn.layer else Doubled)
+
+
+SETS: dict[str, tuple[tuple[str, ...], dict[str, type[Plugin]], dict[str, Any]]] = {
+    "plain": ((), {}, {}),
+    "tied": ((), {}, {"model_tied": True}),
+    "as many key heads": ((), {}, {"model_kv_heads": 4}),
+    "checkpointing": ((), {"gated": Gated}, {"train_checkpointing": True}),
+    "muon": (("muon",), {}, {}),
+    "paired_heads": (("paired_heads",), {}, {}),
+    "both": (("muon", "paired_heads"), {}, {}),
+    "smear": ((), {"smear": Smeared}, {}),
+    "offset": ((), {"offset": Offset}, {}),
+    "bigram": ((), {"bigram": Bigram}, {}),
+    "gated": ((), {"gated": Gated}, {}),
+    "claimed": ((), {"claimed": Claimed}, {}),
+    "residual": ((), {"residual": Residual}, {}),
+    "window": ((), {"window": Window}, {"model_layers": 3}),
+    "positions": ((), {"positions": Positions}, {}),
+    "layouts": ((), {"layouts": Layouts}, {}),
+    "most": (
+        ("muon", "paired_heads"),
+        {"bigram": Bigram, "residual": Residual, "smear": Smeared, "window": Window},
+        {},
+    ),
+    "others": (
+        (),
+        {"bigram": Bigram, "gated": Gated, "offset": Offset, "positions": Positions},
+        {"model_layers": 3},
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model: the row that it is fed, and what it gives after each prefix."""
+
+    row: dict[str, np.ndarray]
+    decoding: Callable[[], Any]
+    whole: list[np.ndarray]
+    level: float
+
+    def assert_decodes(self, sizes: list[int]) -> None:
+        decoding, at = self.decoding(), 0
+        for size in sizes:
+            logits = decoding.feed(cut(self.row, at, at + size))
+            at += size
+            np.testing.assert_allclose(logits, self.whole[at - 1], rtol=0, atol=self.level)
+            assert logits.argmax() == self.whole[at - 1].argmax()
+
+
+def cut(row: dict[str, np.ndarray], start: int, end: int) -> dict[str, np.ndarray]:
+    return {name: array[:, start:end] for name, array in row.items()}
+
+
+def case_of(lab: Any, name: str, backend: str) -> Case:
+    names, plugins, options = SETS[name]
+    made = {key: plugin() for key, plugin in plugins.items()}
+    plan = lab.plan(*names, plugins=made, train_seq_len=POSITIONS, **options)
+    row = cut({key: array[:1] for key, array in lab.batch(plan, 3).items()}, 0, LENGTH)
+    ids = row["ids"]
+    row["pair"] = (ids * 31 + np.pad(ids, ((0, 0), (1, 0)))[:, :-1]) % 64
+    if backend == "numpy":
+        model = materialise(plan, 0)
+        logits = last_logits(plan, model)
+        decoding, full = (
+            lambda: Continuation(logits, model.geometry),
+            lambda batch: logits(batch, Scope),
+        )
+    else:
+        run = lab.trainer(plan, backend)
+        decoding, full = run.decoding, run.next_logits
+    whole = [full(cut(row, 0, end)) for end in range(1, LENGTH + 1)]
+    return Case(row, decoding, whole, LEVELS[backend])
+
+
+@pytest.fixture(scope="module", params=[(n, b) for n in SETS for b in LEVELS], ids="-".join)
+def case(lab: Any, request: pytest.FixtureRequest) -> Case:
+    return case_of(lab, *request.param)
+
+
+@st.composite
+def cuts(draw: Any) -> list[int]:
+    """Sizes of pieces that make up LENGTH columns."""
+    ends = sorted(draw(st.sets(st.integers(1, LENGTH - 1))))
+    return np.diff([0, *ends, LENGTH]).tolist()
+
+
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(sizes=cuts())
+@example(sizes=[LENGTH])
+@example(sizes=[1] * LENGTH)
+@example(sizes=[6, 1, 1, 2])
+def test_however_a_sequence_is_cut_its_logits_are_those_of_the_whole(
+    case: Case, sizes: list[int]
+) -> None:
+    case.assert_decodes(sizes)
+
+
+LOOKERS = [
+    ("smear", Smear),
+    ("offset", KeyOffset),
+    ("bigram", FromStream),
+    ("gated", Gate),
+    ("gated", FromValues),
+    ("claimed", Own),
+    ("residual", Weigh),
+    ("positions", Counted),
+]
+
+
+@pytest.mark.parametrize(("name", "cls"), LOOKERS, ids=[cls.__name__ for _, cls in LOOKERS])
+def test_a_node_that_does_not_say_how_far_it_looks_back_decodes_otherwise(
+    lab: Any, monkeypatch: pytest.MonkeyPatch, name: str, cls: type[Module]
+) -> None:
+    monkeypatch.setattr(cls, "lookback", 0)
+    case = case_of(lab, name, "numpy")
+    decoding = case.decoding()
+    far = [
+        np.abs(decoding.feed(cut(case.row, at, at + 1)) - case.whole[at]).max()
+        for at in range(LENGTH)
+    ]
+    assert far[0] == 0
+    assert max(far) > 1e-3
+
+
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+def test_sequences_do_not_know_of_each_other(lab: Any, backend: str) -> None:
+    case = case_of(lab, "plain", backend)
+    one, other = case.decoding(), case.decoding()
+    for at in range(4):
+        logits = [d.feed(cut(case.row, at, at + 1)) for d in (one, other)]
+        np.testing.assert_array_equal(*logits)
+
+
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+def test_a_sequence_stays_within_the_models_tables(lab: Any, backend: str) -> None:
+    case = case_of(lab, "smear", backend)
+    decoding = case.decoding()
+    decoding.feed(case.row)
+    with pytest.raises(DataError, match=r"a sequence of 13 tokens, .* made for 12") as refused:
+        decoding.feed(cut(case.row, 0, 3))
+    assert "max_positions" in str(refused.value)
+    wrong = cut(case.row, 0, 1) | {"ids": np.array([[97]], np.int32)}
+    with pytest.raises(DataError, match="id 97 is outside the model's vocabulary of 97"):
+        decoding.feed(wrong)
+    for shape in ((2, 1), (1, 0), (1,)):
+        with pytest.raises(ValueError, match="one row"):
+            decoding.feed({"ids": np.zeros(shape, np.int32)})
+    decoding.feed(cut(case.row, 0, 2))  # what was refused has left no trace
+
+
+def test_a_feed_that_raises_leaves_the_sequence_as_it_was(lab: Any) -> None:
+    case = case_of(lab, "bigram", "torch")
+    decoding = case.decoding()
+    decoding.feed(cut(case.row, 0, 4))
+    part = cut(case.row, 4, 6)
+    with pytest.raises(KeyError, match="pair"):
+        decoding.feed({name: array for name, array in part.items() if name != "pair"})
+    np.testing.assert_allclose(decoding.feed(part), case.whole[5], rtol=0, atol=case.level)
+
+
+class Short(Smear):
+    def forward(self, x: Any) -> Any:
+        return x[:, -1:]
+
+
+class Shortened(Plugin, api=1):
+    """Gives fewer columns than it is given."""
+
+    def build_model(self, model: Any) -> None:
+        model.embed.mix(Short)
+
+
+class Padded(Doubled):
+    stretch = 3
+
+
+class Padding(Plugin, api=1):
+    """Makes fewer positions than it says."""
+
+    def build_attention(self, attn: Any) -> None:
+        attn.layout(Padded)
+
+
+@pytest.mark.parametrize(
+    ("plugin", "earlier", "why"),
+    [
+        (
+            Shortened,
+            1,
+            r"'it' was given 3 columns and returned shape \(1, 1, 32\) from Short.forward",
+        ),
+        (Padding, 0, r"'it' made 4 positions of 2 columns in Padded.enter"),
+    ],
+)
+def test_columns_that_do_not_add_up_are_the_plugins(
+    lab: Any, plugin: type[Plugin], earlier: int, why: str
+) -> None:
+    plan = lab.plan(plugins={"it": plugin()})
+    decoding = lab.trainer(plan).decoding()
+    row = {name: array[:1] for name, array in lab.batch(plan).items()}
+    for at in range(earlier):
+        decoding.feed(cut(row, at, at + 1))
+    with pytest.raises(PluginCodeError, match=why) as raised:
+        decoding.feed(cut(row, earlier, earlier + 2))
+    assert raised.value.plugin == "it"
+    assert raised.value.where

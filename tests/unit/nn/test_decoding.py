@@ -1,0 +1,156 @@
+"""What is kept of a sequence, and which modules may look back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minillm_core import EVERYTHING, Call, Layout, Linear, Module, Plugin
+from minillm_core.backends.numpy.ops import NumPyOps
+from minillm_core.errors import PlanError
+from minillm_core.nn.decoding import Past
+
+OPS = NumPyOps()
+
+
+def feed(past: Past, columns: int) -> None:
+    past.scope({"ids": np.zeros((1, columns), np.int32)})
+
+
+@given(
+    sizes=st.lists(st.integers(1, 4), min_size=1, max_size=6),
+    lookback=st.integers(1, 6) | st.just(EVERYTHING),
+    stretch=st.integers(1, 2),
+)
+def test_the_past_holds_the_latest_columns(sizes: list[int], lookback: int, stretch: int) -> None:
+    past, whole = Past(), np.random.default_rng(0).random((1, stretch * sum(sizes), 3))
+    for size in sizes:
+        feed(past, size)
+        start, end = stretch * past.columns, stretch * (past.columns + size)
+        value = whole[:, start:end]
+        joined, number, nothing = past.joined(
+            OPS, "node", (value, 0.5, None), lookback, stretch * size
+        )
+        np.testing.assert_array_equal(joined, whole[:, max(0, start - lookback) : end])
+        assert (number, nothing) == (0.5, None)
+        past.commit()
+    assert past.columns == sum(sizes)
+
+
+@given(sizes=st.lists(st.integers(1, 4), min_size=1, max_size=6), width=st.integers(1, 4))
+def test_what_has_no_columns_stays_as_it_is(sizes: list[int], width: int) -> None:
+    """A table that looks like columns in one feed is found out in the next of another size."""
+    past, table = Past(), np.ones((1, width))
+    for size in sizes:
+        feed(past, size)
+        (given_back,) = past.joined(OPS, "node", [table], 2, size)
+        if len(set(sizes)) > 1 and size != width:
+            assert given_back is table
+        past.commit()
+
+
+def test_a_feed_that_was_not_committed_is_forgotten() -> None:
+    past, x = Past(), np.arange(6.0).reshape(1, 6, 1)
+    for columns, kept in ((x[:, :2], True), (x[:, 2:5], False), (x[:, 2:3], True)):
+        feed(past, columns.shape[1])
+        (joined,) = past.joined(OPS, "node", [columns], EVERYTHING, columns.shape[1])
+        if kept:
+            past.commit()
+    np.testing.assert_array_equal(joined, x[:, :3])
+
+
+class Looking(Module):
+    def __init__(self, lookback: Any = 1) -> None:
+        super().__init__()
+        self.lookback = lookback
+
+    def forward(self, x: Any) -> Any:
+        return x
+
+
+class Outer(Module):
+    """A node whose part looks back."""
+
+    def __init__(self, own: int) -> None:
+        super().__init__()
+        self.lookback = own
+        self.part = Looking(2)
+
+    def forward(self, x: Any) -> Any:
+        return self.part(x)
+
+
+class Turned(Layout):
+    lookback = 1
+
+    def enter(self, call: Call) -> Call:
+        return call
+
+
+class Product(Module):
+    lookback = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.low = Linear(2, 2, role="gate")
+
+    def forward(self, x: Any, weight: Any) -> Any:
+        return x
+
+
+class Looks(Plugin, api=1):
+    """Nodes that look back, one of each kind on demand."""
+
+    case: str
+
+    def build_attention(self, attn: Any) -> None:
+        if self.case == "layout":
+            attn.layout(Turned)
+
+    def build_model(self, model: Any) -> None:
+        model.embed.mix(Looking)
+        if self.case == "product":
+            model.linear("layers.0.attention.q", Product)
+        elif self.case == "part":
+            model.embed.norm(Outer, own=1, name="outer")
+        elif self.case == "whole":
+            model.embed.norm(Outer, own=2, name="outer")
+        elif self.case in NO_NUMBERS:
+            model.embed.norm(Looking, lookback=NO_NUMBERS[self.case], name="other")
+
+
+NO_NUMBERS = {"negative": -1, "fraction": 1.0, "truth": True, "word": "all"}
+
+
+@pytest.mark.parametrize(
+    ("case", "why", "where"),
+    [
+        (
+            "layout",
+            "Turned has lookback = 1, and is given new columns",
+            "layers.0.attention.layout",
+        ),
+        ("product", "Product has lookback = 1, and is given", "layers.0.attention.q.product"),
+        (
+            "part",
+            "Looking has lookback = 2, and the node that it is part of",
+            "embed.it_outer.part",
+        ),
+        *((case, "no number of columns", "embed.it_other") for case in NO_NUMBERS),
+    ],
+)
+def test_where_looking_back_would_have_no_effect_it_is_refused(
+    planned: Any, case: str, why: str, where: str
+) -> None:
+    with pytest.raises(PlanError, match=why) as refused:
+        planned(it=Looks(case=case))
+    assert refused.value.where == where
+    assert refused.value.fix
+
+
+def test_a_node_looks_back_for_its_parts(planned: Any) -> None:
+    assert planned(it=Looks(case="whole")).spec.embed[0].name == "it"
