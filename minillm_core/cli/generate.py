@@ -111,18 +111,18 @@ def generate(
         seed = secrets.randbits(32)
         if temperature > 0:
             say(f"drawn with --seed {seed}")
-    continuation = writer.go_on(
+    generation = writer.go_on(
         prompt, sampling, tokens=max_tokens, seed=seed, cached=not no_cache, say=say
     )
     if not as_json:
-        _print(writer.text(continuation, prompt))
+        _print(writer.text(generation, prompt))
         return
     emit(
         {
             "prompt": prompt,
-            "text": "".join(writer.text(continuation)),
-            "ids": continuation.ids,
-            "ended": continuation.ended,
+            "text": "".join(writer.text(generation)),
+            "ids": generation.ids,
+            "ended": generation.ended,
             "seed": seed,
             "step": run.checkpoint.step,
             "checkpoint": str(run.checkpoint.path),

@@ -21,7 +21,7 @@ from minillm_core.train.restore import Create, Run, open_run
 from minillm_core.train.sampling import Sampling
 from minillm_core.train.streaming import pieces
 
-__all__ = ["Continuation", "Vocabulary", "Window", "Writer", "open_writer"]
+__all__ = ["Generation", "Vocabulary", "Window", "Writer", "open_writer"]
 
 Say = Callable[[str], None]
 
@@ -101,7 +101,7 @@ class Window:
 
 
 @dataclass
-class Continuation:
+class Generation:
     """Ids that a model goes on with; made by iterating, once."""
 
     window: Window
@@ -143,7 +143,7 @@ class Writer:
         seed: int = 0,
         cached: bool = True,
         say: Say = lambda line: None,
-    ) -> Continuation:
+    ) -> Generation:
         """The ids that follow a prompt, which begins a document.
 
         Ids that the vocabulary does not know, rows of padding in the embedding, are never drawn.
@@ -164,16 +164,16 @@ class Writer:
         end_of_text = self.vocabulary.end_of_text
         (ids,) = self.vocabulary.encode([prompt])
         window = Window(self.model, self.context, cached=cached, on_batch=self.on_batch, say=say)
-        return Continuation(window, [end_of_text, *ids.tolist()], choose, end_of_text, tokens)
+        return Generation(window, [end_of_text, *ids.tolist()], choose, end_of_text, tokens)
 
-    def text(self, continuation: Continuation, prompt: str = "") -> Iterator[str]:
+    def text(self, generation: Generation, prompt: str = "") -> Iterator[str]:
         """The prompt and what follows it, in pieces that can be printed as they come.
 
         Raises:
             PluginCodeError: a plugin's node raised.
         """
         with blaming(self.plugins, "the next token"):
-            yield from pieces(continuation, self.vocabulary.stream(), prompt)
+            yield from pieces(generation, self.vocabulary.stream(), prompt)
 
 
 def open_writer(

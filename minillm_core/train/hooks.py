@@ -34,6 +34,7 @@ def batch_hook(
         return None
 
     def on_batch(batch: Batch, phase: str) -> Batch:
+        shape = batch["ids"].shape
         for one in chain:
             hook = f"on_batch, phase {phase}"
             with one.contain(hook):
@@ -44,6 +45,14 @@ def batch_hook(
                 raise PluginCodeError(
                     one.name, hook, did="broke the batch in", where=error.what, fix=error.fix
                 ) from error
+            if phase == "decode" and batch["ids"].shape != shape:
+                raise PluginCodeError(
+                    one.name,
+                    hook,
+                    did="changed the columns in",
+                    where=f"'ids' {batch['ids'].shape}, not {shape}",
+                    fix="drop and pack in phase train alone",
+                )
             seen[f"batch:{one.name}"] += 1
         return batch
 

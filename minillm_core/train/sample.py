@@ -34,6 +34,6 @@ def sample(
     Returns:
         Text without terminal control sequences and without half a character at its end.
     """
-    writer = Writer(model, vocabulary, context, on_batch)
+    writer = Writer(model, vocabulary, context, on_batch)  # so short a text is worth no cache
     written = writer.go_on("", Sampling(temperature), tokens=tokens, seed=seed, cached=False)
     return "".join(writer.text(written))

@@ -156,10 +156,25 @@ def test_truncation_and_padding_of_a_file_do_not_change_text(
     assert loaded.decode(loaded.encode([SAMPLE[0]])[0]) == SAMPLE[0]
 
 
-def test_bytes_of_a_sentencepiece_kind(tmp_path: Path) -> None:
+@given(st.lists(st.integers(0, 310), max_size=12))
+def test_ids_one_by_one_give_the_text_of_all(tokenizer: Tokenizer, ids: list[int]) -> None:
+    step = tokenizer.stream()
+    given = "".join(map(step, ids))
+    assert tokenizer.decode(ids) in (given, given + "\ufffd")  # half a character at the end
+
+
+def test_the_ids_in_use(tokenizer: Tokenizer) -> None:
+    assert tokenizer.ids.tolist() == list(range(300))
+    assert tokenizer.ids.dtype == np.int32
+
+
+def test_bytes_of_a_sentencepiece_kind() -> None:
     vocab = {END_OF_TEXT: 0, "<0xE4>": 1, "\u2581the": 2, "ä": 3}
     native = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
     native.decoder = decoders.Metaspace()
     native.add_special_tokens([END_OF_TEXT])
     native.add_tokens(["added"])
-    assert bytes_per_token(Tokenizer(native)).tolist() == [0, 1, 4, 2, 5]
+    tokenizer = Tokenizer(native)
+    assert bytes_per_token(tokenizer).tolist() == [0, 1, 4, 2, 5]
+    step = tokenizer.stream()
+    assert [step(index) for index in (2, 1, 3, 0, 4)] == [" the", "", "\ufffdä", "", "added"]
