@@ -9,8 +9,30 @@ OUT/checkpoints/step-00000100/
 
 from __future__ import annotations
 
-from minillm_core.checkpoint.commit import commit, retain, sweep
+from minillm_core.checkpoint.commit import commit, discard, retain, sweep
+from minillm_core.checkpoint.lock import lock
 from minillm_core.checkpoint.manifest import verify
-from minillm_core.checkpoint.read import Checkpoint, newest, newest_or_refuse
+from minillm_core.checkpoint.read import (
+    Checkpoint,
+    newest,
+    newest_and_set_aside,
+    newest_or_refuse,
+)
+from minillm_core.checkpoint.stray import put_away
+from minillm_core.checkpoint.writer import Result, Writer
 
-__all__ = ["Checkpoint", "commit", "newest", "newest_or_refuse", "retain", "sweep", "verify"]
+__all__ = [
+    "Checkpoint",
+    "Result",
+    "Writer",
+    "commit",
+    "discard",
+    "lock",
+    "newest",
+    "newest_and_set_aside",
+    "newest_or_refuse",
+    "put_away",
+    "retain",
+    "sweep",
+    "verify",
+]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,18 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from minillm_core.checkpoint import disk, layout, manifest
-from minillm_core.errors import MinillmError, NonFinite
+from minillm_core.errors import Interrupted, MinillmError, NonFinite
 
-__all__ = ["commit", "retain", "sweep"]
+__all__ = ["commit", "discard", "retain", "sweep"]
 
 
 def commit(
-    out: Path, step: int, arrays: Mapping[str, np.ndarray], scalars: Mapping[str, Any]
+    out: Path,
+    step: int,
+    arrays: Mapping[str, np.ndarray],
+    scalars: Mapping[str, Any],
+    *,
+    given_up: Callable[[], bool] = lambda: False,
 ) -> Path:
     """Write a checkpoint; a kill at any moment leaves the ones before it as they were.
 
@@ -28,44 +34,89 @@ def commit(
         step: how many optimizer steps the state has seen.
         arrays: by name; ``model.*`` go to a file of their own.
         scalars: whatever JSON can hold.
+        given_up: asked between its files whether nobody wants it any more.
 
     Returns:
         OUT/checkpoints/step-<step>.
 
     Raises:
         NonFinite: an array holds a NaN or an infinity.
-        MinillmError: the disk refused; nothing of this checkpoint is left on it.
+        Interrupted: it was given up; nothing of it is left on the disk.
+        MinillmError: the disk refused; nothing of it is left there either.
     """
     _refuse_non_finite(step, arrays)
     target = layout.folder(out, step)
-    temporary = target.with_name(f"{target.name}.tmp-{secrets.token_hex(8)}")
+    temporary = _aside(target, "tmp")
     state = json.dumps(dict(scalars), indent=1, sort_keys=True, allow_nan=False).encode()
+    writes = (
+        lambda: _write_tensors(temporary / layout.MODEL, arrays, model=True),
+        lambda: _write_tensors(temporary / layout.OPTIMIZER, arrays, model=False),
+        lambda: disk.write(temporary / layout.STATE, state),
+        lambda: disk.write(temporary / layout.MANIFEST, manifest.encode(temporary, step)),
+    )
     try:
         if not target.parent.is_dir():
             target.parent.mkdir(parents=True)
             disk.sync(out)
         temporary.mkdir()
-        _write_tensors(temporary / layout.MODEL, arrays, model=True)
-        _write_tensors(temporary / layout.OPTIMIZER, arrays, model=False)
-        disk.write(temporary / layout.STATE, state)
-        disk.write(temporary / layout.MANIFEST, manifest.encode(temporary, step))
+        for write in writes:
+            if given_up():
+                raise Interrupted(f"the checkpoint of step {step} was given up")
+            write()
         disk.sync(temporary)
-        disk.rename(temporary, target)
-    except Exception as error:
+        _give_name(temporary, target)
+    except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, Interrupted) or not isinstance(error, Exception):
+            raise
         size = sum(array.nbytes for array in arrays.values()) + len(state)
-        raise MinillmError(
-            f"the checkpoint of step {step} could not be written: {error}",
-            where=f"{target}, {size / 1e6:,.1f} MB",
-            fix="earlier checkpoints are as they were; make room, or set checkpoint.every=0",
-        ) from error
+        raise _unwritten(target, step, size, error) from error
     return target
+
+
+def _give_name(temporary: Path, target: Path) -> None:
+    """Rename a whole checkpoint to its final name; one that has that name already is replaced.
+
+    A folder cannot replace another in one step. A kill between the two renames leaves both whole,
+    and :func:`sweep` gives the old one its name back.
+    """
+    if not os.path.lexists(target):
+        disk.rename(temporary, target)
+        return
+    old = _aside(target, "old")
+    disk.rename(target, old)
+    try:
+        disk.rename(temporary, target)
+    except BaseException:
+        if not os.path.lexists(target):
+            old.rename(target)
+        raise
+    _delete(old)
+
+
+def _unwritten(target: Path, step: int, size: int, error: Exception) -> MinillmError:
+    place = target.parent if target.parent.is_dir() else target.parents[2]
+    try:
+        free = shutil.disk_usage(place).free
+    except OSError:
+        free = None
+    where = f"{target}; {size / 1e6:,.1f} MB are needed"
+    if free is not None:
+        where += f", {free / 1e6:,.1f} MB are free"
+    return MinillmError(
+        f"the checkpoint of step {step} could not be written: {error}",
+        where=where,
+        fix="earlier ones are as they were; make room (a lower checkpoint.keep needs less) and "
+        "--resume, or let training go on without it: checkpoint.on_error=continue",
+    )
 
 
 def retain(out: Path, keep: int) -> list[Path]:
     """Remove what is older than the newest ``keep`` checkpoints that verify; returns what went.
 
     One that does not verify neither counts nor is removed before that many good ones are there.
+    Every byte of those that count is read anew each time: that it was right an hour ago says
+    nothing about the disk now, and an older one that is still good may be the last.
     """
     committed = [path for _, path in layout.folders(out)]
     good = 0
@@ -76,23 +127,43 @@ def retain(out: Path, keep: int) -> list[Path]:
     return []
 
 
-def _remove(path: Path) -> Path:
-    # renamed first: a kill in between leaves something that is swept, not half a checkpoint
-    doomed = path.with_name(f"{path.name}.tmp-{secrets.token_hex(8)}")
-    disk.rename(path, doomed)
-    shutil.rmtree(doomed)
-    return path
+def discard(out: Path, after: int) -> list[Path]:
+    """Remove the checkpoints of steps greater than ``after``, which a rewound run takes anew.
+
+    The newest goes first: a kill in between leaves the run nearer to where it was to be.
+    """
+    return [_remove(path) for step, path in layout.folders(out) if step > after]
 
 
 def sweep(out: Path) -> list[Path]:
     """Remove what processes that died while saving left in ``out``; only its one trainer may."""
+    for step, old in layout.replaced(out):
+        target = layout.folder(out, step)
+        if not os.path.lexists(target):
+            disk.rename(old, target)  # the one that was to replace it never got its name
     found = layout.leftovers(out)
     for path in found:
-        if path.is_symlink() or not path.is_dir():
-            path.unlink()
-        else:
-            shutil.rmtree(path)
+        _delete(path)
     return found
+
+
+def _remove(path: Path) -> Path:
+    # renamed first: a kill in between leaves something that is swept, not half a checkpoint
+    doomed = _aside(path, "tmp")
+    disk.rename(path, doomed)
+    _delete(doomed)
+    return path
+
+
+def _delete(path: Path) -> None:
+    if path.is_symlink() or not path.is_dir():
+        path.unlink()
+    else:
+        shutil.rmtree(path)
+
+
+def _aside(path: Path, why: str) -> Path:
+    return path.with_name(f"{path.name}.{why}-{secrets.token_hex(8)}")
 
 
 def _write_tensors(path: Path, arrays: Mapping[str, np.ndarray], *, model: bool) -> None:

@@ -5,7 +5,18 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-__all__ = ["FILES", "MANIFEST", "MODEL", "OPTIMIZER", "STATE", "folder", "folders", "leftovers"]
+__all__ = [
+    "FILES",
+    "MANIFEST",
+    "MODEL",
+    "OPTIMIZER",
+    "STATE",
+    "corrupt",
+    "folder",
+    "folders",
+    "leftovers",
+    "replaced",
+]
 
 MODEL = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
@@ -14,8 +25,10 @@ MANIFEST = "manifest.json"
 FILES = (MODEL, OPTIMIZER, STATE)
 """What a manifest must list; it cannot list itself."""
 
+_CORRUPT = re.compile(r"step-\d{8,}\.corrupt(-\d+)?")
 _STEP = re.compile(r"step-(\d{8,})")
-_LEFTOVER = re.compile(r"step-\d{8,}\.tmp-[0-9a-f]+")
+_LEFTOVER = re.compile(r"step-\d{8,}\.(tmp|old)-[0-9a-f]+")
+_REPLACED = re.compile(r"step-(\d{8,})\.old-[0-9a-f]+")
 
 
 def folder(out: Path, step: int) -> Path:
@@ -31,6 +44,17 @@ def folders(out: Path) -> list[tuple[int, Path]]:
         if match and path == folder(out, int(match[1])):
             found.append((int(match[1]), path))
     return sorted(found, reverse=True)
+
+
+def corrupt(out: Path) -> list[Path]:
+    """What did not verify and was set aside."""
+    return sorted(path for path in _entries(out) if _CORRUPT.fullmatch(path.name))
+
+
+def replaced(out: Path) -> list[tuple[int, Path]]:
+    """What gave up its name to a newer one of the same step, as (step, path)."""
+    matches = ((_REPLACED.fullmatch(path.name), path) for path in _entries(out))
+    return sorted((int(match[1]), path) for match, path in matches if match)
 
 
 def leftovers(out: Path) -> list[Path]:

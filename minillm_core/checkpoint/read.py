@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +13,11 @@ from typing import Any
 import numpy as np
 from safetensors import safe_open
 
-from minillm_core.checkpoint import layout
+from minillm_core.checkpoint import disk, layout
 from minillm_core.checkpoint.manifest import verify
-from minillm_core.errors import NoCheckpoint, Refusal
+from minillm_core.errors import MinillmError, NoCheckpoint, Refusal
 
-__all__ = ["Checkpoint", "newest", "newest_or_refuse"]
+__all__ = ["Checkpoint", "newest", "newest_and_set_aside", "newest_or_refuse"]
 
 
 @dataclass(frozen=True)
@@ -68,15 +70,74 @@ def newest_or_refuse(out: Path, say: Callable[[str], None] | None = None) -> Che
     if found:
         return found
     written = layout.folders(out)
-    if not written:
-        raise Refusal(
-            "the run has no checkpoint",
-            where=str(out / "checkpoints"),
-            fix="train with checkpoint.every other than 0; a finished run then writes one",
+    if written:
+        step, path = written[0]
+        raise NoCheckpoint(
+            f"none of the {len(written)} checkpoints verifies; the newest: {verify(path)[0]}",
+            where=str(path),
+            fix=f"restore the folder of step {step} or an older one from a copy",
         )
-    step, path = written[0]
-    raise NoCheckpoint(
-        f"none of the {len(written)} checkpoints verifies; the newest: {verify(path)[0]}",
-        where=str(path),
-        fix=f"restore the folder of step {step} or an older one from a copy",
+    _refuse_corrupt(out)
+    raise Refusal(
+        "the run has no checkpoint",
+        where=str(out / "checkpoints"),
+        fix="train with checkpoint.every other than 0; a finished run then writes one",
     )
+
+
+def newest_and_set_aside(out: Path, say: Callable[[str], None]) -> Checkpoint | None:
+    """The checkpoint to go on from; newer ones that do not verify are renamed.
+
+    Only the one trainer of ``out`` may call it: a reader has no business renaming.
+
+    Args:
+        out: the run's folder.
+        say: is told of each that was set aside, with the first reason.
+
+    Returns:
+        None if none was ever written.
+
+    Raises:
+        NoCheckpoint: none of those that were written verifies, now or at an earlier try.
+        MinillmError: one could not be renamed.
+    """
+    for step, path in layout.folders(out):
+        reasons = verify(path)
+        if not reasons:
+            return Checkpoint(path, step)
+        aside = _set_aside(path)
+        say(f"{path.name} does not verify and is now {aside.name}: {reasons[0]}")
+    _refuse_corrupt(out)
+    return None
+
+
+def _set_aside(path: Path) -> Path:
+    names = (f"{path.name}.corrupt{f'-{n}' if n > 1 else ''}" for n in itertools.count(1))
+    # a rename would replace an empty folder of that name without a word
+    aside = next(path.with_name(name) for name in names if not os.path.lexists(path.parent / name))
+    try:
+        disk.rename(path, aside)
+    except OSError as error:
+        raise MinillmError(
+            f"{path.name} does not verify and cannot be renamed: {error.strerror}",
+            where=str(path),
+            fix=f"rename it to {aside.name} yourself, then resume again",
+        ) from error
+    return aside
+
+
+def _refuse_corrupt(out: Path) -> None:
+    corrupt = layout.corrupt(out)
+    if corrupt:
+        raise NoCheckpoint(
+            f"no checkpoint verifies: only {_some([path.name for path in corrupt])} left",
+            where=str(out / "checkpoints"),
+            fix="restore a checkpoint from a copy; or delete these folders to start from step 0",
+        )
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:3])
+    if len(names) > 3:
+        shown += f" and {len(names) - 3} more"
+    return f"{shown} {'is' if len(names) == 1 else 'are'}"

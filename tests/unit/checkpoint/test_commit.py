@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,8 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from minillm_core.checkpoint import commit, disk, newest, newest_or_refuse, retain, sweep, verify
-from minillm_core.errors import MinillmError, NoCheckpoint, NonFinite, Refusal
+from minillm_core.checkpoint import (
+    commit,
+    discard,
+    disk,
+    newest,
+    newest_or_refuse,
+    retain,
+    sweep,
+    verify,
+)
+from minillm_core.errors import Interrupted, MinillmError, NoCheckpoint, NonFinite, Refusal
 
 STATE = {
     "model.w": np.arange(12, dtype=np.float32).reshape(3, 4),
@@ -39,6 +49,9 @@ def die_at(monkeypatch: pytest.MonkeyPatch):
             def touch(path: Path, *rest) -> None:
                 touched.append(f"{name} {path.name}")
                 here = len(touched) == n + 1
+                if here and isinstance(error, Killed):
+                    # no handler of a process that was killed cleans up
+                    monkeypatch.setattr(shutil, "rmtree", lambda *args, **options: None)
                 if here and when == "before":
                     raise error
                 if here and when == "half" and name == "write":
@@ -164,7 +177,9 @@ def test_a_full_disk_leaves_nothing_behind_and_says_how_much_was_needed(
 ) -> None:
     commit(tmp_path, 1, STATE, {})
     die_at(n, "half", OSError(errno.ENOSPC, "No space left on device"))
-    with pytest.raises(MinillmError, match=r"step 2 could not be written.*\n.*MB") as error:
+    with pytest.raises(
+        MinillmError, match=r"(?s)step 2 .*not be written.* MB are needed, .* MB are free"
+    ) as error:
         commit(tmp_path, 2, STATE, {})
     assert error.value.exit_code == 1
     assert "No space left" in str(error.value)
@@ -173,11 +188,77 @@ def test_a_full_disk_leaves_nothing_behind_and_says_how_much_was_needed(
     assert not any(".tmp-" in name for name in left)
 
 
-def test_a_step_is_committed_once(tmp_path: Path) -> None:
+def test_a_step_that_is_there_is_replaced_and_not_merged(tmp_path: Path) -> None:
+    path = commit(tmp_path, 1, STATE, {"first": True})
+    (path / "stale").write_bytes(b"")
+    commit(tmp_path, 1, {"model.w": STATE["model.w"] + 1}, {"first": False})
+    found = newest_or_refuse(tmp_path)
+    assert found.scalars == {"first": False}
+    assert found.arrays().keys() == {"model.w"}
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+    assert not (path / "stale").exists()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("n", range(12))
+def test_a_kill_while_replacing_the_only_one_leaves_one(
+    tmp_path: Path, die_at, monkeypatch: pytest.MonkeyPatch, n: int, when: str
+) -> None:
     commit(tmp_path, 1, STATE, {"first": True})
+    die_at(n, when, Killed())
+    with suppress(Killed):
+        commit(tmp_path, 1, STATE, {"first": False})
+    monkeypatch.undo()
+    sweep(tmp_path)
+    assert newest_or_refuse(tmp_path).scalars["first"] in (True, False)
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 1
+
+
+def test_a_full_disk_while_replacing_leaves_the_old_one(tmp_path: Path, die_at) -> None:
+    commit(tmp_path, 1, STATE, {"first": True})
+    touched = die_at(7, "before", OSError(errno.ENOSPC, "No space left on device"))
     with pytest.raises(MinillmError):
         commit(tmp_path, 1, STATE, {"first": False})
+    assert [line.split()[0] for line in touched].count("rename") == 2
     assert newest_or_refuse(tmp_path).scalars == {"first": True}
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 1
+
+
+def test_an_abandoned_line_is_discarded(tmp_path: Path) -> None:
+    paths = {step: commit(tmp_path, step, STATE, {}) for step in (1, 5, 6, 100)}
+    assert discard(tmp_path, after=5) == [paths[100], paths[6]]
+    assert discard(tmp_path, after=5) == []
+    assert newest_or_refuse(tmp_path).step == 5
+
+
+@pytest.mark.parametrize("n", range(4))
+def test_a_kill_while_discarding_leaves_nothing_half(
+    tmp_path: Path, die_at, monkeypatch: pytest.MonkeyPatch, n: int
+) -> None:
+    for step in (1, 2, 3):
+        commit(tmp_path, step, STATE, {})
+    die_at(n, "after", Killed())
+    with suppress(Killed):
+        discard(tmp_path, after=1)
+    monkeypatch.undo()
+    sweep(tmp_path)
+    for path in (tmp_path / "checkpoints").iterdir():
+        assert not verify(path)
+    discard(tmp_path, after=1)
+    assert newest_or_refuse(tmp_path).step == 1
+
+
+@pytest.mark.parametrize("after", range(4))
+def test_a_save_that_is_given_up_leaves_nothing(tmp_path: Path, after: int) -> None:
+    asked: list[None] = []
+
+    def given_up() -> bool:
+        asked.append(None)
+        return len(asked) > after
+
+    with pytest.raises(Interrupted, match="step 1 was given up"):
+        commit(tmp_path, 1, STATE, {}, given_up=given_up)
+    assert not list((tmp_path / "checkpoints").iterdir())
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

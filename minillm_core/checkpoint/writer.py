@@ -1,0 +1,141 @@
+"""Saving in the background: training goes on while a snapshot becomes a checkpoint.
+
+One save at a time. Handing in the next one waits for it, so that a disk slower than the interval
+slows training down instead of filling the memory with snapshots.
+
+How it ends is a matter of what a checkpoint is worth:
+
+- leaving the block, by an error too, waits for the save under way: it is the run's last good state;
+- a KeyboardInterrupt while waiting loses nothing: what is under way goes on and is told later;
+- leaving the block *by* a KeyboardInterrupt, which is how a second signal arrives, means now. The
+  save gives up at the next file, removes what it wrote, and the one before it is the newest. Python
+  waits for the thread when it exits, so that takes as long as the file at hand. A daemon thread
+  would be cut off inside the framework's or the disk's code, which may abort the process with
+  another exit code than the one promised; and nothing can hurry an fsync.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent import futures
+from dataclasses import dataclass
+from pathlib import Path
+from traceback import clear_frames
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from minillm_core.checkpoint.commit import commit, retain
+
+__all__ = ["Result", "Writer"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of one save."""
+
+    step: int
+    path: Path | None  # of the checkpoint; None: it was not written
+    seconds: float  # from the snapshot to the end of the clean-up, in the background
+    error: BaseException | None = None  # with a path: older checkpoints could not be removed
+
+
+class Writer:
+    """Writes checkpoints in a thread of its own.
+
+    Args:
+        out: the run's folder.
+        keep: how many checkpoints that verify to keep.
+    """
+
+    def __init__(self, out: Path, *, keep: int) -> None:
+        self.out, self.keep = out, keep
+        self._pool = futures.ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._saving: futures.Future[Result] | None = None
+        self._results: list[Result] = []
+        self._given_up = threading.Event()
+
+    def submit(
+        self,
+        step: int,
+        snapshot: Callable[[], Mapping[str, np.ndarray]],
+        scalars: Mapping[str, Any],
+    ) -> None:
+        """Save in the background; waits for an earlier save, and not for this one.
+
+        Args:
+            step: how many optimizer steps the state has seen.
+            snapshot: brings the arrays to the host; called once, in the thread.
+            scalars: whatever JSON can hold, as it is now: later changes are not saved.
+
+        Raises:
+            ValueError: JSON cannot hold the scalars.
+        """
+        frozen = json.dumps(dict(scalars), allow_nan=False)
+        self._collect(wait=True)
+        self._saving = self._pool.submit(self._save, step, snapshot, frozen)
+
+    def finished(self) -> list[Result]:
+        """The saves that ended since this was last asked; does not wait."""
+        self._collect(wait=False)
+        results, self._results = self._results, []
+        return results
+
+    def wait(self) -> list[Result]:
+        """Like :meth:`finished`, once nothing is under way."""
+        self._collect(wait=True)
+        return self.finished()
+
+    def close(self, *, now: bool = False) -> None:
+        """Take no more; wait for the save under way, or make it give up. Its result can be asked.
+
+        Args:
+            now: do not wait, and leave the save to its own clean-up.
+        """
+        if now:
+            self._given_up.set()
+        self._pool.shutdown(wait=not now)
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close(now=isinstance(error, KeyboardInterrupt))
+
+    def _collect(self, *, wait: bool) -> None:
+        if self._saving and (wait or self._saving.done()):
+            # in this order, a KeyboardInterrupt in between can tell a result twice, not lose it
+            self._results.append(self._saving.result())
+            self._saving = None
+
+    def _save(
+        self, step: int, snapshot: Callable[[], Mapping[str, np.ndarray]], frozen: str
+    ) -> Result:
+        began = time.perf_counter()
+        path = error = None
+        try:
+            path = commit(
+                self.out, step, snapshot(), json.loads(frozen), given_up=self._given_up.is_set
+            )
+            retain(self.out, self.keep)
+        except BaseException as raised:  # of a plugin's state, of a library: never lost
+            error = raised
+            _release(error)
+        return Result(step, path, time.perf_counter() - began, error)
+
+
+def _release(error: BaseException | None) -> None:
+    """Let go of the arrays that the frames of a failed save hold for as long as its error lives."""
+    while error:
+        # of the frames below this one: they have returned
+        clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,130 @@
+"""Which checkpoint a run goes on from, and what becomes of those that do not verify."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minillm_core.checkpoint import (
+    commit,
+    disk,
+    newest,
+    newest_and_set_aside,
+    newest_or_refuse,
+    sweep,
+    verify,
+)
+from minillm_core.errors import MinillmError, NoCheckpoint, Refusal
+
+STATE = {"model.w": np.arange(6, dtype=np.float32)}
+
+
+def spoil(path: Path) -> None:
+    (path / "state.json").write_bytes(b"[]")
+
+
+def names(out: Path) -> list[str]:
+    return sorted(path.name for path in (out / "checkpoints").iterdir())
+
+
+def test_none_was_ever_written(tmp_path: Path) -> None:
+    assert newest_and_set_aside(tmp_path, pytest.fail) is None
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "step-00000001.tmp-0a").mkdir()
+    (tmp_path / "checkpoints" / "notes.corrupt").mkdir()
+    assert newest_and_set_aside(tmp_path, pytest.fail) is None
+    with pytest.raises(Refusal, match="the run has no checkpoint"):
+        newest_or_refuse(tmp_path)
+
+
+@settings(max_examples=25, deadline=None)
+@given(good=st.lists(st.booleans(), max_size=5))
+def test_the_newest_good_one_is_taken_and_bad_newer_ones_go_aside(
+    tmp_path_factory: pytest.TempPathFactory, good: list[bool]
+) -> None:
+    out = tmp_path_factory.mktemp("out")
+    for step, is_good in enumerate(good, 1):
+        path = commit(out, step, STATE, {"step": step})
+        if not is_good:
+            spoil(path)
+    told: list[str] = []
+    last = max((step for step, is_good in enumerate(good, 1) if is_good), default=0)
+    newer = range(len(good), last, -1)
+    for _ in range(2):  # now, and at every later try
+        if last:
+            found = newest_and_set_aside(out, told.append)
+            assert found is not None
+            assert (found.step, found.scalars) == (last, {"step": last})
+            assert newest_or_refuse(out).step == last
+        elif good:
+            with pytest.raises(NoCheckpoint, match="only step-") as error:
+                newest_and_set_aside(out, told.append)
+            assert error.value.exit_code == 4
+            with pytest.raises(NoCheckpoint, match="only step-"):
+                newest_or_refuse(out)
+        else:
+            assert newest_and_set_aside(out, told.append) is None
+    assert len(told) == len(newer)  # said once
+    for line, step in zip(told, newer, strict=True):
+        assert f"step-{step:08d} does not verify and is now step-{step:08d}.corrupt: " in line
+        assert "state.json: " in line
+        assert (out / "checkpoints" / f"step-{step:08d}.corrupt").is_dir()
+    if good:  # older bad ones were not looked at
+        assert len(names(out)) == len(good)
+
+
+def test_one_step_can_be_corrupt_more_than_once(tmp_path: Path) -> None:
+    commit(tmp_path, 1, STATE, {})
+    for _ in range(3):
+        spoil(commit(tmp_path, 12, STATE, {}))
+        found = newest_and_set_aside(tmp_path, lambda line: None)
+        assert found
+        assert found.step == 1
+    corrupt = ["step-00000012.corrupt", "step-00000012.corrupt-2", "step-00000012.corrupt-3"]
+    assert names(tmp_path) == ["step-00000001", *corrupt]
+    assert sweep(tmp_path) == []
+
+
+def test_a_person_who_deletes_them_may_start_afresh(tmp_path: Path) -> None:
+    spoil(commit(tmp_path, 1, STATE, {}))
+    with pytest.raises(NoCheckpoint, match=r"(?s)only step-00000001\.corrupt is left.*delete"):
+        newest_and_set_aside(tmp_path, lambda line: None)
+    (corrupt,) = (tmp_path / "checkpoints").iterdir()
+    disk.rename(corrupt, tmp_path / "elsewhere")
+    assert newest_and_set_aside(tmp_path, pytest.fail) is None
+
+
+def test_many_corrupt_ones_make_no_long_message(tmp_path: Path) -> None:
+    for step in range(1, 9):
+        spoil(commit(tmp_path, step, STATE, {}))
+    with pytest.raises(NoCheckpoint, match="and 5 more are left") as error:
+        newest_and_set_aside(tmp_path, lambda line: None)
+    assert len(str(error.value).splitlines()) <= 12
+
+
+def test_what_cannot_be_renamed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil(commit(tmp_path, 1, STATE, {}))
+
+    def refuse(*_args) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(disk, "rename", refuse)
+    with pytest.raises(MinillmError, match="cannot be renamed: Permission denied"):
+        newest_and_set_aside(tmp_path, lambda line: None)
+
+
+def test_a_reader_renames_nothing(tmp_path: Path) -> None:
+    commit(tmp_path, 1, STATE, {})
+    spoil(commit(tmp_path, 2, STATE, {}))
+    before = names(tmp_path)
+    told: list[str] = []
+    assert newest_or_refuse(tmp_path, told.append).step == 1
+    found = newest(tmp_path)
+    assert found
+    assert not verify(found.path)
+    assert names(tmp_path) == before
+    assert len(told) == 1
