@@ -52,8 +52,16 @@ class Binding:
     peak_flops: float | None = None  # dense FLOP/s of the compute dtype, where known
 
 
-Snapshot = Callable[[], dict[str, np.ndarray]]
-"""State at one moment: brings it to the host when called, in any thread, while training goes on."""
+@dataclass(frozen=True)
+class Snapshot:
+    """State at one moment. Call it once, in any thread, while training goes on."""
+
+    bring: Callable[[], dict[str, np.ndarray]]  # waits until everything is on the host
+    note: str | None = None  # what a user should be told of how it was taken
+
+    def __call__(self) -> dict[str, np.ndarray]:
+        """The arrays, on the host."""
+        return self.bring()
 
 
 @dataclass(frozen=True)
@@ -63,7 +71,7 @@ class StepResult:
     loss: float  # main target, nats per supervised token, before the update
     grad_norm: float  # global, before clipping
     terms: Mapping[str, float] = field(default_factory=dict)  # loss terms and further targets
-    skipped: bool = False  # the loss or a gradient was not finite: nothing was updated
+    skipped: bool = False  # something was not finite: nothing was updated
     overflow: bool = False  # ... because float16's range did not suffice: the loss scale was halved
 
 
@@ -123,7 +131,8 @@ class Trainer(Model):
     ) -> Any:
         """Queue one optimizer step and return a handle for :meth:`read`; never waits.
 
-        An update whose loss or gradients are not finite is not made; the device finds that out.
+        A step whose loss, a term of it, or whose gradients' norm is not finite changes nothing but
+        float16's loss scale and the random numbers drawn; the device finds that out.
 
         Args:
             micro: the step's micro-batches.
@@ -141,11 +150,15 @@ class Trainer(Model):
 
     @abstractmethod
     def snapshot(self) -> Snapshot:
-        """Everything to save as it is after the steps queued so far; does not wait for them.
+        """Everything to save as it is after the steps queued so far.
+
+        Does not wait for them, where the framework and the device's memory allow it; else the note
+        says so.
 
         By name: ``model.<parameter>`` in float32 (the master weights),
-        ``optimizer.<stage>.<entry>.<parameter>``, ``state.<name>``, ``scaler.<name>``,
-        ``random.<generator>``.
+        ``optimizer.<stage>.<entry>.<parameter>``, ``optimizer.updates``, ``state.<name>``,
+        ``scaler.<name>``, all float32; of the framework's own generators ``random.torch.cpu`` and
+        ``random.torch.cuda`` (uint8), ``random.mlx`` (uint32).
         """
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -154,7 +167,7 @@ class Trainer(Model):
 
     @abstractmethod
     def resume(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """The inverse of :meth:`arrays`. ``random.*`` of another framework are left alone.
+        """The inverse of :meth:`arrays`; generators that are not there go on as they are.
 
         Raises:
             KeyError: anything else that :meth:`arrays` would give is missing.
@@ -195,6 +208,9 @@ class Backend(ABC):
     @abstractmethod
     def trainer(self, plan: Plan, seed: int, *, max_positions: int | None = None) -> Trainer:
         """Materialise the plan's model with its seeded initial values, ready to step.
+
+        Seeds the framework's own generators too, for modules of plugins that draw from them; on
+        MLX these belong to a thread: the one that made a trainer has to step it.
 
         Args:
             max_positions: longest row that will ever be fed; default: the plan's seq_len.

@@ -32,7 +32,10 @@ def plan(request: pytest.FixtureRequest, lab: Any) -> Any:
 
 
 def test_initial_weights_are_bit_equal(lab: Any, plan: Any) -> None:
-    ours, theirs = (lab.trainer(plan, name, seed=3).arrays() for name in ("torch", "mlx"))
+    ours, theirs = (
+        {n: v for n, v in lab.trainer(plan, name, seed=3).arrays().items() if "random." not in n}
+        for name in ("torch", "mlx")
+    )
     assert list(ours) == list(theirs)
     for name, value in ours.items():
         assert value.dtype == theirs[name].dtype

@@ -31,7 +31,7 @@ def perturbed(run: Any) -> Any:
         for name, value in run.arrays().items()
         if name.startswith("model.")
     }
-    run.resume(moved)
+    run.load(moved)
     return run
 
 

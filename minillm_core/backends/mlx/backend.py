@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 
 from minillm_core.backends.base import Backend, Binding
+from minillm_core.backends.mlx import random
 from minillm_core.backends.mlx.candidates import CANDIDATES
 from minillm_core.backends.mlx.inference import MLXModel
 from minillm_core.backends.mlx.module import MLXFramework
@@ -85,6 +86,7 @@ class MLXBackend(Backend):
 
     def trainer(self, plan: Plan, seed: int, *, max_positions: int | None = None) -> MLXTrainer:
         """The plan's model, filled, with its optimizer."""
+        random.seed(seed)
         model, framework = self._materialise(plan, seed, max_positions)
         return MLXTrainer(plan, self.binding, model, framework, join=self.join)
 

@@ -7,19 +7,31 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from mlx.utils import tree_map
 
 from minillm_core.optim.groups import Group
 
-__all__ = ["arrays", "masters", "state", "states"]
+__all__ = ["arrays", "copies", "masters", "state", "states"]
 
 PREFIXES = {"states": "state", "scaler": "scaler"}
 """Part of the state -> what its entries' names begin with."""
 
 
+def copies(tree: Any) -> Any:
+    """A tree of arrays, each copied and queued: another thread may wait for these and read them.
+
+    It may not for those that training goes on with. To wait for an array changes it, in every
+    thread that has it; and on CUDA the host's reading moves the memory.
+    """
+    made = tree_map(lambda array: mx.where(True, array, array), tree)
+    mx.async_eval(made)
+    return made
+
+
 def arrays(
     held: Mapping[str, mx.array], state: Mapping[str, Any], groups: Mapping[str, Group]
 ) -> dict[str, np.ndarray]:
-    """Every master and every entry of the state, by name."""
+    """Every master and every entry of the state, by name; waits for them."""
     named = {f"model.{name}": np.array(master) for name, master in held.items()}
     named["optimizer.updates"] = np.array(state["updates"])
     for key, anchors in state["optimizer"].items():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from minillm_core.backends.figures import SMALLEST_SCALE
+
 __all__ = ["judge", "start"]
 
 START, LARGEST = 2.0**16, 2.0**24
@@ -15,14 +17,13 @@ def start() -> dict[str, mx.array]:
     return {"scale": mx.array(START), "good": mx.array(0.0), "skipped": mx.array(0.0)}
 
 
-def judge(state: dict[str, mx.array], norm: mx.array) -> tuple[mx.array, dict[str, mx.array]]:
-    """1.0 where the norm is not finite, and the state for the next step."""
-    found = 1.0 - mx.isfinite(norm).astype(mx.float32)
+def judge(state: dict[str, mx.array], found: mx.array) -> dict[str, mx.array]:
+    """The state for the next step; ``found``: 0-d float32, 1 where this one is skipped."""
     good = (state["good"] + 1) * (1 - found)
     grow = (good >= INTERVAL).astype(mx.float32)
     factor = mx.where(found > 0, BACKOFF, 1 + grow * (GROWTH - 1))
-    return found, {
-        "scale": mx.clip(state["scale"] * factor, 1.0, LARGEST),
+    return {
+        "scale": mx.clip(state["scale"] * factor, SMALLEST_SCALE, LARGEST),
         "good": good * (1 - grow),
         "skipped": state["skipped"] + found,
     }

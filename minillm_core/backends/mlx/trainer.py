@@ -6,14 +6,15 @@ and one updates.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from minillm_core.backends.base import Batch, Binding, Snapshot, StepResult, Trainer
-from minillm_core.backends.mlx import saving, scaler
+from minillm_core.backends.figures import TERM, step_result
+from minillm_core.backends.mlx import random, saving, scaler
 from minillm_core.backends.mlx.inference import MLXModel
 from minillm_core.backends.mlx.module import MLXFramework
 from minillm_core.optim.update import clip_factor, global_norm, initial_state, update
@@ -52,21 +53,32 @@ class MLXTrainer(MLXModel, Trainer):
         self.traces = 0
         mx.eval(self.masters, self.state)
 
-    def step(self, micro: Sequence[Batch], values: Mapping[str, float], supervised: int) -> Figures:
+    def step(
+        self,
+        micro: Sequence[Batch],
+        values: Mapping[str, float],
+        supervised: int,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> Figures | None:
         """One optimizer step, queued."""
         staged = {name: int(values[name]) for name in self.staged}
         given = {n: mx.array(float(v)) for n, v in values.items() if n not in staged}
         given["normaliser"] = mx.array(1.0 / supervised)
         batches = [self.moved(host) for host in micro]
         if self.binding.compile and self.staged and not self.graphs:
-            self._warm_up(batches, given)
+            with random.kept():
+                self._warm_up(batches, given)
         if len(batches) == 1:
             whole = self._graph("whole", staged)
             stepped = whole(self.masters, self.state, batches[0], given)
         else:
-            stepped = self._accumulated(batches, given, staged)
+            drawn = random.key()
+            stepped = self._accumulated(batches, given, staged, cancelled)
+            if stepped is None:
+                random.restore(drawn)
+                return None
         self.masters, self.state, figures = stepped
-        mx.async_eval(self.masters, self.state, figures)
+        mx.async_eval(self.masters, self.state, figures, random.key())
         return figures
 
     def _warm_up(self, batches: Sequence[Arrays], given: Arrays) -> None:
@@ -79,13 +91,19 @@ class MLXTrainer(MLXModel, Trainer):
                 mx.eval(self._accumulated(batches[:2], given, stage))
 
     def _accumulated(
-        self, batches: Sequence[Arrays], given: Arrays, staged: Mapping[str, int]
-    ) -> tuple[Arrays, dict[str, Any], Figures]:
+        self,
+        batches: Sequence[Arrays],
+        given: Arrays,
+        staged: Mapping[str, int],
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> tuple[Arrays, dict[str, Any], Figures] | None:
         copies = self.weights.copies(self.masters)  # once a step, for all micro-batches
         adds, sums = self._graph("adds", staged), None
         for batch in batches:
             if sums is None:
                 sums = self._graph("first", staged)(copies, self.state, batch, given)
+            elif cancelled():
+                return None
             else:
                 sums = adds(copies, self.state, batch, given, sums)
             mx.async_eval(sums)  # a graph that spans micro-batches would hold all activations
@@ -109,7 +127,10 @@ class MLXTrainer(MLXModel, Trainer):
                 self.traces += 1
                 return part(staged, *arguments)
 
-            self.graphs[key] = mx.compile(traced) if self.binding.compile else traced
+            drawn = mx.random.state
+            self.graphs[key] = (
+                mx.compile(traced, inputs=drawn, outputs=drawn) if self.binding.compile else traced
+            )
         return self.graphs[key]
 
     def _whole(
@@ -145,12 +166,12 @@ class MLXTrainer(MLXModel, Trainer):
             loss = self.model(batch, values)
             return loss.objective, loss.sums, loss.count, loss.terms, loss.statistics
 
-        (_, sums, count, terms, statistics), grads = mx.value_and_grad(objective)(copies)
-        figures = {"loss": sums[0] * normaliser}
+        (total, sums, count, terms, statistics), grads = mx.value_and_grad(objective)(copies)
+        figures = {"loss": sums[0] * normaliser, "objective": total}
         for index, target in enumerate(self.plan.spec.loss.targets):
-            figures[target.key] = sums[index + 1] * normaliser
+            figures[TERM + target.key] = sums[index + 1] * normaliser
         for key, value in terms.items():
-            figures[key] = value * count * normaliser
+            figures[TERM + key] = value * count * normaliser
         grads = {key: grad.astype(mx.float32) for key, grad in grads.items()}
         return {"grads": grads, "figures": figures, "statistics": statistics}
 
@@ -188,6 +209,8 @@ class MLXTrainer(MLXModel, Trainer):
         norm = norm if unscale is None else norm * unscale
         factor = clip_factor(ops, norm, self.plan.config.train.clip)
         factor = factor if unscale is None else factor * unscale
+        figures = {"grad_norm": norm, **sums["figures"]}
+        found = 1.0 - mx.isfinite(mx.stack(list(figures.values()))).all().astype(mx.float32)
         updates = state["updates"] + 1
         new_masters, new_optimizer = update(
             ops,
@@ -200,38 +223,48 @@ class MLXTrainer(MLXModel, Trainer):
             given,
             self.framework.witness,
         )
-        new_scaler = {}
-        if state["scaler"]:
-            found, new_scaler = scaler.judge(state["scaler"], norm)
-            new_masters = _unless(found, masters, new_masters)
-            new_optimizer = _unless(found, state["optimizer"], new_optimizer)
-            updates = updates - found
         new_state = {
             "optimizer": new_optimizer,
             "states": self.statistics.next(state["states"], sums["statistics"], mean),
-            "scaler": new_scaler,
             "updates": updates,
         }
-        new_masters, new_state = _ordered(masters, new_masters), _ordered(state, new_state)
-        figures = {"grad_norm": norm, **sums["figures"]}
-        return new_masters, new_state, figures
+        new_masters = _unless(found, masters, new_masters)
+        new_state = _unless(found, {key: state[key] for key in new_state}, new_state)
+        new_state["scaler"] = {}
+        if state["scaler"]:
+            figures["scale"] = state["scaler"]["scale"]
+            new_state["scaler"] = scaler.judge(state["scaler"], found)
+        return new_masters, _ordered(state, new_state), {**figures, "skipped": found}
 
     def read(self, handle: Figures) -> StepResult:
         """Wait for a step's figures."""
         mx.eval(handle)
         figures: dict[str, Any] = {name: value.item() for name, value in handle.items()}
-        return StepResult(figures.pop("loss"), figures.pop("grad_norm"), figures)
+        return step_result(figures)
+
+    def evaluate(self, batches: Iterable[Batch]) -> tuple[float, int]:
+        """Nats and predictions of the main target; training does not notice."""
+        with random.kept():
+            return super().evaluate(batches)
+
+    def last_logits(self, batch: Batch, scope_of: Callable[..., Any]) -> np.ndarray:
+        """float32 (V,) after the last column of one row; training does not notice."""
+        with random.kept():
+            return super().last_logits(batch, scope_of)
 
     def snapshot(self) -> Snapshot:
         """Everything to save."""
-        named = saving.arrays(self.masters, self.state, self.groups)
-        return lambda: named
+        masters, state, key = saving.copies((self.masters, self.state, random.key()))
+        return Snapshot(
+            lambda: saving.arrays(masters, state, self.groups) | {random.NAME: np.array(key)}
+        )
 
     def resume(self, arrays: Mapping[str, np.ndarray]) -> None:
         """The inverse of :meth:`arrays`."""
         self.masters = saving.masters(arrays, self.masters)
         self.state = saving.state(arrays, self.state, self.groups)
         mx.eval(self.masters, self.state)
+        random.load(arrays)
 
     def witnesses(self) -> Mapping[str, int]:
         """What took part so far."""
@@ -247,9 +280,9 @@ class MLXTrainer(MLXModel, Trainer):
 
 
 def _unless(found: mx.array, old: Any, new: Any) -> Any:
-    """The old tree where ``found``, else the new one."""
-    if isinstance(new, dict):
-        return {key: _unless(found, old[key], value) for key, value in new.items()}
+    """The old tree where ``found``, else the new one; keys as in the old one."""
+    if isinstance(old, dict):
+        return {key: _unless(found, value, new[key]) for key, value in old.items()}
     return mx.where(found > 0, old, new)
 
 

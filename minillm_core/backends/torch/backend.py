@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from minillm_core.backends.base import Backend, Binding
+from minillm_core.backends.torch import random
 from minillm_core.backends.torch.candidates import CANDIDATES
 from minillm_core.backends.torch.inference import TorchModel
 from minillm_core.backends.torch.module import TorchFramework
@@ -79,6 +80,7 @@ class TorchBackend(Backend):
 
     def trainer(self, plan: Plan, seed: int, *, max_positions: int | None = None) -> TorchTrainer:
         """The plan's model, filled, with its optimizer."""
+        random.seed(seed)
         model, framework = self._materialise(plan, seed, max_positions)
         return TorchTrainer(
             plan,

@@ -31,11 +31,10 @@ def _to(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 class Later:
-    """Figures on their way to the host."""
+    """Figures, float32 (names,), on their way to the host."""
 
-    def __init__(self, names: Sequence[str], figures: Sequence[Tensor]) -> None:
+    def __init__(self, names: Sequence[str], packed: Tensor) -> None:
         self.names = tuple(names)
-        packed = torch.stack([figure.detach().float() for figure in figures])
         self.event = None
         if packed.is_cuda:
             self.host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from minillm_core.backends.torch import foreach
+from minillm_core.backends.torch.guard import overwrite
 from minillm_core.backends.torch.module import TorchFramework
 from minillm_core.backends.torch.weights import Weights
 from minillm_core.optim.groups import Group
@@ -62,43 +63,43 @@ class Optimizer:
             self.run_stages = compiler(self._stages, fullgraph=True, dynamic=False)
 
     @torch.no_grad()
+    def norm(self, grads: Mapping[str, Tensor]) -> Tensor:
+        """0-d float32: the norm of all gradients together."""
+        return torch.linalg.vector_norm(torch.stack(foreach.norm(list(grads.values()))))
+
+    @torch.no_grad()
     def step(
         self,
         grads: Mapping[str, Tensor],
         values: Mapping[str, Tensor],
+        norm: Tensor,
         unscale: Tensor | None,
-        skip: Callable[[Tensor], Tensor] | None,
-    ) -> Tensor:
+        found: Tensor,
+    ) -> None:
         """Update masters, state and compute copies; never waits.
 
         Args:
             grads: name -> float32 gradient of the mean loss, times the loss scale.
             values: schedule value -> 0-d float32 on the device.
+            norm: 0-d, the gradients' norm, unscaled.
             unscale: 0-d, 1 / loss scale; None: 1.
-            skip: norm -> 0-d float32, 1 where this update must not happen (float16).
-
-        Returns:
-            0-d float32: the gradients' norm, unscaled and before clipping.
+            found: 0-d float32, 1 where this update must not happen: all stays as it is.
         """
-        norm = torch.linalg.vector_norm(torch.stack(foreach.norm(list(grads.values()))))
-        norm = norm if unscale is None else norm * unscale
         factor = clip_factor(self.framework.ops, norm, self.clip)
         factor = factor if unscale is None else factor * unscale
-        found = None if skip is None else skip(norm)
         if self.fused:  # first: its kernel counts by itself
             self._fused(grads, factor, values, found)
-        self.updates.add_(1.0 if found is None else 1.0 - found)
+        self.updates.add_(1.0 - found)
         if self.staged:
             self.run_stages(grads, factor, values, found)
         self.weights.refresh()
-        return norm
 
     def _stages(
         self,
         grads: Mapping[str, Tensor],
         factor: Tensor,
         values: Mapping[str, Tensor],
-        found: Tensor | None,
+        found: Tensor,
     ) -> None:
         masters, witness = self.weights.masters, self.framework.witness
         params, state = update(
@@ -112,19 +113,20 @@ class Optimizer:
             values,
             witness,
         )
+        skip = found > 0
         for name, new in params.items():
-            _write(masters[name], new, found)
+            overwrite(masters[name], new, skip)
         for key, anchors in state.items():
             for anchor, entries in anchors.items():
                 for entry, new in entries.items():
-                    _write(self.state[key][anchor][entry], new, found)
+                    overwrite(self.state[key][anchor][entry], new, skip)
 
     def _fused(
         self,
         grads: Mapping[str, Tensor],
         factor: Tensor,
         values: Mapping[str, Tensor],
-        found: Tensor | None,
+        found: Tensor,
     ) -> None:
         """torch's kernel over all groups with the same constants at once."""
         inverse = 1.0 / factor  # the kernel divides gradients by its scale
@@ -182,7 +184,3 @@ def _alike(fused: Mapping[str, Group]) -> dict[tuple[Any, ...], list[str]]:
         )
         found.setdefault(constants, []).append(key)
     return found
-
-
-def _write(old: Tensor, new: Tensor, found: Tensor | None) -> None:
-    old.copy_(new if found is None else torch.where(found > 0, old, new))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from minillm_core.backends.figures import SMALLEST_SCALE
+
 __all__ = ["LossScaler"]
 
 START, LARGEST = 2.0**16, 2.0**24
@@ -20,16 +22,14 @@ class LossScaler:
         self.skipped = torch.zeros((), device=device)
 
     @torch.no_grad()
-    def judge(self, norm: Tensor) -> Tensor:
-        """0-d float32: 1 where the norm is not finite; moves the scale for the next step."""
-        found = (~torch.isfinite(norm)).float()
+    def judge(self, found: Tensor) -> None:
+        """Move the scale for the next step; ``found``: 0-d float32, 1 where this one is skipped."""
         good = (self.good + 1) * (1 - found)
         grow = (good >= INTERVAL).float()
         scale = self.scale * torch.where(found > 0, BACKOFF, 1 + grow * (GROWTH - 1))
-        self.scale.copy_(scale.clamp(1.0, LARGEST))
+        self.scale.copy_(scale.clamp(SMALLEST_SCALE, LARGEST))
         self.good.copy_(good * (1 - grow))
         self.skipped.add_(found)
-        return found
 
     def arrays(self) -> dict[str, Tensor]:
         """What a resumed run needs."""

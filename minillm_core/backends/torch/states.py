@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from minillm_core.backends.torch.guard import overwrite
 from minillm_core.nn.module import declared, named_modules
 from minillm_core.nn.param import State
 
@@ -41,12 +42,18 @@ class Statistics:
                 self.held[name] = self.held[name] + value
 
     @torch.no_grad()
-    def write(self, micro_batches: int) -> None:
-        """Give every module its statistics, and write the State that it returns."""
+    def write(self, micro_batches: int, found: Tensor) -> None:
+        """Give every module its statistics, and write the State that it returns.
+
+        Args:
+            micro_batches: of the step.
+            found: 0-d float32, 1 where the step is skipped: State stays as it is.
+        """
+        skip = found > 0
         for path, module in self.writers.items():
             given = {}
             for name, kind in module.statistics.items():
                 value = self.held[f"{path}.{name}"]
                 given[name] = value / micro_batches if kind == "mean" else value
             for attribute, value in module.next_state(**given).items():
-                getattr(module, attribute).copy_(value)
+                overwrite(getattr(module, attribute), value, skip)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,12 +10,16 @@ import torch
 from torch import Tensor
 
 from minillm_core.backends.base import Batch, Binding, Snapshot, StepResult, Trainer
+from minillm_core.backends.figures import TERM, step_result
 from minillm_core.backends.torch import foreach
 from minillm_core.backends.torch.feed import Later, numbers_to
+from minillm_core.backends.torch.guard import unsound
 from minillm_core.backends.torch.inference import TorchModel
 from minillm_core.backends.torch.module import TorchFramework
 from minillm_core.backends.torch.optimizer import Optimizer
+from minillm_core.backends.torch.random import Generators
 from minillm_core.backends.torch.scaler import LossScaler
+from minillm_core.backends.torch.snapshot import Snapshots
 from minillm_core.errors import OutOfMemory
 from minillm_core.plan import Plan
 from minillm_core.plan.stages import stages_of
@@ -59,19 +63,32 @@ class TorchTrainer(TorchModel, Trainer):
         self.scaler = LossScaler(self.device) if binding.dtype == "float16" else None
         self.graphs: dict[tuple[float, ...], Any] = {}  # one a combination of staged values
         self.gradients: list[Tensor] | None = None
+        self.random, self.snapshots = Generators(self.device), Snapshots(self.device)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
 
-    def step(self, micro: Sequence[Batch], values: Mapping[str, float], supervised: int) -> Later:
+    def step(
+        self,
+        micro: Sequence[Batch],
+        values: Mapping[str, float],
+        supervised: int,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> Later | None:
         """One optimizer step, queued."""
         try:
-            return self._step(micro, values, supervised)
+            return self._step(micro, values, supervised, cancelled)
         except torch.OutOfMemoryError as error:
             raise OutOfMemory(
                 f"the device's memory did not suffice (peak {self.peak_bytes()} bytes)"
             ) from error
 
-    def _step(self, micro: Sequence[Batch], values: Mapping[str, float], supervised: int) -> Later:
+    def _step(
+        self,
+        micro: Sequence[Batch],
+        values: Mapping[str, float],
+        supervised: int,
+        cancelled: Callable[[], bool],
+    ) -> Later | None:
         staged = {name: int(values[name]) for name in self.staged}
         dynamic = {name: float(v) for name, v in values.items() if name not in staged}
         given: dict[str, Any] = dict(
@@ -80,30 +97,47 @@ class TorchTrainer(TorchModel, Trainer):
         inverse = given["normaliser"]
         if self.scaler is not None:
             given["normaliser"] = inverse * self.scaler.scale
+        drawn = self.random.states() if len(micro) > 1 else {}
         if self.binding.compile and self.staged and not self.graphs:
-            self._warm_up(self.moved(micro[0]), given)
+            with self.random.kept():
+                self._warm_up(self.moved(micro[0]), given)
         graph = self._graph(staged)
         figures: dict[str, Tensor] = {}
         for index, host in enumerate(micro):
+            if index and cancelled():
+                self.random.restore(drawn)
+                return None
             batch = self.moved(host)
             loss = graph(batch, given)
             self._accumulate(loss.objective, first=index == 0, only=len(micro) == 1)
             share = loss.count * inverse
             _add(figures, "loss", loss.sums[0].detach() * inverse)
+            _add(figures, "objective", loss.objective.detach())
             for target, total in zip(self.plan.spec.loss.targets, loss.sums[1:], strict=True):
-                _add(figures, target.key, total.detach() * inverse)
+                _add(figures, TERM + target.key, total.detach() * inverse)
             for key, value in loss.terms.items():
-                _add(figures, key, value * share)
+                _add(figures, TERM + key, value * share)
             self.statistics.add(loss.statistics, first=index == 0)
+        return self._update(figures, given, len(micro))
+
+    def _update(
+        self, figures: dict[str, Tensor], given: dict[str, Tensor], micro_batches: int
+    ) -> Later:
+        """Everything that a step changes, unless a figure or the gradients' norm is not finite."""
         grads = self._named_gradients()
-        norm = self.optimizer.step(
-            grads,
-            given,
-            None if self.scaler is None else 1.0 / self.scaler.scale,
-            None if self.scaler is None else self.scaler.judge,
-        )
-        self.statistics.write(len(micro))
-        return Later(["grad_norm", *figures], [norm, *figures.values()])
+        norm, unscale = self.optimizer.norm(grads), None
+        if self.scaler is not None:
+            figures["scale"] = self.scaler.scale
+            unscale = 1.0 / self.scaler.scale
+            norm = norm * unscale
+        figures["grad_norm"] = norm
+        packed = torch.stack([figure.float() for figure in figures.values()])
+        found = unsound(packed)
+        if self.scaler is not None:
+            self.scaler.judge(found)
+        self.optimizer.step(grads, given, norm, unscale, found)
+        self.statistics.write(micro_batches, found)
+        return Later([*figures, "skipped"], torch.cat([packed, found.reshape(1)]))
 
     def _warm_up(self, batch: dict[str, Tensor], given: dict[str, Tensor]) -> None:
         """Compile every stage's step, forward and backward, and keep nothing of what it gives."""
@@ -153,13 +187,22 @@ class TorchTrainer(TorchModel, Trainer):
 
     def read(self, handle: Later) -> StepResult:
         """Wait for a step's figures."""
-        figures = handle.read()
-        return StepResult(figures.pop("loss"), figures.pop("grad_norm"), figures)
+        return step_result(handle.read())
+
+    def evaluate(self, batches: Iterable[Batch]) -> tuple[float, int]:
+        """Nats and predictions of the main target; training does not notice."""
+        with self.random.kept():
+            return super().evaluate(batches)
+
+    def last_logits(self, batch: Batch, scope_of: Callable[..., Any]) -> np.ndarray:
+        """float32 (V,) after the last column of one row; training does not notice."""
+        with self.random.kept():
+            return super().last_logits(batch, scope_of)
 
     def snapshot(self) -> Snapshot:
         """Everything to save."""
-        copies = {name: t.detach().cpu().numpy().copy() for name, t in self._everything().items()}
-        return lambda: copies
+        drawn = {f"random.{name}": state for name, state in self.random.states().items()}
+        return self.snapshots.take(self._everything() | drawn)
 
     def _everything(self) -> dict[str, Tensor]:
         tensors = self.held()
@@ -171,6 +214,7 @@ class TorchTrainer(TorchModel, Trainer):
     def resume(self, arrays: Mapping[str, np.ndarray]) -> None:
         """The inverse of :meth:`arrays`."""
         self.fill(self._everything(), arrays)
+        self.random.load(arrays)
 
     def witnesses(self) -> Mapping[str, int]:
         """What took part so far."""
