@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -15,6 +15,7 @@ from minillm_core.nn.norm import EPSILON
 
 __all__ = ["model_of"]
 
+Size = Annotated[int, Field(ge=1, lt=2**31)]
 ROPE_BASE = 10_000.0  # where neither of its places says another one
 
 
@@ -26,13 +27,13 @@ class Document(BaseModel):
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
-    num_hidden_layers: int
-    hidden_size: int
-    num_attention_heads: int = Field(ge=1)
-    num_key_value_heads: int | None = None
-    intermediate_size: int
-    vocab_size: int
-    head_dim: int | None = None
+    num_hidden_layers: Size
+    hidden_size: Size
+    num_attention_heads: Size
+    num_key_value_heads: Size | None = None
+    intermediate_size: Size
+    vocab_size: Size
+    head_dim: Size | None = None
     tie_word_embeddings: bool = False
     rms_norm_eps: float = 1e-6
     rope_theta: float | None = None
