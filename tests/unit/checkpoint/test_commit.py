@@ -285,9 +285,18 @@ def test_sweeping_takes_leftovers_and_nothing_else(tmp_path: Path) -> None:
     (folder / "step-00000003.tmp-ff").symlink_to(kept)
     (folder / "notes.tmp-1").mkdir()
     (folder / "step-00000004.corrupt").mkdir()
+    for name in ("run.json", "run.json.tmp-01ab23cd", "metrics.jsonl.tmp-45", "mine.tmp-1"):
+        (tmp_path / name).touch()
     assert [path.name for path in sweep(tmp_path)] == [
         "step-00000002.tmp-0a1b",
         "step-00000003.tmp-ff",
+        "metrics.jsonl.tmp-45",
+        "run.json.tmp-01ab23cd",
+    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "checkpoints",
+        "mine.tmp-1",
+        "run.json",
     ]
     assert sorted(path.name for path in folder.iterdir()) == [
         "notes.tmp-1",
