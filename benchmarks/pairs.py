@@ -1,0 +1,180 @@
+"""Trainers that start at once on one folder: exactly one runs, and its death frees the folder.
+
+    python -m benchmarks.pairs --tried 20 [--backend torch|mlx] [--seed S]
+
+Two processes (every fifth time eight) are held at a barrier and let go together, on a folder that
+is new or, every other time, on a run that was broken off, with ``--resume``. Whoever is first is
+stopped (SIGSTOP) once it has the folder, so that it is there for all the others to meet. They must
+exit with 2 and name it by its number. It is then killed with -9 and a ``--resume`` is started in the
+same moment: that must run, and end bit-equal to a run that nobody disturbed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.trials.bench import Row, each, finish, parser, workshop
+from benchmarks.trials.compare import differences, newest_step
+from benchmarks.trials.forked import Child
+from benchmarks.trials.reference import Reference, make_reference
+from benchmarks.trials.tiny_run import TinyRun
+from minillm_core.checkpoint.lock import LOCK
+
+CROWD = 8
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One start of several."""
+
+    reference: Reference
+    number: int
+    seed: int
+
+    @property
+    def many(self) -> int:
+        """Trainers at once."""
+        return CROWD if self.number % 5 == 4 else 2
+
+    @property
+    def resume(self) -> bool:
+        """Whether there is a run to go on with."""
+        return self.number % 2 == 1
+
+
+@dataclass
+class Outcome:
+    """What came of it."""
+
+    refused: int = 0  # exit 2, the owner named
+    killed: bool = False  # the owner, before its end
+    equal: bool = False
+    wrong: list[str] = field(default_factory=list)
+
+
+def start_together(trial: Trial) -> Outcome:
+    """Start them, read what the losers say, kill the winner, go on."""
+    rng = random.Random(f"{trial.seed} {trial.number}")
+    run, outcome = trial.reference.run, Outcome()
+    out = run.folder / f"pair-{trial.number}"
+    try:
+        if trial.resume:
+            _broken_off(trial.reference, out, rng)
+        children = _let_go(run, out, trial)
+        winner = _only_one(children, run, out, outcome)
+        if winner is not None:
+            outcome.killed = winner.kill() == -signal.SIGKILL
+            if code := run.start(out, resume=True).wait():
+                outcome.wrong.append(f"the next start ended with {code}: {run.said(out)[-300:]}")
+            else:
+                outcome.wrong += (different := differences(trial.reference.out, out))
+                outcome.equal = not different
+    except Exception as error:
+        outcome.wrong.append(f"{type(error).__name__}: {error}")
+    shutil.rmtree(out, ignore_errors=True)
+    return outcome
+
+
+def _broken_off(reference: Reference, out: Path, rng: random.Random) -> None:
+    """Leave a run with a checkpoint and without an end."""
+    while not newest_step(out):
+        shutil.rmtree(out, ignore_errors=True)
+        child = reference.run.start(out)
+        child.wait_until(reference.seconds * rng.uniform(0.5, 0.7))
+        child.kill()
+
+
+def _let_go(run: TinyRun, out: Path, trial: Trial) -> list[tuple[Child, Path]]:
+    """Trainers that wait for each other, each with what it prints."""
+    held, barrier = os.pipe()
+
+    def wait() -> None:
+        os.close(barrier)
+        os.read(held, 1)  # returns when the last writer is gone
+
+    children = []
+    for number in range(trial.many):
+        log = run.folder / f"{out.name}-{number}.log"
+        children.append((run.start(out, resume=trial.resume, first=wait, log=log), log))
+    os.close(held)
+    time.sleep(0.02)  # all of them are at the barrier
+    os.close(barrier)
+    return children
+
+
+def _only_one(
+    children: list[tuple[Child, Path]], run: TinyRun, out: Path, outcome: Outcome
+) -> Child | None:
+    """Wait until one is left; the others must have been refused in its name."""
+    running = [child for child, _ in children]
+    deadline, stopped = time.perf_counter() + 60, None
+    while len(running) > 1 and time.perf_counter() < deadline:
+        running = [child for child in running if child.poll() is None]
+        if stopped is None and (stopped := _owner(out)) in {child.pid for child in running}:
+            os.kill(stopped, signal.SIGSTOP)
+        time.sleep(0.0005)
+    said = {child: log.read_text(errors="replace") for child, log in children}
+    for _, log in children:
+        log.unlink()
+    codes = [child.code for child in said]
+    winners = [child for child in said if child.code in (None, 0)]
+    if len(winners) != 1:
+        outcome.wrong.append(f"{len(winners)} of {len(children)} ran: exit codes {codes}")
+        for child in running:
+            child.kill()
+        return None
+    for child, text in said.items():
+        if child is winners[0]:
+            continue
+        if child.code == 2 and re.search(rf"\b{winners[0].pid}\b", text):
+            outcome.refused += 1
+        else:
+            outcome.wrong.append(
+                f"a loser ended with {child.code} and did not name {winners[0].pid}: {text[-300:]}"
+            )
+    return winners[0]
+
+
+def _owner(out: Path) -> int | None:
+    """The process that lock.json names; None until it names one."""
+    try:
+        return json.loads((out / LOCK).read_bytes())["pid"]
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def main() -> int:
+    options = parser(__doc__)
+    options.add_argument("--tried", type=int, default=20)
+    options.add_argument("--backend", choices=("torch", "mlx"), default="torch")
+    given = options.parse_args()
+    with workshop(given) as folder:
+        reference = make_reference(TinyRun(folder, given.backend))
+        trials = [Trial(reference, number, given.seed) for number in range(given.tried)]
+        found = {
+            resume: Row(f"trainers at once on {'a run to resume' if resume else 'a new folder'}")
+            for resume in (False, True)
+        }
+        for trial, outcome in each(start_together, trials, given.jobs):
+            row = found[trial.resume]
+            row.tried += 1
+            row.ended += 1
+            row.detected += outcome.refused == trial.many - 1
+            row.bit_equal += outcome.equal
+            row.count("refused", outcome.refused)
+            row.count("owners killed", outcome.killed)
+            if outcome.wrong:
+                row.failed.append(f"trial {trial.number}: {'; '.join(outcome.wrong)}")
+        return finish("pairs", list(found.values()), given, backend=given.backend)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

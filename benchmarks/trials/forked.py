@@ -1,0 +1,113 @@
+"""Trainers in children of a process that has imported everything and computed nothing.
+
+A start of Python with torch takes seconds, a fork milliseconds. A framework that has computed, or
+a thread, would not survive the fork: MLX hangs. So the parent only ever forks and compares.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ["Child", "fork", "import_all", "modules_of"]
+
+
+class Child:
+    """A forked process.
+
+    Attributes:
+        pid: its process id.
+        began: when it was forked, by :func:`time.perf_counter`.
+        code: how it ended, minus the signal's number if it was killed; None until that is known.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid, self.began = pid, time.perf_counter()
+        self.code: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code, or None while it runs."""
+        if self.code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.code = os.waitstatus_to_exitcode(status)
+        return self.code
+
+    def wait(self, seconds: float = 120.0) -> int:
+        """Wait for its end.
+
+        Raises:
+            TimeoutError: it hangs; it is killed.
+        """
+        end = time.perf_counter() + seconds
+        while (code := self.poll()) is None:
+            if time.perf_counter() > end:
+                self.kill()
+                raise TimeoutError(f"a child still ran after {seconds:.0f} s")
+            time.sleep(0.001)
+        return code
+
+    def wait_until(self, moment: float) -> int | None:
+        """Wait for its end, at most ``moment`` seconds from its start."""
+        while (code := self.poll()) is None and time.perf_counter() < self.began + moment:
+            time.sleep(0.0005)
+        return code
+
+    def kill(self) -> int:
+        """SIGKILL; returns the exit code, which tells whether it had ended before."""
+        if self.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+        return self.wait()
+
+
+def fork(run: Callable[[], int], log: Path) -> Child:
+    """Run a function in a child; what it prints is appended to ``log``, and what it returns is the exit code."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return Child(pid)
+    code = 70
+    try:
+        handle = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
+        os.dup2(handle, 1)
+        os.dup2(handle, 2)
+        code = run()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def modules_of(path: Path) -> None:
+    """Write the names of the modules that this process has imported."""
+    path.write_text(json.dumps(sorted(sys.modules)))
+
+
+def import_all(names: Iterable[str]) -> None:
+    """Import what a child has imported, so that later children need not.
+
+    Raises:
+        RuntimeError: an import started a thread, and forks would not be safe.
+    """
+    for name in names:
+        if name not in sys.modules and name != "__mp_main__":
+            # some entries of sys.modules are no modules that could be imported by name
+            with suppress(Exception):
+                importlib.import_module(name)
+    tasks = Path("/proc/self/task")
+    threads = len(list(tasks.iterdir())) if tasks.exists() else 1
+    if threads > 1:
+        raise RuntimeError(f"importing started {threads - 1} threads: children could hang")

@@ -1,0 +1,111 @@
+"""The run that trials break: a model of two layers on a CPU, a third of a second long."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.trials.forked import Child, fork
+
+__all__ = ["TinyRun", "minillm"]
+
+STEPS = 24
+EVERY = 4  # steps between checkpoints
+KEEP = 2
+SETTINGS = (
+    *("model.layers=2", "model.dim=64", "model.heads=4", "model.kv_heads=2", "model.hidden=128"),
+    *("model.vocab=512", "train.rows=4", "train.seq_len=32", "eval.tokens=128", "eval.every=8"),
+    *(f"checkpoint.every={EVERY}", f"checkpoint.keep={KEEP}"),
+)
+
+
+def minillm(arguments: Sequence[str]) -> int:
+    """The program, in this process."""
+    from minillm_core.cli.main import main
+
+    return main(arguments)
+
+
+@dataclass(frozen=True)
+class TinyRun:
+    """How to start it.
+
+    Attributes:
+        folder: of the text, the cache and the logs.
+        backend: torch or mlx.
+        plugins: as ``--plugins`` takes them.
+        settings: ``key=value``, over :data:`SETTINGS`.
+    """
+
+    folder: Path
+    backend: str = "torch"
+    plugins: str = ""
+    settings: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> Path:
+        """Sixty documents of random words, the same every time."""
+        path = self.folder / "text.jsonl"
+        if not path.exists():
+            rng = random.Random(0)
+            words = ["".join(rng.choices("etaoinshrdlu", k=rng.randint(2, 8))) for _ in range(300)]
+            rows = ({"text": " ".join(rng.choices(words, k=100))} for _ in range(60))
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return path
+
+    def arguments(self, out: Path, *, resume: bool = False) -> list[str]:
+        """Of ``minillm``."""
+        return [
+            *("train", "--preset", "tiny", "--data", str(self.text), "--steps", str(STEPS)),
+            *("--backend", self.backend, "--device", "cpu", "--out", str(out)),
+            *(("--plugins", self.plugins) if self.plugins else ()),
+            *(("--resume",) if resume else ()),
+            *SETTINGS,
+            *self.settings,
+        ]
+
+    def start(
+        self,
+        out: Path,
+        *,
+        resume: bool = False,
+        bare: bool = False,
+        first: Callable[[], None] = lambda: None,
+        last: Callable[[], None] = lambda: None,
+        log: Path | None = None,
+    ) -> Child:
+        """Fork a trainer.
+
+        Args:
+            out: the run's folder.
+            resume: go on with what is there.
+            bare: say nothing but ``train --resume --out``; run.json knows the rest.
+            first: called in the child before anything else.
+            last: called in the child at its end.
+            log: where what it prints goes; default: :meth:`log`.
+        """
+        arguments = self.arguments(out, resume=resume)
+        if bare:
+            arguments = ["train", "--resume", "--out", str(out)]
+
+        def run() -> int:
+            os.environ["MINILLM_CACHE"] = str(self.folder / "cache")
+            first()
+            code = minillm(arguments)
+            last()
+            return code
+
+        return fork(run, log or self.log(out))
+
+    def log(self, out: Path) -> Path:
+        """What the trainers on ``out`` printed."""
+        return self.folder / f"{out.name}.log"
+
+    def said(self, out: Path) -> str:
+        """The same, read."""
+        path = self.log(out)
+        return path.read_text(errors="replace") if path.exists() else ""
