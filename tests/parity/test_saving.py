@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("mlx.core")
+from minillm_core import Module, Plugin, State, zeros
+
+torch = pytest.importorskip("torch")
+mx = pytest.importorskip("mlx.core")
 
 BACKENDS = ["torch", "mlx"]
 both_backends = pytest.mark.parametrize("backend", BACKENDS)
@@ -23,29 +27,186 @@ def steps_of(lab: Any, plan: Any, *seeds: int) -> list[list[Any]]:
     return [[lab.batch(plan, seed, unsupervised=2)] for seed in seeds]
 
 
+class Noise(Module):
+    """x (B, T, C) and noise from the framework's own generator, as a native dropout would draw it."""
+
+    statistics = {"drawn": "sum"}  # noqa: RUF012
+
+    def __init__(self, geometry: Any) -> None:
+        super().__init__()
+        self.sum = State((), zeros)
+
+    def forward(self, x: Any) -> tuple[Any, Any]:
+        native = isinstance(x, torch.Tensor)
+        noise = torch.rand(x.shape) if native else mx.random.uniform(shape=x.shape)
+        return x + self.ops.like(0.1 * noise, x), self.ops.mean(noise)
+
+    def next_state(self, drawn: Any) -> dict[str, Any]:
+        return {"sum": self.sum + drawn}
+
+
+class Noisy(Plugin, api=1):
+    """Draws on every micro-batch."""
+
+    def build_model(self, model: Any) -> None:
+        model.embed.mix(Noise)
+
+
+def noisy_of(lab: Any, *names: str, **settings: Any) -> Any:
+    return lab.plan(*names, plugins={"noisy": Noisy()}, train_rows=6, **settings)
+
+
+def assert_same(got: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert list(got) == list(expected)
+    for name, value in expected.items():
+        assert got[name].shape == value.shape, name
+        assert got[name].tobytes() == value.tobytes(), name
+
+
 @both_backends
-@plans
-def test_a_run_goes_on_to_the_bit(
+@pytest.mark.parametrize(
+    ("names", "dtype"),
+    [
+        *[(names, "float32") for names in ((), ("muon",), ("paired_heads",))],
+        *[(("muon", "paired_heads"), dtype) for dtype in ("float32", "float16")],
+    ],
+    ids=["plain", "muon", "paired_heads", "both", "float16"],
+)
+def test_a_run_goes_on_to_the_bit_from_any_step(
     lab: Any, names: tuple[str, ...], dtype: str, backend: str
 ) -> None:
-    plan = lab.plan(*names, train_dtype=dtype)
+    plan = noisy_of(lab, *names, train_dtype=dtype)
+    steps = [lab.split(lab.batch(plan, seed, unsupervised=2), 2) for seed in range(6)]
     run = lab.trainer(plan, backend)
-    lab.losses(run, plan, steps_of(lab, plan, 0, 1, 2))
-    saved = run.arrays()
-    kept = {name: value.copy() for name, value in saved.items()}
+    if dtype == "float16":  # the scale will double on the way, and halve
+        run.resume(run.arrays() | {"scaler.good": np.array(1996.0, np.float32)})
+    saved, found = [run.arrays()], []
+    for micro in steps:
+        found += lab.losses(run, plan, [micro])
+        saved.append(run.arrays())
+    assert saved[-1]["optimizer.updates"] == len(steps)
+    assert len({a["state.embed.noisy.sum"].tobytes() for a in saved}) == len(saved)
+    if dtype == "float16":
+        assert len({float(a["scaler.scale"]) for a in saved}) == 2
     other = lab.trainer(plan, backend, seed=9)
-    other.resume(saved)
-    again = other.arrays()
-    assert list(again) == list(saved)
-    for name, value in saved.items():
-        assert again[name].shape == value.shape, name
-        assert again[name].tobytes() == value.tobytes(), name
-    steps = steps_of(lab, plan, 3, 4, 5)
-    assert lab.losses(other, plan, steps) == lab.losses(run, plan, steps)
-    for name, value in run.arrays().items():
-        assert other.arrays()[name].tobytes() == value.tobytes(), name
-    for name, value in saved.items():  # what was handed out is nobody's buffer
-        assert value.tobytes() == kept[name].tobytes(), name
+    for at in (0, 1, 4, 5):
+        other.resume(saved[at])
+        assert_same(other.arrays(), saved[at])
+        for index in range(at, len(steps)):
+            assert lab.losses(other, plan, [steps[index]]) == [found[index]]
+            assert_same(other.arrays(), saved[index + 1])
+
+
+@both_backends
+def test_what_was_handed_out_is_nobodys_buffer(lab: Any, backend: str) -> None:
+    plan = noisy_of(lab, "muon")
+    run = lab.trainer(plan, backend)
+    lab.losses(run, plan, steps_of(lab, plan, 0, 1))
+    expected = {name: value.copy() for name, value in run.arrays().items()}
+    again, snapshot = run.arrays(), run.snapshot()
+    other = lab.trainer(plan, backend, seed=9)
+    other.resume(again)
+    lab.losses(run, plan, steps_of(lab, plan, 2, 3, 4))
+    lab.losses(other, plan, steps_of(lab, plan, 2))
+    assert_same(again, expected)
+    assert_same(snapshot(), expected)
+    assert snapshot.note is None
+
+
+@both_backends
+def test_another_thread_may_bring_it_while_training_goes_on(lab: Any, backend: str) -> None:
+    plan = noisy_of(lab, "muon")
+    run, still = (lab.trainer(plan, backend) for _ in range(2))
+    start = run.arrays()
+    micro = lab.split(lab.batch(plan), 2)
+    expected = []
+    for _ in range(12):
+        lab.losses(still, plan, [micro])
+        expected.append(still.arrays())
+    run.resume(start)
+    with ThreadPoolExecutor(3) as pool:
+        brought = []
+        for _ in expected:
+            run.step(micro, plan.values(1 / 20), lab.supervised(micro))  # queued, not read
+            brought.append(pool.submit(run.snapshot()))
+        for one, theirs in zip(brought, expected, strict=True):
+            assert_same(one.result(), theirs)
+
+
+@both_backends
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_cancelled_step_has_not_happened(lab: Any, dtype: str, backend: str) -> None:
+    plan = noisy_of(lab, "muon", train_dtype=dtype)
+    whole = [lab.batch(plan, seed, unsupervised=2) for seed in range(4)]
+    run, other = (lab.trainer(plan, backend) for _ in range(2))
+    asked = []
+
+    def cancelled(after: int) -> Any:
+        def ask() -> bool:
+            asked.append(after)
+            return len(asked) > after
+
+        return ask
+
+    def stepped(one: Any, parts: int, index: int, **more: Any) -> Any:
+        micro = lab.split(whole[index], parts)
+        return one.step(micro, plan.values((index + 1) / 20), lab.supervised(micro), **more)
+
+    states = []
+    start = run.arrays()
+    for index, (parts, after) in enumerate([(3, 0), (2, 0), (3, 1), (6, 3)]):
+        before = run.arrays()
+        asked.clear()
+        assert stepped(run, parts, index, cancelled=cancelled(after)) is None
+        assert len(asked) == after + 1
+        assert_same(run.arrays(), before)
+        asked.clear()
+        assert run.read(stepped(run, parts, index, cancelled=cancelled(9))).loss > 0
+        assert len(asked) == parts - 1
+        states.append(run.arrays())
+    other.resume(start)
+    for index, (parts, state) in enumerate(zip((3, 2, 3, 6), states, strict=True)):
+        other.read(stepped(other, parts, index))
+        assert_same(other.arrays(), state)
+
+
+@both_backends
+@pytest.mark.parametrize("compiled", ["off", pytest.param("on", marks=pytest.mark.slow)])
+def test_random_numbers_are_the_runs_own(lab: Any, compiled: str, backend: str) -> None:
+    """Each step draws others, a seed gives them all, and evaluating draws none of them."""
+    plan = noisy_of(lab, model_layers=1, train_lr=0.0, train_compile=compiled)
+    options = (
+        {"compiler": partial(torch.compile, backend="aot_eager")} if backend == "torch" else {}
+    )
+    batch, runs = lab.batch(plan), []
+    for seed, evaluates in ((0, False), (0, True), (1, False)):
+        run, drawn = lab.trainer(plan, backend, seed=seed, **options), []
+        for _ in range(4):
+            before = float(run.arrays()["state.embed.noisy.sum"])
+            run.read(run.step([batch], plan.values(1.0), lab.supervised([batch])))
+            drawn.append(float(run.arrays()["state.embed.noisy.sum"]) - before)
+            if evaluates:
+                run.evaluate([batch])
+                run.next_logits({name: field[:1] for name, field in batch.items()})
+        runs.append(drawn)
+    assert len(set(runs[0])) == 4
+    assert runs[1] == runs[0]
+    assert not set(runs[2]) & set(runs[0])
+
+
+@both_backends
+def test_random_state_may_be_anothers_or_broken(lab: Any, backend: str) -> None:
+    plan = noisy_of(lab, model_layers=1)
+    run = lab.trainer(plan, backend)
+    saved = run.arrays()
+    (name,) = (name for name in saved if name.startswith("random."))
+    lab.losses(run, plan, steps_of(lab, plan, 0))
+    now = run.arrays()[name]
+    run.resume({n: v for n, v in saved.items() if n != name} | {"random.other": now})
+    assert run.arrays()[name].tobytes() == now.tobytes() != saved[name].tobytes()
+    for broken in (now[:1], now.astype(np.float32)):
+        with pytest.raises(ValueError, match=name):
+            run.resume(saved | {name: broken})
 
 
 @plans

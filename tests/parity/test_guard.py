@@ -1,0 +1,172 @@
+"""A step that is not finite changes nothing: the run goes on as if it had never seen the batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minillm_core import Module, Plugin, State, zeros
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("mlx.core")
+
+BACKENDS = ["torch", "mlx"]
+FIELDS = ("stream", "term", "constant", "slope")
+BAD: dict[str, tuple[str, float]] = {
+    "nan": ("stream", np.nan),
+    "infinite": ("stream", np.inf),
+    "vast": ("term", 1e30),
+    "loss": ("term", -np.inf),
+    "constant": ("constant", np.nan),  # no gradient knows of it
+    "slope": ("slope", 0.0),  # and of this, no loss: sqrt's slope at 0
+}
+"""What is wrong with a batch -> the field that brings it in, 1.0 elsewhere, and its value there."""
+
+
+class Stream(Module):
+    """x (B, T, C) times a field; counts what it has seen."""
+
+    statistics = {"seen": "sum"}  # noqa: RUF012
+
+    def __init__(self, geometry: Any) -> None:
+        super().__init__()
+        self.count = State((), zeros)
+
+    def forward(self, x: Any, stream: Any) -> tuple[Any, Any]:
+        return x * self.ops.like(self.ops.expand_dims(stream, -1), x), self.ops.mean(stream)
+
+    def next_state(self, seen: Any) -> dict[str, Any]:
+        return {"count": self.count + seen}
+
+
+class Size(Module):
+    """Mean square of x, times a field."""
+
+    def forward(self, x: Any, term: Any) -> Any:
+        x = self.ops.astype(x, "float32")
+        return self.ops.mean(self.ops.square(x) * self.ops.expand_dims(term, -1))
+
+
+class Constant(Module):
+    """A field's mean."""
+
+    def forward(self, x: Any, constant: Any) -> Any:
+        return self.ops.mean(constant)
+
+
+class Slope(Module):
+    """The root of the mean square of x, times a field's least element."""
+
+    def forward(self, x: Any, slope: Any) -> Any:
+        least = -self.ops.max(-slope)
+        return self.ops.sqrt(self.ops.mean(self.ops.square(self.ops.astype(x, "float32"))) * least)
+
+
+class Poisoned(Plugin, api=1):
+    """Whatever a batch may bring."""
+
+    def build_data(self, data: Any) -> None:
+        for name in FIELDS:
+            data.field(name, "float32")
+
+    def on_batch(self, batch: Any) -> Any:
+        return batch
+
+    def build_model(self, model: Any) -> None:
+        model.embed.mix(Stream)
+
+    def compute_loss(self, loss: Any) -> None:
+        loss.term("size", Size, weight=0.1)
+        loss.term("constant", Constant, weight=0.1)
+        loss.term("slope", Slope, weight=0.1)
+
+
+def micro_of(lab: Any, plan: Any, index: int, parts: int, bad: str | None = None) -> list[Any]:
+    """A step's micro-batches, with what is wrong in its last row alone."""
+    whole = lab.batch(plan, index, unsupervised=2)
+    whole |= {name: np.ones(whole["ids"].shape, np.float32) for name in FIELDS}
+    if bad is not None:
+        field, value = BAD[bad]
+        whole[field][-1, 3] = value
+    return lab.split(whole, parts)
+
+
+def step(lab: Any, run: Any, plan: Any, micro: list[Any], index: int) -> Any:
+    return run.read(run.step(micro, plan.values((index + 1) / 20), lab.supervised(micro)))
+
+
+def kept(run: Any) -> dict[str, bytes]:
+    """All that a skipped step must leave as it is."""
+    apart = ("scaler.", "random.")
+    return {n: v.tobytes() for n, v in run.arrays().items() if not n.startswith(apart)}
+
+
+CASES = {
+    "float32": ((), {}, 1),
+    "float32-split": ((), {}, 2),
+    "muon": (("muon",), {}, 1),
+    "muon-split": (("muon", "paired_heads"), {}, 2),
+    "float16": ((), {"train_dtype": "float16"}, 1),
+    "float16-muon-split": (("muon",), {"train_dtype": "float16"}, 2),
+    "bfloat16": (("muon",), {"train_dtype": "bfloat16"}, 1),
+    "compiled": (("muon",), {"train_compile": "on", "model_layers": 1}, 1),
+    "compiled-float16-split": (
+        ("muon",),
+        {"train_compile": "on", "train_dtype": "float16", "model_layers": 1},
+        2,
+    ),
+}
+
+
+def aot_eager(function: Any, **options: Any) -> Any:
+    return torch.compile(function, backend="aot_eager", **options)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, marks=[pytest.mark.slow] if "compiled" in c else []) for c in CASES],
+)
+def test_a_run_goes_on_as_if_it_had_not_seen_the_batch(lab: Any, case: str, backend: str) -> None:
+    names, settings, parts = CASES[case]
+    plan = lab.plan(*names, plugins={"poisoned": Poisoned()}, **settings)
+    half = settings.get("train_dtype") == "float16"
+    options = {"compiler": aot_eager} if backend == "torch" else {}
+    run, spared = (lab.trainer(plan, backend, **options) for _ in range(2))
+    for index, bad in enumerate((None, *BAD, None)):
+        if bad is not None:
+            before, scale = kept(run), run.arrays().get("scaler.scale")
+            result = step(lab, run, plan, micro_of(lab, plan, 50 + index, parts, bad), index)
+            assert result.skipped, bad
+            assert result.overflow == (half and bad in ("slope", "vast")), bad
+            assert np.isfinite(result.loss) == (bad not in ("nan", "infinite")), bad
+            assert kept(run) == before, bad
+            if half:
+                after = run.arrays()
+                assert after["scaler.scale"] == scale / 2, bad
+                scaler = {n: v for n, v in after.items() if n.startswith("scaler.")}
+                spared.resume(spared.arrays() | scaler)
+        micro = micro_of(lab, plan, index, parts)
+        results = [step(lab, one, plan, micro, index) for one in (run, spared)]
+        assert results[0] == results[1]
+        assert not results[0].skipped
+        assert not results[0].overflow
+        assert kept(run) == kept(spared), bad
+    state = run.arrays()["state.embed.poisoned.count"]
+    assert state == (2 + len(BAD)) * parts
+    assert run.arrays()["optimizer.updates"] == 2 + len(BAD)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_at_the_smallest_scale_the_range_is_no_excuse(lab: Any, backend: str) -> None:
+    plan = lab.plan(plugins={"poisoned": Poisoned()}, train_dtype="float16")
+    run = lab.trainer(plan, backend)
+    run.resume(run.arrays() | {"scaler.scale": np.array(2.0, np.float32)})
+    found = [step(lab, run, plan, micro_of(lab, plan, 0, 1, "slope"), 0) for _ in range(3)]
+    assert [result.skipped for result in found] == [True] * 3
+    assert [result.overflow for result in found] == [True, False, False]
+    assert run.arrays()["scaler.scale"] == 1.0
+    assert run.arrays()["scaler.skipped"] == 3.0
+    assert not step(lab, run, plan, micro_of(lab, plan, 0, 1), 0).skipped
