@@ -1,0 +1,302 @@
+"""An exported model is the same model in Transformers and mlx-lm, and theirs is the same here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minillm_core.backends.base import Model, lone_row
+from minillm_core.backends.bind import create
+from minillm_core.backends.detect import Detected
+from minillm_core.checkpoint import commit
+from minillm_core.checkpoint.directory import fit, read_model_directory
+from minillm_core.config.load import load
+from minillm_core.data import Tokenizer
+from minillm_core.errors import PlanError, Refusal
+from minillm_core.plan import Plan, build_plan
+from minillm_core.plugins.manager import load as load_plugins
+from minillm_core.train.export import export_run
+from minillm_core.train.record import Record
+from minillm_core.train.restore import open_run
+from minillm_core.train.settings import settings
+
+pytest.importorskip("torch")
+pytest.importorskip("mlx.core")
+
+VOCAB, ROW = 600, 48
+SMALL = {
+    **{"model.layers": 2, "model.dim": 64, "model.heads": 4, "model.kv_heads": 2},
+    **{"model.hidden": 96, "model.vocab": VOCAB, "model.rope_base": 5000.0},
+    **{"train.seq_len": ROW, "train.rows": 1},
+}
+QK_NORM = '''
+from minillm_core import Module, Param, Plugin, ones
+
+class Norm(Module):
+    def __init__(self, geometry, weighted: bool):
+        super().__init__()
+        shape = (geometry.head_dim,)
+        self.q = Param(shape, init=ones, role="norm", wd_mul=0.0) if weighted else None
+        self.k = Param(shape, init=ones, role="norm", wd_mul=0.0) if weighted else None
+
+    def forward(self, q, k):
+        return self.ops.rms_norm(q, self.q, 1e-5), self.ops.rms_norm(k, self.k, 1e-5)
+
+class Weighted(Plugin, api=1, export="qwen3"):
+    """Norms of queries and keys."""
+
+    def build_attention(self, attn):
+        attn.qk.norm(Norm, weighted=True)
+
+class Bare(Plugin, api=1, export="qwen3"):
+    """The same without weights."""
+
+    def build_attention(self, attn):
+        attn.qk.norm(Norm, weighted=False)
+'''
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+
+def planned(values: dict[str, Any], plugin: str | None) -> tuple[Any, Plan]:
+    loaded = load(
+        preset="tiny",
+        plugins=plugin,
+        assignments=[f"{key}={json.dumps(value)}" for key, value in (SMALL | values).items()],
+        default_preset=lambda: ("tiny", "test"),
+    )
+    return loaded, build_plan(loaded.config, load_plugins(loaded.specs, loaded.config.plugins))
+
+
+def random_weights(plan: Plan) -> dict[str, np.ndarray]:
+    """Far from their initial values, norms included."""
+    random = np.random.default_rng(3)
+    return {
+        f"model.{name}": (0.2 * random.standard_normal(info.shape) + (info.role == "norm")).astype(
+            np.float32
+        )
+        for name, info in plan.parameters.items()
+    }
+
+
+@pytest.fixture
+def leave_run(tmp_path: Path, tokenizer: Tokenizer | None) -> Callable[..., Path]:
+    """What training would leave behind, without training."""
+
+    def leave(plugin: str | None = None, *, tied: bool = True) -> Path:
+        loaded, plan = planned({"model.tied": tied}, plugin)
+        out = tmp_path / "run"
+        out.mkdir()
+        commit(out, 7, random_weights(plan), {})
+        entries = [
+            {"name": one.name, "distribution": one.distribution, "source": plugin}
+            for one in plan.plugins
+        ]
+        document = {"config": settings(loaded), "plan_hash": plan.hash, "plugins": entries}
+        Record(out, document)
+        if tokenizer:
+            tokenizer.save(out / "tokenizer.json")
+        return out
+
+    return leave
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.train(["the quick brown fox jumps, " * 9, "größer Ωμέγα 漢字 " * 9], VOCAB)
+
+
+def rows() -> Iterator[np.ndarray]:
+    random = np.random.default_rng(5)
+    for length in (1, 2, 17, ROW):
+        yield random.integers(0, VOCAB, length)
+
+
+def transformers_logits(folder: Path) -> Callable[[np.ndarray], np.ndarray]:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    options = {"local_files_only": True, "dtype": torch.float32}
+    model = AutoModelForCausalLM.from_pretrained(folder, **options).eval()
+
+    def logits(ids: np.ndarray) -> np.ndarray:
+        with torch.no_grad():
+            return model(torch.from_numpy(ids)[None]).logits[0, -1].numpy()
+
+    return logits
+
+
+def mlx_lm_logits(folder: Path) -> Callable[[np.ndarray], np.ndarray]:
+    import mlx.core as mx
+    from mlx_lm.utils import load_model
+
+    model, _ = load_model(folder)
+    return lambda ids: np.array(model(mx.array(ids)[None])[0, -1])
+
+
+def assert_the_same(model: Model, others: list[Callable[[np.ndarray], np.ndarray]]) -> None:
+    for ids in rows():
+        expected = model.next_logits(lone_row(ids))
+        assert np.abs(expected).max() > 0.5
+        for other in others:
+            np.testing.assert_allclose(other(ids), expected, atol=1e-4, rtol=0)
+
+
+@pytest.fixture
+def qk_norm(tmp_path: Path) -> Callable[[str], str]:
+    """A single-file plugin, by its class, as ``--plugins`` names it."""
+
+    def write(name: str) -> str:
+        (tmp_path / "qk.py").write_text(QK_NORM)
+        return f"{tmp_path}/qk.py:{name}"
+
+    return write
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("plugin", [None, "muon", "Weighted", "Bare"])
+def test_logits_are_the_same_elsewhere(
+    leave_run: Callable[..., Path],
+    qk_norm: Callable[[str], str],
+    tmp_path: Path,
+    tied: bool,
+    plugin: str | None,
+) -> None:
+    file = plugin in ("Weighted", "Bare")
+    spec = qk_norm(plugin) if file else plugin
+    again = {"qk": spec} if file else {}
+    out, said = leave_run(spec, tied=tied), []
+    options = {"shard_bytes": 50_000} if tied else {}
+    result = export_run(out, tmp_path / "to", plugins=again, say=said.append, **options)
+    assert result["layout"] == ("qwen3" if file else "llama")
+    assert said == []
+    model = open_run(out, plugins=again, say=said.append).model(Detected("torch", "cpu", "test"))
+    assert_the_same(model, [load(tmp_path / "to") for load in (transformers_logits, mlx_lm_logits)])
+
+
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("kind", ["Llama", "Qwen3"])
+def test_a_model_of_transformers_is_the_same_here(
+    qk_norm: Callable[[str], str],
+    tmp_path: Path,
+    kind: str,
+    tied: bool,
+    dtype: str,
+    backend: str,
+) -> None:
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        rms_norm_eps=1e-5,
+        initializer_range=0.2,
+        tie_word_embeddings=tied,
+        rope_parameters={"rope_type": "default", "rope_theta": 3000.0},
+    )
+    theirs = getattr(transformers, f"{kind}ForCausalLM")(config)
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            if "norm" in name:
+                parameter.add_(torch.randn_like(parameter) / 5)
+    theirs.to(getattr(torch, dtype)).save_pretrained(tmp_path / "theirs")
+    found = read_model_directory(tmp_path / "theirs")
+    _, plan = planned(found.settings, qk_norm("Weighted") if kind == "Qwen3" else None)
+    fitted = fit(plan, found)
+    assert fitted.initial == ()
+    model = create(Detected(backend, "cpu", "test"), plan).model(plan, 0)
+    model.load(fitted.arrays)
+    assert_the_same(model, [transformers_logits(tmp_path / "theirs")])
+
+
+def lines(count: int) -> list[str]:
+    """Text as nobody writes it: emoji, control characters, many scripts, names of tokens."""
+    random = np.random.default_rng(11)
+    alphabets = [
+        *("abc XYZ 019 .,'!", " \t\n\r\v\f\u00a0\u2003\u200b\ufeff", "äöüßéñçÅ"),
+        *("αβγδΩж ИйЁ", "אבג עברית", "ابجد العربية", "हिन्दी क्ष", "漢字かなカナ 한국어", "ไทยภาษา"),
+        "".join(map(chr, [*range(32), *range(127, 160)])),
+        "😀👩‍👩‍👧‍👦🇩🇪👍🏽❤️🏴‍☠️",
+        "e\u0301a\u0308\u202e\u2066\U00010348\U0001d11e\ufffd\U0010ffff",
+    ]
+    pieces = ["<|endoftext|>", "<|endoftext|", " <|endoftext|> ", "  ", "'s", "\n\n", "<unk>"]
+    found = []
+    for _ in range(count):
+        parts = []
+        for _ in range(random.integers(0, 6)):
+            if random.random() < 0.3:
+                parts.append(pieces[random.integers(len(pieces))])
+            else:
+                letters = alphabets[random.integers(len(alphabets))]
+                chosen = random.integers(0, len(letters), random.integers(1, 9))
+                parts.append("".join(letters[i] for i in chosen))
+        found.append("".join(parts))
+    return found
+
+
+def test_ids_are_the_same_elsewhere(
+    leave_run: Callable[..., Path], tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    from transformers import AutoTokenizer
+
+    export_run(leave_run(), tmp_path / "to", say=print)
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "to", local_files_only=True)
+    texts = lines(10_000)
+    assert sum("<|endoftext|>" in text for text in texts) > 1000
+    expected = [ids.tolist() for ids in tokenizer.encode(texts)]
+    assert theirs(texts)["input_ids"] == expected
+    for text, ids in zip(texts[:500], expected, strict=False):
+        assert theirs.encode(text) == ids
+        assert theirs.decode(ids) == tokenizer.decode(ids) == text
+    assert theirs.bos_token_id == theirs.eos_token_id == theirs.pad_token_id == 0
+    assert theirs.unk_token is None
+    assert theirs.model_max_length == ROW
+
+
+def test_mlx_lm_writes_from_what_was_exported(
+    leave_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    from mlx_lm import generate
+    from mlx_lm import load as mlx_load
+
+    export_run(leave_run(), tmp_path / "to", say=print)
+    model, theirs = mlx_load(str(tmp_path / "to"))
+    assert theirs.eos_token_ids == {0}
+    assert isinstance(generate(model, theirs, prompt="the quick", max_tokens=4), str)
+
+
+@pytest.mark.parametrize("tokenizer", [None])
+def test_without_a_tokenizer_that_is_said(leave_run: Callable[..., Path], tmp_path: Path) -> None:
+    said: list[str] = []
+    result = export_run(leave_run(), tmp_path / "to", say=said.append)
+    assert list(result["files"]) == ["config.json", "generation_config.json", "model.safetensors"]
+    assert "no tokenizer" in said[0]
+    assert json.loads((tmp_path / "to" / "config.json").read_text())["bos_token_id"] is None
+
+
+def test_what_stands_in_the_way_is_named(leave_run: Callable[..., Path], tmp_path: Path) -> None:
+    out = leave_run("paired_heads")
+    with pytest.raises(PlanError, match="cannot be exported") as found:
+        export_run(out, tmp_path / "to", say=print)
+    assert "paired_heads" in str(found.value)
+    with pytest.raises(Refusal, match="not empty"):
+        export_run(out, out, say=print)
+    assert not (tmp_path / "to").exists()
