@@ -143,7 +143,7 @@ def _prompt(given: str) -> str:
             return sys.stdin.buffer.read().decode("utf-8")
         given.encode("utf-8")  # bytes of the command line that are no UTF-8 became surrogates
         return given
-    except UnicodeError as error:
+    except (UnicodeEncodeError, UnicodeDecodeError) as error:
         where = "stdin" if given == "-" else "PROMPT"
         raise Refusal(
             "the prompt is not UTF-8",

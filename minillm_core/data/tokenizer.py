@@ -169,8 +169,7 @@ class Tokenizer:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         return lambda index: decoder.decode(self._bytes.get(int(index), b""))
 
-    @cached_property
-    def ids(self) -> np.ndarray:
+    def known(self) -> np.ndarray:
         """The ids in use, ascending, int32 (n,)."""
         return np.array(sorted(self._bytes), np.int32)
 

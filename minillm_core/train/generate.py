@@ -31,8 +31,7 @@ class Vocabulary(Protocol):
 
     end_of_text: int
 
-    @property
-    def ids(self) -> np.ndarray:
+    def known(self) -> np.ndarray:
         """The ids in use, int32 (n,)."""
         ...
 
@@ -156,7 +155,7 @@ class Writer:
             cached: let the model keep what it computed for earlier ids.
             say: is told when the beginning is forgotten.
         """
-        known, random = self.vocabulary.ids, np.random.default_rng(seed)
+        known, random = self.vocabulary.known(), np.random.default_rng(seed)
 
         def choose(logits: np.ndarray) -> int:
             return int(known[sampling.draw(logits[known], random)])
@@ -203,7 +202,8 @@ def open_writer(
     """
     detected = choose(probe(), backend, device)
     run = open_run(out, plugins=plugins, say=say)
-    if run.tokenizer is None:
+    tokenizer = run.tokenizer
+    if tokenizer is None:
         raise Refusal(
             "the run has no tokenizer, so there is no text to go on with: it was trained on ids",
             where=str(out),
@@ -216,4 +216,4 @@ def open_writer(
     run = replace(run, config=config, plan=replace(run.plan, config=config))
     model = run.model(detected, create=create)
     on_batch = batch_hook(run.plan.on_batch, run.plugins, Counter(), config.model.vocab)
-    return Writer(model, run.tokenizer, train.seq_len, on_batch, run.plugins), run
+    return Writer(model, tokenizer, train.seq_len, on_batch, run.plugins), run

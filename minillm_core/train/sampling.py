@@ -59,8 +59,7 @@ class Sampling:
         weights = self.weights(logits)
         (kept,) = np.nonzero(weights)
         edges = np.cumsum(weights[kept])
-        place = np.searchsorted(edges, random.random() * edges[-1], side="right")
-        return int(kept[min(place, len(kept) - 1)])
+        return int(kept[np.searchsorted(edges, random.random() * edges[-1], side="right")])
 
     def weights(self, logits: np.ndarray) -> np.ndarray:
         """float64 (n,): proportional to the probability of being drawn, 0 where that cannot be.

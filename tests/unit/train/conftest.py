@@ -179,7 +179,9 @@ class Bytewise:
     """A vocabulary of one id a byte, after that of the end of a text; others are unused."""
 
     end_of_text = 0
-    ids = np.arange(257, dtype=np.int32)
+
+    def known(self) -> np.ndarray:
+        return np.arange(257, dtype=np.int32)
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         return [np.array([byte + 1 for byte in text.encode()], np.int32) for text in texts]

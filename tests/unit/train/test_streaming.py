@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from minillm_core.text import printable
@@ -39,6 +39,8 @@ def written(bytewise, data: bytes, before: str = "") -> list[str]:
     return list(pieces((byte + 1 for byte in data), bytewise.stream(), before))
 
 
+@example(b"a\x1b[1;2", "")
+@example(b"", "a\x1b")
 @given(anything, st.text(max_size=5) | st.just("\x1b["))
 def test_joined_they_are_the_whole_text(bytewise, data: bytes, before: str) -> None:
     assert "".join(written(bytewise, data, before)) == printable(before + whole(data))
