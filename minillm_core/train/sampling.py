@@ -52,7 +52,7 @@ class Sampling:
         if not np.isfinite(logits).all():
             raise NonFinite(
                 "the model's logits are not finite, so nothing can be drawn from them",
-                fix="use an earlier checkpoint",
+                fix="train it again, with a lower train.lr",
             )
         if self.temperature == 0:
             return int(np.argmax(logits))
