@@ -74,6 +74,26 @@ def test_eval_says_that_there_is_no_tokenizer(program: Program, monkeypatch) -> 
     assert "bits_per_byte  unknown: no tokenizer" in program("eval", "run", "--data", "a")[1]
 
 
+WRITTEN = {
+    **{"directory": "to", "layout": "llama", "parameters": 1234, "step": 3, "checkpoint": "c"},
+    "files": {"config.json": 12, "model.safetensors": 123456},
+}
+
+
+def test_export_hands_over_what_was_asked(program: Program, monkeypatch) -> None:
+    spy = Spy(WRITTEN)
+    monkeypatch.setattr("minillm_core.train.export.export_run", spy)
+    code, out, err = program("export", "run", "--to", "to", "--plugins", "./a.py:A")
+    assert (code, err) == (0, "")
+    assert spy.arguments == (Path("run"), Path("to"))
+    assert spy.named["plugins"] == {"a": "./a.py:A"}
+    for said in ("llama", "1,234", "after step 3", "123,456 bytes", 'from_pretrained("to")'):
+        assert said in out
+    assert "vllm serve to" in out
+    assert "mlx_lm.generate --model to" in out
+    assert json.loads(program("export", "run", "--to", "to", "--json")[1]) == WRITTEN
+
+
 def test_a_plan_is_one_document(program: Program) -> None:
     code, out, err = program("plan", "--json")
     assert code == 0
