@@ -159,8 +159,9 @@ def test_truncation_and_padding_of_a_file_do_not_change_text(
 @given(st.lists(st.integers(0, 310), max_size=12))
 def test_ids_one_by_one_give_the_text_of_all(tokenizer: Tokenizer, ids: list[int]) -> None:
     step = tokenizer.stream()
-    given = "".join(map(step, ids))
-    assert tokenizer.decode(ids) in (given, given + "\ufffd")  # half a character at the end
+    given, all_of_it = "".join(map(step, ids)), tokenizer.decode(ids)
+    # half a character, or two thirds of a surrogate, is waited for at the end
+    assert all_of_it in (given, given + "\ufffd", given + "\ufffd\ufffd")
 
 
 def test_the_ids_in_use(tokenizer: Tokenizer) -> None:
