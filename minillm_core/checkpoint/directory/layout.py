@@ -36,7 +36,7 @@ class Tensor:
     ones: bool = False
 
 
-def _fits(plan: Plan) -> str | None:
+def _nothing(plan: Plan) -> str | None:
     return None
 
 
@@ -51,7 +51,7 @@ class Layout:
     layer: Mapping[str, Leaf]
     settings: Mapping[str, Any] = field(default_factory=dict)  # of config.json, its own
     stated: tuple[str, ...] = ()  # sizes whose defaults there are not ours: they must be given
-    lacks: Callable[[Plan], str | None] = _fits  # what a plan would need to be of this layout
+    lacks: Callable[[Plan], str | None] = _nothing  # what a plan would need to be of this layout
 
     def tensors(self, model: ModelConfig) -> dict[str, Tensor]:
         """Every tensor of a directory, by its name there."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from minillm_core.checkpoint.directory.layout import Layout, places
+from minillm_core.checkpoint.directory.layout import Layout, Tensor, places
 from minillm_core.checkpoint.directory.layouts import LAYOUTS
 from minillm_core.checkpoint.directory.read import ModelDirectory
 from minillm_core.errors import ConfigError, PlanError
@@ -42,31 +42,21 @@ def export_layout(plan: Plan) -> Layout:
         )
     layout, found = LAYOUTS[plan.export.layout], places(plan)
     if lack := layout.lacks(plan):
-        raise PlanError(f"the model is not of the {layout.name} layout: {lack}", fix=_DECLARED)
+        raise _misdeclared(plan, f"the model is not of the {layout.name} layout: {lack}")
     tensors = layout.tensors(plan.config.model).values()
-    unknown = found.keys() - {tensor.place for tensor in tensors}
-    missing = {tensor.place for tensor in tensors if not tensor.ones} - found.keys()
-    wrong = [
-        tensor.place
-        for tensor in tensors
-        if tensor.place in found and plan.parameters[found[tensor.place]].shape != tensor.shape
-    ]
-    for places_, what in (
-        (unknown, "has no place for"),
-        (missing, "needs"),
-        (wrong, "wants another shape of"),
-    ):
-        if places_:
-            names = sorted(found.get(place, place) for place in places_)
-            raise PlanError(
-                f"the {layout.name} layout {what} {_few(names)}",
-                where=f"plugins: {_owners(plan, names)}",
-                fix=_DECLARED,
-            )
+    known = {tensor.place for tensor in tensors}
+    needed = {tensor.place for tensor in tensors if not tensor.ones}
+    other = {t.place for t in tensors if t.place in found and _shape(plan, found, t) != t.shape}
+    problems = (
+        ("has no place for", found.keys() - known),
+        ("needs", needed - found.keys()),
+        ("wants another shape of", other),
+    )
+    for what, wrong in problems:
+        if wrong:
+            names = sorted(found.get(place, place) for place in wrong)
+            raise _misdeclared(plan, f"the {layout.name} layout {what} {_few(names)}", names)
     return layout
-
-
-_DECLARED = 'the plugin\'s class must not say export="..." of a layout that does not fit'
 
 
 def exported(plan: Plan, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -81,11 +71,7 @@ def exported(plan: Plan, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarr
     """
     layout, found = export_layout(plan), places(plan)
     if states := sorted(name for name in arrays if name.startswith("state.")):
-        raise PlanError(
-            f"the {layout.name} layout has no place for {_few(states)}",
-            where=f"plugins: {', '.join(plugin.name for plugin in plan.plugins)}",
-            fix=_DECLARED,
-        )
+        raise _misdeclared(plan, f"the {layout.name} layout has no place for {_few(states)}")
     return {
         name: arrays[f"model.{found[tensor.place]}"]
         if tensor.place in found
@@ -138,15 +124,24 @@ def fit(plan: Plan, directory: ModelDirectory) -> Fitted:
     return Fitted(taken, tuple(name for name in plan.parameters if f"model.{name}" not in taken))
 
 
+def _misdeclared(plan: Plan, what: str, names: Sequence[str] = ()) -> PlanError:
+    """A plugin said ``export=`` of a layout that its model does not have."""
+    owners = {plan.parameters[name].owner for name in names if name in plan.parameters} - {"core"}
+    return PlanError(
+        what,
+        where=f"plugins: {', '.join(sorted(owners)) or _plugins(plan)}",
+        fix='a plugin must not say export="..." of a layout that does not fit',
+    )
+
+
+def _shape(plan: Plan, found: Mapping[str, str], tensor: Tensor) -> tuple[int, ...]:
+    return plan.parameters[found[tensor.place]].shape
+
+
 def _plugins(plan: Plan) -> str:
     return ", ".join(plugin.name for plugin in plan.plugins) or "no plugin is active"
 
 
-def _owners(plan: Plan, names: list[str]) -> str:
-    owners = {plan.parameters[name].owner for name in names if name in plan.parameters} - {"core"}
-    return ", ".join(sorted(owners)) or _plugins(plan)
-
-
-def _few(names: list[str]) -> str:
+def _few(names: Sequence[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more

@@ -23,6 +23,7 @@ __all__ = ["ModelDirectory", "read_model_directory"]
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
+PICKLES = {".bin", ".pt", ".pth", ".ckpt"}
 LARGEST = 1 << 26  # bytes of a JSON file
 
 
@@ -109,7 +110,7 @@ def _stored(folder: Path) -> dict[str, Stored]:
     if (folder / WEIGHTS).exists():
         return stored_tensors(folder / WEIGHTS)
     if not (folder / INDEX).exists():
-        pickled = sorted(path.name for path in folder.glob("*.bin"))
+        pickled = sorted(path.name for path in folder.glob("*") if path.suffix in PICKLES)
         raise Refusal(
             f"only {pickled[0]} is there: a pickle, which may run code, and is not read"
             if pickled
