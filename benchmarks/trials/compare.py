@@ -11,7 +11,7 @@ import numpy as np
 
 from minillm_core.checkpoint import Checkpoint, layout, verify
 
-__all__ = ["differences", "events", "newest_step", "state"]
+__all__ = ["differences", "events", "identical", "newest_step", "state"]
 
 CLOCK = {"elapsed_seconds"}
 """Scalars of a checkpoint that are measured."""
@@ -75,11 +75,12 @@ def _of_arrays(a: Checkpoint, b: Checkpoint) -> Iterator[str]:
     if wanted.keys() != found.keys():
         yield f"other arrays: {sorted(wanted.keys() ^ found.keys())}"
     for name in sorted(wanted.keys() & found.keys()):
-        if not _same(wanted[name], found[name]):
+        if not identical(wanted[name], found[name]):
             yield f"{name} differs"
 
 
-def _same(a: np.ndarray, b: np.ndarray) -> bool:
+def identical(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two arrays are the same bit for bit, dtype and shape included."""
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 

@@ -93,13 +93,21 @@ class TinyRun:
             arguments = ["train", "--resume", "--out", str(out)]
 
         def run() -> int:
-            os.environ["MINILLM_CACHE"] = str(self.folder / "cache")
             first()
             code = minillm(arguments)
             last()
             return code
 
-        return fork(run, log or self.log(out))
+        return self.fork(run, log or self.log(out))
+
+    def fork(self, run: Callable[[], int], log: Path) -> Child:
+        """Fork anything that keeps its tokens in the cache of these runs."""
+
+        def within() -> int:
+            os.environ["MINILLM_CACHE"] = str(self.folder / "cache")
+            return run()
+
+        return fork(within, log)
 
     def log(self, out: Path) -> Path:
         """What the trainers on ``out`` printed."""
