@@ -6,14 +6,13 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
 
-from minillm_core.checkpoint import disk, layout, manifest
+from minillm_core.checkpoint import disk, layout, manifest, strict, tensors
 from minillm_core.errors import Interrupted, MinillmError, NonFinite
 
 __all__ = ["commit", "discard", "retain", "sweep"]
@@ -34,7 +33,7 @@ def commit(
         step: how many optimizer steps the state has seen.
         arrays: by name; ``model.*`` go to a file of their own.
         scalars: whatever JSON can hold.
-        given_up: asked between its files whether nobody wants it any more.
+        given_up: asked between tensors whether nobody wants it any more.
 
     Returns:
         OUT/checkpoints/step-<step>.
@@ -48,21 +47,29 @@ def commit(
     target = layout.folder(out, step)
     temporary = _aside(target, "tmp")
     state = json.dumps(dict(scalars), indent=1, sort_keys=True, allow_nan=False).encode()
-    writes = (
-        lambda: _write_tensors(temporary / layout.MODEL, arrays, model=True),
-        lambda: _write_tensors(temporary / layout.OPTIMIZER, arrays, model=False),
-        lambda: disk.write(temporary / layout.STATE, state),
-        lambda: disk.write(temporary / layout.MANIFEST, manifest.encode(temporary, step)),
-    )
+    if len(state) > strict.LARGEST:
+        raise ValueError(f"{len(state):,} bytes of scalars could not be read back; save arrays")
+    contents: dict[str, Iterable[bytes | memoryview]] = {
+        layout.MODEL: tensors.parts(_chosen(arrays, model=True)),
+        layout.OPTIMIZER: tensors.parts(_chosen(arrays, model=False)),
+        layout.STATE: [state],
+    }
+
+    def wanted(parts: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+        for part in parts:
+            if given_up():
+                raise Interrupted(f"the checkpoint of step {step} was given up")
+            yield part
+
     try:
         if not target.parent.is_dir():
             target.parent.mkdir(parents=True)
             disk.sync(out)
         temporary.mkdir()
-        for write in writes:
-            if given_up():
-                raise Interrupted(f"the checkpoint of step {step} was given up")
-            write()
+        written = {
+            name: disk.stream(temporary / name, wanted(parts)) for name, parts in contents.items()
+        }
+        disk.write(temporary / layout.MANIFEST, manifest.encode(step, written))
         disk.sync(temporary)
         _give_name(temporary, target)
     except BaseException as error:
@@ -166,15 +173,8 @@ def _aside(path: Path, why: str) -> Path:
     return path.with_name(f"{path.name}.{why}-{secrets.token_hex(8)}")
 
 
-def _write_tensors(path: Path, arrays: Mapping[str, np.ndarray], *, model: bool) -> None:
-    # safetensors reads an array's memory from its address on, whatever its strides.
-    chosen = {
-        name: np.asarray(array, order="C")
-        for name, array in sorted(arrays.items())
-        if name.startswith("model.") == model
-    }
-    save_file(chosen, path, metadata={"format": "np"})
-    disk.sync(path)
+def _chosen(arrays: Mapping[str, np.ndarray], *, model: bool) -> dict[str, np.ndarray]:
+    return {name: array for name, array in arrays.items() if name.startswith("model.") == model}
 
 
 def _refuse_non_finite(step: int, arrays: Mapping[str, np.ndarray]) -> None:

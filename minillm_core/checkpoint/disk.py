@@ -8,9 +8,22 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
-__all__ = ["rename", "replace", "sync", "write"]
+import xxhash
+
+__all__ = ["Written", "rename", "replace", "stream", "sync", "write"]
+
+Buffer = bytes | memoryview
+
+
+class Written(NamedTuple):
+    """What went to the disk."""
+
+    size: int  # bytes
+    xxh3_128: str
 
 
 def write(path: Path, data: bytes) -> None:
@@ -19,6 +32,22 @@ def write(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def stream(path: Path, parts: Iterable[Buffer]) -> Written:
+    """Write a new file part by part, and wait until the disk has it.
+
+    The digest is that of the bytes in memory: those that go wrong on their way are noticed too.
+    """
+    digest, size = xxhash.xxh3_128(), 0
+    with path.open("xb") as file:
+        for part in parts:
+            file.write(part)
+            digest.update(part)
+            size += len(part)
+        file.flush()
+        os.fsync(file.fileno())
+    return Written(size, digest.hexdigest())
 
 
 def sync(path: Path) -> None:

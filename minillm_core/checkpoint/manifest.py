@@ -9,23 +9,22 @@ verifying compares bytes, so a flipped bit in the manifest itself is noticed too
 from __future__ import annotations
 
 import json
-import os
-import stat
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import xxhash
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from safetensors import SafetensorError, safe_open
 
-from minillm_core.checkpoint import layout
+from minillm_core.checkpoint import layout, strict, tensors
+from minillm_core.checkpoint.disk import Written
+from minillm_core.checkpoint.opened import Opened
 
-__all__ = ["FORMAT", "encode", "read", "verify"]
+__all__ = ["FORMAT", "encode", "reasons", "verify"]
 
 FORMAT = 1
-LARGEST = 1 << 20  # bytes of a manifest; ours has under a thousand
-CHUNK = 1 << 22  # bytes hashed at a time
-NUMBER = {"F64", "F32", "F16", "I64", "U64", "I32", "U32", "I16", "U16", "I8", "U8", "BOOL"}
+LARGEST = 1 << 16  # bytes of a manifest; ours has under a thousand
 
 
 class Entry(BaseModel):
@@ -49,22 +48,44 @@ class Manifest(BaseModel):
     xxh3_128: str = ""
 
 
-def encode(folder: Path, step: int) -> bytes:
-    """The manifest of the files that lie in ``folder`` now."""
+def encode(step: int, written: Mapping[str, Written]) -> bytes:
+    """The manifest of files, by name."""
     files = [
-        Entry(name=name, size=(folder / name).stat().st_size, xxh3_128=_digest(folder / name))
+        Entry(name=name, size=written[name].size, xxh3_128=written[name].xxh3_128)
         for name in layout.FILES
     ]
     return _sealed(Manifest(format=FORMAT, step=step, files=files))
 
 
-def read(folder: Path) -> Manifest:
-    """The manifest of a checkpoint, itself intact; its files are not looked at.
+def verify(folder: Path) -> list[str]:
+    """Why a checkpoint cannot be trusted; empty when every byte is as it was written."""
+    try:
+        with Opened(folder) as files:
+            return reasons(files)
+    except ValueError as error:
+        return [str(error)]
 
-    Raises:
-        ValueError: the reason why it cannot be trusted.
-    """
-    data = _content(folder / layout.MANIFEST, LARGEST)
+
+def reasons(files: Opened) -> list[str]:
+    """:func:`verify` for files that stay open."""
+    try:
+        manifest = _read(files)
+    except ValueError as error:
+        return [str(error)]
+    found = []
+    if files.folder.name != layout.folder(files.folder, manifest.step).name:
+        found.append(f"{layout.MANIFEST}: is that of step {manifest.step}")
+    for entry in manifest.files:
+        try:
+            _check(files, entry)
+        except ValueError as error:
+            found.append(str(error))
+    return found
+
+
+def _read(files: Opened) -> Manifest:
+    """The manifest, itself intact; the files that it lists are not looked at."""
+    data = files.content(layout.MANIFEST, LARGEST)
     try:
         manifest = Manifest.model_validate_json(data)
     except ValidationError as error:
@@ -77,28 +98,14 @@ def read(folder: Path) -> Manifest:
         )
     if data != _sealed(manifest):
         raise ValueError(f"{layout.MANIFEST}: its own digest does not match")
-    return manifest
-
-
-def verify(folder: Path) -> list[str]:
-    """Why a checkpoint cannot be trusted; empty when every byte is as it was written."""
-    try:
-        manifest = read(folder)
-    except ValueError as error:
-        return [str(error)]
-    reasons = []
-    if folder.name != layout.folder(folder, manifest.step).name:
-        reasons.append(f"{layout.MANIFEST}: is that of step {manifest.step}")
     names = [entry.name for entry in manifest.files]
-    reasons += [f"{name}: not in the manifest" for name in layout.FILES if name not in names]
-    if len(set(names)) < len(names):
-        reasons.append(f"{layout.MANIFEST}: lists a file twice")
-    for entry in manifest.files:
-        try:
-            _check(folder, entry)
-        except ValueError as error:
-            reasons.append(str(error))
-    return reasons
+    for name in names:
+        if name not in layout.FILES:
+            raise ValueError(f"{layout.MANIFEST}: {name[:40]!r} is no file of a checkpoint")
+    for name in layout.FILES:
+        if names.count(name) != 1:
+            raise ValueError(f"{layout.MANIFEST}: lists {name} {names.count(name)} times")
+    return manifest
 
 
 def _sealed(manifest: Manifest) -> bytes:
@@ -108,58 +115,17 @@ def _sealed(manifest: Manifest) -> bytes:
     return json.dumps(document, indent=1, sort_keys=True).encode() + b"\n"
 
 
-def _check(folder: Path, entry: Entry) -> None:
-    name = entry.name
-    if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
-        raise ValueError(f"{layout.MANIFEST}: {name!r} is not the name of a file in this folder")
-    path = folder / name
-    size = _regular(path).st_size
+def _check(files: Opened, entry: Entry) -> None:
+    name, size = entry.name, files.size(entry.name)
     if size != entry.size:
         raise ValueError(f"{name}: {size:,} bytes, {entry.size:,} were written")
-    if _digest(path) != entry.xxh3_128:
+    if files.digest(name) != entry.xxh3_128:
         raise ValueError(f"{name}: its content changed since it was written")
-    if name.endswith(".safetensors"):
-        _check_header(path)
-
-
-def _check_header(path: Path) -> None:
-    # A digest proves that the file is the one that was written, not that it is harmless: MLX reads
-    # out of range where this parser refuses.
+    # A digest proves that the file is the one that was written, not that it is harmless.
     try:
-        with safe_open(path, framework="numpy") as tensors:
-            for key in tensors.keys():  # noqa: SIM118 - not a mapping
-                dtype = tensors.get_slice(key).get_dtype()
-                if dtype not in NUMBER:
-                    raise ValueError(f"{path.name}: {key} has dtype {dtype}")
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path.name}: {error}") from error
-
-
-def _regular(path: Path) -> os.stat_result:
-    try:
-        status = path.lstat()
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path.name}: missing") from error
-    if not stat.S_ISREG(status.st_mode):
-        raise ValueError(f"{path.name}: not a regular file")
-    return status
-
-
-def _content(path: Path, limit: int) -> bytes:
-    if _regular(path).st_size > limit:
-        raise ValueError(f"{path.name}: more than {limit:,} bytes")
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ValueError(f"{path.name}: {error.strerror}") from error
-
-
-def _digest(path: Path) -> str:
-    digest = xxhash.xxh3_128()
-    try:
-        with path.open("rb") as file:
-            while chunk := file.read(CHUNK):
-                digest.update(chunk)
-    except OSError as error:
-        raise ValueError(f"{path.name}: {error.strerror}") from error
-    return digest.hexdigest()
+        if name == layout.STATE:
+            strict.parse(files.content(name, strict.LARGEST))
+        else:
+            tensors.header(partial(files.fill, name), size)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error

@@ -3,60 +3,117 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import safe_open
 
-from minillm_core.checkpoint import disk, layout
-from minillm_core.checkpoint.manifest import verify
+from minillm_core.checkpoint import disk, layout, strict, tensors
+from minillm_core.checkpoint.manifest import reasons
+from minillm_core.checkpoint.opened import Opened
 from minillm_core.errors import MinillmError, NoCheckpoint, Refusal
 
 __all__ = ["Checkpoint", "newest", "newest_and_set_aside", "newest_or_refuse"]
 
 
-@dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that verified."""
+    """A checkpoint that verified; it can be read even when its trainer has removed it since.
 
-    path: Path
-    step: int
+    Args:
+        path: where it lies.
+        step: how many optimizer steps it has seen.
+        files: those that were verified; default: opened when they are first needed.
+    """
+
+    def __init__(self, path: Path, step: int, files: Opened | None = None) -> None:
+        self.path, self.step = path, step
+        self._files = files
+
+    def __repr__(self) -> str:
+        return f"Checkpoint({str(self.path)!r}, {self.step})"
 
     def arrays(self, prefix: str = "") -> dict[str, np.ndarray]:
-        """The arrays whose full names start with ``prefix``, such as ``"model."``."""
+        """The arrays whose full names start with ``prefix``, such as ``"model."``.
+
+        Raises:
+            NoCheckpoint: it is gone, or was changed since it verified.
+        """
         found = {}
-        for file in (layout.MODEL, layout.OPTIMIZER):
-            with safe_open(self.path / file, framework="numpy") as tensors:
-                for name in tensors.keys():  # noqa: SIM118 - not a mapping
-                    if name.startswith(prefix):
-                        found[name] = tensors.get_tensor(name)
+        with self._reading() as files:
+            for name in (layout.MODEL, layout.OPTIMIZER):
+                fill = partial(files.fill, name)
+                for key, stored in tensors.header(fill, files.size(name)).items():
+                    if key.startswith(prefix):
+                        found[key] = tensors.read(fill, stored)
         return found
 
     @property
     def scalars(self) -> dict[str, Any]:
-        """What was saved as JSON."""
-        return json.loads((self.path / layout.STATE).read_bytes())
+        """What was saved as JSON; raises as :meth:`arrays`."""
+        with self._reading() as files:
+            return strict.parse(files.content(layout.STATE, strict.LARGEST))
+
+    @contextmanager
+    def _reading(self) -> Iterator[Opened]:
+        try:
+            self._files = self._files or Opened(self.path)
+            yield self._files
+        except ValueError as error:
+            raise NoCheckpoint(
+                f"the checkpoint of step {self.step} cannot be read any more: {error}",
+                where=str(self.path),
+                fix="try again: a run that goes on removes old ones when it has a newer one",
+            ) from error
 
 
 def newest(out: Path, say: Callable[[str], None] | None = None) -> Checkpoint | None:
     """The checkpoint of the greatest step that verifies, or None; changes nothing.
 
     Args:
-        out: the run's folder.
+        out: the run's folder, in which a trainer may be saving and removing.
         say: is told of each newer one that does not verify, with the first reason.
     """
-    for step, path in layout.folders(out):
-        reasons = verify(path)
-        if not reasons:
-            return Checkpoint(path, step)
+    found, bad = _search(out)
+    _tell(bad, say)
+    return found
+
+
+def _tell(bad: list[tuple[Path, str]], say: Callable[[str], None] | None) -> None:
+    for path, reason in bad:
         if say:
-            say(f"{path.name} does not verify and is passed over: {reasons[0]}")
-    return None
+            say(f"{path.name} does not verify and is passed over: {reason}")
+
+
+def _search(out: Path) -> tuple[Checkpoint | None, list[tuple[Path, str]]]:
+    """The newest that verifies, and the newer ones that do not, with the first reason."""
+    while True:
+        bad: list[tuple[Path, str]] = []
+        for step, path in layout.folders(out):
+            found, reason = _open(path, step)
+            if found:
+                return found, bad
+            if not os.path.lexists(path):
+                break  # removed in between, which happens once there is a newer one
+            bad.append((path, reason))
+        else:
+            return None, bad
+
+
+def _open(path: Path, step: int) -> tuple[Checkpoint | None, str]:
+    """The checkpoint with its files open; or None and the first reason why it does not verify."""
+    try:
+        files = Opened(path)
+    except ValueError as error:
+        return None, str(error)
+    found = reasons(files)
+    if found:
+        files.close()
+        return None, found[0]
+    return Checkpoint(path, step, files), ""
 
 
 def newest_or_refuse(out: Path, say: Callable[[str], None] | None = None) -> Checkpoint:
@@ -66,16 +123,16 @@ def newest_or_refuse(out: Path, say: Callable[[str], None] | None = None) -> Che
         Refusal: no checkpoint was ever written.
         NoCheckpoint: none of those that are there verifies.
     """
-    found = newest(out, say)
+    found, bad = _search(out)
+    _tell(bad, say)
     if found:
         return found
-    written = layout.folders(out)
-    if written:
-        step, path = written[0]
+    if bad:
+        path, reason = bad[0]
         raise NoCheckpoint(
-            f"none of the {len(written)} checkpoints verifies; the newest: {verify(path)[0]}",
+            f"none of the {len(bad)} checkpoints verifies; the newest: {reason}",
             where=str(path),
-            fix=f"restore the folder of step {step} or an older one from a copy",
+            fix=f"restore {path.name} or an older one from a copy",
         )
     _refuse_corrupt(out)
     raise Refusal(
@@ -102,11 +159,11 @@ def newest_and_set_aside(out: Path, say: Callable[[str], None]) -> Checkpoint | 
         MinillmError: one could not be renamed.
     """
     for step, path in layout.folders(out):
-        reasons = verify(path)
-        if not reasons:
-            return Checkpoint(path, step)
+        found, reason = _open(path, step)
+        if found:
+            return found
         aside = _set_aside(path)
-        say(f"{path.name} does not verify and is now {aside.name}: {reasons[0]}")
+        say(f"{path.name} does not verify and is now {aside.name}: {reason}")
     _refuse_corrupt(out)
     return None
 

@@ -8,8 +8,8 @@ How it ends is a matter of what a checkpoint is worth:
 - leaving the block, by an error too, waits for the save under way: it is the run's last good state;
 - a KeyboardInterrupt while waiting loses nothing: what is under way goes on and is told later;
 - leaving the block *by* a KeyboardInterrupt, which is how a second signal arrives, means now. The
-  save gives up at the next file, removes what it wrote, and the one before it is the newest. Python
-  waits for the thread when it exits, so that takes as long as the file at hand. A daemon thread
+  save gives up at the next tensor, removes what it wrote, and the one before it is the newest. Python
+  waits for the thread when it exits, so that takes as long as the tensor or the fsync at hand. A daemon thread
   would be cut off inside the framework's or the disk's code, which may abort the process with
   another exit code than the one promised; and nothing can hurry an fsync.
 """

@@ -31,6 +31,8 @@ STATE = {
     "state.count": np.asarray(7, np.int32),
 }
 
+PRINTABLE = st.characters(codec="utf-8").filter(str.isprintable)
+
 
 class Killed(BaseException):
     """Stands for SIGKILL: no handler of the code under test may run."""
@@ -46,7 +48,7 @@ def die_at(monkeypatch: pytest.MonkeyPatch):
         def wrap(name: str):
             real = getattr(disk, name)
 
-            def touch(path: Path, *rest) -> None:
+            def touch(path: Path, *rest):
                 touched.append(f"{name} {path.name}")
                 here = len(touched) == n + 1
                 if here and isinstance(error, Killed):
@@ -54,16 +56,18 @@ def die_at(monkeypatch: pytest.MonkeyPatch):
                     monkeypatch.setattr(shutil, "rmtree", lambda *args, **options: None)
                 if here and when == "before":
                     raise error
-                if here and when == "half" and name == "write":
-                    path.write_bytes(rest[0][: len(rest[0]) // 2])
+                if here and when == "half" and name in ("stream", "write"):
+                    whole = b"".join(map(bytes, rest[0]) if name == "stream" else rest)
+                    path.write_bytes(whole[: len(whole) // 2])
                     raise error
-                real(path, *rest)
+                result = real(path, *rest)
                 if here:
                     raise error
+                return result
 
             return touch
 
-        for name in ("write", "sync", "rename"):
+        for name in ("stream", "write", "sync", "rename"):
             monkeypatch.setattr(disk, name, wrap(name))
         return touched
 
@@ -74,9 +78,7 @@ def die_at(monkeypatch: pytest.MonkeyPatch):
 @given(
     state=st.dictionaries(
         st.sampled_from(["model.", "optimizer.muon.m.", "state."]).flatmap(
-            lambda head: st.text(st.characters(codec="utf-8"), min_size=1, max_size=6).map(
-                head.__add__
-            )
+            lambda head: st.text(PRINTABLE, min_size=1, max_size=6).map(head.__add__)
         ),
         st.sampled_from([np.float32, np.int32, np.int64, np.uint8]).flatmap(
             lambda dtype: arrays(
@@ -133,8 +135,10 @@ def test_the_manifest_is_written_last_and_the_rename_follows(tmp_path: Path, die
     touched = die_at(-1, "", Killed())
     commit(tmp_path, 1, STATE, {})
     names = [line.split()[0] for line in touched]
-    assert [line for line in touched if line.startswith("write")] == [
-        "write state.json",
+    assert [line for line in touched if line.startswith(("write", "stream"))] == [
+        "stream model.safetensors",
+        "stream optimizer.safetensors",
+        "stream state.json",
         "write manifest.json",
     ]
     assert names[-2:] == ["rename", "sync"]
@@ -248,7 +252,7 @@ def test_a_kill_while_discarding_leaves_nothing_half(
     assert newest_or_refuse(tmp_path).step == 1
 
 
-@pytest.mark.parametrize("after", range(4))
+@pytest.mark.parametrize("after", range(6))
 def test_a_save_that_is_given_up_leaves_nothing(tmp_path: Path, after: int) -> None:
     asked: list[None] = []
 

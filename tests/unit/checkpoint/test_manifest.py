@@ -171,7 +171,7 @@ def test_a_manifest_cannot_point_outside_its_folder(copy, name: str) -> None:
     document = json.loads((folder / MANIFEST).read_bytes())
     document["files"].append({"name": name, "size": 0, "xxh3_128": ""})
     forge(folder, document)
-    assert any("not the name of a file in this folder" in reason for reason in verify(folder))
+    assert "is no file of a checkpoint" in verify(folder)[0]
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_a_manifest_cannot_point_outside_its_folder(copy, name: str) -> None:
         ({"step": 3}, "is that of step 3"),
         ({"step": -1}, "step"),
         ({"step": "2"}, "step"),
-        ({"files": []}, "model.safetensors: not in the manifest"),
+        ({"files": []}, "lists model.safetensors 0 times"),
         ({"files": None}, "files"),
         ({"extra": 1}, "extra"),
     ],
@@ -197,7 +197,7 @@ def test_a_manifest_that_lists_a_file_twice_is_refused(copy) -> None:
     document = json.loads((folder / MANIFEST).read_bytes())
     document["files"].append(document["files"][0])
     forge(folder, document)
-    assert "twice" in verify(folder)[0]
+    assert "2 times" in verify(folder)[0]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minillm_core.checkpoint import (
+    Checkpoint,
     commit,
     disk,
+    layout,
     newest,
     newest_and_set_aside,
     newest_or_refuse,
+    retain,
     sweep,
     verify,
 )
@@ -128,3 +133,85 @@ def test_a_reader_renames_nothing(tmp_path: Path) -> None:
     assert not verify(found.path)
     assert names(tmp_path) == before
     assert len(told) == 1
+
+
+def test_what_is_removed_after_it_was_found_can_still_be_read(tmp_path: Path) -> None:
+    commit(tmp_path, 1, STATE, {"step": 1})
+    found = newest_or_refuse(tmp_path)
+    commit(tmp_path, 2, {"model.w": STATE["model.w"] + 1}, {"step": 2})
+    retain(tmp_path, 1)
+    assert not found.path.exists()
+    np.testing.assert_array_equal(found.arrays()["model.w"], STATE["model.w"])
+    assert found.scalars == {"step": 1}
+
+
+def test_what_is_removed_before_it_is_opened_is_an_error_that_says_so(tmp_path: Path) -> None:
+    path = commit(tmp_path, 1, STATE, {})
+    found = Checkpoint(path, 1)
+    shutil.rmtree(path)
+    for read in (found.arrays, lambda: found.scalars):
+        with pytest.raises(NoCheckpoint, match=r"(?s)cannot be read any more.*try again"):
+            read()
+
+
+def test_what_is_cut_after_it_verified_is_an_error(tmp_path: Path) -> None:
+    path = commit(tmp_path, 1, STATE, {})
+    found = newest_or_refuse(tmp_path)
+    with (path / "model.safetensors").open("r+b") as file:
+        file.truncate(100)
+    with pytest.raises(NoCheckpoint, match="cannot be read any more"):
+        found.arrays()
+
+
+def test_what_is_removed_while_it_is_verified_makes_room_for_a_newer_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer replaces every checkpoint that was listed, before the first one is opened."""
+    for step in (1, 2):
+        commit(tmp_path, step, STATE, {})
+    real, listed = layout.folders, []
+
+    def folders(out: Path) -> list[tuple[int, Path]]:
+        found = real(out)
+        listed.append(found)
+        if len(listed) == 1:
+            commit(out, 3, STATE, {})
+            for _, path in found:
+                shutil.rmtree(path)
+        return found
+
+    monkeypatch.setattr(layout, "folders", folders)
+    assert newest_or_refuse(tmp_path, pytest.fail).step == 3
+    assert len(listed) == 2
+
+
+def test_a_reader_beside_a_trainer_sees_whole_checkpoints_only(tmp_path: Path) -> None:
+    def state(step: int) -> dict[str, np.ndarray]:
+        return {name: np.full(500, step, np.float32) for name in ("model.w", "optimizer.m.w")}
+
+    stop = threading.Event()
+    commit(tmp_path, 1, state(1), {"step": 1})
+
+    def train() -> None:
+        step = 1
+        while not stop.is_set():
+            step += 1
+            commit(tmp_path, step, state(step), {"step": step})
+            retain(tmp_path, 1)
+
+    trainer = threading.Thread(target=train)
+    trainer.start()
+    try:
+        last = 0
+        for _ in range(60):
+            found = newest_or_refuse(tmp_path, pytest.fail)
+            arrays = found.arrays()
+            assert arrays.keys() == {"model.w", "optimizer.m.w"}
+            assert all((array == found.step).all() for array in arrays.values())
+            assert found.scalars == {"step": found.step}
+            assert found.step >= last
+            last = found.step
+    finally:
+        stop.set()
+        trainer.join()
+    assert last > 1

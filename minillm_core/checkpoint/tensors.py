@@ -1,0 +1,169 @@
+"""safetensors files: written part by part, and read only once the whole header makes sense.
+
+    8 bytes: length of the header | header: JSON | the tensors' bytes, without gaps
+    {"model.norm": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}, ...}
+
+The format is that of the ``safetensors`` package, whose reader takes every file that passes here.
+That package copies all tensors before it writes the first, lets nobody give up in between, and
+opens files by name, so that what was verified and what is read need not be the same file. MLX
+reads out of range where a header lies; so headers are checked before a framework sees anything.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from minillm_core.checkpoint import strict
+
+__all__ = ["Stored", "header", "parts", "read"]
+
+Read = Callable[[int, memoryview], None]
+"""Fill the memory with a file's bytes from an offset on; ValueError where there are not so many."""
+
+DTYPES = {
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "I64": "<i8",
+    "U64": "<u8",
+    "I32": "<i4",
+    "U32": "<u4",
+    "I16": "<i2",
+    "U16": "<u2",
+    "I8": "|i1",
+    "U8": "|u1",
+    "BOOL": "|b1",
+}
+NAMES = {np.dtype(code): name for name, code in DTYPES.items()}
+METADATA = "__metadata__"
+LONGEST = 512  # characters of a name
+DIMENSIONS = 16
+LENGTH = 1 << 31  # of a dimension; MLX counts in int32
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where a tensor lies in its file."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+def parts(arrays: Mapping[str, np.ndarray]) -> Iterator[bytes | memoryview]:
+    """The bytes of a file of ``arrays``, in order; holds a copy of one array at a time at most.
+
+    Raises:
+        ValueError: an array has a name or a dtype that could not be read back.
+    """
+    # wider ones first, as safetensors does: each starts at a multiple of its own width
+    names = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
+    entries: dict[str, Any] = {METADATA: {"format": "np"}}
+    place = 0
+    for name in names:
+        array = arrays[name]
+        code = NAMES.get(array.dtype.newbyteorder("<"))
+        if code is None or _is_odd(name):
+            raise ValueError(f"{name!r} of dtype {array.dtype} cannot be saved")
+        stop = place + array.nbytes
+        entries[name] = {"dtype": code, "shape": array.shape, "data_offsets": (place, stop)}
+        place = stop
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    if len(text) > strict.LARGEST:
+        raise ValueError(f"{len(names):,} tensors are too many for one file")
+    yield len(text).to_bytes(8, "little")
+    yield text
+    for name in names:
+        array = np.ascontiguousarray(arrays[name], arrays[name].dtype.newbyteorder("<"))
+        yield array.reshape(-1).view(np.uint8).data
+
+
+def header(fill: Read, size: int) -> dict[str, Stored]:
+    """Where each tensor of a file lies.
+
+    Args:
+        fill: reads the file.
+        size: bytes of the file.
+
+    Raises:
+        ValueError: the reason why it is no file that we would write.
+    """
+    if size < 8:
+        raise ValueError("too short for a header")
+    length = int.from_bytes(_bytes(fill, 0, 8), "little")
+    if length > min(size - 8, strict.LARGEST):
+        raise ValueError(f"a header of {length:,} bytes")
+    text = _bytes(fill, 8, length)
+    if not text.startswith(b"{"):
+        raise ValueError("the header is no JSON object")
+    try:
+        entries = strict.parse(text)
+    except ValueError as error:
+        raise ValueError(f"header: {error}") from error
+    if not _is_metadata(entries.pop(METADATA, {})):
+        raise ValueError("header: metadata other than text")
+    found = {name: _stored(name, entry, 8 + length) for name, entry in entries.items()}
+    place = 8 + length
+    for name, stored in sorted(found.items(), key=lambda item: (item[1].start, item[1].stop)):
+        if stored.start != place:
+            raise ValueError(f"{name}: does not start where the one before it ends")
+        place = stored.stop
+    if place != size:
+        raise ValueError(f"its tensors end at byte {place:,} of {size:,}")
+    return found
+
+
+def read(fill: Read, stored: Stored) -> np.ndarray:
+    """A tensor; ``fill`` is that of its file."""
+    array = np.empty(stored.shape, stored.dtype)
+    fill(stored.start, array.reshape(-1).view(np.uint8).data)
+    return array
+
+
+def _bytes(fill: Read, offset: int, count: int) -> bytes:
+    buffer = bytearray(count)
+    fill(offset, memoryview(buffer))
+    return bytes(buffer)
+
+
+def _stored(name: str, entry: Any, begin: int) -> Stored:
+    """One entry of a header, by itself."""
+    if _is_odd(name):
+        raise ValueError(f"header: {name[:40]!r} is no name of a tensor")
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise ValueError(f"{name}: needs dtype, shape and data_offsets")
+    code, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(code, str) or code not in DTYPES:
+        raise ValueError(f"{name}: has dtype {str(code)[:40]!r}")
+    if not _are_sizes(shape) or len(shape) > DIMENSIONS or any(n >= LENGTH for n in shape):
+        raise ValueError(f"{name}: has no shape that we could have written")
+    if not _are_sizes(offsets) or len(offsets) != 2:
+        raise ValueError(f"{name}: has no place in the file")
+    dtype = np.dtype(DTYPES[code])
+    start, stop = offsets
+    if stop - start != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"{name}: its shape and its bytes differ in size")
+    # an array of no elements still needs strides that fit
+    if math.prod(n for n in shape if n) >= 1 << 48:
+        raise ValueError(f"{name}: has no shape that we could have written")
+    return Stored(dtype, tuple(shape), begin + start, begin + stop)
+
+
+def _is_odd(name: str) -> bool:
+    return not (0 < len(name) <= LONGEST and name.isprintable() and name != METADATA)
+
+
+def _is_metadata(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
+
+
+def _are_sizes(value: Any) -> bool:
+    return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
