@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -54,3 +55,38 @@ def test_a_compiled_step_on_cuda_never_waits(lab: Any, case: str) -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert np.isfinite([run.read(handle).loss for handle in handles]).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("default")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+@pytest.mark.parametrize("room", [True, False])
+def test_a_snapshot_on_cuda_waits_where_it_has_no_room_alone(
+    lab: Any, room: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = lab.plan("muon", train_compile="off")
+    run = create(Detected("torch", "cuda", "test"), plan).trainer(plan, 0)
+    micro = [lab.batch(plan)]
+
+    def step() -> Any:
+        return run.step(micro, plan.values(0.5), lab.supervised(micro))
+
+    run.read(step())
+    expected, held = run.arrays(), torch.cuda.memory_allocated()
+    monkeypatch.setattr(run.snapshots, "_has_room_for", lambda tensors: room)
+    torch.cuda.set_sync_debug_mode("error" if room else "default")
+    try:
+        snapshot = run.snapshot()
+        handles = [step() for _ in range(3)]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert (snapshot.note is None) == room
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(snapshot).result()
+    assert all(not run.read(handle).skipped for handle in handles)
+    assert list(found) == list(expected)
+    for name, value in expected.items():
+        assert found[name].tobytes() == value.tobytes(), name
+    assert set(found) >= {"random.torch.cpu", "random.torch.cuda"}
+    del handles, snapshot
+    assert torch.cuda.memory_allocated() <= held + 2**20  # the clones are gone

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from minillm_core import Module, Plugin, State, zeros
+from minillm_core.errors import BackendError
 
 torch = pytest.importorskip("torch")
 mx = pytest.importorskip("mlx.core")
@@ -192,6 +193,30 @@ def test_random_numbers_are_the_runs_own(lab: Any, compiled: str, backend: str) 
     assert len(set(runs[0])) == 4
     assert runs[1] == runs[0]
     assert not set(runs[2]) & set(runs[0])
+
+
+class Inside(Plugin, api=1):
+    """Draws within a block."""
+
+    def build_model(self, model: Any) -> None:
+        model.norm("layers.0.mlp", Noise)
+
+
+@pytest.mark.parametrize("compiled", ["off", pytest.param("on", marks=pytest.mark.slow)])
+def test_what_is_recomputed_draws_the_same_or_is_refused(lab: Any, compiled: str) -> None:
+    settings = {"model_layers": 1, "train_clip": 0.0, "train_compile": compiled}
+    plans = [
+        lab.plan(plugins={"inside": Inside()}, train_checkpointing=on, **settings)
+        for on in ("false", "true")
+    ]
+    micro = [lab.batch(plans[0])]
+    options = {"compiler": partial(torch.compile, backend="aot_eager")}
+    found = [lab.gradients(lab.trainer(plan, **options), plan, micro)[1] for plan in plans]
+    lab.assert_gradients(found[1], found[0], overall=1e-6)
+    lab.gradients(lab.trainer(plans[0], "mlx"), plans[0], micro)
+    with pytest.raises(BackendError, match="random numbers") as refused:
+        lab.gradients(lab.trainer(plans[1], "mlx"), plans[1], micro)
+    assert "train.checkpointing=" in str(refused.value.fix)
 
 
 @both_backends

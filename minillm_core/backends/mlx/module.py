@@ -10,7 +10,9 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.nn.utils import checkpoint
 
+from minillm_core.backends.mlx import random
 from minillm_core.backends.mlx.ops import MLXOps
+from minillm_core.errors import BackendError
 from minillm_core.nn.module import Natives, record
 from minillm_core.nn.param import Buffer, Param, State
 
@@ -79,8 +81,21 @@ class MLXFramework(Natives):
         self.seen: Counter[str] = Counter()
 
     def checkpoint(self, block: Any, *arguments: Any) -> Any:
-        """``block(*arguments)``, recomputed; its parameters are passed, not captured."""
-        return checkpoint(block)(*arguments)
+        """``block(*arguments)``, recomputed; its parameters are passed, not captured.
+
+        Raises:
+            BackendError: it draws from MLX's own key.
+        """
+        before = random.key()
+        result = checkpoint(block)(*arguments)
+        if random.key() is not before:
+            raise BackendError(
+                "a module inside a block draws random numbers without a key of its own: MLX would "
+                "draw others where it recomputes the block, and its gradients would be wrong",
+                where="train.checkpointing on mlx",
+                fix="train.checkpointing=false, or --backend torch, which draws the same again",
+            )
+        return result
 
     def witness(self, key: str) -> None:
         """Python runs only while tracing, or in eager."""

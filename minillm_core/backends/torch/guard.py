@@ -15,4 +15,4 @@ def unsound(figures: Tensor) -> Tensor:
 
 def overwrite(old: Tensor, new: Tensor, skip: Tensor) -> None:
     """``new`` into ``old``, unless ``skip`` (0-d bool)."""
-    old.copy_(torch.where(skip, old, new))
+    torch.where(skip, old, new.to(old.dtype), out=old)
