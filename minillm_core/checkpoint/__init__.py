@@ -1,10 +1,20 @@
-"""Checkpoints that are whole or not there: safetensors, JSON, a manifest of digests, one rename.
+"""Checkpoints that are whole or not there, for one trainer and any number of readers.
 
-OUT/checkpoints/step-00000100/
-    model.safetensors       model.<parameter>, float32
-    optimizer.safetensors   optimizer.<stage>.<entry>.<parameter>, state.<name>
-    state.json              every scalar: cursor, tokens so far, seed ...
-    manifest.json           written last: name, size and xxh3-128 of each of the others
+OUT/lock.json               who trains here (lock)
+OUT/checkpoints/
+    step-00000100/
+        model.safetensors       model.<parameter>, float32
+        optimizer.safetensors   everything else: optimizer.*, state.*, scaler.*, random.*
+        state.json              every scalar: cursor, tokens so far, seed ...
+        manifest.json           written last: name, size and xxh3-128 of each of the others
+    step-00000100.corrupt/      did not verify, set aside by a resume
+    step-00000100.tmp-*/        being written or removed; swept at the next start
+    step-00000100.old-*/        being replaced by a newer one of the same step; restored or swept
+
+A trainer takes the lock, sweeps, finds where to go on (newest_and_set_aside), and saves in the
+background (Writer: commit, then retain). A reader takes no lock and changes nothing (newest,
+newest_or_refuse); what it found stays readable when the trainer removes it. Only safetensors and
+JSON are read, no pickle, and both are checked to the last byte before anything else sees them.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from minillm_core.checkpoint.commit import commit, retain
+from minillm_core.errors import MinillmError
 
 __all__ = ["Result", "Writer"]
 
@@ -126,11 +127,22 @@ class Writer:
             path = commit(
                 self.out, step, snapshot(), json.loads(frozen), given_up=self._given_up.is_set
             )
-            retain(self.out, self.keep)
+            self._retain(step)
         except BaseException as raised:  # of a plugin's state, of a library: never lost
             error = raised
             _release(error)
         return Result(step, path, time.perf_counter() - began, error)
+
+    def _retain(self, step: int) -> None:
+        try:
+            retain(self.out, self.keep)
+        except OSError as raised:
+            raise MinillmError(
+                f"the checkpoint of step {step} is written, but an older one could not be removed: "
+                f"{raised.strerror}",
+                where=str(raised.filename or self.out),
+                fix="make it removable; it is tried again after the next checkpoint",
+            ) from raised
 
 
 def _release(error: BaseException | None) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import resource
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -190,6 +192,32 @@ def test_a_full_disk_leaves_nothing_behind_and_says_how_much_was_needed(
     left = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert left[0] == "step-00000001"
     assert not any(".tmp-" in name for name in left)
+
+
+def test_a_disk_that_takes_no_more_is_survived(tmp_path: Path) -> None:
+    """The kernel refuses this time, in the middle of a file."""
+    commit(tmp_path, 1, STATE, {})
+    large = {"model.w": np.zeros(1 << 18, np.float32)}
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+    try:
+        with pytest.raises(MinillmError, match="File too large"):
+            commit(tmp_path, 2, large, {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
+    commit(tmp_path, 2, large, {})
+    assert newest_or_refuse(tmp_path).step == 2
+
+
+def test_who_may_read_is_what_the_umask_says(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        path = commit(tmp_path, 1, STATE, {})
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o750
+    assert {each.stat().st_mode & 0o777 for each in path.iterdir()} == {0o640}
 
 
 def test_a_step_that_is_there_is_replaced_and_not_merged(tmp_path: Path) -> None:

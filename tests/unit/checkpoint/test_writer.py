@@ -179,7 +179,8 @@ def test_older_ones_that_cannot_be_removed_are_told(
     writer.submit(3, state, {})
     (result,) = writer.wait()
     assert result.path == tmp_path / "checkpoints" / "step-00000003"
-    assert isinstance(result.error, PermissionError)
+    assert isinstance(result.error, MinillmError)
+    assert "step 3 is written, but an older one could not be removed: Perm" in str(result.error)
 
 
 def test_leaving_the_block_waits_and_the_result_can_still_be_asked(tmp_path: Path) -> None:
