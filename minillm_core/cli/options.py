@@ -20,6 +20,7 @@ __all__ = [
     "Deterministic",
     "Device",
     "Help",
+    "Init",
     "Kernels",
     "Out",
     "Plugins",
@@ -59,6 +60,14 @@ Data = Annotated[
         rich_help_panel=_CHOICE,
     ),
 ]
+Init = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Start from a model directory: its shape, its weights, its tokenizer.",
+        rich_help_panel=_CHOICE,
+    ),
+]
 Out = Annotated[
     Path | None,
     typer.Option(
@@ -68,7 +77,10 @@ Out = Annotated[
 Resume = Annotated[
     bool,
     typer.Option(
-        "--resume", metavar="", help="Go on with the run in --out.", rich_help_panel=_CHOICE
+        "--resume",
+        metavar="",
+        help="Go on with the run in --out from its newest good checkpoint.",
+        rich_help_panel=_CHOICE,
     ),
 ]
 Steps = Annotated[

@@ -33,6 +33,7 @@ def plan(
     plugins: options.Plugins = None,
     preset: options.Preset = None,
     data: options.Data = None,
+    init: options.Init = None,
     out: options.Out = None,
     resume: options.Resume = False,
     steps: options.Steps = None,
@@ -46,9 +47,8 @@ def plan(
     show_help: options.Help = False,
 ) -> None:
     """Show what would be trained: by whom, at what cost. Needs no GPU and writes nothing."""
-    from minillm_core.cli.prepare import Asked, refuse_resume
+    from minillm_core.cli.prepare import Asked
 
-    refuse_resume(resume)
     if diff and plugins is not None:
         raise Refusal(
             "--diff names both sets of plugins",
@@ -67,6 +67,9 @@ def plan(
         device=device,
         deterministic=deterministic,
         kernels=kernels,
+        init=init,
+        resume=resume,
+        out=out,
     )
     from minillm_core.cli.plan_show import show_diff, show_plan
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from minillm_core.config.load import Loaded
     from minillm_core.plugins.manager import LoadedPlugin
 
-__all__ = ["Asked", "Prepared", "prepare", "refuse_resume"]
+__all__ = ["Asked", "Prepared", "prepare"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Asked:
     file: Path | None = None
     assignments: Sequence[str] = ()
     flags: Mapping[str, Any] = field(default_factory=dict)  # "--steps" -> value, None: not given
+    resume: Path | None = None  # the folder of the run that is to go on
 
     @classmethod
     def of(
@@ -45,8 +46,21 @@ class Asked:
         device: str | None,
         deterministic: bool,
         kernels: str | None,
+        init: Path | None,
+        resume: bool,
+        out: Path | None,
     ) -> Asked:
-        """The command line as typer parsed it."""
+        """The command line as typer parsed it.
+
+        Raises:
+            Refusal: ``--resume`` without ``--out``.
+        """
+        if resume and out is None:
+            raise Refusal(
+                "--resume does not say which run",
+                where="--resume",
+                fix="--resume --out with the folder of the run, such as runs/tiny-1",
+            )
         flags = {
             "--data": list(data) if data else None,
             "--steps": steps,
@@ -55,8 +69,10 @@ class Asked:
             "--device": device,
             "--deterministic": deterministic or None,
             "--kernels": kernels,
+            "--init": str(init) if init else None,
         }
-        return cls(plugins, preset, file, tuple(assignments or ()), flags)
+        going_on = out if resume else None
+        return cls(plugins, preset, file, tuple(assignments or ()), flags, going_on)
 
     def with_plugins(self, plugins: str) -> Asked:
         """The same, with another set of plugins."""
@@ -87,8 +103,12 @@ def prepare(asked: Asked, *, to_run: bool) -> Prepared:
     """
     from minillm_core.backends.detect import choose, default_preset, probe
     from minillm_core.config.load import given, load
+    from minillm_core.config.selection import added
     from minillm_core.plugins.manager import check_support
     from minillm_core.plugins.manager import load as load_plugins
+    from minillm_core.train.initial import initial_layer
+    from minillm_core.train.restore import recorded, specs_of
+    from minillm_core.train.settings import layer_of
 
     machine = probe()
     settings = {"file": asked.file, "assignments": asked.assignments, "flags": asked.flags}
@@ -97,10 +117,19 @@ def prepare(asked: Asked, *, to_run: bool) -> Prepared:
         backend, device = (str(given(key, **settings) or "auto") for key in ("backend", "device"))
         return default_preset(machine, backend, device)
 
+    record = recorded(asked.resume)
     loaded = load(
-        preset=asked.preset, plugins=asked.plugins, default_preset=preset_here, **settings
+        preset=asked.preset,
+        plugins=asked.plugins,
+        recorded=layer_of(record["config"], where=str(asked.resume)) if record else None,
+        initial=None if record else initial_layer(given("init", **settings)),
+        default_preset=preset_here,
+        **settings,
     )
     config = loaded.config
+    specs = loaded.specs
+    if record and asked.resume:
+        specs = specs_of(record, config, asked.resume, added(asked.plugins))
     by_name = config.backend != "auto" or config.device != "auto"
     try:
         detected = choose(machine, config.backend, config.device)
@@ -108,21 +137,7 @@ def prepare(asked: Asked, *, to_run: bool) -> Prepared:
         if to_run or by_name:
             raise
         detected = None
-    plugins = load_plugins(loaded.specs, config.plugins)
+    plugins = load_plugins(specs, config.plugins)
     if detected:
         check_support(plugins, detected.backend, detected.device)
     return Prepared(loaded, plugins, detected)
-
-
-def refuse_resume(resume: bool) -> None:
-    """Until runs can be resumed.
-
-    Raises:
-        Refusal: ``--resume`` was given.
-    """
-    if resume:
-        raise Refusal(
-            "runs cannot be resumed yet",
-            where="--resume",
-            fix="start a new run: leave --resume out, and name another --out",
-        )

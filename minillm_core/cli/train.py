@@ -14,6 +14,8 @@ minillm train --data my_texts/ --steps 2000 train.lr=0.002
 
 minillm train --plugins muon,paired_heads --preset gpt2-124m --out runs/both
 
+minillm train --resume --out runs/both --steps 4000
+
 minillm train -c run.toml --plugins ./my_trick.py:MyTrick my_trick.width=8
 """
 
@@ -23,6 +25,7 @@ def train(
     plugins: options.Plugins = None,
     preset: options.Preset = None,
     data: options.Data = None,
+    init: options.Init = None,
     out: options.Out = None,
     resume: options.Resume = False,
     steps: options.Steps = None,
@@ -39,9 +42,8 @@ def train(
 
     Without arguments: a tiny model on the sources of Python's standard library, in minutes.
     """
-    from minillm_core.cli.prepare import Asked, prepare, refuse_resume
+    from minillm_core.cli.prepare import Asked, prepare
 
-    refuse_resume(resume)
     asked = Asked.of(
         plugins=plugins,
         preset=preset,
@@ -54,6 +56,9 @@ def train(
         device=device,
         deterministic=deterministic,
         kernels=kernels,
+        init=init,
+        resume=resume,
+        out=out,
     )
     prepared = prepare(asked, to_run=True)
     assert prepared.detected is not None  # or it would have been refused
@@ -67,6 +72,7 @@ def train(
         prepared.plugins,
         prepared.detected,
         out=out,
+        resume=resume,
         cache=cache_folder(),
         say=say,
     )

@@ -41,6 +41,8 @@ def load(
     assignments: Sequence[str] = (),
     flags: Mapping[str, Any] | None = None,
     plugins: str | None = None,
+    recorded: Layer | None = None,
+    initial: Layer | None = None,
     default_preset: Callable[[], tuple[str, str]],
 ) -> Loaded:
     """The config of a run.
@@ -51,16 +53,24 @@ def load(
         assignments: ``key=value`` arguments.
         flags: flag (a key of :data:`FLAGS`) -> its value; None is a flag that was not given.
         plugins: what ``--plugins`` named: ``a,b,-c,./x.py:X``.
+        recorded: the settings of the run that is to go on, complete: they take the preset's place.
+        initial: what a model directory says of itself, above the preset.
         default_preset: asked where nobody names a preset; a preset's name and the reason.
 
     Raises:
         ConfigError: anything in it cannot be used: what, where, and what to write instead.
     """
     upper = _upper_layers(file, assignments, flags or {})
-    chosen, notes = _preset(preset, upper, default_preset)
+    if recorded is None:
+        chosen, notes = _preset(preset, upper, default_preset)
+        document = read_preset(chosen.value, origin=chosen.where)
+        layers = [flatten(document, origin=f"preset {chosen.value}"), *upper]
+        if initial is not None:
+            layers.insert(1, initial)
+    else:
+        chosen, notes = _same_preset(recorded, preset, upper), []
+        layers = [recorded, *upper]
     notes += [note for layer in upper for note in layer.notes]
-    document = read_preset(chosen.value, origin=chosen.where)
-    layers = [flatten(document, origin=f"preset {chosen.value}"), *upper]
 
     named = _named(layers)
     specs, named_by = select(named, plugins)
@@ -123,6 +133,23 @@ def _preset(
     if not isinstance(chosen.value, str):
         raise ConfigError(f"preset must be a name, not {show(chosen.value)}", where=chosen.where)
     return chosen, []
+
+
+def _same_preset(recorded: Layer, flag: str | None, upper: Sequence[Layer]) -> Setting:
+    """The preset of the run that goes on.
+
+    Raises:
+        ConfigError: another one is asked for.
+    """
+    first = recorded.settings["preset"]
+    asked = Setting(flag, "--preset", f"--preset {flag}") if flag else _last(upper, "preset")
+    if asked is not None and asked.value != first.value:
+        raise ConfigError(
+            f"the run was started from preset {first.value}, not {show(asked.value)}",
+            where=asked.where,
+            fix="leave it out, or start a new run in another --out",
+        )
+    return first
 
 
 def _named(layers: Iterable[Layer]) -> dict[str, Setting]:

@@ -10,7 +10,7 @@ from minillm_core.config.origins import SECTIONS, Setting
 from minillm_core.errors import ConfigError
 from minillm_core.text import nearest
 
-__all__ = ["RESERVED", "check_name", "name_of", "select"]
+__all__ = ["RESERVED", "added", "check_name", "name_of", "select"]
 
 RESERVED = frozenset({*SECTIONS, "plugins"})
 """Names that no plugin may have: they are tables of the config."""
@@ -57,6 +57,17 @@ def check_name(name: str, *, where: str) -> None:
             where=where,
             fix="rename the plugin (its file, or its entry point)",
         )
+
+
+def added(argument: str | None, *, flag: str = "--plugins") -> dict[str, str]:
+    """What the argument adds, name -> spec: of a run that goes on, plugins that are named again.
+
+    Raises:
+        ConfigError: a malformed or reserved name.
+    """
+    items = (item.strip() for item in argument.split(",")) if argument else ()
+    where = f"{flag} {argument}"
+    return {name_of(item, where=where): item for item in items if not item.startswith("-")}
 
 
 def select(

@@ -18,6 +18,7 @@ FLAGS: Mapping[str, str] = {
     "--data": "data.paths",
     "--steps": "train.steps",
     "--seed": "seed",
+    "--init": "init",
     "--backend": "backend",
     "--device": "device",
     "--deterministic": "deterministic",

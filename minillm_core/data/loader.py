@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +55,7 @@ class Loader(Iterator[StepBatch]):
             loader's thread.
         prefetch: steps made ahead.
         cursor: where an earlier Loader stopped; rows, accumulate and seq_len may be others.
+        memory: what ``on_batch`` remembers from batch to batch, as JSON: cursors carry it.
 
     Raises:
         DataError: the cursor is not of these documents in this order.
@@ -72,14 +73,14 @@ class Loader(Iterator[StepBatch]):
         on_batch: OnBatch | None = None,
         prefetch: int = 2,
         cursor: Mapping[str, Any] | None = None,
+        memory: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         if cursor is None:
             start = Cursor(fingerprint(documents, seed))
         else:
             start = Cursor.resume(cursor, documents, seed)
-        steps = _steps(
-            Stream(documents, seed, start), documents.vocab, rows, accumulate, seq_len, on_batch
-        )
+        stream = Stream(documents, seed, start)
+        steps = _steps(stream, documents.vocab, rows, accumulate, seq_len, on_batch, memory)
         self._queue: queue.Queue[StepBatch | BaseException] = queue.Queue(max(prefetch, 1))
         self._stop = threading.Event()
         self._failure: BaseException | None = None
@@ -147,6 +148,7 @@ def _steps(
     accumulate: int,
     seq_len: int,
     on_batch: OnBatch | None,
+    memory: Callable[[], Mapping[str, Any]],
 ) -> Iterator[StepBatch]:
     size = rows * seq_len
     while True:
@@ -161,5 +163,5 @@ def _steps(
             supervised=sum(int(np.count_nonzero(b["labels"] >= 0)) for b in micro),
             real=sum(int(np.count_nonzero(b["documents"] >= 0)) for b in micro),
             padded=sum(b["ids"].size for b in micro),
-            cursor=stream.cursor.data(),
+            cursor={**stream.cursor.data(), **memory()},
         )

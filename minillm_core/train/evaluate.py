@@ -14,6 +14,7 @@ from minillm_core.backends.base import Batch, Model
 from minillm_core.backends.detect import choose, probe
 from minillm_core.data import bytes_per_token, open_documents, validation_batches
 from minillm_core.errors import Refusal
+from minillm_core.plugins.streams import Streams
 from minillm_core.train.events import Evaluated
 from minillm_core.train.hooks import batch_hook
 from minillm_core.train.restore import Create, open_run
@@ -28,18 +29,27 @@ class Validation:
         model: evaluates.
         batches: the same every time; labels -1 where nothing is predicted.
         token_bytes: int (vocab,), UTF-8 bytes of each id, 0 for specials; None without a tokenizer.
+        cancelled: asked before every batch.
     """
 
     def __init__(
-        self, model: Model, batches: Iterable[Batch], token_bytes: np.ndarray | None
+        self,
+        model: Model,
+        batches: Iterable[Batch],
+        token_bytes: np.ndarray | None,
+        cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
         self._model, self._batches, self._token_bytes = model, batches, token_bytes
+        self._cancelled = cancelled
         self.predictions = 0
 
-    def __call__(self, step: int) -> Evaluated:
-        """Evaluate after ``step``; val_loss is NaN where nothing is predicted."""
+    def __call__(self, step: int) -> Evaluated | None:
+        """Evaluate after ``step``; val_loss is NaN where nothing is predicted; None: cancelled."""
         total = Counter[str]()
-        nats, self.predictions = self._model.evaluate(self._counted(total))
+        try:
+            nats, self.predictions = self._model.evaluate(self._counted(total))
+        except _Cancelled:
+            return None
         loss = nats / self.predictions if self.predictions else math.nan
         rate = nats / math.log(2) / total["bytes"] if total["bytes"] else None
         return Evaluated(step, loss, rate)
@@ -47,11 +57,17 @@ class Validation:
     def _counted(self, total: Counter[str]) -> Iterator[Batch]:
         """The batches, the bytes of what they predict being added up as they go by."""
         for batch in self._batches:
+            if self._cancelled():
+                raise _Cancelled
             if self._token_bytes is not None:
                 labels = batch["labels"]
                 found = self._token_bytes[labels[labels >= 0]]
                 total["bytes"] += int(found.sum(dtype=np.int64))
             yield batch
+
+
+class _Cancelled(Exception):
+    """Ends an evaluation from within its batches."""
 
 
 def evaluate_run(
@@ -104,13 +120,16 @@ def evaluate_run(
         seq_len=length,
         tokens=max_tokens,
         seed=None,
-        on_batch=batch_hook(run.plan.on_batch, run.plugins, Counter(), config.model.vocab),
+        on_batch=batch_hook(
+            run.plan.on_batch, run.plugins, Counter(), config.model.vocab, Streams(config.seed)
+        ),
     )
     if not len(batches):
         raise Refusal("there is nothing to predict", where=", ".join(data), fix="give more text")
     token_bytes = bytes_per_token(tokenizer, config.model.vocab) if tokenizer else None
     validation = Validation(model, batches, token_bytes)
     result = validation(run.checkpoint.step)
+    assert result is not None  # nobody cancels it
     return {
         "val_loss": result.val_loss,
         "bits_per_byte": result.bits_per_byte,

@@ -70,6 +70,7 @@ class Evidence:
             arrays = trainer.arrays()
             self._initial = {name: np.array(arrays[f"model.{name}"]) for name in parameters}
         self._records: dict[str, dict[str, Any]] | None = None
+        self._steps = 0  # of this process: a resumed run is looked at again
 
     def __call__(self, event: Event) -> None:
         """Look once, after ten steps.
@@ -77,14 +78,17 @@ class Evidence:
         Raises:
             NoEvidence: a plugin left nothing at all.
         """
-        if not isinstance(event, Stepped) or event.step < STEPS or self._records is not None:
+        if not isinstance(event, Stepped) or self._records is not None:
+            return
+        self._steps += 1
+        if self._steps < STEPS:
             return
         self._records = self._look()
         for name, record in self._records.items():
             if not record["shown"]:
                 expected = ", ".join(self._expected[name][:3]) or "nothing: it changes nothing"
                 raise NoEvidence(
-                    f"plugin '{name}' was named, and after {event.step} steps nothing shows "
+                    f"plugin '{name}' was named, and after {self._steps} steps nothing shows "
                     "that it took part",
                     where=f"expected: {expected}",
                     fix=f"leave out '{name}', or check its options: minillm plugins info {name}",

@@ -9,6 +9,7 @@ from minillm_core.data import Batch, OnBatch
 from minillm_core.data.batch import checked
 from minillm_core.errors import DataError, PluginCodeError
 from minillm_core.plugins.manager import LoadedPlugin
+from minillm_core.plugins.streams import Streams
 from minillm_core.train.events import Event
 from minillm_core.train.observers import Observer
 
@@ -16,7 +17,11 @@ __all__ = ["batch_hook", "observers"]
 
 
 def batch_hook(
-    order: Sequence[str], plugins: Iterable[LoadedPlugin], seen: Counter[str], vocab: int
+    order: Sequence[str],
+    plugins: Iterable[LoadedPlugin],
+    seen: Counter[str],
+    vocab: int,
+    streams: Streams | None = None,
 ) -> OnBatch | None:
     """All ``on_batch`` as one function, called in ``order``; None where there is none.
 
@@ -27,7 +32,9 @@ def batch_hook(
         plugins: those of the run.
         seen: ``batch:<plugin>`` is counted there.
         vocab: ids and labels are below it.
+        streams: the random numbers that they draw from; default: seed 0's.
     """
+    streams = streams or Streams(0)
     by_name = {one.name: one for one in plugins}
     chain = [by_name[name] for name in order]
     if not chain:
@@ -37,7 +44,7 @@ def batch_hook(
         shape = batch["ids"].shape
         for one in chain:
             hook = f"on_batch, phase {phase}"
-            with one.contain(hook):
+            with one.contain(hook), streams.of(one.name, phase):
                 batch = _call(one.plugin.on_batch, batch=batch, phase=phase)  # type: ignore[attr-defined]
             try:
                 checked(batch, vocab)

@@ -10,6 +10,7 @@ from pathlib import Path
 from minillm_core import backends
 from minillm_core.backends.base import Backend, Trainer
 from minillm_core.backends.detect import Detected
+from minillm_core.checkpoint import newest
 from minillm_core.config.load import Loaded
 from minillm_core.config.schema import Config
 from minillm_core.data import Corpus, open_corpus
@@ -19,7 +20,9 @@ from minillm_core.plugins.blame import blaming
 from minillm_core.plugins.manager import LoadedPlugin, check_support
 from minillm_core.train.advice import out_of_memory
 from minillm_core.train.budget import Budget
+from minillm_core.train.initial import Initial
 from minillm_core.train.record import choose_out
+from minillm_core.train.resume import Earlier, check_data, check_plan
 
 __all__ = ["Job", "check"]
 
@@ -35,6 +38,7 @@ class Job:
     trainer: Trainer
     budget: Budget
     notes: tuple[str, ...]  # what was learnt on the way, to be said once the run starts
+    initial: Initial | None = None  # the weights that it starts from at step 0
     seen: Counter[str] = field(default_factory=Counter)  # batches and events that plugins took
 
     @property
@@ -51,9 +55,22 @@ def check(
     out: Path | None,
     runs: Path,
     cache: Path,
+    earlier: Earlier | None = None,
+    resume: bool = False,
     create: Callable[[Detected, Plan], Backend] | None = None,
 ) -> Job:
     """Check OUT, plugins, plan, data and device, cheapest first; prints and writes nothing.
+
+    Args:
+        loaded: the config.
+        plugins: the active ones.
+        detected: where it runs.
+        out: the run's folder.
+        runs: where folders without a name are made.
+        cache: where tokens are kept.
+        earlier: the run that is to go on.
+        resume: ``out`` may hold a run.
+        create: makes the backend.
 
     Raises:
         Refusal: any of them.
@@ -61,19 +78,24 @@ def check(
         OutOfMemory: not even the model fits.
     """
     config = loaded.config
-    choose_out(config.preset, out, runs=runs)
+    choose_out(config.preset, out, runs=runs, resume=resume)
     budget = Budget(config.train.steps, config.train.minutes)
     plugins = tuple(plugins)
     check_support(plugins, detected.backend, detected.device)
     plan = build_plan(config, plugins)
+    notes = [*loaded.notes, *(check_plan(earlier, plan) if earlier else ())]
     backend = (create or backends.create)(detected, plan)
-    notes: list[str] = list(loaded.notes)
     corpus = open_corpus(
         config.data, config.model.vocab, config.train.seq_len, cache=cache, say=notes.append
     )
+    if earlier:
+        check_data(earlier, corpus)
+    initial = None
+    if config.init is not None and (earlier is None or newest(earlier.out) is None):
+        initial = Initial.of(config.init, plan)
     try:
         with blaming(plugins, "the model's initial values"):
             trainer = backend.trainer(plan, config.seed)
     except (OutOfMemory, MemoryError) as error:
         raise out_of_memory(error, config.train, None, 0) from error
-    return Job(loaded, plugins, plan, corpus, trainer, budget, tuple(notes))
+    return Job(loaded, plugins, plan, corpus, trainer, budget, tuple(notes), initial)

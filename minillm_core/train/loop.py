@@ -3,26 +3,39 @@
     queue step n -> read step n - 1 -> tell -> (after some steps: read step n, save, evaluate)
 
 Reading late keeps the device busy while the host looks at figures; it also bounds how far a run
-that is limited by the clock can run ahead of it.
+that is limited by the clock can run ahead of it. Checkpoints are written in the background: the
+loop hands over a snapshot, and is told later what became of it.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from minillm_core.backends.base import Batch, Trainer
+from minillm_core.backends.base import Batch, StepResult, Trainer
 from minillm_core.errors import DataError, Interrupted, MinillmError, NonFinite, Stopped
+from minillm_core.train import guard
 from minillm_core.train.budget import Budget, Cadence
-from minillm_core.train.events import Ended, Evaluated, Event, Saved, Skipped, Stepped
+from minillm_core.train.events import (
+    Ended,
+    Evaluated,
+    Event,
+    Guarded,
+    Rewound,
+    Saved,
+    Skipped,
+    Stepped,
+    Unsaved,
+)
 from minillm_core.train.meter import Counts, Meter
+from minillm_core.train.position import Position
 from minillm_core.train.signals import StopRequest
 
-__all__ = ["EMPTY_IN_A_ROW", "Loop", "Position", "StepBatch"]
+__all__ = ["EMPTY_IN_A_ROW", "Loop", "Saves", "StepBatch"]
 
 EMPTY_IN_A_ROW = 100
 """Batches without a supervised token, one after the other, after which the data is at fault."""
@@ -43,16 +56,12 @@ class StepBatch(Protocol):
     def cursor(self) -> Mapping[str, Any]: ...  # noqa: D102
 
 
-@dataclass
-class Position:
-    """How far a run has come: with the trainer's arrays, all that a checkpoint holds."""
+class Saves(Protocol):
+    """What writes checkpoints in the background."""
 
-    step: int = 0  # optimizer steps taken
-    tokens: int = 0  # real ones so far
-    elapsed: float = 0.0  # seconds of the budget
-    skipped: int = 0  # batches without a supervised token
-    saved: int | None = None  # step of the newest checkpoint
-    cursor: Mapping[str, Any] = field(default_factory=dict)  # the data after ``step``
+    def begin(self, position: Position) -> None: ...  # noqa: D102
+    def finished(self) -> Iterable[Event]: ...  # noqa: D102
+    def wait(self) -> Iterable[Event]: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
@@ -77,11 +86,16 @@ class Loop:
         budget: how long.
         emit: is told every event, in order.
         cadence: when to evaluate and save on the way.
-        evaluate: evaluates after a step; None: never.
-        save: commits a checkpoint of a position; None: never.
-        stop: asked before every step.
+        evaluate: evaluates after a step, or gives None where it was cut short; None: never.
+        saves: writes checkpoints; None: never.
+        stop: asked before every micro-batch.
+        spike: nats over the median of the last losses from which on the run goes back; 0: never.
+        rewind: puts trainer and batches back to a checkpoint that is old enough for a spike at a
+            step; gives its position and how many steps' batches it passed over, or None where no
+            checkpoint is old enough.
         meter: measures; it is given this loop's clock readings.
         position: where to start.
+        say: prints a line.
         clock: seconds that never go back.
     """
 
@@ -94,40 +108,54 @@ class Loop:
         emit: Callable[[Event], None],
         *,
         cadence: Cadence | None = None,
-        evaluate: Callable[[int], Evaluated] | None = None,
-        save: Callable[[Position], Saved] | None = None,
+        evaluate: Callable[[int], Evaluated | None] | None = None,
+        saves: Saves | None = None,
         stop: StopRequest | None = None,
+        spike: float = 0.0,
+        rewind: Callable[[int], tuple[Position, int] | None] = lambda step: None,
         meter: Meter | None = None,
         position: Position | None = None,
+        say: Callable[[str], None] = lambda text: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.trainer, self.batches, self.values = trainer, batches, values
-        self.budget, self.emit, self.clock = budget, emit, clock
+        self.budget, self.emit, self.clock, self.say = budget, emit, clock, say
         self.cadence = cadence or Cadence()
-        self.evaluate, self.save = evaluate, save
+        self.evaluate, self.saves = evaluate, saves
         self.stop = stop or StopRequest()
+        self.spike, self.rewind = spike, rewind
         self.meter = meter or Meter()
         self.position = position or Position()
         self._spent_before = self.position.elapsed
         self._clock_began: float | None = None  # set when the first step, which compiles, is over
         self._pending: _Queued | None = None
         self._evaluated: int | None = None
+        self._submitted = self.position.saved
 
-    def run(self) -> Position:
+    def run(self, *, evaluate_first: bool = False) -> Position:
         """Train to the end, evaluate and save there.
+
+        Args:
+            evaluate_first: the evaluation that was due at the start is still to be made.
 
         Raises:
             Stopped: a signal ended the run, and there is a checkpoint.
             Interrupted: a signal ended the run, and there is none.
-            NonFinite: the loss is no number any more.
+            NonFinite: too many steps were not finite, or had a spike.
             DataError: nothing in the data is supervised.
         """
         began = self.clock()
         try:
-            self._train()
+            self._train(evaluate_first)
         except BaseException as error:
             # the first error is the one to report, whatever observers make of the end
-            told = self._stopped() if self._is_second_signal(error) else error
+            told, at_once = error, self._is_second_signal(error)
+            try:  # a save that is under way is worth waiting for, unless somebody is in a hurry
+                self._tell_saves(wait=not at_once)
+            except Exception as another:
+                self.say(f"warning: {another}")
+            if at_once:
+                told = self._stopped()
             unforeseen = 130 if isinstance(told, KeyboardInterrupt) else 1
             code = told.exit_code if isinstance(told, MinillmError) else unforeseen
             with suppress(Exception):
@@ -150,18 +178,33 @@ class Loop:
             return self._spent_before
         return self._spent_before + self.clock() - self._clock_began
 
-    def _train(self) -> None:
+    def _train(self, evaluate_first: bool) -> None:
         self.meter.restart(self.clock())
+        self._pause(evaluate=evaluate_first)
         while not self.budget.spent(self.position.step, self.elapsed):
             if self.stop.requested:
-                self._pause(save=True)
-                raise self._stopped()
-            self._step(self._next_batch())
+                self._end_early()
+            if not self._step(self._next_batch()):
+                continue  # a signal came between two micro-batches: the step is dropped
             step = self.position.step
+            self._tell_saves()
             save, evaluate = self.cadence.saves(step), self.cadence.evaluates(step)
             if save or evaluate:
                 self._pause(save=save, evaluate=evaluate)
         self._pause(save=True, evaluate=True)
+        if self.stop.requested and self.evaluate and self._evaluated != self.position.step:
+            self._end_early()  # all steps are done, and the last evaluation is not
+        self._tell_saves(wait=True, last=True)
+
+    def _end_early(self) -> None:
+        if self.saves and self.stop.signal:
+            self.say(
+                f"{self.stop.signal.name}: saving step {self.position.step}; "
+                "a second signal ends the run at once"
+            )
+        self._pause(save=True)
+        self._tell_saves(wait=True)
+        raise self._stopped()
 
     def _next_batch(self) -> StepBatch:
         for _ in range(EMPTY_IN_A_ROW):
@@ -176,11 +219,16 @@ class Loop:
             fix="check the labels: each of these batches has -1 (unsupervised) everywhere",
         )
 
-    def _step(self, batch: StepBatch) -> None:
+    def _step(self, batch: StepBatch) -> bool:
+        """Queue a step and read the one before; False where a signal cut it short."""
         position = self.position
         step = position.step + 1
         values = self.values(self.budget.progress(step, self.elapsed))
-        handle = self.trainer.step(batch.micro, values, batch.supervised)
+        handle = self.trainer.step(
+            batch.micro, values, batch.supervised, lambda: self.stop.requested
+        )
+        if handle is None:
+            return False
         position.step, position.cursor = step, batch.cursor
         position.tokens += batch.real
         counts = Counts(batch.real, batch.padded, batch.supervised)
@@ -190,6 +238,7 @@ class Loop:
         )
         if before is not None:
             self._read(before)
+        return True
 
     def _read(self, queued: _Queued) -> None:
         asked = self.clock()
@@ -197,8 +246,6 @@ class Loop:
         read = self.clock()
         if self._clock_began is None:
             self._clock_began = read
-        if not math.isfinite(result.loss):
-            raise self._non_finite(queued.step, result.loss)
         figures = self.meter.add(queued.counts, queued=queued.queued, asked=asked, read=read)
         self.emit(
             Stepped(
@@ -214,6 +261,50 @@ class Loop:
                 terms=result.terms,
             )
         )
+        if result.skipped or not math.isfinite(result.loss):
+            self._guard(queued.step, result)
+        elif self.spike:
+            self._watch(queued.step, result.loss)
+
+    def _guard(self, step: int, result: StepResult) -> None:
+        """Count a step that was not finite; float16's own overflows, which halve a scale, apart."""
+        if result.overflow:
+            return
+        guarded = (*guard.recent(self.position.guarded, step), step)
+        self.position.guarded = guarded
+        self.emit(Guarded(step, result.loss, result.grad_norm, len(guarded)))
+        if len(guarded) >= guard.LIMIT:
+            raise self._failed(
+                f"{len(guarded)} of the last {guard.WINDOW} steps were not finite: the loss of "
+                f"step {step} is {result.loss}, the norm of its gradients {result.grad_norm}"
+            )
+
+    def _watch(self, step: int, loss: float) -> None:
+        """Go back where the loss has a spike."""
+        position = self.position
+        if not guard.is_spike(loss, position.losses, self.spike):
+            position.losses = (*position.losses, loss)[-guard.MEMORY :]
+            return
+        if position.rewinds >= guard.REWINDS:
+            raise self._failed(
+                f"the loss had a spike at step {step}, after {position.rewinds} others: {loss:.4f}"
+            )
+        self._tell_saves(wait=True)
+        found = self.rewind(step)
+        if found is None:
+            self.say(
+                f"warning: the loss of step {step} is a spike ({loss:.4f}), and no checkpoint is "
+                "old enough to go back to: the run goes on"
+            )
+            position.losses = (*position.losses, loss)[-guard.MEMORY :]
+            return
+        earlier, passed_over = found
+        earlier.rewinds = position.rewinds + 1
+        self._pending, self._evaluated = None, earlier.step
+        self._spent_before, self._clock_began = self.elapsed, self.clock()
+        self.position, self._submitted = earlier, earlier.step
+        self.emit(Rewound(step, loss, earlier.step, passed_over))
+        self.meter.restart(self.clock())
 
     def _pause(self, *, save: bool = False, evaluate: bool = False) -> None:
         """Read the step that is still open; then save first, since an evaluation may fail."""
@@ -222,15 +313,31 @@ class Loop:
             self._read(pending)
         step = self.position.step
         self.position.elapsed = self.elapsed
-        if save and self.save and step > 0 and self.position.saved != step:
-            saved = self.save(self.position)
-            self.position.saved = step
-            self.emit(saved)
+        if save and self.saves and step > 0 and self._submitted != step:
+            self._submitted = step
+            self.saves.begin(self.position)
         if evaluate and self.evaluate and self._evaluated != step:
             evaluated = self.evaluate(step)
-            self._evaluated = step
-            self.emit(evaluated)
+            if evaluated is not None:
+                self._evaluated = step
+                self.emit(evaluated)
         self.meter.restart(self.clock())
+
+    def _tell_saves(self, *, wait: bool = False, last: bool = False) -> None:
+        """Tell of the saves that ended; after the last one nobody comes to write what it lacks."""
+        if self.saves is None:
+            return
+        for event in self.saves.wait() if wait else self.saves.finished():
+            if isinstance(event, Saved):
+                self.position.saved = event.step
+            self.emit(event)
+            if isinstance(event, Unsaved) and last and event.step == self.position.step:
+                raise MinillmError(
+                    "the run is over, and its last checkpoint could not be written: "
+                    + event.reason.partition("\n")[0],
+                    where=f"step {event.step}; {self._kept()}",
+                    fix="make room, and take it up with --resume",
+                )
 
     def _is_second_signal(self, error: BaseException) -> bool:
         return isinstance(error, KeyboardInterrupt) and self.stop.requested
@@ -243,14 +350,17 @@ class Loop:
             )
         return Stopped(
             f"ended by {name} after step {self.position.step}; "
-            f"the checkpoint of step {self.position.saved} is there"
+            f"the checkpoint of step {self.position.saved} is there",
+            fix="minillm train --resume --out with this run's folder goes on from it",
         )
 
-    def _non_finite(self, step: int, loss: float) -> NonFinite:
+    def _kept(self) -> str:
         last = self.position.saved
-        kept = "no checkpoint was written" if last is None else f"the last good one: step {last}"
+        return "no checkpoint was written" if last is None else f"the last good one: step {last}"
+
+    def _failed(self, what: str) -> NonFinite:
         return NonFinite(
-            f"the loss of step {step} is {loss}",
-            where=f"step {step}; {kept}",
+            what,
+            where=f"step {self.position.step}; {self._kept()}",
             fix="lower train.lr, lengthen train.warmup, or set train.clip=1.0",
         )

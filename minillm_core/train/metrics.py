@@ -1,4 +1,8 @@
-"""metrics.jsonl: one event a line, on the disk as soon as it happened."""
+"""metrics.jsonl: one event a line, on the disk as soon as it happened.
+
+A run that goes back to a checkpoint, in a new process or at a spike, takes back what it wrote of
+later steps, so that each step is there once.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,14 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
-from minillm_core.train.events import Ended, Event, Stepped
+from minillm_core.checkpoint import disk
+from minillm_core.train.events import Ended, Event, Rewound, Stepped
 
-__all__ = ["Metrics", "line"]
+__all__ = ["METRICS", "Metrics", "cut", "line"]
+
+METRICS = "metrics.jsonl"
 
 
 def line(event: Event) -> bytes:
@@ -19,19 +26,52 @@ def line(event: Event) -> bytes:
     return json.dumps(_finite(event.data()), allow_nan=False).encode() + b"\n"
 
 
+def cut(path: Path, step: int) -> list[dict[str, Any]]:
+    """Take out of the file what was told of later steps, the end, and a torn last line.
+
+    Readers see the file as it was or as it is now.
+
+    Returns:
+        The events that stay.
+    """
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
+    kept: list[dict[str, Any]] = []
+    stay: list[bytes] = []
+    for one in lines:
+        try:
+            event = json.loads(one)
+        except ValueError:
+            continue
+        if not one.endswith(b"\n") or not isinstance(event, dict):
+            continue
+        at = event.get("step", 0)
+        if event.get("event") != Ended.event and isinstance(at, int) and at <= step:
+            kept.append(event)
+            stay.append(one)
+    disk.replace(path, b"".join(stay))
+    return kept
+
+
 class Metrics:
-    """Writes events; a context manager.
+    """Writes events behind those that are there; a context manager.
 
     Args:
-        path: the file, begun anew.
+        path: the file.
         every: steps between step events; the first and the last one are always there.
     """
 
     def __init__(self, path: Path, *, every: int = 1) -> None:
-        # unbuffered: one write a line, so that a kill tears at most the last one
-        self._file = path.open("wb", buffering=0)
+        self._path = path
+        self._file = self._open()
         self._every = every
         self._held: Stepped | None = None
+
+    def _open(self) -> BinaryIO:
+        # unbuffered: one write a line, so that a kill tears at most the last one
+        return self._path.open("ab", buffering=0)
 
     def __call__(self, event: Event) -> None:
         """Write an event."""
@@ -43,6 +83,11 @@ class Metrics:
         elif isinstance(event, Ended) and self._held is not None:
             self._file.write(line(self._held))
             self._held = None
+        elif isinstance(event, Rewound):
+            self._held = None
+            self._file.close()
+            cut(self._path, event.to)
+            self._file = self._open()
         self._file.write(line(event))
 
     def __enter__(self) -> Self:

@@ -11,7 +11,16 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from minillm_core.train.events import Evaluated, Event, Saved, Skipped, Stepped
+from minillm_core.train.events import (
+    Evaluated,
+    Event,
+    Guarded,
+    Rewound,
+    Saved,
+    Skipped,
+    Stepped,
+    Unsaved,
+)
 
 __all__ = ["BarView", "LineView", "View", "describe", "duration", "view"]
 
@@ -36,6 +45,18 @@ def describe(event: Event) -> str | None:
         return (
             f"step {event.step}: a batch without supervised tokens was passed over "
             f"({event.skipped} so far)"
+        )
+    if isinstance(event, Unsaved):
+        return f"warning: {event.reason}\n  the run goes on, as checkpoint.on_error=continue says"
+    if isinstance(event, Guarded):
+        return (
+            f"warning: step {event.step} was not finite (loss {event.loss}, gradients "
+            f"{event.grad_norm}): its update was left out ({event.recent} of the last hundred)"
+        )
+    if isinstance(event, Rewound):
+        return (
+            f"the loss of step {event.step} is a spike ({event.loss:.4f}): back to step "
+            f"{event.to}, and {event.skipped} steps' batches were passed over"
         )
     return None
 

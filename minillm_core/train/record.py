@@ -14,7 +14,16 @@ from typing import Any
 from minillm_core.checkpoint import disk
 from minillm_core.errors import Refusal
 
-__all__ = ["RUN", "Record", "choose_out", "claim_out", "hardware", "read_record", "versions"]
+__all__ = [
+    "RUN",
+    "Record",
+    "choose_out",
+    "claim_out",
+    "hardware",
+    "read_record",
+    "refuse_taken",
+    "versions",
+]
 
 RUN = "run.json"
 RUNS = Path("runs")
@@ -22,18 +31,21 @@ PACKAGES = ("minillm-core", "numpy", "pydantic", "safetensors", "tokenizers")
 FRAMEWORKS = {"torch": ("torch",), "mlx": ("mlx",), "numpy": ()}
 
 
-def choose_out(preset: str, given: Path | None = None, *, runs: Path = RUNS) -> Path:
+def choose_out(
+    preset: str, given: Path | None = None, *, runs: Path = RUNS, resume: bool = False
+) -> Path:
     """Where a run may write: ``given``, or runs/<preset>-<first free n>. Writes nothing.
 
     Raises:
-        Refusal: ``given`` holds a run, or nothing can be written there.
+        Refusal: ``given`` holds a run and it is not to go on, or nothing can be written there.
     """
     if given is None:
         n = 1
         while (runs / f"{preset}-{n}").exists():
             n += 1
         given = runs / f"{preset}-{n}"
-    _refuse_taken(given)
+    if not resume:
+        refuse_taken(given)
     place = given
     while not os.path.lexists(place) and place != place.parent:
         place = place.parent
@@ -44,14 +56,16 @@ def choose_out(preset: str, given: Path | None = None, *, runs: Path = RUNS) -> 
     return given
 
 
-def claim_out(preset: str, given: Path | None = None, *, runs: Path = RUNS) -> Path:
+def claim_out(
+    preset: str, given: Path | None = None, *, runs: Path = RUNS, resume: bool = False
+) -> Path:
     """Make the folder that :func:`choose_out` chooses, even if another run takes one meanwhile.
 
     Raises:
         Refusal: as there, or the disk refused.
     """
     while True:
-        out = choose_out(preset, given, runs=runs)
+        out = choose_out(preset, given, runs=runs, resume=resume)
         try:
             out.mkdir(parents=True, exist_ok=given is not None)
         except FileExistsError:
@@ -61,6 +75,20 @@ def claim_out(preset: str, given: Path | None = None, *, runs: Path = RUNS) -> P
         except OSError as error:
             raise _unwritable(out, str(error.strerror)) from error
         return out
+
+
+def refuse_taken(out: Path) -> None:
+    """Refuse a folder that holds a run.
+
+    Raises:
+        Refusal: it does.
+    """
+    if os.path.lexists(out / RUN):
+        raise Refusal(
+            f"{out} holds a run already",
+            where=str(out / RUN),
+            fix="--resume to go on with it, or --out with another folder",
+        )
 
 
 def read_record(out: Path) -> dict[str, Any]:
@@ -142,15 +170,6 @@ def _memory() -> int | None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
         return None
-
-
-def _refuse_taken(out: Path) -> None:
-    if (out / RUN).exists():
-        raise Refusal(
-            f"{out} holds a run already",
-            where=str(out / RUN),
-            fix="--out with another folder, or none for a new one",
-        )
 
 
 def _unwritable(out: Path, reason: str) -> Refusal:

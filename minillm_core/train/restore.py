@@ -21,7 +21,7 @@ from minillm_core.plugins.manager import load as load_plugins
 from minillm_core.train.record import RUN, read_record
 from minillm_core.train.settings import config_of
 
-__all__ = ["TOKENIZER", "Create", "Run", "open_run", "specs_of"]
+__all__ = ["TOKENIZER", "Create", "Run", "open_run", "recorded", "specs_of"]
 
 TOKENIZER = "tokenizer.json"
 
@@ -94,6 +94,15 @@ def open_run(
     path = out / TOKENIZER
     tokenizer = Tokenizer.load(path, config.model.vocab) if path.exists() else None
     return Run(out, record, config, active, plan, checkpoint, tokenizer)
+
+
+def recorded(out: Path | None) -> dict[str, Any] | None:
+    """The record of a run that is to go on; None where there is none, and the run starts.
+
+    Raises:
+        Refusal: there is one, and it cannot be read.
+    """
+    return read_record(out) if out is not None and os.path.lexists(out / RUN) else None
 
 
 def specs_of(

@@ -2,39 +2,51 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from minillm_core.backends.base import Backend
 from minillm_core.backends.detect import Detected
-from minillm_core.checkpoint import commit, retain, sweep
+from minillm_core.checkpoint import Writer, layout, lock, put_away, sweep
 from minillm_core.config.load import Loaded
-from minillm_core.data import Loader, bytes_per_token, validation_batches
-from minillm_core.errors import Interrupted, MinillmError, OutOfMemory, Refusal
+from minillm_core.data import bytes_per_token, validation_batches
+from minillm_core.errors import Interrupted, MinillmError, OutOfMemory
 from minillm_core.plan import Plan
 from minillm_core.plugins.blame import blaming
 from minillm_core.plugins.manager import LoadedPlugin
+from minillm_core.plugins.streams import Streams
 from minillm_core.train import describe
 from minillm_core.train.advice import out_of_memory
 from minillm_core.train.budget import Cadence
 from minillm_core.train.evaluate import Validation
-from minillm_core.train.events import Evaluated, Saved, Started
+from minillm_core.train.events import Evaluated, Resumed, Started
 from minillm_core.train.evidence import Evidence
+from minillm_core.train.feed import Feed
 from minillm_core.train.hooks import batch_hook, observers
 from minillm_core.train.job import Job, check
-from minillm_core.train.loop import Loop, Position
+from minillm_core.train.loop import Loop
 from minillm_core.train.meter import Meter
-from minillm_core.train.metrics import Metrics
+from minillm_core.train.metrics import METRICS, Metrics, cut
 from minillm_core.train.observers import Observers
+from minillm_core.train.position import Position
 from minillm_core.train.progress import View, view
-from minillm_core.train.record import RUNS, Record, claim_out, hardware, versions
-from minillm_core.train.restore import TOKENIZER
+from minillm_core.train.record import (
+    RUNS,
+    Record,
+    claim_out,
+    hardware,
+    refuse_taken,
+    versions,
+)
+from minillm_core.train.restore import TOKENIZER, recorded
+from minillm_core.train.resume import Earlier, finished, go_on
+from minillm_core.train.rewind import Rewind
 from minillm_core.train.sample import sample
+from minillm_core.train.saving import Saves
 from minillm_core.train.settings import settings
-from minillm_core.train.signals import stop_on_signals
+from minillm_core.train.signals import StopRequest, stop_on_signals
 
 __all__ = ["train"]
 
@@ -73,17 +85,43 @@ def train(
         Refusal: nothing was started, nothing was written into OUT.
         MinillmError: how else the run ended; its class says which exit code that is.
     """
-    if resume:
-        raise Refusal(
-            "runs cannot be resumed yet",
-            where="--resume",
-            fix="start a new run: leave --resume out, and name another --out",
-        )
-    job = check(loaded, plugins, detected, out=out, runs=runs, cache=cache, create=create)
-    out = claim_out(job.config.preset, out, runs=runs)
+    earlier = None
+    if resume and out is not None and (record := recorded(out)) is not None:
+        earlier = Earlier(out, record)
+    job = check(
+        loaded,
+        plugins,
+        detected,
+        out=out,
+        runs=runs,
+        cache=cache,
+        earlier=earlier,
+        resume=resume,
+        create=create,
+    )
+    if earlier is not None and (place := finished(earlier, job.budget)) is not None:
+        say(f"{earlier.out} is finished: {place}")
+        return 0
+    out = claim_out(job.config.preset, out, runs=runs, resume=resume)
+    with lock(out, say):
+        if not resume:
+            refuse_taken(out)  # by a run that began and ended since it was looked at
+        _run(job, out, earlier, resume, say)
+    return 0
+
+
+def _run(job: Job, out: Path, earlier: Earlier | None, resume: bool, say: Say) -> None:
+    """Train in ``out``, which is ours alone."""
     for line in describe.start(job, out):
         say(line)
     sweep(out)
+    if earlier is None and (kept := put_away(out)) is not None:
+        say(f"checkpoints of no run that is known were there; they are kept in {kept.name}")
+    position = go_on(out, earlier, job.trainer, say) if resume else Position()
+    if job.initial is not None and position.saved is None:
+        for line in job.initial.load(job.trainer):
+            say(line)
+    events = cut(out / METRICS, position.step)
     if job.corpus.tokenizer:
         job.corpus.tokenizer.save(out / TOKENIZER)
     evidence = Evidence(
@@ -92,9 +130,9 @@ def train(
         seen=job.seen,
         say=say,
     )
-    record = Record(out, _document(job))
+    record = Record(out, _document(job, earlier, position))
     try:
-        evaluated, meter, steps = _loop(job, out, evidence, say)
+        evaluated, meter, position = _loop(job, out, position, events, evidence, say)
     except BaseException as error:
         told = error
         if isinstance(error, KeyboardInterrupt):  # outside the loop, which tells by itself
@@ -109,99 +147,121 @@ def train(
         raise told from None
     record.update(exit=0, plugins=_plugins(job, evidence))
     evidence.warn()
-    for line in describe.end(job, out, evaluated, meter.overall(), steps):
+    for line in describe.end(job, out, evaluated, meter.overall(), position.step):
         say(line)
     _show_sample(job, say)
-    return 0
 
 
-def _loop(job: Job, out: Path, evidence: Evidence, say: Say) -> tuple[Evaluated | None, Meter, int]:
-    """Train to the end; what the last evaluation found, how fast it went, how many steps."""
+def _loop(
+    job: Job,
+    out: Path,
+    position: Position,
+    events: Sequence[Mapping[str, Any]],
+    evidence: Evidence,
+    say: Say,
+) -> tuple[Evaluated | None, Meter, Position]:
+    """Train from ``position`` to the end; the last evaluation, the speed, and where that is."""
     config, trainer = job.config, job.trainer
-    on_batch = batch_hook(job.plan.on_batch, job.plugins, job.seen, config.model.vocab)
-    validation = Validation(
-        trainer,
+    last: list[Evaluated] = []
+    meter = Meter(
+        flops_per_token=job.plan.estimate().flops_per_token,
+        peak_flops=trainer.binding.peak_flops,
+    )
+    with ExitStack() as stack:
+        feed = stack.enter_context(Feed(job, position.cursor or None))
+        stop = stack.enter_context(stop_on_signals())
+        metrics = stack.enter_context(Metrics(out / METRICS, every=config.log.every))
+        shown: View = view(lambda: loop.progress, config.train.steps, say)
+        observed = Observers(
+            [metrics, evidence, shown], observers(job.plugins), say=shown.say, seen=job.seen
+        )
+        saves = None
+        if config.checkpoint.every:
+            writer = Writer(out, keep=config.checkpoint.keep)
+            stack.callback(lambda: writer.close(now=stop.hurried))
+            saves = Saves(
+                out,
+                trainer,
+                writer,
+                _constants(job),
+                go_on=config.checkpoint.on_error == "continue",
+            )
+        validation = _validation(job, stop)
+
+        def evaluate(step: int) -> Evaluated | None:
+            found = validation(step)
+            last[:] = [found] if found else last
+            return found
+
+        loop = Loop(
+            trainer,
+            feed,
+            job.plan.values,
+            job.budget,
+            observed,
+            cadence=Cadence(config.eval.every, config.checkpoint.every),
+            evaluate=evaluate,
+            saves=saves,
+            stop=stop,
+            spike=config.train.spike,
+            rewind=Rewind(out, trainer, feed, back=config.train.rewind, skip=config.train.skip),
+            meter=meter,
+            position=position,
+            say=shown.say,
+        )
+        stack.enter_context(shown)
+        observed(Started(job.plan.hash, config.train.steps, job.plan.num_parameters))
+        if position.saved is not None:
+            observed(
+                Resumed(position.step, str(layout.folder(out, position.step).relative_to(out)))
+            )
+        try:
+            with blaming(job.plugins, "a step"):
+                loop.run(evaluate_first=_evaluation_is_due(job, position, events))
+        except (OutOfMemory, MemoryError) as error:
+            step = loop.position.step + 1
+            raise out_of_memory(error, config.train, trainer.peak_bytes(), step) from error
+    return (last[0] if last else None), meter, loop.position
+
+
+def _evaluation_is_due(job: Job, position: Position, events: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the process before saved a step, and ended before the evaluation that follows it."""
+    made = any(e.get("event") == Evaluated.event and e["step"] == position.step for e in events)
+    return (
+        position.step > 0 and Cadence(job.config.eval.every).evaluates(position.step) and not made
+    )
+
+
+def _validation(job: Job, stop: StopRequest) -> Validation:
+    config = job.config
+    streams = Streams(config.seed)
+    return Validation(
+        job.trainer,
         validation_batches(
             job.corpus.val,
             rows=config.train.rows,
             seq_len=config.train.seq_len,
             tokens=config.eval.tokens,
             seed=None,  # it is in seeded order already
-            on_batch=on_batch,
+            on_batch=batch_hook(
+                job.plan.on_batch, job.plugins, job.seen, config.model.vocab, streams
+            ),
         ),
         bytes_per_token(job.corpus.tokenizer, config.model.vocab) if job.corpus.tokenizer else None,
+        cancelled=lambda: stop.requested,
     )
-    last: list[Evaluated] = []
-
-    def evaluate(step: int) -> Evaluated:
-        last[:] = [validation(step)]
-        return last[0]
-
-    meter = Meter(
-        flops_per_token=job.plan.estimate().flops_per_token,
-        peak_flops=trainer.binding.peak_flops,
-    )
-    with ExitStack() as stack:
-        loader = stack.enter_context(
-            Loader(
-                job.corpus.train,
-                rows=config.train.rows,
-                accumulate=config.train.accumulate,
-                seq_len=config.train.seq_len,
-                seed=config.data.seed,
-                on_batch=on_batch,
-            )
-        )
-        stop = stack.enter_context(stop_on_signals())
-        metrics = stack.enter_context(Metrics(out / "metrics.jsonl", every=config.log.every))
-        shown: View = view(lambda: loop.progress, config.train.steps, say)
-        observed = Observers(
-            [metrics, evidence, shown], observers(job.plugins), say=shown.say, seen=job.seen
-        )
-        loop = Loop(
-            trainer,
-            loader,
-            job.plan.values,
-            job.budget,
-            observed,
-            cadence=Cadence(config.eval.every, config.checkpoint.every),
-            evaluate=evaluate,
-            save=_saver(job, out) if config.checkpoint.every else None,
-            stop=stop,
-            meter=meter,
-        )
-        stack.enter_context(shown)
-        observed(Started(job.plan.hash, config.train.steps, job.plan.num_parameters))
-        try:
-            with blaming(job.plugins, "a step"):
-                loop.run()
-        except (OutOfMemory, MemoryError) as error:
-            step = loop.position.step + 1
-            raise out_of_memory(error, config.train, trainer.peak_bytes(), step) from error
-    return (last[0] if last else None), meter, loop.position.step
 
 
-def _saver(job: Job, out: Path) -> Callable[[Position], Saved]:
-    def save(position: Position) -> Saved:
-        began = time.perf_counter()
-        scalars = {
-            "step": position.step,
-            "tokens": position.tokens,
-            "elapsed_seconds": position.elapsed,
-            "skipped": position.skipped,
-            "cursor": dict(position.cursor),
-            "seed": job.config.seed,
-            "plan_hash": job.plan.hash,
-            "fingerprint": job.corpus.fingerprint,
-        }
-        path = commit(out, position.step, job.trainer.arrays(), scalars)
-        retain(out, job.config.checkpoint.keep)
-        return Saved(position.step, str(path.relative_to(out)), time.perf_counter() - began)
-
-    return save
+def _constants(job: Job) -> dict[str, Any]:
+    """What every checkpoint of the run says beside its position."""
+    return {
+        "seed": job.config.seed,
+        "plan_hash": job.plan.hash,
+        "fingerprint": job.corpus.fingerprint,
+    }
 
 
-def _document(job: Job) -> dict[str, Any]:
+def _document(job: Job, earlier: Earlier | None, position: Position) -> dict[str, Any]:
     binding = job.trainer.binding
     distributions = [one.distribution for one in job.plugins if one.distribution]
     return {
@@ -214,7 +274,26 @@ def _document(job: Job) -> dict[str, Any]:
         "hardware": hardware(binding.device_name),
         "seed": job.config.seed,
         "data": {"fingerprint": job.corpus.fingerprint, "description": job.corpus.description},
+        "resumed": _lives(earlier, position),
+        "initial": _initial(job, earlier),
     }
+
+
+def _initial(job: Job, earlier: Earlier | None) -> dict[str, Any] | None:
+    """The directory that the weights came from, in whichever of the run's lives."""
+    if job.initial is not None:
+        return job.initial.data()
+    return earlier.record.get("initial") if earlier else None
+
+
+def _lives(earlier: Earlier | None, position: Position) -> list[dict[str, Any]]:
+    """One entry for each time that the run was taken up again: where, and how it had ended."""
+    if earlier is None:
+        return []
+    return [
+        *earlier.record.get("resumed", ()),
+        {"step": position.step, "exit_before": earlier.exit},
+    ]
 
 
 def _plugins(job: Job, evidence: Evidence) -> list[dict[str, Any]]:

@@ -8,10 +8,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from minillm_core.config.load import Loaded
+from minillm_core.config.origins import Layer, Setting
 from minillm_core.config.schema import Config
 from minillm_core.errors import Refusal
 
-__all__ = ["config_of", "settings"]
+__all__ = ["config_of", "layer_of", "settings"]
 
 
 def settings(loaded: Loaded) -> dict[str, Any]:
@@ -63,6 +64,33 @@ def config_of(document: Mapping[str, Any], *, where: str) -> Config:
         raise _not_understood(f"{key}: {problem['msg']}", where) from error
     except (AttributeError, KeyError, TypeError) as error:
         raise _not_understood(f"{type(error).__name__}: {error}", where) from error
+
+
+def layer_of(document: Mapping[str, Any], *, where: str) -> Layer:
+    """The config of a run.json as the lowest layer of the settings of a run that goes on.
+
+    Raises:
+        Refusal: it is not one that this version understands.
+    """
+    config_of(document, where=where)
+    layer = Layer()
+
+    def put(key: str, entry: Mapping[str, Any]) -> None:
+        if entry["value"] is not None:  # what was never given
+            layer.add(key, Setting(entry["value"], str(entry["origin"]), where))
+
+    for name, value in document.items():
+        if name == "plugins":
+            for plugin, table in value.items():
+                layer.named[plugin] = Setting(plugin, str(table["origin"]), where)
+                for key, entry in table["options"].items():
+                    put(f"{plugin}.{key}", entry)
+        elif "origin" in value and "value" in value:
+            put(name, value)
+        else:
+            for key, entry in value.items():
+                put(f"{name}.{key}", entry)
+    return layer
 
 
 def _not_understood(what: str, where: str) -> Refusal:

@@ -10,7 +10,10 @@ from types import FrameType
 
 __all__ = ["StopRequest", "stop_on_signals"]
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
+"""Ctrl-C, a scheduler's notice, a terminal that was closed."""
 
 
 class StopRequest:
@@ -18,6 +21,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
+        self.hurried = False  # a second one came: nothing is waited for any more
 
     @property
     def requested(self) -> bool:
@@ -31,6 +35,7 @@ class StopRequest:
             KeyboardInterrupt: it is the second signal.
         """
         if self.signal is not None:
+            self.hurried = True
             raise KeyboardInterrupt
         self.signal = signal.Signals(number)
 

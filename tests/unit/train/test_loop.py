@@ -4,23 +4,69 @@ from __future__ import annotations
 
 import math
 import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minillm_core.backends.base import StepResult
 from minillm_core.errors import (
     ConfigError,
     DataError,
     Interrupted,
+    MinillmError,
     NonFinite,
     Stopped,
 )
+from minillm_core.train import guard
 from minillm_core.train.budget import Budget, Cadence
-from minillm_core.train.events import Ended, Evaluated, Event, Saved, Skipped, Stepped
-from minillm_core.train.loop import EMPTY_IN_A_ROW, Loop, Position
+from minillm_core.train.events import (
+    Ended,
+    Evaluated,
+    Event,
+    Guarded,
+    Rewound,
+    Saved,
+    Skipped,
+    Stepped,
+    Unsaved,
+)
+from minillm_core.train.loop import EMPTY_IN_A_ROW, Loop
+from minillm_core.train.position import Position
 from minillm_core.train.signals import StopRequest, stop_on_signals
+
+
+class Saves:
+    """Saves that end when somebody waits for them, or ``delay`` steps later."""
+
+    def __init__(self, delay: int = 0, failing: Any = (), go_on: bool = False) -> None:
+        self.begun: list[Position] = []
+        self.delay, self.failing, self.go_on = delay, set(failing), go_on
+        self.open: list[tuple[int, int]] = []  # (step, asked)
+
+    def begin(self, position: Position) -> None:
+        self.open = [(step, self.delay) for step, _ in self.open]  # the one before is waited for
+        self.begun.append(replace(position))
+        self.open.append((position.step, 0))
+
+    def finished(self) -> Iterator[Event]:
+        self.open = [(step, asked + 1) for step, asked in self.open]
+        while self.open and self.open[0][1] > self.delay:
+            yield self._event(self.open.pop(0)[0])
+
+    def wait(self) -> Iterator[Event]:
+        while self.open:
+            yield self._event(self.open.pop(0)[0])
+
+    def _event(self, step: int) -> Event:
+        if step not in self.failing:
+            return Saved(step, f"checkpoints/{step}", 50.0)
+        if self.go_on:
+            return Unsaved(step, "the disk is full")
+        raise MinillmError("the disk is full")
 
 
 class Run:
@@ -29,14 +75,22 @@ class Run:
     def __init__(self, trainer: Any, batches: Any, budget: Budget, **options: Any) -> None:
         self.trainer = trainer
         self.events: list[Event] = []
-        self.positions: list[Position] = []
+        self.said: list[str] = []
         self.progress: list[float] = []
+        self.saves = options.pop("saves", None) or Saves()
         if options.pop("saving", True):
-            options["save"] = self._save
+            options["saves"] = self.saves
         if options.pop("evaluating", True):
             options["evaluate"] = self._evaluate
         self.loop = Loop(
-            trainer, batches, self._values, budget, self._emit, clock=trainer.clock, **options
+            trainer,
+            batches,
+            self._values,
+            budget,
+            self._emit,
+            clock=trainer.clock,
+            say=self.said.append,
+            **options,
         )
 
     def _values(self, progress: float) -> dict[str, float]:
@@ -46,11 +100,6 @@ class Run:
     def _emit(self, event: Event) -> None:
         self.events.append(event)
         self.trainer.log.append(f"{event.event} {getattr(event, 'step', '')}")
-
-    def _save(self, position: Position) -> Saved:
-        self.positions.append(Position(**vars(position)))
-        self.trainer.clock.now += 50.0
-        return Saved(position.step, f"checkpoints/{position.step}", 50.0)
 
     def _evaluate(self, step: int) -> Evaluated:
         self.trainer.clock.now += 70.0
@@ -81,8 +130,8 @@ def test_each_step_is_read_after_the_next_one_is_queued(make) -> None:
         "step 2",
         "read 3",
         "step 3",
-        "save 3",
         "eval 3",
+        "save 3",
         "end 3",
     ]
 
@@ -94,7 +143,7 @@ def test_saves_and_evaluations_come_when_due_and_once_at_the_end(make) -> None:
     assert order == [
         *("step 1", "step 2", "eval 2"),
         *("step 3", "save 3", "step 4", "eval 4"),
-        *("step 5", "step 6", "save 6", "eval 6"),
+        *("step 5", "step 6", "eval 6", "save 6"),
         "end 6",
     ]
     assert run.of(Ended)[0].exit == 0
@@ -106,9 +155,17 @@ def test_saves_and_evaluations_come_when_due_and_once_at_the_end(make) -> None:
     evaluate=st.integers(0, 8),
     save=st.integers(0, 8),
     late=st.booleans(),
+    delay=st.integers(0, 9),
 )
-def test_events_for_any_cadence(make, steps: int, evaluate: int, save: int, late: bool) -> None:
-    run = make(Budget(steps=steps), trainer={"late": late}, cadence=Cadence(evaluate, save))
+def test_events_for_any_cadence(
+    make, steps: int, evaluate: int, save: int, late: bool, delay: int
+) -> None:
+    run = make(
+        Budget(steps=steps),
+        trainer={"late": late},
+        cadence=Cadence(evaluate, save),
+        saves=Saves(delay),
+    )
     position = run.loop.run()
 
     def due(every: int) -> list[int]:
@@ -117,7 +174,10 @@ def test_events_for_any_cadence(make, steps: int, evaluate: int, save: int, late
     assert [event.step for event in run.of(Stepped)] == list(range(1, steps + 1))
     assert [event.step for event in run.of(Evaluated)] == due(evaluate)
     assert [event.step for event in run.of(Saved)] == due(save)
-    assert [event.step for event in run.events] == sorted(event.step for event in run.events)
+    assert [position.step for position in run.saves.begun] == due(save)
+    assert [position.tokens for position in run.saves.begun] == [11 * n for n in due(save)]
+    others = [event.step for event in run.events if not isinstance(event, Saved)]
+    assert others == sorted(others)
     assert isinstance(run.events[-1], Ended)
     assert position.step == steps
     assert position.cursor == {"batch": steps}
@@ -161,7 +221,7 @@ def test_a_run_by_the_clock_overshoots_by_at_most_two_steps(make, late: bool) ->
     assert 60 <= position.elapsed < 60 + 2 * 7.0
 
 
-def test_evaluations_and_saves_are_on_the_clock(make) -> None:
+def test_evaluations_are_on_the_clock(make) -> None:
     run = make(Budget(minutes=10), trainer={"cost": 1.0}, cadence=Cadence(evaluate=5))
     run.loop.run()
     steps = run.of(Stepped)[-1].step
@@ -187,7 +247,7 @@ def test_a_run_goes_on_where_it_was(make) -> None:
     run = make(Budget(minutes=1), trainer={"cost": 1.0}, position=Position(4, 44, 30.0))
     run.loop.run()
     assert run.progress[0] == 0.5
-    assert run.positions[-1].elapsed >= 60
+    assert run.saves.begun[-1].elapsed >= 60
 
 
 def test_a_finished_run_only_says_so(make) -> None:
@@ -213,19 +273,188 @@ def test_data_without_any_label_ends_the_run(make) -> None:
     assert run.of(Ended) == [Ended(2, 2, pytest.approx(2.0))]
 
 
-@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("step", [1, 3, 5])
-def test_a_loss_that_is_no_number_ends_the_run(make, loss: float, step: int) -> None:
-    run = make(Budget(steps=5), trainer={"losses": {step: loss}}, cadence=Cadence(save=2))
-    with pytest.raises(NonFinite, match=f"loss of step {step} is") as error:
+def skipping(steps: Any, **marks: Any) -> Callable[[Any], StepResult]:
+    """Reads of a trainer that left out the update of ``steps``."""
+
+    def read(handle: Any) -> StepResult:
+        step, loss, norm = handle
+        bad = step in steps
+        return StepResult(loss, math.nan if bad else norm, skipped=bad, **(marks if bad else {}))
+
+    return read
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sets(st.integers(1, 130), max_size=30), st.integers(0, 12))
+def test_ten_of_a_hundred_steps_that_are_not_finite_end_the_run(
+    make, bad: set[int], save: int
+) -> None:
+    run = make(Budget(steps=130), cadence=Cadence(save=save), evaluating=False)
+    run.trainer.read = skipping(bad)
+    counts = {n: sum(n - guard.WINDOW < one <= n for one in bad) for n in sorted(bad)}
+    fatal = next((n for n, count in counts.items() if count >= guard.LIMIT), None)
+    if fatal is None:
         run.loop.run()
-    assert error.value.exit_code == 5
-    before = (step - 1) // 2 * 2
-    told = f"step {before}" if before else "no checkpoint"
-    assert told in str(error.value)
-    assert [event.step for event in run.of(Stepped)] == list(range(1, step))
-    assert max((event.step for event in run.of(Saved)), default=0) == before
-    assert run.of(Ended)[0].exit == 5
+    else:
+        with pytest.raises(NonFinite, match=f"10 of the last 100 .* step {fatal} is") as error:
+            run.loop.run()
+        assert error.value.exit_code == 5
+        last = max((event.step for event in run.of(Saved)), default=None)
+        told = "no checkpoint" if last is None else f"the last good one: step {last}"
+        assert told in str(error.value)
+    expected = [(n, count) for n, count in counts.items() if fatal is None or n <= fatal]
+    assert [(event.step, event.recent) for event in run.of(Guarded)] == expected
+    assert run.of(Ended)[0].exit == (5 if fatal else 0)
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_no_number_counts_and_the_next_step_comes(make, loss: float) -> None:
+    run = make(Budget(steps=5), trainer={"losses": {3: loss}})
+    run.loop.run()
+    assert [event.step for event in run.of(Guarded)] == [3]
+    assert [event.step for event in run.of(Stepped)] == [1, 2, 3, 4, 5]
+
+
+def test_the_count_goes_on_in_a_resumed_run(make) -> None:
+    run = make(Budget(steps=60), position=Position(step=50, guarded=tuple(range(10, 19))))
+    run.trainer.steps = 50
+    run.trainer.read = skipping({55})
+    with pytest.raises(NonFinite, match="10 of the last 100"):
+        run.loop.run()
+    run = make(Budget(steps=200), position=Position(step=150, guarded=tuple(range(10, 19))))
+    run.trainer.steps = 150
+    run.trainer.read = skipping({155})
+    assert run.loop.run().guarded == (155,)
+
+
+def test_overflows_of_float16_are_not_counted(make) -> None:
+    run = make(Budget(steps=40))
+    run.trainer.read = skipping(range(1, 40), overflow=True)
+    run.loop.run()
+    assert run.of(Guarded) == []
+
+
+def test_a_spike_goes_back_and_passes_over_batches(make) -> None:
+    asked: list[int] = []
+
+    def rewind(step: int) -> tuple[Position, int]:
+        asked.append(step)
+        run.trainer.losses = {}
+        return Position(step=20, tokens=220, cursor={"batch": 27}, saved=20), 7
+
+    run = make(
+        Budget(steps=40),
+        trainer={"losses": dict.fromkeys(range(1, 31), 2.0) | {30: 4.1}},
+        cadence=Cadence(evaluate=20, save=10),
+        spike=2.0,
+        rewind=rewind,
+    )
+    position = run.loop.run()
+    assert asked == [30]
+    assert run.of(Rewound) == [Rewound(30, 4.1, 20, 7)]
+    steps = [event.step for event in run.of(Stepped)]
+    assert steps == [*range(1, 31), *range(21, 41)]
+    assert [event.step for event in run.of(Evaluated)] == [20, 40]
+    assert [one.step for one in run.saves.begun] == [10, 20, 30, 40]
+    assert (position.step, position.rewinds) == (40, 1)
+
+
+def test_a_spike_without_a_checkpoint_that_is_old_enough_is_said(make) -> None:
+    run = make(
+        Budget(steps=30),
+        trainer={"losses": dict.fromkeys(range(1, 31), 2.0) | {25: 9.0}},
+        spike=1.0,
+    )
+    assert run.loop.run().rewinds == 0
+    assert "step 25 is a spike" in run.said[0]
+
+
+def test_too_many_spikes_end_the_run(make) -> None:
+    run = make(
+        Budget(steps=30),
+        trainer={"losses": dict.fromkeys(range(1, 31), 2.0) | {25: 9.0}},
+        spike=1.0,
+        position=Position(rewinds=guard.REWINDS),
+    )
+    with pytest.raises(NonFinite, match="spike at step 25, after 10 others"):
+        run.loop.run()
+
+
+@given(st.lists(st.floats(0, 9), max_size=80), st.floats(0, 20), st.floats(0.1, 3))
+def test_spikes_are_measured_from_the_median(losses: list[float], loss: float, nats: float) -> None:
+    found = guard.is_spike(loss, losses, nats)
+    if len(losses) < 16:
+        assert not found
+    else:
+        ordered = sorted(losses)
+        middle = (ordered[(len(losses) - 1) // 2] + ordered[len(losses) // 2]) / 2
+        assert found == (loss > middle + nats)
+
+
+def test_a_step_that_a_signal_cuts_short_is_dropped(make) -> None:
+    stop = StopRequest()
+    run = make(Budget(steps=9), stop=stop)
+    real = run.trainer.step
+
+    def step(micro: Any, values: Any, supervised: int, cancelled: Callable[[], bool]) -> Any:
+        if run.trainer.steps == 3:
+            assert not cancelled()
+            stop.receive(signal.SIGTERM)  # between two micro-batches
+            assert cancelled()
+            return None
+        return real(micro, values, supervised)
+
+    run.trainer.step = step
+    with pytest.raises(Stopped, match="SIGTERM after step 3; the checkpoint of step 3"):
+        run.loop.run()
+    assert run.saves.begun[-1].cursor == {"batch": 3}
+    assert "a second signal" in run.said[0]
+
+
+def test_a_signal_in_the_last_evaluation_leaves_it_to_the_next_process(make) -> None:
+    stop = StopRequest()
+    run = make(Budget(steps=3), stop=stop)
+
+    def cut(step: int) -> None:
+        stop.receive(signal.SIGINT)
+
+    run.loop.evaluate = cut
+    with pytest.raises(Stopped, match="checkpoint of step 3"):
+        run.loop.run()
+    assert run.of(Evaluated) == []
+
+    run = make(Budget(steps=3), position=Position(step=3, saved=3))
+    run.loop.run(evaluate_first=True)
+    assert [event.event for event in run.events] == ["eval", "end"]
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run(make) -> None:
+    run = make(Budget(steps=9), cadence=Cadence(save=2), saves=Saves(failing={4}))
+    with pytest.raises(MinillmError, match="disk is full"):
+        run.loop.run()
+    assert [event.step for event in run.of(Saved)] == [2]
+    assert run.of(Ended) == [Ended(5, 1, pytest.approx(5.0))]
+
+
+def test_or_the_run_goes_on_where_that_was_asked_for(make) -> None:
+    run = make(Budget(steps=9), cadence=Cadence(save=2), saves=Saves(failing={4}, go_on=True))
+    run.loop.run()
+    assert [event.step for event in run.of(Saved)] == [2, 6, 8, 9]
+    assert [event.step for event in run.of(Unsaved)] == [4]
+
+
+def test_but_its_last_checkpoint_is_not_given_up_silently(make) -> None:
+    run = make(Budget(steps=4), cadence=Cadence(save=2), saves=Saves(failing={4}, go_on=True))
+    with pytest.raises(MinillmError, match="last checkpoint could not be written") as error:
+        run.loop.run()
+    assert "the last good one: step 2" in str(error.value)
+
+
+def test_a_save_under_way_is_waited_for_when_something_else_fails(make) -> None:
+    run = make(Budget(steps=9), empty=range(5, 10_000), cadence=Cadence(save=4), saves=Saves(99))
+    with pytest.raises(DataError):
+        run.loop.run()
+    assert [event.step for event in run.of(Saved)] == [4]
 
 
 def send(number: int, at: int):
@@ -314,7 +543,7 @@ def test_a_keyboard_interrupt_that_no_signal_brought_passes_through(make) -> Non
 
 
 def test_the_first_error_is_reported_whatever_observers_make_of_the_end(make) -> None:
-    run = make(Budget(steps=4), trainer={"losses": {1: math.nan}})
+    run = make(Budget(steps=4), empty=range(2, 10_000))
     real = run.loop.emit
 
     def broken(event: Event) -> None:
@@ -323,5 +552,5 @@ def test_the_first_error_is_reported_whatever_observers_make_of_the_end(make) ->
             raise OSError("disk full")
 
     run.loop.emit = broken
-    with pytest.raises(NonFinite):
+    with pytest.raises(DataError):
         run.loop.run()

@@ -1,0 +1,320 @@
+"""Runs that are taken up again, through the program itself: bit-equal, or refused with the reason."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minillm_core.checkpoint import newest
+from minillm_core.cli.main import main
+
+SMALL = (
+    *("model.vocab=300", "model.dim=32", "model.layers=2", "model.heads=2", "model.kv_heads=2"),
+    *("model.hidden=32", "train.rows=2", "train.seq_len=16", "train.accumulate=2"),
+    *("eval.tokens=100", "eval.every=4", "checkpoint.every=3", "checkpoint.keep=9"),
+)
+STEPS = 10
+NOISE = """
+import numpy as np
+from minillm_core import Plugin, random_stream
+
+class Noise(Plugin, api=1):
+    \"\"\"Replaces some ids by others, at random.\"\"\"
+
+    def on_batch(self, batch, phase):
+        ids, random = batch["ids"], random_stream()
+        swap = random.random(ids.shape) < 0.2
+        return {**batch, "ids": np.where(swap, random.permuted(ids), ids).astype(np.int32)}
+"""
+
+
+class Shell:
+    """The program, its data, and what it said."""
+
+    def __init__(self, folder: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.folder, self.text, self.capsys = folder, text, capsys
+        self.out = folder / "out"
+        self.err = ""
+
+    def __call__(self, *arguments: str, out: Path | None = None) -> int:
+        place = ("--out", str(out or self.out))
+        code = main(["train", *place, *arguments])
+        self.err = self.capsys.readouterr().err
+        return code
+
+    def start(self, *arguments: str, steps: int = STEPS, out: Path | None = None) -> int:
+        given = ("--data", str(self.text), "--preset", "tiny", "--device", "cpu")
+        return self(*given, "--steps", str(steps), *SMALL, *arguments, out=out)
+
+    def killed_at(self, step: int, source: Path, name: str = "killed") -> Path:
+        """A copy of a finished run as it would be, had it been killed after ``step``."""
+        out = self.folder / name
+        shutil.copytree(source, out)
+        for path in (out / "checkpoints").iterdir():
+            if int(path.name.removeprefix("step-")) > step:
+                shutil.rmtree(path)
+        record = json.loads((out / "run.json").read_text())
+        (out / "run.json").write_text(json.dumps(record | {"exit": None}))
+        with (out / "metrics.jsonl").open("ab") as file:
+            file.write(b'{"event": "step", "st')
+        return out
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("text")
+    for n in range(24):
+        (folder / f"{n:02d}.txt").write_text(
+            f"{n}. A dark and stormy night. Ünïcode!\n" * 6, "utf-8"
+        )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def shell(
+    tmp_path: Path,
+    text: Path,
+    cache: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Shell:
+    monkeypatch.setenv("MINILLM_CACHE", str(cache))
+    return Shell(tmp_path, text, capsys)
+
+
+def events(out: Path, kind: str) -> list[dict[str, Any]]:
+    found = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+    return [event for event in found if event["event"] == kind]
+
+
+def learnt(out: Path) -> list[tuple[Any, ...]]:
+    return [
+        (e["step"], e["loss"], e["lr"], e["tokens"], e["grad_norm"]) for e in events(out, "step")
+    ]
+
+
+def assert_bit_equal(out: Path, reference: Path) -> None:
+    ours, theirs = newest(out), newest(reference)
+    assert ours
+    assert theirs
+    assert ours.step == theirs.step
+    arrays, expected = ours.arrays(), theirs.arrays()
+    assert arrays.keys() == expected.keys()
+    for name, array in expected.items():
+        assert arrays[name].tobytes() == array.tobytes(), name
+    clock = {"elapsed_seconds"}
+    same = {key: value for key, value in theirs.scalars.items() if key not in clock}
+    assert {k: v for k, v in ours.scalars.items() if k not in clock} == same
+    assert learnt(out) == learnt(reference)
+    assert [e["step"] for e in events(out, "step")] == list(range(1, ours.step + 1))
+    assert [(e["step"], e["val_loss"]) for e in events(out, "eval")] == [
+        (e["step"], e["val_loss"]) for e in events(reference, "eval")
+    ]
+
+
+SETS = [(), ("muon",), ("paired_heads",), ("muon", "paired_heads"), ("noise",)]
+
+
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+@pytest.mark.parametrize("names", SETS, ids="+".join)
+def test_a_resumed_run_is_bit_equal(shell: Shell, backend: str, names: tuple[str, ...]) -> None:
+    plugins: tuple[str, ...] = ()
+    if names == ("noise",):
+        (shell.folder / "noise.py").write_text(NOISE)
+        plugins = ("--plugins", f"{shell.folder / 'noise.py'}:Noise")
+    elif names:
+        plugins = ("--plugins", ",".join(names))
+    assert shell.start("--backend", backend, *plugins) == 0
+    again = plugins if names == ("noise",) else ()
+    for step in (3, 6):
+        out = shell.killed_at(step, shell.out, f"killed-{step}")
+        assert shell("--resume", *again, out=out) == 0
+        assert f"resumed after step {step}" in shell.err
+        assert_bit_equal(out, shell.out)
+    record = json.loads((out / "run.json").read_text())
+    assert (record["exit"], record["resumed"]) == (0, [{"step": 6, "exit_before": None}])
+
+
+def test_it_starts_at_step_0_where_nothing_was_ever_there(shell: Shell) -> None:
+    assert shell.start(out=shell.folder / "reference") == 0
+    assert shell.start("--resume") == 0
+    assert "there is no run" in shell.err
+    assert_bit_equal(shell.out, shell.folder / "reference")
+
+    before_the_first = shell.killed_at(0, shell.out)
+    assert shell("--resume", out=before_the_first) == 0
+    assert "no checkpoint of the run was ever written: starting at step 0" in shell.err
+    assert_bit_equal(before_the_first, shell.out)
+
+
+def test_checkpoints_of_no_known_run_are_kept_apart(shell: Shell) -> None:
+    assert shell.start() == 0
+    (shell.out / "run.json").unlink()
+    assert shell.start("--resume") == 0
+    assert "kept in checkpoints.before-1" in shell.err
+    assert len(list((shell.out / "checkpoints.before-1").iterdir())) == 4
+    assert [e["step"] for e in events(shell.out, "step")] == list(range(1, STEPS + 1))
+
+
+def test_a_finished_run_says_so_and_more_steps_extend_it(shell: Shell) -> None:
+    assert shell.start() == 0
+    before = {path: path.read_bytes() for path in shell.out.rglob("*") if path.is_file()}
+    assert shell("--resume") == 0
+    assert "is finished: 10 steps are done" in shell.err
+    assert before == {path: path.read_bytes() for path in shell.out.rglob("*") if path.is_file()}
+    assert shell("--resume", "--steps", "13") == 0
+    assert "extended from 10 to 13 steps: every schedule now spreads over 13" in shell.err
+    assert [e["step"] for e in events(shell.out, "step")] == list(range(1, 14))
+    record = json.loads((shell.out / "run.json").read_text())
+    assert record["config"]["train"]["steps"] == {"value": 13, "origin": "--steps"}
+    assert record["config"]["train"]["rows"] == {"value": 2, "origin": "command line"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["train.lr=0.5"], "schedules.values.train.lr.peak: 0.003 -> 0.5"),
+        (["--plugins", "paired_heads"], "paired_heads"),
+        (["model.layers=3"], "model.layers: 2 -> 3"),
+        (["--seed", "4"], "the run was started with seed 0, not 4"),
+        (["--preset", "small"], "started from preset tiny"),
+        (["data.seed=5"], "data.seed: 0 -> 5"),
+        (["data.val=0.2"], "data.val: 0.05 -> 0.2"),
+    ],
+)
+def test_another_run_is_refused_with_the_difference(
+    shell: Shell, arguments: list[str], said: str
+) -> None:
+    assert shell.start() == 0
+    out = shell.killed_at(3, shell.out)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    assert shell("--resume", *arguments, out=out) == 2
+    assert said in shell.err
+    assert len(shell.err.splitlines()) <= 12
+    assert before == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+
+def test_other_data_are_refused_by_their_fingerprint(shell: Shell, tmp_path: Path) -> None:
+    given, own = shell.text, tmp_path / "text"
+    shutil.copytree(given, own)
+    shell.text = own
+    assert shell.start() == 0
+    out = shell.killed_at(3, shell.out)
+    (own / "03.txt").write_text("Another night.\n" * 6)
+    assert shell("--resume", out=out) == 2
+    assert "the data are not those that the run was reading" in shell.err
+    shutil.rmtree(own)
+    shutil.copytree(given, tmp_path / "moved")
+    assert shell("--resume", "--data", str(tmp_path / "moved"), out=out) == 0
+
+
+def test_what_does_not_change_the_plan_may_change(shell: Shell) -> None:
+    assert shell.start() == 0
+    out = shell.killed_at(6, shell.out)
+    changes = ("eval.every=0", "checkpoint.keep=2", "log.every=5", "train.rows=4")
+    assert shell("--resume", *changes, "train.accumulate=1", out=out) == 0
+    ours, theirs = newest(out), newest(shell.out)
+    assert ours
+    assert theirs
+    assert ours.scalars["cursor"] == theirs.scalars["cursor"]
+    for name, array in theirs.arrays("model.").items():
+        np.testing.assert_allclose(ours.arrays("model.")[name], array, atol=1e-4)
+    assert len(list((out / "checkpoints").iterdir())) == 2
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_bad_checkpoint_is_set_aside_loudly_and_the_older_one_used(shell: Shell) -> None:
+    assert shell.start() == 0
+    out = shell.killed_at(6, shell.out)
+    flip(out / "checkpoints" / "step-00000006" / "optimizer.safetensors")
+    assert shell("--resume", out=out) == 0
+    assert "step-00000006.corrupt" in shell.err
+    assert "resumed after step 3" in shell.err
+    assert_bit_equal(out, shell.out)
+
+
+def test_all_bad_is_exit_4_now_and_at_every_later_try(shell: Shell) -> None:
+    assert shell.start() == 0
+    out = shell.killed_at(6, shell.out)
+    for path in (out / "checkpoints").iterdir():
+        flip(path / "model.safetensors")
+    for _ in range(3):
+        assert shell("--resume", out=out) == 4
+        assert {path.name for path in (out / "checkpoints").iterdir()} == {
+            *("step-00000003.corrupt", "step-00000006.corrupt")
+        }
+    shutil.rmtree(out / "checkpoints")
+    assert shell("--resume", out=out) == 0
+    assert_bit_equal(out, shell.out)
+
+
+def test_resume_must_say_which_run(shell: Shell) -> None:
+    assert main(["train", "--resume"]) == 2
+    assert "does not say which run" in shell.capsys.readouterr().err
+
+
+def test_single_files_must_be_named_again(shell: Shell) -> None:
+    (shell.folder / "noise.py").write_text(NOISE)
+    spec = f"{shell.folder / 'noise.py'}:Noise"
+    assert shell.start("--plugins", spec) == 0
+    out = shell.killed_at(3, shell.out)
+    assert shell("--resume", out=out) == 2
+    assert "must be named again" in shell.err
+    (shell.folder / "noise.py").write_text(NOISE.replace("0.2", "0.1 + 0.1"))
+    assert shell("--resume", "--plugins", spec, out=out) == 0
+    assert "resumed with another digests.noise" in shell.err
+    assert learnt(out) == learnt(shell.out)
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", '{"config": {}, "plan_hash": ""}'])
+def test_a_record_that_is_none_is_refused(shell: Shell, damage: str) -> None:
+    assert shell.start() == 0
+    (shell.out / "run.json").write_text(damage)
+    assert shell("--resume") == 2
+    assert "run.json" in shell.err
+
+
+def test_the_plan_of_a_run_can_be_shown(shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:
+    assert shell.start("--plugins", "muon") == 0
+    assert main(["plan", "--resume", "--out", str(shell.out), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    record = json.loads((shell.out / "run.json").read_text())
+    assert document["plan_hash"] == record["plan_hash"]
+
+
+def test_one_evaluation_that_was_due_is_made_up_for(
+    shell: Shell, make_eval_due: Callable[[Path], None]
+) -> None:
+    assert shell.start("checkpoint.every=4") == 0
+    out = shell.killed_at(4, shell.out)
+    make_eval_due(out)
+    assert shell("--resume", out=out) == 0
+    assert_bit_equal(out, shell.out)
+
+
+@pytest.fixture
+def make_eval_due() -> Callable[[Path], None]:
+    """Takes out of metrics.jsonl what came after the save of step 4, its evaluation included."""
+
+    def cut(out: Path) -> None:
+        lines = (out / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+        first = next(n for n, one in enumerate(lines) if b'"eval"' in one)
+        (out / "metrics.jsonl").write_bytes(b"".join(lines[:first]))
+
+    return cut
