@@ -263,6 +263,26 @@ def test_an_abandoned_line_is_discarded(tmp_path: Path) -> None:
     assert newest_or_refuse(tmp_path).step == 5
 
 
+@pytest.mark.parametrize("remove", [lambda out: retain(out, 1), lambda out: discard(out, 1)])
+def test_a_kill_after_the_first_file_was_removed_leaves_nothing_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remove
+) -> None:
+    for step in (1, 2, 3):
+        commit(tmp_path, step, STATE, {})
+
+    def die(path: Path) -> None:
+        (path / "model.safetensors").unlink()
+        raise Killed
+
+    with monkeypatch.context() as patch, suppress(Killed):
+        patch.setattr(shutil, "rmtree", die)
+        remove(tmp_path)
+    committed = list((tmp_path / "checkpoints").glob("step-????????"))
+    assert len(committed) == 2
+    assert not any(verify(path) for path in committed)
+    assert len(sweep(tmp_path)) == 1
+
+
 @pytest.mark.parametrize("n", range(4))
 def test_a_kill_while_discarding_leaves_nothing_half(
     tmp_path: Path, die_at, monkeypatch: pytest.MonkeyPatch, n: int

@@ -230,6 +230,9 @@ BAD: dict[str, bytes] = {
     "no elements": file_of(
         {"a": {**ENTRY, "shape": [0, 2**31 - 1, 2**31 - 1], "data_offsets": [0, 0]}}
     ),
+    "a dimension that MLX cannot count": file_of(
+        {"a": {**ENTRY, "shape": [0, 2**31], "data_offsets": [0, 0]}}
+    ),
     "100 dimensions": file_of({"a": {**ENTRY, "shape": [2] + [1] * 99}}, bytes(8)),
     "bfloat16": file_of({"a": {**ENTRY, "dtype": "BF16", "shape": [4]}}, bytes(8)),
     "a truth as a number": file_of({"a": {**ENTRY, "shape": [2, True]}}, bytes(8)),
@@ -315,7 +318,13 @@ def test_a_hostile_file_is_refused_although_its_digest_is_right(
 
 def test_the_reference_refuses_them_too() -> None:
     """Or is as strict as one can be who has no tensors of his own to compare with."""
-    ours_alone = {"bfloat16", "100 dimensions", "a command for the terminal", "a long name"}
+    ours_alone = {
+        "bfloat16",
+        "a dimension that MLX cannot count",
+        "100 dimensions",
+        "a command for the terminal",
+        "a long name",
+    }
     accepted = set()
     for kind, content in BAD.items():
         try:

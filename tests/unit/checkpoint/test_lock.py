@@ -170,6 +170,27 @@ def test_of_many_at_once_exactly_one_takes_over(tmp_path: Path, start: Start, by
     assert [path.name for path in tmp_path.iterdir()] == [LOCK]
 
 
+def test_who_found_the_owner_dead_looks_again_before_taking_over(
+    tmp_path: Path, no_flock: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one takes over just after the dead owner was found dead."""
+    real, winner, asked = Owner.alive, lock(tmp_path), []
+    leave(tmp_path, pid=dead_pid())
+
+    def alive(owner: Owner) -> bool:
+        asked.append(owner)
+        if len(asked) == 1:
+            winner.__enter__()
+            return False
+        return real(owner)
+
+    monkeypatch.setattr(Owner, "alive", alive)
+    with pytest.raises(Refusal, match=f"process {os.getpid()} on"), lock(tmp_path):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == [LOCK]
+    winner.__exit__(None, None, None)
+
+
 def test_after_a_kill_the_next_one_starts_at_once(tmp_path: Path, start: Start, by: str) -> None:
     for _ in range(2):
         process = start(by)
@@ -259,7 +280,7 @@ def test_what_only_a_person_can_decide_is_left_to_one(
         case bytes():
             (tmp_path / LOCK).write_bytes(content)
         case "other host":
-            leave(tmp_path, host="elsewhere\x1b[31m")
+            leave(tmp_path, host="elsewhere\x1b[31m", pid=dead_pid())
         case _:  # one who took over was killed between its two steps
             leave(tmp_path, pid=dead_pid())
             (tmp_path / f"{LOCK}.takeover").write_bytes(b"")
