@@ -25,14 +25,18 @@ DOCUMENT = 1024  # tokens
 
 
 def bound(
-    settings: Sequence[str], plugins: str = "", backend: str = "auto", device: str = "auto"
+    settings: Sequence[str],
+    plugins: str = "",
+    backend: str = "auto",
+    device: str = "auto",
+    preset: str = PRESET,
 ) -> tuple[Plan, Backend]:
     """The plan of a run with ``key=value`` settings, and the backend it is bound to."""
     loaded = load_config(
-        preset=PRESET,
+        preset=preset,
         assignments=tuple(settings),
         plugins=plugins or None,
-        default_preset=lambda: (PRESET, "the benchmark"),
+        default_preset=lambda: (preset, "the benchmark"),
     )
     detected = choose(probe(), backend, device)
     active = load_plugins(loaded.specs, loaded.config.plugins)
