@@ -21,7 +21,7 @@ def batch_hook(
     plugins: Iterable[LoadedPlugin],
     seen: Counter[str],
     vocab: int,
-    streams: Streams | None = None,
+    streams: Streams,
 ) -> OnBatch | None:
     """All ``on_batch`` as one function, called in ``order``; None where there is none.
 
@@ -32,9 +32,8 @@ def batch_hook(
         plugins: those of the run.
         seen: ``batch:<plugin>`` is counted there.
         vocab: ids and labels are below it.
-        streams: the random numbers that they draw from; default: seed 0's.
+        streams: the random numbers that they draw from.
     """
-    streams = streams or Streams(0)
     by_name = {one.name: one for one in plugins}
     chain = [by_name[name] for name in order]
     if not chain:

@@ -10,7 +10,6 @@ from pathlib import Path
 from minillm_core import backends
 from minillm_core.backends.base import Backend, Trainer
 from minillm_core.backends.detect import Detected
-from minillm_core.checkpoint import newest
 from minillm_core.config.load import Loaded
 from minillm_core.config.schema import Config
 from minillm_core.data import Corpus, open_corpus
@@ -91,7 +90,7 @@ def check(
     if earlier:
         check_data(earlier, corpus)
     initial = None
-    if config.init is not None and (earlier is None or newest(earlier.out) is None):
+    if config.init is not None and (earlier is None or earlier.newest is None):
         initial = Initial.of(config.init, plan)
     try:
         with blaming(plugins, "the model's initial values"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,11 @@ class Earlier:
 
     out: Path
     record: Mapping[str, Any]  # run.json
+
+    @cached_property
+    def newest(self) -> Checkpoint | None:
+        """The newest checkpoint that verifies, as it was when this was first asked."""
+        return newest(self.out)
 
     @property
     def exit(self) -> int | None:
@@ -102,7 +108,7 @@ def check_data(earlier: Earlier, corpus: Corpus) -> None:
     Raises:
         DataError: the fingerprints differ.
     """
-    checkpoint = newest(earlier.out)
+    checkpoint = earlier.newest
     held = checkpoint.scalars if checkpoint else earlier.record.get("data", {})
     if held.get("fingerprint") != corpus.fingerprint:
         raise DataError(
@@ -116,7 +122,7 @@ def finished(earlier: Earlier, budget: Budget) -> str | None:
     """What to say of a run that has nothing left to do; None where it has."""
     if earlier.exit != 0:
         return None
-    checkpoint = newest(earlier.out)
+    checkpoint = earlier.newest
     if checkpoint is None:  # it kept none: its record alone tells
         before = earlier.config
         kept_none = not before.checkpoint.every and budget.steps == before.train.steps

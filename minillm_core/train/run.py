@@ -11,7 +11,7 @@ from minillm_core.backends.base import Backend
 from minillm_core.backends.detect import Detected
 from minillm_core.checkpoint import Writer, layout, lock, put_away, sweep
 from minillm_core.config.load import Loaded
-from minillm_core.data import bytes_per_token, validation_batches
+from minillm_core.data import OnBatch, bytes_per_token, validation_batches
 from minillm_core.errors import Interrupted, MinillmError, OutOfMemory
 from minillm_core.plan import Plan
 from minillm_core.plugins.blame import blaming
@@ -184,6 +184,7 @@ def _loop(
                 trainer,
                 writer,
                 _constants(job),
+                shown.say,
                 go_on=config.checkpoint.on_error == "continue",
             )
         validation = _validation(job, stop)
@@ -234,7 +235,6 @@ def _evaluation_is_due(job: Job, position: Position, events: Sequence[Mapping[st
 
 def _validation(job: Job, stop: StopRequest) -> Validation:
     config = job.config
-    streams = Streams(config.seed)
     return Validation(
         job.trainer,
         validation_batches(
@@ -243,12 +243,18 @@ def _validation(job: Job, stop: StopRequest) -> Validation:
             seq_len=config.train.seq_len,
             tokens=config.eval.tokens,
             seed=None,  # it is in seeded order already
-            on_batch=batch_hook(
-                job.plan.on_batch, job.plugins, job.seen, config.model.vocab, streams
-            ),
+            on_batch=_on_batch(job),
         ),
         bytes_per_token(job.corpus.tokenizer, config.model.vocab) if job.corpus.tokenizer else None,
         cancelled=lambda: stop.requested,
+    )
+
+
+def _on_batch(job: Job) -> OnBatch | None:
+    """The plugins' hook for other phases than train, whose streams begin anew with every batch."""
+    config = job.config
+    return batch_hook(
+        job.plan.on_batch, job.plugins, job.seen, config.model.vocab, Streams(config.seed)
     )
 
 
@@ -310,6 +316,7 @@ def _show_sample(job: Job, say: Say) -> None:
             job.corpus.tokenizer,
             context=job.config.train.seq_len,
             seed=job.config.seed,
+            on_batch=_on_batch(job),
         )
     except KeyboardInterrupt:  # the run is over and recorded; only this is cut short
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ class Saves:
         trainer: what is saved.
         writer: writes it.
         constants: scalars that every checkpoint of the run holds.
+        say: prints a line.
         go_on: one that cannot be written does not end the run.
     """
 
@@ -32,16 +33,20 @@ class Saves:
         trainer: Trainer,
         writer: Writer,
         constants: Mapping[str, Any],
+        say: Callable[[str], None],
         *,
         go_on: bool = False,
     ) -> None:
         self._out, self._trainer, self._writer = out, trainer, writer
-        self._constants, self._go_on = dict(constants), go_on
+        self._constants, self._say, self._go_on = dict(constants), say, go_on
 
     def begin(self, position: Position) -> None:
         """Take a snapshot and have it written; waits for the save before it."""
         scalars = {**position.data(), **self._constants}
-        self._writer.submit(position.step, self._trainer.snapshot(), scalars)
+        snapshot = self._trainer.snapshot()
+        if snapshot.note:
+            self._say(f"step {position.step}: {snapshot.note}")
+        self._writer.submit(position.step, snapshot, scalars)
 
     def finished(self) -> Iterator[Event]:
         """What has become of the saves since the last call; does not wait.
@@ -56,7 +61,9 @@ class Saves:
         yield from map(self._event, self._writer.wait())
 
     def _event(self, result: Result) -> Event:
-        if result.error is None and result.path is not None:
+        if result.path is not None:
+            if result.error is not None:  # it is saved; what is left over costs room alone
+                self._say(f"warning: {result.error}")
             return Saved(result.step, str(result.path.relative_to(self._out)), result.seconds)
         error = result.error or MinillmError(f"the checkpoint of step {result.step} is lost")
         if self._go_on and not isinstance(error, NonFinite):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
@@ -45,12 +46,12 @@ class MLXModel(Model):
 
     def evaluate(self, batches: Iterable[Batch]) -> tuple[float, int]:
         """Nats and predictions of the main target."""
-        self.hold()
         given, total, count = self.final_values(), 0.0, 0
-        for host in batches:
-            nats, predictions = self.model.evaluate(self.moved(host), given)
-            mx.eval(nats, predictions)
-            total, count = total + nats.item(), count + int(predictions.item())
+        with self._inferring():
+            for host in batches:
+                nats, predictions = self.model.evaluate(self.moved(host), given)
+                mx.eval(nats, predictions)
+                total, count = total + nats.item(), count + int(predictions.item())
         return total, count
 
     def next_logits(self, batch: Batch) -> np.ndarray:
@@ -64,10 +65,20 @@ class MLXModel(Model):
 
     def last_logits(self, batch: Batch, scope_of: Callable[..., Any]) -> np.ndarray:
         """float32 (V,) after the last column of one row: a whole one, or one that follows a past."""
-        self.hold()
         at = mx.array([batch["ids"].shape[1] - 1], dtype=mx.int32)
-        logits = self.model.logits(self.moved(batch), self.final_values(), at, scope_of)
-        return np.array(logits[0].astype(mx.float32))
+        with self._inferring():
+            logits = self.model.logits(self.moved(batch), self.final_values(), at, scope_of)
+            return np.array(logits[0].astype(mx.float32))
+
+    @contextmanager
+    def _inferring(self) -> Iterator[None]:
+        """With the weights in place, and with native modules' dropout and its like off."""
+        self.hold()
+        self.model.eval()
+        try:
+            yield
+        finally:
+            self.model.train()
 
     def moved(self, host: Batch) -> Arrays:
         """The fields that the model reads."""

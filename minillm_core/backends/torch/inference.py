@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -41,15 +42,15 @@ class TorchModel(Model):
         self.statistics = Statistics(model)
         self.staged = plan.staged
 
-    @torch.no_grad()
     def evaluate(self, batches: Iterable[Batch]) -> tuple[float, int]:
         """Nats and predictions of the main target."""
         given = self.final_values()
         total = torch.zeros((), dtype=torch.float64)
         count = torch.zeros((), dtype=torch.float64)
         pending: list[tuple[Tensor, Tensor]] = []
-        for host in batches:
-            pending.append(self.model.evaluate(self.moved(host), given))
+        with self._inferring():
+            for host in batches:
+                pending.append(self.model.evaluate(self.moved(host), given))
         for nats, predictions in pending:
             total += nats.double().cpu()
             count += predictions.double().cpu()
@@ -64,11 +65,21 @@ class TorchModel(Model):
         """A sequence of no columns yet."""
         return Continuation(self.last_logits, self.model.geometry)
 
-    @torch.no_grad()
+    @contextmanager
+    def _inferring(self) -> Iterator[None]:
+        """Without gradients, and with native modules' dropout and its like off."""
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self.model.train()
+
     def last_logits(self, batch: Batch, scope_of: Callable[..., Any]) -> np.ndarray:
         """float32 (V,) after the last column of one row: a whole one, or one that follows a past."""
         at = torch.full((1,), batch["ids"].shape[1] - 1, dtype=torch.int32, device=self.device)
-        logits = self.model.logits(self.moved(batch), self.final_values(), at, scope_of)
+        with self._inferring():
+            logits = self.model.logits(self.moved(batch), self.final_values(), at, scope_of)
         return logits[0].float().cpu().numpy()
 
     def moved(self, host: Batch) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from minillm_core import Buffer, Linear, Module, Param, Plugin, State, ones, zeros
+from minillm_core.backends.base import lone_row
 from minillm_core.backends.bind import create
 from minillm_core.backends.detect import Detected
 from minillm_core.nn.module import declared, materialising, named_modules
@@ -147,3 +148,49 @@ def test_declarations_are_the_plan_s(trainer_of: Any, backend: str) -> None:
     for name, module, attribute, one in declared(run.model, Declaration):
         assert tuple(getattr(module, attribute).shape) == one.shape, name
         assert "float32" in str(getattr(module, attribute).dtype), name
+
+
+class Doubling(Module):
+    """Doubles its input while training, as a native dropout does something then and only then."""
+
+    def forward(self, x: Any) -> Any:
+        return x * (2.0 if self.training else 1.0)
+
+
+class Doubler(Plugin, api=1):
+    """Doubles what is embedded, in training."""
+
+    def build_model(self, model: Any) -> None:
+        model.embed.mix(Doubling)
+
+
+class Nothing(Module):
+    """x -> x."""
+
+    def forward(self, x: Any) -> Any:
+        return x * 1.0
+
+
+class Same(Plugin, api=1):
+    """Leaves what is embedded alone."""
+
+    def build_model(self, model: Any) -> None:
+        model.embed.mix(Nothing)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_for_training_alone_is_off_elsewhere(plan_of: Any, backend: str) -> None:
+    found = []
+    for plugin in (Doubler(), Same()):
+        plan = plan_of({"one": plugin})
+        run = create(Detected(backend, "cpu", "test"), plan).trainer(plan, 0)
+        row = lone_row(np.arange(5, dtype=np.int32))
+        batch = {**row, "labels": np.roll(row["ids"], -1, 1)}
+        logits = run.next_logits(row), run.decoding().feed(row)
+        evaluated = run.evaluate([batch])
+        values = plan.values(0.5)
+        losses = [run.read(run.step([batch], values, 5)).loss for _ in range(2)]
+        found.append((*(one.tolist() for one in logits), evaluated, losses))
+    (*off, doubled), (*same, plain) = found
+    assert off == same
+    assert doubled != plain

@@ -28,8 +28,8 @@ AGREED = {
     ("plugins", "info"): {"NAME", "--json"},
 }
 MORE = {
-    ("train",): {"--config"},
-    ("plan",): {"--config"},
+    ("train",): {"--config", "--init"},
+    ("plan",): {"--config", "--init"},
     ("eval",): {"--backend", "--device", "--plugins"},
     ("generate",): {"--backend", "--device", "--plugins", "--json"},
     ("export",): {"--plugins", "--json"},

@@ -91,7 +91,6 @@ def test_a_plugin_that_cannot_run_here_is_refused(machine, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        (["--resume"], "runs cannot be resumed yet"),
         (["--preset", "tinny"], "there is no preset 'tinny'"),
         (["--steps", "0"], "train.steps must be a whole number of at least 1"),
         (["--kernels", "?"], "kernels are chosen"),

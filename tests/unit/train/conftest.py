@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm_core.backends.base import Binding, StepResult, Trainer
+from minillm_core.backends.base import Binding, Snapshot, StepResult, Trainer
 
 VOCAB = 8
 
@@ -122,7 +122,7 @@ class BigramTrainer(Trainer):
     def snapshot(self) -> Any:
         self.log.append("arrays")
         held = {"model.table": self.table, "optimizer.sgd.m.table": self.momentum}
-        return lambda: held
+        return Snapshot(lambda: held)
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
         self.table = arrays["model.table"].copy()

@@ -37,6 +37,12 @@ def stepped(step: int) -> Stepped:
     return Stepped(step, 1.0, 0.1, 1, Throughput(1, 1, 1), 1.0, None, None, 1.0)
 
 
+def trained(watch: Evidence, first: int = 1) -> None:
+    """Ten steps of this process, which may be a resumed run's."""
+    for step in range(first, first + STEPS):
+        watch(stepped(step))
+
+
 @pytest.fixture
 def model() -> Model:
     return Model()
@@ -67,7 +73,7 @@ def evidence(model: Model, counter: Counter, said: list[str]):
 def test_what_the_trainer_witnessed(model: Model, evidence, key: str) -> None:
     watch = evidence(muon=[key])
     model.seen[key] = 24
-    watch(stepped(STEPS))
+    trained(watch)
     assert watch.records() == {"muon": {"shown": True, "what": [f"{key} x24"]}}
     assert model.asked == 0  # no copy from the device where no parameter is in question
 
@@ -76,13 +82,13 @@ def test_what_the_trainer_witnessed(model: Model, evidence, key: str) -> None:
 def test_what_was_counted_on_the_host(counter: Counter, evidence, key: str) -> None:
     watch = evidence(packer=[key])
     counter[key] += 5
-    watch(stepped(STEPS))
+    trained(watch)
     assert watch.records()["packer"]["shown"]
 
 
 def test_what_is_true_by_construction(evidence) -> None:
     watch = evidence(window=["slot:layers.0.attention.window"])
-    watch(stepped(STEPS))
+    trained(watch)
     assert watch.records()["window"]["shown"]
 
 
@@ -96,7 +102,7 @@ def test_what_is_true_by_construction(evidence) -> None:
 def test_a_parameter_that_a_gradient_reached(model: Model, evidence, name: str, array: str) -> None:
     watch = evidence(gate=[f"parameter:{name}"])
     model.state[array][1] += 0.5  # in place, as a backend may do
-    watch(stepped(STEPS))
+    trained(watch)
     assert watch.records()["gate"] == {"shown": True, "what": [f"parameter:{name} x1"]}
 
 
@@ -104,7 +110,7 @@ def test_weight_decay_alone_is_no_evidence(model: Model, evidence) -> None:
     watch = evidence(gate=["parameter:gate"])
     model.state["model.gate"] -= 0.5
     with pytest.raises(NoEvidence):
-        watch(stepped(STEPS))
+        trained(watch)
 
 
 def test_a_parameter_of_the_same_last_name_is_another_one(model: Model, evidence) -> None:
@@ -112,7 +118,7 @@ def test_a_parameter_of_the_same_last_name_is_another_one(model: Model, evidence
     model.state["model.layers.0.gate"][1] += 0.5
     model.state["optimizer.adamw.m.layers.0.gate"] = np.ones(3, np.float32)
     with pytest.raises(NoEvidence):
-        watch(stepped(STEPS))
+        trained(watch)
 
 
 @pytest.mark.parametrize("expected", [["node:x", "parameter:gate"], []])
@@ -143,7 +149,7 @@ def test_what_is_missing_is_said_and_recorded(model: Model, evidence, said: list
     keys = [f"node:layers.{n}.gate" for n in range(12)]
     watch = evidence(gate=keys)
     model.seen = {keys[0]: 1}
-    watch(stepped(STEPS))
+    trained(watch)
     watch.warn()
     record = watch.records()["gate"]
     assert record["shown"]
@@ -157,14 +163,14 @@ def test_what_is_missing_is_said_and_recorded(model: Model, evidence, said: list
 def test_kernels_for_other_devices_are_not_missed(model: Model, evidence, said: list[str]) -> None:
     watch = evidence(liger=["kernel:rms_norm=liger", "kernel:swiglu=liger"])
     model.seen = {"kernel:rms_norm=liger": 1}
-    watch(stepped(STEPS))
+    trained(watch)
     assert said == []
 
 
 def test_it_looks_once(model: Model, evidence) -> None:
     watch = evidence(gate=["node:x"])
     model.seen = {"node:x": 1}
-    watch(stepped(STEPS))
+    trained(watch)
     model.seen = {}
     for step in range(STEPS + 1, STEPS + 5):
         watch(stepped(step))
@@ -173,6 +179,6 @@ def test_it_looks_once(model: Model, evidence) -> None:
 
 def test_no_plugins_no_questions(model: Model, evidence) -> None:
     watch = evidence()
-    watch(stepped(STEPS))
+    trained(watch)
     assert watch.records() == {}
     assert model.asked == 0

@@ -21,6 +21,7 @@ from minillm_core.errors import PluginCodeError, Refusal
 from minillm_core.plan import Plan
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.plugin import Plugin
+from minillm_core.plugins.streams import Streams
 from minillm_core.train.generate import Window, Writer, open_writer
 from minillm_core.train.hooks import batch_hook
 from minillm_core.train.run import train
@@ -149,7 +150,8 @@ class Changer(Plugin, api=1):
 
 
 def test_a_plugin_that_drops_columns_is_named(bytewise, sure_of) -> None:
-    hook = batch_hook(["changer"], [LoadedPlugin.of("changer", Changer())], Counter(), 300)
+    changer = LoadedPlugin.of("changer", Changer())
+    hook = batch_hook(["changer"], [changer], Counter(), 300, Streams(0))
     wrote = writer(sure_of(b"ab"), bytewise, on_batch=hook)
     with pytest.raises(PluginCodeError, match="'changer' changed the columns in on_batch"):
         list(wrote.go_on("a", Sampling(), tokens=3))

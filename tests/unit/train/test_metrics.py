@@ -7,9 +7,19 @@ import math
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from minillm_core.train.events import Ended, Evaluated, Saved, Stepped, Throughput
-from minillm_core.train.metrics import Metrics, line
+from minillm_core.train.events import (
+    Ended,
+    Evaluated,
+    Rewound,
+    Saved,
+    Started,
+    Stepped,
+    Throughput,
+)
+from minillm_core.train.metrics import Metrics, cut, line
 
 
 def stepped(step: int, **changes) -> Stepped:
@@ -63,12 +73,63 @@ def test_what_is_not_finite_is_null(value: float) -> None:
 
 def test_each_event_is_there_at_once(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    path.write_text("left by somebody\n")
+    path.write_bytes(line(stepped(1)))
     with Metrics(path) as metrics:
-        for n in range(1, 4):
+        for n in range(2, 5):
             metrics(stepped(n))
             assert [event["step"] for event in read(path)] == list(range(1, n + 1))
             assert path.read_bytes().endswith(b"}\n")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    steps=st.integers(0, 8),
+    cut_at=st.integers(0, 9),
+    torn=st.sampled_from([b"", b'{"event": "st', b"\xff\xfe", b"[1]\n", b"7", b"{}"]),
+)
+def test_a_cut_leaves_each_step_once(
+    tmp_path_factory: pytest.TempPathFactory, steps: int, cut_at: int, torn: bytes
+) -> None:
+    path = tmp_path_factory.mktemp("run") / "metrics.jsonl"
+    with Metrics(path) as metrics:
+        metrics(Started("hash", 9, 1))
+        for n in range(1, steps + 1):
+            metrics(stepped(n))
+            if n % 2 == 0:
+                metrics(Evaluated(n, 1.0, None))
+            if n > 2:
+                metrics(Saved(n - 2, "x", 0.1))  # told late: it was written in the background
+        metrics(Ended(steps, 75, 1.0))
+    with path.open("ab") as file:
+        file.write(torn)
+    kept = cut(path, cut_at)
+    assert kept == read(path)
+    last = min(cut_at, steps)
+    assert [e["step"] for e in kept if e["event"] == "step"] == list(range(1, last + 1))
+    assert [e["step"] for e in kept if e["event"] == "eval"] == list(range(2, last + 1, 2))
+    assert all(e.get("step", 0) <= cut_at for e in kept)
+    assert [e["event"] for e in kept if "step" not in e] == ["run"]
+    assert "end" not in {e["event"] for e in kept}
+    assert cut(path, cut_at) == kept
+
+
+def test_nothing_to_cut(tmp_path: Path) -> None:
+    assert cut(tmp_path / "metrics.jsonl", 3) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rewind_takes_back_what_came_after(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with Metrics(path, every=4) as metrics:
+        for n in range(1, 7):
+            metrics(stepped(n))
+        metrics(Rewound(6, 9.0, 4, 200))
+        for n in range(5, 8):
+            metrics(stepped(n))
+        metrics(Ended(7, 0, 1.0))
+    assert [(e["event"], e["step"]) for e in read(path)] == [
+        *[("step", 1), ("step", 4), ("rewind", 6), ("step", 7), ("end", 7)]
+    ]
 
 
 @pytest.mark.parametrize(

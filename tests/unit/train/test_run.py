@@ -226,7 +226,6 @@ def refused(job: Job, error: type[MinillmError], *assignments: str, **options: A
 
 def test_a_refusal_says_and_writes_nothing(job: Job, tmp_path: Path) -> None:
     refused(job, DataError, "train.seq_len=1000000")
-    refused(job, Refusal, resume=True)
     file = tmp_path / "file"
     file.write_text("")
     refused(job, Refusal, out=file)
@@ -323,11 +322,13 @@ def test_an_interrupt_outside_the_loop_is_one(job: Job, monkeypatch: pytest.Monk
 
 
 def test_a_loss_that_is_no_number(job: Job) -> None:
-    job.trainer_options = {"losses": {7: math.nan}}
-    with pytest.raises(NonFinite, match="step 7"):
-        job.train("checkpoint.every=3")
+    job.trainer_options = {"losses": dict.fromkeys(range(7, 30), math.nan)}
+    with pytest.raises(
+        NonFinite, match="10 of the last 100 steps were not finite: the loss of step 16"
+    ):
+        job.train("checkpoint.every=3", steps=30)
     assert job.record["exit"] == 5
-    assert newest_or_refuse(job.out).step == 6
+    assert newest_or_refuse(job.out).step == 15
 
 
 @pytest.mark.parametrize("error", [OutOfMemory("no room"), MemoryError()])
