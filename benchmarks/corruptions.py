@@ -13,11 +13,15 @@ twice.
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
 
 from benchmarks.trials.bench import Row, each, finish, parser, workshop
 from benchmarks.trials.compare import differences
@@ -53,6 +57,7 @@ class Outcome:
     """What came of it."""
 
     did: list[str] = field(default_factory=list)
+    unnoticed: bool = False  # who checks nothing but the formats loads the newest
     verified: bool = False  # each was noticed
     set_aside: bool = False  # each was set aside, and the right one used
     ended: bool = False
@@ -67,6 +72,7 @@ def notice(trial: Trial) -> Outcome:
     link(trial.damaged / "checkpoints", out / "checkpoints")
     outcome = Outcome()
     bad = _damage(trial, out, outcome)
+    outcome.unnoticed = _loads(layout.folders(trial.damaged)[0][1].name, out)
     outcome.verified = all(verify(path) for path in bad)
     if not outcome.verified:
         outcome.wrong.append("it verifies")
@@ -93,6 +99,18 @@ def _damage(trial: Trial, out: Path, outcome: Outcome) -> list[Path]:
         ]  # of the last: the first
         outcome.did.append(KINDS[trial.kind](path, older, rng))
     return [path for path in checkpoints if _content(path) != before[path]]
+
+
+def _loads(name: str, out: Path) -> bool:
+    """Whether the newest loads where no digest is asked, as weights and JSON otherwise do."""
+    folder = out / "checkpoints" / name
+    try:
+        for file in (layout.MODEL, layout.OPTIMIZER):
+            load_file(folder / file)
+        json.loads((folder / layout.STATE).read_bytes())
+    except (OSError, SafetensorError, ValueError):
+        return False
+    return True
 
 
 def _content(folder: Path) -> dict[str, bytes]:
@@ -191,6 +209,7 @@ def main() -> int:
             row.detected += outcome.verified and outcome.set_aside
             row.ended += outcome.ended
             row.bit_equal += outcome.equal
+            row.count("load unnoticed without digests", outcome.unnoticed)
             row.count("all were bad", trial.many == MANY)
             row.count("as a command", trial.whole)
             if outcome.wrong:

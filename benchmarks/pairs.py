@@ -5,7 +5,8 @@
 Two processes (every fifth time eight) are held at a barrier and let go together, on a folder that
 is new or, every other time, on a run that was broken off, with ``--resume``. Whoever is first is
 stopped (SIGSTOP) once it has the folder, so that it is there for all the others to meet. They must
-exit with 2 and name it by its number. It is then killed with -9 and a ``--resume`` is started in the
+exit with 2 and name it by its number; one that came so late that it met a run.json instead is told
+of --resume, and must then be told of the owner. It is then killed with -9 and a ``--resume`` is started in the
 same moment: that must run, and end bit-equal to a run that nobody disturbed.
 """
 
@@ -118,8 +119,10 @@ def _only_one(
     deadline, stopped = time.perf_counter() + 60, None
     while len(running) > 1 and time.perf_counter() < deadline:
         running = [child for child in running if child.poll() is None]
-        if stopped is None and (stopped := _owner(out)) in {child.pid for child in running}:
-            os.kill(stopped, signal.SIGSTOP)
+        # the file may still name the one that was killed to make a run that can be resumed
+        if stopped is None and (owner := _owner(out)) in {child.pid for child in running}:
+            os.kill(owner, signal.SIGSTOP)
+            stopped = owner
         time.sleep(0.0005)
     said = {child: log.read_text(errors="replace") for child, log in children}
     for _, log in children:
@@ -134,6 +137,8 @@ def _only_one(
     for child, text in said.items():
         if child is winners[0]:
             continue
+        if child.code == 2 and "holds a run already" in text:
+            child, text = _as_it_was_told(run, out)
         if child.code == 2 and re.search(rf"\b{winners[0].pid}\b", text):
             outcome.refused += 1
         else:
@@ -141,6 +146,16 @@ def _only_one(
                 f"a loser ended with {child.code} and did not name {winners[0].pid}: {text[-300:]}"
             )
     return winners[0]
+
+
+def _as_it_was_told(run: TinyRun, out: Path) -> tuple[Child, str]:
+    """Somebody who met a run.json, and tries --resume: its end, and what it is told."""
+    log = run.folder / f"{out.name}-again.log"
+    child = run.start(out, resume=True, log=log)
+    child.wait()
+    text = log.read_text(errors="replace")
+    log.unlink()
+    return child, text
 
 
 def _owner(out: Path) -> int | None:

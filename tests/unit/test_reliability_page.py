@@ -39,7 +39,7 @@ def test_what_failed_is_shown(tmp_path: Path) -> None:
 
 def test_the_command_can_be_typed_and_draws_the_same() -> None:
     document = json.loads((RESULTS / "kills.json").read_text())
-    document["command"] = ["kills.py", "--train", "3", "--json", "some/where.json", "--inside"]
+    document["command"] = ["kills.py", "--train", "3", "--json", "some/where.json", "--commit", "0"]
     document["figures"] |= {"seed": 17, "seconds": 61.4}
     said = made_by(document)
     assert said.startswith("- `python -m benchmarks.kills --train 3 --seed 17`: 61 s on ")

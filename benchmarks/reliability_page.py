@@ -1,0 +1,133 @@
+"""The tables of docs/reliability.md, from the files in results/.
+
+python -m benchmarks.reliability_page             # print them
+python -m benchmarks.reliability_page --write     # put them into the page
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.environment import RESULTS, ROOT
+from benchmarks.readme_table import replaced, unique
+
+PAGE = ROOT / "docs" / "reliability.md"
+TRIALS = ("kills", "corruptions", "pairs", "headers", "full_disk")
+COST = "checkpoint_cost"
+HEAD = ("trial", "tried", "detected", "bit-equal", "failed")
+COST_HEAD = ("way", "MB", "stall, ms", "% of 1,000 steps", "saved, s", "loaded, s")
+
+Document = Mapping[str, Any]
+
+
+def tables(folder: Path = RESULTS) -> str:
+    """Markdown: the trials, what they were run on and how, and, once it is measured, the cost."""
+    documents = {name: json.loads((folder / f"{name}.json").read_text()) for name in TRIALS}
+    rows = [line for document in documents.values() for line in trials(document)]
+    parts = [markdown(HEAD, rows), "", unnoticed(documents["corruptions"]), ""]
+    parts += [made_by(one) for one in documents.values()]
+    cost = folder / f"{COST}.json"
+    if cost.exists():
+        parts += ["", *costs(json.loads(cost.read_text()))]
+    return "\n".join(parts) + "\n"
+
+
+def trials(document: Document) -> Iterator[tuple[str, ...]]:
+    """A line for each row of a result."""
+    for row in document["figures"]["rows"]:
+        ended = f"{row['bit_equal']:,} of {row['ended']:,}" if row["ended"] else ""
+        yield (
+            row["what"],
+            f"{row['tried']:,}",
+            f"{row['detected']:,}",
+            ended,
+            f"{len(row['failed']):,}",
+        )
+
+
+def unnoticed(document: Document) -> str:
+    """How many of the damaged checkpoints load where no digest is asked."""
+    rows = document["figures"]["rows"]
+    loaded = sum(row["facts"]["load unnoticed without digests"] for row in rows)
+    tried = sum(row["tried"] for row in rows)
+    return (
+        f"Of the {tried:,} damaged checkpoints {loaded:,} load without an error where the formats "
+        "alone are checked (safetensors, JSON) and no digest is asked."
+    )
+
+
+def made_by(document: Document) -> str:
+    """The command, its seed, and what it ran on."""
+    script, *arguments = document["command"]
+    given = [argument for argument in arguments if argument != "--inside"]
+    for own in {"--json", "--commit"} & set(given):
+        place = given.index(own)
+        del given[place : place + 2]
+    figures = document["figures"]
+    seed = "" if "--seed" in given else f" --seed {figures['seed']}"
+    command = " ".join(["python -m benchmarks." + script.removesuffix(".py"), *given]) + seed
+    return f"- `{command}`: {figures['seconds']:,.0f} s on {machine(document)}"
+
+
+def costs(document: Document) -> Iterator[str]:
+    """The table of what a checkpoint costs, and what it was measured on."""
+    figures = document["figures"]
+    rows = [
+        (
+            f"`{name}`" if name != "minillm" else name,
+            f"{one['bytes'] / 1e6:,.0f}",
+            f"{1000 * one['median']['stall_seconds']:,.1f}",
+            f"{one['stall_percent_every_1000_steps']:.3f}",
+            f"{one['median']['save_seconds']:.2f}",
+            f"{one['median']['load_seconds']:.2f}",
+        )
+        for name, one in figures["savers"].items()
+    ]
+    yield markdown(COST_HEAD, rows)
+    yield ""
+    yield (
+        f"Preset `{figures['preset']}`, {figures['parameters']:,} parameters, "
+        f"{figures['step_seconds']:.3f} s a step; medians. {machine(document)}."
+    )
+
+
+def machine(document: Document) -> str:
+    """Hardware, versions and commit."""
+    environment = document["environment"]
+    hardware, versions = environment["hardware"], environment["versions"]
+    gpus = unique(gpu["name"] for gpu in hardware["gpus"])
+    named = ", ".join(
+        f"{label} {versions[name]}"
+        for label, name in (("Python", "python"), ("PyTorch", "torch"), ("MLX", "mlx"))
+        if versions[name]
+    )
+    full, changed, _ = environment["commit"].partition("-dirty")
+    commit = full[:7] + changed
+    where = f"one {gpus}" if gpus else f"{hardware['cores']} cores ({hardware['processor']})"
+    return f"{where}, {hardware['system'].split()[0]}; {named}; commit {commit}"
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table whose first column is text and the others numbers."""
+    lines = [head, ("---", *["--:"] * (len(head) - 1)), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--write", action="store_true", help="into docs/reliability.md")
+    if not parser.parse_args().write:
+        print(tables(), end="")
+        return
+    PAGE.write_text(replaced(PAGE.read_text(), tables()))
+    print(f"wrote {PAGE}")
+
+
+if __name__ == "__main__":
+    main()

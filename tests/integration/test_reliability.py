@@ -1,0 +1,78 @@
+"""Runs that are killed, damaged, crowded and starved: the scripts of benchmarks/, in small numbers.
+
+Each in a process of its own: children are forked, which only a process without threads may do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.full
+
+
+@pytest.fixture
+def tried(repository: Path, tmp_path: Path):
+    """Run a script; the rows of its result."""
+
+    def run(script: str, *arguments: str) -> list[dict]:
+        result = tmp_path / f"{script}.json"
+        done = subprocess.run(
+            [
+                *(sys.executable, "-W", "error", "-m", f"benchmarks.{script}"),
+                *(*arguments, "--folder", str(tmp_path), "--json", str(result)),
+            ],
+            cwd=repository,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        said = done.stdout[-4000:] + done.stderr[-2000:]
+        assert done.returncode == 0, said
+        rows = json.loads(result.read_text())["figures"]["rows"]
+        assert rows, said
+        return rows
+
+    return run
+
+
+def total(rows: list[dict], what: str) -> int:
+    return sum(row[what] for row in rows)
+
+
+def test_every_killed_run_ends_bit_equal(tried) -> None:
+    rows = tried("kills", "--train", "50", "--save", "50")
+    assert total(rows, "tried") == total(rows, "bit_equal") == 100
+    assert sum(row["facts"]["kills"] for row in rows) >= 100
+    assert {row["what"].partition(",")[0] for row in rows} == {
+        "kill -9 in training",
+        "kill -9 in a save",
+    }
+
+
+def test_every_corruption_is_noticed(tried) -> None:
+    rows = tried("corruptions", "--tried", "120")
+    assert total(rows, "tried") == total(rows, "detected") == 120
+    assert total(rows, "ended") == total(rows, "bit_equal") > 5
+
+
+def test_one_of_many_trainers_runs(tried) -> None:
+    rows = tried("pairs", "--tried", "6")
+    assert total(rows, "detected") == total(rows, "bit_equal") == 6
+
+
+def test_nothing_made_up_crashes_or_runs_code(tried) -> None:
+    rows = tried("headers", "--tried", "400")
+    assert total(rows, "detected") == 400 * len(rows)
+    assert 0 < total(rows, "bit_equal") < total(rows, "detected")
+
+
+def test_a_full_disk_costs_no_checkpoint(tried) -> None:
+    rows = tried("full_disk")
+    assert total(rows, "detected") == total(rows, "bit_equal") == 20
