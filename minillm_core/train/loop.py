@@ -95,6 +95,7 @@ class Loop:
             checkpoint is old enough.
         meter: measures; it is given this loop's clock readings.
         position: where to start.
+        evaluated: the step that was evaluated last; the evaluation of that one is not made again.
         say: prints a line.
         clock: seconds that never go back.
     """
@@ -115,6 +116,7 @@ class Loop:
         rewind: Callable[[int], tuple[Position, int] | None] = lambda step: None,
         meter: Meter | None = None,
         position: Position | None = None,
+        evaluated: int | None = None,
         say: Callable[[str], None] = lambda text: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -129,7 +131,7 @@ class Loop:
         self._spent_before = self.position.elapsed
         self._clock_began: float | None = None  # set when the first step, which compiles, is over
         self._pending: _Queued | None = None
-        self._evaluated: int | None = None
+        self._evaluated = evaluated
         self._submitted = self.position.saved
 
     def run(self, *, evaluate_first: bool = False) -> Position:

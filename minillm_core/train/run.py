@@ -9,7 +9,7 @@ from typing import Any
 
 from minillm_core.backends.base import Backend
 from minillm_core.backends.detect import Detected
-from minillm_core.checkpoint import Writer, layout, lock, put_away, sweep
+from minillm_core.checkpoint import Writer, layout, lock, put_away, retain, sweep
 from minillm_core.config.load import Loaded
 from minillm_core.data import OnBatch, bytes_per_token, validation_batches
 from minillm_core.errors import Interrupted, MinillmError, OutOfMemory
@@ -118,6 +118,8 @@ def _run(job: Job, out: Path, earlier: Earlier | None, resume: bool, say: Say) -
     if earlier is None and (kept := put_away(out)) is not None:
         say(f"checkpoints of no run that is known were there; they are kept in {kept.name}")
     position = go_on(out, earlier, job.trainer, say) if resume else Position()
+    if position.saved is not None:  # a kill may have come between the last commit and this
+        retain(out, job.config.checkpoint.keep)
     if job.initial is not None and position.saved is None:
         for line in job.initial.load(job.trainer):
             say(line)
@@ -138,7 +140,10 @@ def _run(job: Job, out: Path, earlier: Earlier | None, resume: bool, say: Say) -
         if isinstance(error, KeyboardInterrupt):  # outside the loop, which tells by itself
             told = Interrupted("interrupted; nothing was saved")
         code = told.exit_code if isinstance(told, MinillmError) else 1
-        record.update(exit=code)
+        try:
+            record.update(exit=code)
+        except OSError as another:  # the disk that ended the run: its error is the one to report
+            say(f"warning: {record.path} could not be brought up to date: {another.strerror}")
         # after a failure of the device there may be nobody left to ask
         with suppress(Exception):
             record.update(plugins=_plugins(job, evidence))
@@ -162,7 +167,7 @@ def _loop(
 ) -> tuple[Evaluated | None, Meter, Position]:
     """Train from ``position`` to the end; the last evaluation, the speed, and where that is."""
     config, trainer = job.config, job.trainer
-    last: list[Evaluated] = []
+    last = _evaluations(events)[-1:]
     meter = Meter(
         flops_per_token=job.plan.estimate().flops_per_token,
         peak_flops=trainer.binding.peak_flops,
@@ -208,6 +213,7 @@ def _loop(
             rewind=Rewind(out, trainer, feed, back=config.train.rewind, skip=config.train.skip),
             meter=meter,
             position=position,
+            evaluated=last[0].step if last else None,
             say=shown.say,
         )
         stack.enter_context(shown)
@@ -218,19 +224,23 @@ def _loop(
             )
         try:
             with blaming(job.plugins, "a step"):
-                loop.run(evaluate_first=_evaluation_is_due(job, position, events))
+                loop.run(evaluate_first=_evaluation_is_due(job, position))
         except (OutOfMemory, MemoryError) as error:
             step = loop.position.step + 1
             raise out_of_memory(error, config.train, trainer.peak_bytes(), step) from error
     return (last[0] if last else None), meter, loop.position
 
 
-def _evaluation_is_due(job: Job, position: Position, events: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the process before saved a step, and ended before the evaluation that follows it."""
-    made = any(e.get("event") == Evaluated.event and e["step"] == position.step for e in events)
-    return (
-        position.step > 0 and Cadence(job.config.eval.every).evaluates(position.step) and not made
-    )
+def _evaluations(events: Sequence[Mapping[str, Any]]) -> list[Evaluated]:
+    """The evaluations that earlier processes of the run made, up to where it goes on."""
+    names = ("step", "val_loss", "bits_per_byte")
+    found = [[e.get(name) for name in names] for e in events if e.get("event") == Evaluated.event]
+    return [Evaluated(step, loss, rate) for step, loss, rate in found if loss is not None]
+
+
+def _evaluation_is_due(job: Job, position: Position) -> bool:
+    """Whether a step that was saved is one to evaluate after; the loop knows whether it was."""
+    return position.step > 0 and Cadence(job.config.eval.every).evaluates(position.step)
 
 
 def _validation(job: Job, stop: StopRequest) -> Validation:
