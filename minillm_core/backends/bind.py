@@ -26,11 +26,17 @@ def bind(detected: Detected, plan: Plan) -> tuple[Binding, tuple[Candidate, ...]
     """Decide everything that is outside the plan's hash, without importing a framework.
 
     Raises:
-        BackendError: an op that no kernel serves, a kernel asked for by name that cannot, or a
-            plugin none of whose kernels can.
+        BackendError: an op that no kernel serves, a kernel asked for by name that cannot, a plugin
+            none of whose kernels can, or determinism where the framework has none.
     """
     config, kind = plan.config, detected.device.partition(":")[0]
     slow = kind == "cpu"
+    if config.deterministic and detected.backend == "mlx" and not slow:
+        raise BackendError(
+            "MLX has no deterministic mode on a GPU: two runs differ in the last bits",
+            where="--deterministic",
+            fix="--backend torch, --device cpu, or leave --deterministic out",
+        )
     dtype = config.train.dtype
     if dtype == "auto":
         dtype = "float32" if slow else "bfloat16"

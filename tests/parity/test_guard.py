@@ -170,3 +170,28 @@ def test_at_the_smallest_scale_the_range_is_no_excuse(lab: Any, backend: str) ->
     assert run.arrays()["scaler.scale"] == 1.0
     assert run.arrays()["scaler.skipped"] == 3.0
     assert not step(lab, run, plan, micro_of(lab, plan, 0, 1), 0).skipped
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("dtype", "parts"), [("float32", 1), ("float32", 2), ("float16", 1)])
+def test_steps_queued_before_it_was_known_are_as_good(
+    lab: Any, dtype: str, parts: int, backend: str
+) -> None:
+    plan = lab.plan("muon", plugins={"poisoned": Poisoned()}, train_dtype=dtype)
+    ahead, prompt = (lab.trainer(plan, backend) for _ in range(2))
+    bad = {1: "nan", 2: "vast", 4: "infinite"}
+    steps = [micro_of(lab, plan, n, parts, bad.get(n)) for n in range(6)]
+
+    def queue(run: Any, n: int) -> Any:
+        return run.step(steps[n], plan.values((n + 1) / 20), lab.supervised(steps[n]))
+
+    expected = [prompt.read(queue(prompt, n)) for n in range(6)]
+    handles = [queue(ahead, n) for n in range(6)]
+    arrays = ahead.arrays()  # asked before a single one was read
+    found = [ahead.read(handle) for handle in reversed(handles)]
+    for result, other in zip(reversed(found), expected, strict=True):
+        np.testing.assert_equal(vars(result), vars(other))  # a NaN is itself
+    assert [result.skipped for result in expected] == [n in bad for n in range(6)]
+    assert arrays.keys() == prompt.arrays().keys()
+    for name, array in prompt.arrays().items():
+        assert arrays[name].tobytes() == array.tobytes(), name

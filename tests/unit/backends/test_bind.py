@@ -144,3 +144,23 @@ def test_a_device_that_is_not_there_is_refused(plan_of: Any) -> None:
     if not (mx.metal.is_available() or mx.cuda.is_available()):
         with pytest.raises(BackendError, match="no GPU"):
             create(Detected("mlx", "gpu", "test"), plan_of())
+
+
+@pytest.mark.parametrize(
+    ("backend", "device", "refused"),
+    [
+        ("torch", "cuda", False),
+        ("torch", "cpu", False),
+        ("mlx", "cpu", False),
+        ("mlx", "gpu", True),
+    ],
+)
+def test_determinism_is_refused_where_there_is_none(
+    plan_of: Any, backend: str, device: str, refused: bool
+) -> None:
+    plan = plan_of(deterministic=True)
+    if refused:
+        with pytest.raises(BackendError, match="no deterministic mode on a GPU"):
+            bind(Detected(backend, device, "test"), plan)
+    else:
+        assert bind(Detected(backend, device, "test"), plan)[0].deterministic
