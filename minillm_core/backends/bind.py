@@ -10,6 +10,7 @@ from minillm_core.backends.mlx.candidates import CANDIDATES as MLX_CANDIDATES
 from minillm_core.backends.offers import check_offers
 from minillm_core.backends.requests import requests_of
 from minillm_core.backends.torch.candidates import CANDIDATES as TORCH_CANDIDATES
+from minillm_core.errors import BackendError
 from minillm_core.ops.select import Candidate, choose_all, parse_policy
 
 if TYPE_CHECKING:
