@@ -139,7 +139,7 @@ def run(out: Path) -> dict[str, Any]:
     document = json.loads(path.read_text())
     wanted = ("dtype", "compile", "device", "device_name", "kernels", "reason")
     return {
-        "preset": document["config"].get("preset"),
+        "preset": document["config"]["preset"]["value"],
         "plan_hash": document["plan_hash"],
         "binding": {key: document["binding"].get(key) for key in wanted},
     }
