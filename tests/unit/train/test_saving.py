@@ -1,0 +1,133 @@
+"""A run's saves: what each holds, and what is told of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minillm_core.backends.base import Snapshot
+from minillm_core.checkpoint import Result
+from minillm_core.errors import MinillmError, NonFinite
+from minillm_core.train.events import Saved, Unsaved
+from minillm_core.train.position import Position
+from minillm_core.train.saving import Saves
+
+FULL = MinillmError("the disk is full", where="12 MB", fix="make room")
+
+
+class Disk:
+    """A writer that ends each save as it is told to."""
+
+    def __init__(self, *errors: tuple[bool, BaseException | None]) -> None:
+        self.errors = list(errors)
+        self.submitted: list[tuple[int, dict[str, Any]]] = []
+        self.results: list[Result] = []
+
+    def submit(self, step: int, snapshot: Any, scalars: dict[str, Any]) -> None:
+        self.submitted.append((step, json.loads(json.dumps(scalars))))
+        written, error = self.errors.pop(0)
+        path = Path("out") / "checkpoints" / f"step-{step:08d}" if written else None
+        self.results.append(Result(step, path, 0.5, error))
+
+    def finished(self) -> list[Result]:
+        results, self.results = self.results, []
+        return results
+
+    wait = finished
+
+
+def saves_of(
+    disk: Disk, *, note: str | None = None, go_on: bool = False
+) -> tuple[Saves, list[str]]:
+    said: list[str] = []
+    trainer: Any = SimpleNamespace(snapshot=lambda: Snapshot(dict, note))
+    writer: Any = disk
+    return Saves(Path("out"), trainer, writer, {"seed": 3}, said.append, go_on=go_on), said
+
+
+def test_a_save_holds_the_position_and_the_run() -> None:
+    disk = Disk((True, None))
+    saves, said = saves_of(disk)
+    position = Position(step=4, tokens=9, cursor={"epoch": 1}, guarded=(2,), losses=(0.1,))
+    saves.begin(position)
+    assert disk.submitted == [(4, {**position.data(), "seed": 3})]
+    assert list(saves.finished()) == [Saved(4, "checkpoints/step-00000004", 0.5)]
+    assert list(saves.wait()) == []
+    assert said == []
+
+
+def test_what_a_snapshot_cost_is_said() -> None:
+    saves, said = saves_of(Disk((True, None)), note="training had to wait")
+    saves.begin(Position(step=2))
+    assert said == ["step 2: training had to wait"]
+
+
+def test_what_could_not_be_removed_does_not_make_it_unsaved() -> None:
+    saves, said = saves_of(Disk((True, FULL)))
+    saves.begin(Position(step=2))
+    assert [event.event for event in saves.finished()] == ["save"]
+    assert said[0].startswith("warning: the disk is full")
+
+
+@pytest.mark.parametrize("error", [FULL, OSError("gone"), None])
+def test_one_that_is_lost_ends_the_run_or_is_told(error: BaseException | None) -> None:
+    saves, _ = saves_of(Disk((False, error)))
+    saves.begin(Position(step=2))
+    with pytest.raises(type(error or FULL)):
+        list(saves.finished())
+    saves, _ = saves_of(Disk((False, error), (True, None)), go_on=True)
+    saves.begin(Position(step=2))
+    saves.begin(Position(step=3))
+    lost, saved = saves.wait()
+    assert isinstance(lost, Unsaved)
+    assert (lost.step, saved.step) == (2, 3)
+    assert lost.reason == str(error or "the checkpoint of step 2 is lost")
+
+
+def test_a_state_that_is_not_finite_ends_the_run_in_any_case() -> None:
+    saves, _ = saves_of(Disk((False, NonFinite("a weight is nan"))), go_on=True)
+    saves.begin(Position(step=2))
+    with pytest.raises(NonFinite):
+        list(saves.wait())
+
+
+def test_what_was_saved_before_an_error_is_told_first() -> None:
+    saves, _ = saves_of(Disk((True, None), (False, FULL)))
+    saves.begin(Position(step=2))
+    saves.begin(Position(step=3))
+    told = iter(saves.wait())
+    assert next(told).step == 2
+    with pytest.raises(MinillmError, match="full"):
+        next(told)
+
+
+COUNTS = st.integers(0, 2**53)
+
+
+@given(
+    step=COUNTS,
+    tokens=COUNTS,
+    elapsed=st.floats(0, 1e9),
+    skipped=COUNTS,
+    guarded=st.lists(COUNTS, max_size=9).map(tuple),
+    losses=st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=9).map(tuple),
+    rewinds=st.integers(0, 9),
+)
+def test_a_position_comes_back_from_json_to_the_bit(**fields: Any) -> None:
+    position = Position(**fields, cursor={"epoch": 0, "offset": 3})
+    again = Position.of(json.loads(json.dumps(position.data())))
+    assert again == Position(**{**vars(position), "saved": position.step})
+
+
+@pytest.mark.parametrize("missing", sorted(Position().data()))
+def test_half_a_position_is_none(missing: str) -> None:
+    data = Position().data()
+    del data[missing]
+    with pytest.raises(KeyError, match=missing):
+        Position.of(data)
