@@ -49,13 +49,13 @@ def commit(
     state = json.dumps(dict(scalars), indent=1, sort_keys=True, allow_nan=False).encode()
     if len(state) > strict.LARGEST:
         raise ValueError(f"{len(state):,} bytes of scalars could not be read back; save arrays")
-    contents: dict[str, Iterable[bytes | memoryview]] = {
+    contents: dict[str, Iterable[disk.Buffer]] = {
         layout.MODEL: tensors.parts(_chosen(arrays, model=True)),
         layout.OPTIMIZER: tensors.parts(_chosen(arrays, model=False)),
         layout.STATE: [state],
     }
 
-    def wanted(parts: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    def wanted(parts: Iterable[disk.Buffer]) -> Iterator[disk.Buffer]:
         for part in parts:
             if given_up():
                 raise Interrupted(f"the checkpoint of step {step} was given up")

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import xxhash
 
-__all__ = ["Written", "rename", "replace", "stream", "sync", "write"]
+__all__ = ["Buffer", "Written", "rename", "replace", "stream", "sync", "write"]
 
 Buffer = bytes | memoryview
 

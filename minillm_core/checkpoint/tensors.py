@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from minillm_core.checkpoint import strict
+from minillm_core.checkpoint.disk import Buffer
 
 __all__ = ["Stored", "header", "parts", "read"]
 
@@ -57,15 +58,19 @@ class Stored:
     stop: int
 
 
-def parts(arrays: Mapping[str, np.ndarray]) -> Iterator[bytes | memoryview]:
+def parts(arrays: Mapping[str, np.ndarray], written_by: str = "np") -> Iterator[Buffer]:
     """The bytes of a file of ``arrays``, in order; holds a copy of one array at a time at most.
+
+    Args:
+        arrays: by name.
+        written_by: the ``format`` of the metadata, which some readers look at: np, pt or mlx.
 
     Raises:
         ValueError: an array has a name or a dtype that could not be read back.
     """
     # wider ones first, as safetensors does: each starts at a multiple of its own width
     names = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
-    entries: dict[str, Any] = {METADATA: {"format": "np"}}
+    entries: dict[str, Any] = {METADATA: {"format": written_by}}
     place = 0
     for name in names:
         array = arrays[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -92,9 +93,10 @@ def fit(plan: Plan, directory: ModelDirectory) -> Fitted:
         ours, theirs = getattr(model, key), getattr(directory.model, key)
         if ours != theirs:
             raise ConfigError(
-                f"model.{key} is {ours}, and the model to start from has {theirs}",
+                f"model.{key} is {json.dumps(ours)}, and the model to start from has "
+                f"{json.dumps(theirs)}",
                 where=str(directory.path),
-                fix=f"leave model.{key} out, or set it to {theirs}",
+                fix=f"leave model.{key} out, or set it to {json.dumps(theirs)}",
             )
     if lack := layout.lacks(plan):
         raise PlanError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from minillm_core.checkpoint import strict
 from minillm_core.checkpoint.directory.document import model_of
 from minillm_core.checkpoint.directory.layout import Layout, Tensor
 from minillm_core.checkpoint.directory.tensors import WIDEN, Stored, regular, stored_tensors
@@ -24,7 +25,6 @@ __all__ = ["ModelDirectory", "read_model_directory"]
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
 PICKLES = {".bin", ".pt", ".pth", ".ckpt"}
-LARGEST = 1 << 26  # bytes of a JSON file
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,12 @@ def read_model_directory(path: Path) -> ModelDirectory:
     Raises:
         Refusal: it is none, or not of a model that minillm's decoder can be.
     """
+    if not path.is_dir() or not os.path.lexists(path / CONFIG):
+        raise Refusal(
+            f"{path} is no model directory",
+            where=str(path / CONFIG) if path.is_dir() else "there is no such folder",
+            fix="give a folder with config.json and model.safetensors, as minillm export writes it",
+        )
     layout, model = model_of(_json(path / CONFIG), str(path / CONFIG))
     stored = _stored(path)
     _check(layout.tensors(model), stored, path, tied=model.tied)
@@ -96,13 +102,13 @@ def _json(path: Path) -> dict[str, Any]:
     regular(path)
     try:
         with path.open("rb") as file:
-            data = file.read(LARGEST + 1)
-        document = json.loads(data) if len(data) <= LARGEST else None
-    except (OSError, ValueError, RecursionError) as error:
-        raise Refusal(f"{path.name} is not JSON: {error}"[:200], where=str(path)) from error
-    if not isinstance(document, dict):
-        raise Refusal(f"{path.name} is no JSON object of a sensible size", where=str(path))
-    return document
+            return strict.parse(file.read(strict.LARGEST + 1))
+    except (OSError, ValueError) as error:
+        raise Refusal(
+            f"{path.name} cannot be read: {error}"[:200],
+            where=str(path),
+            fix="fetch or write the directory again",
+        ) from error
 
 
 def _stored(folder: Path) -> dict[str, Stored]:

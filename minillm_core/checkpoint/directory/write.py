@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
@@ -11,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import save_file
 
 from minillm_core.checkpoint import disk
+from minillm_core.checkpoint.tensors import parts
 from minillm_core.errors import MinillmError, Refusal
 
 __all__ = ["INDEX", "SHARD_BYTES", "WEIGHTS", "refuse_taken", "write_directory"]
@@ -82,7 +82,7 @@ def write_directory(
         names = sorted(path.name for path in temporary.iterdir())
         disk.sync(temporary)
         disk.rename(temporary, target)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         refuse_taken(folder)  # by somebody else meanwhile
         size = sum(array.nbytes for array in tensors.values())
@@ -94,7 +94,16 @@ def write_directory(
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+    _sweep(target)
     return names
+
+
+def _sweep(target: Path) -> None:
+    """Remove what killed exports to ``target`` left; one that still runs finds its place taken."""
+    ours = re.compile(re.escape(target.name) + r"\.tmp-[0-9a-f]{16}")
+    for path in target.parent.iterdir():
+        if ours.fullmatch(path.name):
+            shutil.rmtree(path, ignore_errors=True)  # perhaps another account's
 
 
 def _write_tensors(
@@ -109,9 +118,7 @@ def _write_tensors(
         ]
     for name, shard in zip(names, shards, strict=True):
         # older versions of Transformers refuse a file that does not say "pt"
-        save_file(shard, folder / name, metadata={"format": "pt"})
-        (folder / name).chmod(folder.stat().st_mode & 0o666)  # safetensors: for the owner alone
-        disk.sync(folder / name)
+        disk.stream(folder / name, parts(shard, "pt"))
     if len(shards) == 1:
         return {}
     held = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
@@ -126,7 +133,6 @@ def _shards(tensors: Mapping[str, np.ndarray], shard_bytes: int) -> Iterator[dic
         if shard and size + array.nbytes > shard_bytes:
             yield shard
             shard, size = {}, 0
-        # safetensors reads an array's memory from its address on, whatever its strides
-        shard[name] = np.asarray(array, order="C")
+        shard[name] = array
         size += array.nbytes
     yield shard

@@ -243,6 +243,15 @@ def test_an_empty_folder_is_a_place_and_so_is_a_link_to_it(
     read_model_directory(tmp_path / "real")
 
 
+def test_what_killed_exports_left_is_swept_by_the_next(tmp_path: Path, planned: Planned) -> None:
+    others = {"model.tmp-mine", "a.model.tmp-0123456789abcdef", "modelx.tmp-0123456789abcdef"}
+    for name in (*others, "model.tmp-0123456789abcdef", "model.tmp-fedcba9876543210"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "half").touch()
+    write(tmp_path / "model", planned())
+    assert {path.name for path in tmp_path.iterdir()} == {"model", *others}
+
+
 @pytest.mark.parametrize(
     ("plugin", "what"),
     [
@@ -267,6 +276,18 @@ def test_state_that_is_no_parameter_is_refused(planned: Planned) -> None:
 
 
 # starting from a directory
+
+
+def test_files_may_be_links_as_in_the_cache_of_a_hub(sharded: Path) -> None:
+    whole = read_model_directory(sharded)
+    digest, names = whole.digest, whole.arrays().keys()
+    snapshot, blobs = sharded.parent / "snapshot", sharded.parent / "blobs"
+    sharded.rename(blobs)
+    snapshot.mkdir()
+    for number, path in enumerate(sorted(blobs.iterdir())):
+        (snapshot / path.name).symlink_to(path.rename(blobs / f"{number:040x}"))
+    found = read_model_directory(snapshot)
+    assert (found.digest, found.arrays().keys()) == (digest, names)
 
 
 def test_what_a_plugin_adds_keeps_its_initial_value(folder: Path, planned: Planned) -> None:
@@ -343,7 +364,7 @@ def test_queries_have_keys_of_their_own_where_nothing_else_is_said(
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "rope_parameters"),
         ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial"),
         ({"rope_theta": 500000.0}, "rope_theta is both"),
-        ({"rope_theta": float("inf"), "rope_parameters": ...}, "rope_theta is not finite"),
+        ({"rope_theta": float("inf"), "rope_parameters": ...}, "Infinity is no JSON"),
         ({"attention_bias": True}, "attention_bias"),
         ({"mlp_bias": True}, "mlp_bias"),
         ({"hidden_act": "gelu"}, "hidden_act"),
