@@ -7,11 +7,12 @@ import math
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TextIO
 
+from minillm_core.errors import MinillmError
 from minillm_core.text import printable
 
-__all__ = ["emit", "say"]
+__all__ = ["emit", "nothing_more_to", "say", "write"]
 
 
 def say(text: str) -> None:
@@ -19,12 +20,38 @@ def say(text: str) -> None:
     try:
         print(printable(text), file=sys.stderr, flush=True)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+        nothing_more_to(sys.stderr)
+
+
+def write(text: str, end: str = "\n") -> None:
+    """Write to stdout at once; what its encoding cannot spell becomes a question mark.
+
+    Raises:
+        BrokenPipeError: nobody reads it any more.
+        MinillmError: it cannot be written to, as to a file on a full disk.
+    """
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        print(text.encode(encoding, "replace").decode(encoding), end=end, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        nothing_more_to(sys.stdout)  # or what is buffered would fail again at the exit
+        raise MinillmError(
+            f"stdout could not be written: {error.strerror}",
+            where="stdout",
+            fix="send it elsewhere, or make room",
+        ) from error
 
 
 def emit(document: Any) -> None:
     """Write one JSON document to stdout; numbers that JSON does not know become null."""
-    print(json.dumps(_finite(document), indent=2, allow_nan=False))
+    write(json.dumps(_finite(document), indent=2, allow_nan=False))
+
+
+def nothing_more_to(stream: TextIO) -> None:
+    """Lose whatever is or will be written to a standard stream."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _finite(value: Any) -> Any:

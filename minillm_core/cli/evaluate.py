@@ -40,13 +40,7 @@ def evaluate(
         int | None,
         typer.Option(metavar="M", min=1, help="Stop after so many predictions. Default: all."),
     ] = None,
-    plugins: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A,./B.py:C",
-            help="Name the run's single-file plugins again: their code is not taken from OUT.",
-        ),
-    ] = None,
+    plugins: options.RunPlugins = None,
     backend: options.Backend = None,
     device: options.Device = None,
     as_json: options.AsJson = False,
@@ -55,7 +49,7 @@ def evaluate(
 ) -> None:
     """Measure a run's loss and bits per byte on text."""
     from minillm_core.cli.cache import cache_folder
-    from minillm_core.cli.console import emit, say
+    from minillm_core.cli.console import emit, say, write
     from minillm_core.config.selection import select
     from minillm_core.train.evaluate import evaluate_run
 
@@ -74,7 +68,7 @@ def evaluate(
     if as_json:
         emit(result)
     else:
-        print(render(result))
+        write(render(result))
 
 
 def render(result: Mapping[str, Any]) -> str:

@@ -31,7 +31,8 @@ def generate(
         str,
         typer.Argument(
             metavar="PROMPT",
-            help="The text to go on with; - reads it from stdin; without it a document begins.",
+            help="The text to go on with; - reads it from stdin; without it a document begins. "
+            "One that begins with a dash comes last, after --.",
             show_default=False,
         ),
     ] = "",
@@ -80,13 +81,7 @@ def generate(
             "--no-cache", metavar="", help="Compute every token from the whole text, slowly."
         ),
     ] = False,
-    plugins: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A,./B.py:C",
-            help="Name the run's single-file plugins again: their code is not taken from OUT.",
-        ),
-    ] = None,
+    plugins: options.RunPlugins = None,
     backend: options.Backend = None,
     device: options.Device = None,
     as_json: options.AsJson = False,
@@ -115,7 +110,7 @@ def generate(
         prompt, sampling, tokens=max_tokens, seed=seed, cached=not no_cache, say=say
     )
     if not as_json:
-        _print(writer.text(generation, prompt))
+        _write(writer.text(generation, prompt))
         return
     emit(
         {
@@ -152,19 +147,19 @@ def _prompt(given: str) -> str:
         ) from error
 
 
-def _print(pieces: Iterator[str]) -> None:
+def _write(pieces: Iterator[str]) -> None:
     """Write text as it comes, and end its line.
 
     Raises:
         Interrupted: by Ctrl-C.
     """
+    from minillm_core.cli.console import write
     from minillm_core.errors import Interrupted
 
-    encoding = sys.stdout.encoding or "utf-8"
     try:
         for piece in pieces:
-            print(piece.encode(encoding, "replace").decode(encoding), end="", flush=True)
+            write(piece, end="")
     except KeyboardInterrupt:
-        print(flush=True)
+        write("")
         raise Interrupted("interrupted: the text ends here") from None
-    print(flush=True)
+    write("")

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from minillm_core.cli import evaluate, export, generate, plan, plugins, train
+from minillm_core.cli.console import nothing_more_to, say
 from minillm_core.cli.failure import explain
 from minillm_core.cli.options import Debug, Help, help_without_command
 
@@ -65,6 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the arguments; default: the process's.
     """
+    _open_streams()
     arguments, debug = _without_debug(list(sys.argv[1:] if argv is None else argv))
     try:
         code = app(arguments, prog_name="minillm", standalone_mode=False)
@@ -77,9 +79,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _closed_pipe()
     except BaseException as error:
         text, code = explain(error, debug=debug)
-        print(text, file=sys.stderr)
+        say(text)
         return code
     return int(code or 0)
+
+
+def _open_streams() -> None:
+    """Give the process the standard streams that it was started without (``>&-``).
+
+    Else the next file would get the number of one, and whatever is written to that.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def _without_debug(arguments: list[str]) -> tuple[list[str], bool]:
@@ -91,5 +103,5 @@ def _without_debug(arguments: list[str]) -> tuple[list[str], bool]:
 
 def _closed_pipe() -> int:
     """The reader of stdout went away (``minillm plan | head``): nothing more can be said there."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    nothing_more_to(sys.stdout)
     return 1

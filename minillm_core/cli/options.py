@@ -26,6 +26,7 @@ __all__ = [
     "Plugins",
     "Preset",
     "Resume",
+    "RunPlugins",
     "Seed",
     "SettingsFile",
     "Steps",
@@ -42,6 +43,14 @@ Plugins = Annotated[
         metavar="A,B",
         help="Plugins to add; -NAME takes one away; ./file.py:Class names a single file.",
         rich_help_panel=_CHOICE,
+    ),
+]
+RunPlugins = Annotated[
+    str | None,
+    typer.Option(
+        "--plugins",
+        metavar="A,./B.py:C",
+        help="Name the run's single-file plugins again: their code is not taken from OUT.",
     ),
 ]
 Preset = Annotated[

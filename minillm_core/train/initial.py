@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +10,11 @@ from typing import Any
 
 from minillm_core.backends.base import Trainer
 from minillm_core.checkpoint.directory import Fitted, ModelDirectory, fit, read_model_directory
+from minillm_core.checkpoint.directory.read import CONFIG
 from minillm_core.config.origins import Layer, Setting
+from minillm_core.errors import Refusal
 from minillm_core.plan import Plan
+from minillm_core.train.record import RUN
 
 __all__ = ["Initial", "initial_layer"]
 
@@ -25,8 +29,14 @@ def initial_layer(directory: str | None) -> Layer | None:
     """
     if directory is None:
         return None
-    layer = Layer()
-    for key, value in read_model_directory(Path(directory)).settings.items():
+    path, layer = Path(directory), Layer()
+    if (path / RUN).is_file() and not (path / CONFIG).exists():
+        raise Refusal(
+            f"{path} is the folder of a run, not a model directory",
+            where=f"--init {directory}",
+            fix=f"minillm export {shlex.quote(directory)} --to DIR, then --init DIR",
+        )
+    for key, value in read_model_directory(path).settings.items():
         layer.add(key, Setting(value, f"--init {directory}", f"{directory}/config.json"))
     return layer
 

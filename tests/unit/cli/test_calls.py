@@ -94,6 +94,15 @@ def test_export_hands_over_what_was_asked(program: Program, monkeypatch) -> None
     assert json.loads(program("export", "run", "--to", "to", "--json")[1]) == WRITTEN
 
 
+def test_what_export_prints_can_be_typed(program: Program, monkeypatch) -> None:
+    monkeypatch.setattr(
+        "minillm_core.train.export.export_run", Spy(WRITTEN | {"directory": 'my "new" model'})
+    )
+    out = program("export", "run", "--to", "to")[1]
+    assert r'from_pretrained("my \"new\" model")' in out
+    assert "vllm serve 'my \"new\" model'" in out
+
+
 def test_a_plan_is_one_document(program: Program) -> None:
     code, out, err = program("plan", "--json")
     assert code == 0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -165,3 +167,31 @@ def test_messages_that_nobody_reads_stop_nothing() -> None:
         process.stderr.close()
         assert process.communicate()[0] == b"the run went on\n"
     assert process.returncode == 0
+
+
+PRINT = "import sys; from minillm_core.cli import main as m, console\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_behind_stdout_is_no_defect() -> None:
+    script = f"{PRINT}m.app = lambda *_, **__: console.emit({{'a': 1}})\nsys.exit(m.main(['eval']))"
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-c", script]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("stdout could not be written: No space left on device\n")
+    assert "defect" not in done.stderr
+
+
+def test_standard_streams_that_are_closed_are_no_files_of_a_run() -> None:
+    script = (
+        f"{PRINT}"
+        "def app(*_, **__):\n"
+        "    assert sys.stdin.read() == ''\n"
+        "    console.write('x'); console.say('x')\n"
+        "    assert open(sys.executable).fileno() > 2\n"
+        "m.app = app\n"
+        "sys.exit(m.main(['eval']))"
+    )
+    closed = f"exec {shlex.quote(sys.executable)} -c {shlex.quote(script)} <&- >&- 2>&-"
+    assert subprocess.run(["/bin/sh", "-c", closed], check=False).returncode == 0
