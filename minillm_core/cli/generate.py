@@ -148,13 +148,13 @@ def _prompt(given: str) -> str:
 
 
 def _write(pieces: Iterator[str]) -> None:
-    """Write text as it comes, and end its line.
+    """Write text as it comes, and end its line, also where it ends too early.
 
     Raises:
         Interrupted: by Ctrl-C.
     """
     from minillm_core.cli.console import write
-    from minillm_core.errors import Interrupted
+    from minillm_core.errors import Interrupted, MinillmError
 
     try:
         for piece in pieces:
@@ -162,4 +162,7 @@ def _write(pieces: Iterator[str]) -> None:
     except KeyboardInterrupt:
         write("")
         raise Interrupted("interrupted: the text ends here") from None
+    except MinillmError:
+        write("")
+        raise
     write("")

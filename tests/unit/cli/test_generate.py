@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from minillm_core.errors import NonFinite
 from minillm_core.train.sampling import Sampling
 
 Program = Callable[..., tuple[int, str, str]]
@@ -127,6 +128,12 @@ def test_an_interrupt_ends_the_line(program: Program, writing: Writing) -> None:
     code, out, err = program("generate", "run", "Once", "--seed", "1")
     assert (code, out) == (130, "Once upon\n")
     assert err == "interrupted: the text ends here\n"
+
+
+def test_an_error_ends_the_line(program: Program, writing: Writing) -> None:
+    writing.pieces[1] = NonFinite("the logits are not finite")
+    code, out, err = program("generate", "run", "Once", "--seed", "1")
+    assert (code, out, err) == (5, "Once upon\n", "the logits are not finite\n")
 
 
 def test_what_stdout_cannot_spell_is_replaced(writing: Writing, monkeypatch) -> None:
