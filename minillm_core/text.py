@@ -1,11 +1,11 @@
-"""Text that comes from somewhere else, made safe to print, and the nearest of several names."""
+"""Text that comes from somewhere else, made safe to print, and names out of several."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-__all__ = ["nearest", "plain", "printable", "printable_so_far"]
+__all__ = ["few", "nearest", "plain", "printable", "printable_so_far"]
 
 # The counts are bounded so that a stream need not be held back for long; real ones stay below.
 _SEQUENCES = (
@@ -58,6 +58,12 @@ def _shortened(unsettled: str) -> str:
     if unsettled[1:2] not in tuple("]PX^_"):
         return unsettled
     return unsettled[:2] + ("\x1b" if unsettled[2:].endswith("\x1b") else "")
+
+
+def few(names: Sequence[str], shown: int = 3) -> str:
+    """The first of several names, and how many more there are."""
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

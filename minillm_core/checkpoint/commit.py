@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -45,7 +44,7 @@ def commit(
     """
     _refuse_non_finite(step, arrays)
     target = layout.folder(out, step)
-    temporary = _aside(target, "tmp")
+    temporary = disk.aside(target)
     state = json.dumps(dict(scalars), indent=1, sort_keys=True, allow_nan=False).encode()
     if len(state) > strict.LARGEST:
         raise ValueError(f"{len(state):,} bytes of scalars could not be read back; save arrays")
@@ -90,7 +89,7 @@ def _give_name(temporary: Path, target: Path) -> None:
     if not os.path.lexists(target):
         disk.rename(temporary, target)
         return
-    old = _aside(target, "old")
+    old = disk.aside(target, "old")
     disk.rename(target, old)
     try:
         disk.rename(temporary, target)
@@ -156,7 +155,7 @@ def sweep(out: Path) -> list[Path]:
 
 def _remove(path: Path) -> Path:
     # renamed first: a kill in between leaves something that is swept, not half a checkpoint
-    doomed = _aside(path, "tmp")
+    doomed = disk.aside(path)
     disk.rename(path, doomed)
     _delete(doomed)
     return path
@@ -167,10 +166,6 @@ def _delete(path: Path) -> None:
         path.unlink()
     else:
         shutil.rmtree(path)
-
-
-def _aside(path: Path, why: str) -> Path:
-    return path.with_name(f"{path.name}.{why}-{secrets.token_hex(8)}")
 
 
 def _chosen(arrays: Mapping[str, np.ndarray], *, model: bool) -> dict[str, np.ndarray]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import xxhash
 
-__all__ = ["Buffer", "Written", "rename", "replace", "stream", "sync", "write"]
+__all__ = ["Buffer", "Written", "aside", "rename", "replace", "stream", "sync", "write"]
 
 Buffer = bytes | memoryview
 
@@ -50,6 +50,11 @@ def stream(path: Path, parts: Iterable[Buffer]) -> Written:
     return Written(size, digest.hexdigest())
 
 
+def aside(path: Path, why: str = "tmp") -> Path:
+    """A name beside a file or folder that is nobody's yet: ``<name>.<why>-<16 hex digits>``."""
+    return path.with_name(f"{path.name}.{why}-{secrets.token_hex(8)}")
+
+
 def sync(path: Path) -> None:
     """Wait until the disk has a file's content, or a folder's names."""
     handle = os.open(path, os.O_RDONLY)
@@ -67,7 +72,7 @@ def rename(source: Path, target: Path) -> None:
 
 def replace(path: Path, data: bytes) -> None:
     """Write a file that readers see either as it was or as it is now, never half of it."""
-    temporary = path.with_name(f"{path.name}.tmp-{secrets.token_hex(4)}")
+    temporary = aside(path)
     try:
         write(temporary, data)
         temporary.replace(path)

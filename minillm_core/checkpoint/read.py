@@ -16,6 +16,7 @@ from minillm_core.checkpoint import disk, layout, strict, tensors
 from minillm_core.checkpoint.manifest import reasons
 from minillm_core.checkpoint.opened import Opened
 from minillm_core.errors import MinillmError, NoCheckpoint, Refusal
+from minillm_core.text import few
 
 __all__ = ["Checkpoint", "newest", "newest_and_set_aside", "newest_or_refuse"]
 
@@ -187,14 +188,8 @@ def _refuse_corrupt(out: Path) -> None:
     corrupt = layout.corrupt(out)
     if corrupt:
         raise NoCheckpoint(
-            f"no checkpoint verifies: only {_some([path.name for path in corrupt])} left",
+            f"no checkpoint verifies: only {few([path.name for path in corrupt])} "
+            f"{'is' if len(corrupt) == 1 else 'are'} left",
             where=str(out / "checkpoints"),
             fix="restore a checkpoint from a copy; or delete these folders to start from step 0",
         )
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(names[:3])
-    if len(names) > 3:
-        shown += f" and {len(names) - 3} more"
-    return f"{shown} {'is' if len(names) == 1 else 'are'}"

@@ -14,9 +14,7 @@ from minillm_core.backends.base import Batch, Model
 from minillm_core.backends.detect import choose, probe
 from minillm_core.data import bytes_per_token, open_documents, validation_batches
 from minillm_core.errors import Refusal
-from minillm_core.plugins.streams import Streams
 from minillm_core.train.events import Evaluated
-from minillm_core.train.hooks import batch_hook
 from minillm_core.train.restore import Create, open_run
 
 __all__ = ["Validation", "evaluate_run"]
@@ -120,9 +118,7 @@ def evaluate_run(
         seq_len=length,
         tokens=max_tokens,
         seed=None,
-        on_batch=batch_hook(
-            run.plan.on_batch, run.plugins, Counter(), config.model.vocab, Streams(config.seed)
-        ),
+        on_batch=run.batch_hook(),
     )
     if not len(batches):
         raise Refusal("there is nothing to predict", where=", ".join(data), fix="give more text")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,8 +15,6 @@ from minillm_core.data import OnBatch
 from minillm_core.errors import Refusal
 from minillm_core.plugins.blame import blaming
 from minillm_core.plugins.manager import LoadedPlugin
-from minillm_core.plugins.streams import Streams
-from minillm_core.train.hooks import batch_hook
 from minillm_core.train.restore import Create, Run, open_run
 from minillm_core.train.sampling import Sampling
 from minillm_core.train.streaming import pieces
@@ -216,7 +213,4 @@ def open_writer(
     config = run.config.model_copy(update={"train": train, "kernels": "auto"})
     run = replace(run, config=config, plan=replace(run.plan, config=config))
     model = run.model(detected, create=create)
-    on_batch = batch_hook(
-        run.plan.on_batch, run.plugins, Counter(), config.model.vocab, Streams(config.seed)
-    )
-    return Writer(model, tokenizer, train.seq_len, on_batch, run.plugins), run
+    return Writer(model, tokenizer, train.seq_len, run.batch_hook(), run.plugins), run

@@ -14,11 +14,10 @@ from minillm_core.checkpoint.directory.read import CONFIG
 from minillm_core.config.origins import Layer, Setting
 from minillm_core.errors import Refusal
 from minillm_core.plan import Plan
+from minillm_core.text import few
 from minillm_core.train.record import RUN
 
 __all__ = ["Initial", "initial_layer"]
-
-SHOWN = 4  # parameters that a line lists
 
 
 def initial_layer(directory: str | None) -> Layer | None:
@@ -64,8 +63,7 @@ class Initial:
         yield f"the weights are those of {self.directory.path}"
         yield from self.directory.notes
         if own := self.fitted.initial:
-            more = f" and {len(own) - SHOWN} more" if len(own) > SHOWN else ""
-            yield f"not in there, and as new: {', '.join(own[:SHOWN])}{more}"
+            yield f"not in there, and as new: {few(own)}"
 
     def data(self) -> dict[str, Any]:
         """For run.json."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +14,13 @@ from minillm_core.backends.base import Backend, Model
 from minillm_core.backends.detect import Detected
 from minillm_core.checkpoint import Checkpoint, newest_or_refuse
 from minillm_core.config.schema import Config
-from minillm_core.data import Tokenizer
+from minillm_core.data import OnBatch, Tokenizer
 from minillm_core.errors import Refusal
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plugins.manager import LoadedPlugin, check_support
 from minillm_core.plugins.manager import load as load_plugins
+from minillm_core.plugins.streams import Streams
+from minillm_core.train.hooks import batch_hook
 from minillm_core.train.record import RUN, read_record
 from minillm_core.train.settings import config_of
 
@@ -40,6 +43,13 @@ class Run:
     plan: Plan
     checkpoint: Checkpoint
     tokenizer: Tokenizer | None  # None: it was trained on ids
+
+    def batch_hook(self) -> OnBatch | None:
+        """The plugins' ``on_batch`` outside of training, as one function."""
+        streams = Streams(self.config.seed)
+        return batch_hook(
+            self.plan.on_batch, self.plugins, Counter(), self.config.model.vocab, streams
+        )
 
     def model(
         self, detected: Detected, *, max_positions: int | None = None, create: Create | None = None

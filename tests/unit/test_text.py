@@ -7,7 +7,7 @@ import unicodedata
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minillm_core.text import nearest, plain, printable, printable_so_far
+from minillm_core.text import few, nearest, plain, printable, printable_so_far
 
 words = st.text(st.characters(categories=["L", "N", "P"]), min_size=1, max_size=9)
 SEQUENCES = "\x1b[31m \x1b[2J \x1b]0;title\x07 \x1b]8;;http://x\x1b\\ \x1bPq\x1b\\ \x1bc"
@@ -53,6 +53,12 @@ def test_a_payload_without_end_is_not_kept() -> None:
 def test_long_text_is_cut() -> None:
     assert plain("a" * 400) == "a" * 297 + "..."
     assert plain("abcdef", limit=5) == "ab..."
+
+
+def test_a_few_names() -> None:
+    assert few([]) == ""
+    assert few(["a", "b", "c"]) == "a, b, c"
+    assert few(("a", "b", "c"), shown=1) == "a and 2 more"
 
 
 def test_the_nearest_name() -> None:

@@ -13,6 +13,7 @@ from minillm_core.checkpoint.directory.layouts import LAYOUTS
 from minillm_core.checkpoint.directory.read import ModelDirectory
 from minillm_core.errors import ConfigError, PlanError
 from minillm_core.plan import Plan
+from minillm_core.text import few
 
 __all__ = ["Fitted", "export_layout", "exported", "fit"]
 
@@ -56,7 +57,7 @@ def export_layout(plan: Plan) -> Layout:
     for what, wrong in problems:
         if wrong:
             names = sorted(found.get(place, place) for place in wrong)
-            raise _misdeclared(plan, f"the {layout.name} layout {what} {_few(names)}", names)
+            raise _misdeclared(plan, f"the {layout.name} layout {what} {few(names)}", names)
     return layout
 
 
@@ -72,7 +73,7 @@ def exported(plan: Plan, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarr
     """
     layout, found = export_layout(plan), places(plan)
     if states := sorted(name for name in arrays if name.startswith("state.")):
-        raise _misdeclared(plan, f"the {layout.name} layout has no place for {_few(states)}")
+        raise _misdeclared(plan, f"the {layout.name} layout has no place for {few(states)}")
     return {
         name: arrays[f"model.{found[tensor.place]}"]
         if tensor.place in found
@@ -142,8 +143,3 @@ def _shape(plan: Plan, found: Mapping[str, str], tensor: Tensor) -> tuple[int, .
 
 def _plugins(plan: Plan) -> str:
     return ", ".join(plugin.name for plugin in plan.plugins) or "no plugin is active"
-
-
-def _few(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -71,7 +70,7 @@ def write_directory(
     """
     refuse_taken(folder)
     target = Path(os.path.realpath(folder))  # an empty folder may be reached through a link
-    temporary = target.with_name(f"{target.name}.tmp-{secrets.token_hex(8)}")
+    temporary = disk.aside(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary.mkdir()
