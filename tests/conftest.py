@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,8 @@ BLAS = pytest.StashKey[str]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so a shell starts what ends in "&"
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[BLAS] = "bundled with MLX" if "mlx.core" in sys.modules else _openblas()
     # torch complains of itself: where torch.compile makes an instance of every autograd.Function
     # that it traces, and where Inductor is imported.
