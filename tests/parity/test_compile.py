@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -157,3 +158,14 @@ def test_a_step_asks_for_no_number(
             torch.ones(1).item()
         handles = [run.step(micro, plan.values(0.5), lab.supervised(micro)) for _ in range(2)]
     assert np.isfinite([run.read(handle).loss for handle in handles]).all()
+
+
+@pytest.mark.slow
+def test_a_process_may_compile_many_trainers(lab: Any) -> None:
+    options = {"compiler": partial(torch.compile, backend="aot_eager")}
+    losses = []
+    for hidden in range(8, 8 + 10 * 4, 4):  # dynamo compiles one code object eight times at most
+        plan = lab.plan("muon", model_layers=1, model_hidden=hidden, train_compile="on")
+        run = lab.trainer(plan, **options)
+        losses += lab.losses(run, plan, [[lab.batch(plan)]])
+    assert np.isfinite(losses).all()

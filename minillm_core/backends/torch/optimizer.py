@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from minillm_core.backends.torch import foreach
+from minillm_core.backends.torch.compiling import own_code
 from minillm_core.backends.torch.guard import overwrite
 from minillm_core.backends.torch.module import TorchFramework
 from minillm_core.backends.torch.weights import Weights
@@ -60,7 +61,7 @@ class Optimizer:
             for group in self.staged.values():
                 for _, _, stage in group.rule.stages:
                     _ = stage.function  # imported here: a trace cannot
-            self.run_stages = compiler(self._stages, fullgraph=True, dynamic=False)
+            self.run_stages = compiler(own_code(self._stages), fullgraph=True, dynamic=False)
 
     @torch.no_grad()
     def norm(self, grads: Mapping[str, Tensor]) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 from minillm_core.backends.base import Batch, Binding, Snapshot, StepResult, Trainer
 from minillm_core.backends.figures import TERM, step_result
 from minillm_core.backends.torch import foreach
+from minillm_core.backends.torch.compiling import own_code
 from minillm_core.backends.torch.feed import Later, numbers_to
 from minillm_core.backends.torch.guard import unsound
 from minillm_core.backends.torch.inference import TorchModel
@@ -156,7 +157,7 @@ class TorchTrainer(TorchModel, Trainer):
                 return self.model(batch, {**given, **staged})
 
             self.graphs[key] = (
-                self.compiler(micro_loss, fullgraph=True, dynamic=False)
+                self.compiler(own_code(micro_loss), fullgraph=True, dynamic=False)
                 if self.binding.compile
                 else micro_loss
             )

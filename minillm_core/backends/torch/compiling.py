@@ -1,0 +1,29 @@
+"""Compiling for one trainer among several in a process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FunctionType, MethodType
+from typing import Any
+
+__all__ = ["own_code"]
+
+
+def own_code(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function or bound method, with a code object of its own.
+
+    Dynamo keeps what it compiled by code object, and refuses to compile one more than eight times:
+    trainers that share a function would use up each other's limit.
+    """
+    if isinstance(function, MethodType):
+        return MethodType(own_code(function.__func__), function.__self__)
+    assert isinstance(function, FunctionType)
+    own = FunctionType(
+        function.__code__.replace(),
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    own.__kwdefaults__ = function.__kwdefaults__
+    return own
