@@ -1,4 +1,4 @@
-"""``minillm plugins list`` and ``minillm plugins info NAME``."""
+"""``minillm plugins list``, ``minillm plugins info NAME`` and ``minillm plugins new NAME``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ app = typer.Typer(
 
 @app.callback(invoke_without_command=True)
 def root(context: typer.Context, debug: Debug = False, show_help: Help = False) -> None:
-    """See which plugins are installed, and what each of them can do."""
+    """See which plugins are installed and what each can do; begin one of your own."""
     help_without_command(context)
 
 
@@ -64,3 +64,32 @@ def info_command(
     from rich.console import Console
 
     render_info(shown, Console())
+
+
+@app.command(
+    "new",
+    epilog="Examples:\n\nminillm plugins new head_gate\n\n"
+    "minillm plugins new my_rule --kind optimizer --dir ~/plugins",
+)
+def new_command(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What the plugin will be called.")],
+    kind: Annotated[
+        str,
+        typer.Option(
+            metavar="KIND",
+            help="What it begins as: attention, model, loss, optimizer, kernel, data or observer.",
+        ),
+    ] = "attention",
+    folder: Annotated[
+        str, typer.Option("--dir", metavar="DIR", help="Where minillm-NAME is made.")
+    ] = ".",
+    debug: Debug = False,
+    show_help: Help = False,
+) -> None:
+    """Write a complete package: a plugin that works, its reference, tests and CI; no network."""
+    from pathlib import Path
+
+    from minillm_core.cli.console import write
+    from minillm_core.cli.plugins_new import new
+
+    write(new(name, kind, Path(folder).expanduser()))

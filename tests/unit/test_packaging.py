@@ -48,7 +48,7 @@ def third_party_imports(package: Path, *, without: tuple[str, ...] = ()) -> set[
     """Top-level names of what a package imports from elsewhere, anywhere in its modules."""
     found: set[str] = set()
     for path in package.rglob("*.py"):
-        if set(path.relative_to(package).parts) & {"scaffold", *without}:
+        if set(path.relative_to(package).parts) & set(without):
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):

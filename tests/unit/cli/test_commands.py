@@ -26,6 +26,7 @@ AGREED = {
     ("export",): {"OUT", "--to"},
     ("plugins", "list"): {"--json"},
     ("plugins", "info"): {"NAME", "--json"},
+    ("plugins", "new"): {"NAME", "--kind", "--dir"},
 }
 MORE = {
     ("train",): {"--config", "--init"},
