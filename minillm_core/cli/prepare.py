@@ -107,8 +107,7 @@ def prepare(asked: Asked, *, to_run: bool) -> Prepared:
     from minillm_core.plugins.manager import check_support
     from minillm_core.plugins.manager import load as load_plugins
     from minillm_core.train.initial import initial_layer
-    from minillm_core.train.restore import recorded, specs_of
-    from minillm_core.train.settings import layer_of
+    from minillm_core.train.restore import recorded, settings_of, specs_of
 
     machine = probe()
     settings = {"file": asked.file, "assignments": asked.assignments, "flags": asked.flags}
@@ -121,7 +120,7 @@ def prepare(asked: Asked, *, to_run: bool) -> Prepared:
     loaded = load(
         preset=asked.preset,
         plugins=asked.plugins,
-        recorded=layer_of(record["config"], where=str(asked.resume)) if record else None,
+        recorded=settings_of(asked.resume, record) if record and asked.resume else None,
         initial=None if record else initial_layer(given("init", **settings)),
         default_preset=preset_here,
         **settings,

@@ -13,6 +13,7 @@ from minillm_core import backends
 from minillm_core.backends.base import Backend, Model
 from minillm_core.backends.detect import Detected
 from minillm_core.checkpoint import Checkpoint, newest_or_refuse
+from minillm_core.config.origins import Layer, Setting
 from minillm_core.config.schema import Config
 from minillm_core.data import OnBatch, Tokenizer
 from minillm_core.errors import Refusal
@@ -22,9 +23,9 @@ from minillm_core.plugins.manager import load as load_plugins
 from minillm_core.plugins.streams import Streams
 from minillm_core.train.hooks import batch_hook
 from minillm_core.train.record import RUN, read_record
-from minillm_core.train.settings import config_of
+from minillm_core.train.settings import config_of, layer_of
 
-__all__ = ["TOKENIZER", "Create", "Run", "open_run", "recorded", "specs_of"]
+__all__ = ["TOKENIZER", "Create", "Run", "open_run", "recorded", "settings_of", "specs_of"]
 
 TOKENIZER = "tokenizer.json"
 
@@ -113,6 +114,18 @@ def recorded(out: Path | None) -> dict[str, Any] | None:
         Refusal: there is one, and it cannot be read.
     """
     return read_record(out) if out is not None and os.path.lexists(out / RUN) else None
+
+
+def settings_of(out: Path, record: Mapping[str, Any]) -> Layer:
+    """What a run that is to go on was told; a tokenizer that was given is taken from its folder.
+
+    Raises:
+        Refusal: the record's config is not understood.
+    """
+    layer = layer_of(record["config"], where=str(out / RUN))
+    if "data.tokenizer" in layer.settings and (own := out / TOKENIZER).exists():
+        layer.settings["data.tokenizer"] = Setting(str(own), "the run", str(out / RUN))
+    return layer
 
 
 def specs_of(

@@ -84,6 +84,12 @@ def check_plan(earlier: Earlier, plan: Plan) -> Iterator[str]:
             where=where,
             fix="leave --seed out, or start a new run in another --out",
         )
+    if before.init != plan.config.init:
+        raise Refusal(
+            f"the run was started from {before.init or 'new weights'}, not {plan.config.init}",
+            where=where,
+            fix="leave --init out, or start a new run in another --out",
+        )
     free.pop("train.steps", None)
     yield from (f"resumed with another {line}" for line in in_words(free))
     yield from _steps(before.train.steps, plan)

@@ -233,9 +233,8 @@ def _loop(
 
 def _evaluations(events: Sequence[Mapping[str, Any]]) -> list[Evaluated]:
     """The evaluations that earlier processes of the run made, up to where it goes on."""
-    names = ("step", "val_loss", "bits_per_byte")
-    found = [[e.get(name) for name in names] for e in events if e.get("event") == Evaluated.event]
-    return [Evaluated(step, loss, rate) for step, loss, rate in found if loss is not None]
+    found = [e for e in events if e.get("event") == Evaluated.event and e["val_loss"] is not None]
+    return [Evaluated(e["step"], e["val_loss"], e["bits_per_byte"]) for e in found]
 
 
 def _evaluation_is_due(job: Job, position: Position) -> bool:

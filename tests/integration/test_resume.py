@@ -191,6 +191,7 @@ def test_a_finished_run_says_so_and_more_steps_extend_it(shell: Shell) -> None:
         (["--preset", "small"], "started from preset tiny"),
         (["data.seed=5"], "data.seed: 0 -> 5"),
         (["data.val=0.2"], "data.val: 0.05 -> 0.2"),
+        (["--init", "nowhere"], "the run was started from new weights, not nowhere"),
     ],
 )
 def test_another_run_is_refused_with_the_difference(
@@ -217,6 +218,20 @@ def test_other_data_are_refused_by_their_fingerprint(shell: Shell, tmp_path: Pat
     shutil.rmtree(own)
     shutil.copytree(given, tmp_path / "moved")
     assert shell("--resume", "--data", str(tmp_path / "moved"), out=out) == 0
+
+
+def test_a_tokenizer_that_was_given_is_the_run_s_own_from_then_on(
+    shell: Shell, tmp_path: Path
+) -> None:
+    assert shell.start() == 0
+    given = tmp_path / "given.json"
+    shutil.copy(shell.out / "tokenizer.json", given)
+    out = tmp_path / "with-it"
+    assert shell.start(f"data.tokenizer={given}", out=out) == 0
+    given.unlink()
+    killed = shell.killed_at(3, out)
+    assert shell("--resume", out=killed) == 0
+    assert_bit_equal(killed, out)
 
 
 def test_what_does_not_change_the_plan_may_change(shell: Shell) -> None:
