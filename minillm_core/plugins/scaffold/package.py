@@ -109,6 +109,7 @@ def _filled(names: Names, kind: str, author: str) -> dict[str, str]:
     }
     code = Template(own["plugin.py"]).substitute(words)
     words["summary"] = read_class(code.encode(), class_name).summary
+    words["title"] = words["summary"].rstrip(".")
     for part in _PARTS:
         words[part.partition(".")[0]] = Template(own[part]).substitute(words).strip()
     beside = {f"$package/{key}": key for key in own if key not in (*OF_KIND.values(), *_PARTS)}

@@ -1,0 +1,58 @@
+"""A plugin begun by the installed program: installed, shown, tested and trained with, offline."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.full
+
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run(wheels: dict[str, Path], tmp_path: Path) -> Run:
+    """Run a module in an environment that has the core's wheel, and the libraries of this one."""
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", venv], check=True)
+    python = venv / "bin" / "python"
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "PYTEST", "MINILLM"))}
+    env |= {"XDG_CACHE_HOME": str(tmp_path / "cache"), "OMP_NUM_THREADS": "2"}
+
+    def run_module(*arguments: str | Path, cwd: Path = tmp_path) -> str:
+        found = subprocess.run(
+            [python, "-m", *arguments], cwd=cwd, env=env, capture_output=True, text=True
+        )
+        assert found.returncode == 0, found.stdout + found.stderr
+        return found.stdout
+
+    (own,) = venv.glob("lib/python*/site-packages")
+    # Editable installs are .pth files there, which Python reads in its own folders alone.
+    (own / "libraries.pth").write_text(sysconfig.get_path("purelib"))
+    install = ("pip", "install", "--quiet", "--no-index", "--no-deps", "--force-reinstall")
+    run_module(*install, wheels["minillm-core"])
+    return run_module
+
+
+def test_a_new_plugin_is_installed_tested_and_trained_with(run: Run, tmp_path: Path) -> None:
+    printed = run("minillm_core", "plugins", "new", "head_gate")
+    folder = tmp_path / "minillm-head_gate"
+    install, info, train = (line.split() for line in printed.splitlines()[-3:])
+    assert install[:3] == ["pip", "install", "-e"]
+    # As a wheel: an editable install needs more than hatchling, and -e is pip's own affair.
+    run(*install[:2], "--no-index", "--no-deps", "--no-build-isolation", install[3])
+    listed = json.loads(run("minillm_core", "plugins", "list", "--json"))
+    (entry,) = [entry for entry in listed if entry["name"] == "head_gate"]
+    assert (entry["state"], entry["distribution"]) == ("ok", "minillm-head_gate")
+    assert "head_gate.layers" in run("minillm_core", *info[1:])
+    assert " passed" in run("pytest", "-q", cwd=folder)
+    run("minillm_core", *train[1:], "--steps", "2", "--out", "out", "model.layers=1")
+    (record,) = json.loads((tmp_path / "out" / "run.json").read_text())["plugins"]
+    assert (record["distribution"], record["evidence"]["shown"]) == ("minillm-head_gate", True)
