@@ -85,9 +85,11 @@ def write_package(name: str, kind: str, folder: Path, author: str = "The authors
             file = target / path
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, "utf-8")
-    except OSError as error:
+    except BaseException as error:
         shutil.rmtree(target, ignore_errors=True)  # half a package is of no use
-        raise _unwritable(target, error) from error
+        if isinstance(error, OSError):
+            raise _unwritable(target, error) from error
+        raise
     return sorted(target / path for path in made)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from minillm_core.cli import plugins_new
+from minillm_core.plugins.scaffold import KINDS
 
 Program = Callable[..., tuple[int, str, str]]
 
@@ -66,6 +67,11 @@ def test_here_and_attention_are_the_defaults(
     assert out.startswith("minillm-head_gate: an attention plugin")
     assert "  pip install -e ./minillm-head_gate\n" in out  # a bare name pip would look up
     assert (tmp_path / "minillm-head_gate" / "minillm_head_gate" / "head_gate.py").is_file()
+
+
+def test_help_names_every_kind(program: Program) -> None:
+    shown = program("plugins", "new", "--help")[1]
+    assert all(kind in shown for kind in KINDS)
 
 
 @pytest.mark.parametrize(
