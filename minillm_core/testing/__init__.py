@@ -1,0 +1,36 @@
+"""The contract kit: is this plugin right, on every backend, and beside every other plugin?
+
+A plugin's whole conformance test::
+
+    from minillm_core.testing import conformance
+
+    test_contract = conformance("my_trick")
+
+What there is, from the outside in:
+
+- :func:`conformance` makes one pytest test a check, so that each can be run alone by its name.
+- :func:`check_plugin` runs the checks in order, tells a callback of each, and gives a report: data.
+- ``CHECKS`` (registry.py) is a tuple in the order of cost. A check is a name, one line of what it
+  proves, the checks that it builds on, and a function of a subject that returns the numbers it
+  found, or raises ``Failed`` (numbers, likely cause) or ``NotApplicable`` (the reason).
+- A ``Subject`` (subject.py) is the plugin, its options, the backends to check it on, and a model
+  that is small and odd in every size; plans are made once and kept.
+
+One file a group of checks, each read on its own: hygiene, plan, numbers, training, state,
+decoding, export, frameworks, pairs. Where a check builds on one that failed it is not run and says so: one fault in a
+plugin shows as one failure.
+
+Two rules hold within. What a plugin does on import and to a process is looked at in processes of
+their own (probe.py), since one can import a thing for the first time only once. And every number
+has an oracle that shares no code with what it judges: NumPy in float64 for losses, central
+differences of it for gradients, the whole pass for decoding, the uninterrupted run for a resume.
+"""
+
+from __future__ import annotations
+
+from minillm_core.testing.check import Check, Outcome
+from minillm_core.testing.conformance import conformance
+from minillm_core.testing.registry import CHECKS
+from minillm_core.testing.runner import Report, check_plugin
+
+__all__ = ["CHECKS", "Check", "Outcome", "Report", "check_plugin", "conformance"]

@@ -1,0 +1,77 @@
+"""Decoding: however a sequence is cut, its logits are those of the whole."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from minillm_core.testing.check import Check, Failed
+from minillm_core.testing.subject import Batch, Subject
+
+__all__ = ["CHECKS"]
+
+CUTS = ((1,) * 11, (6, 1, 1, 3), (2, 5, 4))
+"""Sizes of pieces, all of one length together."""
+
+LEVEL = 2e-5
+
+
+def decodes(subject: Subject) -> str:
+    """Fed in pieces, the model gives the logits of a pass over all of them."""
+    plan, found = subject.plan(), []
+    (batch,) = subject.batches(plan, 1)
+    row = {name: array[:1] for name, array in batch.items()}
+    for backend in subject.backends:
+        run, worst = subject.stirred(plan, backend), 0.0
+        ends = sorted({int(end) for cut in CUTS for end in np.cumsum(cut)})
+        whole = {end: run.next_logits(_columns(row, 0, end)) for end in ends}
+        for cut in CUTS:
+            decoding, at = run.decoding(), 0
+            for size in cut:
+                logits = decoding.feed(_columns(row, at, at + size))
+                at += size
+                apart = float(np.abs(logits - whole[at]).max())
+                worst = max(worst, apart)
+                if not apart <= LEVEL:
+                    raise Failed(
+                        f"{backend}: fed {cut}, the logits after column {at} are {apart:.1e} from "
+                        "those of the whole",
+                        cause="a node looks at earlier columns and declares no lookback, or at "
+                        "later ones",
+                    )
+        found.append(f"{backend} {worst:.0e}")
+    return "logits apart by " + ", ".join(found)
+
+
+def causal(subject: Subject) -> str:
+    """A later token changes no earlier logit."""
+    plan, found = subject.plan(), []
+    (batch,) = subject.batches(plan, 1)
+    for backend in subject.backends:
+        run = subject.stirred(plan, backend)
+        half = batch["ids"].shape[1] // 2
+        ids = batch["ids"].copy()
+        ids[:, half:] = (ids[:, half:] + 1) % plan.config.model.vocab
+        labels = np.full_like(batch["labels"], -1)
+        labels[:, :half] = batch["ids"][:, 1 : half + 1]
+        losses = [
+            run.evaluate([{**batch, "ids": x, "labels": labels}])[0] for x in (batch["ids"], ids)
+        ]
+        apart = abs(losses[0] - losses[1]) / abs(losses[0])
+        if not apart <= 1e-6:
+            raise Failed(
+                f"{backend}: other tokens from column {half} on change the loss before it by "
+                f"{apart:.1e}",
+                cause="a node sees later columns: a shift the wrong way, a mean over all columns",
+            )
+        found.append(f"{backend} {apart:.0e}")
+    return ", ".join(found)
+
+
+def _columns(row: Batch, start: int, end: int) -> Batch:
+    return {name: array[:, start:end] for name, array in row.items()}
+
+
+CHECKS = (
+    Check("causal", "a later token changes nothing earlier", causal, ("trains",)),
+    Check("decodes", "decoding in pieces equals the whole pass", decodes, ("causal",)),
+)

@@ -1,0 +1,118 @@
+"""What can be said of a plugin before it plans anything."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from minillm_core.errors import MinillmError
+from minillm_core.plugins.api import HOOK_API
+from minillm_core.plugins.manager import with_options
+from minillm_core.plugins.manifest import read_class
+from minillm_core.testing.check import Check, Failed
+from minillm_core.testing.subject import Subject
+
+__all__ = ["CHECKS"]
+
+HEAVY = {"torch", "mlx", "transformers", "jax", "tensorflow"}
+
+
+def loads(subject: Subject) -> str:
+    """It is found, imports, and takes its options."""
+    origin = subject.loaded.origin
+    return origin.offered_by or origin.source
+
+
+def clean_import(subject: Subject) -> str:
+    """In a fresh process: no framework, no file written, no socket, nothing changed."""
+    answer = subject.ask("import", subject.spec)
+    if heavy := sorted(HEAVY & set(answer["modules"])):
+        raise Failed(
+            f"imports {', '.join(heavy)}",
+            cause="write against self.ops; import a framework inside a native module's factory",
+        )
+    if answer["seen"]:
+        raise Failed("; ".join(answer["seen"][:3]), cause="a statement at module level does it")
+    if answer["changed"]:
+        raise Failed(
+            f"changes {', '.join(answer['changed'][:3])}", cause="a statement at module level does"
+        )
+    return f"{len(answer['modules'])} modules, nothing opened for writing, no socket"
+
+
+def manifest(subject: Subject) -> str:
+    """``minillm plugins list`` reads in the source what the imported class is."""
+    cls, origin = subject.found.cls, subject.found.origin
+    facts = read_class(Path(origin.file).read_bytes(), cls.__name__)
+    if facts.manifest != cls.manifest:
+        raise Failed(
+            f"the source says {facts.manifest}, the class is {cls.manifest}",
+            cause="keywords of the class are computed or changed after the class statement",
+        )
+    if not facts.summary:
+        raise Failed("no docstring", cause="its first line is the summary in plugins list")
+    own = tuple(name for name in cls.__annotations__ if name in cls.model_fields)
+    if facts.options != own:
+        raise Failed(
+            f"the source has options {facts.options}, the class {own}",
+            cause="options are made by code, and not stated as fields of the class",
+        )
+    return f"api {facts.manifest.api}, {len(own)} options"
+
+
+def api(subject: Subject) -> str:
+    """It is written for this hook API and puts hooks to use."""
+    cls = subject.found.cls
+    if cls.manifest.api != HOOK_API:
+        raise Failed(f"api {cls.manifest.api}, not {HOOK_API}", cause="see the CHANGELOG")
+    if not cls.hooks:
+        raise Failed("it implements no hook", cause="methods are named after hooks")
+    return f"api {HOOK_API}: {', '.join(cls.hooks)}"
+
+
+def options(subject: Subject) -> str:
+    """Through JSON and TOML and back they are the same; an unknown one is refused."""
+    given = subject.loaded.plugin.options()
+    forms: Mapping[str, Mapping[str, Any]] = {
+        "JSON": json.loads(json.dumps(given)),
+        "TOML": {k: _toml(v) for k, v in given.items() if _fits_toml(v)},
+    }
+    for form, read in forms.items():
+        again = with_options(subject.found, read).plugin.options()
+        wrong = sorted(key for key in read if again[key] != given[key])
+        if wrong:
+            key = wrong[0]
+            raise Failed(
+                f"{key}={given[key]!r} comes back from {form} as {again[key]!r}",
+                cause="a validator is not idempotent, or a serialiser loses something",
+            )
+    try:
+        with_options(subject.found, {**given, "no_such_option": 1})
+    except MinillmError:
+        return f"{len(given)} options through JSON and TOML; an unknown one is refused"
+    raise Failed(
+        "an unknown option is taken without a word",
+        cause="model_config with extra= other than forbid",
+    )
+
+
+def _fits_toml(value: Any) -> bool:
+    return value is not None and not isinstance(value, dict)
+
+
+def _toml(value: Any) -> Any:
+    return tomllib.loads(f"value = {json.dumps(value)}")["value"]
+
+
+CHECKS = (
+    Check("loads", "it is found, imported and takes its options", loads),
+    Check("manifest", "its class is read in the source as it is at run time", manifest, ("loads",)),
+    Check("api", "it is written for this hook API", api, ("loads",)),
+    Check(
+        "options", "options survive JSON and TOML, unknown ones are refused", options, ("loads",)
+    ),
+    Check("import", "importing it changes and opens nothing", clean_import, ("loads",)),
+)

@@ -1,0 +1,96 @@
+"""The plan: the same every time, confined to what the plugin declares, gone without it."""
+
+from __future__ import annotations
+
+import json
+
+from minillm_core.plan import Plan
+from minillm_core.testing.check import Check, Failed
+from minillm_core.testing.subject import Subject
+
+__all__ = ["CHECKS"]
+
+
+def builds(subject: Subject) -> str:
+    """The small model can be planned with it."""
+    mine = [p for p in subject.plan().placements if p.owner == subject.name]
+    return f"{len(mine)} slots taken: {', '.join(p.slot for p in mine[:3])}"
+
+
+def same_plan(subject: Subject) -> str:
+    """Twice here, and in a process with another hash seed, the plan is the same."""
+    first, again = subject.planned(), subject.planned()
+    if first.hash != again.hash:
+        raise Failed(
+            f"{first.hash[:12]}, then {again.hash[:12]}{difference(first, again)}",
+            cause="a hook depends on what it did before: a counter, a clock, random numbers",
+        )
+    other = subject.ask("plan", subject.spec, json.dumps(subject.options), hash_seed=1)["with"]
+    if other != first.hash:
+        raise Failed(
+            f"{first.hash[:12]} here, {other[:12]} in another process",
+            cause="a hook depends on the order of a set, an id(), the environment or the clock",
+        )
+    return f"{first.hash[:12]} three times"
+
+
+def only_declared(subject: Subject) -> str:
+    """What it does not claim is as without it."""
+    ours, plain = subject.plan(), subject.plan(without=True)
+    if ours.config != plain.config:
+        raise Failed("it changed the config", cause="a hook writes to an object of the core's")
+    mine = {p.slot for p in ours.placements if p.owner == subject.name}
+    others = sorted({p.owner for p in ours.placements} - {subject.name, "core"})
+    if others:
+        raise Failed(
+            f"slots are filled in the name of {others[0]}", cause="it uses another's builder"
+        )
+    claimed = {slot.removeprefix("model.init[").rstrip("]") for slot in mine}
+    for name, parameter in plain.parameters.items():
+        now = ours.parameters.get(name)
+        if now is not None and now.owner == "core" and name not in claimed and now != parameter:
+            raise Failed(
+                f"{name} was {parameter}, is {now}",
+                cause="a hook writes to an object of the core's",
+            )
+    return f"{len(mine)} slots, {len(plain.parameters)} parameters of the core as they were"
+
+
+def switched_off(subject: Subject) -> str:
+    """In one process: plain plan, plan with it, plain plan again; the plain ones are equal."""
+    answer = subject.ask("plan", subject.spec, json.dumps(subject.options))
+    if answer["before"] != answer["after"]:
+        raise Failed(
+            f"the plain plan was {answer['before'][:12]}, and is {answer['after'][:12]} after it",
+            cause="a hook or the module changes a default of the core's",
+        )
+    return f"{answer['after'][:12]} before and after"
+
+
+def no_traces(subject: Subject) -> str:
+    """Planning leaves the process as it was."""
+    changed = subject.ask("plan", subject.spec, json.dumps(subject.options))["changed"]
+    if changed:
+        raise Failed(
+            f"changed: {', '.join(changed[:3])}",
+            cause="a hook patches an attribute, seeds a shared generator or sets the environment",
+        )
+    return "environment, generators, folder, and what numpy and minillm define"
+
+
+def difference(first: Plan, second: Plan) -> str:
+    """The first place where two plans differ."""
+    texts = [json.dumps(plan.data(), sort_keys=True) for plan in (first, second)]
+    at = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), 0)
+    return f" at ...{texts[0][max(0, at - 40) : at + 20]}..."
+
+
+CHECKS = (
+    Check("plans", "the small model can be planned with it", builds, ("loads", "api")),
+    Check("declared", "what it does not claim is as without it", only_declared, ("plans",)),
+    Check(
+        "deterministic", "the same plan twice and under another hash seed", same_plan, ("plans",)
+    ),
+    Check("traces", "planning leaves the process as it was", no_traces, ("import", "plans")),
+    Check("off", "without it the plan is byte for byte the plain one", switched_off, ("traces",)),
+)
