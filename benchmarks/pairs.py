@@ -7,7 +7,8 @@ is new or, every other time, on a run that was broken off, with ``--resume``. Wh
 stopped (SIGSTOP) once it has the folder, so that it is there for all the others to meet. They must
 exit with 2 and name it by its number; one that came so late that it met a run.json instead is told
 of --resume, and must then be told of the owner. It is then killed with -9 and a ``--resume`` is started in the
-same moment: that must run, and end bit-equal to a run that nobody disturbed.
+same moment: that must run, and end bit-equal to a run that nobody disturbed. A first one that has ended before it
+could be stopped, on a busy machine, proves nothing: the trial is made again.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import re
 import shutil
 import signal
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,6 +32,11 @@ from benchmarks.trials.tiny_run import TinyRun
 from minillm_core.checkpoint.lock import LOCK
 
 CROWD = 8
+AGAIN = 5  # trials at most in the place of one that proves nothing
+
+
+class TooLateError(Exception):
+    """The first trainer had ended before the others were there."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +68,20 @@ class Outcome:
     wrong: list[str] = field(default_factory=list)
 
 
+def tried(trial: Trial) -> Outcome:
+    """A trial that proves something."""
+    for _ in range(AGAIN):
+        with suppress(TooLateError):
+            return start_together(trial)
+    return Outcome(wrong=[f"{AGAIN} times the first one had ended before it could be stopped"])
+
+
 def start_together(trial: Trial) -> Outcome:
-    """Start them, read what the losers say, kill the winner, go on."""
+    """Start them, read what the losers say, kill the winner, go on.
+
+    Raises:
+        TooLateError: the first one had ended before it could be stopped.
+    """
     rng = random.Random(f"{trial.seed} {trial.number}")
     run, outcome = trial.reference.run, Outcome()
     out = run.folder / f"pair-{trial.number}"
@@ -78,9 +97,12 @@ def start_together(trial: Trial) -> Outcome:
             else:
                 outcome.wrong += (different := differences(trial.reference.out, out))
                 outcome.equal = not different
+    except TooLateError:
+        raise
     except Exception as error:
         outcome.wrong.append(f"{type(error).__name__}: {error}")
-    shutil.rmtree(out, ignore_errors=True)
+    finally:
+        shutil.rmtree(out, ignore_errors=True)
     return outcome
 
 
@@ -129,6 +151,10 @@ def _only_one(
         log.unlink()
     codes = [child.code for child in said]
     winners = [child for child in said if child.code in (None, 0)]
+    if len(winners) > 1 and stopped is None:
+        for child in running:
+            child.kill()
+        raise TooLateError
     if len(winners) != 1:
         outcome.wrong.append(f"{len(winners)} of {len(children)} ran: exit codes {codes}")
         for child in running:
@@ -178,7 +204,7 @@ def main() -> int:
             resume: Row(f"trainers at once on {'a run to resume' if resume else 'a new folder'}")
             for resume in (False, True)
         }
-        for trial, outcome in each(start_together, trials, given.jobs):
+        for trial, outcome in each(tried, trials, given.jobs):
             row = found[trial.resume]
             row.tried += 1
             row.ended += 1
