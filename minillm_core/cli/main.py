@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -15,6 +16,8 @@ from minillm_core.cli.failure import explain
 from minillm_core.cli.options import Debug, Help, help_without_command
 
 __all__ = ["app", "main"]
+
+_BY_SIGNAL = (75, 130)
 
 app = typer.Typer(
     name="minillm",
@@ -80,8 +83,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BaseException as error:
         text, code = explain(error, debug=debug)
         say(text)
+        if argv is None and code in _BY_SIGNAL:
+            _hear_no_more()
         return code
     return int(code or 0)
+
+
+def _hear_no_more() -> None:
+    """Let Python take its leave, which takes a framework a second, with the code that was said.
+
+    A key that is hit once more would else change it, or put a traceback behind the last line.
+    """
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
 def _open_streams() -> None:

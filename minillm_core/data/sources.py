@@ -190,9 +190,11 @@ def _regular(path: Path) -> os.stat_result:
 
 def _unreadable(path: Path, error: OSError) -> DataError:
     missing = isinstance(error, FileNotFoundError)
+    # a run that is resumed may have been started elsewhere
+    place = str(path) if path.is_absolute() or not missing else f"{path}, seen from {Path.cwd()}"
     return DataError(
         "there is no such file or folder" if missing else f"cannot be read: {error.strerror}",
-        where=str(path),
+        where=place,
         fix="check the path" if missing else "check its permissions",
     )
 

@@ -16,6 +16,9 @@ from minillm_core.text import plain
 __all__ = ["advice", "chain", "own_frames", "plugin_code"]
 
 _SHOWN_FRAMES = 4
+_SIGNALS = [
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+]
 
 
 @contextmanager
@@ -23,7 +26,8 @@ def plugin_code(name: str, hook: str, *, root: str, offered_by: str | None) -> I
     """Contain the plugin's code that runs inside: SystemExit and its like as well.
 
     What the core raised on the way (a MinillmError) passes through, under the plugin's name, and
-    with the plugin and the hook as its place if it has none. So does the KeyboardInterrupt of a real SIGINT.
+    with the plugin and the hook as its place if it has none. So does the
+    KeyboardInterrupt that a signal brought.
 
     Args:
         name: the plugin's.
@@ -34,7 +38,7 @@ def plugin_code(name: str, hook: str, *, root: str, offered_by: str | None) -> I
     Raises:
         PluginCodeError: the plugin's code raised.
     """
-    with _watch_sigint() as interrupted:
+    with _watch_signals() as interrupted:
         try:
             yield
         except MinillmError as error:
@@ -51,28 +55,34 @@ def plugin_code(name: str, hook: str, *, root: str, offered_by: str | None) -> I
 
 
 @contextmanager
-def _watch_sigint() -> Iterator[Callable[[], bool]]:
+def _watch_signals() -> Iterator[Callable[[], bool]]:
     """Tell a KeyboardInterrupt that a signal brought from one that a plugin raised by itself.
 
-    Signals are handled in the main thread alone, by the handler that was there before.
+    Signals are handled in the main thread alone, by the handlers that were there before.
     """
-    previous = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(previous):
+    if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
     seen = False
 
-    def watch(number: int, frame: FrameType | None) -> None:
-        nonlocal seen
-        seen = True
-        previous(number, frame)
+    def watched(previous: Callable[[int, FrameType | None], object]) -> Callable[..., None]:
+        def watch(number: int, frame: FrameType | None) -> None:
+            nonlocal seen
+            seen = True
+            previous(number, frame)
 
-    signal.signal(signal.SIGINT, watch)
+        return watch
+
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    watching = {number: watched(one) for number, one in before.items() if callable(one)}
+    for number, watch in watching.items():
+        signal.signal(number, watch)
     try:
         yield lambda: seen
     finally:
-        if signal.getsignal(signal.SIGINT) is watch:
-            signal.signal(signal.SIGINT, previous)
+        for number, watch in watching.items():
+            if signal.getsignal(number) is watch:
+                signal.signal(number, before[number])
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:

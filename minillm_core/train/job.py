@@ -21,7 +21,7 @@ from minillm_core.train.advice import out_of_memory
 from minillm_core.train.budget import Budget
 from minillm_core.train.initial import Initial
 from minillm_core.train.record import choose_out
-from minillm_core.train.resume import Earlier, check_data, check_plan
+from minillm_core.train.resume import Earlier, another_device, check_data, check_plan
 
 __all__ = ["Job", "check"]
 
@@ -97,4 +97,6 @@ def check(
             trainer = backend.trainer(plan, config.seed)
     except (OutOfMemory, MemoryError) as error:
         raise out_of_memory(error, config.train, None, 0) from error
+    if earlier:
+        notes.extend(another_device(earlier, trainer.binding))
     return Job(loaded, plugins, plan, corpus, trainer, budget, tuple(notes), initial)

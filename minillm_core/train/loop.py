@@ -91,7 +91,7 @@ class Loop:
         stop: asked before every micro-batch.
         spike: nats over the median of the last losses from which on the run goes back; 0: never.
         rewind: puts trainer and batches back to a checkpoint that is old enough for a spike at a
-            step; gives its position and how many steps' batches it passed over, or None where no
+            step, of a run that went back so often before; gives its position and how many steps' batches it passed over, or None where no
             checkpoint is old enough.
         meter: measures; it is given this loop's clock readings.
         position: where to start.
@@ -113,7 +113,7 @@ class Loop:
         saves: Saves | None = None,
         stop: StopRequest | None = None,
         spike: float = 0.0,
-        rewind: Callable[[int], tuple[Position, int] | None] = lambda step: None,
+        rewind: Callable[[int, int], tuple[Position, int] | None] = lambda step, rewinds: None,
         meter: Meter | None = None,
         position: Position | None = None,
         evaluated: int | None = None,
@@ -152,10 +152,7 @@ class Loop:
         except BaseException as error:
             # the first error is the one to report, whatever observers make of the end
             told, at_once = error, self._is_second_signal(error)
-            try:  # a save that is under way is worth waiting for, unless somebody is in a hurry
-                self._tell_saves(wait=not at_once)
-            except Exception as another:
-                self.say(f"warning: {another}")
+            self._settle(wait=not at_once)
             if at_once:
                 told = self._stopped()
             unforeseen = 130 if isinstance(told, KeyboardInterrupt) else 1
@@ -183,10 +180,10 @@ class Loop:
     def _train(self, evaluate_first: bool) -> None:
         self.meter.restart(self.clock())
         self._pause(evaluate=evaluate_first)
-        while not self.budget.spent(self.position.step, self.elapsed):
+        while not self._is_over():
             if self.stop.requested:
                 self._end_early()
-            if not self._step(self._next_batch()):
+            if not self._step(*self._next_batch()):
                 continue  # a signal came between two micro-batches: the step is dropped
             step = self.position.step
             self._tell_saves()
@@ -198,6 +195,13 @@ class Loop:
             self._end_early()  # all steps are done, and the last evaluation is not
         self._tell_saves(wait=True, last=True)
 
+    def _is_over(self) -> bool:
+        """Whether the budget is spent, and still is once the last step, maybe a spike, is read."""
+        if not self.budget.spent(self.position.step, self.elapsed):
+            return False
+        self._read_pending()
+        return self.budget.spent(self.position.step, self.elapsed)
+
     def _end_early(self) -> None:
         if self.saves and self.stop.signal:
             self.say(
@@ -208,20 +212,22 @@ class Loop:
         self._tell_saves(wait=True)
         raise self._stopped()
 
-    def _next_batch(self) -> StepBatch:
+    def _next_batch(self) -> tuple[StepBatch, int]:
+        """The next one that can be learnt from, and how many could not be by then."""
+        skipped = self.position.skipped
         for _ in range(EMPTY_IN_A_ROW):
             batch = next(self.batches)
             if batch.supervised > 0:
-                return batch
-            self.position.skipped += 1
-            self.emit(Skipped(self.position.step + 1, self.position.skipped))
+                return batch, skipped
+            skipped += 1
+            self.emit(Skipped(self.position.step + 1, skipped))
         raise DataError(
             f"{EMPTY_IN_A_ROW} batches in a row hold nothing to learn from",
             where=f"the data, before step {self.position.step + 1}",
             fix="check the labels: each of these batches has -1 (unsupervised) everywhere",
         )
 
-    def _step(self, batch: StepBatch) -> bool:
+    def _step(self, batch: StepBatch, skipped: int) -> bool:
         """Queue a step and read the one before; False where a signal cut it short."""
         position = self.position
         step = position.step + 1
@@ -231,7 +237,7 @@ class Loop:
         )
         if handle is None:
             return False
-        position.step, position.cursor = step, batch.cursor
+        position.step, position.cursor, position.skipped = step, batch.cursor, skipped
         position.tokens += batch.real
         counts = Counts(batch.real, batch.padded, batch.supervised)
         before = self._pending
@@ -241,6 +247,11 @@ class Loop:
         if before is not None:
             self._read(before)
         return True
+
+    def _read_pending(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            self._read(pending)
 
     def _read(self, queued: _Queued) -> None:
         asked = self.clock()
@@ -292,7 +303,7 @@ class Loop:
                 f"the loss had a spike at step {step}, after {position.rewinds} others: {loss:.4f}"
             )
         self._tell_saves(wait=True)
-        found = self.rewind(step)
+        found = self.rewind(step, position.rewinds)
         if found is None:
             self.say(
                 f"warning: the loss of step {step} is a spike ({loss:.4f}), and no checkpoint is "
@@ -310,9 +321,7 @@ class Loop:
 
     def _pause(self, *, save: bool = False, evaluate: bool = False) -> None:
         """Read the step that is still open; then save first, since an evaluation may fail."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            self._read(pending)
+        self._read_pending()
         step = self.position.step
         self.position.elapsed = self.elapsed
         if save and self.saves and step > 0 and self._submitted != step:
@@ -341,6 +350,13 @@ class Loop:
                     fix="make room, and take it up with --resume",
                 )
 
+    def _settle(self, *, wait: bool = True) -> None:
+        """Tell of the saves where something else failed, which stays the error to report."""
+        try:  # a save that is under way is worth waiting for, unless somebody is in a hurry
+            self._tell_saves(wait=wait)
+        except Exception as another:
+            self.say(f"warning: {another}")
+
     def _is_second_signal(self, error: BaseException) -> bool:
         return isinstance(error, KeyboardInterrupt) and self.stop.requested
 
@@ -361,8 +377,9 @@ class Loop:
         return "no checkpoint was written" if last is None else f"the last good one: step {last}"
 
     def _failed(self, what: str) -> NonFinite:
+        self._settle()
         return NonFinite(
             what,
-            where=f"step {self.position.step}; {self._kept()}",
+            where=self._kept(),
             fix="lower train.lr, lengthen train.warmup, or set train.clip=1.0",
         )

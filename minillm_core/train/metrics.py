@@ -47,8 +47,7 @@ def cut(path: Path, step: int) -> list[dict[str, Any]]:
             continue
         if not one.endswith(b"\n") or not isinstance(event, dict):
             continue
-        at = event.get("step", 0)
-        if event.get("event") != Ended.event and isinstance(at, int) and at <= step:
+        if event.get("event") != Ended.event and _is_of(event, step):
             kept.append(event)
             stay.append(one)
     disk.replace(path, b"".join(stay))
@@ -100,6 +99,14 @@ class Metrics:
         trace: TracebackType | None,
     ) -> None:
         self._file.close()
+
+
+def _is_of(event: Mapping[str, Any], step: int) -> bool:
+    """Whether the state after ``step`` knows of the event: of going back, once it went on again."""
+    if event.get("event") == Rewound.event:
+        return isinstance(event.get("to"), int) and event["to"] < step
+    at = event.get("step", 0)
+    return isinstance(at, int) and at <= step
 
 
 def _finite(value: Any) -> Any:

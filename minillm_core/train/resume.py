@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from minillm_core.backends.base import Trainer
+from minillm_core.backends.base import Binding, Trainer
 from minillm_core.checkpoint import Checkpoint, newest, newest_and_set_aside
 from minillm_core.config.schema import Config
 from minillm_core.data import Corpus
@@ -24,7 +24,7 @@ from minillm_core.train.position import Position
 from minillm_core.train.record import RUN
 from minillm_core.train.settings import config_of
 
-__all__ = ["Earlier", "check_data", "check_plan", "finished", "go_on", "load"]
+__all__ = ["Earlier", "another_device", "check_data", "check_plan", "finished", "go_on", "load"]
 
 FREE = ("train.steps", "versions", "digests")
 """Parts of a plan that may differ."""
@@ -95,6 +95,19 @@ def check_plan(earlier: Earlier, plan: Plan) -> Iterator[str]:
     yield from _steps(before.train.steps, plan)
 
 
+def another_device(earlier: Earlier, binding: Binding) -> Iterator[str]:
+    """What to say where the run goes on by another backend, or on another device."""
+    recorded = earlier.record.get("binding")
+    before = recorded if isinstance(recorded, Mapping) else {}
+    then = tuple(str(before.get(key)) for key in ("backend", "device"))
+    now = (binding.backend, binding.device)
+    if then != now:
+        yield (
+            f"the run was on {' '.join(then)} and goes on on {' '.join(now)}: it is the same "
+            "training, and not the same to the bit"
+        )
+
+
 def _steps(before: int | None, plan: Plan) -> Iterator[str]:
     now = plan.config.train.steps
     if before is None or now is None or before == now:
@@ -131,7 +144,8 @@ def finished(earlier: Earlier, budget: Budget) -> str | None:
     checkpoint = earlier.newest
     if checkpoint is None:  # it kept none: its record alone tells
         before = earlier.config
-        kept_none = not before.checkpoint.every and budget.steps == before.train.steps
+        same = budget == Budget(before.train.steps, before.train.minutes)
+        kept_none = not before.checkpoint.every and same
         return "it kept no checkpoints, and its budget is spent" if kept_none else None
     position = Position.of(checkpoint.scalars)
     if not budget.spent(position.step, position.elapsed):

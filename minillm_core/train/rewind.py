@@ -21,17 +21,22 @@ class Rewind:
         trainer: is put back.
         feed: is put back.
         back: steps at least between the checkpoint and the spike.
-        skip: steps' batches to pass over.
+        skip: steps' batches to pass over, for each time that it goes back to a checkpoint.
     """
 
     def __init__(self, out: Path, trainer: Trainer, feed: Feed, *, back: int, skip: int) -> None:
         self._out, self._trainer, self._feed = out, trainer, feed
         self._back, self._skip = back, skip
 
-    def __call__(self, step: int) -> tuple[Position, int] | None:
+    def __call__(self, step: int, rewinds: int) -> tuple[Position, int] | None:
         """Go back from the spike at ``step``.
 
-        Later checkpoints are removed: they lead to the spike again.
+        Later checkpoints are removed: they lead to the spike again. Going back to the same one
+        again passes over as many batches more, since the same batches would lead there too.
+
+        Args:
+            step: of the spike.
+            rewinds: how often the run went back before.
 
         Returns:
             Where the run is now and how many steps' batches it passed over; None, and nothing has
@@ -41,6 +46,7 @@ class Rewind:
             if saved <= step - self._back and not verify(path):
                 position = load(Checkpoint(path, saved), self._trainer)
                 discard(self._out, after=saved)
-                position.cursor = self._feed.rewind(position.cursor, self._skip)
-                return position, self._skip
+                skip = self._skip * (1 + rewinds - position.rewinds)
+                position.cursor = self._feed.rewind(position.cursor, skip)
+                return position, skip
         return None

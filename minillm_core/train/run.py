@@ -12,7 +12,7 @@ from minillm_core.backends.detect import Detected
 from minillm_core.checkpoint import Writer, layout, lock, put_away, retain, sweep
 from minillm_core.config.load import Loaded
 from minillm_core.data import OnBatch, bytes_per_token, validation_batches
-from minillm_core.errors import Interrupted, MinillmError, OutOfMemory
+from minillm_core.errors import Interrupted, MinillmError, OutOfMemory, Stopped
 from minillm_core.plan import Plan
 from minillm_core.plugins.blame import blaming
 from minillm_core.plugins.manager import LoadedPlugin
@@ -88,29 +88,48 @@ def train(
     earlier = None
     if resume and out is not None and (record := recorded(out)) is not None:
         earlier = Earlier(out, record)
-    job = check(
-        loaded,
-        plugins,
-        detected,
-        out=out,
-        runs=runs,
-        cache=cache,
-        earlier=earlier,
-        resume=resume,
-        create=create,
-    )
-    if earlier is not None and (place := finished(earlier, job.budget)) is not None:
-        say(f"{earlier.out} is finished: {place}")
-        return 0
-    out = claim_out(job.config.preset, out, runs=runs, resume=resume)
-    with lock(out, say):
-        if not resume:
-            refuse_taken(out)  # by a run that began and ended since it was looked at
-        _run(job, out, earlier, resume, say)
+    with stop_on_signals(patient=False) as stop:
+        try:
+            job = check(
+                loaded,
+                plugins,
+                detected,
+                out=out,
+                runs=runs,
+                cache=cache,
+                earlier=earlier,
+                resume=resume,
+                create=create,
+            )
+            if earlier is not None and (place := finished(earlier, job.budget)) is not None:
+                say(f"{earlier.out} is finished: {place}")
+                return 0
+            out = claim_out(job.config.preset, out, runs=runs, resume=resume)
+            with lock(out, say):
+                if not resume:
+                    refuse_taken(out)  # by a run that began and ended since it was looked at
+                _run(job, out, earlier, resume, stop, say)
+        except KeyboardInterrupt:
+            raise _interrupted(out, stop) from None
     return 0
 
 
-def _run(job: Job, out: Path, earlier: Earlier | None, resume: bool, say: Say) -> None:
+def _interrupted(out: Path | None, stop: StopRequest) -> MinillmError:
+    """What an interrupt outside the loop, which tells by itself, amounts to."""
+    name = stop.signal.name if stop.signal else "an interrupt"
+    kept = layout.folders(out) if out is not None else []
+    if not kept:
+        return Interrupted(f"ended by {name}; nothing was saved")
+    return Stopped(
+        f"ended by {name}; the checkpoint of step {kept[0][0]} is there",
+        where=str(out),
+        fix="minillm train --resume --out with this run's folder goes on from it",
+    )
+
+
+def _run(
+    job: Job, out: Path, earlier: Earlier | None, resume: bool, stop: StopRequest, say: Say
+) -> None:
     """Train in ``out``, which is ours alone."""
     for line in describe.start(job, out):
         say(line)
@@ -134,11 +153,11 @@ def _run(job: Job, out: Path, earlier: Earlier | None, resume: bool, say: Say) -
     )
     record = Record(out, _document(job, earlier, position))
     try:
-        evaluated, meter, position = _loop(job, out, position, events, evidence, say)
+        evaluated, meter, position = _loop(job, out, position, events, evidence, stop, say)
     except BaseException as error:
         told = error
-        if isinstance(error, KeyboardInterrupt):  # outside the loop, which tells by itself
-            told = Interrupted("interrupted; nothing was saved")
+        if isinstance(error, KeyboardInterrupt):
+            told = _interrupted(out, stop)
         code = told.exit_code if isinstance(told, MinillmError) else 1
         try:
             record.update(exit=code)
@@ -154,7 +173,9 @@ def _run(job: Job, out: Path, earlier: Earlier | None, resume: bool, say: Say) -
     evidence.warn()
     for line in describe.end(job, out, evaluated, meter.overall(), position.step):
         say(line)
-    _show_sample(job, say)
+    stop.patient = False
+    if not stop.requested:  # else somebody is in a hurry
+        _show_sample(job, say)
 
 
 def _loop(
@@ -163,6 +184,7 @@ def _loop(
     position: Position,
     events: Sequence[Mapping[str, Any]],
     evidence: Evidence,
+    stop: StopRequest,
     say: Say,
 ) -> tuple[Evaluated | None, Meter, Position]:
     """Train from ``position`` to the end; the last evaluation, the speed, and where that is."""
@@ -174,7 +196,6 @@ def _loop(
     )
     with ExitStack() as stack:
         feed = stack.enter_context(Feed(job, position.cursor or None))
-        stop = stack.enter_context(stop_on_signals())
         metrics = stack.enter_context(Metrics(out / METRICS, every=config.log.every))
         shown: View = view(lambda: loop.progress, config.train.steps, say)
         observed = Observers(
@@ -222,6 +243,7 @@ def _loop(
             observed(
                 Resumed(position.step, str(layout.folder(out, position.step).relative_to(out)))
             )
+        stop.patient = True  # from here on there is something to finish
         try:
             with blaming(job.plugins, "a step"):
                 loop.run(evaluate_first=_evaluation_is_due(job, position))

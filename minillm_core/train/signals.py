@@ -1,10 +1,14 @@
-"""Ctrl-C and its like: the first one asks the run to end, the second ends it at once."""
+"""Ctrl-C and its like: the first one asks the run to end, the second ends it at once.
+
+Where there is nothing to finish, before the loop and after it, the first one is enough.
+"""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -16,12 +20,26 @@ SIGNALS = tuple(
 """Ctrl-C, a scheduler's notice, a terminal that was closed."""
 
 
-class StopRequest:
-    """Whether somebody asked the run to end, and by which signal."""
+MASHED = 1.0
+"""Seconds after one that ended the run in which others are the same hand on the key."""
 
-    def __init__(self) -> None:
+
+class StopRequest:
+    """Whether somebody asked the run to end, and by which signal.
+
+    Args:
+        patient: the first signal asks; else it ends.
+        clock: seconds that never go back.
+    """
+
+    def __init__(
+        self, *, patient: bool = True, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.signal: signal.Signals | None = None
         self.hurried = False  # a second one came: nothing is waited for any more
+        self.patient = patient
+        self._clock = clock
+        self._ended: float | None = None
 
     @property
     def requested(self) -> bool:
@@ -32,22 +50,30 @@ class StopRequest:
         """The handler.
 
         Raises:
-            KeyboardInterrupt: it is the second signal.
+            KeyboardInterrupt: it is the second signal, or nobody is patient.
         """
-        if self.signal is not None:
-            self.hurried = True
-            raise KeyboardInterrupt
-        self.signal = signal.Signals(number)
+        now, first = self._clock(), self.signal is None
+        if first:
+            self.signal = signal.Signals(number)
+            if self.patient:
+                return
+        if self._ended is not None and now - self._ended < MASHED:
+            return  # another one would only disturb the end that is on its way
+        self._ended, self.hurried = now, not first
+        raise KeyboardInterrupt
 
 
 @contextmanager
-def stop_on_signals() -> Iterator[StopRequest]:
+def stop_on_signals(*, patient: bool = True) -> Iterator[StopRequest]:
     """Listen for signals inside the block; as it was before, after it.
+
+    Args:
+        patient: the first signal asks; else it ends, until the request is made patient.
 
     Outside the main thread Python delivers no signals, and nothing is installed. A signal that the
     process was started with the order to ignore (``nohup``) stays ignored.
     """
-    request = StopRequest()
+    request = StopRequest(patient=patient)
     if threading.current_thread() is not threading.main_thread():
         yield request
         return

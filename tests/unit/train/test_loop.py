@@ -337,7 +337,7 @@ def test_overflows_of_float16_are_not_counted(make) -> None:
 def test_a_spike_goes_back_and_passes_over_batches(make) -> None:
     asked: list[int] = []
 
-    def rewind(step: int) -> tuple[Position, int]:
+    def rewind(step: int, rewinds: int) -> tuple[Position, int]:
         asked.append(step)
         run.trainer.losses = {}
         return Position(step=20, tokens=220, cursor={"batch": 27}, saved=20), 7
@@ -553,4 +553,45 @@ def test_the_first_error_is_reported_whatever_observers_make_of_the_end(make) ->
 
     run.loop.emit = broken
     with pytest.raises(DataError):
+        run.loop.run()
+
+
+def test_a_batch_that_was_passed_over_before_a_dropped_step_is_counted_once(make) -> None:
+    stop = StopRequest()
+    run = make(Budget(steps=9), stop=stop, empty=[4])
+
+    def cut(step: Any) -> None:
+        if isinstance(step, Skipped):
+            stop.receive(signal.SIGTERM)
+
+    tell, real = run.loop.emit, run.trainer.step
+    run.loop.emit = lambda event: (tell(event), cut(event))
+    run.trainer.step = lambda *given: None if given[3]() else real(*given)
+    with pytest.raises(Stopped):
+        run.loop.run()
+    saved = run.saves.begun[-1]
+    assert run.of(Skipped)[-1].skipped == 1
+    assert (saved.step, saved.skipped, saved.cursor) == (3, 0, {"batch": 3})
+
+
+def test_a_spike_in_the_last_step_does_not_cut_the_run_short(make) -> None:
+    def rewind(step: int, rewinds: int) -> tuple[Position, int]:
+        run.trainer.losses = {}
+        return Position(step=20, saved=20), 7
+
+    run = make(
+        Budget(steps=40),
+        trainer={"losses": dict.fromkeys(range(1, 41), 2.0) | {40: 9.0}},
+        cadence=Cadence(save=10),
+        spike=2.0,
+        rewind=rewind,
+    )
+    assert run.loop.run().step == 40
+    assert [event.step for event in run.of(Stepped)] == [*range(1, 41), *range(21, 41)]
+
+
+def test_a_failure_names_the_save_that_is_under_way(make) -> None:
+    run = make(Budget(steps=60), cadence=Cadence(save=4), saves=Saves(99))
+    run.trainer.read = skipping(range(1, 60))
+    with pytest.raises(NonFinite, match="the last good one: step 8"):
         run.loop.run()

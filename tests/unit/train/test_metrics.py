@@ -130,6 +130,9 @@ def test_a_rewind_takes_back_what_came_after(tmp_path: Path) -> None:
     assert [(e["event"], e["step"]) for e in read(path)] == [
         *[("step", 1), ("step", 4), ("rewind", 6), ("step", 7), ("end", 7)]
     ]
+    # a checkpoint of step 5 was taken on the way back; that of step 4 leads to the spike again
+    assert [e["event"] for e in cut(path, 5)] == ["step", "step", "rewind"]
+    assert [e["event"] for e in cut(path, 4)] == ["step", "step"]
 
 
 @pytest.mark.parametrize(

@@ -311,14 +311,42 @@ def test_a_signal_leaves_a_checkpoint(job: Job) -> None:
     assert json.loads((other / "run.json").read_text())["exit"] == 130
 
 
-def test_an_interrupt_outside_the_loop_is_one(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_args: Any) -> None:
-        raise KeyboardInterrupt
+@pytest.mark.parametrize("place", ["check", "describe.start", "Feed", "describe.end"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_signal_outside_the_loop_ends_the_run(
+    job: Job, monkeypatch: pytest.MonkeyPatch, place: str, number: int
+) -> None:
+    def at_once(*_arguments: Any, **_options: Any) -> None:
+        signal.raise_signal(number)
+        raise AssertionError("it went on")
 
-    monkeypatch.setattr("minillm_core.train.run.stop_on_signals", interrupt)
-    with pytest.raises(Interrupted):
+    def later(*_arguments: Any, **_options: Any) -> list[str]:
+        signal.raise_signal(number)  # all is done and recorded
+        return []
+
+    ended = place == "describe.end"
+    monkeypatch.setattr(f"minillm_core.train.run.{place}", later if ended else at_once)
+    if ended:
+        assert job.train("checkpoint.every=0") == 0
+        assert "a sample of what it writes:" not in job.said
+        assert job.record["exit"] == 0
+        return
+    with pytest.raises(Interrupted, match="nothing was saved"):
         job.train()
-    assert job.record["exit"] == 130
+    assert not (job.out / "lock.json").exists()
+    if place == "Feed":
+        assert job.record["exit"] == 130
+
+
+def test_a_signal_before_a_run_goes_on_leaves_it_to_be_resumed(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.train(steps=4)
+    monkeypatch.setattr(
+        "minillm_core.train.run.go_on", lambda *_: signal.raise_signal(signal.SIGTERM)
+    )
+    with pytest.raises(Stopped, match="ended by SIGTERM; the checkpoint of step 4"):
+        job.train(steps=9, resume=True)
 
 
 def test_a_loss_that_is_no_number(job: Job) -> None:

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from minillm_core.train.signals import SIGNALS, stop_on_signals
+from minillm_core.train.signals import MASHED, SIGNALS, StopRequest, stop_on_signals
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -51,3 +51,24 @@ def test_another_thread_installs_nothing() -> None:
     thread.start()
     thread.join()
     assert seen == [(before, False)]
+
+
+def test_the_first_one_ends_where_nobody_is_patient() -> None:
+    with stop_on_signals(patient=False) as stop:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+        assert stop.signal is signal.SIGTERM
+        assert not stop.hurried
+
+
+def test_a_hand_on_the_key_does_not_disturb_the_end() -> None:
+    now = [0.0]
+    stop = StopRequest(clock=lambda: now[0])
+    stop.receive(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        stop.receive(signal.SIGINT)
+    assert stop.hurried
+    stop.receive(signal.SIGINT)
+    now[0] += MASHED  # somebody took the KeyboardInterrupt for their own
+    with pytest.raises(KeyboardInterrupt):
+        stop.receive(signal.SIGINT)
