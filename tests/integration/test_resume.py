@@ -32,6 +32,18 @@ class Noise(Plugin, api=1):
         swap = random.random(ids.shape) < 0.2
         return {**batch, "ids": np.where(swap, random.permuted(ids), ids).astype(np.int32)}
 """
+SPIKE = """
+import numpy as np
+from minillm_core import Plugin
+
+class Spike(Plugin, api=1):
+    \"\"\"Asks for nonsense in some batches, by what is in it.\"\"\"
+
+    def on_batch(self, batch, phase):
+        if phase != "train" or batch["ids"].sum() % 29:
+            return batch
+        return {**batch, "labels": np.full_like(batch["labels"], 297)}
+"""
 
 
 class Shell:
@@ -248,6 +260,28 @@ def test_what_does_not_change_the_plan_may_change(shell: Shell) -> None:
     assert len(list((out / "checkpoints").iterdir())) == 2
 
 
+def test_another_backend_is_said(shell: Shell) -> None:
+    assert shell.start("--backend", "torch") == 0
+    out = shell.killed_at(6, shell.out)
+    assert shell("--resume", "--backend", "mlx", out=out) == 0
+    assert "the run was on torch cpu and goes on on mlx cpu" in shell.err
+    assert [e["step"] for e in events(out, "step")] == list(range(1, STEPS + 1))
+
+
+def test_a_path_that_leads_nowhere_from_here_is_said(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = shell.text
+    monkeypatch.chdir(given.parent)
+    shell.text = Path(given.name)
+    assert shell.start() == 0
+    out = shell.killed_at(6, shell.out)
+    monkeypatch.chdir(shell.folder)
+    assert shell("--resume", out=out) == 2
+    assert f"where: {given.name}, seen from {Path.cwd()}" in shell.err
+    assert shell("--resume", "--data", str(given), out=out) == 0
+
+
 def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -311,6 +345,23 @@ def test_the_plan_of_a_run_can_be_shown(shell: Shell, capsys: pytest.CaptureFixt
     document = json.loads(capsys.readouterr().out)
     record = json.loads((shell.out / "run.json").read_text())
     assert document["plan_hash"] == record["plan_hash"]
+
+
+def test_a_spike_goes_back_further_each_time_and_a_kill_changes_nothing(shell: Shell) -> None:
+    (shell.folder / "spike.py").write_text(SPIKE)
+    plugin = ("--plugins", f"{shell.folder / 'spike.py'}:Spike")
+    spiky = ("train.spike=0.4", "train.rewind=5", "train.skip=3", "train.accumulate=1")
+    assert shell.start(*plugin, *spiky, steps=40) == 0
+    told = [line for line in shell.err.splitlines() if "is a spike" in line]
+    assert len(told) > 1
+    assert "and 6 steps' batches were passed over" in told[1]
+    went_back = events(shell.out, "rewind")
+    assert went_back
+    for step in (went_back[0]["to"], went_back[0]["to"] + 3):
+        out = shell.killed_at(step, shell.out, f"killed-{step}")
+        assert shell("--resume", *plugin, out=out) == 0
+        assert_bit_equal(out, shell.out)
+        assert events(out, "rewind") == went_back
 
 
 def test_one_evaluation_that_was_due_is_made_up_for(
