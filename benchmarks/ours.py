@@ -14,24 +14,24 @@ from minillm_core.backends.detect import choose, probe
 from minillm_core.config.load import load as load_config
 from minillm_core.data import Documents, Loader
 from minillm_core.plan import Plan, build_plan
-from minillm_core.plugins.manager import check_support
+from minillm_core.plugins.manager import LoadedPlugin, check_support
 from minillm_core.plugins.manager import load as load_plugins
 
-__all__ = ["Ours", "bound"]
+__all__ = ["Ours", "activated", "bound"]
 
 PRESET = "gpt2-124m"
 PROGRESS = 0.5  # of the run: the schedules' values are those of its middle
 DOCUMENT = 1024  # tokens
 
 
-def bound(
+def activated(
     settings: Sequence[str],
     plugins: str = "",
     backend: str = "auto",
     device: str = "auto",
     preset: str = PRESET,
-) -> tuple[Plan, Backend]:
-    """The plan of a run with ``key=value`` settings, and the backend it is bound to."""
+) -> tuple[Plan, Backend, tuple[LoadedPlugin, ...]]:
+    """The plan of a run with ``key=value`` settings, the backend it is bound to, and its plugins."""
     loaded = load_config(
         preset=preset,
         assignments=tuple(settings),
@@ -42,7 +42,13 @@ def bound(
     active = load_plugins(loaded.specs, loaded.config.plugins)
     check_support(active, detected.backend, detected.device)
     plan = build_plan(loaded.config, active)
-    return plan, create(detected, plan)
+    return plan, create(detected, plan), tuple(active)
+
+
+def bound(*arguments: Any, **named: Any) -> tuple[Plan, Backend]:
+    """The first two of :func:`activated`."""
+    plan, backend, _ = activated(*arguments, **named)
+    return plan, backend
 
 
 class Ours:

@@ -1,0 +1,291 @@
+r"""Time to loss: seconds of training until the validation loss of a fixed text is reached.
+
+    python -m benchmarks.time_to_loss --train train.jsonl.xz --val val.jsonl.xz --tokenizer bpe.json \
+        --jobs jobs.jsonl --targets 4.9845,3.6702,3.1819
+
+A job is a line of JSON: ``run`` (a name), ``settings`` (as on the command line of minillm), and, where
+wanted, ``preset``, ``plugins``, ``seed``, ``every`` (steps between validations; 0: only at the end),
+``predictions`` (of a validation). Each is trained by the loop of ``minillm train``, one after the other
+in this process; runs whose compiled step is the same share it.
+
+The clock holds training steps and waiting for data. Compilation and warm-up, undone afterwards, and
+validation are outside. Rows are validated at --window tokens, documents in the order of the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.curves import crossings
+from benchmarks.environment import RESULTS, write
+from benchmarks.ours import activated
+from minillm_core.backends.base import Trainer
+from minillm_core.data import (
+    Corpus,
+    Loader,
+    OnBatch,
+    bytes_per_token,
+    open_corpus,
+    validation_batches,
+)
+from minillm_core.data.corpus import open_documents
+from minillm_core.plan import Plan
+from minillm_core.plugins.manager import LoadedPlugin
+from minillm_core.plugins.streams import Streams
+from minillm_core.train.budget import Budget, Cadence
+from minillm_core.train.evaluate import Validation
+from minillm_core.train.events import Evaluated, Event, Stepped
+from minillm_core.train.hooks import batch_hook
+from minillm_core.train.loop import Loop
+from minillm_core.train.meter import Meter
+
+__all__ = ["Bench", "main"]
+
+
+class Bench:
+    """Trains one job after the other on the same text.
+
+    Args:
+        settings: ``key=value`` that every job has: the data, above all.
+        val: the file that is validated on.
+        window: tokens of a validation row.
+        predictions: of one validation, where a job does not say.
+        cache: where tokens are kept.
+        backend: as for ``minillm train``.
+    """
+
+    def __init__(
+        self,
+        settings: tuple[str, ...],
+        val: str,
+        *,
+        window: int,
+        predictions: int,
+        cache: Path,
+        backend: str = "auto",
+    ) -> None:
+        self.settings, self.val, self.window = settings, val, window
+        self.predictions, self.cache, self.backend = predictions, cache, backend
+        self.corpus: Corpus | None = None
+        self.compiled: tuple[str, Trainer, dict[str, np.ndarray]] | None = None
+
+    def run(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        """Train one job; its curve, crossings apart."""
+        plan, backend, plugins = activated(
+            (*self.settings, *job.get("settings", ())),
+            job.get("plugins", ""),
+            self.backend,
+            preset=job.get("preset", "gpt2-124m"),
+        )
+        config, seed = plan.config, int(job.get("seed", 0))
+        corpus = self.corpus = self.corpus or open_corpus(
+            config.data, config.model.vocab, config.train.seq_len, cache=self.cache, say=print
+        )
+        began = time.perf_counter()
+        trainer = self.trainer(plan, backend, seed, corpus, plugins)
+        compiled = time.perf_counter() - began
+        validation = self.validation(
+            trainer, plan, plugins, int(job.get("predictions", self.predictions))
+        )
+        seconds, losses, curve, speed = [0.0], [], [], []
+
+        def emit(event: Event) -> None:
+            if isinstance(event, Stepped):
+                seconds[0] += event.step_seconds
+                losses.append(event.loss)
+                speed.append(event.step_seconds)
+            elif isinstance(event, Evaluated):
+                curve.append(
+                    {
+                        "step": event.step,
+                        "tokens": event.step * plan.tokens_per_step,
+                        "seconds": round(seconds[0], 3),
+                        "val_loss": round(event.val_loss, 5),
+                        "bits_per_byte": event.bits_per_byte and round(event.bits_per_byte, 5),
+                    }
+                )
+                print(job["run"], curve[-1], flush=True)
+
+        with loader(plan, corpus, plugins) as batches:
+            gc.collect()
+            gc.disable()
+            try:
+                Loop(
+                    trainer,
+                    batches,
+                    plan.values,
+                    Budget(config.train.steps),
+                    emit,
+                    cadence=Cadence(int(job.get("every", 0))),
+                    evaluate=validation,
+                    meter=Meter(),
+                ).run()
+            finally:
+                gc.enable()
+        middle = sorted(speed)[len(speed) // 2]
+        return {
+            **job,
+            "plan_hash": plan.hash,
+            "plugins_active": [one.name for one in plan.plugins],
+            "parameters": plan.num_parameters,
+            "compile_seconds": round(compiled, 1),
+            "seconds": round(seconds[0], 3),
+            "tokens": curve[-1]["tokens"],
+            "tokens_per_second": round(plan.tokens_per_step / middle),
+            "peak_gib": round((trainer.peak_bytes() or 0) / 2**30, 2),
+            "val_loss": curve[-1]["val_loss"],
+            "curve": curve,
+            "losses": [round(loss, 4) for loss in losses[:: max(1, len(losses) // 50)]],
+        }
+
+    def trainer(
+        self, plan: Plan, backend: Any, seed: int, corpus: Corpus, plugins: Sequence[LoadedPlugin]
+    ) -> Trainer:
+        """One with its initial values, compiled and warm."""
+        key = f"{graph_of(plan)} {seed}"
+        if self.compiled and self.compiled[0] == key:
+            _, trainer, initial = self.compiled
+            trainer.resume(initial)
+            return trainer
+        self.compiled = None
+        gc.collect()
+        trainer = backend.trainer(
+            plan, seed, max_positions=max(self.window, plan.config.train.seq_len)
+        )
+        initial = trainer.arrays()
+        with loader(plan, corpus, plugins) as batches:
+            for _ in range(3):
+                batch = next(batches)
+                trainer.read(trainer.step(batch.micro, plan.values(1e-6), batch.supervised))
+        self.validation(trainer, plan, plugins, 4 * self.window)(0)
+        trainer.resume(initial)
+        self.compiled = (key, trainer, initial)
+        return trainer
+
+    def validation(
+        self, trainer: Trainer, plan: Plan, plugins: Sequence[LoadedPlugin], predictions: int
+    ) -> Validation:
+        """The held-out text, in the order of its file."""
+        assert self.corpus is not None
+        tokenizer, vocab = self.corpus.tokenizer, plan.config.model.vocab
+        documents = open_documents(
+            [self.val], tokenizer=tokenizer, vocab=vocab, cache=self.cache, say=print
+        )
+        batches = validation_batches(
+            documents,
+            rows=32,
+            seq_len=self.window,
+            tokens=predictions,
+            seed=None,
+            on_batch=hook_of(plan, plugins),
+        )
+        return Validation(
+            trainer, batches, bytes_per_token(tokenizer, vocab) if tokenizer else None
+        )
+
+
+def graph_of(plan: Plan) -> str:
+    """What the compiled step depends on: the plan without the numbers that it gets as inputs."""
+    data = plan.data()
+    train = plan.config.train
+    kept = {"model": data["model"], "optimizer": data["optimizer"]}
+    kept["sizes"] = [train.rows, train.accumulate, train.seq_len]
+    kept["values"] = {
+        name: schedule.data() if name in plan.staged else None
+        for name, (_, schedule) in sorted(plan.schedules.items())
+    }
+    kept["fields"] = plan.fields
+    return json.dumps(kept, sort_keys=True)
+
+
+def hook_of(plan: Plan, plugins: Sequence[LoadedPlugin]) -> OnBatch | None:
+    """The plugins' ``on_batch``."""
+    vocab = plan.config.model.vocab
+    return batch_hook(plan.on_batch, plugins, Counter(), vocab, Streams(0))
+
+
+def loader(plan: Plan, corpus: Corpus, plugins: Sequence[LoadedPlugin]) -> Loader:
+    """The training text from its start."""
+    train = plan.config.train
+    return Loader(
+        corpus.train,
+        rows=train.rows,
+        accumulate=train.accumulate,
+        seq_len=train.seq_len,
+        seed=plan.config.data.seed,
+        on_batch=hook_of(plan, plugins),
+    )
+
+
+def jobs_of(path: Path) -> Iterator[dict[str, Any]]:
+    for line in path.read_text().splitlines():
+        if line.strip() and not line.startswith("#"):
+            yield json.loads(line)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--train", required=True, help="the text to train on")
+    parser.add_argument("--val", required=True, help="the text to validate on")
+    parser.add_argument("--tokenizer", required=True)
+    parser.add_argument("--jobs", type=Path, required=True, help="one JSON object a line")
+    parser.add_argument("--targets", default="4.9845,4.0,3.6702,3.1819")
+    parser.add_argument("--window", type=int, default=1024)
+    parser.add_argument("--predictions", type=int, default=1_048_576)
+    parser.add_argument("--backend", default="auto")
+    parser.add_argument("--cache", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=60, help="start no job after this long")
+    parser.add_argument("--name", default="time_to_loss")
+    parser.add_argument("--commit")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    bench = Bench(
+        (
+            f"data.paths={json.dumps([arguments.train])}",
+            f"data.val={arguments.val}",
+            f"data.tokenizer={arguments.tokenizer}",
+        ),
+        arguments.val,
+        window=arguments.window,
+        predictions=arguments.predictions,
+        cache=arguments.cache,
+        backend=arguments.backend,
+    )
+    targets = [float(one) for one in arguments.targets.split(",")]
+    began, found = time.perf_counter(), []
+    for job in jobs_of(arguments.jobs):
+        if time.perf_counter() - began > 60 * arguments.minutes:
+            print("out of time: not run:", job["run"])
+            continue
+        try:
+            result = bench.run(job)
+        except Exception as error:  # one bad job must not lose the others
+            result = {**job, "error": f"{type(error).__name__}: {error}"[:2000]}
+            bench.compiled = None
+            print(job["run"], result["error"], flush=True)
+        else:
+            result["crossings"] = crossings(result["curve"], targets)
+            short = {k: result[k] for k in ("val_loss", "seconds", "tokens_per_second", "peak_gib")}
+            print("SUMMARY", result["run"], short, result["crossings"], flush=True)
+        found.append(result)
+        write(
+            arguments.name,
+            {"targets": targets, "jobs": found},
+            commit=arguments.commit,
+            folder=arguments.out,
+        )
+
+
+if __name__ == "__main__":
+    main()
