@@ -18,7 +18,7 @@ def check(config: Config, origins: Mapping[str, str]) -> None:
     Raises:
         ConfigError: naming the keys concerned, their values and their origins.
     """
-    for rule in (_heads, _groups, _rotary, _betas, _fraction, _kernels):
+    for rule in (_heads, _groups, _rotary, _betas, _fraction, _cooldown, _kernels):
         rule(config, _refuser(config, origins))
 
 
@@ -84,6 +84,17 @@ def _fraction(config: Config, refusal: Callable[..., ConfigError]) -> None:
             "the held-out fraction lies between 0 and 1",
             *("data.val",),
             fix="data.val=0.05, or the path of a file to validate on",
+        )
+
+
+def _cooldown(config: Config, refusal: Callable[..., ConfigError]) -> None:
+    train = config.train
+    usual = type(train).model_fields["cooldown"].default
+    if train.cooldown != usual and train.schedule != "wsd":
+        raise refusal(
+            f"the schedule '{train.schedule}' has no cooldown",
+            *("train.cooldown", "train.schedule"),
+            fix="train.schedule=wsd, or leave train.cooldown out",
         )
 
 

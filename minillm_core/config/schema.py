@@ -62,6 +62,9 @@ class TrainConfig(Section):
         "cosine", description="after the warm-up: cosine to 0.1, or stable and then linear to 0"
     )
     warmup: float = Field(0.05, ge=0, le=1, description="fraction of the steps")
+    cooldown: float = Field(
+        0.2, gt=0, le=1, description="share of the steps over which wsd decays to 0"
+    )
     betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW's decay rates")
     weight_decay: float = Field(0.1, ge=0, description="decoupled, times the learning rate")
     clip: float = Field(1.0, ge=0, description="largest global gradient norm; 0 for none")

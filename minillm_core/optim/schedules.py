@@ -32,30 +32,31 @@ class TrainSchedule:
 
     shape: str  # a key of SHAPES
     warmup: float  # fraction of the run
+    cooldown: float = 0.2  # fraction of what follows the warm-up, for shapes that have one
 
     def factor(self, progress: float) -> float:
         """The factor at ``progress`` in (0, 1]."""
         if progress < self.warmup:
             return progress / self.warmup
         rest = 1.0 - self.warmup
-        return SHAPES[self.shape]((progress - self.warmup) / rest if rest else 0.0)
+        return SHAPES[self.shape]((progress - self.warmup) / rest if rest else 0.0, self.cooldown)
 
 
-def _cosine(x: float) -> float:
+def _cosine(x: float, cooldown: float) -> float:
     """1 to 0.1 along half a cosine."""
     return 0.1 + 0.45 * (1 + math.cos(math.pi * min(x, 1.0)))
 
 
-def _wsd(x: float) -> float:
-    """1, and over the last fifth linearly to 0 (warm-up, stable, decay: arXiv:2404.06395)."""
-    return min(1.0, (1.0 - x) / 0.2)
+def _wsd(x: float, cooldown: float) -> float:
+    """1, then linearly to 0 at the end (warm-up, stable, decay: arXiv:2404.06395)."""
+    return min(1.0, (1.0 - x) / cooldown)
 
 
-def _constant(x: float) -> float:
+def _constant(x: float, cooldown: float) -> float:
     return 1.0
 
 
-SHAPES: Mapping[str, Callable[[float], float]] = {
+SHAPES: Mapping[str, Callable[[float, float], float]] = {
     "constant": _constant,
     "cosine": _cosine,
     "wsd": _wsd,

@@ -90,7 +90,9 @@ def build_plan(config: Config, plugins: Manager | Iterable[LoadedPlugin] = ()) -
         parameters=parameters,
         inits={name: init for name, (_, init) in inits.items()},
         groups=groups,
-        schedule=TrainSchedule(config.train.schedule, config.train.warmup),
+        schedule=TrainSchedule(
+            config.train.schedule, config.train.warmup, config.train.cooldown
+        ),
         schedules=dict(sorted(values.held.items())),
         batch_fields=fields,
         on_batch=data.order(tuple(p.name for p in batchers)),

@@ -139,6 +139,8 @@ def _run(plan: Plan, estimate: Estimate) -> str:
     if train.minutes is not None:
         parts.append(f"{train.minutes:g} minutes")
     shape = f"{train.schedule} after {train.warmup:.0%} warm-up"
+    if train.schedule == "wsd":
+        shape += f", {train.cooldown:.0%} cooldown"
     return f"{' or '.join(parts)}; {shape}"
 
 

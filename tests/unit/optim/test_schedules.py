@@ -104,6 +104,15 @@ def test_wsd_is_flat_until_the_last_fifth() -> None:
     assert train.factor(0.9) == pytest.approx(0.5)
 
 
+@given(st.floats(0.01, 1), st.floats(0, 1), st.floats(0, 0.9))
+def test_a_cooldown_is_linear_and_a_share_of_what_follows_the_warm_up(
+    cooldown: float, share: float, warmup: float
+) -> None:
+    train = TrainSchedule("wsd", warmup, cooldown)
+    begins = warmup + (1 - warmup) * (1 - cooldown)
+    assert train.factor(begins + share * (1 - begins)) == pytest.approx(1 - share, abs=1e-6)
+
+
 def test_warm_up_alone_is_a_schedule() -> None:
     train = TrainSchedule("cosine", 1.0)
     assert [train.factor(x) for x in (0.25, 1.0)] == [0.25, 1.0]

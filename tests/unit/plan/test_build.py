@@ -446,6 +446,7 @@ def test_the_hash_leaves_out_what_is_bound_later(planned: Planned, setting: str)
         "train.betas=[0.8, 0.9]",
         "train.weight_decay=0.2",
         "train.schedule=wsd",
+        "train.schedule=wsd; train.cooldown=0.4",
         "train.warmup=0.2",
         "train.seq_len=8",
         "data.seed=1",
@@ -454,7 +455,8 @@ def test_the_hash_leaves_out_what_is_bound_later(planned: Planned, setting: str)
     ],
 )
 def test_the_hash_covers_what_decides_the_result(planned: Planned, setting: str) -> None:
-    assert planned(setting).hash != planned().hash
+    words = setting.split("; ")
+    assert planned(*words).hash != planned(*words[:-1]).hash
 
 
 class OwnBetas(Plugin, api=1):
