@@ -42,8 +42,8 @@ def pytest_report_header(config: pytest.Config) -> str:
 def wheels(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Distribution name -> its wheel, built here from the working tree."""
     built = {}
-    plugins = sorted(path.parent for path in repository.glob("plugins/*/pyproject.toml"))
-    for folder in (repository, *plugins):
+    found = (repository.glob(f"{home}/*/pyproject.toml") for home in ("plugins", "examples"))
+    for folder in (repository, *(path.parent for home in found for path in sorted(home))):
         out = tmp_path_factory.mktemp("wheel")
         subprocess.run(
             [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, folder],

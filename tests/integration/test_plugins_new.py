@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import sysconfig
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,26 +15,12 @@ Run = Callable[..., str]
 
 
 @pytest.fixture
-def run(wheels: dict[str, Path], tmp_path: Path) -> Run:
+def run(environment: Any, tmp_path: Path) -> Run:
     """Run a module in an environment that has the core's wheel, and the libraries of this one."""
-    venv = tmp_path / "venv"
-    subprocess.run([sys.executable, "-m", "venv", venv], check=True)
-    python = venv / "bin" / "python"
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "PYTEST", "MINILLM"))}
-    env |= {"XDG_CACHE_HOME": str(tmp_path / "cache"), "OMP_NUM_THREADS": "2"}
 
     def run_module(*arguments: str | Path, cwd: Path = tmp_path) -> str:
-        found = subprocess.run(
-            [python, "-m", *arguments], cwd=cwd, env=env, capture_output=True, text=True
-        )
-        assert found.returncode == 0, found.stdout + found.stderr
-        return found.stdout
+        return environment.run(*arguments, cwd=cwd)
 
-    (own,) = venv.glob("lib/python*/site-packages")
-    # Editable installs are .pth files there, which Python reads in its own folders alone.
-    (own / "libraries.pth").write_text(sysconfig.get_path("purelib"))
-    install = ("pip", "install", "--quiet", "--no-index", "--no-deps", "--force-reinstall")
-    run_module(*install, wheels["minillm-core"])
     return run_module
 
 

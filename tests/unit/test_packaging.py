@@ -20,7 +20,9 @@ import minillm_core
 
 def projects(root: Path) -> dict[Path, dict[str, Any]]:
     """Folder -> the [project] table of each first-party distribution, the core first."""
-    files = [root / "pyproject.toml", *sorted(root.glob("plugins/*/pyproject.toml"))]
+    homes = ("plugins", "examples")
+    files = [file for home in homes for file in sorted(root.glob(f"{home}/*/pyproject.toml"))]
+    files.insert(0, root / "pyproject.toml")
     return {file.parent: tomllib.loads(file.read_text())["project"] for file in files}
 
 
