@@ -1,4 +1,4 @@
-"""``minillm plugins list``, ``minillm plugins info NAME`` and ``minillm plugins new NAME``."""
+"""``minillm plugins``: its commands and their flags; what they do is in a file each."""
 
 from __future__ import annotations
 
@@ -93,3 +93,46 @@ def new_command(
     from minillm_core.cli.plugins_new import new
 
     write(new(name, kind, Path(folder).expanduser()))
+
+
+@app.command(
+    "check",
+    epilog="Examples:\n\nminillm plugins check muon\n\n"
+    "minillm plugins check ./my_trick.py:MyTrick my_trick.scale=0.5 --backend torch\n\n"
+    "minillm plugins check muon --only slopes --only decodes\n\n"
+    "minillm plugins check muon --pairs all --json > report.json",
+)
+def check_command(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A plugin, or ./file.py:Class.")],
+    options: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME.OPTION=VALUE", help="Its options.", show_default=False),
+    ] = None,
+    backend: Annotated[
+        str, typer.Option(metavar="both|torch|mlx", help="The frameworks to check it on.")
+    ] = "both",
+    pairs: Annotated[
+        str, typer.Option(metavar="N|all", help="How many other plugins it is paired with.")
+    ] = "5",
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CHECK", help="Run this check alone; may be repeated."),
+    ] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+    show_help: Help = False,
+) -> None:
+    """Check a plugin: imports, plan, numbers, decoding, resume, beside others. Exit 3: one failed."""
+    from minillm_core.cli.plugins_check import check, render_report
+
+    report = check(name, options or (), backend=backend, pairs=pairs, only=only or ())
+    if as_json:
+        from minillm_core.cli.console import emit
+
+        emit(report.data())
+    else:
+        from rich.console import Console
+
+        render_report(report, Console())
+    if report.failed:
+        raise typer.Exit(3)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from minillm_core.errors import MinillmError
+from minillm_core.plugins.guard import own_frames
+from minillm_core.text import plain
 
 if TYPE_CHECKING:
     from minillm_core.testing.subject import Subject
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
 __all__ = ["Check", "Failed", "NotApplicable", "Outcome", "Verdict"]
 
 Verdict = Literal["passed", "failed", "not applicable", "not run"]
+
+RAISED = "the plugin's own code at this line, or what it hands to the core there"
 
 
 class Failed(Exception):
@@ -60,7 +64,17 @@ class Check:
         except Failed as failure:
             return Outcome("failed", failure.found, failure.cause)
         except MinillmError as error:
-            return Outcome("failed", str(error), error.fix)
-        except Exception as error:
-            cause = "raised outside the plugin's hooks: see its traceback with --debug"
-            return Outcome("failed", f"{type(error).__name__}: {error}", cause)
+            lines = [error.what, *(error.where or "").splitlines()]
+            return Outcome("failed", "\n".join(filter(None, map(plain, lines))), error.fix)
+        except (Exception, SystemExit) as error:  # out of a node or a stage; hooks are contained
+            return Outcome("failed", f"{type(error).__name__}: {_place(error, subject)}", RAISED)
+
+
+def _place(error: BaseException, subject: Subject) -> str:
+    """What it says, and the innermost line of the plugin's own that it passed."""
+    said = plain(str(error)) or "no message"
+    try:
+        own = own_frames(error, subject.found.origin.root)
+    except MinillmError:
+        own = []
+    return f"{said}\n{own[-1].filename}:{own[-1].lineno} in {own[-1].name}" if own else said

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from minillm_core.errors import MinillmError, PluginError
 from minillm_core.testing.check import Check, Outcome
 from minillm_core.testing.registry import CHECKS
+from minillm_core.testing.rerun import PAIRS, rerun
 from minillm_core.testing.subject import Subject
+from minillm_core.text import nearest, plain
 
-__all__ = ["Report", "Result", "check_plugin", "run_checks"]
+__all__ = ["Checking", "Report", "Result", "check_plugin", "chosen", "run_checks"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,14 @@ class Result:
     seconds: float
     rerun: str  # the command that runs it alone
 
+    def data(self) -> dict[str, Any]:
+        """As JSON."""
+        seconds = round(self.seconds, 3)
+        outcome = asdict(self.outcome)
+        return {"check": self.check, "proves": self.proves, **outcome, "seconds": seconds} | {
+            "rerun": self.rerun
+        }
+
 
 @dataclass(frozen=True)
 class Report:
@@ -31,21 +42,51 @@ class Report:
 
     plugin: str
     results: tuple[Result, ...]
+    backends: tuple[str, ...] = ()  # those that it was checked on
+    absent: Mapping[str, str] = field(default_factory=dict)  # others -> why not on them
 
     @property
     def failed(self) -> tuple[Result, ...]:
         """Those that failed."""
         return tuple(one for one in self.results if one.outcome.verdict == "failed")
 
+    @property
+    def seconds(self) -> float:
+        """All checks together."""
+        return sum(one.seconds for one in self.results)
+
     def data(self) -> dict[str, Any]:
         """As JSON."""
-        seconds = sum(one.seconds for one in self.results)
         return {
             "plugin": self.plugin,
             "passed": not self.failed,
-            "seconds": round(seconds, 3),
-            "checks": [asdict(one) for one in self.results],
+            "seconds": round(self.seconds, 3),
+            "backends": list(self.backends),
+            "absent": dict(self.absent),
+            "checks": [one.data() for one in self.results],
         }
+
+
+class Checking:
+    """The checks of one plugin, one after the other; what builds on a failed one is passed over.
+
+    Args:
+        subject: the plugin.
+    """
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self._without: dict[str, str] = {}  # check -> the failed one at its root
+
+    def result(self, check: Check) -> Result:
+        """Run ``check``, unless one that it needs was seen to fail."""
+        root = next((self._without[need] for need in check.needs if need in self._without), None)
+        start = time.perf_counter()
+        outcome = Outcome("not run", f"needs '{root}'") if root else check.run(self.subject)
+        if outcome.verdict in ("failed", "not run"):
+            self._without[check.name] = root or check.name
+        seconds = time.perf_counter() - start
+        return Result(check.name, check.proves, outcome, seconds, rerun(self.subject, check.name))
 
 
 def check_plugin(
@@ -53,7 +94,7 @@ def check_plugin(
     options: Mapping[str, Any] | None = None,
     *,
     backend: str = "both",
-    pairs: int | None = 5,
+    pairs: int | None = PAIRS,
     only: Sequence[str] = (),
     tell: Callable[[Check], None] = lambda check: None,
 ) -> Report:
@@ -66,27 +107,43 @@ def check_plugin(
         pairs: how many other plugins to pair it with; None: all.
         only: names of checks to run alone; none: all.
         tell: is called before each check.
+
+    Raises:
+        PluginError: there is no check of a name in ``only``.
     """
-    subject = Subject(spec, options, backend=backend, pairs=pairs)
-    chosen = [check for check in CHECKS if not only or check.name in only]
-    return run_checks(subject, chosen, tell)
+    checks = chosen(only)
+    return run_checks(Subject(spec, options, backend=backend, pairs=pairs), checks, tell)
+
+
+def chosen(only: Sequence[str] = ()) -> tuple[Check, ...]:
+    """The checks of these names, in the order of all; none: all.
+
+    Raises:
+        PluginError: there is no such check.
+    """
+    names = [check.name for check in CHECKS]
+    for name in only:
+        if name not in names:
+            close = nearest(name, names)
+            raise PluginError(
+                f"there is no check '{plain(name)}'",
+                where=f"--only {plain(name)}",
+                fix=f"did you mean '{close}'?" if close else f"one of {', '.join(names)}",
+            )
+    return tuple(check for check in CHECKS if not only or check.name in only)
 
 
 def run_checks(
     subject: Subject, checks: Sequence[Check], tell: Callable[[Check], None] = lambda check: None
 ) -> Report:
     """Run ``checks`` in order; those that need a failed one are passed over."""
-    without: dict[str, str] = {}  # check -> the failed one at its root
-    results = []
+    checking, results = Checking(subject), []
     for check in checks:
-        root = next((without[need] for need in check.needs if need in without), None)
         tell(check)
-        start = time.perf_counter()
-        outcome = Outcome("not run", f"needs '{root}'") if root else check.run(subject)
-        if outcome.verdict in ("failed", "not run"):
-            without[check.name] = root or check.name
-        seconds = time.perf_counter() - start
-        results.append(
-            Result(check.name, check.proves, outcome, seconds, subject.rerun(check.name))
-        )
-    return Report(subject.name, tuple(results))
+        results.append(checking.result(check))
+    try:
+        absent = subject.absent
+        backends = tuple(one for one in subject.asked if one not in absent)
+    except MinillmError:  # it cannot be imported, which a check has said
+        absent, backends = {}, ()
+    return Report(subject.name, tuple(results), backends, absent)

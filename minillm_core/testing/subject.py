@@ -194,8 +194,3 @@ class Subject:
             if key.startswith(prefix)
         }
         return loss, grads, {k: v for k, v in arrays.items() if k.startswith("state.")}
-
-    def rerun(self, check: str) -> str:
-        """The command that runs one check alone."""
-        options = "".join(f" {self.name}.{key}={value}" for key, value in self.options.items())
-        return f"minillm plugins check {self.spec}{options} --only {check}"

@@ -1,0 +1,224 @@
+"""``minillm plugins check``: what is asked for, the progress while it runs, and the tables."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from minillm_core.cli.console import say
+from minillm_core.errors import BackendError, ConfigError, MinillmError, PluginCodeError
+from minillm_core.text import nearest, plain
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from minillm_core.testing.check import Check
+    from minillm_core.testing.runner import Report, Result
+    from minillm_core.testing.subject import Subject
+
+__all__ = ["check", "pairs_of", "render_report", "subject_of"]
+
+BOTH = "both"
+WORDS = {"passed": "ok", "failed": "FAILED", "not applicable": "n/a", "not run": "not run"}
+STYLES = {"passed": "green", "failed": "bold red", "not applicable": "dim", "not run": "yellow"}
+
+
+def check(
+    spec: str, assignments: Sequence[str], *, backend: str, pairs: str, only: Sequence[str]
+) -> Report:
+    """Run the checks; what the plugin prints goes to stderr, as the progress does.
+
+    Raises:
+        Refusal: there is no such plugin, option, backend or check; nothing was run.
+    """
+    from minillm_core.testing.runner import chosen, run_checks
+
+    checks = chosen([name.strip() for word in only for name in word.split(",") if name.strip()])
+    subject = subject_of(spec, assignments, backend=backend, pairs=pairs)
+    with redirect_stdout(sys.stderr), _progress(subject.name, len(checks)) as tell:
+        return run_checks(subject, checks, tell)
+
+
+def subject_of(spec: str, assignments: Sequence[str], *, backend: str, pairs: str) -> Subject:
+    """What is to be checked; a plugin that is there and broken is for the checks to fail.
+
+    Raises:
+        Refusal: there is no such plugin, option or backend.
+    """
+    from minillm_core.backends.detect import DEVICES, choose, probe
+    from minillm_core.config.selection import name_of
+    from minillm_core.plugins.discover import installed_plugins
+    from minillm_core.plugins.find import find
+    from minillm_core.testing.subject import Subject
+
+    if backend not in (BOTH, *DEVICES):
+        close = nearest(backend, (BOTH, *DEVICES))
+        raise BackendError(
+            f"there is no backend '{plain(backend)}' to check on",
+            where=f"--backend {plain(backend)}",
+            fix=f"did you mean {close}?" if close else f"one of {BOTH}, {', '.join(DEVICES)}",
+        )
+    choose(probe(), "auto" if backend == BOTH else backend, "cpu")
+    name = name_of(spec, where=f"plugin {plain(spec)}")
+    file, _, _ = spec.rpartition(":")
+    if not (Path(file).is_file() if file else installed_plugins(only=name)):
+        find(spec)  # refuses it
+    options = _options(name, assignments)
+    subject = Subject(spec, options, backend=backend, pairs=pairs_of(pairs))
+    try:
+        _refuse_unsupported(subject)
+        if options:
+            _ = subject.loaded
+    except PluginCodeError:
+        pass  # its own code raised: the check `loads` says so
+    return subject
+
+
+def pairs_of(text: str) -> int | None:
+    """How many other plugins; None: all.
+
+    Raises:
+        ConfigError: neither a number nor ``all``.
+    """
+    if text == "all":
+        return None
+    if not (text.isascii() and text.isdigit()):
+        raise ConfigError(
+            f"--pairs takes a number or 'all', not '{plain(text)}'",
+            where=f"--pairs {plain(text)}",
+            fix="--pairs 5, --pairs all; 0: none",
+        )
+    return int(text)
+
+
+def _options(name: str, assignments: Sequence[str]) -> dict[str, Any]:
+    """Option -> its value, of ``NAME.option=value`` arguments."""
+    from minillm_core.config.sources import from_assignments
+    from minillm_core.config.values import check_option
+
+    options: dict[str, Any] = {}
+    for key, setting in from_assignments(assignments).settings.items():
+        owner, _, option = key.partition(".")
+        if owner != name or not option:
+            raise ConfigError(
+                f"'{key}' is no option of {name}: the model and its training are the kit's own",
+                where=setting.where,
+                fix=f"{name}.{option or owner}=...",
+            )
+        check_option(key, setting)
+        options[option] = setting.value
+    return options
+
+
+def _refuse_unsupported(subject: Subject) -> None:
+    """A backend that is asked for by name and that the plugin does not have."""
+    try:
+        absent = subject.absent
+    except PluginCodeError:
+        raise
+    except MinillmError:
+        return  # broken: the check `loads` says how
+    if len(subject.asked) == 1 and (reason := absent.get(subject.asked[0])):
+        able = ", ".join(subject.found.cls.manifest.backends)
+        raise BackendError(
+            reason, where=f"--backend {subject.asked[0]}", fix=f"its backends: {able}"
+        )
+
+
+@contextmanager
+def _progress(name: str, total: int) -> Iterator[Any]:
+    """Yields what is told of each check; one line that moves on a terminal, else a line each."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        count = iter(range(1, total + 1))
+        yield lambda one: say(f"{name}: {next(count)} of {total}, {one.name}: {one.proves}")
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(name, total=total)
+        begun = False
+
+        def tell(one: Check) -> None:
+            nonlocal begun
+            progress.update(task, description=f"{name}: {one.name}", advance=int(begun))
+            begun = True
+
+        yield tell
+
+
+def render_report(report: Report, console: Console) -> None:
+    """Print the table, then each failure whole, then a line for all."""
+    from rich.console import Console
+    from rich.text import Text
+
+    if not console.is_terminal:  # a check is one line
+        console = Console(file=console.file, width=10_000)
+    console.print(_table(report.results, wide=console.width >= 130))
+    for one in report.failed:
+        console.print()
+        console.print(Text(explained(one)), soft_wrap=True)  # whole lines: one of them is copied
+    for backend, reason in report.absent.items():
+        console.print(Text(f"not on {backend}: {reason}"), soft_wrap=True)
+    console.print()
+    style = "bold red" if report.failed else "green"
+    console.print(Text(summary(report), style), soft_wrap=True)
+
+
+def _table(results: Sequence[Result], *, wide: bool) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("")
+    table.add_column("check", no_wrap=True)
+    table.add_column("s", justify="right", no_wrap=True)
+    table.add_column("what holds", overflow="fold")
+    if wide:
+        table.add_column("found", overflow="fold")
+    for one in results:
+        verdict = one.outcome.verdict
+        found = Text(one.outcome.found.partition("\n")[0], "" if wide else "dim")
+        cells = [Text(one.proves), found]
+        if not wide:
+            cells = [Text("\n").join(cells)]
+        seconds = f"{one.seconds:.1f}" if verdict in ("passed", "failed") else ""
+        table.add_row(Text(WORDS[verdict], STYLES[verdict]), one.check, seconds, *cells)
+    return table
+
+
+def explained(result: Result) -> str:
+    """A failure: the numbers, the likely cause, and the command that runs it again, alone."""
+    found = result.outcome.found.replace("\n", "\n         ")
+    lines = [f"{result.check} failed: {result.proves}", f"  found: {found}"]
+    if result.outcome.cause:
+        lines.append(f"  cause: {result.outcome.cause}")
+    return "\n".join([*lines, f"  again: {result.rerun}"])
+
+
+def summary(report: Report) -> str:
+    """How many of each verdict, on what, in how long."""
+    verdicts = [one.outcome.verdict for one in report.results]
+    counts = [
+        f"{verdicts.count(verdict)} {word}"
+        for verdict, word in (
+            ("passed", "passed"),
+            ("failed", "failed"),
+            ("not run", "not run"),
+            ("not applicable", "do not apply"),
+        )
+        if verdict in verdicts
+    ]
+    on = f" on {' and '.join(report.backends)}" if report.backends else ""
+    return f"{report.plugin}{on}: {', '.join(counts)}, in {report.seconds:.0f} s"
