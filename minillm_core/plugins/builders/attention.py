@@ -64,7 +64,14 @@ class AttentionSlots:
 
 
 class QK:
-    """Chain project < norm < *rope* < shift: q (B, T, H, D), k (B, T, K, D), x -> (q, k)."""
+    """Chain: q (B, T, H, D), k (B, T, K, D), x (B, T, C) -> (q, k).
+
+    project < norm < *the rotation* < shift.
+
+    ::
+
+        attn.qk.norm(NormQK, eps=1e-6)
+    """
 
     def __init__(self, builder: Builder, chain: Chain) -> None:
         own = ("q", "k", "x")
@@ -74,7 +81,14 @@ class QK:
 
 
 class Out:
-    """Chain correct < project_out < gate: y, q, k, v, x -> y (B, T, H, D), before the projection."""
+    """Chain: y (B, T, H, D), q, k, v, x (B, T, C) -> y (B, T, H, D), before the projection.
+
+    correct < project_out < gate. q and k are as the kernel was given them, rotated; v (B, T, K, D).
+
+    ::
+
+        attn.out.gate(HeadGate, width=12)
+    """
 
     def __init__(self, builder: Builder, chain: Chain) -> None:
         own = ("y", "q", "k", "v", "x")
@@ -84,34 +98,44 @@ class Out:
 
 
 class RopeClaims:
-    """Claims on the rotary embedding: they compose, one owner each."""
+    """Claims on the rotary embedding, which compose: frequencies, then scaling; positions apart.
+
+    The two functions run once, on the host.
+    """
 
     def __init__(self, builder: AttentionBuilder, slots: AttentionSlots) -> None:
         self._builder, self._slots = builder, slots
 
     def frequencies(self, function: Callable[..., np.ndarray], **arguments: Any) -> None:
-        """``function(head_dim, **arguments) -> (D/2,)`` radians a position, NumPy."""
+        """Claim: head_dim -> (D/2,), radians a position, a NumPy array.
+
+        ::
+
+            attn.rope.frequencies(half_truncated, base=10_000.0)
+        """
         value = self._builder._function(self._slots.frequencies.where, function, arguments)
         self._slots.frequencies.add(self._builder._owner, value)
 
     def scaling(self, function: Callable[..., np.ndarray], **arguments: Any) -> None:
-        """``function(frequencies (D/2,), **arguments) -> (D/2,)``, NumPy (YaRN)."""
+        """Claim: frequencies (D/2,) -> (D/2,), NumPy arrays (YaRN and its like)."""
         value = self._builder._function(self._slots.scaling.where, function, arguments)
         self._slots.scaling.add(self._builder._owner, value)
 
     def positions(self, cls: type, **arguments: Any) -> None:
-        """A node x -> int32 (T,) or (B, T): each token's position."""
+        """Claim: x (B, T, C) -> int32 (T,) or (B, T), each token's position."""
         node = self._builder._node(self._slots.positions.where, ("x",), cls, arguments)
         self._slots.positions.add(self._builder._owner, node)
 
 
 class AttentionBuilder(Builder):
-    """One layer's attention, as one plugin sees it.
+    """One layer's attention, as one plugin sees it; the hook is called once a layer.
 
     Attributes:
-        layer, layers: this layer's index, and how many there are.
-        heads, kv_heads, head_dim: H, K, D.
-        qk, out, rope: see the classes.
+        layer: this layer's index, from 0.
+        layers: how many there are.
+        heads: H.
+        kv_heads: K; H is a multiple of it.
+        head_dim: D.
     """
 
     def __init__(self, owner: str, values: ValueTable, slots: AttentionSlots) -> None:
@@ -126,12 +150,31 @@ class AttentionBuilder(Builder):
         self.rope = RopeClaims(self, slots)
 
     def v(self, cls: type, *, name: str | None = None, **arguments: Any) -> None:
-        """Term: v (B, T, K, D), x -> what is added to v, from the value before the sum."""
+        """Term: v (B, T, K, D), x (B, T, C) -> (B, T, K, D), which is added to v.
+
+        Every term is computed from v as it is before the sum.
+
+        Args:
+            cls: a Module.
+            name: a suffix, where a plugin adds several.
+            arguments: of its constructor, JSON.
+
+        ::
+
+            attn.v(ValueEmbedding, lr_mul=0.1)
+        """
         node = self._node(self._slots.v.where, ("v", "x"), cls, arguments, name)
         self._slots.v.add(self._owner, node.name, node)
 
     def layout(self, cls: type, **arguments: Any) -> None:
-        """Claim: a :class:`Layout`; one with ``rope = "after"`` closes ``qk.shift``."""
+        """Claim: call -> call, and y -> y (B, T, H, D) on the way back: a :class:`Layout`.
+
+        One with ``rope = "after"`` has the core rotate what it entered, and closes ``qk.shift``.
+
+        ::
+
+            attn.layout(Interleave)
+        """
         where = self._slots.layout.where
         if not (isinstance(cls, type) and issubclass(cls, Layout)):
             raise PlanError(f"plugin '{self._owner}', slot {where}: {cls!r} is not a Layout")
@@ -150,7 +193,12 @@ class AttentionBuilder(Builder):
             self.qk.shift.close("its layout rotates q and k after they are rearranged")
 
     def window(self, number: int | Schedule) -> None:
-        """Claim: how many keys a query sees, itself included."""
+        """Claim: how many keys a query sees, itself included.
+
+        ::
+
+            attn.window(stages((0, 128), (0.5, 256)))
+        """
         setting = self._setting("window", number, f"layers.{self.layer}")
         if setting.constant is not None and not (type(number) is int and number > 0):
             raise PlanError(

@@ -115,7 +115,9 @@ class Anchor:
         Args:
             cls: a Module whose ``forward`` names the slot's arguments, or what it reads.
             name: a suffix, where a plugin puts several nodes into one chain.
-            before, after: names of other plugins' nodes; ignored where they are absent.
+            before: names of other plugins' nodes at this anchor; one that is absent is no matter.
+            after: the same.
+            arguments: of the Module's constructor, JSON.
         """
         before, after = ((v,) if isinstance(v, str) else tuple(v) for v in (before, after))
         slot = f"{self._chain.where}.{self._name}"
@@ -123,5 +125,10 @@ class Anchor:
         self._chain.add(self._name, node, before, after)
 
     def close(self, reason: str) -> None:
-        """Refuse every other plugin here, for ``reason``."""
+        """Keep every other plugin out of this place, for ``reason``.
+
+        ::
+
+            attn.out.correct.close("paired v no longer lines up with y head by head")
+        """
         self._chain.close(self._builder._owner, self._name, reason)

@@ -54,14 +54,25 @@ class DataSlots:
 
 
 class DataBuilder(Builder):
-    """The data, as one plugin sees it."""
+    """The batch, as one plugin sees it: what its ``on_batch`` writes and reads."""
 
     def __init__(self, owner: str, values: ValueTable, slots: DataSlots) -> None:
         super().__init__(owner, values)
         self._slots = slots
 
     def field(self, name: str, dtype: str = "int32", shape: tuple[int, ...] = ()) -> None:
-        """A field that this plugin's ``on_batch`` writes: (rows, T, *shape).
+        """Claim: (rows, T, *shape), a field that this plugin's ``on_batch`` writes.
+
+        A node whose ``forward`` names the field is given it.
+
+        ::
+
+            data.field("bigram", "int32")
+
+        Args:
+            name: of the field.
+            dtype: int32 or float32.
+            shape: of one token's entry.
 
         Raises:
             PlanError: a reserved name, an unknown dtype, or another plugin writes it.
@@ -75,5 +86,10 @@ class DataBuilder(Builder):
         self._slots.fields.add(self._owner, name, Field(name, dtype, tuple(shape)))
 
     def reads(self, *names: str) -> None:
-        """Fields that this plugin's ``on_batch`` reads: it runs after those who write them."""
+        """Names of fields that this plugin's ``on_batch`` reads: it runs after who writes them.
+
+        ::
+
+            data.reads("bigram")
+        """
         self._slots.reads.setdefault(self._owner, set()).update(names)

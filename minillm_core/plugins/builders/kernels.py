@@ -19,7 +19,13 @@ class KernelBuilder(Builder):
         self._held = held
 
     def candidate(self, candidate: Candidate) -> None:
-        """Offer a candidate.
+        """Query: a request -> yes, or the reason why not. Offer a kernel for an op.
+
+        ::
+
+            kernels.candidate(
+                Candidate("swiglu", "my_swiglu", ("torch",), "my_package.kernels:swiglu")
+            )
 
         Raises:
             PlanError: another plugin offers one of this name for this op.

@@ -45,12 +45,36 @@ class LossBuilder(Builder):
         smoothing: float = 0.0,
         z: float = 0.0,
     ) -> None:
-        """Claim: the form of the logits, a closed list: kernels must know it."""
+        """Claim: how the product becomes logits, and logits a loss. Kernels know this list.
+
+        logits = cap(scale * hidden weight^T); a position's loss is
+        -(1 - smoothing) log p[target] - smoothing mean(log p) + z * logsumexp(logits)^2.
+        Held-out text is judged with the same logits, without smoothing and z.
+
+        Args:
+            cap: bounds the logits: ``TanhCap(30.0)``, ``SigmoidCap(a, b, c)``.
+            scale: of the product.
+            smoothing: of the labels, in [0, 1).
+            z: weight of the squared log-sum-exp (z-loss).
+
+        ::
+
+            loss.logits(cap=TanhCap(30.0), z=1e-4)
+        """
         form = {"cap": cap, "scale": scale, "smoothing": smoothing, "z": z}
         self._slots.logits.add(self._owner, form)
 
     def target(self, weight: Any, *, offset: int | None = None, field: str | None = None) -> None:
-        """Term, train only: predict the token ``offset`` ahead (2 or more), or a batch field, too.
+        """Term: predict the token ``offset`` ahead, or a batch field, too; in training alone.
+
+        Args:
+            weight: a number or a schedule.
+            offset: 2 is the token after the next.
+            field: int32 (rows, T), -1 where there is nothing to predict.
+
+        ::
+
+            loss.target(piecewise((0, 0.5), (0.3, 0.0)), offset=2)
 
         Raises:
             PlanError: both or neither of offset and field; the main target's offset.
@@ -75,13 +99,21 @@ class LossBuilder(Builder):
         emitted: str | None = None,
         **arguments: Any,
     ) -> None:
-        """Term, train only: a scalar, a mean over its micro-batch.
+        """Term: x (B, T, C) after the last norm -> a scalar, a mean over its micro-batch; in training.
+
+        It is reported apart, unweighted, as ``terms`` in metrics.jsonl; the objective has it times
+        ``weight`` and its micro-batch's share of supervised tokens.
 
         Args:
             key: what it is reported as.
-            cls: a Module whose ``forward`` gives it, x (B, T, C) being the last norm's output; or
-            emitted: a name in the ``terms`` of this plugin's nodes, summed over them.
+            cls: a Module whose ``forward`` gives it; or
             weight: a number or a schedule.
+            emitted: a name in the ``terms`` of this plugin's nodes, summed over them.
+            arguments: of the Module's constructor, JSON.
+
+        ::
+
+            loss.term("balance", emitted="balance", weight=0.01)
 
         Raises:
             PlanError: both or neither of cls and emitted.

@@ -69,7 +69,14 @@ class ModelSlots:
 
 
 class Embed:
-    """Chain lookup < mix < norm: x (B, T, C) -> x; x0 is what comes out."""
+    """Chain: x (B, T, C) -> x.
+
+    *the lookup* < mix < norm. What comes out is ``x0`` from there on.
+
+    ::
+
+        model.embed.norm(UnitNorm)
+    """
 
     def __init__(self, builder: Builder, chain: Chain) -> None:
         self.mix = Anchor(builder, chain, "mix", ("x",))
@@ -80,8 +87,13 @@ class ModelBuilder(Builder):
     """The model outside attention, as one plugin sees it.
 
     Attributes:
-        layers, dim, heads, kv_heads, head_dim, hidden, vocab: its sizes.
-        embed: the chain after the lookup.
+        layers: how many.
+        dim: C.
+        heads: H.
+        kv_heads: K.
+        head_dim: D.
+        hidden: width inside the MLP.
+        vocab: V.
     """
 
     def __init__(self, owner: str, values: ValueTable, slots: ModelSlots) -> None:
@@ -93,7 +105,13 @@ class ModelBuilder(Builder):
         self.embed = Embed(self, slots.embed)
 
     def stream(self, name: str, cls: type, **arguments: Any) -> None:
-        """Named: a tensor computed once a micro-batch, from what ``cls.forward`` reads.
+        """Term: what its forward reads -> an array, computed once a micro-batch, known as ``name``.
+
+        A stream may read other streams, x0 and the batch; blocks and sites read it by its name.
+
+        ::
+
+            model.stream("bigram_table", BigramEmbedding, buckets=65536)
 
         Raises:
             PlanError: the name is one that slots or the batch give, or no identifier.
@@ -104,6 +122,10 @@ class ModelBuilder(Builder):
 
     def tap(self, site: str, *, name: str | None = None) -> str:
         """Read the residual stream after ``site`` (layers.i.in, .mid, .out) further on.
+
+        ::
+
+            model.tap("layers.0.out", name="early")
 
         Args:
             site: where it is read.
@@ -126,12 +148,19 @@ class ModelBuilder(Builder):
         return name
 
     def residual(self, site: str, source: str, coefficient: Any = 1.0, **arguments: Any) -> None:
-        """Claim per (site, source): site = sum of coefficient x source.
+        """Claim per (site, source): x, carry, sublayer (B, T, C) -> a coefficient.
+
+        What goes on after a site is the sum over its sources of coefficient x source.
 
         Args:
-            site: layers.i.in, .mid, .out, or final.
-            source: carry, sublayer (both there with 1 unless claimed), a stream, a tap.
-            coefficient: a number, a schedule, a Learned, or a Module class with ``arguments``.
+            site: layers.i.in, .mid (attention joins), .out (the MLP joins), or final.
+            source: carry, sublayer (both there with 1 unless claimed), x0, a stream, a tap.
+            coefficient: a number, a schedule, a Learned, or a Module class.
+            arguments: of the Module's constructor, JSON.
+
+        ::
+
+            model.residual("layers.3.in", "x0", Learned(0.0, lr_mul=5.0))
         """
         entries = self._site(site)
         where = f"{entries.where}[{source}]"
@@ -145,21 +174,41 @@ class ModelBuilder(Builder):
         entries.add(self._owner, source, value)
 
     def attention(self, layer: int, cls: type | None, **arguments: Any) -> None:
-        """Claim: a whole attention, x (B, T, C) -> (B, T, C); None: none in this layer."""
+        """Claim: x (B, T, C) -> (B, T, C), a whole attention; None: none in this layer.
+
+        ::
+
+            model.attention(-1, None)
+        """
         self._place(self._slots.attention[self._layer(layer)], cls, arguments)
 
     def mlp(self, layer: int, cls: type | None, **arguments: Any) -> None:
-        """Claim: a whole MLP, x (B, T, C) -> (B, T, C); None: none in this layer."""
+        """Claim: x (B, T, C) -> (B, T, C), a whole MLP; None: none in this layer.
+
+        ::
+
+            model.mlp(0, ReluSquared)
+        """
         self._place(self._slots.mlp[self._layer(layer)], cls, arguments)
 
     def norm(self, site: str, cls: type | None, **arguments: Any) -> None:
-        """Claim: the norm at layers.i.attention, layers.i.mlp or final; None: none."""
+        """Claim: x (B, T, C) -> (B, T, C), the norm at layers.i.attention, .mlp or final; None: none.
+
+        ::
+
+            model.norm("final", UnitNorm)
+        """
         if site not in self._slots.norm:
             raise PlanError(f"plugin '{self._owner}': there is no norm at '{site}'")
         self._place(self._slots.norm[site], cls, arguments)
 
     def linear(self, leaf: str, cls: type, **arguments: Any) -> None:
-        """Claim: the product of a leaf (layers.0.attention.q): x, weight -> (..., O)."""
+        """Claim: x (..., C), weight (O, C) -> (..., O), the product of a leaf of that name.
+
+        ::
+
+            model.linear("layers.0.attention.q", LowRank, rank=8)
+        """
         node = self._node(f"model.linear[{leaf}]", ("x", "weight"), cls, arguments)
         if node.reads != ("x", "weight"):
             raise PlanError(
@@ -170,7 +219,12 @@ class ModelBuilder(Builder):
         claim.add(self._owner, node)
 
     def init(self, parameter: str, init: Any, **arguments: Any) -> None:
-        """Claim: a parameter's initial values: an initialiser, or ``f(rng, shape, **arguments)``."""
+        """Claim: (rng, shape) -> float32, a parameter's initial values; or an initialiser.
+
+        ::
+
+            model.init("head.weight", zeros)
+        """
         claim = self._slots.init.setdefault(parameter, Claim(f"model.init[{parameter}]"))
         if not isinstance(init, Init):
             _, reference, given = self._function(claim.where, init, arguments)
