@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from minillm_core.ops.form import LossForm, SigmoidCap, TanhCap
     from minillm_core.ops.select import Candidate, Request
     from minillm_core.optim.schedules import cosine, piecewise, scheduled, stages
-    from minillm_core.optim.stage import Rule, stage
+    from minillm_core.optim.stage import INHERITED, Rule, stage
     from minillm_core.plugins.api import HOOK_API
     from minillm_core.plugins.layers import Layers
     from minillm_core.plugins.options import option
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 __all__ = [
     "EVERYTHING",
     "HOOK_API",
+    "INHERITED",
     "BackendError",
     "Buffer",
     "Call",
@@ -132,7 +133,7 @@ _HOME = {
     "minillm_core.ops.form": ("LossForm", "SigmoidCap", "TanhCap"),
     "minillm_core.ops.select": ("Candidate", "Request"),
     "minillm_core.optim.schedules": ("cosine", "piecewise", "scheduled", "stages"),
-    "minillm_core.optim.stage": ("Rule", "stage"),
+    "minillm_core.optim.stage": ("INHERITED", "Rule", "stage"),
     "minillm_core.plugins.api": ("HOOK_API",),
     "minillm_core.plugins.layers": ("Layers",),
     "minillm_core.plugins.options": ("option",),

@@ -11,7 +11,7 @@ from typing import Any
 from minillm_core.nn.reference import call_reference, json_arguments, reference_of, resolve
 from minillm_core.optim.schedules import Schedule
 
-__all__ = ["ANCHORS", "SUPPLIED", "Rule", "Stage", "stage"]
+__all__ = ["ANCHORS", "INHERITED", "SUPPLIED", "Rule", "Stage", "stage"]
 
 ANCHORS = ("momentum", "orthogonalise", "precondition", "scale", "decay", "write")
 """The stages of a rule, in order."""
@@ -21,6 +21,14 @@ SUPPLIED = ("lr_mul", "wd_mul", "updates")
 many updates there were, this one included, 0-d float32."""
 
 NEEDS = ("element", "matrix")
+
+
+class Inherited:
+    """What :data:`INHERITED` is made of."""
+
+
+INHERITED = Inherited()
+"""As an argument of a stage that extends a rule: what the stage in its place was given."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +85,22 @@ class Draft:
 
     stage: Stage
     schedules: dict[str, Schedule] = field(default_factory=dict)
+    inherited: tuple[str, ...] = ()  # arguments still to be taken over
+
+    def instead_of(self, other: Draft | None) -> Draft:
+        """The draft with what it inherits from the one in whose place it comes.
+
+        Raises:
+            ValueError: that has no such argument, or there is none.
+        """
+        constants, schedules = dict(self.stage.arguments), dict(self.schedules)
+        had = {} if other is None else dict(other.stage.arguments) | other.schedules
+        for name in self.inherited:
+            if name not in had:
+                raise ValueError(f"no stage is there that was given '{name}'")
+            kind = schedules if isinstance(had[name], Schedule) else constants
+            kind[name] = had[name]
+        return Draft(replace(self.stage, arguments=tuple(sorted(constants.items()))), schedules)
 
     def named(self, prefix: str) -> Stage:
         """The stage with its values called ``prefix.argument``."""
@@ -99,8 +123,8 @@ def stage(
         state: entry -> "like" (the parameter's shape), "scalar", or a function of the shape.
         needs: "element", or "matrix" where whole matrices must be at hand, stacked (N, R, C).
         arguments: its keyword arguments: numbers are constants of the compiled step, schedules
-            are inputs of it. ``lr_mul``, ``wd_mul`` and ``updates`` are supplied where the function
-            names them.
+            are inputs of it; INHERITED is what the stage had that this one takes the place of.
+            ``lr_mul``, ``wd_mul`` and ``updates`` are supplied where the function names them.
 
     Raises:
         ValueError: an argument that the function does not take, lacks, or that is not JSON.
@@ -116,13 +140,14 @@ def stage(
         if parameter.default is parameter.empty and name not in (*arguments, *supplied):
             raise ValueError(f"{function.__name__} needs the argument '{name}'")
     schedules = {k: v for k, v in arguments.items() if isinstance(v, Schedule)}
-    constants = {k: v for k, v in arguments.items() if k not in schedules}
+    inherited = tuple(k for k, v in arguments.items() if v is INHERITED)
+    constants = {k: v for k, v in arguments.items() if k not in (*schedules, *inherited)}
     entries = tuple(
         (entry, kind if isinstance(kind, str) else reference_of(kind))
         for entry, kind in sorted((state or {}).items())
     )
     planned = Stage(reference_of(function), entries, needs, json_arguments(constants), (), supplied)
-    return Draft(planned, schedules)
+    return Draft(planned, schedules, inherited)
 
 
 @dataclass(frozen=True)

@@ -128,6 +128,8 @@ def _words(annotation: Any) -> str:
         return " or ".join(_words(part) for part in arguments)
     if origin is typing.Annotated:
         return _words(arguments[0])
+    if origin is dict and arguments:
+        return f"a table of {_words(arguments[1])} by {_words(arguments[0])}"
     if origin in (tuple, list) and arguments:
         if origin is list or arguments[-1] is Ellipsis:
             return f"a list, each item {_words(arguments[0])}"

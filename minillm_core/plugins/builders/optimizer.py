@@ -18,10 +18,13 @@ __all__ = ["OptimizerBuilder", "OptimizerSlots", "ParamInfo"]
 
 Where = Callable[[str, "ParamInfo"], bool]
 
+EVERY = "*"
+"""In the place of a rule's name: whatever rules there are."""
+
 
 @dataclass(frozen=True)
 class ParamInfo:
-    """A parameter, as the plan knows it."""
+    """A parameter, as the plan knows it: what ``where(name, info)`` is asked about."""
 
     name: str
     shape: tuple[int, ...]
@@ -54,7 +57,7 @@ class OptimizerSlots:
     def resolve(self) -> tuple[Group, ...]:
         """Groups of every parameter; every clash is an error."""
         for (rule, anchor), claim in sorted(self.extensions.items()):
-            if rule not in self.rules:
+            if rule not in (*self.rules, EVERY):
                 raise self.lacks(rule, min(claim.held), f"opt.extend({rule}, {anchor})")
         rules = {name: self.rule(name) for name in sorted(self.rules)}
         assigned: dict[str, tuple[Rule, Member]] = {}
@@ -92,9 +95,10 @@ class OptimizerSlots:
         """A rule with its extensions, its values named in the plan."""
         owner, drafts = self.rules[name]
         held = {anchor: (owner, draft) for anchor, draft in drafts.items()}
-        for (rule, anchor), claim in self.extensions.items():
-            if rule == name:
-                held[anchor] = (claim.owner, claim.resolve())
+        for anchor in ANCHORS:
+            claim = self.extension(name, anchor)
+            if claim.resolve() is not None:
+                held[anchor] = (claim.owner, self.inheriting(claim, held.get(anchor)))
         stages = []
         for anchor in ANCHORS:
             if anchor in held:
@@ -104,6 +108,24 @@ class OptimizerSlots:
                     self.values.add(who, f"{prefix}.{argument}", schedule)
                 stages.append((anchor, who, draft.named(prefix)))
         return Rule(name, owner, tuple(stages))
+
+    def extension(self, rule: str, anchor: str) -> Claim[Draft]:
+        """Who extends a rule's stage, by its name or as one of every rule's."""
+        claim: Claim[Draft] = Claim(f"opt.extend({rule}, {anchor})")
+        for named in (rule, EVERY):
+            claims = self.extensions.get((named, anchor))
+            for owner, draft in claims.held.items() if claims else ():
+                claim.add(owner, draft)
+        return claim
+
+    def inheriting(self, claim: Claim[Draft], replaced: tuple[str, Draft] | None) -> Draft:
+        """An extension, with what it takes over from the stage in its place."""
+        try:
+            return claim.resolve().instead_of(replaced and replaced[1])
+        except ValueError as error:
+            raise PlanError(
+                f"plugin '{claim.owner}', {claim.where}: {error}", where=claim.where
+            ) from error
 
 
 def core_rule(train: Any) -> dict[str, Draft]:
@@ -131,12 +153,25 @@ class OptimizerBuilder(Builder):
         self.parameters = dict(slots.parameters)
         self.weight_decay: float = slots.train.weight_decay
 
-    def rule(self, name: str, *, lr: float | Schedule, **stages: Draft) -> None:
-        """Provide a rule; decoupled decay and the write are the core's unless given.
+    def rule(
+        self,
+        name: str,
+        *,
+        lr: float | Schedule,
+        weight_decay: float | Schedule | None = None,
+        **stages: Draft,
+    ) -> None:
+        """Claim: a rule of this name; decoupled decay and the write are the core's unless given.
+
+        ::
+
+            momentum = stage(nesterov, state={"momentum": "like"}, beta=0.95)
+            optimizer.rule("nesterov", lr=scheduled(0.02), momentum=momentum)
 
         Args:
             name: of the rule.
             lr: its peak learning rate, times the run's schedule; or a schedule of its own.
+            weight_decay: of its own; None: train.weight_decay.
             stages: anchor (momentum, orthogonalise, precondition, scale, decay, write) -> stage.
 
         Raises:
@@ -152,20 +187,39 @@ class OptimizerBuilder(Builder):
             self._stage(anchor, draft)
         schedule = lr if isinstance(lr, Schedule) else Scheduled(float(lr))
         defaults = {
-            "decay": stage(decay, weight_decay=self.weight_decay),
+            "decay": stage(
+                decay, weight_decay=self.weight_decay if weight_decay is None else weight_decay
+            ),
             "write": stage(write, lr=schedule),
         }
         self._slots.rules[name] = (self._owner, defaults | stages)
 
     def extend(self, rule: str, anchor: str, draft: Draft) -> None:
-        """Claim: a stage of a rule that another plugin provides."""
+        """Claim per (rule, anchor): a stage of a rule that another plugin, or the core, provides.
+
+        ::
+
+            optimizer.extend("muon", "scale", stage(normalise, beta=0.95))
+
+        Args:
+            rule: its name, or ``"*"``: every rule that there is.
+            anchor: which stage; one that the rule has is replaced.
+            draft: INHERITED among its arguments is what the replaced stage was given.
+        """
         self._stage(anchor, draft)
         where = f"opt.extend({rule}, {anchor})"
         claim = self._slots.extensions.setdefault((rule, anchor), Claim(where))
         claim.add(self._owner, draft)
 
     def assign(self, rule: str, where: Where) -> int:
-        """Claim: parameters for which ``where(name, info)`` follow ``rule``; returns how many.
+        """Claim per parameter: those for which ``where(name, info)`` follow ``rule``.
+
+        ::
+
+            optimizer.assign("nesterov", lambda name, p: p.role.startswith("mlp."))
+
+        Returns:
+            How many they are.
 
         Raises:
             PlanError: there is no such parameter.
@@ -184,7 +238,15 @@ class OptimizerBuilder(Builder):
         wd_mul: float | None = None,
         betas: tuple[float, float] | None = None,
     ) -> int:
-        """Claim per (parameter, field): factors on learning rate and decay; Adam's betas."""
+        """Claim per (parameter, field): factors on learning rate and decay; Adam's betas.
+
+        ::
+
+            optimizer.set(lambda name, p: p.role == "head", lr_mul=0.5, betas=(0.9, 0.95))
+
+        Returns:
+            How many parameters they are.
+        """
         fields = {"lr_mul": lr_mul, "wd_mul": wd_mul, "betas": betas}
         chosen = self._chosen(where, "opt.set")
         for name in chosen:
