@@ -1,0 +1,43 @@
+"""Backout: a share of the stream as it was at two thirds of the depth is taken back at the end.
+
+    x <- x - lambda x_k            before the last norm; lambda = 1/2 at the start, learned
+
+What early layers write for later ones to read is in the way of the prediction: the last layers may
+take it out (modded-nanogpt, record of 2025-09, by classiclarryd).
+"""
+
+from __future__ import annotations
+
+from minillm_core import Learned, PlanError, Plugin, option
+
+__all__ = ["Backout"]
+
+
+class Backout(Plugin, api=1):
+    """A learned share of an earlier layer's stream is subtracted before the last norm."""
+
+    layer: int | None = option(None, help="whose output; none: at two thirds of the depth")
+    start: float = option(0.5, help="the share that is subtracted at the start")
+    lr_mul: float = option(5.0, gt=0, help="factor on the learning rate of the share")
+
+    def build_model(self, model):
+        if model.layers < 2:
+            raise PlanError(
+                f"backout needs a layer before the last, and the model has {model.layers}",
+                where=f"model.layers={model.layers}",
+                fix="model.layers=2 or more, or leave backout out",
+            )
+        tap = model.tap(f"layers.{self._place(model.layers)}.out")
+        model.residual("final", tap, Learned(-self.start, lr_mul=self.lr_mul))
+
+    def _place(self, layers: int) -> int:
+        """The index of the layer; never the last, whose output the last norm would rescale."""
+        if self.layer is None:
+            return min(2 * layers // 3, layers - 2)
+        if not -layers <= self.layer < layers or self.layer % layers == layers - 1:
+            raise PlanError(
+                f"backout.layer={self.layer} is not before the last of {layers} layers",
+                where=f"backout.layer={self.layer}",
+                fix=f"a layer from 0 to {layers - 2}",
+            )
+        return self.layer % layers

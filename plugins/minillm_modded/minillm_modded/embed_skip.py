@@ -1,0 +1,27 @@
+"""Embedding skip: every block begins from the stream and the embedding, each times a learned number.
+
+    x <- lambda_i x + mu_i x0            before block i; lambda = 1 and mu = 0 at the start
+
+x0 is what entered the first block. A deep layer sees which token it stands on without the stream
+having to carry it (modded-nanogpt, record of 2024-11, by KoszarskyB and Grad62304977). The records
+train these numbers at 5 times the learning rate of their AdamW, without weight decay.
+"""
+
+from __future__ import annotations
+
+from minillm_core import Layers, Learned, Plugin, option
+
+__all__ = ["EmbedSkip"]
+
+
+class EmbedSkip(Plugin, api=1, identity_at_init=True):
+    """The token's embedding is mixed into the stream before each block, learned weights."""
+
+    lr_mul: float = option(5.0, gt=0, help="factor on the learning rate of the two numbers")
+    layers: Layers = option("all", help='blocks that do: "all", [0, -1], "every:2"')
+
+    def build_model(self, model):
+        for layer in self.layers.resolve(model.layers):
+            site = f"layers.{layer}.in"
+            model.residual(site, "carry", Learned(1.0, lr_mul=self.lr_mul))
+            model.residual(site, "x0", Learned(0.0, lr_mul=self.lr_mul))

@@ -1,0 +1,33 @@
+"""Soft-capped logits: bounded, smoothly, before the loss (Gemma 2, arXiv:2408.00118).
+
+    tanh       cap tanh(z / cap)                 30 in Gemma 2 and the records of 2024-11, 15 later
+    sigmoid    a sigmoid((z + b) / c)            modded-nanogpt: 23, 5, 7.5 since 2025-11;
+                                                 15, 0, 7.5 in the records of 2025-01
+
+z is the product of the last norm and the head, times ``scale`` (the records of 2025-01 divide it
+by the square root of the width). The sigmoid's range is (0, a): only differences of logits count.
+Its bias makes it asymmetric: unlikely tokens, far below 0, are told apart less than likely ones.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from minillm_core import Plugin, SigmoidCap, TanhCap, option
+
+__all__ = ["Softcap"]
+
+
+class Softcap(Plugin, api=1):
+    """Logits are bounded by a sigmoid or a tanh before the loss."""
+
+    form: Literal["sigmoid", "tanh"] = option("sigmoid", help="which of the two curves")
+    cap: float = option(15.0, gt=0, help="tanh: logits lie within (-cap, cap)")
+    a: float = option(23.0, gt=0, help="sigmoid: logits lie within (0, a)")
+    b: float = option(5.0, help="sigmoid: added to the product")
+    c: float = option(7.5, gt=0, help="sigmoid: divides the product")
+    scale: float = option(1.0, gt=0, help="of the product, before the cap")
+
+    def compute_loss(self, loss):
+        caps = {"tanh": TanhCap(self.cap), "sigmoid": SigmoidCap(self.a, self.b, self.c)}
+        loss.logits(cap=caps[self.form], scale=self.scale)
