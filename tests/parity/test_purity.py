@@ -73,7 +73,9 @@ class Everything(Plugin, api=1):
     def build_model(self, model: Any) -> None:
         model.stream("side", Side)
         early = model.tap("layers.0.mid")
+        same = model.tap("layers.0.out")  # what the block returns already
         model.residual("layers.1.in", early, Learned(0.25))
+        model.residual("final", same, Learned(-0.5))
         model.residual("layers.1.out", "side", 0.5)
         model.residual("final", "x0", Learned(0.125))
 

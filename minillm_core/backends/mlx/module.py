@@ -87,7 +87,18 @@ class MLXFramework(Natives):
             BackendError: it draws from MLX's own key.
         """
         before = random.key()
-        result = checkpoint(block)(*arguments)
+        places: list[int] = []  # of each result among the distinct ones
+
+        def distinct(*given: Any) -> list[Any]:
+            # of one that is returned twice (x, and a tap of it) MLX would count one gradient and
+            # lose the other without a word
+            results = block(*given)
+            found = {id(array): array for array in results}
+            places[:] = [list(found).index(id(array)) for array in results]
+            return list(found.values())
+
+        arrays = checkpoint(block, distinct)(*arguments)
+        result = tuple(arrays[place] for place in places)
         if random.key() is not before:
             raise BackendError(
                 "a module inside a block draws random numbers without a key of its own: MLX would "
