@@ -3,7 +3,7 @@
     x <- x - lambda x_k            before the last norm; lambda = 1/2 at the start, learned
 
 What early layers write for later ones to read is in the way of the prediction: the last layers may
-take it out (modded-nanogpt, record of 2025-09, by classiclarryd).
+take it out (modded-nanogpt, record 40, by classiclarryd).
 """
 
 from __future__ import annotations

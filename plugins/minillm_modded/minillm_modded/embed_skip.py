@@ -3,8 +3,8 @@
     x <- lambda_i x + mu_i x0            before block i; lambda = 1 and mu = 0 at the start
 
 x0 is what entered the first block. A deep layer sees which token it stands on without the stream
-having to carry it (modded-nanogpt, record of 2024-11, by KoszarskyB and Grad62304977). The records
-train these numbers at 5 times the learning rate of their AdamW, without weight decay.
+having to carry it (modded-nanogpt, record 9, by Grad62304977). The records train these numbers at 5
+times the learning rate of their Adam, without weight decay.
 """
 
 from __future__ import annotations

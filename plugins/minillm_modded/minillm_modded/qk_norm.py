@@ -3,8 +3,8 @@
     q <- q / sqrt(mean(q^2) + eps),  k <- k / sqrt(mean(k^2) + eps)        over each head's D
 
 The attention logits are cosines times D: they cannot grow with the weights of q and k, and the
-learning rate can be higher (modded-nanogpt, record of 2024-10, by Grad62304977). RMS without
-gains, as in the records; ``gains`` trains one for each of the D features, as Qwen3 does
+learning rate can be higher (modded-nanogpt, record 5, by Grad62304977). RMS without gains, as
+in the records; ``gains`` trains one for each of the D features, as Qwen3 does
 (arXiv:2505.09388). Either can be exported in Qwen3's layout.
 """
 

@@ -1,4 +1,4 @@
-"""ReLU squared (Primer, So et al., arXiv:2109.08668; modded-nanogpt, record of 2024-10).
+"""ReLU squared (Primer, So et al., arXiv:2109.08668; modded-nanogpt, record 5).
 
     y = relu(x Wup)^2 Wdown
 
@@ -21,7 +21,7 @@ class ReLU2(Plugin, api=1):
 
     hidden: int | None = option(None, ge=1, help="width inside; none: 3/2 of model.hidden")
     down_lr_mul: float = option(
-        1.0, gt=0, help="factor on the learning rate of Wdown (2 in the records since 2025-10)"
+        1.0, gt=0, help="factor on the learning rate of Wdown (2 in the later records)"
     )
     layers: Layers = option("all", help='layers that have it: "all", [0, -1], "every:2"')
 

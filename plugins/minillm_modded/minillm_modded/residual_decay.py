@@ -3,8 +3,8 @@
     x <- lambda x + sublayer(norm(x))       one lambda for each attention and each MLP
 
 A block may fade what came before it, or, above 1, hold on to it: the records start at sqrt(1.1),
-1.1 a block, and train it at 5 times the learning rate of their AdamW without weight decay
-(modded-nanogpt, since 2025-12). The factors multiply over the depth: nanochat starts at 1 and
+1.1 a block, and train it at 5 times the learning rate of their Adam without weight decay
+(modded-nanogpt, records of 2025-11 on). The factors multiply over the depth: nanochat starts at 1 and
 trains them at a hundredth of its rate for scalars.
 """
 

@@ -1,9 +1,9 @@
-"""Smear: a token's embedding takes in some of the one before it (modded-nanogpt, record of 2025-09).
+"""Smear: a token's embedding takes in some of the one before it (modded-nanogpt, record 34).
 
     x_t <- x_t + lambda sigmoid(w . x_t[:12]) x_(t-1)      lambda = 0 and w = 0 at the start
 
 Heads need not learn to look one token back, which is what induction begins with (by
-classiclarryd). The records train w at a hundredth of their AdamW's learning rate and lambda at 5
+classiclarryd). The records train w at a hundredth of their Adam's learning rate and lambda at 5
 times it, without decay. They smear the last token of one document into the first of the next; here
 it stays within its document unless told otherwise.
 """

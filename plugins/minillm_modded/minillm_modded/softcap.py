@@ -1,12 +1,12 @@
 """Soft-capped logits: bounded, smoothly, before the loss (Gemma 2, arXiv:2408.00118).
 
-    tanh       cap tanh(z / cap)                 30 in Gemma 2 and the records of 2024-11, 15 later
-    sigmoid    a sigmoid((z + b) / c)            modded-nanogpt: 23, 5, 7.5 since 2025-11;
-                                                 15, 0, 7.5 in the records of 2025-01
+    tanh       cap tanh(z / cap)          30 in Gemma 2 and modded-nanogpt's record 9, 15 in 18
+    sigmoid    a sigmoid((z + b) / c)     23, 5, 7.5 in modded-nanogpt's record 54
 
-z is the product of the last norm and the head, times ``scale`` (the records of 2025-01 divide it
-by the square root of the width). The sigmoid's range is (0, a): only differences of logits count.
-Its bias makes it asymmetric: unlikely tokens, far below 0, are told apart less than likely ones.
+z is the product of the last norm and the head, times ``scale``. The sigmoid's range is (0, a): only
+differences of logits count. Its bias makes it asymmetric: unlikely tokens, far below 0, are told
+apart less than likely ones. The record of 2025-02 has a = 15, b = 0, c = 7.5, which is 7.5
+tanh(z / 15) but for a constant, and scale = dim^-1/2.
 """
 
 from __future__ import annotations
