@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["check", "pairs_of", "render_report", "subject_of"]
 
 BOTH = "both"
-WORDS = {"passed": "ok", "failed": "FAILED", "not applicable": "n/a", "not run": "not run"}
-STYLES = {"passed": "green", "failed": "bold red", "not applicable": "dim", "not run": "yellow"}
+WORDS = {"passed": "ok", "failed": "FAILED", "not applicable": "n/a"}
+STYLES = {"passed": "green", "failed": "bold red", "not run": "yellow", "not applicable": "dim"}
 
 
 def check(
@@ -37,9 +38,10 @@ def check(
     from minillm_core.testing.runner import chosen, run_checks
 
     checks = chosen([name.strip() for word in only for name in word.split(",") if name.strip()])
-    subject = subject_of(spec, assignments, backend=backend, pairs=pairs)
-    with redirect_stdout(sys.stderr), _progress(subject.name, len(checks)) as tell:
-        return run_checks(subject, checks, tell)
+    with redirect_stdout(sys.stderr):
+        subject = subject_of(spec, assignments, backend=backend, pairs=pairs)
+        with _progress(subject.name, len(checks)) as tell:
+            return run_checks(subject, checks, tell)
 
 
 def subject_of(spec: str, assignments: Sequence[str], *, backend: str, pairs: str) -> Subject:
@@ -50,7 +52,6 @@ def subject_of(spec: str, assignments: Sequence[str], *, backend: str, pairs: st
     """
     from minillm_core.backends.detect import DEVICES, choose, probe
     from minillm_core.config.selection import name_of
-    from minillm_core.plugins.discover import installed_plugins
     from minillm_core.plugins.find import find
     from minillm_core.testing.subject import Subject
 
@@ -63,18 +64,36 @@ def subject_of(spec: str, assignments: Sequence[str], *, backend: str, pairs: st
         )
     choose(probe(), "auto" if backend == BOTH else backend, "cpu")
     name = name_of(spec, where=f"plugin {plain(spec)}")
-    file, _, _ = spec.rpartition(":")
-    if not (Path(file).is_file() if file else installed_plugins(only=name)):
+    if not _is_there(spec, name):
         find(spec)  # refuses it
     options = _options(name, assignments)
     subject = Subject(spec, options, backend=backend, pairs=pairs_of(pairs))
     try:
-        _refuse_unsupported(subject)
-        if options:
-            _ = subject.loaded
-    except PluginCodeError:
-        pass  # its own code raised: the check `loads` says so
+        absent = subject.absent
+    except MinillmError:
+        return subject  # broken: the check `loads` says how
+    if backend in absent:
+        able = ", ".join(subject.found.cls.manifest.backends)
+        raise BackendError(
+            absent[backend], where=f"--backend {backend}", fix=f"it runs on {able}: leave it out"
+        )
+    with suppress(PluginCodeError):  # its own code raised: the check `loads` says where
+        _ = subject.loaded
     return subject
+
+
+def _is_there(spec: str, name: str) -> bool:
+    """Whether there is something of this name to check, however broken."""
+    from minillm_core.plugins.discover import installed_plugins
+
+    if spec == name:
+        return bool(installed_plugins(only=name))
+    file, _, class_name = spec.rpartition(":")
+    if not Path(file).is_file():
+        return False
+    return (
+        re.search(rf"\bclass {class_name}\b", Path(file).read_text("utf-8", "replace")) is not None
+    )
 
 
 def pairs_of(text: str) -> int | None:
@@ -111,21 +130,6 @@ def _options(name: str, assignments: Sequence[str]) -> dict[str, Any]:
         check_option(key, setting)
         options[option] = setting.value
     return options
-
-
-def _refuse_unsupported(subject: Subject) -> None:
-    """A backend that is asked for by name and that the plugin does not have."""
-    try:
-        absent = subject.absent
-    except PluginCodeError:
-        raise
-    except MinillmError:
-        return  # broken: the check `loads` says how
-    if len(subject.asked) == 1 and (reason := absent.get(subject.asked[0])):
-        able = ", ".join(subject.found.cls.manifest.backends)
-        raise BackendError(
-            reason, where=f"--backend {subject.asked[0]}", fix=f"its backends: {able}"
-        )
 
 
 @contextmanager
@@ -169,9 +173,10 @@ def render_report(report: Report, console: Console) -> None:
     for one in report.failed:
         console.print()
         console.print(Text(explained(one)), soft_wrap=True)  # whole lines: one of them is copied
-    for backend, reason in report.absent.items():
-        console.print(Text(f"not on {backend}: {reason}"), soft_wrap=True)
     console.print()
+    notes = [f"not on {backend}: {reason}" for backend, reason in report.absent.items()]
+    for line in (*passed_over(report.results), *notes):
+        console.print(Text(line), soft_wrap=True)
     style = "bold red" if report.failed else "green"
     console.print(Text(summary(report), style), soft_wrap=True)
 
@@ -189,13 +194,28 @@ def _table(results: Sequence[Result], *, wide: bool) -> Any:
         table.add_column("found", overflow="fold")
     for one in results:
         verdict = one.outcome.verdict
+        if verdict == "not run":
+            continue
         found = Text(one.outcome.found.partition("\n")[0], "" if wide else "dim")
         cells = [Text(one.proves), found]
-        if not wide:
-            cells = [Text("\n").join(cells)]
-        seconds = f"{one.seconds:.1f}" if verdict in ("passed", "failed") else ""
-        table.add_row(Text(WORDS[verdict], STYLES[verdict]), one.check, seconds, *cells)
+        seconds = f"{one.seconds:.1f}" if verdict != "not applicable" else ""
+        table.add_row(
+            Text(WORDS[verdict], STYLES[verdict]),
+            one.check,
+            seconds,
+            *(cells if wide else [Text("\n").join(cells)]),
+        )
     return table
+
+
+def passed_over(results: Sequence[Result]) -> Iterator[str]:
+    """A line for each check that others build on: those were not run."""
+    reasons: dict[str, list[str]] = {}
+    for one in results:
+        if one.outcome.verdict == "not run":
+            reasons.setdefault(one.outcome.found, []).append(one.check)
+    for reason, names in reasons.items():
+        yield f"not run, {reason}: {', '.join(names)}"
 
 
 def explained(result: Result) -> str:
@@ -210,15 +230,6 @@ def explained(result: Result) -> str:
 def summary(report: Report) -> str:
     """How many of each verdict, on what, in how long."""
     verdicts = [one.outcome.verdict for one in report.results]
-    counts = [
-        f"{verdicts.count(verdict)} {word}"
-        for verdict, word in (
-            ("passed", "passed"),
-            ("failed", "failed"),
-            ("not run", "not run"),
-            ("not applicable", "do not apply"),
-        )
-        if verdict in verdicts
-    ]
+    counts = [f"{verdicts.count(one)} {one}" for one in STYLES if one in verdicts]
     on = f" on {' and '.join(report.backends)}" if report.backends else ""
     return f"{report.plugin}{on}: {', '.join(counts)}, in {report.seconds:.0f} s"

@@ -80,13 +80,23 @@ class Checking:
 
     def result(self, check: Check) -> Result:
         """Run ``check``, unless one that it needs was seen to fail."""
-        root = next((self._without[need] for need in check.needs if need in self._without), None)
+        root = self._root(check)
         start = time.perf_counter()
         outcome = Outcome("not run", f"needs '{root}'") if root else check.run(self.subject)
         if outcome.verdict in ("failed", "not run"):
             self._without[check.name] = root or check.name
         seconds = time.perf_counter() - start
         return Result(check.name, check.proves, outcome, seconds, rerun(self.subject, check.name))
+
+    def _root(self, check: Check) -> str | None:
+        """The failed check that it builds on, also through checks that were not asked for."""
+        for need in check.needs:
+            if need in self._without:
+                return self._without[need]
+            between = (one for one in CHECKS if one.name == need)
+            if root := next(filter(None, map(self._root, between)), None):
+                return root
+        return None
 
 
 def check_plugin(

@@ -15,7 +15,7 @@ from minillm_core.testing.runner import run_checks
 from minillm_core.testing.subject import Subject
 
 
-def raising(error: Exception) -> Callable[[Any], str]:
+def raising(error: BaseException) -> Callable[[Any], str]:
     def look(subject: Any) -> str:
         raise error
 
@@ -47,16 +47,24 @@ def test_one_fault_is_one_failure() -> None:
     assert "found: 1 > 0\n  cause: you\n" in explained(report.failed[0])
 
 
+def test_what_builds_on_a_failed_one_through_others_is_passed_over() -> None:
+    (alike,) = [check for check in CHECKS if check.name == "alike"]
+    failing = Check("loads", "a", raising(Failed("1", cause="you")))
+    results = run_checks(Subject("my_trick"), [failing, alike]).results
+    assert results[1].outcome.found == "needs 'loads'"
+
+
 @pytest.mark.parametrize(
     ("error", "verdict"),
     [
         (NotApplicable("why"), "not applicable"),
         (PlanError("why", fix="so"), "failed"),
         (ZeroDivisionError("why"), "failed"),
+        (SystemExit("why"), "failed"),
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_whatever_is_raised_is_an_outcome(error: Exception, verdict: str) -> None:
+def test_whatever_is_raised_is_an_outcome(error: BaseException, verdict: str) -> None:
     (result,) = run_checks(Subject("my_trick"), [Check("a", "b", raising(error))]).results
     assert result.outcome.verdict == verdict
     assert "why" in result.outcome.found
