@@ -87,7 +87,16 @@ class BackendError(Refusal):
 
 
 class PluginCodeError(MinillmError):
-    """A plugin's own code raised, or gave what cannot be used; ``__cause__`` is what was raised."""
+    """A plugin's own code raised, or gave what cannot be used; ``__cause__`` is what was raised.
+
+    Args:
+        plugin: its name.
+        hook: what was running: ``build_model``, ``import``.
+        did: ``raised in``, ``broke the batch in``.
+        offered_by: distribution and version; None: a single file, which ``where`` names.
+        where: file, line and what was raised.
+        fix: what to do.
+    """
 
     exit_code = 3
 
@@ -97,11 +106,21 @@ class PluginCodeError(MinillmError):
         hook: str,
         *,
         did: str = "raised in",
+        offered_by: str | None = None,
         where: str | None = None,
         fix: str | None = None,
     ) -> None:
-        super().__init__(f"plugin '{plugin}' {did} {hook}", where=where, fix=fix)
         self.plugin, self.hook = plugin, hook
+        self._did, self._offered_by = did, offered_by
+        super().__init__(self._said(), where=where, fix=fix)
+
+    def happened(self, when: str) -> None:
+        """Say when in the run it was: ``at step 7``."""
+        self.what = self._said(f", {when}")
+
+    def _said(self, when: str = "") -> str:
+        version = f" ({self._offered_by})" if self._offered_by else ""
+        return f"plugin '{self.plugin}'{version} {self._did} {self.hook}{when}"
 
 
 class NoEvidence(MinillmError):

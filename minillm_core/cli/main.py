@@ -14,6 +14,7 @@ from minillm_core.cli import evaluate, export, generate, plan, plugins, train
 from minillm_core.cli.console import nothing_more_to, say
 from minillm_core.cli.failure import explain
 from minillm_core.cli.options import Debug, Help, help_without_command
+from minillm_core.plugins.watch import watching
 
 __all__ = ["app", "main"]
 
@@ -72,7 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_streams()
     arguments, debug = _without_debug(list(sys.argv[1:] if argv is None else argv))
     try:
-        code = app(arguments, prog_name="minillm", standalone_mode=False)
+        with watching(say):
+            code = app(arguments, prog_name="minillm", standalone_mode=False)
         if code == 130:  # typer's answer to a KeyboardInterrupt
             raise KeyboardInterrupt
         sys.stdout.flush()

@@ -22,7 +22,7 @@ from __future__ import annotations
 from minillm_core.data.batch import Batch, OnBatch
 from minillm_core.data.corpus import Corpus, open_corpus, open_documents
 from minillm_core.data.documents import Documents
-from minillm_core.data.loader import Loader, StepBatch
+from minillm_core.data.loader import Cancelled, Loader, StepBatch
 from minillm_core.data.shards import write_shard
 from minillm_core.data.shuffle import RULE, Cursor
 from minillm_core.data.tokenizer import END_OF_TEXT, Tokenizer, bytes_per_token
@@ -32,6 +32,7 @@ __all__ = [
     "END_OF_TEXT",
     "RULE",
     "Batch",
+    "Cancelled",
     "Corpus",
     "Cursor",
     "Documents",

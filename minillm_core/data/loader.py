@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import queue
 import threading
 import weakref
@@ -16,9 +17,13 @@ from minillm_core.data.documents import Documents
 from minillm_core.data.packing import Stream, pack
 from minillm_core.data.shuffle import Cursor, fingerprint
 
-__all__ = ["Loader", "StepBatch"]
+__all__ = ["Cancelled", "Loader", "StepBatch"]
 
 _POLL_SECONDS = 0.05
+
+
+class Cancelled(Exception):
+    """Nobody wants to wait for the next step any more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +61,7 @@ class Loader(Iterator[StepBatch]):
         prefetch: steps made ahead.
         cursor: where an earlier Loader stopped; rows, accumulate and seq_len may be others.
         memory: what ``on_batch`` remembers from batch to batch, as JSON: cursors carry it.
+        cancelled: asked while there is nothing to give.
 
     Raises:
         DataError: the cursor is not of these documents in this order.
@@ -74,7 +80,9 @@ class Loader(Iterator[StepBatch]):
         prefetch: int = 2,
         cursor: Mapping[str, Any] | None = None,
         memory: Callable[[], Mapping[str, Any]] = dict,
+        cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._cancelled = cancelled
         if cursor is None:
             start = Cursor(fingerprint(documents, seed))
         else:
@@ -87,7 +95,10 @@ class Loader(Iterator[StepBatch]):
         # The thread holds no reference to the loader, so that a forgotten one is collected,
         # and ends its thread then.
         self._thread = threading.Thread(
-            target=_fill, args=(steps, self._queue, self._stop), name="minillm-loader", daemon=True
+            target=contextvars.copy_context().run,  # whoever watches here watches there
+            args=(_fill, steps, self._queue, self._stop),
+            name="minillm-loader",
+            daemon=True,
         )
         weakref.finalize(self, self._stop.set)
         self._thread.start()
@@ -97,18 +108,27 @@ class Loader(Iterator[StepBatch]):
 
         Raises:
             StopIteration: the loader was closed.
+            Cancelled: nobody wants to wait; the step will still come.
             BaseException: whatever the thread raised, with its traceback, now and ever after.
         """
         if self._failure:
             raise self._failure
         if self._stop.is_set():
             raise StopIteration
-        item = self._queue.get()
+        item = self._get()
         if isinstance(item, BaseException):
             self._failure = item
             self.close()
             raise item
         return item
+
+    def _get(self) -> StepBatch | BaseException:
+        while True:
+            try:
+                return self._queue.get(timeout=_POLL_SECONDS)
+            except queue.Empty:
+                if self._cancelled():
+                    raise Cancelled from None
 
     def __enter__(self) -> Loader:
         return self
@@ -116,10 +136,14 @@ class Loader(Iterator[StepBatch]):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def close(self) -> None:
-        """End the thread and wait for it; a second call does nothing."""
+    def close(self, wait: float | None = None) -> None:
+        """End the thread and wait for it; a second call does nothing.
+
+        Args:
+            wait: seconds after which a thread that hangs is left to itself; None: never.
+        """
         self._stop.set()
-        self._thread.join()
+        self._thread.join(wait)
 
 
 def _fill(

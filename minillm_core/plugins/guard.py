@@ -11,9 +11,18 @@ from pathlib import Path
 from types import FrameType
 
 from minillm_core.errors import MinillmError, PluginCodeError
+from minillm_core.plugins.watch import running
 from minillm_core.text import plain
 
-__all__ = ["advice", "chain", "own_frames", "plugin_code"]
+__all__ = [
+    "advice",
+    "chain",
+    "own_frames",
+    "own_function",
+    "plugin_code",
+    "watch_signals",
+    "within",
+]
 
 _SHOWN_FRAMES = 4
 _SIGNALS = [
@@ -27,7 +36,7 @@ def plugin_code(name: str, hook: str, *, root: str, offered_by: str | None) -> I
 
     What the core raised on the way (a MinillmError) passes through, under the plugin's name, and
     with the plugin and the hook as its place if it has none. So does the
-    KeyboardInterrupt that a signal brought.
+    KeyboardInterrupt that a signal brought. While it lasts, the watch knows of it.
 
     Args:
         name: the plugin's.
@@ -38,24 +47,32 @@ def plugin_code(name: str, hook: str, *, root: str, offered_by: str | None) -> I
     Raises:
         PluginCodeError: the plugin's code raised.
     """
-    with _watch_signals() as interrupted:
+    whose = f"plugin '{name}'" + (f" ({offered_by})" if offered_by else "")
+    with watch_signals() as interrupted, running(f"{whose}, {hook}"):
         try:
             yield
         except MinillmError as error:
             error.where = error.where or f"plugin '{name}', {hook}"
             if f"'{name}'" not in f"{error} '{error.what.split()[0]}'":
                 error.what = f"plugin '{name}': {error.what}"
+            if offered_by and offered_by not in error.where:
+                place = "" if hook in error.where else f", {hook}"
+                error.where += f"{place}, of {offered_by}"
             raise
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt) and interrupted():
                 raise
             raise PluginCodeError(
-                name, hook, where=_own_frames(error, root), fix=advice(error, name, offered_by)
+                name,
+                hook,
+                offered_by=offered_by,
+                where=_own_frames(error, root),
+                fix=advice(error, name, offered_by),
             ) from error
 
 
 @contextmanager
-def _watch_signals() -> Iterator[Callable[[], bool]]:
+def watch_signals() -> Iterator[Callable[[], bool]]:
     """Tell a KeyboardInterrupt that a signal brought from one that a plugin raised by itself.
 
     Signals are handled in the main thread alone, by the handlers that were there before.
@@ -96,7 +113,18 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 def own_frames(error: BaseException, root: str) -> list[traceback.FrameSummary]:
     """The frames of ``error`` that are within ``root``, the innermost last."""
     frames = traceback.extract_tb(error.__traceback__)
-    return [frame for frame in frames if _within(frame.filename, root)]
+    return [frame for frame in frames if within(frame.filename, root)]
+
+
+def own_function(error: BaseException, root: str) -> str | None:
+    """``Gate.forward``: the innermost function within ``root`` that ``error`` passed."""
+    found, at = None, error.__traceback__
+    while at is not None:
+        code = at.tb_frame.f_code
+        if within(code.co_filename, root):
+            found = code.co_qualname
+        at = at.tb_next
+    return found
 
 
 def _own_frames(error: BaseException, root: str) -> str:
@@ -113,7 +141,8 @@ def _own_frames(error: BaseException, root: str) -> str:
     return "\n         ".join(plain(line) for line in lines)
 
 
-def _within(file: str, root: str) -> bool:
+def within(file: str, root: str) -> bool:
+    """Whether ``file`` is ``root`` or lies in it."""
     path = Path(file)
     return path == Path(root) or Path(root) in path.parents
 

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from minillm_core.plugins.guard import plugin_code
+from minillm_core.plugins.guard import plugin_code, within
 
 __all__ = ["Origin", "digest_of", "root_of"]
 
@@ -28,6 +28,15 @@ class Origin:
     def offered_by(self) -> str | None:
         """Distribution and version."""
         return f"{self.distribution} {self.version}" if self.distribution else None
+
+    @property
+    def called(self) -> str:
+        """The plugin and its version, for people: ``plugin 'x' (minillm-x 1.0)``."""
+        return f"plugin '{self.name}'" + (f" ({self.offered_by})" if self.offered_by else "")
+
+    def holds(self, file: str) -> bool:
+        """Whether a file's code is the plugin's own."""
+        return within(file, self.root)
 
     def contain(self, doing: str) -> AbstractContextManager[None]:
         """Run the plugin's code inside: ``with origin.contain("build_model"): ...``.

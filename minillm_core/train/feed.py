@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from minillm_core.data import Loader, StepBatch
@@ -12,6 +12,9 @@ from minillm_core.train.job import Job
 
 __all__ = ["Feed"]
 
+_GRACE = 2.0
+"""Seconds that the end of a run waits for an ``on_batch`` which does not return."""
+
 
 class Feed(Iterator[StepBatch]):
     """One step's batch after the other, from a cursor on; a context manager.
@@ -19,14 +22,24 @@ class Feed(Iterator[StepBatch]):
     Args:
         job: data, plugins and sizes.
         cursor: of a checkpoint; None: from the start.
+        cancelled: asked while the next batch is waited for.
     """
 
-    def __init__(self, job: Job, cursor: Mapping[str, Any] | None) -> None:
-        self._job = job
+    def __init__(
+        self,
+        job: Job,
+        cursor: Mapping[str, Any] | None,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._job, self._cancelled = job, cancelled
         self._loader = self._open(cursor)
 
     def __next__(self) -> StepBatch:
-        """The next step's; waits for it."""
+        """The next step's; waits for it.
+
+        Raises:
+            Cancelled: nobody wants to wait any more.
+        """
         return next(self._loader)
 
     def rewind(self, cursor: Mapping[str, Any], skip: int) -> dict[str, Any]:
@@ -56,10 +69,11 @@ class Feed(Iterator[StepBatch]):
             on_batch=on_batch,
             cursor=cursor,
             memory=(lambda: {"random": streams.data()}) if on_batch else dict,
+            cancelled=self._cancelled,
         )
 
     def __enter__(self) -> Feed:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._loader.close()
+        self._loader.close(_GRACE)

@@ -169,7 +169,7 @@ class Writer:
         Raises:
             PluginCodeError: a plugin's node raised.
         """
-        with blaming(self.plugins, "the next token"):
+        with blaming(self.plugins, "for the next token"):
             yield from pieces(generation, self.vocabulary.stream(), prompt)
 
 

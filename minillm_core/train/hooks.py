@@ -49,13 +49,19 @@ def batch_hook(
                 checked(batch, vocab)
             except DataError as error:
                 raise PluginCodeError(
-                    one.name, hook, did="broke the batch in", where=error.what, fix=error.fix
+                    one.name,
+                    hook,
+                    did="broke the batch in",
+                    offered_by=one.origin.offered_by,
+                    where=error.what,
+                    fix=error.fix,
                 ) from error
             if phase == "decode" and batch["ids"].shape != shape:
                 raise PluginCodeError(
                     one.name,
                     hook,
                     did="changed the columns in",
+                    offered_by=one.origin.offered_by,
                     where=f"'ids' {batch['ids'].shape}, not {shape}",
                     fix="drop and pack in phase train alone",
                 )
@@ -72,7 +78,9 @@ def observers(plugins: Iterable[LoadedPlugin]) -> dict[str, Observer]:
 
 def _observer(one: LoadedPlugin) -> Observer:
     def on_event(event: Event) -> None:
-        with one.contain(f"on_event for '{event.event}'"):
+        step = getattr(event, "step", None)
+        of = "" if step is None else f" of step {step}"
+        with one.contain(f"on_event for '{event.event}'{of}"):
             _call(one.plugin.on_event, event=event)  # type: ignore[attr-defined]
 
     return on_event

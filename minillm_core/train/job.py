@@ -93,7 +93,7 @@ def check(
     if config.init is not None and (earlier is None or earlier.newest is None):
         initial = Initial.of(config.init, plan)
     try:
-        with blaming(plugins, "the model's initial values"):
+        with blaming(plugins, "in the model's initial values"):
             trainer = backend.trainer(plan, config.seed)
     except (OutOfMemory, MemoryError) as error:
         raise out_of_memory(error, config.train, None, 0) from error

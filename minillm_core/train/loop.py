@@ -12,12 +12,21 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from minillm_core.backends.base import Batch, StepResult, Trainer
-from minillm_core.errors import DataError, Interrupted, MinillmError, NonFinite, Stopped
+from minillm_core.data import Cancelled
+from minillm_core.errors import (
+    DataError,
+    Interrupted,
+    MinillmError,
+    NonFinite,
+    PluginCodeError,
+    Stopped,
+)
+from minillm_core.plugins.watch import running
 from minillm_core.train import guard
 from minillm_core.train.budget import Budget, Cadence
 from minillm_core.train.events import (
@@ -39,6 +48,10 @@ __all__ = ["EMPTY_IN_A_ROW", "Loop", "Saves", "StepBatch"]
 
 EMPTY_IN_A_ROW = 100
 """Batches without a supervised token, one after the other, after which the data is at fault."""
+
+
+_SLOWER = 5
+"""Times the slowest step so far that one may last before somebody is looked for."""
 
 
 class StepBatch(Protocol):
@@ -96,6 +109,8 @@ class Loop:
         meter: measures; it is given this loop's clock readings.
         position: where to start.
         evaluated: the step that was evaluated last; the evaluation of that one is not made again.
+        contain: around everything: makes errors of what they are by nature.
+        at_work: whose code a step (``at step 7``) is in, if it takes long; None: the core's.
         say: prints a line.
         clock: seconds that never go back.
     """
@@ -117,6 +132,8 @@ class Loop:
         meter: Meter | None = None,
         position: Position | None = None,
         evaluated: int | None = None,
+        contain: Callable[[], AbstractContextManager[None]] = nullcontext,
+        at_work: Callable[[str], str | None] = lambda when: None,
         say: Callable[[str], None] = lambda text: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -126,6 +143,7 @@ class Loop:
         self.evaluate, self.saves = evaluate, saves
         self.stop = stop or StopRequest()
         self.spike, self.rewind = spike, rewind
+        self.contain, self.at_work = contain, at_work
         self.meter = meter or Meter()
         self.position = position or Position()
         self._spent_before = self.position.elapsed
@@ -133,6 +151,8 @@ class Loop:
         self._pending: _Queued | None = None
         self._evaluated = evaluated
         self._submitted = self.position.saved
+        self._at = f"at step {self.position.step + 1}"  # what is being done, for errors
+        self._slowest = 0.0
 
     def run(self, *, evaluate_first: bool = False) -> Position:
         """Train to the end, evaluate and save there.
@@ -148,8 +168,11 @@ class Loop:
         """
         began = self.clock()
         try:
-            self._train(evaluate_first)
+            with self.contain():
+                self._train(evaluate_first)
         except BaseException as error:
+            if isinstance(error, PluginCodeError):
+                error.happened(self._at)
             # the first error is the one to report, whatever observers make of the end
             told, at_once = error, self._is_second_signal(error)
             self._settle(wait=not at_once)
@@ -183,8 +206,11 @@ class Loop:
         while not self._is_over():
             if self.stop.requested:
                 self._end_early()
-            if not self._step(*self._next_batch()):
-                continue  # a signal came between two micro-batches: the step is dropped
+            try:
+                if not self._step(*self._next_batch()):
+                    continue  # a signal came between two micro-batches: the step is dropped
+            except Cancelled:
+                continue  # or while its batch was waited for
             step = self.position.step
             self._tell_saves()
             save, evaluate = self.cadence.saves(step), self.cadence.evaluates(step)
@@ -215,8 +241,10 @@ class Loop:
     def _next_batch(self) -> tuple[StepBatch, int]:
         """The next one that can be learnt from, and how many could not be by then."""
         skipped = self.position.skipped
+        self._at = f"at step {self.position.step + 1}"
         for _ in range(EMPTY_IN_A_ROW):
-            batch = next(self.batches)
+            with running(f"step {self.position.step + 1} waits for its batch", waits=True):
+                batch = next(self.batches)
             if batch.supervised > 0:
                 return batch, skipped
             skipped += 1
@@ -232,9 +260,10 @@ class Loop:
         position = self.position
         step = position.step + 1
         values = self.values(self.budget.progress(step, self.elapsed))
-        handle = self.trainer.step(
-            batch.micro, values, batch.supervised, lambda: self.stop.requested
-        )
+        with self._watched():
+            handle = self.trainer.step(
+                batch.micro, values, batch.supervised, lambda: self.stop.requested
+            )
         if handle is None:
             return False
         position.step, position.cursor, position.skipped = step, batch.cursor, skipped
@@ -248,6 +277,14 @@ class Loop:
             self._read(before)
         return True
 
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Around what plugins' nodes and stages run in, on a machine that may be slow."""
+        began = time.monotonic()
+        with running(lambda: self.at_work(self._at), after=_SLOWER * self._slowest):
+            yield
+        self._slowest = max(self._slowest, time.monotonic() - began)
+
     def _read_pending(self) -> None:
         pending, self._pending = self._pending, None
         if pending is not None:
@@ -255,7 +292,8 @@ class Loop:
 
     def _read(self, queued: _Queued) -> None:
         asked = self.clock()
-        result = self.trainer.read(queued.handle)
+        with self._watched():
+            result = self.trainer.read(queued.handle)
         read = self.clock()
         if self._clock_began is None:
             self._clock_began = read
@@ -328,7 +366,9 @@ class Loop:
             self._submitted = step
             self.saves.begin(self.position)
         if evaluate and self.evaluate and self._evaluated != step:
-            evaluated = self.evaluate(step)
+            self._at = f"in the evaluation after step {step}"
+            with self._watched():
+                evaluated = self.evaluate(step)
             if evaluated is not None:
                 self._evaluated = step
                 self.emit(evaluated)

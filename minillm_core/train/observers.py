@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
@@ -44,30 +45,27 @@ class Observers:
     def __call__(self, event: Event) -> None:
         """Tell everyone.
 
-        Raises:
-            PluginCodeError: a plugin tried to end the process (SystemExit and its like).
+        Whatever a plugin's raises is isolated, SystemExit too; and what it does to an event is seen
+        by nobody else.
         """
         for observer in self._core:
             observer(event)
         for name, observer in list(self._plugins.items()):
             try:
-                observer(event)
-            except Exception as error:
-                cause = error.__cause__ if isinstance(error, PluginCodeError) else error
-                if not isinstance(cause, Exception):
-                    raise
-                self._strike(name, event, cause)
+                observer(copy.deepcopy(event))
+            except Exception as error:  # contained: SystemExit and its like are causes
+                self._strike(name, event, error)
             else:
                 self._seen[f"event:{name}"] += 1
 
     def _strike(self, name: str, event: Event, error: Exception) -> None:
         self._errors[name] += 1
         count = self._errors[name]
-        what = plain(f"{type(error).__name__}: {error}", 160)
-        self._say(
-            f"warning: plugin '{name}' raised in on_event for '{event.event}' "
-            f"({count} of {STRIKES}): {what}"
-        )
+        told, cause = f"plugin '{name}' raised in on_event for '{event.event}'", error
+        if isinstance(error, PluginCodeError):
+            told, cause = error.what, error.__cause__
+        what = plain(f"{type(cause).__name__}: {cause}", 160)
+        self._say(f"warning: {told} ({count} of {STRIKES}): {what}")
         if count == STRIKES:
             del self._plugins[name]
             self._say(f"warning: plugin '{name}' is told no more events; the run goes on")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ from minillm_core.config.load import Loaded
 from minillm_core.data import OnBatch, bytes_per_token, validation_batches
 from minillm_core.errors import Interrupted, MinillmError, OutOfMemory, Stopped
 from minillm_core.plan import Plan
-from minillm_core.plugins.blame import blaming
+from minillm_core.plugins.blame import at_work, blaming
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.streams import Streams
+from minillm_core.plugins.watch import watching
 from minillm_core.train import describe
 from minillm_core.train.advice import out_of_memory
 from minillm_core.train.budget import Cadence
@@ -195,9 +196,11 @@ def _loop(
         peak_flops=trainer.binding.peak_flops,
     )
     with ExitStack() as stack:
-        feed = stack.enter_context(Feed(job, position.cursor or None))
         metrics = stack.enter_context(Metrics(out / METRICS, every=config.log.every))
         shown: View = view(lambda: loop.progress, config.train.steps, say)
+        stack.enter_context(watching(shown.say))
+        feed = Feed(job, position.cursor or None, lambda: stop.requested)
+        stack.enter_context(feed)
         observed = Observers(
             [metrics, evidence, shown], observers(job.plugins), say=shown.say, seen=job.seen
         )
@@ -235,6 +238,8 @@ def _loop(
             meter=meter,
             position=position,
             evaluated=last[0].step if last else None,
+            contain=lambda: _told(job, lambda: loop.position.step + 1),
+            at_work=at_work(job.plugins),
             say=shown.say,
         )
         stack.enter_context(shown)
@@ -244,13 +249,19 @@ def _loop(
                 Resumed(position.step, str(layout.folder(out, position.step).relative_to(out)))
             )
         stop.patient = True  # from here on there is something to finish
-        try:
-            with blaming(job.plugins, "a step"):
-                loop.run(evaluate_first=_evaluation_is_due(job, position))
-        except (OutOfMemory, MemoryError) as error:
-            step = loop.position.step + 1
-            raise out_of_memory(error, config.train, trainer.peak_bytes(), step) from error
+        loop.run(evaluate_first=_evaluation_is_due(job, position))
     return (last[0] if last else None), meter, loop.position
+
+
+@contextmanager
+def _told(job: Job, step: Callable[[], int]) -> Iterator[None]:
+    """What plugins raise under their names, and what there was no memory for with advice."""
+    try:
+        with blaming(job.plugins, "in a step"):
+            yield
+    except (OutOfMemory, MemoryError) as error:
+        peak = job.trainer.peak_bytes()
+        raise out_of_memory(error, job.config.train, peak, step()) from error
 
 
 def _evaluations(events: Sequence[Mapping[str, Any]]) -> list[Evaluated]:

@@ -41,8 +41,8 @@ def raise_it(plugin: LoadedPlugin, error: BaseException) -> None:
 
 @pytest.mark.parametrize("error", [IndexError("out"), SystemExit(0)])
 def test_the_frame_names_the_plugin(trick: LoadedPlugin, error: BaseException) -> None:
-    raised = pytest.raises(PluginCodeError, match="'trick' raised in a step")
-    with raised as caught, blaming([trick], "a step"):
+    raised = pytest.raises(PluginCodeError, match="'trick' raised in raise_it, in a step")
+    with raised as caught, blaming([trick], "in a step"):
         raise_it(trick, error)
     assert "trick.py:11 in raise_it" in (caught.value.where or "")
     assert caught.value.__cause__ is error
@@ -55,19 +55,19 @@ def test_a_cause_further_down_counts(trick: LoadedPlugin) -> None:
         except IndexError as error:
             raise RuntimeError("while tracing") from error
 
-    with pytest.raises(PluginCodeError), blaming([trick], "a step"):
+    with pytest.raises(PluginCodeError), blaming([trick], "in a step"):
         traced()
 
 
 def test_a_tracer_that_tells_frames_in_its_text(trick: LoadedPlugin) -> None:
     text = f'Observed exception\nfrom user code:\n  File "{trick.origin.file}", line 11, in x'
-    with pytest.raises(PluginCodeError) as caught, blaming([trick], "a step"):
+    with pytest.raises(PluginCodeError) as caught, blaming([trick], "in a step"):
         raise RuntimeError(text)
     assert "line 11, in x: Observed exception" in (caught.value.where or "")
 
 
 @pytest.mark.parametrize("error", [OutOfMemory("full"), KeyboardInterrupt(), ValueError("ours")])
 def test_the_rest_passes(trick: LoadedPlugin, error: BaseException) -> None:
-    with pytest.raises(type(error)) as caught, blaming([trick], "a step"):
+    with pytest.raises(type(error)) as caught, blaming([trick], "in a step"):
         raise error
     assert caught.value is error

@@ -159,7 +159,7 @@ def test_a_failing_import_shows_the_plugins_own_frames(
 ) -> None:
     make_plugin(prelude=f"x = 1\n{statement}\n")
     error = raised("trick")
-    assert error.what == "plugin 'trick' raised in import"
+    assert error.what == "plugin 'trick' (dist-trick 1.0) raised in import"
     assert "pkg_trick/trick.py:2" in str(error.where)
     assert shown in str(error.where)
     assert "\x1b" not in str(error)
@@ -305,7 +305,7 @@ def test_what_the_core_answers_passes_with_its_place(make_plugin: Make) -> None:
 
     with pytest.raises(PlanError, match="taken") as error:
         manager.call("build_attention", lambda one: {"attn": Builder()})
-    assert error.value.where == "plugin 'trick', build_attention"
+    assert error.value.where == "plugin 'trick', build_attention, of dist-trick 1.0"
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,9 @@ def test_a_hook_that_raises(make_plugin: Make, statement: str) -> None:
     make_plugin("attn.append(self.width)", statement)
     manager = Manager(load(["trick"]))
     for _ in range(2):
-        with pytest.raises(PluginCodeError, match="'trick' raised in build_attention") as error:
+        with pytest.raises(
+            PluginCodeError, match=r"'trick' \(dist-trick 1.0\) raised in build_attention"
+        ) as error:
             manager.call("build_attention", lambda one: {"attn": []})
         assert "in build_attention" in str(error.value.where)
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

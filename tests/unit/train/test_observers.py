@@ -72,15 +72,19 @@ def test_the_cause_is_shown_where_the_manager_wrapped_it(said: list[str]) -> Non
 
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
-def test_a_plugin_cannot_end_the_process_quietly(said: list[str], kind: type) -> None:
+def test_a_plugin_s_observer_cannot_end_the_run(said: list[str], kind: type) -> None:
     def wrapped(event: Event) -> None:
         try:
             raise kind(0)
         except BaseException as error:
             raise PluginCodeError("bad", "on_event") from error
 
-    with pytest.raises(PluginCodeError):
-        Observers([], {"bad": wrapped}, say=said.append, seen=Counter())(EVENT)
+    observers = Observers([], {"bad": wrapped}, say=said.append, seen=Counter())
+    for _ in range(4):
+        observers(EVENT)
+    assert f"{kind.__name__}: 0" in said[0]
+    assert "told no more events" in said[-1]
+    assert len(said) == 4
 
 
 def test_the_core_is_told_first_and_must_not_fail(said: list[str]) -> None:

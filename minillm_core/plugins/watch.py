@@ -1,0 +1,128 @@
+"""Says, while it lasts, that a plugin's code has been running for long, or that a step waits.
+
+A thread looks once a second at what is running: a call costs a few microseconds, and nothing is
+said of one that ends in time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+__all__ = ["FIRST", "Watch", "running", "watching"]
+
+FIRST = 10.0
+"""Seconds after which it is said for the first time; then after twice as many, and so on."""
+
+_LOOK_SECONDS = 1.0
+
+_current: ContextVar[Watch | None] = ContextVar("watch", default=None)
+
+
+@dataclass(eq=False)
+class _Activity:
+    what: Callable[[], str | None]  # None: nothing that anybody should hear of
+    began: float
+    due: float  # seconds after which to say so next
+    waits: bool
+    told: bool = False
+
+
+class Watch:
+    """What is running, in whichever thread, since when.
+
+    Args:
+        say: prints a line.
+        first: seconds before the first one.
+        clock: seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        say: Callable[[str], None],
+        *,
+        first: float = FIRST,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._say, self._first, self._clock = say, first, clock
+        self._running: dict[_Activity, None] = {}
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+
+    @contextmanager
+    def running(
+        self, what: str | Callable[[], str | None], *, waits: bool = False, after: float = 0.0
+    ) -> Iterator[None]:
+        """Note that something runs inside.
+
+        Args:
+            what: ``plugin 'x', on_batch``; or a function that says it when it is asked for, or
+                gives None where there is nothing to say.
+            waits: it waits for another thread, which is what matters where a plugin runs there.
+            after: seconds before it is mentioned, where :data:`FIRST` are too few.
+        """
+        said = what if callable(what) else lambda: what
+        one = _Activity(said, self._clock(), max(self._first, after), waits)
+        self._running[one] = None
+        if self._thread is None:
+            self._start()
+        try:
+            yield
+        finally:
+            del self._running[one]
+
+    def look(self) -> None:
+        """Say what has been running for long enough to be said, again where it goes on."""
+        now = self._clock()
+        late = [one for one in list(self._running) if now - one.began >= one.due]
+        blocked = [one for one in list(self._running) if one.waits]
+        told = False
+        for one in sorted(late, key=lambda one: one.waits):
+            seconds = now - one.began
+            one.due = 2 * one.due
+            if (what := one.what()) is None or (one.waits and told):
+                continue
+            told = True
+            line = f"{what}: {'for' if one.waits else 'running for'} {seconds:.0f} s"
+            if not one.waits:
+                line += "".join(f"; {other.what()}" for other in blocked)
+            self._say(line + ("" if one.told else " (Ctrl-C twice ends the run)"))
+            one.told = True
+
+    def close(self) -> None:
+        """Look no more."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=self._look_on, name="minillm-watch", daemon=True)
+        self._thread.start()
+
+    def _look_on(self) -> None:
+        while not self._stop.wait(_LOOK_SECONDS):
+            self.look()
+
+
+@contextmanager
+def watching(say: Callable[[str], None]) -> Iterator[None]:
+    """Watch whatever is marked as :func:`running` inside, and in threads that take this context."""
+    watch = Watch(say)
+    token = _current.set(watch)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+        watch.close()
+
+
+def running(
+    what: str | Callable[[], str | None], *, waits: bool = False, after: float = 0.0
+) -> AbstractContextManager[None]:
+    """As :meth:`Watch.running`, on the watch that looks on; without one, nothing."""
+    watch = _current.get()
+    return nullcontext() if watch is None else watch.running(what, waits=waits, after=after)
