@@ -6,13 +6,17 @@
 
 The update of a matrix (rows, cols) has singular values near 1: the learning rate is in units of
 spectral norm an update.
+
+modded-nanogpt's momentum rises from 0.85 to 0.95 over the first steps, and falls back over the
+last 50 (``muon.momentum_start``, ``muon.momentum_end``); its learning rate falls linearly over the
+last part of the run (``muon.cooldown``).
 """
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-from minillm_core import Plugin, option, scheduled, stage
+from minillm_core import PlanError, Plugin, option, piecewise, scheduled, stage
 
 __all__ = ["Muon", "match_rms", "nesterov", "newton_schulz", "spectral"]
 
@@ -24,7 +28,30 @@ class Muon(Plugin, api=1):
     """Orthogonalised momentum for the hidden matrices; the rest stays with AdamW."""
 
     lr: float = option(0.02, gt=0, help="peak learning rate, in spectral norm an update")
+    cooldown: float | None = option(
+        None,
+        gt=0,
+        le=1,
+        help="share of the run, its last, over which lr falls linearly to floor x lr, without a "
+        "warm-up before; none: the run's own schedule",
+    )
+    floor: float = option(0.0, ge=0, le=1, help="what is left of lr after the cooldown")
+    weight_decay: float | None = option(
+        None, ge=0, help="decoupled, times the learning rate; none: train.weight_decay"
+    )
     momentum: float = option(0.95, ge=0, lt=1, help="of the Nesterov momentum")
+    momentum_start: float | None = option(
+        None, ge=0, lt=1, help="where momentum begins; none: at its full value"
+    )
+    momentum_rise: float = option(
+        0.2, gt=0, le=1, help="share of the run over which it rises from momentum_start"
+    )
+    momentum_end: float | None = option(
+        None, ge=0, lt=1, help="where momentum ends; none: at its full value"
+    )
+    momentum_fall: float = option(
+        0.03, gt=0, lt=1, help="share of the run, its last, over which it falls to momentum_end"
+    )
     steps: int = option(5, ge=1, le=20, help="Newton-Schulz iterations")
     adjust: Literal["spectral", "match_rms"] = option(
         "spectral",
@@ -34,12 +61,35 @@ class Muon(Plugin, api=1):
     def optimizer_factory(self, optimizer):
         optimizer.rule(
             "muon",
-            lr=scheduled(self.lr),
-            momentum=stage(nesterov, state={"momentum": "like"}, momentum=self.momentum),
+            lr=self._lr(),
+            weight_decay=self.weight_decay,
+            momentum=stage(nesterov, state={"momentum": "like"}, momentum=self._momentum()),
             orthogonalise=stage(newton_schulz, needs="matrix", steps=self.steps),
             scale=stage({"spectral": spectral, "match_rms": match_rms}[self.adjust]),
         )
         optimizer.assign("muon", lambda name, p: len(p.shape) == 2 and _hidden(p.role))
+
+    def _lr(self) -> Any:
+        """The run's warm-up and decay of the peak; or flat, and then linearly to the floor."""
+        if self.cooldown is None:
+            return scheduled(self.lr)
+        return piecewise((1 - self.cooldown, self.lr), (1, self.lr * self.floor))
+
+    def _momentum(self) -> Any:
+        """Flat but for a rise at the start and a fall at the end, where they are asked for."""
+        start, end = self.momentum_start, self.momentum_end
+        if start is None and end is None:
+            return self.momentum
+        if self.momentum_rise + self.momentum_fall >= 1:
+            raise PlanError(
+                f"muon.momentum_rise={self.momentum_rise} and muon.momentum_fall="
+                f"{self.momentum_fall} leave nothing of the run between them",
+                where="opt.rule[muon].momentum",
+                fix="shares of the run that are less than 1 together",
+            )
+        rise = [] if start is None else [(0.0, start), (self.momentum_rise, self.momentum)]
+        fall = [] if end is None else [(1 - self.momentum_fall, self.momentum), (1.0, end)]
+        return piecewise(*rise, *fall)
 
 
 def _hidden(role: str) -> bool:
@@ -47,7 +97,7 @@ def _hidden(role: str) -> bool:
     return role.split(".")[0] in ("attention", "mlp")
 
 
-def nesterov(ops: Any, update: Any, param: Any, state: dict[str, Any], *, momentum: float) -> Any:
+def nesterov(ops: Any, update: Any, param: Any, state: dict[str, Any], *, momentum: Any) -> Any:
     """update (N, R, C) -> Nesterov's look-ahead of its running mean."""
     mean = state["momentum"] * momentum + update * (1 - momentum)
     return update * (1 - momentum) + mean * momentum, {"momentum": mean}

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minillm_core import PlanError
 from minillm_core.backends.numpy.ops import NumPyOps
 from minillm_core.config.load import load
 from minillm_core.optim.groups import Group
@@ -188,3 +189,56 @@ def test_muon_keeps_one_moment() -> None:
     cost = {rule.name: rule for rule in planned(Muon()).estimate().rules}
     assert cost["muon"].state_bytes == 4 * cost["muon"].parameters
     assert cost["adamw"].state_bytes == 8 * cost["adamw"].parameters
+
+
+def muon_values(plugin: Muon, progress: float) -> dict[str, float]:
+    return {k: v for k, v in planned(plugin).values(progress).items() if k.startswith("muon.")}
+
+
+def test_momentum_rises_and_falls_where_asked() -> None:
+    plugin = Muon(momentum_start=0.85, momentum_rise=0.2, momentum_end=0.8, momentum_fall=0.1)
+    for progress, want in (
+        (0, 0.85),
+        (0.1, 0.9),
+        (0.2, 0.95),
+        (0.9, 0.95),
+        (0.95, 0.875),
+        (1, 0.8),
+    ):
+        assert muon_values(plugin, progress)["muon.momentum"] == pytest.approx(want)
+    assert muon_values(Muon(momentum_start=0.5), 1)["muon.momentum"] == 0.95
+    assert "muon.momentum" not in muon_values(Muon(), 0.5)  # a constant of the compiled step
+
+
+def test_scheduled_momentum_is_the_constants_where_it_stands_still() -> None:
+    plan, scheduled = planned(Muon(momentum=0.9)), planned(Muon(momentum=0.9, momentum_start=0.9))
+    rng = np.random.default_rng(4)
+    params, grads = drawn(plan, rng), [drawn(plan, rng) for _ in range(3)]
+    lrs = {"muon.lr": 0.02, "train.lr": 0.001}
+    want = run(plan, params, grads, lrs)
+    got = run(scheduled, params, grads, lrs | {"muon.momentum": 0.9})
+    for name in params:
+        np.testing.assert_array_equal(got[name], want[name])
+
+
+def test_the_rate_cools_down_linearly() -> None:
+    plugin = Muon(lr=0.04, cooldown=0.4, floor=0.1)
+    for progress, want in ((0.01, 0.04), (0.6, 0.04), (0.8, 0.022), (1, 0.004)):
+        assert muon_values(plugin, progress)["muon.lr"] == pytest.approx(want)
+    assert muon_values(Muon(lr=1, cooldown=1), 0.25)["muon.lr"] == pytest.approx(0.75)
+
+
+def test_decay_may_be_its_own() -> None:
+    plan = planned(Muon(weight_decay=1.5), "train.weight_decay=0.3")
+    decays = {
+        name: dict(stage.arguments)["weight_decay"]
+        for name, rule in plan.rules.items()
+        for anchor, _, stage in rule.stages
+        if anchor == "decay"
+    }
+    assert decays == {"adamw": 0.3, "muon": 1.5}
+
+
+def test_a_rise_into_the_fall_is_refused() -> None:
+    with pytest.raises(PlanError, match="leave nothing of the run between them"):
+        planned(Muon(momentum_start=0.5, momentum_rise=0.99, momentum_fall=0.03))

@@ -1,0 +1,56 @@
+"""Polar Express: a better polynomial in every step of Muon's orthogonalisation (arXiv:2505.16932).
+
+Newton-Schulz applies one quintic five times. Here every step has its own: the one whose worst
+error over the interval where singular values are by then is the smallest of all odd quintics.
+Composed, they are the best there is. Values below 10^-3 of the norm are not waited for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minillm_core import INHERITED, Plugin, stage
+
+__all__ = ["COEFFICIENTS", "PolarExpress", "polar_express"]
+
+COEFFICIENTS = (
+    (8.156554524902461, -22.48329292557795, 15.878769915207462),
+    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+)
+"""(a, b, c) of x <- a x + (b A + c A^2) x with A = x x^T, for singular values from 10^-3 to 1.
+
+The paper's algorithm with cushion 0.02, each polynomial but the last stretched by SAFETY, so that
+rounding in bfloat16 cannot leave the interval on which the next converges: the constants of
+modded-nanogpt and nanochat."""
+
+SAFETY = 0.02
+
+
+class PolarExpress(Plugin, api=1):
+    """The best polynomial in each of Muon's orthogonalisation steps, instead of Newton-Schulz."""
+
+    def optimizer_factory(self, optimizer):
+        polar = stage(polar_express, needs="matrix", steps=INHERITED)
+        optimizer.extend("muon", "orthogonalise", polar)
+
+
+def polar_express(ops: Any, update: Any, param: Any, state: dict[str, Any], *, steps: int) -> Any:
+    """update (N, R, C) -> nearly U V^T of its singular value decomposition, batched over N.
+
+    ``steps`` is ``muon.steps``; from the sixth on the last polynomial is repeated. Computed in the
+    backend's ``matmul_dtype``: bfloat16 on a GPU of NVIDIA's, float32 on a CPU and on MLX, where
+    bfloat16 would not stay finite.
+    """
+    tall = update.shape[-2] > update.shape[-1]
+    x = ops.matrix_transpose(update) if tall else update  # (N, r, c), r <= c
+    norm = ops.sqrt(ops.sum(ops.square(x), (-2, -1), keepdims=True))
+    x = ops.astype(x / (norm * (1 + SAFETY) + 1e-6), ops.matmul_dtype)
+    for index in range(steps):
+        a, b, c = COEFFICIENTS[min(index, len(COEFFICIENTS) - 1)]
+        gram = x @ ops.matrix_transpose(x)  # (N, r, r)
+        x = a * x + (b * gram + c * (gram @ gram)) @ x
+    x = ops.astype(x, "float32")
+    return (ops.matrix_transpose(x) if tall else x), state

@@ -1,0 +1,83 @@
+"""Cautious decay: where update and weight agree in sign, and nowhere else; on every rule or one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from minillm_core import PlanError
+from minillm_core.backends.numpy.ops import NumPyOps
+from minillm_muon.cautious_wd import CautiousWD, cautious
+from minillm_muon.muon import Muon
+
+OPS: Any = NumPyOps()
+pair = arrays(np.float64, (2, 5), elements=st.floats(-3, 3, allow_subnormal=False))
+
+
+@given(pair, st.floats(0, 1), st.floats(0, 2))
+def test_decay_goes_with_the_update_or_not_at_all(
+    both: np.ndarray, decay: float, wd_mul: float
+) -> None:
+    update, param = both
+    got, state = cautious(OPS, update, param, {}, weight_decay=decay, wd_mul=wd_mul)
+    for before, after, weight in zip(update, got, param, strict=True):
+        agrees = before * weight > 0
+        assert after == pytest.approx(before + (decay * wd_mul * weight if agrees else 0))
+        assert abs(after) >= abs(before)  # never against the update
+    assert state == {}
+
+
+def decays(plan: Any) -> dict[str, tuple[str, dict[str, Any], dict[str, str]]]:
+    """Rule -> who decays, its constants, its schedule values."""
+    return {
+        name: next(
+            (owner, dict(one.arguments), dict(one.values))
+            for anchor, owner, one in rule.stages
+            if anchor == "decay"
+        )
+        for name, rule in plan.rules.items()
+    }
+
+
+def test_it_takes_over_each_rules_own_decay(planned: Any) -> None:
+    both = {"muon": Muon(weight_decay=1.2), "cautious_wd": CautiousWD()}
+    found = decays(planned(both, "train.weight_decay=0.3"))
+    assert found == {
+        "adamw": ("cautious_wd", {"weight_decay": 0.3}, {}),
+        "muon": ("cautious_wd", {"weight_decay": 1.2}, {}),
+    }
+
+
+@pytest.mark.parametrize(("rules", "plain"), [(("muon",), "adamw"), (("adamw",), "muon")])
+def test_other_rules_are_left_alone(planned: Any, rules: tuple[str], plain: str) -> None:
+    found = decays(planned({"muon": Muon(), "cautious_wd": CautiousWD(rules=rules)}))
+    assert found[rules[0]][0] == "cautious_wd"
+    assert found[plain][0] == ("core" if plain == "adamw" else "muon")
+
+
+def test_weights_that_grow_do_not_decay(planned: Any, drawn: Any, stepped: Any) -> None:
+    """Against AdamW, whose first update has the gradient's sign and size one."""
+    plan = planned({"cautious_wd": CautiousWD()}, "train.weight_decay=0.5")
+    rng = np.random.default_rng(0)
+    params, grads = drawn(plan, rng), drawn(plan, rng)
+    got, _ = stepped(plan, params, [grads], {"train.lr": 0.01})
+    name = "layers.0.attention.q.weight"
+    param, sign = params[name], np.sign(grads[name])
+    want = param - 0.01 * (sign + 0.5 * np.where(sign * param > 0, param, 0))
+    np.testing.assert_allclose(got[name], want, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rules", "said"),
+    [(("muon",), "--plugins muon,cautious_wd"), (("*", "adamw"), "claims slot .* twice")],
+)
+def test_rules_that_are_not_there_or_named_twice_are_refused(
+    planned: Any, rules: tuple[str, ...], said: str
+) -> None:
+    with pytest.raises(PlanError, match=said):
+        planned({"cautious_wd": CautiousWD(rules=rules)})
