@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from minillm_core.config.schema import Config
@@ -15,8 +14,8 @@ from minillm_core.nn.geometry import Geometry
 from minillm_core.nn.init import Init
 from minillm_core.nn.module import declared, named_modules
 from minillm_core.nn.param import Param
-from minillm_core.ops.select import Candidate
 from minillm_core.optim.schedules import TrainSchedule
+from minillm_core.plan.declared import Declared
 from minillm_core.plan.owners import digests, expected, export
 from minillm_core.plan.placements import (
     Placement,
@@ -35,43 +34,50 @@ from minillm_core.plugins.builders import (
     DataSlots,
     KernelBuilder,
     LossBuilder,
-    LossSlots,
     ModelBuilder,
     ModelSlots,
     OptimizerBuilder,
     OptimizerSlots,
     ParamInfo,
 )
-from minillm_core.plugins.builders.base import ValueTable
 from minillm_core.plugins.manager import LoadedPlugin, Manager
 from minillm_core.text import nearest
 
 __all__ = ["build_plan", "geometry_of"]
 
 
-def build_plan(config: Config, plugins: Manager | Iterable[LoadedPlugin] = ()) -> Plan:
+def build_plan(
+    config: Config,
+    plugins: Manager | Iterable[LoadedPlugin] = (),
+    said: Declared | None = None,
+) -> Plan:
     """Resolve a run.
+
+    Args:
+        config: the settings.
+        plugins: those that the run names.
+        said: empty slots; also where planning is refused they hold what came until then.
 
     Raises:
         PlanError: slots that clash, shapes that cannot be built, a plugin that put nothing in.
         PluginCodeError: a plugin's own code raised.
     """
     manager = plugins if isinstance(plugins, Manager) else Manager(plugins)
-    geometry, values = geometry_of(config), ValueTable()
-    spec, inits, data = _model(config, geometry, manager, values)
+    said = said or Declared.of(config, geometry_of(config))
+    values, data, held = said.values, said.data, said.kernels
+    spec, inits = _model(config, manager, said)
     fields = data.fields.resolve()
     _check_data(data, manager)
     rehearse(spec, manager)
     model = decoder(spec)
     _check_terms(model, spec)
     parameters = _parameters(model, inits)
-    optimizer = OptimizerSlots(parameters, values, config.train)
+    said.optimizer = optimizer = OptimizerSlots(parameters, values, config.train)
     manager.call(
         "optimizer_factory", lambda p: {"optimizer": OptimizerBuilder(p.name, values, optimizer)}
     )
     groups = optimizer.resolve()
     check_reads(spec, (name for name, _, _ in fields), values.held)
-    held: dict[str, tuple[str, Candidate]] = {}
     manager.call("kernel_provider", lambda p: {"kernels": KernelBuilder(p.name, values, held)})
     candidates = tuple(held[key] for key in sorted(held))
     batchers, observers = manager.implementing("on_batch"), manager.implementing("on_event")
@@ -90,9 +96,7 @@ def build_plan(config: Config, plugins: Manager | Iterable[LoadedPlugin] = ()) -
         parameters=parameters,
         inits={name: init for name, (_, init) in inits.items()},
         groups=groups,
-        schedule=TrainSchedule(
-            config.train.schedule, config.train.warmup, config.train.cooldown
-        ),
+        schedule=TrainSchedule(config.train.schedule, config.train.warmup, config.train.cooldown),
         schedules=dict(sorted(values.held.items())),
         batch_fields=fields,
         on_batch=data.order(tuple(p.name for p in batchers)),
@@ -131,19 +135,19 @@ def geometry_of(config: Config, positions: int | None = None) -> Geometry:
 
 
 def _model(
-    config: Config, geometry: Geometry, manager: Manager, values: ValueTable
-) -> tuple[DecoderSpec, dict[str, tuple[str, Init]], DataSlots]:
-    base = config.model.rope_base
-    attention = [AttentionSlots(replace(geometry, layer=i), base) for i in range(geometry.layers)]
+    config: Config, manager: Manager, said: Declared
+) -> tuple[DecoderSpec, dict[str, tuple[str, Init]]]:
+    attention, values = said.attention, said.values
     for slots in attention:
         manager.call(
             "build_attention",
             lambda p, slots=slots: {"attn": AttentionBuilder(p.name, values, slots)},
         )
-    model, loss, data = ModelSlots(geometry), LossSlots(), DataSlots()
+    model, loss, data = said.model, said.loss, said.data
     manager.call("build_model", lambda p: {"model": ModelBuilder(p.name, values, model)})
     manager.call("compute_loss", lambda p: {"loss": LossBuilder(p.name, values, loss)})
     manager.call("build_data", lambda p: {"data": DataBuilder(p.name, values, data)})
+    geometry = model.geometry
     spec = DecoderSpec(
         geometry=geometry,
         tied=config.model.tied,
@@ -157,7 +161,7 @@ def _model(
         linears=tuple((leaf, model.linear[leaf].resolve()) for leaf in sorted(model.linear)),
     )
     inits = {name: (c.owner, c.resolve()) for name, c in sorted(model.init.items())}
-    return spec, inits, data
+    return spec, inits
 
 
 def _block(index: int, slots: AttentionSlots, model: ModelSlots) -> BlockSpec:

@@ -10,8 +10,9 @@ from minillm_core.nn.attention import AttentionSpec
 from minillm_core.nn.block import BlockSpec, Nothing
 from minillm_core.nn.decoder import DecoderSpec
 from minillm_core.nn.node import Node
-from minillm_core.nn.residual import Learned, SiteSpec
+from minillm_core.nn.residual import SiteSpec
 from minillm_core.nn.value import Setting
+from minillm_core.plan.words import words
 from minillm_core.plugins.builders import OptimizerSlots
 from minillm_core.plugins.builders.data import Field
 
@@ -46,22 +47,21 @@ def model_placements(spec: DecoderSpec) -> Iterator[Placement]:
         yield from _site(spec.final)
     loss = spec.loss
     if loss.form_owner != "core":
-        what = ", ".join(f"{name}={getattr(loss.form, name)}" for name in loss.form.named)
         capped = not loss.form.evaluated().empty
-        yield Placement(loss.form_owner, "loss.logits", what or "plain", True, capped)
+        yield Placement(loss.form_owner, "loss.logits", words(loss.form), True, capped)
     for target in loss.targets:
-        what = f"weight {_number(target.weight)}"
+        what = f"weight {words(target.weight)}"
         yield Placement(target.owner, f"loss.target[{target.key}]", what, True, False)
     for term in loss.terms:
-        source = term.emitted if term.node is None else _class(term.node)
-        what = f"{source}, weight {_number(term.weight)}"
+        source = term.emitted if term.node is None else words(term.node)
+        what = f"{source}, weight {words(term.weight)}"
         yield Placement(term.owner, f"loss.term[{term.key}]", what, False, False)
 
 
 def node_placements(nodes: Iterable[Node]) -> Iterator[Placement]:
     """Of nodes that stand for themselves."""
     for node in nodes:
-        yield Placement(node.owner, node.slot, _class(node))
+        yield Placement(node.owner, node.slot, words(node))
 
 
 def optimizer_placements(slots: OptimizerSlots) -> Iterator[Placement]:
@@ -70,8 +70,7 @@ def optimizer_placements(slots: OptimizerSlots) -> Iterator[Placement]:
     for name in sorted(followed):
         for anchor, owner, stage in slots.rule(name).stages:
             if owner != "core":
-                function = stage.reference.rpartition(":")[2]
-                yield Placement(owner, f"opt.rule[{name}].{anchor}", function, shapes=False)
+                yield Placement(owner, f"opt.rule[{name}].{anchor}", words(stage), shapes=False)
     assigned = [
         (claim.owner, f"opt.assign[{claim.resolve()}]") for claim in slots.assigned.values()
     ]
@@ -85,9 +84,7 @@ def optimizer_placements(slots: OptimizerSlots) -> Iterator[Placement]:
 def init_placements(inits: Mapping[str, tuple[str, Any]]) -> Iterator[Placement]:
     """Of claimed initial values: parameter -> (owner, initialiser)."""
     for name, (owner, init) in inits.items():
-        numbers = ", ".join(str(v) for k, v in init.data().items() if k != "init")
-        what = f"{type(init).__name__}({numbers})"
-        yield Placement(owner, f"model.init[{name}]", what, shapes=False)
+        yield Placement(owner, f"model.init[{name}]", words(init), shapes=False)
 
 
 def field_placements(fields: Iterable[tuple[str, str, Field]]) -> Iterator[Placement]:
@@ -115,37 +112,21 @@ def _attention(at: str, attention: AttentionSpec) -> Iterator[Placement]:
     for slot in ("window", "scale"):
         setting = getattr(attention, slot)
         if setting is not None:
-            yield Placement(setting.owner, f"{at}.{slot}", _number(setting), settled=True)
+            yield Placement(setting.owner, f"{at}.{slot}", words(setting), settled=True)
     for slot in ("frequencies", "scaling"):
         claimed = getattr(attention.rope, slot)
         if claimed is not None:
-            owner, reference, _ = claimed
-            function = reference.rpartition(":")[2]
-            yield Placement(owner, f"{at}.rope.{slot}", function, settled=True)
+            yield Placement(claimed[0], f"{at}.rope.{slot}", words(claimed), settled=True)
 
 
 def _whole(slot: str, claimed: Node | Nothing | None) -> Iterator[Placement]:
     if isinstance(claimed, Nothing):
         yield Placement(claimed.owner, slot, "none", settled=True)
     elif claimed is not None:
-        yield Placement(claimed.owner, slot, _class(claimed))
+        yield Placement(claimed.owner, slot, words(claimed))
 
 
 def _site(site: SiteSpec) -> Iterator[Placement]:
     for source, owner, coefficient in site.terms:
         slot = f"model.residual[{site.name}][{source}]"
-        if isinstance(coefficient, Node):
-            yield Placement(owner, slot, _class(coefficient))
-        elif isinstance(coefficient, Learned):
-            yield Placement(owner, slot, f"learned, from {coefficient.start:g}")
-        else:
-            yield Placement(owner, slot, _number(coefficient), settled=True)
-
-
-def _class(node: Node) -> str:
-    given = ", ".join(f"{key}={value}" for key, value in node.arguments)
-    return f"{node.reference.rpartition(':')[2]}{f'({given})' if given else ''}"
-
-
-def _number(setting: Setting) -> str:
-    return f"{setting.constant:g}" if setting.value is None else setting.value
+        yield Placement(owner, slot, words(coefficient), isinstance(coefficient, Setting))
