@@ -175,6 +175,14 @@ class Trainer(Model):
         """
 
     @abstractmethod
+    def restart(self, seed: int) -> None:
+        """Begin anew with the initial values that a seed draws, as a fresh trainer would.
+
+        Weights, State, optimizer, loss scale and the framework's generators; what is compiled
+        stays, so that runs that differ in their seed alone are compiled once. Waits.
+        """
+
+    @abstractmethod
     def witnesses(self) -> Mapping[str, int]:
         """What was seen to take part so far -> how often (at trace time, or in eager).
 

@@ -12,7 +12,7 @@ from minillm_core.nn.init import Init, generator
 from minillm_core.nn.module import declared
 from minillm_core.nn.param import Buffer, Param, State
 
-__all__ = ["initial_values", "witness_inits"]
+__all__ = ["initial_arrays", "initial_values", "witness_inits"]
 
 
 def initial_values(
@@ -32,6 +32,24 @@ def initial_values(
         yield module, attribute, state.init.draw(generator(seed, name), state.shape)
     for _, module, attribute, buffer in declared(model, Buffer):
         yield module, attribute, buffer.fn()
+
+
+def initial_arrays(model: Any, inits: Mapping[str, Init], seed: int) -> dict[str, np.ndarray]:
+    """``model.<parameter>`` and ``state.<name>``, as :func:`initial_values` draws them.
+
+    Args:
+        model: materialised, or the outline alone.
+        inits: parameter -> initialiser, where a plugin claimed it.
+        seed: the run's.
+    """
+    parameters = {
+        f"model.{name}": inits.get(name, param.init).draw(generator(seed, name), param.shape)
+        for name, _, _, param in declared(model, Param)
+    }
+    return parameters | {
+        f"state.{name}": state.init.draw(generator(seed, name), state.shape)
+        for name, _, _, state in declared(model, State)
+    }
 
 
 def witness_inits(

@@ -99,6 +99,24 @@ def test_a_run_goes_on_to_the_bit_from_any_step(
 
 
 @both_backends
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_trainer_that_restarts_is_a_fresh_one_of_that_seed(
+    lab: Any, dtype: str, backend: str
+) -> None:
+    plan = noisy_of(lab, "muon", train_dtype=dtype)
+    steps = steps_of(lab, plan, 0, 1, 2)
+    fresh = lab.trainer(plan, backend, seed=9)
+    start = fresh.arrays()
+    found = lab.losses(fresh, plan, steps)
+    used = lab.trainer(plan, backend, seed=0)
+    lab.losses(used, plan, steps[:2])
+    used.restart(9)
+    assert_same(used.arrays(), start)
+    assert lab.losses(used, plan, steps) == found
+    assert_same(used.arrays(), fresh.arrays())
+
+
+@both_backends
 def test_what_was_handed_out_is_nobodys_buffer(lab: Any, backend: str) -> None:
     plan = noisy_of(lab, "muon")
     run = lab.trainer(plan, backend)

@@ -15,6 +15,7 @@ from minillm_core.backends.mlx import random, saving, scaler
 from minillm_core.backends.mlx.graphs import Arrays, Figures, Graphs
 from minillm_core.backends.mlx.inference import MLXModel
 from minillm_core.backends.mlx.module import MLXFramework
+from minillm_core.nn.initial import initial_arrays
 from minillm_core.optim.update import initial_state
 from minillm_core.plan import Plan
 from minillm_core.plan.stages import stages_of
@@ -55,12 +56,7 @@ class MLXTrainer(MLXModel, Trainer):
     ) -> None:
         super().__init__(plan, binding, model, framework, join=join)
         self.groups = {str(index): group for index, group in enumerate(plan.groups)}
-        self.state = {
-            "optimizer": initial_state(self.groups, mx.zeros),
-            **self.state,
-            "scaler": scaler.start() if binding.dtype == "float16" else {},
-            "updates": mx.array(0.0),
-        }
+        self.state = {**self.state, **self._at_first()}
         self.graphs = Graphs(
             plan,
             model,
@@ -197,6 +193,24 @@ class MLXTrainer(MLXModel, Trainer):
         self.state = saving.state(arrays, self.state, self.groups)
         mx.eval(self.masters, self.state)
         random.load(arrays)
+
+    def restart(self, seed: int) -> None:
+        """Begin anew with the initial values of a seed."""
+        self._settle_all()
+        fresh = initial_arrays(self.model, self.plan.inits, seed)
+        self.load(fresh)
+        self.state = {**self.state, **self._at_first()}
+        mx.eval(self.state)
+        random.seed(seed)
+        mx.reset_peak_memory()
+
+    def _at_first(self) -> dict[str, Any]:
+        """All of the state that no seed draws."""
+        return {
+            "optimizer": initial_state(self.groups, mx.zeros),
+            "scaler": scaler.start() if self.binding.dtype == "float16" else {},
+            "updates": mx.array(0.0),
+        }
 
     @property
     def traces(self) -> int:

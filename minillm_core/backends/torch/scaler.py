@@ -31,6 +31,13 @@ class LossScaler:
         self.good.copy_(good * (1 - grow))
         self.skipped.add_(found)
 
+    @torch.no_grad()
+    def restart(self) -> None:
+        """Forget every step."""
+        self.scale.fill_(START)
+        self.good.zero_()
+        self.skipped.zero_()
+
     def arrays(self) -> dict[str, Tensor]:
         """What a resumed run needs."""
         return {"scale": self.scale, "good": self.good, "skipped": self.skipped}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from minillm_core.backends.base import Batch, Binding, Snapshot, StepResult, Trainer
 from minillm_core.backends.figures import TERM, step_result
-from minillm_core.backends.torch import foreach
+from minillm_core.backends.torch import foreach, random
 from minillm_core.backends.torch.compiling import own_code
 from minillm_core.backends.torch.feed import Later, numbers_to
 from minillm_core.backends.torch.guard import unsound
@@ -22,6 +22,7 @@ from minillm_core.backends.torch.random import Generators
 from minillm_core.backends.torch.scaler import LossScaler
 from minillm_core.backends.torch.snapshot import Snapshots
 from minillm_core.errors import OutOfMemory
+from minillm_core.nn.initial import initial_arrays
 from minillm_core.plan import Plan
 from minillm_core.plan.stages import stages_of
 
@@ -216,6 +217,19 @@ class TorchTrainer(TorchModel, Trainer):
         """The inverse of :meth:`arrays`."""
         self.fill(self._everything(), arrays)
         self.random.load(arrays)
+
+    def restart(self, seed: int) -> None:
+        """Begin anew with the initial values of a seed."""
+        fresh = initial_arrays(self.model, self.plan.inits, seed)
+        with torch.no_grad():
+            for tensor in self.optimizer.arrays().values():
+                tensor.zero_()
+        if self.scaler is not None:
+            self.scaler.restart()
+        self.fill(self.held(), fresh)
+        random.seed(seed)
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
 
     def witnesses(self) -> Mapping[str, int]:
         """What took part so far."""

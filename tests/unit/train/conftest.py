@@ -131,6 +131,9 @@ class BigramTrainer(Trainer):
         self.load(arrays)
         self.momentum = arrays["optimizer.sgd.m.table"].copy()
 
+    def restart(self, seed: int) -> None:
+        self.table[:], self.momentum[:] = 0, 0
+
     def witnesses(self) -> Mapping[str, int]:
         return self.witnessed
 
