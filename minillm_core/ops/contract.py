@@ -36,7 +36,7 @@ class Operations(ArrayFunctions, Protocol):
     """The ops that kernels compete for, beside the array functions."""
 
     def linear(self, x: Array, weight: Array) -> Array:
-        """X weight^T: x (..., C), weight (O, C) -> (..., O). 2 N C O FLOPs."""
+        """x weight^T: x (..., C), weight (O, C) -> (..., O). 2 N C O FLOPs."""
         ...
 
     def embedding(self, ids: Array, weight: Array) -> Array:
@@ -44,7 +44,7 @@ class Operations(ArrayFunctions, Protocol):
         ...
 
     def rms_norm(self, x: Array, weight: Array | None, eps: float) -> Array:
-        """X / sqrt(mean(x^2) + eps) * weight over the last axis, float32 inside.
+        """x / sqrt(mean(x^2) + eps) * weight over the last axis, float32 inside.
 
         x (..., C), weight (C,) or None -> x's shape and dtype.
         """

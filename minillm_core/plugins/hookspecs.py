@@ -29,36 +29,36 @@ class Hooks:
 
     @hookspec
     def build_attention(self, attn: AttentionBuilder) -> None:
-        """Plan, once a layer: the slots of that layer's attention."""
+        """While planning, once a layer: the slots of that layer's attention."""
 
     @hookspec
     def build_model(self, model: ModelBuilder) -> None:
-        """Plan: embedding, streams, residual sites, MLPs, norms, linears, taps, initial values."""
+        """While planning: embedding, streams, residual sites, whole sublayers, norms, initial values."""
 
     @hookspec
     def compute_loss(self, loss: LossBuilder) -> None:
-        """Plan: the form of the logits, further targets, further terms."""
+        """While planning: the form of the logits, further targets, further terms."""
 
     @hookspec
     def optimizer_factory(self, optimizer: OptimizerBuilder) -> None:
-        """Plan, last: every parameter is known; rules, stages, assignment, multipliers."""
+        """While planning, last: rules, their stages, which parameter follows which, multipliers."""
 
     @hookspec
     def kernel_provider(self, kernels: KernelBuilder) -> None:
-        """Plan, then binding: candidates for ops."""
+        """While planning: candidates for ops, which are asked when the plan is bound to a device."""
 
     @hookspec
     def build_data(self, data: DataBuilder) -> None:
-        """Plan: source, packer, further fields of the batch."""
+        """While planning: further fields of the batch, and what ``on_batch`` reads."""
 
     @hookspec
     def on_batch(self, batch: dict[str, Any], phase: str) -> dict[str, Any]:
-        """Run, loader thread: a NumPy batch in phase train, eval or decode; returns a batch."""
+        """While running, in the loader's thread: a NumPy batch in phase train, eval or decode."""
         raise NotImplementedError
 
     @hookspec
     def on_event(self, event: Any) -> None:
-        """Run: typed events (minillm_core.train.events); an observer changes nothing."""
+        """While running: typed events, for an observer, which changes nothing."""
 
 
 HOOKS: dict[str, tuple[str, ...]] = {

@@ -20,7 +20,9 @@ _EVERY = re.compile(r"every:([1-9]\d{0,5})")
 class Layers:
     """``"all"``, ``"every:2"`` (0, 2, 4, ...) or indices such as ``[0, -1]``, -1 being the last.
 
-    Used as the type of an option::
+    The type of an option that says which layers.
+
+    ::
 
         layers: Layers = option("all", help="layers that get a gate")
 
@@ -71,6 +73,11 @@ class Layers:
                     fix=f"name it once, as {index} or as {index - num_layers}",
                 )
         return tuple(indices)
+
+    def names(self, layer: int, num_layers: int) -> bool:
+        """Whether ``layer`` is listed by its index, and not only among all or every N."""
+        listed = () if isinstance(self._spec, str) else self._spec
+        return layer in {index % num_layers for index in listed}
 
     def data(self) -> str | list[int]:
         """The form that was given, as JSON."""

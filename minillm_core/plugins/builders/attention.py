@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -37,13 +37,12 @@ class AttentionSlots:
         self.scale: Claim[Setting] = Claim(f"{at}.scale")
         self.out = Chain(f"{at}.out", ("correct", "project_out", "gate"))
 
-    def touched(self) -> str | None:
-        """The first plugin that said anything, by name."""
+    def owners(self) -> set[str]:
+        """The plugins that said anything."""
         claims = (self.frequencies, self.positions, self.scaling, self.layout, self.window)
         owners = {owner for claim in (*claims, self.scale) for owner in claim.held}
         owners |= {link.node.owner for chain in (self.qk, self.out) for link in chain.links}
-        owners |= {owner for owner, _ in self.v.held.values()}
-        return min(owners, default=None)
+        return owners | {owner for owner, _ in self.v.held.values()}
 
     def resolve(self) -> AttentionSpec:
         """The layer's attention; every clash is an error."""
@@ -83,7 +82,8 @@ class QK:
 class Out:
     """Chain: y (B, T, H, D), q, k, v, x (B, T, C) -> y (B, T, H, D), before the projection.
 
-    correct < project_out < gate. q and k are as the kernel was given them, rotated; v (B, T, K, D).
+    correct < project_out < gate. q and k are rotated, unless a layout has them rotated later;
+    v (B, T, K, D) has its terms.
 
     ::
 
@@ -109,6 +109,9 @@ class RopeClaims:
     def frequencies(self, function: Callable[..., np.ndarray], **arguments: Any) -> None:
         """Claim: head_dim -> (D/2,), radians a position, a NumPy array.
 
+        Args:
+            function: of a module, called ``function(head_dim, **arguments)``.
+
         ::
 
             attn.rope.frequencies(half_truncated, base=10_000.0)
@@ -117,7 +120,11 @@ class RopeClaims:
         self._slots.frequencies.add(self._builder._owner, value)
 
     def scaling(self, function: Callable[..., np.ndarray], **arguments: Any) -> None:
-        """Claim: frequencies (D/2,) -> (D/2,), NumPy arrays (YaRN and its like)."""
+        """Claim: frequencies (D/2,) -> (D/2,), NumPy arrays (YaRN and its like).
+
+        Args:
+            function: of a module, called ``function(frequencies, **arguments)``.
+        """
         value = self._builder._function(self._slots.scaling.where, function, arguments)
         self._slots.scaling.add(self._builder._owner, value)
 
@@ -149,7 +156,14 @@ class AttentionBuilder(Builder):
         self.qk, self.out = QK(self, slots.qk), Out(self, slots.out)
         self.rope = RopeClaims(self, slots)
 
-    def v(self, cls: type, *, name: str | None = None, **arguments: Any) -> None:
+    def v(
+        self,
+        cls: type,
+        *,
+        name: str | None = None,
+        reads: Mapping[str, str] | None = None,
+        **arguments: Any,
+    ) -> None:
         """Term: v (B, T, K, D), x (B, T, C) -> (B, T, K, D), which is added to v.
 
         Every term is computed from v as it is before the sum.
@@ -157,13 +171,14 @@ class AttentionBuilder(Builder):
         Args:
             cls: a Module.
             name: a suffix, where a plugin adds several.
+            reads: argument of ``forward`` -> the name at hand, where it is another in this layer.
             arguments: of its constructor, JSON.
 
         ::
 
             attn.v(ValueEmbedding, lr_mul=0.1)
         """
-        node = self._node(self._slots.v.where, ("v", "x"), cls, arguments, name)
+        node = self._node(self._slots.v.where, ("v", "x"), cls, arguments, name, reads)
         self._slots.v.add(self._owner, node.name, node)
 
     def layout(self, cls: type, **arguments: Any) -> None:

@@ -61,7 +61,7 @@ class DataBuilder(Builder):
         self._slots = slots
 
     def field(self, name: str, dtype: str = "int32", shape: tuple[int, ...] = ()) -> None:
-        """Claim: (rows, T, *shape), a field that this plugin's ``on_batch`` writes.
+        """Claim: ``(rows, T, *shape)``, a field that this plugin's ``on_batch`` writes.
 
         A node whose ``forward`` names the field is given it.
 

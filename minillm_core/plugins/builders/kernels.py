@@ -19,7 +19,7 @@ class KernelBuilder(Builder):
         self._held = held
 
     def candidate(self, candidate: Candidate) -> None:
-        """Query: a request -> yes, or the reason why not. Offer a kernel for an op.
+        """Query: a request -> None (yes), or the reason why not, from ``accepts`` of the candidate.
 
         ::
 
