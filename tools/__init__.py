@@ -1,0 +1,1 @@
+"""What makes the documentation; no part of any wheel."""

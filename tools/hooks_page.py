@@ -1,0 +1,233 @@
+"""The reference in docs/hooks.md, from the hook specifications, the builders and what they take.
+
+python -m tools.hooks_page             # print the page as it should be
+python -m tools.hooks_page --write     # write it
+
+What stands between ``<!-- made: NAME -->`` and ``<!-- /made -->`` is made here; the rest of the page
+is written by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import minillm_core as core
+from minillm_core.nn.init import fan_in
+from minillm_core.ops.arrays import ArrayFunctions
+from minillm_core.ops.contract import CONTRACTS, Operations
+from minillm_core.optim.stage import ANCHORS
+from minillm_core.plugins.builders import ParamInfo
+from minillm_core.plugins.builders.base import RESERVED, Anchor
+from minillm_core.plugins.hookspecs import HOOKS, Hooks
+from minillm_core.train import events
+from tools.markdown import called, entry, fields, link, table
+from tools.reading import doc_of, members, prose
+from tools.slots import BUILDERS, builder_section
+
+__all__ = ["PAGE", "SECTIONS", "made"]
+
+PAGE = Path(__file__).parents[1] / "docs" / "hooks.md"
+
+
+def hooks() -> str:
+    """Every hook: its arguments, when it is called, for what."""
+    rows = []
+    for name, takes in HOOKS.items():
+        when, _, what = doc_of(getattr(Hooks, name)).summary.rstrip(".").partition(": ")
+        shown = link(f"{name}({', '.join(('self', *takes))})", name)
+        rows.append((shown, when.lower(), what))
+    return table(("hook", "when", "what it is for"), rows)
+
+
+def chains() -> str:
+    """What an anchor of a chain takes."""
+    anchor = "attn.out.gate"
+    return "\n\n".join(
+        (
+            entry(called(anchor, Anchor.__call__), Anchor.__call__),
+            entry(called(f"{anchor}.close", Anchor.close), Anchor.close),
+        )
+    )
+
+
+def rules() -> str:
+    """The stages of a rule, and how one is made."""
+    order = " < ".join(f"`{one}`" for one in ANCHORS)
+    text = f"A rule is made of stages, in this order: {order}."
+    about = "### `ParamInfo`\n\n" + doc_of(ParamInfo).summary
+    return "\n\n".join((text, public("stage"), about, fields(ParamInfo)))
+
+
+def kernels() -> str:
+    """A candidate, and the request that it is asked about."""
+    parts = []
+    for name in ("Candidate", "Request"):
+        cls = getattr(core, name)
+        doc = doc_of(cls)
+        facts = (one for items in doc.sections.values() for one in items)
+        listed = "\n".join(f"- of `{key}`: {text}" for key, text in facts)
+        parts += [f"### `{name}`", doc.summary, fields(cls), listed]
+    return "\n\n".join(filter(None, parts))
+
+
+def plugin() -> str:
+    """The class statement: its keywords."""
+    doc = doc_of(core.Plugin)
+    (keywords,) = (items for key, items in doc.sections.items() if "class statement" in key)
+    rows = [(f"`{name}`", text) for name, text in keywords]
+    example = f"```python\n{doc.example}\n```"
+    return "\n\n".join((*doc.body, example, table(("keyword", "what it says"), rows)))
+
+
+def public(*names: str) -> str:
+    """Public functions and classes, called as they are imported."""
+    return "\n\n".join(
+        entry(called(name, getattr(core, name)), getattr(core, name)) for name in names
+    )
+
+
+def options() -> str:
+    """option() and Layers."""
+    layers, resolve = doc_of(core.Layers), core.Layers.resolve
+    example = f"```python\n{layers.example}\n```"
+    about = "\n\n".join(("### `Layers`", layers.summary, *layers.body, example))
+    return "\n\n".join((public("option"), about, entry(called("layers.resolve", resolve), resolve)))
+
+
+def declarations() -> str:
+    """Param, Linear, Buffer, State, and initial values."""
+    rows = [
+        ("`zeros`, `ones`", "`Constant(0.0)` and `Constant(1.0)`."),
+        *(
+            (f"`{called(name, getattr(core, name))}`", doc_of(getattr(core, name)).summary)
+            for name in ("Constant", "Normal", "Uniform")
+        ),
+        ("none given, in a `Linear`", doc_of(fan_in).summary),
+    ]
+    return "\n\n".join(
+        (public("Param", "Linear", "Buffer", "State"), table(("initial values", "what"), rows))
+    )
+
+
+def places() -> str:
+    """Geometry, Call and Layout."""
+    parts = []
+    for name in ("Geometry", "Call", "Layout"):
+        cls = getattr(core, name)
+        doc = doc_of(cls)
+        stated = [fields(cls)] if members(cls) else []
+        parts += [f"### `{name}`", doc.summary, *doc.body, *stated]
+    return "\n\n".join(parts)
+
+
+def array_functions() -> str:
+    """The functions on arrays; those that need no word are only named."""
+    told, known = [], []
+    for name, target in vars(ArrayFunctions).items():
+        if not name.startswith("_") and callable(target):
+            doc, shown = doc_of(target), f"`{called(name, target)}`"
+            if doc.summary:
+                told.append((shown, " ".join((doc.summary, *doc.body))))
+            else:
+                known.append(shown)
+    return f"{', '.join(known)}.\n\n{table(('and', 'what it gives'), told)}"
+
+
+def contracts() -> str:
+    """The ops that kernels compete for."""
+    parts = []
+    for name, contract in CONTRACTS.items():
+        gradients = ", ".join(f"`{one}`" for one in contract.differentiable)
+        bounds = ", ".join(f"{bound:g} in {dtype}" for dtype, bound in contract.tolerance.items())
+        paragraphs = contract.doc.split("\n\n")
+        parts += [
+            f"### `{called(f'ops.{name}', getattr(Operations, name))}`",
+            *(prose(one) for one in paragraphs),
+            f"*Gradients* of {gradients}. *Tolerance*: {bounds}.",
+        ]
+    return "\n\n".join(parts)
+
+
+def schedules() -> str:
+    """Values that change along the run."""
+    targets = {name: getattr(core, name) for name in ("piecewise", "cosine", "scheduled", "stages")}
+    rows = [(f"`{called(name, one)}`", doc_of(one).summary) for name, one in targets.items()]
+    return table(("schedule", "its number"), rows)
+
+
+def event_table() -> str:
+    """Every event, its name in metrics.jsonl, and what it carries."""
+    rows = []
+    for name, cls in vars(events).items():
+        if isinstance(cls, type) and issubclass(cls, events.Event) and cls is not events.Event:
+            stated = [one for one in members(cls) if one.name != "event"]
+            told = (f"`{one.name}`{f' ({one.about})' * bool(one.about)}" for one in stated)
+            rows.append((f"`{name}`", f"`{cls.event}`", doc_of(cls).summary, ", ".join(told)))
+    return table(("event", "in metrics.jsonl", "when", "what it carries"), rows)
+
+
+def reserved() -> str:
+    """Names that no field, stream or tap may have."""
+    return ", ".join(f"`{name}`" for name in sorted(RESERVED)) + "."
+
+
+def refusal() -> str:
+    """PlanError, with the arguments that every error of ours takes."""
+    return entry(called("PlanError", core.PlanError), core.MinillmError)
+
+
+SECTIONS: Mapping[str, Callable[[], str]] = {
+    "hooks": hooks,
+    "chains": chains,
+    "reserved": reserved,
+    **{hook: partial(builder_section, hook) for hook in BUILDERS},
+    "rules": rules,
+    "kernels": kernels,
+    "random": partial(public, "random_stream"),
+    "events": event_table,
+    "plugin": plugin,
+    "option": options,
+    "modules": partial(fields, core.Module, "ops", "framework", "leaf", "path", "owner", "bound"),
+    "declarations": declarations,
+    "places": places,
+    "arrays": array_functions,
+    "ops": contracts,
+    "schedules": schedules,
+    "refusal": refusal,
+}
+"""Part of the page -> what makes it."""
+
+
+def made(page: str) -> str:
+    """The page with every made part as it should be.
+
+    Raises:
+        ValueError: a part is missing, there twice, or nobody makes it.
+    """
+    names = re.findall(r"^<!-- made: (\w+) -->$", page, re.MULTILINE)
+    if sorted(names) != sorted(SECTIONS):
+        raise ValueError(f"the page has the parts {sorted(names)}, made are {sorted(SECTIONS)}")
+    for name in names:
+        begin, end = f"<!-- made: {name} -->\n", "<!-- /made -->"
+        before, _, rest = page.partition(begin)
+        page = f"{before}{begin}{SECTIONS[name]()}\n{end}{rest.partition(end)[2]}"
+    return page
+
+
+def main() -> None:
+    """Print or write the page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="write docs/hooks.md")
+    page = made(PAGE.read_text("utf-8"))
+    if parser.parse_args().write:
+        PAGE.write_text(page, "utf-8")
+    else:
+        print(page, end="")
+
+
+if __name__ == "__main__":
+    main()

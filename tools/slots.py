@@ -1,0 +1,120 @@
+"""The builders as an author sees them: what each offers, and one table of its slots."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from minillm_core.plugins.builders import (
+    AttentionBuilder,
+    DataBuilder,
+    KernelBuilder,
+    LossBuilder,
+    ModelBuilder,
+    OptimizerBuilder,
+)
+from minillm_core.plugins.builders.attention import QK, Out, RopeClaims
+from minillm_core.plugins.builders.model import Embed
+from tools.markdown import called, entry, link, table
+from tools.reading import doc_of
+
+__all__ = ["BUILDERS", "Slot", "builder_section", "slots"]
+
+BUILDERS: Mapping[str, tuple[type, str, Mapping[str, type]]] = {
+    "build_attention": (AttentionBuilder, "attn", {"qk": QK, "rope": RopeClaims, "out": Out}),
+    "build_model": (ModelBuilder, "model", {"embed": Embed}),
+    "compute_loss": (LossBuilder, "loss", {}),
+    "optimizer_factory": (OptimizerBuilder, "optimizer", {}),
+    "kernel_provider": (KernelBuilder, "kernels", {}),
+    "build_data": (DataBuilder, "data", {}),
+}
+"""Hook -> its builder, what hooks call that, and the namespaces in it."""
+
+_KIND = re.compile(r"(Claim|Chain|Term|Query)( per [^:]+)?: ")
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What an author types, and what is behind it; the first line of its docstring has the rest."""
+
+    path: str  # attn.window; of a chain: attn.qk
+    target: Any  # a function; of a chain: the class that has its anchors
+
+    @property
+    def anchors(self) -> tuple[str, ...]:
+        """Of a chain, in order."""
+        if not isinstance(self.target, type):
+            return ()
+        return tuple(re.findall(r"self\.(\w+) = Anchor\(", inspect.getsource(self.target)))
+
+    @property
+    def heading(self) -> str:
+        """How it is called."""
+        if self.anchors:
+            return ", ".join(
+                (f"{self.path}.{self.anchors[0]}", *(f".{a}" for a in self.anchors[1:]))
+            )
+        return called(self.path, self.target)
+
+    @property
+    def parts(self) -> tuple[str, str, str]:
+        """Kind, what a node is given, what it gives or what the slot is for."""
+        summary = doc_of(self.target).summary
+        match = _KIND.match(summary)
+        kind = (match[1].lower() + (match[2] or "")) if match else ""
+        given, arrow, gives = summary[match.end() if match else 0 :].rstrip(".").partition(" -> ")
+        return (kind, given, gives) if arrow else (kind, "", given)
+
+    @property
+    def row(self) -> tuple[str, str, str, str]:
+        """Its line in the table."""
+        shown = f"{self.path}.{self.anchors[0]}" if self.anchors else self.path
+        others = "".join(f" `.{anchor}`" for anchor in self.anchors[1:])
+        return link(shown, self.heading) + others, *self.parts
+
+    @property
+    def entry(self) -> str:
+        """All that is written about it."""
+        kind, given, gives = self.parts
+        stated = f"{given} → {gives}" if given else gives
+        if kind:
+            stated = f"*{kind.capitalize()}*: {stated}"
+        stated = stated.replace(" -> ", " → ") + "."
+        if not self.anchors:
+            return entry(self.heading, self.target, stated)
+        doc = doc_of(self.target)  # its arguments are those of its anchors
+        example = f"```python\n{doc.example}\n```"
+        return "\n\n".join((f"### `{self.heading}`", stated, *doc.body, example))
+
+
+def slots(hook: str) -> list[Slot]:
+    """What a hook's builder offers, in the order of its source."""
+    builder, name, namespaces = BUILDERS[hook]
+    found = []
+    for path, space in namespaces.items():
+        chain = Slot(f"{name}.{path}", space)
+        found += [chain] if chain.anchors else _offered(chain.path, space)
+    return found + _offered(name, builder)
+
+
+def _offered(path: str, cls: type) -> list[Slot]:
+    public = {key: value for key, value in vars(cls).items() if not key.startswith("_")}
+    return [Slot(f"{path}.{key}", value) for key, value in public.items() if callable(value)]
+
+
+def builder_section(hook: str) -> str:
+    """A builder: what it knows, a table of its slots, and each slot."""
+    builder, name, _ = BUILDERS[hook]
+    doc, offered = doc_of(builder), slots(hook)
+    known = [(f"`{name}.{key}`", text) for key, text in doc.sections.get("Attributes", [])]
+    return "\n\n".join(
+        [
+            doc.summary,
+            *([table(("it knows", "what it is"), known)] if known else []),
+            table(("slot", "kind", "is given", "gives"), [slot.row for slot in offered]),
+            *(slot.entry for slot in offered),
+        ]
+    )
