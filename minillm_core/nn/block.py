@@ -81,6 +81,13 @@ def normed(norm: Any, x: Any, scope: Scope) -> Any:
     return scope.apply(norm, {"x": x}) if hasattr(norm, "owner") else norm(x)
 
 
+def joined(site: Site | None, x: Any, y: Any, scope: Scope) -> Any:
+    """x (B, T, C) after a site; y (B, T, C) is its sublayer's, None where there is none."""
+    if site is not None:
+        return site(x, y, scope)
+    return x if y is None else x + y
+
+
 class Block(Module):
     """x (B, T, C) and reads -> (x, *taps, *terms, *statistics)."""
 
@@ -115,21 +122,19 @@ class Block(Module):
     def within(self, x: Any, scope: Scope) -> tuple[Any, ...]:
         """The same, with what is read already in a scope."""
         at: dict[str, Any] = {}
-        if self.site_in is not None:
-            x = self.site_in(x, None, scope)
-        at["in"] = x
+        at["in"] = x = joined(self.site_in, x, None, scope)
+        y = None
         if self.attention is not None:
             h = normed(self.attention_norm, x, scope)
             if self.plain_attention:
                 y = self.attention(h, scope)
             else:
                 y = scope.apply(self.attention, {"x": h})
-            x = x + y if self.site_mid is None else self.site_mid(x, y, scope)
-        at["mid"] = x
+        at["mid"] = x = joined(self.site_mid, x, y, scope)
+        y = None
         if self.mlp is not None:
             h = normed(self.mlp_norm, x, scope)
             y = self.mlp(h) if self.plain_mlp else scope.apply(self.mlp, {"x": h})
-            x = x + y if self.site_out is None else self.site_out(x, y, scope)
-        at["out"] = x
+        at["out"] = x = joined(self.site_out, x, y, scope)
         emitted = [scope.emitted[name] for name in (*self.term_names, *self.statistic_names)]
         return (x, *[at[tap] for tap in self.taps], *emitted)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from minillm_core.config.schema import Config
@@ -11,12 +11,10 @@ from minillm_core.errors import PlanError
 from minillm_core.nn.block import BlockSpec, Nothing
 from minillm_core.nn.decoder import DecoderSpec, decoder
 from minillm_core.nn.geometry import Geometry
-from minillm_core.nn.init import Init
-from minillm_core.nn.module import declared, named_modules
-from minillm_core.nn.param import Param
 from minillm_core.optim.schedules import TrainSchedule
 from minillm_core.plan.declared import Declared
 from minillm_core.plan.owners import digests, expected, export
+from minillm_core.plan.parameters import parameters_of, started
 from minillm_core.plan.placements import (
     Placement,
     field_placements,
@@ -24,7 +22,7 @@ from minillm_core.plan.placements import (
     model_placements,
     optimizer_placements,
 )
-from minillm_core.plan.plan import Plan, PlannedPlugin, as_json
+from minillm_core.plan.plan import Plan, PlannedPlugin
 from minillm_core.plan.reads import BATCH, check_reads
 from minillm_core.plan.rehearse import rehearse
 from minillm_core.plugins.builders import (
@@ -38,10 +36,9 @@ from minillm_core.plugins.builders import (
     ModelSlots,
     OptimizerBuilder,
     OptimizerSlots,
-    ParamInfo,
 )
+from minillm_core.plugins.layers import Layers
 from minillm_core.plugins.manager import LoadedPlugin, Manager
-from minillm_core.text import nearest
 
 __all__ = ["build_plan", "geometry_of"]
 
@@ -65,13 +62,15 @@ def build_plan(
     manager = plugins if isinstance(plugins, Manager) else Manager(plugins)
     said = said or Declared.of(config, geometry_of(config))
     values, data, held = said.values, said.data, said.kernels
-    spec, inits = _model(config, manager, said)
+    spec = _model(config, manager, said)
     fields = data.fields.resolve()
     _check_data(data, manager)
     rehearse(spec, manager)
     model = decoder(spec)
     _check_terms(model, spec)
-    parameters = _parameters(model, inits)
+    parameters = parameters_of(model)
+    inits = said.model.inits({name: parameter.role for name, parameter in parameters.items()})
+    parameters |= started(parameters, inits)
     said.optimizer = optimizer = OptimizerSlots(parameters, values, config.train)
     manager.call(
         "optimizer_factory", lambda p: {"optimizer": OptimizerBuilder(p.name, values, optimizer)}
@@ -134,9 +133,7 @@ def geometry_of(config: Config, positions: int | None = None) -> Geometry:
     )
 
 
-def _model(
-    config: Config, manager: Manager, said: Declared
-) -> tuple[DecoderSpec, dict[str, tuple[str, Init]]]:
+def _model(config: Config, manager: Manager, said: Declared) -> DecoderSpec:
     attention, values = said.attention, said.values
     for slots in attention:
         manager.call(
@@ -148,26 +145,26 @@ def _model(
     manager.call("compute_loss", lambda p: {"loss": LossBuilder(p.name, values, loss)})
     manager.call("build_data", lambda p: {"data": DataBuilder(p.name, values, data)})
     geometry = model.geometry
-    spec = DecoderSpec(
+    return DecoderSpec(
         geometry=geometry,
         tied=config.model.tied,
         embed=tuple(node for _, node in model.embed.resolve()),
         streams=model.ordered_streams(),
-        blocks=tuple(_block(i, attention[i], model) for i in range(geometry.layers)),
+        blocks=tuple(_block(i, attention[i], model, manager) for i in range(geometry.layers)),
         taps=tuple((name, site) for name, _, site in model.tap_names.resolve()),
         final=model.site("final"),
         final_norm=model.norm["final"].resolve(),
         loss=loss.resolve(),
         linears=tuple((leaf, model.linear[leaf].resolve()) for leaf in sorted(model.linear)),
     )
-    inits = {name: (c.owner, c.resolve()) for name, c in sorted(model.init.items())}
-    return spec, inits
 
 
-def _block(index: int, slots: AttentionSlots, model: ModelSlots) -> BlockSpec:
+def _block(index: int, slots: AttentionSlots, model: ModelSlots, manager: Manager) -> BlockSpec:
     at = f"layers.{index}"
     claimed = model.attention[index].resolve()
-    if claimed is not None and (other := slots.touched()):
+    if isinstance(claimed, Nothing):
+        _check_unnamed(claimed.owner, slots, manager)
+    elif claimed is not None and (other := min(slots.owners(), default=None)):
         raise PlanError(
             f"'{claimed.owner}' replaces the whole attention of layer {index}, and '{other}' "
             "wants a slot of it",
@@ -191,12 +188,31 @@ def _block(index: int, slots: AttentionSlots, model: ModelSlots) -> BlockSpec:
     )
 
 
+def _check_unnamed(owner: str, slots: AttentionSlots, manager: Manager) -> None:
+    """Who is in every layer's attention is in none that is left out; who lists that layer errs."""
+    layer, layers = slots.geometry.layer or 0, slots.geometry.layers
+    for plugin in manager.plugins:
+        listed = [
+            option
+            for option, value in plugin.plugin
+            if isinstance(value, Layers) and value.names(layer, layers)
+        ]
+        if listed and plugin.name in slots.owners():
+            raise PlanError(
+                f"{plugin.name}.{listed[0]} names layer {layer}, whose attention '{owner}' leaves "
+                "out",
+                where=f"model.attention[{layer}]",
+                fix=f"take {layer} from {plugin.name}.{listed[0]}, or leave out '{owner}'",
+            )
+
+
 def _check_absent(owner: str, place: str, at: str, site: str, model: ModelSlots) -> None:
-    """Nothing may be claimed of a sublayer that a plugin leaves out."""
+    """Neither the norm nor the share of a sublayer that a plugin leaves out may be claimed."""
     norm, residual = model.norm[f"{at}.{place}"], model.residual[f"{at}.{site}"]
-    claimants = {*norm.held, *(other for other, _ in residual.held.values())}
+    share = residual.held.get("sublayer")
+    claimants = {*norm.held, *(() if share is None else share[:1])}
     if claimants:
-        where = norm.where if norm.held else residual.where
+        where = norm.where if norm.held else f"{residual.where}[sublayer]"
         raise PlanError(
             f"'{owner}' leaves out the {place} of {at}, and '{min(claimants)}' claims {where}",
             where=where,
@@ -234,46 +250,3 @@ def _check_terms(model: Any, spec: DecoderSpec) -> None:
                 where=f"loss.term[{term.key}]",
                 fix=f"name it in a node's class: terms = ('{term.emitted}',)",
             )
-
-
-def _parameters(model: Any, inits: Mapping[str, tuple[str, Init]]) -> dict[str, ParamInfo]:
-    owners = _owners(model)
-    parameters = {}
-    for name, module, _, param in declared(model, Param):
-        parameters[name] = ParamInfo(
-            name=name,
-            shape=param.shape,
-            axes=param.axes,
-            role=param.role,
-            init=as_json(inits[name][1] if name in inits else param.init),
-            owner=owners.get(module.path, "core"),
-            lr_mul=param.lr_mul,
-            wd_mul=param.wd_mul,
-        )
-    for name, (owner, _) in inits.items():
-        if name not in parameters:
-            near = nearest(name, parameters)
-            raise PlanError(
-                f"plugin '{owner}' gives initial values to '{name}', which is no parameter",
-                where=f"model.init[{name}]",
-                fix=f"did you mean {near}?" if near else "minillm plan --json lists them",
-            )
-    return parameters
-
-
-def _owners(model: Any) -> dict[str, str]:
-    """Path -> the plugin whose module it is, or is part of."""
-    owners: dict[str, str] = {}
-    for path, module in named_modules(model):
-        inherited = owners.get(path.rpartition(".")[0])
-        for parent in _parents(path):
-            inherited = inherited or owners.get(parent)
-        owner = getattr(module, "owner", None) or inherited
-        if owner:
-            owners[path] = owner
-    return owners
-
-
-def _parents(path: str) -> list[str]:
-    parts = path.split(".")
-    return [".".join(parts[:n]) for n in range(len(parts) - 1, 0, -1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -42,6 +43,29 @@ class ModelSlots:
         }
         self.linear: dict[str, Claim[Node]] = {}
         self.init: dict[str, Claim[Init]] = {}
+        self.init_roles: list[tuple[str, str, Init]] = []  # owner, role, initialiser
+
+    def inits(self, roles: Mapping[str, str]) -> dict[str, tuple[str, Init]]:
+        """Parameter -> (owner, initialiser), where claimed by name or by role.
+
+        Args:
+            roles: of every parameter of the model.
+
+        Raises:
+            PlanError: two claimants, or a role that no parameter has.
+        """
+        for owner, role, init in self.init_roles:
+            chosen = [name for name, its in roles.items() if its == role]
+            if not chosen:
+                raise PlanError(
+                    f"plugin '{owner}' gives initial values to parameters of the role '{role}', "
+                    "and the model has none",
+                    where=f"model.init_role[{role}]",
+                    fix="roles are " + ", ".join(sorted(set(roles.values()))),
+                )
+            for name in chosen:
+                self.init.setdefault(name, Claim(f"model.init[{name}]")).add(owner, init)
+        return {name: (claim.owner, claim.resolve()) for name, claim in sorted(self.init.items())}
 
     def site(self, name: str) -> SiteSpec | None:
         """One residual site; None: nobody claimed anything there."""
@@ -226,10 +250,18 @@ class ModelBuilder(Builder):
             model.init("head.weight", zeros)
         """
         claim = self._slots.init.setdefault(parameter, Claim(f"model.init[{parameter}]"))
-        if not isinstance(init, Init):
-            _, reference, given = self._function(claim.where, init, arguments)
-            init = Referenced(reference, given)
-        claim.add(self._owner, init)
+        claim.add(self._owner, self._init(claim.where, init, arguments))
+
+    def init_role(self, role: str, init: Any, **arguments: Any) -> None:
+        """Claim: the same for every parameter with a role (attention.o), whoever declares it."""
+        value = self._init(f"model.init_role[{role}]", init, arguments)
+        self._slots.init_roles.append((self._owner, role, value))
+
+    def _init(self, where: str, init: Any, arguments: dict[str, Any]) -> Init:
+        if isinstance(init, Init):
+            return init
+        _, reference, given = self._function(where, init, arguments)
+        return Referenced(reference, given)
 
     def _place(self, claim: Claim[Any], cls: type | None, arguments: dict[str, Any]) -> None:
         if cls is None:

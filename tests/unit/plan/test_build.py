@@ -160,6 +160,7 @@ class Around(Plugin, api=1):
         model.linear("layers.0.attention.q", Product, rank=2)
         model.init("layers.1.attention.o.weight", zeros)
         model.init("layers.2.attention.o.weight", eye)
+        model.init_role("mlp.down", zeros)
 
     def compute_loss(self, loss):
         loss.term("balance", emitted="balance", weight=scheduled(0.01))
@@ -298,6 +299,8 @@ def test_parameters_know_their_owner_and_their_initial_values(full: Plan) -> Non
     assert owners["streams.bigram.table"] == "around"
     assert full.parameters["layers.1.attention.o.weight"].init == Constant(0.0).data()
     assert full.inits["layers.1.attention.o.weight"] == zeros
+    begun = {n for n, p in full.parameters.items() if p.init == Constant(0.0).data()}
+    assert begun >= {n for n, p in full.parameters.items() if p.role == "mlp.down"} != set()
     assert "layers.3.attention.q.weight" not in owners
     assert "norm.weight" not in owners
 
@@ -390,6 +393,7 @@ def test_a_plugin_leaves_the_other_parameters_alone(planned: Planned, full: Plan
         "layers.0.mlp.down.weight",
         "layers.1.attention.o.weight",  # its initial values are claimed
         "layers.2.attention.o.weight",
+        *(f"layers.{i}.mlp.down.weight" for i in (1, 2, 3)),
         "layers.3.attention_norm.weight",  # left out
         *(f"layers.3.attention.{leaf}.weight" for leaf in "qkvo"),
         "norm.weight",

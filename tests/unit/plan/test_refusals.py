@@ -11,12 +11,15 @@ import pytest
 
 from minillm_core.errors import PlanError, PluginCodeError
 from minillm_core.nn.attention import Layout
+from minillm_core.nn.init import zeros
 from minillm_core.nn.module import Module
 from minillm_core.nn.param import Param
 from minillm_core.ops.select import Candidate
 from minillm_core.optim.schedules import piecewise
 from minillm_core.optim.stage import stage
 from minillm_core.plan import Plan
+from minillm_core.plugins.layers import Layers
+from minillm_core.plugins.options import option
 from minillm_core.plugins.plugin import Plugin
 from minillm_modded.paired_heads import PairedHeads
 from minillm_muon.muon import Muon
@@ -71,6 +74,16 @@ class Y(Module):
 class QK(Module):
     def forward(self, q, k):
         return q, k
+
+
+class Listed(Plugin, api=1):
+    """A gate in some layers."""
+
+    where: Layers = option("all", help="layers")
+
+    def build_attention(self, attn):
+        if attn.layer in self.where.resolve(attn.layers):
+            attn.out.gate(Y)
 
 
 class Star(Module):
@@ -520,13 +533,49 @@ def test_a_whole_attention_leaves_no_slot_to_others(planned: Planned) -> None:
     "claims",
     [
         lambda m: m.norm("layers.1.mlp", X),
-        lambda m: m.residual("layers.1.out", "x0", 0.5),
+        lambda m: m.residual("layers.1.out", "sublayer", 0.5),
     ],
 )
 def test_what_is_left_out_cannot_be_claimed(planned: Planned, claims: Any) -> None:
     gone = model(lambda m: m.mlp(1, None))
     with pytest.raises(PlanError, match=r"'gone' leaves out the mlp of layers\.1, and 'other'"):
         planned(gone=gone(), other=model(claims)())
+
+
+def test_an_attention_that_is_left_out_is_not_among_all(planned: Planned) -> None:
+    gone = model(lambda m: m.attention(1, None))()
+    plan = planned(gone=gone, gate=attention(lambda a: a.out.gate(Y))())
+    gated = [p.slot for p in plan.placements if p.owner == "gate"]
+    assert "layers.0.attention.out.gate" in gated
+    assert "layers.1.attention.out.gate" not in gated
+
+
+def test_an_attention_that_is_left_out_cannot_be_named(planned: Planned) -> None:
+    gone = model(lambda m: m.attention(-1, None))()
+    with pytest.raises(PlanError) as refused:
+        planned(gone=gone, gate=Listed(where=[0, -1]))
+    last = len(planned().spec.blocks) - 1
+    assert f"gate.where names layer {last}, whose attention 'gone'" in refused.value.what
+    assert planned(gone=gone, gate=Listed(where="all"))
+
+
+def test_roles_are_those_of_the_model(planned: Planned) -> None:
+    with pytest.raises(
+        PlanError, match=r"of the role 'mlp\.dwon', and the model has none"
+    ) as refused:
+        planned(one=model(lambda m: m.init_role("mlp.dwon", zeros))())
+    assert "mlp.down" in str(refused.value.fix)
+
+
+def test_two_may_not_begin_one_parameter(planned: Planned) -> None:
+    by_role = model(lambda m: m.init_role("norm", zeros))
+    by_name = model(lambda m: m.init("norm.weight", zeros))
+    with pytest.raises(
+        PlanError, match=r"model\.init\[norm\.weight\] is claimed by both 'a' and 'b'"
+    ):
+        planned(a=by_role(), b=by_name())
+    with pytest.raises(PlanError, match="'a' claims slot model"):
+        planned(a=model(lambda m: (m.init_role("norm", zeros), m.init("norm.weight", zeros)))())
 
 
 def test_a_stream_may_not_take_the_name_of_a_field(planned: Planned) -> None:
