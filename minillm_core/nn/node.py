@@ -97,8 +97,11 @@ def node_of(
     name: str | None = None,
     call: str = "forward",
     slot: str = "",
+    reads: Mapping[str, str] | None = None,
 ) -> Node:
     """Make the Node of a plugin's class for a slot that gives the names ``own``.
+
+    ``reads`` is of this node alone, and comes before what the class says.
 
     Raises:
         ValueError: not a Module class, arguments its constructor does not take or lacks, a
@@ -119,7 +122,8 @@ def node_of(
         if required and key not in arguments and key != "geometry":
             raise ValueError(f"{cls.__name__} needs the argument '{key}'")
     takes = call_names(getattr(cls, call))
-    for argument in cls.reads:
+    renamed = {**cls.reads, **(reads or {})}
+    for argument in renamed:
         if argument not in takes:
             raise ValueError(
                 f"{cls.__name__}.reads names '{argument}': {call} takes {', '.join(takes)}"
@@ -128,14 +132,14 @@ def node_of(
             raise ValueError(
                 f"{cls.__name__}.reads names '{argument}', which the slot itself gives"
             )
-    reads = tuple(cls.reads.get(argument, argument) for argument in takes)
+    bound = tuple(renamed.get(argument, argument) for argument in takes)
     return Node(
         name=name or owner,
         owner=owner,
         reference=reference_of(cls),
         arguments=json_arguments(arguments),
-        reads=reads,
-        external=tuple(sorted(set(reads) - set(own))),
+        reads=bound,
+        external=tuple(sorted(set(bound) - set(own))),
         cls=cls,
         slot=slot,
     )

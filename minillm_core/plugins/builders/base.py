@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import keyword
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from math import isfinite
 from typing import Any
 
@@ -60,10 +60,11 @@ class Builder:
         cls: type,
         arguments: dict[str, Any],
         name: str | None = None,
+        reads: Mapping[str, str] | None = None,
     ) -> Node:
         full = self._owner if name is None else f"{self._owner}_{name}"
         try:
-            return node_of(self._owner, cls, arguments, own=own, name=full, slot=slot)
+            return node_of(self._owner, cls, arguments, own=own, name=full, slot=slot, reads=reads)
         except ValueError as error:
             raise PlanError(f"plugin '{self._owner}', slot {slot}: {error}") from error
 
@@ -108,6 +109,7 @@ class Anchor:
         name: str | None = None,
         before: str | tuple[str, ...] = (),
         after: str | tuple[str, ...] = (),
+        reads: Mapping[str, str] | None = None,
         **arguments: Any,
     ) -> None:
         """Join here with a node of ``cls(**arguments)``.
@@ -117,11 +119,12 @@ class Anchor:
             name: a suffix, where a plugin puts several nodes into one chain.
             before: names of other plugins' nodes at this anchor; one that is absent is no matter.
             after: the same.
+            reads: argument of ``forward`` -> the name at hand, where this node's differ.
             arguments: of the Module's constructor, JSON.
         """
         before, after = ((v,) if isinstance(v, str) else tuple(v) for v in (before, after))
         slot = f"{self._chain.where}.{self._name}"
-        node = self._builder._node(slot, self._own, cls, arguments, name)
+        node = self._builder._node(slot, self._own, cls, arguments, name, reads)
         self._chain.add(self._name, node, before, after)
 
     def close(self, reason: str) -> None:
