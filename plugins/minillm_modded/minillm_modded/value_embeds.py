@@ -1,0 +1,152 @@
+"""Value embeddings: every token brings values of its own, beside those of its context.
+
+    v <- v + 2 sigmoid(w x[:gate_width]) table[id]         "gates", one a head (nanochat)
+    v <- l0 v + l1 table[id]                               "lambdas" (modded-nanogpt, 2025-01-04)
+
+A table (V, K D) is looked up once a step: no FLOPs. The record's three tables serve the first three
+and the last three layers, in the same order (0 1 2 ... 0 1 2); after an idea of value residual
+learning (arXiv:2410.17897). Rows are seen seldom, so that their learning rate is high. Where
+``train.lr`` is 0.003, 75 times that is the 0.2 of nanochat; decay would come 75 times as well, and
+is left out.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from minillm_core import (
+    Constant,
+    Geometry,
+    Layers,
+    Linear,
+    Module,
+    Normal,
+    Param,
+    PlanError,
+    Plugin,
+    option,
+    zeros,
+)
+
+__all__ = ["Gated", "Mixed", "Table", "ValueEmbeds"]
+
+ROLE = "embedding.value"
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+class ValueEmbeds(Plugin, api=1):
+    """Tables of values by token, added to v in the first and last layers, with a gate a head."""
+
+    tables: int | None = option(
+        None,
+        ge=1,
+        help="how many, each for one of the first and one of the last layers; none: three, fewer "
+        "in a model of fewer than six layers",
+    )
+    layers: Layers | None = option(None, help="layers that have a table each, not shared, instead")
+    mix: Literal["gates", "lambdas"] = option(
+        "gates", help="v + 2 sigmoid(w x) table, or l0 v + l1 table from 0.5 and 0.5"
+    )
+    gate_width: int = option(12, ge=1, help="features of x that a gate reads")
+    std: float | None = option(
+        None, ge=0, help="of the tables at first; none: dim^-1/2 with gates, 1 with lambdas"
+    )
+    lr_mul: float = option(75.0, ge=0, help="factor on the tables' learning rate")
+    wd_mul: float = option(0.0, ge=0, help="factor on their weight decay")
+    betas: tuple[Beta, Beta] | None = option(
+        (0.75, 0.95), help="AdamW's, for the tables; none: train.betas"
+    )
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> ValueEmbeds:
+        if self.tables is not None and self.layers is not None:
+            raise ValueError("tables are shared by first and last layers, layers have their own")
+        return self
+
+    def build_attention(self, attn):
+        table = self._table_of(attn.layers).get(attn.layer)
+        if table is None:
+            return
+        reads = {"table": f"value_embedding_{table}"}
+        if self.mix == "lambdas":
+            attn.v(Mixed, reads=reads)
+            return
+        if self.gate_width > (dim := attn.heads * attn.head_dim):
+            raise PlanError(
+                f"value_embeds.gate_width={self.gate_width}: x has {dim} features",
+                fix=f"value_embeds.gate_width={dim}, or less",
+            )
+        attn.v(Gated, reads=reads, width=self.gate_width)
+
+    def build_model(self, model):
+        std = {"gates": model.dim**-0.5, "lambdas": 1.0}[self.mix] if self.std is None else self.std
+        for table in sorted(set(self._table_of(model.layers).values())):
+            model.stream(
+                f"value_embedding_{table}", Table, std=std, lr_mul=self.lr_mul, wd_mul=self.wd_mul
+            )
+
+    def optimizer_factory(self, optimizer):
+        if self.betas is not None:
+            optimizer.set(lambda _, p: p.role == ROLE, betas=self.betas)
+
+    def _table_of(self, layers: int) -> dict[int, int]:
+        """Layer -> its table."""
+        if self.layers is not None:
+            return {layer: table for table, layer in enumerate(self.layers.resolve(layers))}
+        tables = min(3, max(1, layers // 2)) if self.tables is None else self.tables
+        if tables > max(1, layers // 2):
+            raise PlanError(
+                f"value_embeds.tables={tables}: each is for two of the model's {layers} layers",
+                fix=f"value_embeds.tables={max(1, layers // 2)}, or less",
+            )
+        first, last = range(tables), range(layers - tables, layers)
+        return {**dict(zip(last, first, strict=True)), **dict(zip(first, first, strict=True))}
+
+
+class Table(Module):
+    """ids int32 (B, T) -> (B, T, K D)."""
+
+    def __init__(self, geometry: Geometry, std: float, lr_mul: float, wd_mul: float) -> None:
+        super().__init__()
+        self.weight = Param(
+            (geometry.vocab, geometry.kv_heads * geometry.head_dim),
+            axes=("vocab", "kv_heads"),
+            init=Normal(std),
+            role=ROLE,
+            lr_mul=lr_mul,
+            wd_mul=wd_mul,
+        )
+
+    def forward(self, ids: Any) -> Any:
+        """ids int32 (B, T) -> (B, T, K D)."""
+        return self.ops.embedding(ids, self.weight)
+
+
+class Gated(Module):
+    """v (B, T, K, D), table (B, T, K D) -> what is added to v; x (B, T, C) opens each head's gate."""
+
+    def __init__(self, geometry: Geometry, width: int) -> None:
+        super().__init__()
+        self.width = width
+        axes = ("kv_heads", "gate")
+        self.gate = Linear(width, geometry.kv_heads, role="gate", axes=axes, init=zeros, wd_mul=0.0)
+
+    def forward(self, v: Any, x: Any, table: Any) -> Any:
+        """-> (B, T, K, D)."""
+        gate = 2.0 * self.ops.sigmoid(self.gate(x[..., : self.width]))  # (B, T, K)
+        return gate[..., None] * self.ops.reshape(table, v.shape)
+
+
+class Mixed(Module):
+    """v (B, T, K, D), table (B, T, K D) -> what is added to v, so that it becomes l0 v + l1 table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.l0 = Param((1,), init=Constant(0.5), role="scalar", wd_mul=0.0)
+        self.l1 = Param((1,), init=Constant(0.5), role="scalar", wd_mul=0.0)
+
+    def forward(self, v: Any, table: Any) -> Any:
+        """-> (B, T, K, D)."""
+        return (self.l0 - 1.0) * v + self.l1 * self.ops.reshape(table, v.shape)
