@@ -47,7 +47,7 @@ def stirred(plan: Plan, seed: int) -> Any:
     mix=st.sampled_from(["gates", "lambdas"]),
     seed=st.integers(0, 2**32),
 )
-def test_values_are_the_formulas(shape: tuple[int, int], mix: Any, paired: bool, seed: int) -> None:
+def test_values_are_the_formulas(shape: tuple[int, int], mix: Any, seed: int) -> None:
     """With one token in the row attention gives its value as it is."""
     heads, kv_heads = shape
     plan = planned(ValueEmbeds(mix=mix, gate_width=5), heads=heads, kv_heads=kv_heads)
