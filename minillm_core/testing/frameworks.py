@@ -2,32 +2,68 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from minillm_core.testing.check import Check, Failed, NotApplicable
-from minillm_core.testing.numbers import compare
+from minillm_core.testing.numbers import norm
 from minillm_core.testing.subject import Subject
 
 __all__ = ["CHECKS"]
 
 STEPS = 5
 
+TOGETHER, TENSOR, NUMBER = 2e-6, 1e-5, 1e-4
+"""How far gradients may be apart, of their norm: all of them, one tensor, a tensor of one element."""
 
-def compiles(subject: Subject) -> str:
-    """A compiled step is one graph and has the gradients of the step that was not compiled."""
-    found = []
-    plans = [subject.plan(train_compile=word) for word in ("off", "on")]
-    (batch,) = subject.batches(plans[0], 1)
-    for backend in subject.backends:
-        eager, compiled = (subject.gradients(plan, backend, batch)[1] for plan in plans)
-        cause = "the graph depends on a value, or reads something that is not an argument"
-        found.append(compare(eager, compiled, f"{backend}, eager and compiled", cause=cause))
-        steps = [
-            subject.train(subject.trainer(plan, backend), plan, [batch, batch]) for plan in plans
-        ]
-        if not np.allclose(*steps, rtol=0, atol=1e-5):
-            raise Failed(f"{backend}: losses {steps[0]} and, compiled, {steps[1]}", cause=cause)
-    return "; ".join(found)
+LOSS = 1e-4
+"""How far the losses of both frameworks may be apart within ``STEPS``."""
+
+
+def parity(subject: Subject) -> str:
+    """Both frameworks start from the same bits and have the same gradients."""
+    backends = _both(subject)
+    plan = subject.plan()
+    (batch,) = subject.batches(plan, 1)
+    starts = [subject.trainer(plan, backend).arrays() for backend in backends]
+    for name in plan.parameters:
+        first, second = (start[f"model.{name}"] for start in starts)
+        if not np.array_equal(first, second):
+            raise Failed(
+                f"{name} starts {np.abs(first - second).max():.1e} apart",
+                cause="initial values drawn from a framework's generator",
+            )
+    first, second = (subject.gradients(plan, backend, batch)[1] for backend in backends)
+    cause = "a branch on the framework's name, or an op that is not of self.ops"
+    return compare(first, second, f"{backends[0]} and {backends[1]}", cause=cause)
+
+
+def alike(subject: Subject) -> str:
+    """Five steps with the plugin's own optimizer are the same on both frameworks, state included."""
+    backends, plan = _both(subject), subject.plan()
+    batches = subject.batches(plan, STEPS)
+    runs = [subject.stirred(plan, backend) for backend in backends]
+    first, second = (subject.train(run, plan, batches) for run in runs)
+    apart = np.abs(np.subtract(first, second))
+    if not apart.max() <= LOSS:
+        step = int(apart.argmax()) + 1
+        raise Failed(
+            f"step {step}: {backends[0]} {first[step - 1]:.6f}, {backends[1]} "
+            f"{second[step - 1]:.6f} (bound {LOSS:.0e})",
+            cause="a stage, or next_state, behaves otherwise on one of them",
+        )
+    ours, theirs = (
+        {k: v for k, v in run.arrays().items() if k.startswith("state.")} for run in runs
+    )
+    for name, value in ours.items():
+        error = norm([value - theirs[name]]) / max(norm([value]), 1e-6)
+        if not error <= 1e-3:
+            raise Failed(
+                f"{name} is {error:.1e} of its norm apart after {STEPS} steps (bound 1e-03)",
+                cause="next_state, or a statistic, behaves otherwise on one of them",
+            )
+    return f"losses of {STEPS} steps {apart.max():.0e} apart, {len(ours)} states"
 
 
 def checkpointing(subject: Subject) -> str:
@@ -40,32 +76,80 @@ def checkpointing(subject: Subject) -> str:
         (_, grads, states), (_, again, states_again) = (
             subject.gradients(plan, backend, batch) for plan in plans
         )
-        found.append(compare(grads, again, f"{backend}, with and without", cause=cause))
+        whose = f"{backend}, with and without"
+        found.append(compare(grads, again, whose, cause=cause))
         for name, value in states.items():
             if not np.array_equal(value, states_again[name]):
-                raise Failed(f"{backend}: {name} differs with checkpointing", cause=cause)
+                error = np.abs(value - states_again[name]).max()
+                raise Failed(f"{whose}: {name} differs by {error:.1e}", cause=cause)
     return "; ".join(found)
 
 
-def alike(subject: Subject) -> str:
-    """Five steps with the plugin's own optimizer are the same on both frameworks."""
+def compiles(subject: Subject) -> str:
+    """A compiled step is one graph, with the gradients and the updates of one that is not."""
+    found = []
+    plans = [subject.plan(train_compile=word) for word in ("off", "on")]
+    (batch,) = subject.batches(plans[0], 1)
+    cause = "the graph depends on a value, or reads something that is not an argument"
+    updates = any(
+        owner != "core" for rule in plans[0].rules.values() for _, owner, _ in rule.stages
+    )
+    for backend in subject.backends:
+        whose = f"{backend}, eager and compiled"
+        eager, compiled = (subject.gradients(plan, backend, batch)[1] for plan in plans)
+        found.append(compare(eager, compiled, whose, cause=cause))
+        if updates:
+            first, second = (
+                subject.train(subject.stirred(plan, backend), plan, [batch] * 3) for plan in plans
+            )
+            apart = float(np.abs(np.subtract(first, second)).max())
+            if not apart <= 1e-5:
+                raise Failed(
+                    f"{whose}: losses {_told(first)} and {_told(second)} (bound 1e-05)", cause=cause
+                )
+            found.append(f"losses {apart:.0e} apart")
+    return "; ".join(found)
+
+
+def compare(
+    first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray], whose: str, *, cause: str
+) -> str:
+    """Gradients are the same: a tensor, a number, and all of them together.
+
+    Raises:
+        Failed: they are not.
+    """
+    total = norm(first.values())
+    errors = {name: float(np.linalg.norm(first[name] - second[name])) for name in first}
+    for name, error in errors.items():
+        share = NUMBER if first[name].size == 1 else TENSOR
+        bound = share * float(np.linalg.norm(first[name])) + 1e-6 * total
+        if not error <= bound:
+            raise Failed(
+                f"{whose}: the gradient of {name} differs by {error:.1e} (bound {bound:.0e})",
+                cause=cause,
+            )
+    together = norm(errors.values()) / total
+    if not together <= TOGETHER:
+        raise Failed(
+            f"{whose}: gradients differ by {together:.1e} of their norm (bound {TOGETHER:.0e})",
+            cause=cause,
+        )
+    return f"{whose}: {together:.0e} of the gradients' norm"
+
+
+def _both(subject: Subject) -> tuple[str, ...]:
     if len(backends := subject.backends) < 2:
         raise NotApplicable(f"{', '.join(backends)} alone: {subject.why_alone}")
-    plan = subject.plan()
-    batches = subject.batches(plan, STEPS)
-    first, second = (subject.train(subject.trainer(plan, one), plan, batches) for one in backends)
-    apart = np.abs(np.subtract(first, second))
-    if not apart.max() <= 1e-4:
-        step = int(apart.argmax()) + 1
-        raise Failed(
-            f"step {step}: {backends[0]} {first[step - 1]:.6f}, {backends[1]} "
-            f"{second[step - 1]:.6f}",
-            cause="a stage behaves otherwise on one of them",
-        )
-    return f"losses of {STEPS} steps {apart.max():.0e} apart"
+    return backends
+
+
+def _told(losses: list[float]) -> str:
+    return ", ".join(f"{loss:.6f}" for loss in losses)
 
 
 CHECKS = (
+    Check("parity", "both frameworks have the same gradients", parity, ("slopes",)),
     Check("pure", "checkpointing changes no gradient", checkpointing, ("trains",)),
     Check("alike", "both frameworks train alike", alike, ("parity", "resumes")),
     Check("compiles", "a compiled step is one graph, same gradients", compiles, ("resumes",)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import tomllib
 from collections.abc import Mapping
@@ -10,20 +11,34 @@ from typing import Any
 
 from minillm_core.errors import MinillmError
 from minillm_core.plugins.api import HOOK_API
+from minillm_core.plugins.discover import installed_plugins
 from minillm_core.plugins.manager import with_options
 from minillm_core.plugins.manifest import read_class
-from minillm_core.testing.check import Check, Failed
+from minillm_core.testing.check import Check, Failed, NotApplicable
 from minillm_core.testing.subject import Subject
 
-__all__ = ["CHECKS"]
+__all__ = ["CHECKS", "HEAVY"]
 
 HEAVY = {"torch", "mlx", "transformers", "jax", "tensorflow"}
 
 
+def api(subject: Subject) -> str:
+    """Its source states this hook API: read, not imported, since another one is refused."""
+    stated = _stated_api(*_source(subject))
+    if stated != HOOK_API:
+        raise Failed(
+            f"api={stated!r}, and this minillm has {HOOK_API}",
+            cause="the CHANGELOG says what changed between the two: adapt the plugin, then raise it",
+        )
+    return f"api {stated}"
+
+
 def loads(subject: Subject) -> str:
-    """It is found, imports, and takes its options."""
-    origin = subject.loaded.origin
-    return origin.offered_by or origin.source
+    """It is found, imports, takes its options, and implements a hook."""
+    origin, hooks = subject.loaded.origin, subject.found.cls.hooks
+    if not hooks:
+        raise Failed("it implements no hook", cause="methods are named after hooks")
+    return f"{origin.offered_by or origin.source}: {', '.join(hooks)}"
 
 
 def clean_import(subject: Subject) -> str:
@@ -63,16 +78,6 @@ def manifest(subject: Subject) -> str:
     return f"api {facts.manifest.api}, {len(own)} options"
 
 
-def api(subject: Subject) -> str:
-    """It is written for this hook API and puts hooks to use."""
-    cls = subject.found.cls
-    if cls.manifest.api != HOOK_API:
-        raise Failed(f"api {cls.manifest.api}, not {HOOK_API}", cause="see the CHANGELOG")
-    if not cls.hooks:
-        raise Failed("it implements no hook", cause="methods are named after hooks")
-    return f"api {HOOK_API}: {', '.join(cls.hooks)}"
-
-
 def options(subject: Subject) -> str:
     """Through JSON and TOML and back they are the same; an unknown one is refused."""
     given = subject.loaded.plugin.options()
@@ -107,10 +112,41 @@ def _toml(value: Any) -> Any:
     return tomllib.loads(f"value = {json.dumps(value)}")["value"]
 
 
+def _source(subject: Subject) -> tuple[str, str]:
+    """The file that defines the class, and the class's name.
+
+    Raises:
+        NotApplicable: there is no such file; the next check says so.
+    """
+    path, _, name = subject.spec.rpartition(":")
+    if not path:
+        (entry, *_) = installed_plugins(only=subject.spec) or [None]
+        if entry is None or entry.file is None:
+            raise NotApplicable("its source is not found: see the next check")
+        path, name = entry.file, entry.value.rpartition(":")[2]
+    return path, name
+
+
+def _stated_api(path: str, name: str) -> Any:
+    """The literal behind ``api=`` in the statement of the class.
+
+    Raises:
+        NotApplicable: it cannot be read; the next check says why.
+    """
+    try:
+        classes = [
+            n for n in ast.parse(Path(path).read_bytes()).body if isinstance(n, ast.ClassDef)
+        ]
+        given = {k.arg: k.value for node in classes if node.name == name for k in node.keywords}
+        return ast.literal_eval(given["api"])
+    except (OSError, SyntaxError, ValueError, KeyError) as error:
+        raise NotApplicable(f"no literal api= can be read ({error}): see the next check") from error
+
+
 CHECKS = (
-    Check("loads", "it is found, imported and takes its options", loads),
+    Check("api", "it is written for this hook API", api),
+    Check("loads", "it is found, imported and takes its options", loads, ("api",)),
     Check("manifest", "its class is read in the source as it is at run time", manifest, ("loads",)),
-    Check("api", "it is written for this hook API", api, ("loads",)),
     Check(
         "options", "options survive JSON and TOML, unknown ones are refused", options, ("loads",)
     ),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from minillm_core.errors import BackendError, MinillmError, PluginError, Refusal
-from minillm_core.plan import build_plan
-from minillm_core.plugins.discover import installed_plugins
+from minillm_core.config.selection import name_of
+from minillm_core.errors import MinillmError, PlanError, PluginError
+from minillm_core.plan import Plan, build_plan
 from minillm_core.plugins.manager import LoadedPlugin, check_support, load
 from minillm_core.testing.check import Check, Failed, NotApplicable
 from minillm_core.testing.subject import Subject, settings
+from minillm_core.text import plain
 
 __all__ = ["CHECKS"]
 
@@ -18,50 +19,127 @@ STEPS = 5
 
 def pairs(subject: Subject) -> str:
     """With each partner: the same plan in either order that trains, or a refusal naming both."""
-    trained, refused, absent = [], [], []
-    names = [entry.name for entry in installed_plugins() if entry.name != subject.name]
-    for name in names[: subject.pairs]:
-        backend = subject.backends[0]
+    told: dict[str, list[str]] = {"trained": [], "refused by name": [], "not run": []}
+    for spec in subject.partners():
+        name = name_of(spec, where="partner")
         try:
-            (other,) = load([name])
-            check_support([other], backend, "cpu")
-            build_plan(settings(), [other])
-        except MinillmError as error:
-            absent.append(f"{name} ({error.what})")
-            continue
-        (trained if _together(subject, other, backend) else refused).append(name)
-    if not trained and not refused:
-        raise NotApplicable(f"no other plugin can be run here: {', '.join(absent) or 'none'}")
-    told = [("trained", trained), ("refused by name", refused), ("not run", absent)]
-    return "; ".join(f"{word}: {', '.join(names)}" for word, names in told if names)
+            other, backends = _partner(subject, spec)
+            verdict = "trained" if _together(subject, other, backends) else "refused by name"
+            alone = verdict == "trained" and backends != subject.backends
+            name = f"{name} (on {', '.join(backends)} alone)" if alone else name
+        except _NotRun as reason:
+            verdict, name = "not run", f"{name} ({reason})"
+        told[verdict].append(name)
+    if not told["trained"] and not told["refused by name"]:
+        reasons = ", ".join(told["not run"]) or "none is installed"
+        raise NotApplicable(f"no other plugin can be run here: {reasons}")
+    return "; ".join(f"{word}: {', '.join(names)}" for word, names in told.items() if names)
 
 
-def _together(subject: Subject, other: LoadedPlugin, backend: str) -> bool:
-    """Whether the pair trains; False where it is refused as it should be."""
-    both = [subject.loaded, other]
+class _NotRun(Exception):
+    """A partner cannot be run here, or is broken itself; the reason."""
+
+
+def _partner(subject: Subject, spec: str) -> tuple[LoadedPlugin, tuple[str, ...]]:
+    """A plugin that can be run here, and on which backends.
+
+    Raises:
+        _NotRun: its package, device or account is missing.
+    """
+    served, reasons = [], []
     try:
-        plan = build_plan(settings(), both)
-        turned = build_plan(settings(), both[::-1])
-    except (BackendError, PluginError):
-        raise
-    except Refusal as refusal:
-        missing = [one.name for one in both if one.name not in str(refusal)]
-        if missing:
+        (other,) = load([spec])
+    except MinillmError as error:
+        raise _NotRun(error.what) from error
+    for backend in subject.backends:
+        try:
+            check_support([other], backend, "cpu")
+        except PluginError as error:
+            reasons.append(error.what)
+        else:
+            served.append(backend)
+    if not served:
+        raise _NotRun(reasons[0])
+    return other, tuple(served)
+
+
+def _together(subject: Subject, other: LoadedPlugin, backends: tuple[str, ...]) -> bool:
+    """Whether the pair trains; False where it is refused as it should be.
+
+    Raises:
+        Failed: neither.
+        _NotRun: the partner does not get so far without the plugin.
+    """
+    try:
+        plan = subject.planned(other)
+    except MinillmError as error:
+        _plans_alone(subject, other)
+        missing = [name for name in (subject.name, other.name) if name not in str(error)]
+        if missing or not isinstance(error, PlanError):
+            named = f" without naming {missing[0]}" if missing else ""
             raise Failed(
-                f"beside {other.name} it is refused without naming {missing[0]}: {refusal.what}",
-                cause="name the slot's owner in the error",
-            ) from refusal
+                f"beside {other.name} it is refused{named}: {error.what}",
+                cause="name the slot's owner in the error, or let both have a place",
+            ) from error
         return False
+    turned = build_plan(settings(), (other, *subject.companions, subject.loaded))
     if plan.hash != turned.hash:
         raise Failed(
-            f"the plan with {other.name} depends on the order of --plugins",
+            f"the plan with {other.name} depends on the order of --plugins: "
+            f"{plan.hash[:12]}, {turned.hash[:12]}",
             cause="a hook looks at what others did before it",
         )
-    run = subject.trainer(plan, backend)
-    losses = subject.train(run, plan, subject.batches(plan, STEPS, other))
-    if not np.all(np.isfinite(losses)):
-        raise Failed(f"beside {other.name} the losses are {losses}", cause="see it with --plugins")
+    for backend in backends:
+        try:
+            losses = _losses(subject, plan, backend, other)
+        except Exception as error:
+            _trains_alone(subject, other, backend)
+            raise Failed(
+                f"{backend}, beside {other.name}: {_said(error)}",
+                cause=f"a shape or name that {other.name} changes; it trains without this plugin",
+            ) from error
+        if not np.all(np.isfinite(losses)):
+            _trains_alone(subject, other, backend)
+            raise Failed(
+                f"{backend}, beside {other.name}: losses {losses}",
+                cause=f"what both do to one tensor; {other.name} trains without this plugin",
+            )
     return True
+
+
+def _losses(subject: Subject, plan: Plan, backend: str, other: LoadedPlugin) -> list[float]:
+    return subject.train(subject.trainer(plan, backend), plan, subject.batches(plan, STEPS, other))
+
+
+def _plans_alone(subject: Subject, other: LoadedPlugin) -> Plan:
+    """The partner without the plugin.
+
+    Raises:
+        _NotRun: it is refused.
+    """
+    try:
+        return subject.planned(other, without=True)
+    except MinillmError as error:
+        raise _NotRun(error.what) from error
+
+
+def _trains_alone(subject: Subject, other: LoadedPlugin, backend: str) -> None:
+    """Return where the partner trains without the plugin.
+
+    Raises:
+        _NotRun: it does not.
+    """
+    plan = _plans_alone(subject, other)
+    try:
+        losses = _losses(subject, plan, backend, other)
+    except Exception as error:
+        raise _NotRun(f"raises alone: {_said(error)}") from error
+    if not np.all(np.isfinite(losses)):
+        raise _NotRun(f"its losses alone are {losses}")
+
+
+def _said(error: Exception) -> str:
+    return plain(f"{type(error).__name__}: {error}", 200)
 
 
 CHECKS = (Check("pairs", "beside others it trains, or is refused by name", pairs, ("trains",)),)

@@ -6,6 +6,7 @@ import json
 
 from minillm_core.plan import Plan
 from minillm_core.testing.check import Check, Failed
+from minillm_core.testing.hygiene import HEAVY
 from minillm_core.testing.subject import Subject
 
 __all__ = ["CHECKS"]
@@ -14,18 +15,20 @@ __all__ = ["CHECKS"]
 def builds(subject: Subject) -> str:
     """The small model can be planned with it."""
     mine = [p for p in subject.plan().placements if p.owner == subject.name]
-    return f"{len(mine)} slots taken: {', '.join(p.slot for p in mine[:3])}"
+    beside = ", ".join(one.name for one in subject.companions)
+    told = f"; beside {beside}, which it builds on" if beside else ""
+    return f"{len(mine)} slots taken: {', '.join(p.slot for p in mine[:3])}{told}"
 
 
 def same_plan(subject: Subject) -> str:
-    """Twice here, and in a process with another hash seed, the plan is the same."""
+    """Twice here, and in a process with a hash seed of its own, the plan is the same."""
     first, again = subject.planned(), subject.planned()
     if first.hash != again.hash:
         raise Failed(
             f"{first.hash[:12]}, then {again.hash[:12]}{difference(first, again)}",
             cause="a hook depends on what it did before: a counter, a clock, random numbers",
         )
-    other = subject.ask("plan", subject.spec, json.dumps(subject.options), hash_seed=1)["with"]
+    other = subject.ask("plan", subject.spec, json.dumps(subject.options))["with"]
     if other != first.hash:
         raise Failed(
             f"{first.hash[:12]} here, {other[:12]} in another process",
@@ -40,7 +43,14 @@ def only_declared(subject: Subject) -> str:
     if ours.config != plain.config:
         raise Failed("it changed the config", cause="a hook writes to an object of the core's")
     mine = {p.slot for p in ours.placements if p.owner == subject.name}
-    others = sorted({p.owner for p in ours.placements} - {subject.name, "core"})
+    others = sorted(
+        {p.owner for p in ours.placements}
+        - {
+            "core",
+            subject.name,
+            *(one.name for one in subject.companions),
+        }
+    )
     if others:
         raise Failed(
             f"slots are filled in the name of {others[0]}", cause="it uses another's builder"
@@ -68,14 +78,33 @@ def switched_off(subject: Subject) -> str:
 
 
 def no_traces(subject: Subject) -> str:
-    """Planning leaves the process as it was."""
-    changed = subject.ask("plan", subject.spec, json.dumps(subject.options))["changed"]
-    if changed:
+    """Planning leaves the process as it was, and brings no framework in."""
+    answer = subject.ask("plan", subject.spec, json.dumps(subject.options))
+    if changed := answer["changed"]:
         raise Failed(
             f"changed: {', '.join(changed[:3])}",
             cause="a hook patches an attribute, seeds a shared generator or sets the environment",
         )
+    if heavy := sorted(HEAVY & set(answer["modules"])):
+        raise Failed(
+            f"planning imports {', '.join(heavy)}",
+            cause="a hook imports it: leave it to a native module's factory",
+        )
     return "environment, generators, folder, and what numpy and minillm define"
+
+
+def frameworks_untouched(subject: Subject) -> str:
+    """Planning and steps leave what a framework has once a process as it was."""
+    backends = subject.backends
+    answer = subject.ask("train", subject.spec, json.dumps(subject.options), *backends)
+    for when, changed in answer.items():
+        if changed:
+            raise Failed(
+                f"{when}: changed {', '.join(changed[:3])}",
+                cause="a default, a flag, a seed or an attribute of the framework's is set: pass it "
+                "as an argument, or keep what is needed in the plugin's own objects",
+            )
+    return f"defaults, flags, seeds and functions of {' and '.join(backends)}"
 
 
 def difference(first: Plan, second: Plan) -> str:
@@ -86,11 +115,12 @@ def difference(first: Plan, second: Plan) -> str:
 
 
 CHECKS = (
-    Check("plans", "the small model can be planned with it", builds, ("loads", "api")),
+    Check("plans", "the small model can be planned with it", builds, ("loads",)),
     Check("declared", "what it does not claim is as without it", only_declared, ("plans",)),
     Check(
         "deterministic", "the same plan twice and under another hash seed", same_plan, ("plans",)
     ),
     Check("traces", "planning leaves the process as it was", no_traces, ("import", "plans")),
+    Check("clean", "steps leave the frameworks as they were", frameworks_untouched, ("traces",)),
     Check("off", "without it the plan is byte for byte the plain one", switched_off, ("traces",)),
 )

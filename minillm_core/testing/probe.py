@@ -1,7 +1,8 @@
 """What a plugin does to a fresh process; prints one JSON document.
 
-    python -B -m minillm_core.testing.probe import SPEC     what its import does
-    python -B -m minillm_core.testing.probe plan SPEC JSON  hashes of plans before, with and after
+    python -B -m minillm_core.testing.probe import SPEC            what its import does
+    python -B -m minillm_core.testing.probe plan SPEC JSON         plans before, with and after it
+    python -B -m minillm_core.testing.probe train SPEC JSON torch  what planning and steps change
 
 A process of its own, since a thing is imported for the first time once only.
 """
@@ -59,13 +60,48 @@ def planned(spec: str, options: dict[str, Any]) -> dict[str, Any]:
     from minillm_core.testing.subject import Subject
 
     subject = Subject(spec, options)
-    before, process = subject.planned(without=True).hash, state()
+    before, process, modules = subject.planned(without=True).hash, state(), set(sys.modules)
     hashes = {"before": before, "with": subject.planned().hash}
     return {
         **hashes,
         "after": subject.planned(without=True).hash,
         "changed": differences(process, state()),
+        "modules": sorted({name.partition(".")[0] for name in set(sys.modules) - modules}),
     }
+
+
+def trained(spec: str, options: dict[str, Any], *backends: str) -> dict[str, Any]:
+    """What planning with the plugin changes of a framework's state, and what its steps do.
+
+    The plain model is trained first: what a framework sets up when it first runs is not the
+    plugin's. Generators may move while it trains, as a module of its own may draw from them; that
+    one was seeded shows in its seed.
+    """
+    from minillm_core.backends.process import process_state
+    from minillm_core.testing.subject import Subject
+
+    subject = Subject(spec, options)
+
+    def step(backend: str, **which: bool) -> None:
+        plan = subject.planned(**which)
+        subject.train(subject.trainer(plan, backend), plan, subject.batches(plan, 2))
+
+    def everything() -> dict[str, Any]:
+        found = state()
+        for backend in backends:
+            found |= process_state(backend) | patchable(PUBLIC[backend])
+        return found
+
+    for backend in backends:
+        step(backend, without=True)
+    before = everything()
+    subject.planned()
+    planning = everything()
+    for backend in backends:
+        step(backend)
+    own = {f"{backend}'s generator" for backend in backends}
+    steps = [name for name in differences(planning, everything()) if name not in own]
+    return {"planning": differences(before, planning), "steps": steps}
 
 
 def state() -> dict[str, Any]:
@@ -77,23 +113,41 @@ def state() -> dict[str, Any]:
         "numpy.random's generator": hash(np.random.get_state()[1].tobytes()),  # type: ignore[union-attr]
         "numpy's error handling": np.geterr(),
         "the recursion limit": sys.getrecursionlimit(),
-        **patchable(),
+        **patchable(("numpy", "minillm_core")),
     }
 
 
-def patchable() -> dict[str, int]:
-    """Dotted name -> identity of each function, class and method of numpy's and minillm's modules."""
-    found: dict[str, int] = {}
+PUBLIC = {
+    "torch": ("torch.nn", "torch.optim", "torch.autograd", "torch.functional", "torch._tensor"),
+    "mlx": ("mlx.core", "mlx.nn", "mlx.optimizers", "mlx.utils"),
+}
+"""Backend -> its packages whose functions and classes are watched, beside the backend's own."""
+
+
+def patchable(packages: tuple[str, ...]) -> dict[str, Any]:
+    """Dotted name -> identity of each function, class, method and constant of these packages."""
+    found: dict[str, Any] = {}
     for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] not in ("numpy", "minillm_core"):
+        if name not in packages and not name.startswith(tuple(f"{p}." for p in packages)):
             continue
         for key, value in list(vars(module).items()):
-            if callable(value):
-                found[f"{name}.{key}"] = id(value)
+            if callable(value) or key.isupper():
+                found[f"{name}.{key}"] = identity(value)
             if isinstance(value, type) and value.__module__ == name:
-                members = vars(value).items()
-                found |= {f"{name}.{key}.{k}": id(v) for k, v in members if callable(v)}
+                members = list(vars(value).items())
+                found |= {
+                    f"{name}.{key}.{k}": identity(v) for k, v in members if k not in MACHINERY
+                }
     return found
+
+
+MACHINERY = {"__abstractmethods__", "_abc_impl", "__annotations__", "__weakref__", "__dict__"}
+"""Of classes: what Python itself fills in late."""
+
+
+def identity(value: Any) -> Any:
+    """What a plain value is; else which object it is."""
+    return repr(value) if isinstance(value, bool | int | float | str | bytes | None) else id(value)
 
 
 def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
@@ -106,6 +160,7 @@ def main(arguments: list[str]) -> None:
     questions: dict[str, Callable[[], dict[str, Any]]] = {
         "import": lambda: imported(arguments[1]),
         "plan": lambda: planned(arguments[1], json.loads(arguments[2])),
+        "train": lambda: trained(arguments[1], json.loads(arguments[2]), *arguments[3:]),
     }
     sys.stdout.write(json.dumps(questions[arguments[0]]()))
 

@@ -17,7 +17,7 @@ PATIENCE = 60
 """Seconds after which an import or a plan hangs."""
 
 
-def ask(*question: str, environment: Mapping[str, str], hash_seed: int = 0) -> dict[str, Any]:
+def ask(*question: str, environment: Mapping[str, str], hash_seed: int = 1) -> dict[str, Any]:
     """The probe's answer.
 
     Raises:

@@ -6,12 +6,14 @@ from minillm_core.testing import (
     decoding,
     export,
     frameworks,
+    hooks,
     hygiene,
     numbers,
     pairs,
     plan,
     state,
     training,
+    updates,
 )
 
 __all__ = ["CHECKS"]
@@ -19,9 +21,11 @@ __all__ = ["CHECKS"]
 CHECKS = (
     *hygiene.CHECKS,
     *plan.CHECKS,
+    *hooks.CHECKS,
     *numbers.CHECKS,
     *training.CHECKS,
     *state.CHECKS,
+    *updates.CHECKS,
     *decoding.CHECKS,
     *export.CHECKS,
     *frameworks.CHECKS,

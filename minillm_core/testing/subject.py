@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,8 +18,11 @@ from minillm_core.backends.traced import create_traced
 from minillm_core.config.load import load
 from minillm_core.config.schema import Config
 from minillm_core.config.selection import name_of
+from minillm_core.errors import PlanError
+from minillm_core.nn.init import generator
 from minillm_core.optim.groups import Member, groups_of
 from minillm_core.plan import Plan, build_plan
+from minillm_core.plugins.discover import installed_names
 from minillm_core.plugins.find import FoundPlugin, find
 from minillm_core.plugins.manager import LoadedPlugin, with_options
 from minillm_core.plugins.streams import Streams
@@ -26,7 +30,7 @@ from minillm_core.testing.check import NotApplicable
 from minillm_core.testing.processes import ask
 from minillm_core.train.hooks import batch_hook
 
-__all__ = ["Batch", "Subject", "settings", "supervised"]
+__all__ = ["ODD", "Batch", "Subject", "moved", "settings", "supervised"]
 
 Batch = dict[str, np.ndarray]
 
@@ -38,6 +42,19 @@ SMALL: Mapping[str, Any] = {
 }
 """The structure of preset tiny; every framework steps it in milliseconds. Lengths are odd."""
 
+ODD: Mapping[str, Any] = {
+    **{"model_layers": 3, "model_dim": 30, "model_heads": 3, "model_kv_heads": 1},
+    **{"model_hidden": 35, "model_vocab": 61, "model_tied": True},
+    **{"train_rows": 1, "train_seq_len": 7},
+}
+"""Settings in which nothing is a power of two, and what is shared is shared: heads, embedding."""
+
+RULE = re.compile(r"opt\.(?:extend|assign)\((\w+)")
+"""Where a plugin builds on a rule that is not there."""
+
+STIR = np.float32(0.1)
+"""How far a weight is moved, in standard deviations."""
+
 
 def settings(**changed: Any) -> Config:
     """The small model's config; ``train_dtype="bfloat16"`` is the setting ``train.dtype``."""
@@ -47,6 +64,12 @@ def settings(**changed: Any) -> Config:
         assignments=[f"{key}={str(value).lower()}" for key, value in given.items()],
         default_preset=lambda: ("tiny", "the contract kit"),
     ).config
+
+
+def moved(name: str, value: np.ndarray) -> np.ndarray:
+    """A parameter away from its initial value, float32: what starts at 0 takes part."""
+    noise = generator(5, name).standard_normal(value.shape, np.float32)
+    return value.astype(np.float32) + STIR * noise
 
 
 def supervised(micro: Sequence[Batch]) -> int:
@@ -62,6 +85,7 @@ class Subject:
         options: its options where not the defaults.
         backend: ``torch``, ``mlx``, or ``both``.
         pairs: how many other plugins it is paired with; None: all.
+        partners: those that it is paired with, as ``--plugins`` takes them; None: the installed.
     """
 
     def __init__(
@@ -71,9 +95,11 @@ class Subject:
         *,
         backend: str = "both",
         pairs: int | None = 5,
+        partners: Sequence[str] | None = None,
     ) -> None:
         self.spec, self.options, self.pairs = spec, dict(options or {}), pairs
         self.name = name_of(spec, where="plugin")
+        self._partners = partners
         self.asked = tuple(DEVICES) if backend == "both" else (backend,)
         self.plan = cache(self.planned)
         self.ask = cache(partial(ask, environment=dict(os.environ)))  # as before it was loaded
@@ -119,32 +145,67 @@ class Subject:
         """Why there are not two backends to compare."""
         return "; ".join(self.absent.values()) or "no other was asked for"
 
+    @cached_property
+    def companions(self) -> tuple[LoadedPlugin, ...]:
+        """Plugins that it builds on: those that provide the rules which it extends.
+
+        They are in every plan, that without it included.
+        """
+        held: tuple[LoadedPlugin, ...] = ()
+        while True:
+            try:
+                build_plan(settings(), (self.loaded, *held))
+            except PlanError as error:
+                wanted = RULE.match(error.where or "")
+                names = {self.name, *(one.name for one in held)}
+                if wanted is None or wanted[1] in names or wanted[1] not in installed_names():
+                    return held
+                held = (*held, with_options(find(wanted[1]), {}))
+            else:
+                return held
+
+    def partners(self) -> list[str]:
+        """Plugins to pair it with, as ``--plugins`` takes them; at most ``pairs``."""
+        mine = {self.name, *(one.name for one in self.companions)}
+        named = sorted(installed_names() - mine) if self._partners is None else self._partners
+        return list(named)[: self.pairs]
+
     def planned(self, *others: LoadedPlugin, without: bool = False, **changed: Any) -> Plan:
         """The small model with the plugin, other plugins and other settings; ``plan`` makes each once."""
-        plugins = others if without else (self.loaded, *others)
-        return build_plan(settings(**changed), plugins)
+        plugins = (*self.companions, *others)
+        return build_plan(settings(**changed), plugins if without else (self.loaded, *plugins))
 
     def trainer(self, plan: Plan, backend: str) -> Trainer:
         """The plan on a CPU, with seed 0."""
         return create_traced(Detected(backend, "cpu", "the contract kit"), plan).trainer(plan, 0)
 
     def stirred(self, plan: Plan, backend: str) -> Trainer:
-        """The same with every parameter moved: what starts at 0 takes part."""
-        run, rng = self.trainer(plan, backend), np.random.default_rng(5)
+        """The same with every parameter :func:`moved`."""
+        run = self.trainer(plan, backend)
         arrays = run.arrays()
-        for name in sorted(plan.parameters):
-            value = arrays[f"model.{name}"]
-            arrays[f"model.{name}"] = value + np.float32(0.1) * rng.standard_normal(
-                value.shape, np.float32
-            )
+        for name in plan.parameters:
+            arrays[f"model.{name}"] = moved(name, arrays[f"model.{name}"])
         run.load(arrays)
         return run
 
-    def batches(self, plan: Plan, steps: int, *others: LoadedPlugin) -> list[Batch]:
-        """Rows that can be learnt a little, as ``on_batch`` leaves them; row r lacks 2 r labels."""
+    def batches(
+        self, plan: Plan, steps: int, *others: LoadedPlugin, phase: str = "train"
+    ) -> list[Batch]:
+        """Rows that can be learnt a little, as ``on_batch`` leaves them; row r lacks 2 r labels.
+
+        Args:
+            plan: says the sizes, and in which order ``on_batch`` are called.
+            steps: how many.
+            others: plugins of the plan beside this one.
+            phase: "train", "eval" or "decode".
+        """
         config = plan.config
         hook = batch_hook(
-            plan.on_batch, (self.loaded, *others), Counter(), config.model.vocab, Streams(0)
+            plan.on_batch,
+            (self.loaded, *self.companions, *others),
+            Counter(),
+            config.model.vocab,
+            Streams(0),
         )
         rng, shape = np.random.default_rng(0), (config.train.rows, config.train.seq_len)
         found = []
@@ -159,7 +220,7 @@ class Subject:
                 "documents": np.zeros(shape, np.int32),
                 "positions": np.tile(np.arange(shape[1], dtype=np.int32), (shape[0], 1)),
             }
-            found.append(hook(batch, "train") if hook else batch)
+            found.append(hook(batch, phase) if hook else batch)
         return found
 
     def train(
@@ -174,9 +235,14 @@ class Subject:
         return losses
 
     def gradients(
-        self, plan: Plan, backend: str, batch: Batch
+        self,
+        plan: Plan,
+        backend: str,
+        batch: Batch,
+        *,
+        weights: Mapping[str, np.ndarray] | None = None,
     ) -> tuple[float, dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """(loss, parameter -> float64 gradient, state) of a first step.
+        """(loss, parameter -> float64 gradient, state) of a step from ``weights``, by default the stirred.
 
         Taken from the first moments that AdamW leaves of it: so they are what reaches an
         optimizer, whatever optimizer the plugin brings.
@@ -184,7 +250,9 @@ class Subject:
         rule = self.plan(without=True).groups[0].rule
         members = (Member(name, p.shape, 1.0, 1.0) for name, p in plan.parameters.items())
         plan = replace(plan, groups=groups_of({one.name: (rule, one) for one in members}))
-        run = self.trainer(plan, backend)
+        run = self.stirred(plan, backend)
+        if weights is not None:
+            run.load(weights)
         (loss,) = self.train(run, plan, [batch])
         arrays, share = run.arrays(), 1 - plan.config.train.betas[0]
         prefix = "optimizer.precondition.m."

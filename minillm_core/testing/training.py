@@ -34,7 +34,7 @@ def trains(subject: Subject) -> str:
 def evidence(subject: Subject) -> str:
     """What it put into the plan is seen to take part."""
     plan, counts = subject.plan(), []
-    (planned,) = plan.plugins
+    (planned,) = (one for one in plan.plugins if one.name == subject.name)
     for backend in subject.backends:
         run = subject.trainer(plan, backend)
         seen: Counter[str] = Counter(dict.fromkeys(_by_construction(subject), 1))
