@@ -4,8 +4,8 @@
 
 A block may fade what came before it, or, above 1, hold on to it: the records start at sqrt(1.1),
 1.1 a block, and train it at 5 times the learning rate of their Adam without weight decay
-(modded-nanogpt, records of 2025-11 on). The factors multiply over the depth: nanochat starts at 1 and
-trains them at a hundredth of its rate for scalars.
+(modded-nanogpt, records from 2025-11 on). The factors multiply over the depth: nanochat starts at 1
+and trains them at a hundredth of its rate for scalars.
 """
 
 from __future__ import annotations

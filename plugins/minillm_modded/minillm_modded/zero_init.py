@@ -1,0 +1,37 @@
+"""Zero-initialised projections: every block begins as the identity (modded-nanogpt, record 5).
+
+    attention.o = 0,  mlp.down = 0,  on request head = 0
+
+The stream is the embedding until blocks have something to say, as in Fixup (Zhang et al.,
+arXiv:1901.09321) and in the limit of muP (Yang et al., arXiv:2203.03466), which also starts the
+head at zero: its first gradient is the same whatever the seed, and the first loss ln V. The
+matrices before a zero one get no gradient in the first step.
+
+Whoever declares them: parameters are found by their role, so those of another plugin's MLP too.
+"""
+
+from __future__ import annotations
+
+from minillm_core import PlanError, Plugin, option, zeros
+
+__all__ = ["ZeroInit"]
+
+
+class ZeroInit(Plugin, api=1):
+    """The projections that add to the stream start at zero, the head on request."""
+
+    attention: bool = option(True, help="attention's output projections")
+    mlp: bool = option(True, help="the MLPs' second matrices")
+    head: bool = option(False, help="the head, where it is not tied to the embedding")
+
+    def build_model(self, model):
+        wanted = {"attention.o": self.attention, "mlp.down": self.mlp, "head": self.head}
+        roles = [role for role, zeroed in wanted.items() if zeroed]
+        if not roles:
+            raise PlanError(
+                "zero_init is to start nothing at zero",
+                where="zero_init.attention, .mlp and .head are false",
+                fix="set one of them, or leave zero_init out",
+            )
+        for role in roles:
+            model.init_role(role, zeros)
