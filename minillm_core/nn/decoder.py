@@ -47,7 +47,7 @@ class Loss(NamedTuple):
     """What a micro-batch gives; ``objective`` is the only differentiable one."""
 
     objective: Any  # 0-d float32, scaled
-    sums: Any  # float32 (1 + targets,): nats, main target first, unweighted
+    sums: Any  # float32 (1 + targets present,): nats, main target first, unweighted
     count: Any  # 0-d float32: supervised positions of the main target
     terms: dict[str, Any]  # key -> 0-d float32, unweighted
     statistics: dict[str, Any]  # path.name -> array, without gradient
@@ -93,7 +93,7 @@ class Decoder(Module):
         hidden, scope, statistics = self.hidden(batch, values)
         B, T, C = hidden.shape
         targets, weights = [batch["labels"]], [batch.get("weights")]
-        for target in self.loss.targets:
+        for target in self.loss.present(values):
             if target.field is not None:
                 targets.append(batch[target.field])
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,7 @@ class Target:
     weight: Setting
     offset: int | None = None  # n: the token n ahead (1 is the main target)
     field: str | None = None  # or a batch field, int32 (B, T), -1 where there is none
+    stage: str | None = None  # staged value that is 0 once it is gone; None: always there
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,10 @@ class LossSpec:
     form_owner: str = "core"
     targets: tuple[Target, ...] = ()  # sorted by key
     terms: tuple[Term, ...] = ()  # sorted by key
+
+    def present(self, values: Mapping[str, Any]) -> tuple[Target, ...]:
+        """The further targets that are there at these staged values."""
+        return tuple(t for t in self.targets if t.stage is None or values[t.stage])
 
 
 def shifted(ops: Any, labels: Any, offset: int) -> Any:

@@ -118,7 +118,7 @@ class Graphs:
 
         (total, sums, count, terms, statistics), grads = mx.value_and_grad(objective)(copies)
         figures = {"loss": sums[0] * normaliser, "objective": total}
-        for index, target in enumerate(self.plan.spec.loss.targets):
+        for index, target in enumerate(self.plan.spec.loss.present(staged)):
             figures[TERM + target.key] = sums[index + 1] * normaliser
         for key, value in terms.items():
             figures[TERM + key] = value * count * normaliser

@@ -115,7 +115,8 @@ class TorchTrainer(TorchModel, Trainer):
             share = loss.count * inverse
             _add(figures, "loss", loss.sums[0].detach() * inverse)
             _add(figures, "objective", loss.objective.detach())
-            for target, total in zip(self.plan.spec.loss.targets, loss.sums[1:], strict=True):
+            present = self.plan.spec.loss.present(staged)
+            for target, total in zip(present, loss.sums[1:], strict=True):
                 _add(figures, TERM + target.key, total.detach() * inverse)
             for key, value in loss.terms.items():
                 _add(figures, TERM + key, value * share)

@@ -8,6 +8,7 @@ from typing import Any
 from minillm_core.errors import PlanError
 from minillm_core.nn.loss import LossSpec, Target, Term
 from minillm_core.ops.form import LossForm, SigmoidCap, TanhCap
+from minillm_core.optim.schedules import stages
 from minillm_core.plugins.builders.base import Builder, ValueTable
 from minillm_core.plugins.slots import Claim, Terms
 
@@ -64,20 +65,30 @@ class LossBuilder(Builder):
         form = {"cap": cap, "scale": scale, "smoothing": smoothing, "z": z}
         self._slots.logits.add(self._owner, form)
 
-    def target(self, weight: Any, *, offset: int | None = None, field: str | None = None) -> None:
+    def target(
+        self,
+        weight: Any,
+        *,
+        offset: int | None = None,
+        field: str | None = None,
+        until: float | None = None,
+    ) -> None:
         """Term: predict the token ``offset`` ahead, or a batch field, too; in training alone.
 
         Args:
             weight: a number or a schedule.
             offset: 2 is the token after the next.
             field: int32 (rows, T), -1 where there is nothing to predict.
+            until: the share of the run after which the step is compiled without it, and costs
+                nothing for it any more; None: it stays, whatever its weight.
 
         ::
 
-            loss.target(piecewise((0, 0.5), (0.3, 0.0)), offset=2)
+            loss.target(piecewise((0, 0.5), (0.3, 0.0)), offset=2, until=0.3)
 
         Raises:
-            PlanError: both or neither of offset and field; the main target's offset.
+            PlanError: both or neither of offset and field; the main target's offset; an end
+                outside the run.
         """
         if (offset is None) == (field is None):
             raise PlanError(f"plugin '{self._owner}', loss.target: give offset= or field=")
@@ -87,8 +98,17 @@ class LossBuilder(Builder):
                 "further ones begin at 2"
             )
         key = field or f"offset{offset}"
+        if until is not None and not 0 < until <= 1:
+            raise PlanError(
+                f"plugin '{self._owner}', loss.target: until={until}, a share of the run"
+            )
+        stage = None
+        if until is not None and until < 1:
+            there = stages((0, 1), (until, 0))
+            stage = self._values.add(self._owner, f"{self._owner}.loss.{key}.there", there)
         setting = self._setting(f"loss.{key}", weight)
-        self._slots.targets.add(self._owner, key, Target(key, self._owner, setting, offset, field))
+        target = Target(key, self._owner, setting, offset, field, stage)
+        self._slots.targets.add(self._owner, key, target)
 
     def term(
         self,
