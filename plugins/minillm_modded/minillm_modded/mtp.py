@@ -1,0 +1,40 @@
+"""Multi-token prediction: early on, each position also predicts the tokens after the next.
+
+    loss = CE(t + 1) + 0.5 CE(t + 2) + 0.25 CE(t + 3)
+
+One head and one hidden state serve all targets (Gloeckle et al., arXiv:2404.19737, give each a
+head; modded-nanogpt, by varunneal, shares it): the logits are made once, the further targets
+read them. The run begins with all of them; in equal stages the furthest one's weight falls to 0 and
+it goes, until the next token alone is left: [1, 0.5, 0.25 -> 0], [1, 0.5 -> 0], [1]. A target that
+is gone is not in the compiled step any more. Targets cross the ends of documents, as labels do.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from minillm_core import Plugin, option, piecewise
+
+__all__ = ["MTP"]
+
+Weight = Annotated[float, Field(gt=0)]
+
+
+class MTP(Plugin, api=1):
+    """Further tokens are predicted as well, with weights that fall to 0 one after the other."""
+
+    weights: tuple[Weight, ...] = option(
+        (0.5, 0.25), min_length=1, max_length=8, help="of the tokens 2, 3, ... ahead, at first"
+    )
+    end: float = option(
+        2 / 3, gt=0, le=1, help="share of the run after which the next token alone is left"
+    )
+
+    def compute_loss(self, loss):
+        count = len(self.weights)
+        for index, weight in enumerate(self.weights):
+            falling, gone = (self.end * (count - index - one) / count for one in (1, 0))
+            falls = piecewise((falling, weight), (gone, 0.0))
+            loss.target(falls, offset=2 + index, until=gone)
