@@ -50,7 +50,7 @@ def _attention(plan: Plan) -> dict[str, Any]:
     windows = {_window(plan, spec.window) for spec in specs if spec.window is not None}
     return {
         "window": min(windows, default=None),  # dynamic, where a layer has one
-        "documents": False,
+        "documents": any(spec.documents is not None for spec in specs),
         "grouped": geometry.kv_heads != geometry.heads,
         "head_dim": geometry.head_dim,
         "length": geometry.positions,

@@ -3,7 +3,7 @@
 q, k, v = x Wq, x Wk, x Wv
 q, k    = attn.qk nodes before the rotation (project < norm), rotate, after it (shift)
 v       = v + attn.v terms
-y       = leave(attention(enter(q, k, v)))          attn.layout, attn.window, attn.scale
+y       = leave(attention(enter(q, k, v)))          attn.layout, .window, .documents, .scale
 y       = attn.out nodes (correct < project_out < gate)
 out     = y Wo
 """
@@ -21,7 +21,7 @@ from minillm_core.nn.node import Node, Scope
 from minillm_core.nn.rope import Rope, RopeSpec
 from minillm_core.nn.value import Setting
 
-__all__ = ["Attention", "AttentionSpec", "Call", "Layout"]
+__all__ = ["Apart", "Attention", "AttentionSpec", "Call", "Layout"]
 
 
 class Call(NamedTuple):
@@ -58,6 +58,13 @@ class Layout(Module):
 
 
 @dataclass(frozen=True)
+class Apart:
+    """A claim that keeps documents apart: tokens see those of their own alone."""
+
+    owner: str
+
+
+@dataclass(frozen=True)
 class AttentionSpec:
     """One layer's attention, resolved."""
 
@@ -67,6 +74,7 @@ class AttentionSpec:
     v: tuple[Node, ...] = ()
     layout: Node | None = None
     window: Setting | None = None
+    documents: Apart | None = None
     scale: Setting | None = None
     out: tuple[Node, ...] = ()
 
@@ -104,6 +112,7 @@ class Attention(Module):
         self.positions = spec.rope.positions.make(geometry) if spec.rope.positions else None
         self.out = {node.name: node.make(geometry) for node in spec.out}
         self.window, self.scale = spec.window, spec.scale
+        self.within_documents = spec.documents is not None
         self.rope_after = self.layout is not None and self.layout.rope == "after"
         self.stretch = 1 if self.layout is None else self.layout.stretch
         self.rope = Rope(geometry, spec.rope, geometry.positions * self.stretch)
@@ -130,7 +139,9 @@ class Attention(Module):
 
         window = None if self.window is None else self.window.of(scope.reads)
         scale = None if self.scale is None else self.scale.of(scope.reads)
-        y = self.attend(Call(q, k, v, positions, window, None, scale), scope)  # (B, T, H, D)
+        documents = scope.reads["documents"] if self.within_documents else None
+        call = Call(q, k, v, positions, window, documents, scale)
+        y = self.attend(call, scope)  # (B, T, H, D)
 
         for node in self.out.values():
             y = scope.apply(node, {"y": y, "q": q, "k": k, "v": v, "x": x})

@@ -64,6 +64,8 @@ class BlockSpec:
             for setting in (self.attention.window, self.attention.scale):
                 if setting is not None and setting.value is not None:
                     names.add(setting.value)
+            if self.attention.documents is not None:
+                names.add("documents")
         return tuple(sorted(names))
 
 

@@ -113,6 +113,9 @@ def _attention(at: str, attention: AttentionSpec) -> Iterator[Placement]:
         setting = getattr(attention, slot)
         if setting is not None:
             yield Placement(setting.owner, f"{at}.{slot}", words(setting), settled=True)
+    if attention.documents is not None:
+        apart = attention.documents
+        yield Placement(apart.owner, f"{at}.documents", words(apart), settled=True)
     for slot in ("frequencies", "scaling"):
         claimed = getattr(attention.rope, slot)
         if claimed is not None:

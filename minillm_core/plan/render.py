@@ -175,7 +175,7 @@ def _place(claim: Any, default: str, name: str) -> str:
     if isinstance(claim, Node):
         return f"{claim.reference.rpartition(':')[2]} ({claim.owner})"
     if isinstance(claim, AttentionSpec):
-        settings = (claim.window, claim.scale)
+        settings = (claim.window, claim.documents, claim.scale)
         owners = {node.owner for node in claim.nodes()} | {s.owner for s in settings if s}
         rope = (claim.rope.frequencies, claim.rope.scaling)
         owners |= {claimed[0] for claimed in rope if claimed}

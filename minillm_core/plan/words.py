@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import singledispatch
 from typing import Any
 
+from minillm_core.nn.attention import Apart
 from minillm_core.nn.block import Nothing
 from minillm_core.nn.init import Init
 from minillm_core.nn.node import Node
@@ -41,6 +42,11 @@ def _learned(value: Learned) -> str:
 @words.register
 def _nothing(value: Nothing) -> str:
     return "none"
+
+
+@words.register
+def _apart(value: Apart) -> str:
+    return "apart"
 
 
 @words.register

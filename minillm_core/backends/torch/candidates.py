@@ -13,6 +13,7 @@ from minillm_core.ops.select import Candidate, Request
 __all__ = ["CANDIDATES"]
 
 FIRST_WITH_LINEAR_CROSS_ENTROPY = Version("2.13")
+LEAST_HEAD = 16  # features that FlexAttention's products need
 
 
 def _native_loss(request: Request) -> str | None:
@@ -36,6 +37,27 @@ def _native_loss(request: Request) -> str | None:
     return None
 
 
+def _blocks(request: Request) -> str | None:
+    """FlexAttention: where there is a window, documents or both to skip blocks by."""
+    window, head_dim = request.facts.get("window"), request.facts.get("head_dim", LEAST_HEAD)
+    if not _masked(request):
+        return "plainly causal: no blocks to skip but those that sdpa skips"
+    if window == "dynamic":
+        return "takes windows that are constant or staged, not one that changes from step to step"
+    if head_dim < LEAST_HEAD:
+        return f"takes heads of {LEAST_HEAD} features or more, not {head_dim}"
+    return None
+
+
+def _masked(request: Request) -> bool:
+    return bool(request.facts.get("window") or request.facts.get("documents"))
+
+
+def _if_masked(request: Request) -> int:
+    """Blocks come first where there is a window or documents, and last elsewhere."""
+    return -1 if _masked(request) else 1
+
+
 def _core(op: str, name: str, reference: str, **more: Any) -> Candidate:
     return Candidate(op, name, ("torch",), f"minillm_core.backends.torch.{reference}", **more)
 
@@ -48,6 +70,14 @@ CANDIDATES: tuple[Candidate, ...] = (
     _core("rotate", "table", "kernels.rotary:rotate", plain=True),
     _core("attention", "sdpa", "kernels.attention:sdpa"),
     _core("attention", "composed", "kernels.attention:composed", plain=True),
+    _core(
+        "attention",
+        "flex",
+        "kernels.blocks:flex",
+        devices=("cuda",),
+        accepts=_blocks,
+        rank=_if_masked,
+    ),
     _core("swiglu", "composed", "ops:swiglu", plain=True),
     _core("logits", "matmul", "ops:logits", plain=True),
     _core("linear_cross_entropy", "chunked", "kernels.loss:chunked"),

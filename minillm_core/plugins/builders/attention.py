@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from minillm_core.errors import PlanError
-from minillm_core.nn.attention import AttentionSpec, Layout
+from minillm_core.nn.attention import Apart, AttentionSpec, Layout
 from minillm_core.nn.geometry import Geometry
 from minillm_core.nn.node import Node, node_of
 from minillm_core.nn.rope import RopeSpec
@@ -34,13 +34,15 @@ class AttentionSlots:
         self.v: Terms[Node] = Terms(f"{at}.v")
         self.layout: Claim[Node] = Claim(f"{at}.layout")
         self.window: Claim[Setting] = Claim(f"{at}.window")
+        self.documents: Claim[Apart] = Claim(f"{at}.documents")
         self.scale: Claim[Setting] = Claim(f"{at}.scale")
         self.out = Chain(f"{at}.out", ("correct", "project_out", "gate"))
 
     def owners(self) -> set[str]:
         """The plugins that said anything."""
         claims = (self.frequencies, self.positions, self.scaling, self.layout, self.window)
-        owners = {owner for claim in (*claims, self.scale) for owner in claim.held}
+        claims = (*claims, self.documents, self.scale)
+        owners = {owner for claim in claims for owner in claim.held}
         owners |= {link.node.owner for chain in (self.qk, self.out) for link in chain.links}
         return owners | {owner for owner, _ in self.v.held.values()}
 
@@ -57,6 +59,7 @@ class AttentionSlots:
             v=tuple(node for _, _, node in self.v.resolve()),
             layout=self.layout.resolve(),
             window=self.window.resolve(),
+            documents=self.documents.resolve(),
             scale=self.scale.resolve(),
             out=tuple(node for _, node in self.out.resolve()),
         )
@@ -143,6 +146,7 @@ class AttentionBuilder(Builder):
         heads: H.
         kv_heads: K; H is a multiple of it.
         head_dim: D.
+        seq_len: T, the length of a training row.
     """
 
     def __init__(self, owner: str, values: ValueTable, slots: AttentionSlots) -> None:
@@ -152,7 +156,7 @@ class AttentionBuilder(Builder):
         self.layer: int = geometry.layer or 0
         self.layers = geometry.layers
         self.heads, self.kv_heads = geometry.heads, geometry.kv_heads
-        self.head_dim = geometry.head_dim
+        self.head_dim, self.seq_len = geometry.head_dim, geometry.positions
         self.qk, self.out = QK(self, slots.qk), Out(self, slots.out)
         self.rope = RopeClaims(self, slots)
 
@@ -207,20 +211,34 @@ class AttentionBuilder(Builder):
         if cls.rope == "after":
             self.qk.shift.close("its layout rotates q and k after they are rearranged")
 
-    def window(self, number: int | Schedule) -> None:
+    def window(self, number: int | Schedule, *, name: str | None = None) -> None:
         """Claim: how many keys a query sees, itself included.
+
+        Args:
+            number: constant, or a schedule; ``stages`` gives each window a step of its own.
+            name: of a schedule that several layers follow, where others follow another.
 
         ::
 
             attn.window(stages((0, 128), (0.5, 256)))
         """
-        setting = self._setting("window", number, f"layers.{self.layer}")
+        slot = "window" if name is None else f"window.{name}"
+        setting = self._setting(slot, number, f"layers.{self.layer}")
         if setting.constant is not None and not (type(number) is int and number > 0):
             raise PlanError(
                 f"plugin '{self._owner}', slot {self._slots.window.where}: a window of {number} keys",
                 fix="a whole number from 1 on, or a schedule",
             )
         self._slots.window.add(self._owner, setting)
+
+    def documents(self) -> None:
+        """Claim: tokens see those of their own document alone, by the batch's ``documents``.
+
+        ::
+
+            attn.documents()
+        """
+        self._slots.documents.add(self._owner, Apart(self._owner))
 
     def scale(self, number: float | Schedule) -> None:
         """Claim: what the attention logits are multiplied by (default D^-1/2)."""
