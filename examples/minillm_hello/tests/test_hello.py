@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from minillm_core.backends.numpy.model import materialise
-from minillm_core.testing import conformance
-from minillm_core.testing.subject import Subject, supervised
+from minillm_core.testing import conformance, one_step
 
 test_contract = conformance("hello")
 
@@ -23,24 +21,7 @@ def mean_loss(hidden: np.ndarray, head: np.ndarray, labels: np.ndarray, weight: 
 
 
 @pytest.mark.parametrize("weight", [1e-4, 0.05])
-def test_the_loss_is_its_definition(weight: float) -> None:
-    subject = Subject("hello", {"weight": weight})
-    plan = subject.plan()
-    (batch,) = subject.batches(plan, 1)  # some labels are unsupervised
-    values = plan.values(0.5) | {"normaliser": 1 / supervised([batch])}
-    model = materialise(plan, seed=0)  # NumPy, float64
-    hidden, _, _ = model.hidden(batch, values)
-    want = mean_loss(hidden, model.head_weight(), batch["labels"], weight)
-    assert float(model(batch, values).objective) == pytest.approx(want, rel=1e-12)
-    for backend in subject.backends:
-        loss, _, _ = subject.gradients(plan, backend, batch)
-        assert loss == pytest.approx(want, rel=1e-5), backend
-
-
-def test_held_out_text_is_judged_without_it() -> None:
-    subject = Subject("hello", {"weight": 0.05})
-    (batch,) = subject.batches(subject.plan(), 1)
-    plans = subject.plan(), subject.plan(without=True)
-    for backend in subject.backends:
-        penalised, plain = (subject.trainer(one, backend).evaluate([batch]) for one in plans)
-        assert penalised == plain, backend
+def test_a_step_s_loss_is_the_definition_s(minillm_backend: str, weight: float) -> None:
+    step = one_step("hello", {"weight": weight}, backend=minillm_backend)
+    want = mean_loss(step.hidden, step.head, step.batch["labels"], weight)
+    assert step.loss == pytest.approx(want, rel=1e-5)
