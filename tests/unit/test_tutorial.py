@@ -1,0 +1,78 @@
+"""The runner of pages sees what is not so."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tools.tutorial import PageError, blocks, run_page
+
+PAGE = """# A page
+
+```python title=deep/said.py
+print("one  two", 1 / 3)
+```
+
+and then
+
+```console
+$ python deep/said.py
+one two 0.3...
+$ cd deep
+$ ls
+said.py
+```
+
+```console
+$ python -c "raise SystemExit(3)"
+$ echo $?
+3
+$ printf 'a\\nb\\nc\\n'
+a
+...
+c
+```
+"""
+
+
+def typed(page: str, folder: Path) -> int:
+    return run_page(page, folder, {"PATH": os.environ["PATH"]})
+
+
+def test_a_page_that_is_so_is_run_from_top_to_end(tmp_path: Path) -> None:
+    assert typed(PAGE, tmp_path) == 5
+    assert (tmp_path / "deep" / "said.py").is_file()
+
+
+@pytest.mark.parametrize(
+    ("so", "not_so", "line", "says"),
+    [
+        ("two 0.3...", "two 0.4...", 10, "one  two 0.333"),
+        ("said.py\n```\n\n", "said.pyc\n```\n\n", 13, "said:\nsaid.py"),
+        ("$ echo $?\n3\n", "", 18, "ended with 3"),
+        ("3\n$ printf", "4\n$ printf", 19, "said:\n3"),
+        ("\nc\n```", "\nd\n```", 21, "b\nc"),
+        ("```python title=deep/said.py", "```python", 3, "neither a file"),
+        ("$ python -c", "python -c", 17, "neither a file"),
+        ("```\n\nand", "``` \n\nand", None, "does not end"),
+    ],
+)
+def test_what_is_not_so_is_found(
+    so: str, not_so: str, line: int | None, says: str, tmp_path: Path
+) -> None:
+    assert PAGE.count(so) == 1
+    with pytest.raises(PageError) as caught:
+        typed(PAGE.replace(so, not_so), tmp_path)
+    assert says in str(caught.value)
+    assert line is None or str(caught.value).startswith(f"line {line}:")
+
+
+def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        typed(PAGE.replace("cd deep", "cd shallow"), tmp_path)
+
+
+def test_every_block_has_its_line() -> None:
+    assert [block.line for block in blocks(PAGE)] == [3, 9, 17]
