@@ -1,0 +1,207 @@
+"""Attention with windows and documents on one GPU: time of forward and backward, and its accuracy.
+
+    python -m benchmarks.attention_windows [--shapes 64x1024,8x8192,1x65536] [--heads 6x128,12x64]
+                                           [--out FOLDER]
+
+Compiled, bfloat16; three steps of warm-up, then ten measured one by one, each after the caches
+were flushed. One call is one layer, its block mask included; ``mask_milliseconds`` is that alone,
+which a model's layers share. Documents have 600 tokens on average, exponentially distributed.
+Accuracy: small shapes against the float64 reference, as in minillm's contract of the op; and a
+step that waits for the device raises.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import flex_attention
+
+from benchmarks.environment import RESULTS, write
+from minillm_core.backends.torch.kernels.attention import composed, sdpa
+from minillm_core.backends.torch.kernels.blocks import block_mask, flex
+from minillm_core.ops import CONTRACTS, reference
+
+Kernel = Callable[..., Tensor]
+LONG, SHORT = 1792, 896  # the last windows of modded-nanogpt's record of 2025-02
+DOCUMENT = 600  # tokens, on average
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shapes", default="64x1024,8x8192,1x65536", help="rows x tokens")
+    parser.add_argument("--heads", default="6x128,12x64", help="heads x features")
+    parser.add_argument("--commit", help="for a copy of the tree that came without .git")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    asked = parser.parse_args()
+    torch.manual_seed(0)
+    print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}, bfloat16")
+    accuracy = list(accuracies())
+    figures = [
+        figure
+        for B, T in pairs(asked.shapes)
+        for H, D in pairs(asked.heads)
+        for figure in timings(B, T, H, D)
+    ]
+    document = {"dtype": "bfloat16", "accuracy": accuracy, "timings": figures}
+    print(write("attention_windows", document, commit=asked.commit, folder=asked.out))
+
+
+def pairs(text: str) -> list[tuple[int, int]]:
+    """Of "64x1024,1x65536": [(64, 1024), (1, 65536)]."""
+    split = (word.split("x") for word in text.split(","))
+    return [(int(first), int(second)) for first, second in split]
+
+
+def accuracies() -> Iterator[dict[str, Any]]:
+    """Forward and gradients of the kernel on small shapes, compiled and not."""
+    tolerance = CONTRACTS["attention"].tolerance["bfloat16"]
+    for T, H, K, D in ((384, 4, 2, 64), (300, 2, 2, 128), (384, 6, 2, 96), (256, 2, 1, 16)):
+        for window, with_documents in ((200, True), (128, False), (None, True))[
+            : 3 if D == 64 else 1
+        ]:
+            q, k, v, upstream = arrays(2, T, (H, K, K, H), D)
+            documents = documents_of(2, T, mean=100) if with_documents else None
+            masked = {"window": window, "documents": documents}
+            exact = gradients(composed, [x.double() for x in (q, k, v)], upstream, masked)
+            host = [x.detach().double().cpu().numpy() for x in (q, k, v)]
+            numpy = masked | {"documents": documents.cpu().numpy() if with_documents else None}
+            exact = [torch.from_numpy(reference.attention(*host, **numpy)), *exact[1:]]
+            torch._dynamo.reset()
+            for mode in ("compiled", "eager") if D == 64 else ("compiled",):
+                kernel = torch.compile(flex, fullgraph=True) if mode == "compiled" else flex
+                got = gradients(kernel, (q, k, v), upstream, masked)
+                errors = [error(g, e) for g, e in zip(got, exact, strict=True)]
+                yield {
+                    "shape": {"rows": 2, "tokens": T, "heads": H, "kv_heads": K, "head_dim": D},
+                    "mode": mode,
+                    "window": window,
+                    "documents": with_documents,
+                    "errors": dict(zip(("y", "q", "k", "v"), errors, strict=True)),
+                    "tolerance": tolerance,
+                    "kept": max(errors) <= tolerance,
+                }
+                said = " ".join(f"{e:.1e}" for e in errors)
+                print(f"T={T} H={H}/{K} D={D} window={window} {mode:8} y q k v off by {said}")
+
+
+def timings(B: int, T: int, H: int, D: int) -> Iterator[dict[str, Any]]:
+    """Every kernel at one shape; one that cannot run is a line with its reason."""
+    q, k, v, upstream = arrays(B, T, (H, H, H, H), D)
+    documents = documents_of(B, T)
+    long, short = (min(window, T // part) for window, part in ((LONG, 1), (SHORT, 2)))
+    kinds: list[tuple[str, Kernel, int | None, Tensor | None]] = [
+        ("sdpa", sdpa, None, None),
+        ("flex, every block", every_block, None, None),
+        ("flex", flex, long, None),
+        ("flex", flex, short, None),
+        ("flex", flex, 128, None),
+        ("flex", flex, None, documents),
+        ("flex", flex, short, documents),
+    ]
+    if B * T * T <= 2**28:  # sdpa's masks are B T T elements
+        kinds += [("sdpa", sdpa, short, None), ("sdpa", sdpa, short, documents)]
+    for name, kernel, window, masks in kinds:
+        if name == "flex" and window is not None and window >= T and masks is None:
+            continue  # plainly causal: that is sdpa's
+        torch._dynamo.reset()
+        begun = time.perf_counter()
+        run = torch.compile(kernel, fullgraph=True, dynamic=False)
+        step = partial(gradients, run, (q, k, v), upstream, {"window": window, "documents": masks})
+        figure: dict[str, Any] = {
+            "kernel": name,
+            "shape": {"rows": B, "tokens": T, "heads": H, "head_dim": D},
+            "window": window,
+            "documents": masks is not None,
+        }
+        try:
+            step()
+        except torch.OutOfMemoryError:
+            yield figure | {"failed": "out of memory"}
+            continue
+        figure["first_seconds"] = time.perf_counter() - begun
+        figure["step_milliseconds"], figure["peak_extra_bytes"] = measure(step)
+        if name == "flex":
+            listed = torch.compile(partial(listing, T, window), fullgraph=True, dynamic=False)
+            figure["mask_milliseconds"], _ = measure(partial(listed, masks, q.device))
+        yield figure
+        print(
+            f"{B:3} x {T:6}, {H:2} x {D:3}  {name:18} window {window!s:5} "
+            f"{'documents' if masks is not None else '':9} "
+            f"{statistics.median(figure['step_milliseconds']):8.3f} ms, mask "
+            f"{statistics.median(figure.get('mask_milliseconds', [0.0])):6.3f} ms, "
+            f"{figure['peak_extra_bytes'] / 2**20:8.0f} MiB, {figure['first_seconds']:5.1f} s to begin",
+            flush=True,
+        )
+
+
+def every_block(q: Tensor, k: Tensor, v: Tensor, *, window: None, documents: None) -> Tensor:
+    """FlexAttention where it is plainly causal, which minillm leaves to sdpa."""
+    mask = block_mask(q.shape[1], window, documents, q.device)
+    y = flex_attention(*(x.transpose(1, 2) for x in (q, k, v)), block_mask=mask)
+    return y.transpose(1, 2)
+
+
+def listing(T: int, window: int | None, documents: Tensor | None, device: Any) -> list[Tensor]:
+    """What a block mask consists of."""
+    mask = block_mask(T, window, documents, device)
+    return [x for x in mask.as_tuple() if isinstance(x, Tensor)]
+
+
+def arrays(B: int, T: int, heads: tuple[int, ...], D: int) -> list[Tensor]:
+    """(B, T, n, D) in bfloat16 for each number of heads, wanting gradients."""
+    made = (torch.randn(B, T, n, D, device="cuda", dtype=torch.bfloat16) for n in heads)
+    *qkv, upstream = (x.requires_grad_() for x in made)
+    return [*qkv, upstream.detach()]
+
+
+def documents_of(B: int, T: int, mean: int = DOCUMENT) -> Tensor:
+    """int32 (B, T): rows cut into documents, counted over all rows."""
+    ends = np.random.default_rng(0).random(B * T) < 1 / mean
+    return torch.from_numpy(np.cumsum(ends).astype(np.int32).reshape(B, T)).cuda()
+
+
+def gradients(kernel: Kernel, qkv: Any, upstream: Tensor, masked: dict[str, Any]) -> list[Tensor]:
+    """y and the gradients of q, k and v."""
+    y = kernel(*qkv, **masked)
+    return [y, *torch.autograd.grad(y, qkv, upstream.to(y.dtype))]
+
+
+def error(got: Tensor, exact: Tensor) -> float:
+    """As the op's tolerance is stated."""
+    got, exact = got.double().cpu(), exact.double().cpu()
+    return float((got - exact).norm() / max(exact.norm(), exact.numel() ** 0.5))
+
+
+def measure(step: Callable[[], Any], repeats: int = 10) -> tuple[list[float], int]:
+    """(milliseconds of each repetition, peak bytes above what was there before)."""
+    flush = torch.empty(2**28, dtype=torch.int8, device="cuda")
+    for _ in range(3):
+        step()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before, times = torch.cuda.memory_allocated(), []
+    for _ in range(repeats):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        for _ in range(8):  # a millisecond or so, in which the step is queued
+            flush.zero_()
+        start.record()
+        torch.cuda.set_sync_debug_mode("error")
+        step()
+        torch.cuda.set_sync_debug_mode("default")
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end))
+    return times, torch.cuda.max_memory_allocated() - before
+
+
+if __name__ == "__main__":
+    main()
