@@ -1,0 +1,43 @@
+"""Every plugin of this distribution under the contract kit, each check a test of its own."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+
+import pytest
+
+from minillm_core.testing import conformance
+
+pytestmark = pytest.mark.slow
+
+test_attn_scale = conformance("attn_scale")
+test_backout = conformance("backout")
+test_bigram_hash = conformance("bigram_hash")
+test_embed_norm = conformance("embed_norm")
+test_embed_skip = conformance("embed_skip")
+test_half_rope = conformance("half_rope")
+test_mtp = conformance("mtp")
+test_paired_heads = conformance("paired_heads")
+test_qk_norm = conformance("qk_norm")
+test_qk_norm_with_gains = conformance("qk_norm", {"gains": True})
+test_relu2 = conformance("relu2")
+test_residual_decay = conformance("residual_decay")
+test_smear = conformance("smear")
+test_softcap = conformance("softcap")
+test_softcap_by_tanh = conformance("softcap", {"form": "tanh"})
+test_sparse_gate = conformance("sparse_gate")
+test_unet_skip = conformance("unet_skip")
+test_unet_skip_without_attention = conformance("unet_skip", {"attention": False})
+test_value_embeds = conformance("value_embeds")
+test_xsa = conformance("xsa")
+test_zero_init = conformance("zero_init")
+
+
+def test_no_plugin_is_left_out() -> None:
+    ours = {
+        entry.name
+        for entry in entry_points(group="minillm.plugins")
+        if entry.dist is not None and entry.dist.name == "minillm-modded"
+    }
+    checked = {getattr(test, "checks_plugin", None) for test in globals().values()}
+    assert ours <= checked
