@@ -52,8 +52,11 @@ class Hooks:
         """While planning: further fields of the batch, and what ``on_batch`` reads."""
 
     @hookspec
-    def on_batch(self, batch: dict[str, Any], phase: str) -> dict[str, Any]:
-        """While running, in the loader's thread: a NumPy batch in phase train, eval or decode."""
+    def on_batch(self, batch: dict[str, Any], phase: str, vocab: int) -> dict[str, Any]:
+        """While running, in the loader's thread: a NumPy batch in phase train, eval or decode.
+
+        ids are below ``vocab``, which is model.vocab.
+        """
         raise NotImplementedError
 
     @hookspec

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
+
 from minillm_core.data import Batch, OnBatch
 from minillm_core.data.batch import checked
 from minillm_core.errors import DataError, PluginCodeError
+from minillm_core.plugins.builders.data import Field
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.streams import Streams
 from minillm_core.train.events import Event
@@ -22,6 +25,7 @@ def batch_hook(
     seen: Counter[str],
     vocab: int,
     streams: Streams,
+    fields: Sequence[tuple[str, str, Field]] = (),
 ) -> OnBatch | None:
     """All ``on_batch`` as one function, called in ``order``; None where there is none.
 
@@ -33,7 +37,11 @@ def batch_hook(
         seen: ``batch:<plugin>`` is counted there.
         vocab: ids and labels are below it.
         streams: the random numbers that they draw from.
+        fields: name, plugin and declaration of what they add to a batch, from the plan.
     """
+    declared: dict[str, list[Field]] = {}
+    for _, owner, field in fields:
+        declared.setdefault(owner, []).append(field)
     by_name = {one.name: one for one in plugins}
     chain = [by_name[name] for name in order]
     if not chain:
@@ -44,9 +52,9 @@ def batch_hook(
         for one in chain:
             hook = f"on_batch, phase {phase}"
             with one.contain(hook), streams.of(one.name, phase):
-                batch = _call(one.plugin.on_batch, batch=batch, phase=phase)  # type: ignore[attr-defined]
+                batch = _call(one.plugin.on_batch, batch=batch, phase=phase, vocab=vocab)  # type: ignore[attr-defined]
             try:
-                checked(batch, vocab)
+                _fields(checked(batch, vocab), declared.get(one.name, ()))
             except DataError as error:
                 raise PluginCodeError(
                     one.name,
@@ -69,6 +77,29 @@ def batch_hook(
         return batch
 
     return on_batch
+
+
+def _fields(batch: Batch, fields: Sequence[Field]) -> None:
+    """What a plugin declared that it writes is there, as it was declared, and finite.
+
+    Raises:
+        DataError: it is not.
+    """
+    for field in fields:
+        array, shape = batch.get(field.name), (*batch["ids"].shape, *field.shape)
+        if array is None or array.dtype != field.dtype or array.shape != shape:
+            got = "nothing" if array is None else f"{array.dtype} {array.shape}"
+            raise DataError(
+                f"on_batch gave {got} as '{field.name}', not {field.dtype} {shape}",
+                fix="write what build_data declares",
+            )
+    for name, array in batch.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            place = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
+            raise DataError(
+                f"on_batch gave {array[place]} as '{name}' at {place}",
+                fix="a batch holds finite numbers; a mask is an int32 field",
+            )
 
 
 def observers(plugins: Iterable[LoadedPlugin]) -> dict[str, Observer]:
