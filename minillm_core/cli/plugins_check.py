@@ -167,6 +167,8 @@ def render_report(report: Report, console: Console) -> None:
     from rich.console import Console
     from rich.text import Text
 
+    from minillm_core.testing.runner import explained
+
     if not console.is_terminal:  # a check is one line
         console = Console(file=console.file, width=10_000)
     console.print(_table(report.results, wide=console.width >= 130))
@@ -216,15 +218,6 @@ def passed_over(results: Sequence[Result]) -> Iterator[str]:
             reasons.setdefault(one.outcome.found, []).append(one.check)
     for reason, names in reasons.items():
         yield f"not run, {reason}: {', '.join(names)}"
-
-
-def explained(result: Result) -> str:
-    """A failure: the numbers, the likely cause, and the command that runs it again, alone."""
-    found = result.outcome.found.replace("\n", "\n         ")
-    lines = [f"{result.check} failed: {result.proves}", f"  found: {found}"]
-    if result.outcome.cause:
-        lines.append(f"  cause: {result.outcome.cause}")
-    return "\n".join([*lines, f"  again: {result.rerun}"])
 
 
 def summary(report: Report) -> str:

@@ -53,7 +53,7 @@ def render(names: Names, kind: str, folder: Path, paths: Sequence[Path]) -> str:
             ),
             "next:",
             f"  pip install -e {shlex.quote(place)}",
-            f"  minillm plugins info {names.plugin}",
+            f"  minillm plugins check {names.plugin}",
             f"  minillm train --plugins {names.plugin}",
         )
     )

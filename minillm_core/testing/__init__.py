@@ -8,6 +8,8 @@ A plugin's whole conformance test::
 
 What there is, from the outside in:
 
+- :func:`run_module` and :func:`one_step` are for tests of an author's own, against a reference: a
+  module alone, and a training step with all that goes in and comes out, as NumPy arrays.
 - :func:`conformance` makes one pytest test a check, so that each can be run alone by its name.
 - :func:`check_plugin` runs the checks in order, tells a callback of each, and gives a report: data.
 - ``CHECKS`` (registry.py) is a tuple in the order of cost. A check is a name, one line of what it
@@ -28,9 +30,58 @@ differences of it for gradients, the whole pass for decoding, the uninterrupted 
 
 from __future__ import annotations
 
-from minillm_core.testing.check import Check, Outcome
-from minillm_core.testing.conformance import conformance
-from minillm_core.testing.registry import CHECKS
-from minillm_core.testing.runner import Report, check_plugin
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["CHECKS", "Check", "Outcome", "Report", "check_plugin", "conformance"]
+if TYPE_CHECKING:
+    from minillm_core.testing.check import Check, Outcome
+    from minillm_core.testing.contract import conformance
+    from minillm_core.testing.modules import GEOMETRY, numpy_ops, run_module
+    from minillm_core.testing.registry import CHECKS
+    from minillm_core.testing.runner import Report, check_plugin
+    from minillm_core.testing.steps import Step, one_step
+
+__all__ = [
+    "CHECKS",
+    "GEOMETRY",
+    "Check",
+    "Outcome",
+    "Report",
+    "Step",
+    "check_plugin",
+    "conformance",
+    "numpy_ops",
+    "one_step",
+    "run_module",
+]
+
+_HOME = {
+    "CHECKS": "registry",
+    "GEOMETRY": "modules",
+    "Check": "check",
+    "Outcome": "check",
+    "Report": "runner",
+    "Step": "steps",
+    "check_plugin": "runner",
+    "conformance": "contract",
+    "numpy_ops": "modules",
+    "one_step": "steps",
+    "run_module": "modules",
+}
+"""Public name -> its module, imported when it is first used: pytest imports this package always."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name.
+
+    Raises:
+        AttributeError: the name is not public.
+    """
+    if name not in _HOME:
+        raise AttributeError(f"module 'minillm_core.testing' has no attribute '{name}'")
+    return getattr(import_module(f"minillm_core.testing.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """The public names, for completion."""
+    return [*__all__]

@@ -14,7 +14,7 @@ from minillm_core.testing.rerun import PAIRS, rerun
 from minillm_core.testing.subject import Subject
 from minillm_core.text import nearest, plain
 
-__all__ = ["Checking", "Report", "Result", "check_plugin", "chosen", "run_checks"]
+__all__ = ["Checking", "Report", "Result", "check_plugin", "chosen", "explained", "run_checks"]
 
 
 @dataclass(frozen=True)
@@ -157,3 +157,17 @@ def run_checks(
     except MinillmError:  # it cannot be imported, which a check has said
         absent, backends = {}, ()
     return Report(subject.name, tuple(results), backends, absent)
+
+
+def explained(result: Result, *, again: str | None = None) -> str:
+    """A failure: what was to hold, the numbers, the likely cause, and how to run it again, alone.
+
+    Args:
+        result: of a check that failed.
+        again: the command, where it is not ``minillm plugins check``.
+    """
+    found = result.outcome.found.replace("\n", "\n         ")
+    lines = [f"{result.check} failed: {result.proves}", f"  found: {found}"]
+    if result.outcome.cause:
+        lines.append(f"  cause: {result.outcome.cause}")
+    return "\n".join([*lines, f"  again: {again or result.rerun}"])

@@ -28,7 +28,6 @@ COMMON = {
     ".gitignore": "gitignore",
     ".github/workflows/ci.yml": "ci.yml",
     "$package/__init__.py": "init.py",
-    "tests/conftest.py": "conftest.py",
 }
 """File of the package -> its template, for every kind."""
 
@@ -43,6 +42,8 @@ _PARTS = ("about.md", "options.md")
 """Templates of a kind that its README is made of."""
 
 _SUFFIX = ".template"
+_WIDTH = 100
+_IMPORT = re.compile(r"^(?P<start>from \S+ import )(?P<names>[^(\n]+)$", re.MULTILINE)
 
 
 def write_package(name: str, kind: str, folder: Path, author: str = "The authors") -> list[Path]:
@@ -120,9 +121,19 @@ def _filled(names: Names, kind: str, author: str) -> dict[str, str]:
     texts |= {path: own[key] for path, key in (OF_KIND | beside).items()}
     texts["$package/py.typed"] = ""
     return {
-        Template(path).substitute(words): Template(text).substitute(words)
+        Template(path).substitute(words): _wrapped(Template(text).substitute(words))
         for path, text in texts.items()
     }
+
+
+def _wrapped(text: str) -> str:
+    """Imports that a long name makes longer than a line, as a formatter writes them."""
+
+    def wrap(line: re.Match[str]) -> str:
+        names = "".join(f"\n    {name}," for name in line["names"].split(", "))
+        return f"{line['start']}({names}\n)" if len(line[0]) > _WIDTH else line[0]
+
+    return _IMPORT.sub(wrap, text)
 
 
 def _templates(folder: str) -> dict[str, str]:

@@ -48,7 +48,7 @@ def test_the_package_is_written_and_what_comes_next_is_said(
     assert listed[-4:] == [
         "next:",
         f"  pip install -e '{folder}'",
-        "  minillm plugins info head_gate",
+        "  minillm plugins check head_gate",
         "  minillm train --plugins head_gate",
     ]
     named = [line.split()[0] for line in listed[:-4]]

@@ -10,8 +10,7 @@ import pytest
 from minillm_core.errors import PlanError
 from minillm_core.testing import CHECKS, Check
 from minillm_core.testing.check import Failed, NotApplicable
-from minillm_core.testing.conformance import explained
-from minillm_core.testing.runner import run_checks
+from minillm_core.testing.runner import explained, run_checks
 from minillm_core.testing.subject import Subject
 
 
