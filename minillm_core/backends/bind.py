@@ -11,13 +11,13 @@ from minillm_core.backends.offers import check_offers
 from minillm_core.backends.requests import requests_of
 from minillm_core.backends.torch.candidates import CANDIDATES as TORCH_CANDIDATES
 from minillm_core.errors import BackendError
-from minillm_core.ops.select import Candidate, choose_all, parse_policy
+from minillm_core.ops.select import Candidate, Request, choose_all, parse_policy
 
 if TYPE_CHECKING:
     from minillm_core.backends.detect import Detected
     from minillm_core.plan import Plan
 
-__all__ = ["bind", "create"]
+__all__ = ["CORE", "bind", "create", "requests_here"]
 
 CORE = {"torch": TORCH_CANDIDATES, "mlx": MLX_CANDIDATES}
 """Backend -> the core's kernels. Neither module imports its framework."""
@@ -31,41 +31,44 @@ def bind(detected: Detected, plan: Plan) -> tuple[Binding, tuple[Candidate, ...]
             none of whose kernels can, or determinism where the framework has none.
     """
     config, kind = plan.config, detected.device.partition(":")[0]
-    slow = kind == "cpu"
-    if config.deterministic and detected.backend == "mlx" and not slow:
+    if config.deterministic and detected.backend == "mlx" and kind != "cpu":
         raise BackendError(
             "MLX has no deterministic mode on a GPU: two runs differ in the last bits",
             where="--deterministic",
             fix="--backend torch, --device cpu, or leave --deterministic out",
         )
-    dtype = config.train.dtype
-    if dtype == "auto":
-        dtype = "float32" if slow else "bfloat16"
-    compiled = config.train.compile == "on"
-    if config.train.compile == "auto":
-        compiled = not (slow and detected.backend == "torch")  # inductor takes a minute to start
-    candidates = (*(c for _, c in plan.candidates), *CORE[detected.backend])
-    asked = requests_of(
-        plan,
-        backend=detected.backend,
-        device=_kind(detected),
-        dtype=dtype,
-        compiled=compiled,
-    )
+    asked, candidates = requests_here(detected, plan)
     choices = choose_all(asked, candidates, parse_policy(config.kernels))
     binding = Binding(
         backend=detected.backend,
         device=detected.device,
         device_name=detected.device,
         reason=detected.reason,
-        dtype=dtype,
-        compile=compiled,
+        dtype=asked[0].dtype,
+        compile=asked[0].compiled,
         checkpointing=config.train.checkpointing,
         deterministic=config.deterministic,
         kernels=choices,
         notes=check_offers(plan.candidates, CORE[detected.backend], asked, choices),
     )
     return binding, candidates
+
+
+def requests_here(
+    detected: Detected, plan: Plan
+) -> tuple[tuple[Request, ...], tuple[Candidate, ...]]:
+    """What the plan asks of each op on this device, and who offers to serve: plugins, the core."""
+    train, slow = plan.config.train, detected.device.partition(":")[0] == "cpu"
+    dtype = train.dtype
+    if dtype == "auto":
+        dtype = "float32" if slow else "bfloat16"
+    compiled = train.compile == "on"
+    if train.compile == "auto":
+        compiled = not (slow and detected.backend == "torch")  # inductor takes a minute to start
+    requests = requests_of(
+        plan, backend=detected.backend, device=_kind(detected), dtype=dtype, compiled=compiled
+    )
+    return requests, (*(c for _, c in plan.candidates), *CORE[detected.backend])
 
 
 def create(detected: Detected, plan: Plan) -> Backend:

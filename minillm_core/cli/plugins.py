@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from minillm_core.cli import options
 from minillm_core.cli.options import AsJson, Debug, Help, help_without_command
 
 __all__ = ["app"]
@@ -81,7 +82,10 @@ def new_command(
         ),
     ] = "attention",
     folder: Annotated[
-        str, typer.Option("--dir", metavar="DIR", help="Where minillm-NAME is made.")
+        str,
+        typer.Option(
+            "--dir", metavar="DIR", help="The folder minillm-NAME is made in; default: here."
+        ),
     ] = ".",
     debug: Debug = False,
     show_help: Help = False,
@@ -136,3 +140,60 @@ def check_command(
         render_report(report, Console())
     if report.failed:
         raise typer.Exit(3)
+
+
+@app.command(
+    "why",
+    epilog="Examples:\n\nminillm plugins why attn.qk --plugins qk_norm,paired_heads\n\n"
+    "minillm plugins why layers.2.* --plugins muon,paired_heads\n\n"
+    "minillm plugins why layers.0.attention.q.weight --plugins muon\n\n"
+    "minillm plugins why linear_cross_entropy --device cpu --json",
+)
+def why_command(
+    slot: Annotated[
+        str,
+        typer.Argument(
+            metavar="SLOT",
+            help="A slot, parameter, rule or op, or its beginning; * is any text: attn.*, "
+            "model.mlp[3], opt.rule[muon].",
+        ),
+    ],
+    assignments: options.Assignments = None,
+    as_json: AsJson = False,
+    plugins: options.Plugins = None,
+    preset: options.Preset = None,
+    data: options.Data = None,
+    init: options.Init = None,
+    out: options.Out = None,
+    resume: options.Resume = False,
+    steps: options.Steps = None,
+    seed: options.Seed = None,
+    file: options.SettingsFile = None,
+    backend: options.Backend = None,
+    device: options.Device = None,
+    deterministic: options.Deterministic = False,
+    kernels: options.Kernels = None,
+    debug: Debug = False,
+    show_help: Help = False,
+) -> None:
+    """Say who owns a place in the plan and why, and what was refused there. Exit 2: a clash there."""
+    from minillm_core.cli.plugins_why import show_why
+    from minillm_core.cli.prepare import Asked
+
+    asked = Asked.of(
+        plugins=plugins,
+        preset=preset,
+        file=file,
+        assignments=assignments,
+        data=data,
+        steps=steps,
+        seed=seed,
+        backend=backend,
+        device=device,
+        deterministic=deterministic,
+        kernels=kernels,
+        init=init,
+        resume=resume,
+        out=out,
+    )
+    show_why(asked, slot, json=as_json)

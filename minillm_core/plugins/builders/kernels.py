@@ -34,6 +34,7 @@ class KernelBuilder(Builder):
         if key in self._held:
             raise PlanError(
                 f"kernel {key} is offered by both '{self._held[key][0]}' and '{self._owner}'",
+                where=f"kernel[{candidate.op}]",
                 fix=f"leave out one of them, such as '{self._owner}'",
             )
         self._held[key] = (self._owner, candidate)

@@ -181,10 +181,12 @@ class OptimizerBuilder(Builder):
             other = self._slots.rules[name][0]
             raise PlanError(
                 f"rule '{name}' is provided by both '{other}' and '{self._owner}'",
+                where=f"opt.rule[{name}]",
                 fix=f"leave out one of them, such as '{self._owner}'",
             )
         for anchor, draft in stages.items():
             self._stage(anchor, draft)
+        self._finite(f"opt.rule({name})", lr=lr)
         schedule = lr if isinstance(lr, Schedule) else Scheduled(float(lr))
         defaults = {
             "decay": stage(
@@ -248,6 +250,7 @@ class OptimizerBuilder(Builder):
             How many parameters they are.
         """
         fields = {"lr_mul": lr_mul, "wd_mul": wd_mul, "betas": betas}
+        self._finite("opt.set", **fields)
         chosen = self._chosen(where, "opt.set")
         for name in chosen:
             for field, value in fields.items():

@@ -27,6 +27,8 @@ AGREED = {
     ("plugins", "list"): {"--json"},
     ("plugins", "info"): {"NAME", "--json"},
     ("plugins", "new"): {"NAME", "--kind", "--dir"},
+    ("plugins", "check"): {"NAME", "--backend", "--json"},
+    ("plugins", "why"): SETTINGS | {"SLOT", "--json"},
 }
 MORE = {
     ("train",): {"--config", "--init"},
@@ -35,6 +37,8 @@ MORE = {
     ("generate",): {"--backend", "--device", "--plugins", "--json"},
     ("export",): {"--plugins", "--json"},
     ("plugins", "info"): {"--preset"},
+    ("plugins", "check"): {"NAME.OPTION=VALUE", "--pairs", "--only"},
+    ("plugins", "why"): {"--config", "--init"},
 }
 """Flags beyond the agreed ones."""
 EVERYWHERE = {"--debug", "--help"}

@@ -1,0 +1,122 @@
+"""What ``minillm plugins why SLOT`` says: who owns it and why, who was refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+from minillm_core.backends.why import kernel_answers
+from minillm_core.cli.console import emit, say
+from minillm_core.cli.prepare import Asked, prepare
+from minillm_core.errors import PlanError, Refusal
+from minillm_core.plan import build_plan
+from minillm_core.plan.build import geometry_of
+from minillm_core.plan.declared import Declared
+from minillm_core.plan.render import columns
+from minillm_core.plan.why import Answer, Folded, Pattern, folded, nearest_names, slot_answers
+from minillm_core.text import plain
+
+if TYPE_CHECKING:
+    from minillm_core.plugins.manager import LoadedPlugin
+
+__all__ = ["show_why"]
+
+
+def show_why(asked: Asked, slot: str, *, json: bool) -> None:
+    """Write the answer to stdout: a table, or one JSON document.
+
+    Raises:
+        Refusal: nothing is called that; or, after the answer was written, a clash in it.
+        PlanError: the plan is refused before the slot is reached.
+    """
+    prepared = prepare(asked, to_run=False)
+    config = prepared.loaded.config
+    said, plan, refusal = Declared.of(config, geometry_of(config)), None, None
+    try:
+        plan = build_plan(config, prepared.plugins, said)
+    except PlanError as error:
+        refusal = error
+    answers = slot_answers(said, plan, refusal, [plugin.name for plugin in prepared.plugins])
+    if plan is not None:
+        answers += kernel_answers(plan, prepared.detected)
+    chosen = folded(_chosen(slot, answers, refusal))
+    clashes = [(each, one) for each in chosen for one in each.answer.clashes]
+    if refusal and not clashes:
+        say(f"note: the plan is refused elsewhere: {refusal.what}")
+    if json:
+        emit(_document(slot, chosen, prepared.plugins, refusal))
+    else:
+        _render(chosen, prepared.plugins)
+    if clashes:
+        (first, clash), *_ = clashes
+        raise PlanError(clash.what, where=_place(first), fix=clash.fix)
+
+
+def _chosen(slot: str, answers: Sequence[Answer], refusal: PlanError | None) -> list[Answer]:
+    pattern = Pattern(slot)
+    chosen = [answer for answer in answers if pattern.picks(answer)]
+    if chosen:
+        return chosen
+    if refusal:
+        raise refusal
+    near = nearest_names(slot, answers)
+    raise Refusal(
+        f"this plan has no slot, parameter, rule or op '{plain(slot)}'",
+        where="minillm plugins why",
+        fix=f"did you mean {' or '.join(near)}?" if near else "minillm plugins why '*' shows all",
+    )
+
+
+def _document(
+    slot: str,
+    chosen: Sequence[Folded],
+    plugins: Sequence[LoadedPlugin],
+    refusal: PlanError | None,
+) -> dict[str, object]:
+    return {
+        "asked": slot,
+        "answers": [one.data() for one in chosen],
+        "plugins": {
+            p.name: {"distribution": p.distribution, "version": p.version} for p in plugins
+        },
+        "plan_refused": refusal and {"what": refusal.what, "where": refusal.where},
+    }
+
+
+def _render(chosen: Sequence[Folded], plugins: Sequence[LoadedPlugin]) -> None:
+    versions = {plugin.name: plugin.version for plugin in plugins}
+    table = columns("slot", "where", "owner", "what", "why")
+    for one in chosen:
+        place = (_short(one), one.where)
+        for held in one.answer.held:
+            owner = f"{held.owner} {versions.get(held.owner) or ''}".strip()
+            _row(table, *place, owner, held.what, held.why)
+            place = ("", "")
+        for refused in one.answer.refused:
+            style = "red" if refused.how == "clash" else "dim"
+            how = "closed by" if refused.how == "closed" else refused.how
+            _row(table, *place, how, ", ".join(refused.who), refused.what, style=style)
+            place = ("", "")
+    console = Console()
+    if not console.is_terminal:
+        console = Console(file=console.file, width=10_000)
+    console.print(table)
+
+
+def _row(table: object, *cells: str, style: str = "") -> None:
+    table.add_row(*(Text(plain(cell), style) for cell in cells))  # type: ignore[attr-defined]
+
+
+def _place(one: Folded) -> str:
+    return ", ".join(filter(None, (_short(one), one.where)))
+
+
+def _short(one: Folded) -> str:
+    """As people name it: attn.qk.norm, model.mlp, model.residual[in][x0]."""
+    bare = one.slot.replace("layers.*.", "").replace("[*]", "")
+    if one.answer.kind != "parameter" and bare.startswith("attention."):
+        return f"attn.{bare.removeprefix('attention.')}"
+    return bare

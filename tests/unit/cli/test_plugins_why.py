@@ -1,0 +1,120 @@
+"""``minillm plugins why``: one document on stdout, messages on stderr, 2 where there is a clash."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Program = Callable[..., tuple[int, str, str]]
+
+LAYOUT = '''
+from minillm_core import Plugin
+from minillm_core.nn.attention import Layout
+
+class Same(Layout):
+    def enter(self, call):
+        return call
+
+class Trick(Plugin, api=1):
+    """A layout."""
+
+    def build_attention(self, attn):
+        attn.layout(Same)
+'''
+
+
+@pytest.fixture
+def clash(tmp_path: Path) -> str:
+    """``--plugins`` with two that claim one slot."""
+    (tmp_path / "trick.py").write_text(LAYOUT)
+    return f"paired_heads,{tmp_path / 'trick.py'}:Trick"
+
+
+def test_the_document_says_who_and_why(program: Program) -> None:
+    code, out, err = program("plugins", "why", "attn", "--plugins", "paired_heads", "--json")
+    assert (code, err) == (0, "")
+    document = json.loads(out)
+    answers = {one["slot"]: one for one in document["answers"]}
+    layout = answers["layers.*.attention.layout"]
+    assert layout["kind"] == "claim"
+    assert [one["owner"] for one in layout["held"]] == ["paired_heads"]
+    assert layout["layers"] == [0, 1, 2, 3]
+    shift = answers["layers.*.attention.qk.shift"]
+    assert [(one["how"], one["who"]) for one in shift["refused"]] == [("closed", ["paired_heads"])]
+    assert document["plugins"]["paired_heads"]["distribution"] == "minillm-modded"
+    assert document["plan_refused"] is None
+
+
+def test_the_table_is_a_line_an_owner(program: Program) -> None:
+    code, out, _ = program("plugins", "why", "opt.rule[muon].scale", "--plugins", "muon")
+    assert code == 0
+    heading, line = (line.split() for line in out.splitlines())
+    assert heading == ["slot", "where", "owner", "what", "why"]
+    assert line[:2] == ["opt.rule[muon].scale", "muon"]
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_a_clash_is_answered_and_then_refused(program: Program, clash: str, flags: tuple) -> None:
+    code, out, err = program("plugins", "why", "attn.layout", "--plugins", clash, *flags)
+    assert code == 2
+    assert "Interleave" in out
+    assert "Same" in out
+    assert "slot layers.0.attention.layout is claimed by both 'paired_heads' and 'trick'" in err
+    assert "where: attn.layout, layers 0-3" in err
+    assert "fix:" in err
+    if flags:
+        (answer,) = json.loads(out)["answers"]
+        assert answer["refused"][0]["who"] == ["paired_heads", "trick"]
+
+
+def test_a_clash_elsewhere_is_a_note(program: Program, clash: str) -> None:
+    code, out, err = program("plugins", "why", "attn.window", "--plugins", clash)
+    assert code == 0
+    assert "every key" in out
+    assert err.startswith("note: the plan is refused elsewhere: slot layers.0.attention.layout")
+    assert len(err.splitlines()) == 1
+
+
+def test_what_a_refused_plan_does_not_reach_is_refused(program: Program, clash: str) -> None:
+    code, out, err = program("plugins", "why", "kernel", "--plugins", clash)
+    assert (code, out) == (2, "")
+    assert "claimed by both" in err
+
+
+def test_settings_and_flags_are_those_of_a_plan(program: Program, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("[plugins.paired_heads]\nlayers = [1]\n")
+    asked = ("plugins", "why", "model.mlp", "-c", str(tmp_path / "run.toml"), "--json")
+    _, out, _ = program(*asked, "model.layers=2", "model.hidden=96", "--preset", "tiny")
+    document = json.loads(out)
+    (answer,) = document["answers"]
+    assert answer["layers"] == [0, 1]
+    assert answer["held"][0]["what"] == "SwiGLU 96"
+    assert set(document["plugins"]) == {"paired_heads"}
+
+
+def test_an_op_names_its_kernel_and_the_others(program: Program) -> None:
+    asked = ("plugins", "why", "rms_norm", "--backend", "torch", "--device", "cpu", "--json")
+    code, out, _ = program(*asked, "--kernels", "rms_norm=composed")
+    (answer,) = json.loads(out)["answers"]
+    assert code == 0
+    assert answer["held"] == [
+        {"owner": "core", "what": "composed", "why": "named by --kernels"},
+    ]
+    assert {one["how"] for one in answer["refused"]} <= {"passed over", "cannot serve"}
+    code, out, err = program(*asked, "--kernels", "rms_norm=absent")
+    assert code == 2
+    assert json.loads(out)["answers"][0]["held"] == []
+    assert "no kernel 'absent' for rms_norm" in err
+
+
+@pytest.mark.parametrize(
+    ("slot", "fix"), [("atn.layout", "did you mean attn.layout"), ("elsewhere", "shows all")]
+)
+def test_an_unknown_name_is_refused_with_near_ones(program: Program, slot: str, fix: str) -> None:
+    code, out, err = program("plugins", "why", slot)
+    assert (code, out) == (2, "")
+    assert f"no slot, parameter, rule or op '{slot}'" in err
+    assert fix in err
