@@ -1,0 +1,88 @@
+"""The kit in a pytest run of an author's: what it tells, what it takes, and that it costs others nothing."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Run = Callable[..., str]
+
+PLUGIN = '''
+"""A plugin whose hook asks for what there is not."""
+
+from minillm_core import Plugin
+
+
+class MyTrick(Plugin, api=1):
+    """Wrong."""
+
+    def compute_loss(self, loss, other): ...
+'''
+TESTS = """
+from minillm_core.testing import conformance
+
+test_contract = conformance("./my_trick.py:MyTrick")
+
+
+def test_backends(minillm_backend):
+    print("on", minillm_backend)
+"""
+OTHERS = """
+import sys
+
+
+def test_nothing_heavy_was_imported():
+    heavy = {"numpy", "torch", "mlx", "pydantic", "rich", "minillm_core.testing.runner"}
+    assert "minillm_core.testing.pytest_plugin" in sys.modules
+    assert not heavy & set(sys.modules)
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Run pytest in a folder with these files; what it prints."""
+
+    def run_pytest(*arguments: str, code: int, **files: str) -> str:
+        for name, text in files.items():
+            (tmp_path / f"{name}.py").write_text(text)
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+        found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert found.returncode == code, found.stdout + found.stderr
+        return found.stdout + found.stderr
+
+    return run_pytest
+
+
+def test_a_test_a_check_and_one_failure_for_one_fault(run: Run) -> None:
+    strict = ("-W", "error", "--strict-markers", "--strict-config")
+    out = run("-rs", *strict, "-k", "contract", code=1, my_trick=PLUGIN, test_it=TESTS)
+    assert "minillm 0" in out
+    assert ": ./my_trick.py:MyTrick on torch " in out
+    assert "\nloads failed: " in out or "\nplans failed: " in out
+    assert out.count(" failed: ") == 1
+    assert "  cause: " in out
+    assert "not run: needs '" in out
+    (again,) = [line for line in out.splitlines() if line.startswith("  again: ")]
+    words = shlex.split(again.removeprefix("  again: "))
+    assert words[:3] == ["python", "-m", "pytest"]
+    alone = run(*words[3:], code=1)
+    assert again in alone
+    assert "collected 1 item" in alone
+
+
+def test_flags_say_on_which_backend_and_beside_how_many(run: Run) -> None:
+    flags = ("--minillm-backend", "mlx", "--minillm-pairs", "all")
+    out = run("-s", "-k", "backends", *flags, code=0, my_trick=PLUGIN, test_it=TESTS)
+    assert "on mlx" in out
+    assert "on torch" not in out
+    assert "a number or 'all', not '-1'" in run("--minillm-pairs", "-1", code=4)
+
+
+def test_other_people_s_runs_notice_nothing(run: Run) -> None:
+    out = run("-W", "error", code=0, test_other=OTHERS)
+    assert "minillm 0" not in out
