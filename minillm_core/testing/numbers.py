@@ -11,6 +11,7 @@ from minillm_core.plan import Plan
 from minillm_core.testing.check import Check, Failed, NotApplicable
 from minillm_core.testing.oracle import Oracle
 from minillm_core.testing.subject import ODD, Batch, Subject
+from minillm_core.text import plain
 
 __all__ = ["CHECKS", "norm"]
 
@@ -22,6 +23,13 @@ LOGITS = {"float32": 1e-5, "bfloat16": 1e-1}
 
 GRADIENT = {"float32": 1e-3, "bfloat16": 1e-1}
 """dtype -> the largest difference of gradients, of their norm."""
+
+RAISED = {
+    "float32": "an op is called with shapes or dtypes that this framework refuses",
+    "bfloat16": "a float32 State, constant or schedule value meets bfloat16: self.ops.like(value, x)"
+    " casts it",
+}
+"""dtype -> the likely cause where a framework refuses what a node computes."""
 
 STEP = 1e-4
 """Of central differences, along a direction of unit elements."""
@@ -51,8 +59,12 @@ def _forward(subject: Subject, plan: Plan, sizes: str, **changed: object) -> str
         bound_of_logits = LOGITS[dtype]
         for backend in subject.backends:
             run = subject.stirred(subject.plan(train_dtype=dtype, **changed), backend)
-            apart = norm([run.next_logits(row) - logits]) / norm([logits])
-            (got,) = subject.train(run, plan, [batch])
+            try:
+                apart = norm([run.next_logits(row) - logits]) / norm([logits])
+                (got,) = subject.train(run, plan, [batch])
+            except (TypeError, RuntimeError, ValueError) as error:
+                said = plain(f"{type(error).__name__}: {error}", 200)
+                raise Failed(f"{backend} {dtype}{sizes}: {said}", cause=RAISED[dtype]) from error
             error = abs(got - loss) / max(abs(loss), 1.0)
             if not (error <= bound and apart <= bound_of_logits):
                 raise Failed(
@@ -145,7 +157,9 @@ def norm(arrays: Iterable[np.ndarray | float]) -> float:
 
 
 CHECKS = (
-    Check("identity", "the model is unchanged before the first step", identity, ("plans",)),
-    Check("forward", "losses and logits are NumPy's in float64", forward, ("plans",)),
+    Check(
+        "identity", "the model is unchanged before the first step", identity, ("plans", "batches")
+    ),
+    Check("forward", "losses and logits are NumPy's in float64", forward, ("plans", "batches")),
     Check("slopes", "gradients are slopes of NumPy's loss", slopes, ("forward",)),
 )

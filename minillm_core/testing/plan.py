@@ -28,7 +28,7 @@ def same_plan(subject: Subject) -> str:
             f"{first.hash[:12]}, then {again.hash[:12]}{difference(first, again)}",
             cause="a hook depends on what it did before: a counter, a clock, random numbers",
         )
-    other = subject.ask("plan", subject.spec, json.dumps(subject.options))["with"]
+    other = subject.probed("plan")["with"]
     if other != first.hash:
         raise Failed(
             f"{first.hash[:12]} here, {other[:12]} in another process",
@@ -68,7 +68,7 @@ def only_declared(subject: Subject) -> str:
 
 def switched_off(subject: Subject) -> str:
     """In one process: plain plan, plan with it, plain plan again; the plain ones are equal."""
-    answer = subject.ask("plan", subject.spec, json.dumps(subject.options))
+    answer = subject.probed("plan")
     if answer["before"] != answer["after"]:
         raise Failed(
             f"the plain plan was {answer['before'][:12]}, and is {answer['after'][:12]} after it",
@@ -79,7 +79,7 @@ def switched_off(subject: Subject) -> str:
 
 def no_traces(subject: Subject) -> str:
     """Planning leaves the process as it was, and brings no framework in."""
-    answer = subject.ask("plan", subject.spec, json.dumps(subject.options))
+    answer = subject.probed("plan")
     if changed := answer["changed"]:
         raise Failed(
             f"changed: {', '.join(changed[:3])}",
@@ -91,20 +91,6 @@ def no_traces(subject: Subject) -> str:
             cause="a hook imports it: leave it to a native module's factory",
         )
     return "environment, generators, folder, and what numpy and minillm define"
-
-
-def frameworks_untouched(subject: Subject) -> str:
-    """Planning and steps leave what a framework has once a process as it was."""
-    backends = subject.backends
-    answer = subject.ask("train", subject.spec, json.dumps(subject.options), *backends)
-    for when, changed in answer.items():
-        if changed:
-            raise Failed(
-                f"{when}: changed {', '.join(changed[:3])}",
-                cause="a default, a flag, a seed or an attribute of the framework's is set: pass it "
-                "as an argument, or keep what is needed in the plugin's own objects",
-            )
-    return f"defaults, flags, seeds and functions of {' and '.join(backends)}"
 
 
 def difference(first: Plan, second: Plan) -> str:
@@ -121,6 +107,5 @@ CHECKS = (
         "deterministic", "the same plan twice and under another hash seed", same_plan, ("plans",)
     ),
     Check("traces", "planning leaves the process as it was", no_traces, ("import", "plans")),
-    Check("clean", "steps leave the frameworks as they were", frameworks_untouched, ("traces",)),
     Check("off", "without it the plan is byte for byte the plain one", switched_off, ("traces",)),
 )

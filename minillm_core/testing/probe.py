@@ -4,7 +4,7 @@
     python -B -m minillm_core.testing.probe plan SPEC JSON         plans before, with and after it
     python -B -m minillm_core.testing.probe train SPEC JSON torch  what planning and steps change
 
-A process of its own, since a thing is imported for the first time once only.
+JSON holds what else a ``Subject`` takes. A process of its own, since a thing is imported for the first time once only.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ def imported(spec: str) -> dict[str, Any]:
     return {"seen": seen, "modules": sorted(modules), "changed": differences(process, state())}
 
 
-def planned(spec: str, options: dict[str, Any]) -> dict[str, Any]:
+def planned(spec: str, given: dict[str, Any]) -> dict[str, Any]:
     """Hashes of the plain plan before the plugin came and after, and of the plan with it."""
     from minillm_core.testing.subject import Subject
 
-    subject = Subject(spec, options)
+    subject = Subject(spec, **given)
     before, process, modules = subject.planned(without=True).hash, state(), set(sys.modules)
     hashes = {"before": before, "with": subject.planned().hash}
     return {
@@ -70,7 +70,7 @@ def planned(spec: str, options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def trained(spec: str, options: dict[str, Any], *backends: str) -> dict[str, Any]:
+def trained(spec: str, given: dict[str, Any], *backends: str) -> dict[str, Any]:
     """What planning with the plugin changes of a framework's state, and what its steps do.
 
     The plain model is trained first: what a framework sets up when it first runs is not the
@@ -80,7 +80,7 @@ def trained(spec: str, options: dict[str, Any], *backends: str) -> dict[str, Any
     from minillm_core.backends.process import process_state
     from minillm_core.testing.subject import Subject
 
-    subject = Subject(spec, options)
+    subject = Subject(spec, **given)
 
     def step(backend: str, **which: bool) -> None:
         plan = subject.planned(**which)

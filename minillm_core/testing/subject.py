@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections import Counter
@@ -85,6 +86,7 @@ class Subject:
         options: its options where not the defaults.
         backend: ``torch``, ``mlx``, or ``both``.
         pairs: how many other plugins it is paired with; None: all.
+        beside: plugins that are in every plan; None: those that provide the rules it extends.
         partners: those that it is paired with, as ``--plugins`` takes them; None: the installed.
     """
 
@@ -95,11 +97,12 @@ class Subject:
         *,
         backend: str = "both",
         pairs: int | None = 5,
+        beside: Sequence[str] | None = None,
         partners: Sequence[str] | None = None,
     ) -> None:
         self.spec, self.options, self.pairs = spec, dict(options or {}), pairs
         self.name = name_of(spec, where="plugin")
-        self._partners = partners
+        self._beside, self._partners = beside, partners
         self.asked = tuple(DEVICES) if backend == "both" else (backend,)
         self.plan = cache(self.planned)
         self.ask = cache(partial(ask, environment=dict(os.environ)))  # as before it was loaded
@@ -147,10 +150,9 @@ class Subject:
 
     @cached_property
     def companions(self) -> tuple[LoadedPlugin, ...]:
-        """Plugins that it builds on: those that provide the rules which it extends.
-
-        They are in every plan, that without it included.
-        """
+        """Plugins that it builds on: they are in every plan, that without it included."""
+        if self._beside is not None:
+            return tuple(with_options(find(spec), {}) for spec in self._beside)
         held: tuple[LoadedPlugin, ...] = ()
         while True:
             try:
@@ -163,6 +165,11 @@ class Subject:
                 held = (*held, with_options(find(wanted[1]), {}))
             else:
                 return held
+
+    def probed(self, question: str, *more: str) -> dict[str, Any]:
+        """What the plugin does to a fresh process; see :mod:`minillm_core.testing.probe`."""
+        given = {"options": self.options, "beside": [one.name for one in self.companions]}
+        return self.ask(question, self.spec, json.dumps(given), *more)
 
     def partners(self) -> list[str]:
         """Plugins to pair it with, as ``--plugins`` takes them; at most ``pairs``."""

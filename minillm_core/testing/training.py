@@ -51,6 +51,20 @@ def evidence(subject: Subject) -> str:
     return "expected and seen: " + ", ".join(counts)
 
 
+def frameworks_untouched(subject: Subject) -> str:
+    """Planning and steps leave what a framework has once a process as it was."""
+    backends = subject.backends
+    answer = subject.probed("train", *backends)
+    for when, changed in answer.items():
+        if changed:
+            raise Failed(
+                f"{when}: changed {', '.join(changed[:3])}",
+                cause="a default, a flag, a seed or an attribute of the framework's is set: pass it "
+                "as an argument, or keep what is needed in the plugin's own objects",
+            )
+    return f"defaults, flags, seeds and functions of {' and '.join(backends)}"
+
+
 def _by_construction(subject: Subject) -> list[str]:
     """What the loader and the loop count, and not the trainer."""
     return [f"batch:{subject.name}", f"event:{subject.name}"]
@@ -61,6 +75,12 @@ def _silent(_: str) -> None:
 
 
 CHECKS = (
-    Check("trains", "five steps on each backend, every loss finite", trains, ("plans",)),
+    Check("trains", "five steps on each backend, every loss finite", trains, ("plans", "batches")),
     Check("evidence", "what it put into the plan is seen to take part", evidence, ("trains",)),
+    Check(
+        "clean",
+        "steps leave the frameworks as they were",
+        frameworks_untouched,
+        ("traces", "trains"),
+    ),
 )

@@ -36,7 +36,7 @@ class Smear(Module):
 
     def forward(self, x):
         before = self.ops.concat([self.ops.zeros_like(x[:, :1]), x[:, :-1]], 1)
-        mixed = x + self.scale * self.gate(x) * before
+        mixed = x + (self.scale + self.ops.like(self.level, x)) * self.gate(x) * before
         level = self.ops.reshape(self.ops.mean(self.ops.mean(self.ops.mean(x, -1), -1)), (1,))
         return mixed, level
 
@@ -49,6 +49,7 @@ class Open(Module):
 
     def __init__(self, geometry: Any) -> None:
         super().__init__()
+        self.layer = geometry.layer
         self.gate = Linear(geometry.dim, geometry.heads, role="gate", init=zeros)
 
     def forward(self, y, x):
@@ -58,6 +59,9 @@ class Open(Module):
 def soften(ops, update, param, state):
     mean = 0.5 * state["mean"] + 0.5 * update
     return update + 0.1 * mean, {"mean": mean}
+
+
+HEARD = []
 
 
 class MyTrick(Plugin, api=1, identity_at_init=True):
@@ -74,9 +78,59 @@ class MyTrick(Plugin, api=1, identity_at_init=True):
         # in the hook
         model.embed.mix(Smear, scale=self.scale)
 
+    def build_data(self, data):
+        data.field("parity")
+
+    def on_batch(self, batch, phase):
+        # for each batch
+        return {**batch, "parity": batch["ids"] % 2}
+
+    def on_event(self, event):
+        HEARD.append(event.event)
+
     def optimizer_factory(self, optimizer):
         optimizer.extend("adamw", "scale", stage(soften, state={"mean": "like"}))
 '''
+
+
+PARTNER = '''
+"""A gain on the sublayer's output of the first layer."""
+
+from typing import Any
+
+from minillm_core import Module, Param, Plugin, ones
+
+
+class Gain(Module):
+    """x (B, T, C) times one number a feature."""
+
+    def __init__(self, geometry: Any) -> None:
+        super().__init__()
+        self.gain = Param((geometry.dim,), axes=("dim",), init=ones, role="scalar")
+
+    def forward(self, x):
+        return x * self.gain
+
+
+class Partner(Plugin, api=1, identity_at_init=True):
+    """A gain on what comes out of the embedding."""
+
+    def build_model(self, model):
+        model.residual("layers.0.in", "carry", Gain)
+'''
+
+
+@pytest.fixture
+def partner(tmp_path: Path) -> Callable[..., str]:
+    """Writes a plugin to pair with, with one line replaced; what to load for it."""
+
+    def write(right: str = "", wrong: str = "") -> str:
+        assert not right or PARTNER.count(right) == 1, right
+        file = tmp_path / "partner.py"
+        file.write_text(PARTNER.replace(right, wrong) if right else PARTNER)
+        return f"{file}:Partner"
+
+    return write
 
 
 @pytest.fixture
