@@ -86,7 +86,7 @@ def _quiet() -> Iterator[None]:
 
 def _again(request: pytest.FixtureRequest) -> str:
     """The command that runs this test alone."""
-    words = [request.config.cwd_relative_nodeid(request.node.nodeid)]
+    words = [str(request.config.cwd_relative_nodeid(request.node.nodeid))]
     if backend := request.config.getoption("--minillm-backend", None):
         words += ["--minillm-backend", backend]
     return shlex.join(["python", "-m", "pytest", *words])

@@ -27,14 +27,19 @@ def run(environment: Any, tmp_path: Path) -> Run:
 def test_a_new_plugin_is_installed_tested_and_trained_with(run: Run, tmp_path: Path) -> None:
     printed = run("minillm_core", "plugins", "new", "head_gate")
     folder = tmp_path / "minillm-head_gate"
-    install, info, train = (line.split() for line in printed.splitlines()[-3:])
+    install, check, train = (line.split() for line in printed.splitlines()[-3:])
     assert install[:3] == ["pip", "install", "-e"]
     # As a wheel: an editable install needs more than hatchling, and -e is pip's own affair.
     run(*install[:2], "--no-index", "--no-deps", "--no-build-isolation", install[3])
     listed = json.loads(run("minillm_core", "plugins", "list", "--json"))
     (entry,) = [entry for entry in listed if entry["name"] == "head_gate"]
     assert (entry["state"], entry["distribution"]) == ("ok", "minillm-head_gate")
-    assert "head_gate.layers" in run("minillm_core", *info[1:])
+    assert "head_gate.layers" in run("minillm_core", "plugins", "info", "head_gate")
+    report = json.loads(run("minillm_core", *check[1:], "--json"))
+    verdicts = {one["check"]: one["verdict"] for one in report["checks"]}
+    assert set(verdicts.values()) <= {"passed", "not applicable"}
+    assert report["backends"] == ["torch", "mlx"]
+    assert verdicts["slopes"] == verdicts["decodes"] == verdicts["pairs"] == "passed"
     assert " passed" in run("pytest", "-q", cwd=folder)
     run("minillm_core", *train[1:], "--steps", "2", "--out", "out", "model.layers=1")
     (record,) = json.loads((tmp_path / "out" / "run.json").read_text())["plugins"]
