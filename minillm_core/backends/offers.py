@@ -3,11 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
+from minillm_core.backends.requests import requests_of
 from minillm_core.errors import BackendError
 from minillm_core.ops.select import Candidate, Choice, Request
 
-__all__ = ["check_offers"]
+if TYPE_CHECKING:
+    from minillm_core.plan import Plan
+
+__all__ = ["check_offers", "check_planned"]
+
+
+def check_planned(plan: Plan) -> None:
+    """What a plan alone says of kernels that are not to be passed over, wherever it will run.
+
+    Raises:
+        BackendError: one of them cannot serve on any device that it is for.
+    """
+    train = plan.config.train
+    for owner, candidate in plan.candidates:
+        if not candidate.unless:
+            continue
+        requests = requests_of(
+            plan,
+            backend=candidate.backends[0],
+            device=candidate.devices[0],
+            dtype="bfloat16" if train.dtype == "auto" else train.dtype,
+            compiled=train.compile != "off",
+        )
+        (asked,) = (request for request in requests if request.op == candidate.op)
+        if reason := candidate.accepts(asked):
+            raise _insisted(owner, candidate, reason)
 
 
 def check_offers(
@@ -26,7 +53,7 @@ def check_offers(
 
     Raises:
         BackendError: a kernel for an op that nothing asks for or with the name of one of the
-            core's; or none of a plugin's kernels serves.
+            core's; one that is not to be passed over cannot serve; or none of a plugin's does.
     """
     asked = {request.op: request for request in requests}
     chosen = {choice.op: choice.kernel for choice in choices}
@@ -47,6 +74,8 @@ def check_offers(
                 where=key,
                 fix="its authors should give it a name of its own; or leave the plugin out",
             )
+        if candidate.unless and (reason := candidate.refusal(asked[candidate.op])):
+            raise _insisted(owner, candidate, reason)
         serves = chosen[candidate.op] == candidate.name
         serving[owner] = serving.get(owner, False) or serves
         if not serves:
@@ -65,4 +94,12 @@ def check_offers(
         f"kernel {key} of plugin {owner} does not serve: {reason}"
         for owner, reasons in sorted(passed.items())
         for key, reason in sorted(reasons.items())
+    )
+
+
+def _insisted(owner: str, candidate: Candidate, reason: str) -> BackendError:
+    return BackendError(
+        f"plugin '{owner}' is there for {candidate.op}, and cannot serve it: {reason}",
+        where=f"{candidate.op}={candidate.name}",
+        fix=f"{owner}.{candidate.unless} leaves the op to others; or leave the plugin out",
     )

@@ -8,7 +8,10 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
+
+from packaging.requirements import Requirement
 
 from minillm_core.errors import BackendError, ConfigError
 
@@ -56,6 +59,18 @@ def first(request: Request) -> int:
     return 0
 
 
+def lacking(requirement: str) -> str | None:
+    """What this installation lacks of a requirement, read from metadata; None: nothing."""
+    wanted = Requirement(requirement)
+    try:
+        found = version(wanted.name)
+    except PackageNotFoundError:
+        return f"{wanted.name} is not installed (pip install '{requirement}')"
+    if not wanted.specifier.contains(found, prereleases=True):
+        return f"needs {requirement}, and {found} is installed"
+    return None
+
+
 @dataclass(frozen=True)
 class Candidate:
     """A kernel that offers to serve an op."""
@@ -69,6 +84,10 @@ class Candidate:
     rank: Callable[[Request], int] = first  # lower is preferred; equal ranks keep their order
     plain: bool = False  # composed of array functions: what --kernels reference takes
     within_tolerance: bool = True  # False: used only when named
+    requires: tuple[str, ...] = ()  # distributions, as in a pyproject.toml: "liger-kernel>=0.8.5"
+    unless: str = (
+        ""  # the option that takes it back ("loss=false"): then it serves, or no run begins
+    )
     provider: str = "core"
 
     def refusal(self, request: Request) -> str | None:
@@ -77,7 +96,7 @@ class Candidate:
             return f"serves {' and '.join(self.backends)}, not {request.backend}"
         if request.device not in self.devices:
             return f"serves {', '.join(self.devices)}, not {request.device}"
-        return self.accepts(request)
+        return self.accepts(request) or next(filter(None, map(lacking, self.requires)), None)
 
     def load(self) -> Callable[..., Any]:
         """Import the function.

@@ -1,0 +1,55 @@
+"""Liger's Triton kernels (Hsu et al., arXiv:2410.10989) as candidates for minillm's ops.
+
+The loss makes no logits: head, softmax and both gradients chunk by chunk, 0.1 GiB where 65,536
+positions of 50,304 logits take 6. The other three save launches and memory in eager mode; a
+compiled step fuses those ops into their neighbours by itself, and they say so.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from minillm_core import Plugin, option
+from minillm_core.ops import Candidate
+from minillm_liger import requests
+
+__all__ = ["Liger"]
+
+LIGER = "liger-kernel>=0.8.5,<0.9"  # its functions' arguments change
+Wanted = Literal["auto"] | bool
+
+
+class Liger(Plugin, api=1, backends=("torch",), devices=("cuda",)):
+    """Fused linear cross-entropy, RMSNorm, RoPE and SwiGLU by Liger's Triton kernels."""
+
+    loss: Wanted = option(
+        True, help="linear cross-entropy: true insists on it, auto serves where it can"
+    )
+    rms_norm: Wanted = option("auto", help="RMSNorm; the same")
+    rope: Wanted = option("auto", help="rotary position embedding; the same")
+    swiglu: Wanted = option("auto", help="SwiGLU; the same")
+
+    def kernel_provider(self, kernels: Any) -> None:
+        offers = (
+            ("loss", "linear_cross_entropy", requests.loss),
+            ("rms_norm", "rms_norm", requests.eager),
+            ("rope", "rotate", requests.eager),
+            ("swiglu", "swiglu", requests.eager),
+        )
+        for field, op, accepts in offers:
+            wanted = getattr(self, field)
+            if wanted is False:
+                continue
+            kernels.candidate(
+                Candidate(
+                    op,
+                    "liger",
+                    ("torch",),
+                    f"minillm_liger.kernels.{field}:{op}",
+                    devices=("cuda",),
+                    accepts=accepts,
+                    requires=(LIGER,),
+                    unless=f"{field}=false" if wanted is True else "",
+                    provider="minillm-liger",
+                )
+            )
