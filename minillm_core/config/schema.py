@@ -66,6 +66,12 @@ class TrainConfig(Section):
         0.2, gt=0, le=1, description="share of the steps over which wsd decays to 0"
     )
     betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW's decay rates")
+    epsilon: float = Field(
+        1e-8,
+        gt=0,
+        description="AdamW's, beside the root of the second moment: rows of large embeddings, whose "
+        "gradients are small, learn sooner with 1e-12",
+    )
     weight_decay: float = Field(0.1, ge=0, description="decoupled, times the learning rate")
     clip: float = Field(1.0, ge=0, description="largest global gradient norm; 0 for none")
     spike: float = Field(

@@ -133,7 +133,7 @@ def core_rule(train: Any) -> dict[str, Draft]:
     beta1, beta2 = train.betas
     state = {"m": "like", "v": "like"}
     return {
-        "precondition": stage(adam, state=state, beta1=beta1, beta2=beta2, epsilon=1e-8),
+        "precondition": stage(adam, state=state, beta1=beta1, beta2=beta2, epsilon=train.epsilon),
         "decay": stage(decay, weight_decay=train.weight_decay),
         "write": stage(write, lr=Scheduled(train.lr)),
     }

@@ -448,6 +448,7 @@ def test_the_hash_leaves_out_what_is_bound_later(planned: Planned, setting: str)
         "train.steps=3",
         "train.clip=0.5",
         "train.betas=[0.8, 0.9]",
+        "train.epsilon=1e-10",
         "train.weight_decay=0.2",
         "train.schedule=wsd",
         "train.schedule=wsd; train.cooldown=0.4",
