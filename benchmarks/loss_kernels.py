@@ -3,7 +3,9 @@
     python -m benchmarks.loss_kernels [--positions N] [--vocab V] [--width C] [--out FOLDER]
 
 Three steps of warm-up, then ten measured one by one. Peak memory is beyond the inputs and the last
-step's gradients. Errors are relative to gradients made in chunks in float32.
+step's gradients. Errors are relative to gradients made in chunks in float32. Where liger-kernel is
+installed, its function called by hand is measured too, and then in turns with minillm's plugin
+``liger``: a step of one, a step of the other.
 """
 
 from __future__ import annotations
@@ -12,16 +14,19 @@ import argparse
 import statistics
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from benchmarks.environment import RESULTS, write
 from minillm_core.backends.torch.kernels import loss
 from minillm_core.ops import LossForm, TanhCap
 
 Kernel = Callable[..., Any]
+TURNS = 30
 
 
 def measure(step: Callable[[], Any], repeats: int = 10) -> tuple[list[float], int]:
@@ -31,15 +36,18 @@ def measure(step: Callable[[], Any], repeats: int = 10) -> tuple[list[float], in
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    times = []
-    for _ in range(repeats):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        step()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end))
+    times = [timed(step) for _ in range(repeats)]
     return times, torch.cuda.max_memory_allocated() - before
+
+
+def timed(step: Callable[[], Any]) -> float:
+    """Milliseconds on the device."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    step()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end)
 
 
 def main() -> None:
@@ -58,9 +66,10 @@ def main() -> None:
     targets = torch.randint(-1, V, (1, N), device=device, dtype=torch.int32)
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}, N={N} V={V} C={C} bfloat16")
 
-    figures = []
+    figures, turns = [], []
     for form in (LossForm(), LossForm(cap=TanhCap(15.0))):
         exact = exact_gradients(hidden, weight, targets, form)
+        steps = {}
         for name, kernel, compiled in kernels(form):
             torch._dynamo.reset()
             run = torch.compile(kernel, fullgraph=True) if compiled else kernel
@@ -69,6 +78,7 @@ def main() -> None:
                 hidden.grad = weight.grad = None
                 (run(hidden, weight, targets, None, form)[0] / N).backward()
 
+            steps[name] = step
             mode = "compiled" if compiled else "eager"
             milliseconds, peak = measure(step)
             pairs = zip((hidden.grad, weight.grad), exact, strict=True)
@@ -88,15 +98,53 @@ def main() -> None:
                 f"{peak / 2**30:6.2f} GiB  gradients off by {errors[0]:.1e}, {errors[1]:.1e}",
                 flush=True,
             )
+            if name == "liger":  # before the next reset has it compiled again
+                taken = in_turns(step, steps["liger by hand"])
+                turns.append({"form": form.named, **taken})
     shape = {"positions": N, "vocab": V, "width": C, "dtype": "bfloat16"}
-    print(
-        write("loss_kernels", {**shape, "kernels": figures}, commit=sizes.commit, folder=sizes.out)
+    document = {**shape, "kernels": figures, "liger_and_by_hand": turns}
+    print(write("loss_kernels", document, commit=sizes.commit, folder=sizes.out))
+
+
+def in_turns(ours: Callable[[], None], by_hand: Callable[[], None]) -> dict[str, Any]:
+    """Milliseconds of both, step about step, and the ratio of their medians."""
+    pairs = [(timed(ours), timed(by_hand)) for _ in range(TURNS)]
+    mine, theirs = (list(times) for times in zip(*pairs, strict=True))
+    ratio = statistics.median(mine) / statistics.median(theirs)
+    print(f"liger through minillm takes {ratio:.3f} x the time of Liger called by hand", flush=True)
+    return {"minillm_milliseconds": mine, "by_hand_milliseconds": theirs, "ratio": ratio}
+
+
+def ligers() -> list[tuple[str, Kernel, bool]]:
+    """Liger through the plugin's candidate, eager and compiled, and its function as it is."""
+    if find_spec("liger_kernel") is None:
+        print("liger-kernel is not installed: left out")
+        return []
+    from minillm_liger.kernels.loss import linear_cross_entropy
+
+    listed = [("liger by hand", by_hand, False), ("liger eager", linear_cross_entropy, False)]
+    return [*listed, ("liger", linear_cross_entropy, True)]
+
+
+def by_hand(
+    hidden: Tensor, weight: Tensor, targets: Tensor, weights: None, form: LossForm
+) -> tuple[Tensor]:
+    """The sum, as a training loop without minillm would have it; accumulated in float32 as well."""
+    from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
+
+    no_bias = no_class_weights = None
+    ignored, z, smoothing, cap = -1, 0.0, 0.0, getattr(form.cap, "cap", None)
+    loss, *_ = LigerFusedLinearCrossEntropyFunction.apply(
+        *(hidden, weight, targets[0].long(), no_bias, no_class_weights),
+        *(ignored, z, smoothing, "sum", cap, False, torch.float32),
     )
+    return (loss,)
 
 
 def kernels(form: LossForm) -> list[tuple[str, Kernel, bool]]:
     """(name, kernel, compiled)."""
     listed = [
+        *ligers(),
         ("dense", loss.dense, True),
         ("chunked", loss.chunked, True),
         ("chunked 16384", partial(loss.chunked, rows=16_384), True),
