@@ -96,13 +96,13 @@ def _together(subject: Subject, other: LoadedPlugin, backends: tuple[str, ...]) 
             _trains_alone(subject, other, backend)
             raise Failed(
                 f"{backend}, beside {other.name}: {_said(error)}",
-                cause=f"a shape or name that {other.name} changes; it trains without this plugin",
+                cause=f"a shape or a name; {other.name} trains without this plugin",
             ) from error
         if not np.all(np.isfinite(losses)):
             _trains_alone(subject, other, backend)
             raise Failed(
                 f"{backend}, beside {other.name}: losses {losses}",
-                cause=f"what both do to one tensor; {other.name} trains without this plugin",
+                cause=f"both change one tensor; {other.name} trains without this plugin",
             )
     return True
 

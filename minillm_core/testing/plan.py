@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from minillm_core.plan import Plan
 from minillm_core.testing.check import Check, Failed
@@ -43,27 +44,37 @@ def only_declared(subject: Subject) -> str:
     if ours.config != plain.config:
         raise Failed("it changed the config", cause="a hook writes to an object of the core's")
     mine = {p.slot for p in ours.placements if p.owner == subject.name}
-    others = sorted(
-        {p.owner for p in ours.placements}
-        - {
-            "core",
-            subject.name,
-            *(one.name for one in subject.companions),
-        }
-    )
-    if others:
+    known = {"core", subject.name, *(one.name for one in subject.companions)}
+    if others := sorted({p.owner for p in ours.placements} - known):
         raise Failed(
             f"slots are filled in the name of {others[0]}", cause="it uses another's builder"
         )
+    written = "a hook writes to an object of the core's"
     claimed = {slot.removeprefix("model.init[").rstrip("]") for slot in mine}
     for name, parameter in plain.parameters.items():
-        now = ours.parameters.get(name)
-        if now is not None and now.owner == "core" and name not in claimed and now != parameter:
+        now = ours.parameters.get(name, parameter)
+        if now.owner == parameter.owner and name not in claimed and now != parameter:
+            raise Failed(f"{name} was {parameter}, is {now}", cause=written)
+    if not any(slot.startswith("opt.") for slot in mine):
+        updates = _updates(ours)
+        for name, update in _updates(plain).items():
+            if name in updates and updates[name] != update:
+                raise Failed(f"{name} is updated by {updates[name]}, not {update}", cause=written)
+    for name, schedule in plain.schedules.items():
+        if ours.schedules.get(name) != schedule:
             raise Failed(
-                f"{name} was {parameter}, is {now}",
-                cause="a hook writes to an object of the core's",
+                f"value {name} was {schedule}, is {ours.schedules.get(name)}", cause=written
             )
     return f"{len(mine)} slots, {len(plain.parameters)} parameters of the core as they were"
+
+
+def _updates(plan: Plan) -> dict[str, tuple[Any, ...]]:
+    """Parameter -> its rule's stages and its factors."""
+    return {
+        one.name: (group.rule.name, group.rule.stages, one.lr_mul, one.wd_mul, one.overrides)
+        for group in plan.groups
+        for one in group.members
+    }
 
 
 def switched_off(subject: Subject) -> str:

@@ -168,7 +168,8 @@ class Subject:
 
     def probed(self, question: str, *more: str) -> dict[str, Any]:
         """What the plugin does to a fresh process; see :mod:`minillm_core.testing.probe`."""
-        given = {"options": self.options, "beside": [one.name for one in self.companions]}
+        beside = [one.name for one in self.companions] if self._beside is None else self._beside
+        given = {"options": self.options, "beside": list(beside)}
         return self.ask(question, self.spec, json.dumps(given), *more)
 
     def partners(self) -> list[str]:
