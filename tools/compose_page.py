@@ -1,0 +1,150 @@
+"""The tables of docs/compose.md: every pair of this repository's plugins, planned.
+
+python -m tools.compose_page             # print the page as it should be
+python -m tools.compose_page --write     # write it
+
+What stands between ``<!-- made: NAME -->`` and ``<!-- /made -->`` is made here; the rest of the page
+is written by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from minillm_core.backends.offers import check_planned
+from minillm_core.config.load import load as load_config
+from minillm_core.config.schema import Config
+from minillm_core.errors import Refusal
+from minillm_core.plan import build_plan
+from minillm_core.plugins.manager import LoadedPlugin, load
+from tools.markdown import table
+
+__all__ = ["PAGE", "Outcomes", "made", "ours", "outcomes"]
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "compose.md"
+
+OPTIONS: Mapping[str, Mapping[str, Any]] = {"role_lr": {"embedding": 2.0}}
+"""Of plugins that do nothing without any."""
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """What planning said."""
+
+    needs: Mapping[str, tuple[str, ...]]  # plugin -> those without which it is refused
+    refused: Mapping[tuple[str, str], Refusal]  # pairs, each with what its two need
+    pairs: int  # planned, the refused ones included
+
+
+def ours() -> list[str]:
+    """The names of the plugins in this repository, sorted."""
+    names: list[str] = []
+    for path in sorted(ROOT.glob("plugins/*/pyproject.toml")):
+        project = tomllib.loads(path.read_text())["project"]
+        names += project.get("entry-points", {}).get("minillm.plugins", {})
+    return sorted(names)
+
+
+@cache
+def outcomes() -> Outcomes:
+    """Every pair, planned with default options for the model of preset tiny.
+
+    Raises:
+        Refusal: a plugin is refused alone and beside each of the others.
+    """
+    config = load_config(preset="tiny", default_preset=lambda: ("tiny", "test")).config
+    loaded = {one.name: one for one in load(ours(), OPTIONS)}
+    needs = {name: _needs(name, loaded, config) for name in loaded}
+    refused, pairs = {}, list(combinations(loaded, 2))
+    for pair in pairs:
+        names = {*pair, *(other for name in pair for other in needs[name])}
+        try:
+            _plan(names, loaded, config)
+        except Refusal as refusal:
+            refused[pair] = refusal
+    return Outcomes({name: others for name, others in needs.items() if others}, refused, len(pairs))
+
+
+def _needs(name: str, loaded: Mapping[str, LoadedPlugin], config: Config) -> tuple[str, ...]:
+    """Nothing, or the first plugin beside which it can be planned."""
+    refusals = []
+    for others in ((), *((other,) for other in loaded if other != name)):
+        try:
+            _plan({name, *others}, loaded, config)
+        except Refusal as refusal:
+            refusals.append(refusal)
+        else:
+            return others
+    raise refusals[0]
+
+
+def _plan(names: set[str], loaded: Mapping[str, LoadedPlugin], config: Config) -> None:
+    check_planned(build_plan(config, [loaded[name] for name in sorted(names)]))
+
+
+def summary() -> str:
+    """How many there are, in a sentence."""
+    found = outcomes()
+    return (
+        f"{len(ours())} plugins make {found.pairs} pairs: {found.pairs - len(found.refused)} are "
+        f"planned, {len(found.refused)} are refused."
+    )
+
+
+def requirements() -> str:
+    """Who builds on whom."""
+    rows = [
+        (f"`{name}`", ", ".join(f"`{other}`" for other in others))
+        for name, others in outcomes().needs.items()
+    ]
+    return table(("plugin", "needs"), rows)
+
+
+def refusals() -> str:
+    """Each refused pair with the reason, and the way out as planning says it."""
+    rows = [
+        (f"`{a}`, `{b}`", refusal.what, str(refusal.fix or ""))
+        for (a, b), refusal in outcomes().refused.items()
+    ]
+    return table(("pair", "what planning says", "the way out"), rows)
+
+
+SECTIONS = {"summary": summary, "needs": requirements, "refused": refusals}
+
+
+def made(page: str) -> str:
+    """The page with its made parts made anew.
+
+    Raises:
+        KeyError: a mark names no section.
+    """
+    return re.sub(
+        r"(<!-- made: (\w+) -->\n).*?(<!-- /made -->)",
+        lambda mark: f"{mark[1]}{SECTIONS[mark[2]]()}\n{mark[3]}",
+        page,
+        flags=re.DOTALL,
+    )
+
+
+def main() -> None:
+    """Print the page, or write it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="write docs/compose.md")
+    page = made(PAGE.read_text())
+    if parser.parse_args().write:
+        PAGE.write_text(page)
+    else:
+        print(page)
+
+
+if __name__ == "__main__":
+    main()
