@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from minillm_core.errors import BackendError
+from minillm_core.install import pip_line
 
 __all__ = ["DEVICES", "Detected", "Framework", "Machine", "choose", "default_preset", "probe"]
 
@@ -138,7 +139,7 @@ def _automatic(machine: Machine, kind: str) -> tuple[str, str]:
     raise BackendError(
         "no backend is installed" + (f", and mlx cannot be used: {broken}" if broken else ""),
         where="neither torch nor mlx can be imported by this Python",
-        fix=f"{_install('torch')}, or {_install('mlx')}",
+        fix=f"{_install(machine, 'torch')}, or {_install(machine, 'mlx')}",
     )
 
 
@@ -167,14 +168,16 @@ def _require(machine: Machine, backend: str) -> None:
     framework: Framework | None = getattr(machine, backend)
     if framework is None:
         raise BackendError(
-            f"{backend} is not installed", where=f"--backend {backend}", fix=_install(backend)
+            f"{backend} is not installed",
+            where=f"--backend {backend}",
+            fix=_install(machine, backend),
         )
     if framework.broken:
         raise BackendError(
             f"{backend} {framework.version} is installed and cannot be imported: "
             f"{framework.broken}",
             where=f"--backend {backend}",
-            fix=_install(backend),
+            fix=_install(machine, backend),
         )
 
 
@@ -182,8 +185,10 @@ def _usable(framework: Framework | None) -> Framework | None:
     return framework if framework and not framework.broken else None
 
 
-def _install(backend: str) -> str:
-    return f"pip install 'minillm-core[{backend}]'"
+def _install(machine: Machine, backend: str) -> str:
+    installed = {"torch": machine.torch, "mlx": machine.mlx}
+    keep = {name: found.version for name, found in installed.items() if found}
+    return pip_line(f"minillm-core[{backend}]", keep=keep)
 
 
 def _nvidia_gpus() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from minillm_core.install import pip_line
 from minillm_core.plugins.discover import PluginEntry, installed_plugins
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ def render_list(entries: Iterable[PluginEntry], console: Console) -> None:
 
     rows = list(entries)
     if not rows:
-        console.print("No plugin is installed. Try: pip install minillm-muon", soft_wrap=True)
+        line = f"No plugin is installed. Try: {pip_line('minillm-muon')}"
+        console.print(Text(line), soft_wrap=True)
         return
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for heading in ("name", "distribution", "summary", "state"):

@@ -12,17 +12,16 @@ from types import ModuleType
 
 from minillm_core.config.selection import name_of
 from minillm_core.errors import PluginError
+from minillm_core.install import pip_line
 from minillm_core.plugins.api import HOOK_API
 from minillm_core.plugins.discover import installed_names, installed_plugins
+from minillm_core.plugins.first_party import FIRST_PARTY
 from minillm_core.plugins.manifest import ManifestError, read_class
 from minillm_core.plugins.origin import Origin, digest_of, root_of
 from minillm_core.plugins.plugin import Plugin
 from minillm_core.text import nearest, plain
 
-__all__ = ["FIRST_PARTY", "FoundPlugin", "find"]
-
-FIRST_PARTY = {"muon": "minillm-muon", "paired_heads": "minillm-modded"}
-"""Our plugins, and the distribution to install for each."""
+__all__ = ["FoundPlugin", "find"]
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ def _find_installed(name: str) -> FoundPlugin:
         raise PluginError(
             f"plugin '{name}' of {entry.offered_by} cannot be used: {entry.broken}",
             where=entry.file or entry.value,
-            fix=f"pip install --upgrade {entry.distribution}, or leave it out",
+            fix=f"{pip_line(entry.distribution, upgrade=True)}; or leave it out",
         )
     file = entry.file or entry.value
     origin = Origin(
@@ -109,7 +108,7 @@ def _import_class(
         cls = getattr(import_module(), class_name, None)
     if not (isinstance(cls, type) and issubclass(cls, Plugin)):
         raise PluginError(
-            f"plugin '{origin.name}': {class_name} does not extend Plugin",
+            f"{origin.called}: {class_name} does not extend Plugin",
             where=origin.file,
             fix=f"from minillm_core import Plugin; class {class_name}(Plugin, api=1)",
         )
@@ -138,7 +137,7 @@ def _unknown(name: str) -> PluginError:
         fix = f"did you mean '{close}'?"
     else:
         question = "" if close == name else f"did you mean '{close}'? "
-        fix = f"{question}pip install {FIRST_PARTY[close]}"
+        fix = f"{question}{pip_line(FIRST_PARTY[close])}"
     return PluginError(
         f"there is no plugin '{plain(name)}' here",
         where=f"looked among the plugins installed for {sys.executable}",

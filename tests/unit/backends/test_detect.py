@@ -103,7 +103,12 @@ def test_machines(machine: Machine, arguments: tuple[str, ...], backend: str, de
         (Machine(), (), "no backend is installed", "'minillm-core[mlx]'"),
         (Machine(), (), "no backend is installed", "'minillm-core[torch]'"),
         (Machine(mlx=BROKEN), (), "libmlx is missing", "pip install 'minillm-core[mlx]'"),
-        (Machine(torch=TORCH), ("mlx",), "mlx is not installed", "pip install 'minillm-core[mlx]'"),
+        (
+            Machine(torch=TORCH),
+            ("mlx",),
+            "mlx is not installed",
+            f"pip install 'minillm-core[mlx]' torch==={TORCH.version}",
+        ),
         (Machine(mlx=MLX), ("torch",), "torch is not installed", "'minillm-core[torch]'"),
         (
             Machine(torch=TORCH, mlx=BROKEN),

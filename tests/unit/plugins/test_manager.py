@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
+import shlex
 import signal
 import sys
 import threading
@@ -15,7 +16,8 @@ from typing import Any
 import pytest
 
 from minillm_core.errors import ConfigError, PlanError, PluginCodeError, PluginError
-from minillm_core.plugins.find import FIRST_PARTY, find
+from minillm_core.plugins.find import find
+from minillm_core.plugins.first_party import FIRST_PARTY
 from minillm_core.plugins.manager import LoadedPlugin, Manager, check_support, load
 
 Make = Callable[..., str]
@@ -77,7 +79,7 @@ def test_one_of_ours_has_its_pip_command(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path)])  # none of ours is installed there
-    fix = f"pip install {FIRST_PARTY[name]}"
+    fix = f"pip install {shlex.quote(FIRST_PARTY[name])}"
     assert refused(name).fix == fix
     assert refused(name[:-1]).fix == f"did you mean '{name}'? {fix}"
     assert not re.search(r"install minillm\b(?!-)", fix)  # the name of somebody else
@@ -274,11 +276,25 @@ def test_each_is_called_with_its_own_arguments_in_order(make_plugin: Make) -> No
     names = [make_plugin(name=name) for name in ("two", "one")]
     manager = Manager(load(names, {"two": {"width": 2}}))
     given: dict[str, list[int]] = {"one": [], "two": []}
-    results = manager.call("build_attention", lambda one: {"attn": given[one.name]})
-    assert list(results.items()) == [("one", None), ("two", None)]
+    called: list[str] = []
+
+    def arguments(one: LoadedPlugin) -> dict:
+        called.append(one.name)
+        return {"attn": given[one.name]}
+
+    manager.call("build_attention", arguments)
+    assert called == ["one", "two"]
     assert given == {"one": [12], "two": [2]}
     assert [one.name for one in manager.implementing("build_attention")] == ["one", "two"]
-    assert manager.call("build_model", lambda one: {}) == {}
+    manager.call("build_model", lambda one: {})
+
+
+def test_what_a_hook_returns_would_be_lost(make_plugin: Make) -> None:
+    make_plugin("attn.append(self.width)", "return attn")
+    with pytest.raises(
+        PluginError, match=r"'trick' \(dist-trick 1.0\): build_attention returned list"
+    ):
+        Manager(load(["trick"])).call("build_attention", lambda one: {"attn": []})
 
 
 def test_an_argument_may_be_left_out(make_plugin: Make) -> None:
@@ -292,7 +308,7 @@ def test_an_argument_may_be_left_out(make_plugin: Make) -> None:
 def test_no_plugin_no_call() -> None:
     manager = Manager()
     assert manager.plugins == ()
-    assert manager.call("on_event", lambda one: {"event": None}) == {}
+    manager.call("on_event", lambda one: {"event": None})
 
 
 def test_what_the_core_answers_passes_with_its_place(make_plugin: Make) -> None:
