@@ -1,0 +1,28 @@
+"""Every plugin of this distribution under the contract kit, each check a test of its own."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+
+import pytest
+
+from minillm_core.testing import conformance
+
+pytestmark = pytest.mark.slow
+
+test_cautious_wd = conformance("cautious_wd")
+test_muon = conformance("muon")
+test_muon_in_shapes = conformance("muon", {"momentum_start": 0.85, "cooldown": 0.5})
+test_normuon = conformance("normuon")
+test_polar_express = conformance("polar_express")
+test_role_lr = conformance("role_lr", {"embedding": 10, "betas": {"head": [0.5, 0.9]}})
+
+
+def test_no_plugin_is_left_out() -> None:
+    ours = {
+        entry.name
+        for entry in entry_points(group="minillm.plugins")
+        if entry.dist is not None and entry.dist.name == "minillm-muon"
+    }
+    checked = {getattr(test, "checks_plugin", None) for test in globals().values()}
+    assert ours <= checked
