@@ -1,0 +1,168 @@
+"""The whole job of ``minillm ablate``, in order: check, lock, run what is missing, record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from minillm_core import backends
+from minillm_core.backends.base import Backend
+from minillm_core.backends.detect import Detected
+from minillm_core.checkpoint import lock
+from minillm_core.config.load import Loaded
+from minillm_core.data import open_corpus
+from minillm_core.errors import Refusal
+from minillm_core.measure.ablation import RESULT, Ablation, Watch
+from minillm_core.measure.rig import Rig
+from minillm_core.measure.variants import Design, leave_one_out, one_at_a_time
+from minillm_core.plan import Plan
+from minillm_core.plugins.manager import LoadedPlugin, check_support
+from minillm_core.train.record import RUN, hardware, versions
+from minillm_core.train.signals import stop_on_signals
+
+__all__ = ["Request", "ablate", "choose_folder"]
+
+MOST_SEEDS = 64
+
+
+@dataclass(frozen=True)
+class Request:
+    """What an ablation is to find out, beside the settings of its runs."""
+
+    judged: tuple[str, ...]  # plugins, in the order of their runs
+    seeds: int = 3
+    minutes: float | None = None  # of each run, instead of steps
+    leave_one_out: bool = False
+
+
+def ablate(
+    request: Request,
+    loaded: Loaded,
+    plugins: Sequence[LoadedPlugin],
+    detected: Detected,
+    *,
+    out: Path | None,
+    runs: Path,
+    cache: Path,
+    say: Callable[[str], None],
+    watch: Watch = lambda run, progress: None,
+    create: Callable[[Detected, Plan], Backend] | None = None,
+) -> tuple[dict[str, Any], Path]:
+    """Measure what each judged plugin is worth.
+
+    Args:
+        request: which plugins, how many seeds, how.
+        loaded: the settings of every run; they name the judged plugins and their company.
+        plugins: all of those, loaded.
+        detected: backend and device.
+        out: where runs and results go; one that holds some of this ablation's is gone on with.
+            None: runs/ablation-N.
+        runs: where folders without a name are made.
+        cache: where tokens are kept.
+        say: prints a line.
+        watch: is told which run goes on, and how far.
+        create: makes the backend; default: :func:`minillm_core.backends.create`.
+
+    Returns:
+        The result as in ablation.json, and the folder.
+
+    Raises:
+        Refusal: nothing was started.
+        Stopped: a signal; finished runs are kept, and the same call goes on.
+        MinillmError: a plugin's own code raised, say.
+    """
+    config = loaded.config
+    _check(request, config.train.steps)
+    check_support(plugins, detected.backend, detected.device)
+    shape = leave_one_out if request.leave_one_out else one_at_a_time
+    design = shape(loaded, plugins, request.judged)
+    first = design.variants[0].plan
+    binding = (create or backends.create)(detected, first).binding
+    for variant in design.variants[1:]:  # a kernel that cannot serve is to be told now
+        backends.bind(detected, variant.plan)
+    notes: list[str] = list(loaded.notes)
+    corpus = open_corpus(
+        config.data, config.model.vocab, config.train.seq_len, cache=cache, say=notes.append
+    )
+    out = out or choose_folder(runs)
+    if (out / RUN).exists():
+        raise Refusal(
+            f"{out} holds a run of minillm train",
+            where=str(out / RUN),
+            fix="--out with another folder",
+        )
+    distributions = [one.distribution for one in plugins if one.distribution]
+    about = {
+        "data": {"fingerprint": corpus.fingerprint, "description": corpus.description},
+        "model": config.model.model_dump(mode="json"),
+        "train": config.train.model_dump(mode="json"),
+        "eval_tokens": config.eval.tokens,
+        "preset": config.preset,
+        "backend": binding.backend,
+        "device": binding.device_name,
+        "dtype": binding.dtype,
+        "hardware": hardware(binding.device_name),
+        "versions": versions(binding.backend, distributions),
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+    with stop_on_signals(patient=True) as stop:
+        out.mkdir(parents=True, exist_ok=True)
+        with lock(out, say):
+            for line in (*notes, *_told(design, request, out, corpus.description)):
+                say(line)
+            rig = Rig(corpus, detected, stop=stop, say=say, create=create)
+            ablation = Ablation(
+                out,
+                design,
+                [config.seed + index for index in range(request.seeds)],
+                rig,
+                steps=None if request.minutes else config.train.steps,
+                minutes=request.minutes,
+                about=about,
+                say=say,
+                watch=watch,
+            )
+            return ablation.run(), out
+
+
+def choose_folder(runs: Path) -> Path:
+    """runs/ablation-<first n that no finished ablation has>."""
+    n = 1
+    while (runs / f"ablation-{n}").exists():
+        n += 1
+    return runs / f"ablation-{n}"
+
+
+def _check(request: Request, steps: int | None) -> None:
+    if not request.judged:
+        raise Refusal(
+            "no plugin is to be judged",
+            where="--plugins",
+            fix="--plugins muon,paired_heads, or a preset that names plugins",
+        )
+    if not 1 <= request.seeds <= MOST_SEEDS:
+        raise Refusal(
+            f"an ablation has 1 to {MOST_SEEDS} seeds",
+            where=f"--seeds {request.seeds}",
+            fix="--seeds 3; 5 make a technique card",
+        )
+    if request.minutes is None and steps is None:
+        raise Refusal(
+            "nothing says how long each run is", where="train.steps", fix="--steps, or --minutes"
+        )
+
+
+def _told(design: Design, request: Request, out: Path, data: str) -> list[str]:
+    count = len(design.variants) * request.seeds
+    lines = [
+        f"{design.kind}: {len(design.variants)} sets of plugins x {request.seeds} seeds, "
+        f"{count} runs and those at equal seconds, into {out}",
+        f"data    {data}",
+    ]
+    lines += [f"'{name}' is not judged: {why}" for name, why in design.unplanned.items()]
+    if (out / RESULT).exists():
+        lines.append("finished runs that are there already are not made again")
+    return lines

@@ -1,0 +1,126 @@
+"""What an ablation compares: sets of plugins, and which pairs of them tell a plugin's effect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from minillm_core.config.load import Loaded
+from minillm_core.errors import PlanError, Refusal
+from minillm_core.plan import Plan, build_plan
+from minillm_core.plugins.manager import LoadedPlugin
+
+__all__ = ["Comparison", "Design", "Variant", "leave_one_out", "one_at_a_time"]
+
+BASELINE, ALL = "baseline", "all"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A set of plugins, planned."""
+
+    name: str  # "baseline", "+muon", "all", "-muon"
+    loaded: Loaded
+    plugins: tuple[LoadedPlugin, ...]
+    plan: Plan
+
+    @property
+    def active(self) -> tuple[str, ...]:
+        """Names of its plugins."""
+        return tuple(one.name for one in self.plugins)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A plugin's effect: a figure of ``having`` it minus the same figure ``without``."""
+
+    plugin: str
+    having: str  # a variant's name
+    without: str
+
+
+@dataclass(frozen=True)
+class Design:
+    """What is run and what is compared."""
+
+    kind: str  # "one at a time", "leave one out"
+    variants: tuple[Variant, ...]  # in the order in which they are run
+    comparisons: tuple[Comparison, ...]
+    unplanned: Mapping[str, str]  # plugin -> why its effect cannot be told
+
+
+def one_at_a_time(loaded: Loaded, plugins: Sequence[LoadedPlugin], judged: Sequence[str]) -> Design:
+    """Each judged plugin alone beside the company, against the company alone.
+
+    Args:
+        loaded: settings that name all plugins.
+        plugins: all of them: the judged and their company.
+        judged: names, in the order of their runs.
+
+    Raises:
+        Refusal: one of them cannot be planned so.
+    """
+    company = [one.name for one in plugins if one.name not in judged]
+    variants = [_variant(BASELINE, loaded, plugins, company)]
+    for name in judged:
+        try:
+            variants.append(_variant(f"+{name}", loaded, plugins, [*company, name]))
+        except PlanError as error:
+            raise Refusal(
+                f"'{name}' cannot be judged alone: {error.what}",
+                where=error.where,
+                fix="--with the plugins that it builds on, or --leave-one-out",
+            ) from error
+    return Design(
+        "one at a time",
+        tuple(variants),
+        tuple(Comparison(name, f"+{name}", BASELINE) for name in judged),
+        {},
+    )
+
+
+def leave_one_out(loaded: Loaded, plugins: Sequence[LoadedPlugin], judged: Sequence[str]) -> Design:
+    """All plugins, against all but each judged one.
+
+    One that others build on cannot be left out; that is told, and the others are judged.
+
+    Args:
+        loaded: settings that name all plugins.
+        plugins: all of them.
+        judged: names, in the order of their runs.
+
+    Raises:
+        Refusal: not one of them can be left out.
+        PlanError: all together cannot be planned.
+    """
+    names = [one.name for one in plugins]
+    variants, comparisons = [_variant(ALL, loaded, plugins, names)], []
+    unplanned: dict[str, str] = {}
+    for name in judged:
+        try:
+            without = [other for other in names if other != name]
+            variants.append(_variant(f"-{name}", loaded, plugins, without))
+        except PlanError as error:
+            unplanned[name] = error.what
+        else:
+            comparisons.append(Comparison(name, ALL, f"-{name}"))
+    if not comparisons:
+        first, why = next(iter(unplanned.items()))
+        raise Refusal(
+            "none of the plugins can be left out",
+            where=f"without '{first}': {why}",
+            fix="--one-at-a-time, --with the plugins that they build on",
+        )
+    return Design("leave one out", tuple(variants), tuple(comparisons), unplanned)
+
+
+def _variant(
+    name: str, loaded: Loaded, plugins: Sequence[LoadedPlugin], active: Sequence[str]
+) -> Variant:
+    chosen = tuple(one for one in plugins if one.name in active)
+    options = {n: table for n, table in loaded.config.plugins.items() if n in active}
+    config = loaded.config.model_copy(update={"plugins": options})
+    specs = {n: spec for n, spec in loaded.specs.items() if n in active}
+    return Variant(
+        name, replace(loaded, config=config, specs=specs), chosen, build_plan(config, chosen)
+    )
