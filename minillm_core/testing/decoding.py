@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from minillm_core.testing.check import Check, Failed
-from minillm_core.testing.subject import Batch, Subject
+from minillm_core.testing.small import Batch
+from minillm_core.testing.subject import Subject
 
 __all__ = ["CHECKS"]
 

@@ -100,15 +100,14 @@ def compiles(subject: Subject) -> str:
             subject.train(run, plan, [batch] * COMPILED)
             for run, plan in zip(runs, plans, strict=True)
         )
-        whose, apart = (
-            f"{backend}, eager and compiled",
-            float(np.abs(np.subtract(first, second)).max()),
-        )
+        whose = f"{backend}, eager and compiled"
+        apart = float(np.abs(np.subtract(first, second)).max())
         if not apart <= 1e-5:
             raise Failed(
                 f"{whose}: losses {_told(first)} and {_told(second)} (bound 1e-05)", cause=cause
             )
-        moments = _moments(*(run.arrays() for run in runs), whose, cause)
+        eager, compiled = (run.arrays() for run in runs)
+        moments = _moments(eager, compiled, whose, cause)
         found.append(f"{whose}: losses {apart:.0e}, {moments} apart")
     return "; ".join(found)
 

@@ -13,7 +13,8 @@ from minillm_core.data import OnBatch
 from minillm_core.errors import PluginCodeError
 from minillm_core.plugins.streams import Streams
 from minillm_core.testing.check import Check, Failed, NotApplicable
-from minillm_core.testing.subject import Batch, Subject
+from minillm_core.testing.small import Batch
+from minillm_core.testing.subject import Subject
 from minillm_core.train import events
 from minillm_core.train.hooks import batch_hook, observers
 

@@ -10,7 +10,8 @@ from minillm_core.errors import PlanError
 from minillm_core.plan import Plan
 from minillm_core.testing.check import Check, Failed, NotApplicable
 from minillm_core.testing.oracle import Oracle
-from minillm_core.testing.subject import ODD, Batch, Subject
+from minillm_core.testing.small import ODD, Batch
+from minillm_core.testing.subject import Subject
 from minillm_core.text import plain
 
 __all__ = ["CHECKS", "norm"]

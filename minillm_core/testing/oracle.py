@@ -13,7 +13,8 @@ from minillm_core.nn.node import Scope
 from minillm_core.nn.param import Param
 from minillm_core.plan import Plan
 from minillm_core.testing.check import NotApplicable
-from minillm_core.testing.subject import Batch, Subject, moved, supervised
+from minillm_core.testing.small import Batch, moved, supervised
+from minillm_core.testing.subject import Subject
 
 __all__ = ["Oracle"]
 

@@ -9,7 +9,8 @@ from minillm_core.errors import MinillmError, PlanError, PluginError
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plugins.manager import LoadedPlugin, check_support, load
 from minillm_core.testing.check import Check, Failed, NotApplicable
-from minillm_core.testing.subject import Subject, settings
+from minillm_core.testing.small import settings
+from minillm_core.testing.subject import Subject
 from minillm_core.text import plain
 
 __all__ = ["CHECKS"]

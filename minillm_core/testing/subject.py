@@ -1,4 +1,4 @@
-"""What is checked: a plugin, its options, the backends, and a small odd model around it."""
+"""What is checked: a plugin with its options, in the small model, on the backends that there are."""
 
 from __future__ import annotations
 
@@ -16,11 +16,8 @@ import numpy as np
 from minillm_core.backends.base import Trainer
 from minillm_core.backends.detect import DEVICES, Detected, probe
 from minillm_core.backends.traced import create_traced
-from minillm_core.config.load import load
-from minillm_core.config.schema import Config
 from minillm_core.config.selection import name_of
 from minillm_core.errors import PlanError
-from minillm_core.nn.init import generator
 from minillm_core.optim.groups import Member, groups_of
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plugins.discover import installed_names
@@ -29,53 +26,13 @@ from minillm_core.plugins.manager import LoadedPlugin, with_options
 from minillm_core.plugins.streams import Streams
 from minillm_core.testing.check import NotApplicable
 from minillm_core.testing.processes import ask
+from minillm_core.testing.small import Batch, moved, settings, supervised
 from minillm_core.train.hooks import batch_hook
 
-__all__ = ["ODD", "Batch", "Subject", "moved", "settings", "supervised"]
-
-Batch = dict[str, np.ndarray]
-
-SMALL: Mapping[str, Any] = {
-    **{"model.layers": 2, "model.dim": 32, "model.heads": 4, "model.kv_heads": 2},
-    **{"model.hidden": 48, "model.vocab": 97, "model.tied": False},
-    **{"train.rows": 3, "train.seq_len": 13, "train.steps": 20, "train.lr": 1e-3},
-    **{"train.compile": "off", "train.clip": 0.0},
-}
-"""The structure of preset tiny; every framework steps it in milliseconds. Lengths are odd."""
-
-ODD: Mapping[str, Any] = {
-    **{"model_layers": 3, "model_dim": 30, "model_heads": 3, "model_kv_heads": 1},
-    **{"model_hidden": 35, "model_vocab": 61, "model_tied": True},
-    **{"train_rows": 1, "train_seq_len": 7},
-}
-"""Settings in which nothing is a power of two, and what is shared is shared: heads, embedding."""
+__all__ = ["Batch", "Subject", "moved", "supervised"]
 
 RULE = re.compile(r"opt\.(?:extend|assign)\((\w+)")
 """Where a plugin builds on a rule that is not there."""
-
-STIR = np.float32(0.1)
-"""How far a weight is moved, in standard deviations."""
-
-
-def settings(**changed: Any) -> Config:
-    """The small model's config; ``train_dtype="bfloat16"`` is the setting ``train.dtype``."""
-    given = {**SMALL, **{key.replace("_", ".", 1): value for key, value in changed.items()}}
-    return load(
-        preset="tiny",
-        assignments=[f"{key}={str(value).lower()}" for key, value in given.items()],
-        default_preset=lambda: ("tiny", "the contract kit"),
-    ).config
-
-
-def moved(name: str, value: np.ndarray) -> np.ndarray:
-    """A parameter away from its initial value, float32: what starts at 0 takes part."""
-    noise = generator(5, name).standard_normal(value.shape, np.float32)
-    return value.astype(np.float32) + STIR * noise
-
-
-def supervised(micro: Sequence[Batch]) -> int:
-    """Labels >= 0 in all of them."""
-    return sum(int((one["labels"] >= 0).sum()) for one in micro)
 
 
 class Subject:
@@ -255,7 +212,7 @@ class Subject:
         Taken from the first moments that AdamW leaves of it: so they are what reaches an
         optimizer, whatever optimizer the plugin brings.
         """
-        rule = self.plan(without=True).groups[0].rule
+        rule = build_plan(settings()).groups[0].rule
         members = (Member(name, p.shape, 1.0, 1.0) for name, p in plan.parameters.items())
         plan = replace(plan, groups=groups_of({one.name: (rule, one) for one in members}))
         run = self.stirred(plan, backend)

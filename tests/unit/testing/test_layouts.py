@@ -7,7 +7,7 @@ import pytest
 
 from minillm_core.checkpoint.directory import LAYOUTS
 from minillm_core.testing.layouts import logits
-from minillm_core.testing.subject import ODD, moved, settings
+from minillm_core.testing.small import ODD, moved, settings
 
 
 @pytest.mark.slow
