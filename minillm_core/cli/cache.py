@@ -1,11 +1,11 @@
-"""Where tokens and tokenizers are kept between runs; the environment is read here and nowhere else."""
+"""Where things are kept between runs: tokens, tokenizers, cards; the environment is read here and nowhere else."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-__all__ = ["cache_folder"]
+__all__ = ["cache_folder", "data_folder"]
 
 
 def cache_folder() -> Path:
@@ -14,3 +14,9 @@ def cache_folder() -> Path:
         return Path(own)
     shared = os.environ.get("XDG_CACHE_HOME")
     return (Path(shared) if shared else Path.home() / ".cache") / "minillm"
+
+
+def data_folder() -> Path:
+    """What was made and is to be kept: minillm's in ``$XDG_DATA_HOME``, ``~/.local/share``."""
+    shared = os.environ.get("XDG_DATA_HOME")
+    return (Path(shared) if shared else Path.home() / ".local" / "share") / "minillm"

@@ -30,6 +30,8 @@ def info(
         PluginError: unknown, broken, or of another hook API.
         PluginCodeError: the plugin's own code raised.
     """
+    from minillm_core.cli.cards import card_sources
+    from minillm_core.measure.card import BadCard, read_cards
     from minillm_core.plugins.find import find
     from minillm_core.plugins.manager import with_options
     from minillm_core.plugins.options import describe_option
@@ -51,6 +53,11 @@ def info(
         "hooks": list(found.cls.hooks),
         "options": [describe_option(*one) for one in found.cls.__pydantic_fields__.items()],
     }
+    try:
+        cards = read_cards(origin.name, card_sources(origin.file))
+        shown["cards"] = [card.model_dump(mode="json") for card in cards]
+    except BadCard as error:
+        shown |= {"cards": [], "cards_refused": str(error)}
     if slots is None:
         return shown
     try:
@@ -91,7 +98,20 @@ def _facts(shown: dict[str, Any]) -> list[tuple[str, str]]:
         facts.append(("export", shown["export"]))
     if "slots" in shown:
         facts.append(("slots", "\n".join(shown["slots"]) or shown.get("slots_refused", "none")))
-    return facts
+    return [*facts, *_cards(shown)]
+
+
+def _cards(shown: dict[str, Any]) -> list[tuple[str, str]]:
+    """What was measured of it; or how to."""
+    from minillm_core.cli.cards import card_lines
+    from minillm_core.measure.card import PAIRS, Card
+
+    cards = [Card.model_validate(card) for card in shown["cards"]]
+    if not cards:
+        named = shown["name"] if shown["distribution"] else shown["source"]
+        how = f"not measured yet: minillm ablate --plugins {named} --seeds {PAIRS}"
+        return [("worth", plain(shown.get("cards_refused", how), limit=4096))]
+    return [("worth", "\n".join(map(plain, card_lines(card)))) for card in cards]
 
 
 def _options(shown: dict[str, Any]) -> Any:

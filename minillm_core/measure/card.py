@@ -2,7 +2,7 @@
 
 A card is written by ``minillm ablate`` from its result and never typed. It is a JSON file,
 ``cards/NAME.json``: beside the file that defines the plugin where its authors ship one, and in the
-user's own folder of cards (``minillm_core.cli.cards``), where what was measured here is kept.
+user's own folder of cards (``minillm_core.cli.cache.data_folder``), where what was measured here is kept.
 """
 
 from __future__ import annotations

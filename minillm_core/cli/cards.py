@@ -1,0 +1,45 @@
+"""Where technique cards lie, and how one is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from minillm_core.cli.cache import data_folder
+from minillm_core.measure.card import FOLDER, Card, Interval
+
+__all__ = ["card_lines", "card_sources"]
+
+
+def card_sources(file: str) -> tuple[Path, ...]:
+    """The folders in which the card of a plugin may lie: what was measured here, what is shipped.
+
+    Args:
+        file: the one that defines the plugin.
+    """
+    return data_folder() / FOLDER, Path(file).parent / FOLDER
+
+
+def card_lines(card: Card) -> Iterator[str]:
+    """A card in a few lines."""
+    worth = (
+        _interval(card, "+.4f") if card.told else f"not distinguishable: {_interval(card, '+.4f')}"
+    )
+    yield f"{worth} {card.unit}; {len(card.seeds)} pairs"
+    if card.equal_seconds:
+        yield f"{_interval(card.equal_seconds, '+.4f')} at equal seconds"
+    if card.cost.speed:
+        yield f"{_interval(card.cost.speed, '.3f')} x tokens a second"
+    if card.cost.peak_bytes:
+        yield f"{card.cost.peak_bytes:.3f} x peak memory"
+    preset = f" ({card.scale.preset})" if card.scale.preset else ""
+    company = f"beside {', '.join(card.company)}" if card.company else "alone"
+    yield f"{card.scale.parameters:,} parameters{preset}, {card.scale.tokens:,} tokens a run, {company}"
+    made = " ".join(
+        filter(None, (card.version, f"commit {card.commit[:12]}" if card.commit else ""))
+    )
+    yield ", ".join(filter(None, (card.hardware, card.date.isoformat(), made)))
+
+
+def _interval(found: Interval, figures: str) -> str:
+    return f"{found.effect:{figures}} [{found.low:{figures}}, {found.high:{figures}}]"
