@@ -111,16 +111,22 @@ class PluginCodeError(MinillmError):
         fix: str | None = None,
     ) -> None:
         self.plugin, self.hook = plugin, hook
-        self._did, self._offered_by = did, offered_by
+        self._did, self._offered_by, self._when = did, offered_by, ""
         super().__init__(self._said(), where=where, fix=fix)
 
     def happened(self, when: str) -> None:
         """Say when in the run it was: ``at step 7``."""
-        self.what = self._said(f", {when}")
+        self._when = f", {when}"
+        self.what = self._said()
 
-    def _said(self, when: str = "") -> str:
+    def offered(self, by: str | None) -> None:
+        """Say of which distribution and version, where that was not known."""
+        self._offered_by = self._offered_by or by
+        self.what = self._said()
+
+    def _said(self) -> str:
         version = f" ({self._offered_by})" if self._offered_by else ""
-        return f"plugin '{self.plugin}'{version} {self._did} {self.hook}{when}"
+        return f"plugin '{self.plugin}'{version} {self._did} {self.hook}{self._when}"
 
 
 class NoEvidence(MinillmError):

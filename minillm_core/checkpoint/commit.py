@@ -180,5 +180,5 @@ def _refuse_non_finite(step: int, arrays: Mapping[str, np.ndarray]) -> None:
             if not (np.isfinite(low) and np.isfinite(high)):
                 raise NonFinite(
                     f"{name} is no longer finite after step {step}; it was not saved",
-                    fix="lower train.lr, or go on from an earlier checkpoint",
+                    fix="in a new run: lower train.lr, lengthen train.warmup, or set train.clip=1.0",
                 )

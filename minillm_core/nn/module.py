@@ -6,7 +6,7 @@ framework's own module class; outside it, as an outline that only knows its decl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
@@ -141,6 +141,10 @@ class Natives:
             body = {"framework": self, "ops": self.ops, **names}
             self._native[cls] = type(cls.__name__, (cls, base), body)
         return self._native[cls]
+
+    def versions(self, arrays: Iterable[Any]) -> tuple[int, ...]:
+        """How often each was written in place, where the framework counts; else nothing."""
+        return ()
 
 
 def record(module: Any, name: str, value: Any) -> None:

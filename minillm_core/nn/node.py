@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from minillm_core.errors import PlanError
+from minillm_core.errors import PlanError, PluginCodeError
 from minillm_core.nn.geometry import Geometry
 from minillm_core.nn.module import Module
 from minillm_core.nn.reference import json_arguments, reference_of, resolve
@@ -158,7 +158,15 @@ class Scope:
     def apply(self, node: Any, own: dict[str, Any]) -> Any:
         """``node.forward`` with its arguments by name; terms and statistics are set aside."""
         names = self.reads | own
-        return self.receive(node, node(*[names[name] for name in node.bound]))
+        given = [names[name] for name in node.bound]
+        before = node.framework.versions(given)
+        result = self.receive(node, node(*given))
+        if node.framework.versions(given) != before:
+            raise _did(
+                node, "changed an argument in place in", "return new arrays: x * 2, not x *= 2"
+            )
+        _check_arrays(node, own, result)
+        return result
 
     def through(self, block: Any, x: Any, *, checkpointing: bool) -> tuple[Any, ...]:
         """A block, given exactly what it reads; recomputed in the backward pass on request."""
@@ -181,7 +189,42 @@ class Scope:
         emits = (*node.terms, *node.statistics)
         if not emits:
             return result
+        if not isinstance(result, (tuple, list)) or len(result) != 1 + len(emits):
+            names = ", ".join(emits)
+            raise _did(
+                node, f"returned no tuple of {1 + len(emits)} from", f"return its result, {names}"
+            )
         result, *extra = result
         for name, value in zip(emits, extra, strict=True):
             self.emitted[f"{node.path}.{name}"] = value
         return result
+
+
+ALIKE = (("y",), ("q", "k"))
+"""Arguments of chains that hand on what they are handed: the result has their shapes."""
+
+
+def _check_arrays(node: Any, own: Mapping[str, Any], result: Any) -> None:
+    """Refuse what is no array, or has another shape than it must have.
+
+    Raises:
+        PluginCodeError: it would fail somewhere in the core, or worse, not fail.
+    """
+    parts = result if isinstance(result, (tuple, list)) else (result,)
+    alike = next((names for names in ALIKE if own.keys() >= set(names)), ())
+    given = [_shape(part) for part in parts]
+    wanted = [_shape(own[name]) for name in alike] or given
+    if given != wanted or str in map(type, given):
+        fix = " and ".join(map(str, wanted)) if alike else "an array"
+        did = f"returned {' and '.join(map(str, given))} from"
+        raise _did(node, did, f"return {fix}")
+
+
+def _shape(part: Any) -> tuple[int, ...] | str:
+    """An array's shape; the name of the type of what is none."""
+    return tuple(part.shape) if hasattr(part, "shape") else type(part).__name__
+
+
+def _did(node: Any, did: str, fix: str) -> PluginCodeError:
+    name = f"{type(node).__name__}.forward"
+    return PluginCodeError(node.owner, name, did=did, where=node.path, fix=fix)

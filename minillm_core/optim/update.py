@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from minillm_core.errors import PluginCodeError
 from minillm_core.optim.groups import Group
+from minillm_core.optim.stage import Stage
 
 __all__ = ["State", "clip_factor", "global_norm", "initial_state", "update"]
 
@@ -53,6 +55,7 @@ def update(
     updates: Any,
     values: Mapping[str, Any],
     witness: Callable[[str], None] = lambda key: None,
+    versions: Callable[[Iterable[Any]], tuple[int, ...]] = lambda arrays: (),
 ) -> tuple[dict[str, Any], State]:
     """One optimizer step.
 
@@ -66,6 +69,10 @@ def update(
         updates: 0-d float32: how many updates there were, this one included.
         values: schedule value -> 0-d float32.
         witness: told of every stage that ran, at trace time.
+        versions: how often arrays were written in place, where that can be told.
+
+    Raises:
+        PluginCodeError: a stage gave something else than it should, or wrote in place.
     """
     new_params: dict[str, Any] = {}
     new_state: State = {}
@@ -76,8 +83,16 @@ def update(
         given = {**values, "updates": updates, **multipliers(ops, group)}
         old = state.get(key, {})
         new: dict[str, dict[str, Any]] = {}
-        for anchor, _, stage in group.rule.stages:
-            u, entries = stage.apply(ops, u, p, old.get(anchor, {}), given)
+        for anchor, owner, stage in group.rule.stages:
+            held = old.get(anchor, {})
+            before = versions((p, *held.values()))
+            made = stage.apply(ops, u, p, held, given)
+            _check(made, u, stage, owner, f"{group.rule.name}.{anchor}")
+            if versions((p, *held.values())) != before:
+                raise _did(
+                    stage, owner, "changed param or state in place in", "return new arrays instead"
+                )
+            u, entries = made
             if entries:
                 new[anchor] = entries
             for _ in names:
@@ -111,3 +126,19 @@ def multipliers(ops: Any, group: Group) -> dict[str, Any]:
         else:
             given[field] = ops.constant(numbers, (len(numbers),) + (1,) * len(group.shape))
     return given
+
+
+def _check(made: Any, u: Any, stage: Stage, owner: str, where: str) -> None:
+    """A stage gives (update, state): an array like the update that it was given, and a dict."""
+    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Mapping)):
+        raise _did(stage, owner, "returned no (update, state) from", "return update, state", where)
+    shape = getattr(made[0], "shape", None)
+    if shape is None or tuple(shape) != tuple(u.shape):
+        got = type(made[0]).__name__ if shape is None else f"shape {tuple(shape)}"
+        fix = f"an update has the shape that it came with, here {tuple(u.shape)}"
+        raise _did(stage, owner, f"returned an update of {got} from", fix, where)
+
+
+def _did(stage: Stage, owner: str, did: str, fix: str, where: str | None = None) -> PluginCodeError:
+    function = stage.reference.rpartition(":")[2]
+    return PluginCodeError(owner, function, did=did, where=where, fix=fix)

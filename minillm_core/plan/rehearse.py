@@ -11,7 +11,7 @@ from minillm_core.nn.geometry import Geometry
 from minillm_core.nn.node import Node
 from minillm_core.plugins.manager import Manager
 
-__all__ = ["rehearse"]
+__all__ = ["nodes_of", "rehearse"]
 
 
 def rehearse(spec: DecoderSpec, manager: Manager) -> None:
@@ -21,7 +21,7 @@ def rehearse(spec: DecoderSpec, manager: Manager) -> None:
         PluginCodeError: a plugin's own code raised.
     """
     plugins = {plugin.name: plugin for plugin in manager.plugins}
-    for node, geometry in _nodes(spec):
+    for node, geometry in nodes_of(spec):
         name = node.reference.rpartition(":")[2]
         with plugins[node.owner].contain(f"{name}.__init__, {node.slot}"):
             node.make(geometry)
@@ -35,7 +35,7 @@ def rehearse(spec: DecoderSpec, manager: Manager) -> None:
                         part.radians(spec.geometry.head_dim)
 
 
-def _nodes(spec: DecoderSpec) -> Iterator[tuple[Node, Geometry]]:
+def nodes_of(spec: DecoderSpec) -> Iterator[tuple[Node, Geometry]]:
     """Each node, and the geometry that it is given."""
     geometry = spec.geometry
     for index, block in enumerate(spec.blocks):

@@ -31,10 +31,14 @@ def blaming(plugins: Iterable[LoadedPlugin], when: str) -> Iterator[None]:
         PluginCodeError: the plugin's code raised; anything else passes through, and so does the
             KeyboardInterrupt that a signal brought.
     """
+    plugins = tuple(plugins)
+    by_name = {plugin.name: plugin.origin.offered_by for plugin in plugins}
     with watch_signals() as interrupted:
         try:
             yield
-        except MinillmError:
+        except MinillmError as error:
+            if isinstance(error, PluginCodeError):
+                error.offered(by_name.get(error.plugin))
             raise
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt) and interrupted():
@@ -53,15 +57,15 @@ def at_work(plugins: Iterable[LoadedPlugin]) -> Callable[[str], str | None]:
     thread, plugins = threading.get_ident(), tuple(plugins)
 
     def asked(when: str) -> str | None:
-        frame = sys._current_frames().get(thread)
-        while frame is not None:
+        said, line, frame = None, "", sys._current_frames().get(thread)
+        while frame is not None:  # from the innermost on; the outermost is what the core called
             code = frame.f_code
             for plugin in plugins:
                 if plugin.origin.holds(code.co_filename):
-                    place = f"{code.co_qualname} ({code.co_filename}:{frame.f_lineno})"
-                    return f"{plugin.origin.called}, {place}, {when}"
+                    line = line or f"{code.co_filename}:{frame.f_lineno}"
+                    said = f"{plugin.origin.called}, {code.co_qualname}, {when} ({line})"
             frame = frame.f_back
-        return None
+        return said
 
     return asked
 

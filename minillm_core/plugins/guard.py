@@ -117,14 +117,14 @@ def own_frames(error: BaseException, root: str) -> list[traceback.FrameSummary]:
 
 
 def own_function(error: BaseException, root: str) -> str | None:
-    """``Gate.forward``: the innermost function within ``root`` that ``error`` passed."""
-    found, at = None, error.__traceback__
+    """``Gate.forward``: the function within ``root`` that was called from elsewhere."""
+    at = error.__traceback__
     while at is not None:
         code = at.tb_frame.f_code
         if within(code.co_filename, root):
-            found = code.co_qualname
+            return code.co_qualname
         at = at.tb_next
-    return found
+    return None
 
 
 def _own_frames(error: BaseException, root: str) -> str:

@@ -173,29 +173,29 @@ class Manager:
         """The plugins that implement ``hook``, sorted by name."""
         return tuple(one for one in self.plugins if hook in one.plugin.hooks)
 
-    def call(
-        self, hook: str, make_arguments: Callable[[LoadedPlugin], Mapping[str, Any]]
-    ) -> dict[str, Any]:
+    def call(self, hook: str, make_arguments: Callable[[LoadedPlugin], Mapping[str, Any]]) -> None:
         """Call each implementation of ``hook`` with what ``make_arguments`` makes for its plugin.
-
-        Returns:
-            Plugin name -> what its implementation returned, in the order of the calls.
 
         Raises:
             PluginCodeError: an implementation raised.
+            PluginError: an implementation returned something.
             MinillmError: what the core raised in answer to an implementation, as it is.
         """
         implementations = {
             one.plugin_name: one for one in getattr(self._registry.hook, hook).get_hookimpls()
         }
-        results: dict[str, Any] = {}
         for one in self.implementing(hook):
             implementation = implementations[one.name]
             arguments = make_arguments(one)
             taken = {name: arguments[name] for name in implementation.argnames}
             with one.contain(hook):
-                results[one.name] = implementation.function(**taken)
-        return results
+                result = implementation.function(**taken)
+                if result is not None:
+                    raise PluginError(
+                        f"{one.origin.called}: {hook} returned {type(result).__name__}, and what "
+                        "it returns is used for nothing",
+                        fix=f"say it through the slots of '{', '.join(taken)}', and return nothing",
+                    )
 
 
 class _Registry(pluggy.PluginManager):

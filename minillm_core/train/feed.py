@@ -59,6 +59,7 @@ class Feed(Iterator[StepBatch]):
             self._job.seen,
             config.model.vocab,
             streams,
+            self._job.plan.batch_fields,
         )
         return Loader(
             self._job.corpus.train,

@@ -421,5 +421,5 @@ class Loop:
         return NonFinite(
             what,
             where=self._kept(),
-            fix="lower train.lr, lengthen train.warmup, or set train.clip=1.0",
+            fix="in a new run: lower train.lr, lengthen train.warmup, or set train.clip=1.0",
         )

@@ -49,7 +49,12 @@ class Run:
         """The plugins' ``on_batch`` outside of training, as one function."""
         streams = Streams(self.config.seed)
         return batch_hook(
-            self.plan.on_batch, self.plugins, Counter(), self.config.model.vocab, streams
+            self.plan.on_batch,
+            self.plugins,
+            Counter(),
+            self.config.model.vocab,
+            streams,
+            self.plan.batch_fields,
         )
 
     def model(

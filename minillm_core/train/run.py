@@ -12,7 +12,14 @@ from minillm_core.backends.detect import Detected
 from minillm_core.checkpoint import Writer, layout, lock, put_away, retain, sweep
 from minillm_core.config.load import Loaded
 from minillm_core.data import OnBatch, bytes_per_token, validation_batches
-from minillm_core.errors import Interrupted, MinillmError, OutOfMemory, Stopped
+from minillm_core.errors import (
+    Interrupted,
+    MinillmError,
+    NonFinite,
+    OutOfMemory,
+    PluginCodeError,
+    Stopped,
+)
 from minillm_core.plan import Plan
 from minillm_core.plugins.blame import at_work, blaming
 from minillm_core.plugins.manager import LoadedPlugin
@@ -21,6 +28,7 @@ from minillm_core.plugins.watch import watching
 from minillm_core.train import describe
 from minillm_core.train.advice import out_of_memory
 from minillm_core.train.budget import Cadence
+from minillm_core.train.document import document, taking_part
 from minillm_core.train.evaluate import Validation
 from minillm_core.train.events import Evaluated, Resumed, Started
 from minillm_core.train.evidence import Evidence
@@ -37,17 +45,15 @@ from minillm_core.train.record import (
     RUNS,
     Record,
     claim_out,
-    hardware,
     refuse_taken,
-    versions,
 )
 from minillm_core.train.restore import TOKENIZER, recorded
 from minillm_core.train.resume import Earlier, finished, go_on
 from minillm_core.train.rewind import Rewind
 from minillm_core.train.sample import sample
 from minillm_core.train.saving import Saves
-from minillm_core.train.settings import settings
 from minillm_core.train.signals import StopRequest, stop_on_signals
+from minillm_core.train.suspects import suspects
 
 __all__ = ["train"]
 
@@ -152,7 +158,7 @@ def _run(
         seen=job.seen,
         say=say,
     )
-    record = Record(out, _document(job, earlier, position))
+    record = Record(out, document(job, earlier, position))
     try:
         evaluated, meter, position = _loop(job, out, position, events, evidence, stop, say)
     except BaseException as error:
@@ -166,11 +172,11 @@ def _run(
             say(f"warning: {record.path} could not be brought up to date: {another.strerror}")
         # after a failure of the device there may be nobody left to ask
         with suppress(Exception):
-            record.update(plugins=_plugins(job, evidence))
+            record.update(plugins=taking_part(job, evidence))
         if told is error:
             raise
         raise told from None
-    record.update(exit=0, plugins=_plugins(job, evidence))
+    record.update(exit=0, plugins=taking_part(job, evidence))
     evidence.warn()
     for line in describe.end(job, out, evaluated, meter.overall(), position.step):
         say(line)
@@ -259,6 +265,10 @@ def _told(job: Job, step: Callable[[], int]) -> Iterator[None]:
     try:
         with blaming(job.plugins, "in a step"):
             yield
+    except NonFinite as error:
+        if (found := suspects(job)) is not None:
+            error.where = "; ".join(filter(None, (error.where, found)))
+        raise
     except (OutOfMemory, MemoryError) as error:
         peak = job.trainer.peak_bytes()
         raise out_of_memory(error, job.config.train, peak, step()) from error
@@ -296,7 +306,12 @@ def _on_batch(job: Job) -> OnBatch | None:
     """The plugins' hook for other phases than train, whose streams begin anew with every batch."""
     config = job.config
     return batch_hook(
-        job.plan.on_batch, job.plugins, job.seen, config.model.vocab, Streams(config.seed)
+        job.plan.on_batch,
+        job.plugins,
+        job.seen,
+        config.model.vocab,
+        Streams(config.seed),
+        job.plan.batch_fields,
     )
 
 
@@ -309,57 +324,21 @@ def _constants(job: Job) -> dict[str, Any]:
     }
 
 
-def _document(job: Job, earlier: Earlier | None, position: Position) -> dict[str, Any]:
-    binding = job.trainer.binding
-    distributions = [one.distribution for one in job.plugins if one.distribution]
-    return {
-        "config": settings(job.loaded),
-        "plan": job.plan.data(),
-        "plan_hash": job.plan.hash,
-        "binding": describe.binding(binding),
-        "plugins": [one.data() | {"evidence": None} for one in job.plugins],
-        "versions": versions(binding.backend, distributions),
-        "hardware": hardware(binding.device_name),
-        "seed": job.config.seed,
-        "data": {"fingerprint": job.corpus.fingerprint, "description": job.corpus.description},
-        "resumed": _lives(earlier, position),
-        "initial": _initial(job, earlier),
-    }
-
-
-def _initial(job: Job, earlier: Earlier | None) -> dict[str, Any] | None:
-    """The directory that the weights came from, in whichever of the run's lives."""
-    if job.initial is not None:
-        return job.initial.data()
-    return earlier.record.get("initial") if earlier else None
-
-
-def _lives(earlier: Earlier | None, position: Position) -> list[dict[str, Any]]:
-    """One entry for each time that the run was taken up again: where, and how it had ended."""
-    if earlier is None:
-        return []
-    return [
-        *earlier.record.get("resumed", ()),
-        {"step": position.step, "exit_before": earlier.exit},
-    ]
-
-
-def _plugins(job: Job, evidence: Evidence) -> list[dict[str, Any]]:
-    shown = evidence.records()
-    return [one.data() | {"evidence": shown.get(one.name)} for one in job.plugins]
-
-
 def _show_sample(job: Job, say: Say) -> None:
     if job.corpus.tokenizer is None:
         return
     try:
-        text = sample(
-            job.trainer,
-            job.corpus.tokenizer,
-            context=job.config.train.seq_len,
-            seed=job.config.seed,
-            on_batch=_on_batch(job),
-        )
+        with blaming(job.plugins, "in the closing sample"):
+            text = sample(
+                job.trainer,
+                job.corpus.tokenizer,
+                context=job.config.train.seq_len,
+                seed=job.config.seed,
+                on_batch=_on_batch(job),
+            )
+    except PluginCodeError as error:  # the run is over, and was a good one
+        say(f"warning: no sample of what it writes: {error}")
+        return
     except KeyboardInterrupt:  # the run is over and recorded; only this is cut short
         return
     say("a sample of what it writes:")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -83,6 +83,12 @@ class TorchFramework(Natives):
             seen[key] += 1
 
         self.witness = witness
+
+    def versions(self, arrays: Iterable[Any]) -> tuple[int, ...]:
+        """Torch's own counts; a compiled step writes to nothing that it was given."""
+        if torch.compiler.is_compiling():
+            return ()
+        return tuple(a._version for a in arrays if isinstance(a, torch.Tensor))
 
     def checkpoint(self, block: Callable[..., Any], *arguments: Any) -> Any:
         """``block(*arguments)``, recomputed in the backward pass."""

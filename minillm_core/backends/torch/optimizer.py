@@ -113,6 +113,7 @@ class Optimizer:
             self.updates,
             values,
             witness,
+            self.framework.versions,
         )
         skip = found > 0
         for name, new in params.items():

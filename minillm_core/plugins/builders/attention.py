@@ -15,7 +15,7 @@ from minillm_core.nn.node import Node, node_of
 from minillm_core.nn.rope import RopeSpec
 from minillm_core.nn.value import Setting
 from minillm_core.optim.schedules import Schedule
-from minillm_core.plugins.builders.base import Anchor, Builder, Function, ValueTable
+from minillm_core.plugins.builders.base import Anchor, Builder, Function, Sealed, ValueTable
 from minillm_core.plugins.slots import Chain, Claim, Terms
 
 __all__ = ["AttentionBuilder", "AttentionSlots"]
@@ -65,7 +65,7 @@ class AttentionSlots:
         )
 
 
-class QK:
+class QK(Sealed):
     """Chain: q (B, T, H, D), k (B, T, K, D), x (B, T, C) -> (q, k).
 
     project < norm < *the rotation* < shift.
@@ -82,7 +82,7 @@ class QK:
         self.shift = Anchor(builder, chain, "shift", own)
 
 
-class Out:
+class Out(Sealed):
     """Chain: y (B, T, H, D), q, k, v, x (B, T, C) -> y (B, T, H, D), before the projection.
 
     correct < project_out < gate. q and k are rotated, unless a layout has them rotated later;
@@ -100,7 +100,7 @@ class Out:
         self.gate = Anchor(builder, chain, "gate", own)
 
 
-class RopeClaims:
+class RopeClaims(Sealed):
     """Claims on the rotary embedding, which compose: frequencies, then scaling; positions apart.
 
     The two functions run once, on the host.

@@ -14,7 +14,7 @@ from minillm_core.nn.value import Setting
 from minillm_core.optim.schedules import Schedule
 from minillm_core.plugins.slots import Chain
 
-__all__ = ["RESERVED", "Anchor", "Builder", "ValueTable"]
+__all__ = ["RESERVED", "Anchor", "Builder", "Sealed", "ValueTable"]
 
 RESERVED = frozenset(
     {"x", "y", "q", "k", "v", "carry", "sublayer", "x0"}
@@ -47,7 +47,31 @@ class ValueTable:
         )
 
 
-class Builder:
+class _Sealing(type):
+    """Seals what it has made."""
+
+    def __call__(cls, *arguments: Any, **named: Any) -> Any:
+        made = super().__call__(*arguments, **named)
+        object.__setattr__(made, "_sealed", True)
+        return made
+
+
+class Sealed(metaclass=_Sealing):
+    """Base of what is handed to plugins: slots are called, and nothing is ever set."""
+
+    _sealed = False
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self._sealed:
+            raise PlanError(
+                f"{type(self).__name__}.{name} was set to a {type(value).__name__}, which plans "
+                "nothing",
+                fix=f"slots are called: .{name}(...); what a builder tells cannot be changed",
+            )
+        super().__setattr__(name, value)
+
+
+class Builder(Sealed):
     """Base: who is being asked, and where what it says is kept."""
 
     def __init__(self, owner: str, values: ValueTable) -> None:
@@ -79,6 +103,15 @@ class Builder:
             )
         return Setting(self._owner, constant=number)
 
+    def _finite(self, slot: str, **numbers: Any) -> None:
+        """Refuse numbers that are none; what is no number at all is left to its own checks."""
+        for name, value in numbers.items():
+            for number in value if isinstance(value, (tuple, list)) else (value,):
+                if isinstance(number, float) and not isfinite(number):
+                    raise PlanError(
+                        f"plugin '{self._owner}', slot {slot}: {name}={number} is no finite number"
+                    )
+
     def _named(self, slot: str, name: str) -> None:
         """Refuse a name that forward() could not ask for, or that means something already."""
         if not name.isidentifier() or keyword.iskeyword(name):
@@ -96,7 +129,7 @@ class Builder:
             raise PlanError(f"plugin '{self._owner}', slot {slot}: {error}") from error
 
 
-class Anchor:
+class Anchor(Sealed):
     """A named place in a chain: call it to join, close it to keep others out."""
 
     def __init__(self, builder: Builder, chain: Chain, name: str, own: tuple[str, ...]) -> None:

@@ -63,6 +63,7 @@ class LossBuilder(Builder):
             loss.logits(cap=TanhCap(30.0), z=1e-4)
         """
         form = {"cap": cap, "scale": scale, "smoothing": smoothing, "z": z}
+        self._finite("loss.logits", **form | (vars(cap) if cap else {}))
         self._slots.logits.add(self._owner, form)
 
     def target(

@@ -13,7 +13,7 @@ from minillm_core.nn.init import Init, Referenced
 from minillm_core.nn.node import Node
 from minillm_core.nn.residual import Learned, SiteSpec
 from minillm_core.nn.value import Setting
-from minillm_core.plugins.builders.base import Anchor, Builder, ValueTable
+from minillm_core.plugins.builders.base import Anchor, Builder, Sealed, ValueTable
 from minillm_core.plugins.slots import Chain, Claim, Terms
 
 __all__ = ["ModelBuilder", "ModelSlots"]
@@ -92,7 +92,7 @@ class ModelSlots:
         return tuple(order)
 
 
-class Embed:
+class Embed(Sealed):
     """Chain: x (B, T, C) -> x.
 
     *the lookup* < mix < norm. What comes out is ``x0`` from there on.

@@ -6,9 +6,10 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from minillm_core.errors import PlanError
+from minillm_core.errors import PlanError, PluginCodeError
 from minillm_core.nn.geometry import Geometry
 from minillm_core.nn.init import zeros
 from minillm_core.nn.linear import Linear
@@ -86,8 +87,10 @@ def test_a_class_says_what_its_arguments_are_called_elsewhere() -> None:
     node = node_of("p", Scheduled, {}, own=("y", "x"))
     assert node.reads == ("layers.1.out", "y", "train.lr")
     assert node.external == ("layers.1.out", "train.lr")
-    scope = Scope({"layers.1.out": 1, "train.lr": 2})
-    assert scope.apply(called(lambda *given: given, node.reads), {"y": 3}) == (1, 3, 2)
+    given = np.arange(3.0).reshape(3, 1)
+    scope = Scope({"layers.1.out": given[0], "train.lr": given[1]})
+    digits = called(lambda a, b, c: 100 * a + 10 * b + c, node.reads)
+    assert scope.apply(digits, {"x": 0, "y": given[2]}) == [21]
 
 
 class Elsewhere(Module):
@@ -144,13 +147,16 @@ def test_names_are_those_of_the_call() -> None:
 
 
 class Seen:
-    """A framework that only notes what took part."""
+    """A framework that only notes what took part, and counts an array's first number."""
 
     def __init__(self) -> None:
         self.keys: list[str] = []
 
     def witness(self, key: str) -> None:
         self.keys.append(key)
+
+    def versions(self, arrays: Any) -> tuple[int, ...]:
+        return tuple(int(np.ravel(array)[0]) for array in arrays)
 
 
 class Called(SimpleNamespace):
@@ -163,6 +169,7 @@ class Called(SimpleNamespace):
 def called(give: Any, reads: tuple[str, ...], **emits: Any) -> Called:
     return Called(
         give=give,
+        owner="trick",
         bound=reads,
         path="layers.0.mlp",
         framework=Seen(),
@@ -172,9 +179,10 @@ def called(give: Any, reads: tuple[str, ...], **emits: Any) -> Called:
 
 
 def test_a_scope_binds_arguments_by_name() -> None:
-    scope = Scope({"bigram": 2, "unused": 9})
+    x, bigram = np.zeros(1), np.ones(1)
+    scope = Scope({"bigram": bigram, "unused": x})
     node = called(lambda bigram, x: (bigram, x), ("bigram", "x"))
-    assert scope.apply(node, {"x": 1, "y": 5}) == (2, 1)
+    assert scope.apply(node, {"x": x, "carry": bigram}) == (bigram, x)
     assert node.framework.keys == ["node:layers.0.mlp"]
 
 
@@ -183,14 +191,41 @@ def test_a_scope_keeps_what_a_node_emits() -> None:
     node = called(
         lambda x: (x, "balance", "load"), ("x",), terms=("balance",), statistics={"load": "sum"}
     )
-    assert scope.apply(node, {"x": 1}) == 1
+    x = np.ones(1)
+    assert scope.apply(node, {"x": x}) is x
     assert scope.emitted == {"layers.0.mlp.balance": "balance", "layers.0.mlp.load": "load"}
 
 
 def test_what_a_node_promises_it_returns() -> None:
     node = called(lambda x: (x, "balance"), ("x",), terms=("balance", "size"))
-    with pytest.raises(ValueError, match="zip"):
-        Scope({}).apply(node, {"x": 1})
+    with pytest.raises(PluginCodeError, match=r"'trick' returned no tuple of 3 .* Called.forward"):
+        Scope({}).apply(node, {"x": np.ones(1)})
+
+
+Y, Q, K = (np.zeros((2, 3, heads, 4)) for heads in (4, 2, 1))
+
+
+def add(y: Any) -> Any:
+    y += 1
+    return y
+
+
+@pytest.mark.parametrize(
+    ("give", "reads", "said"),
+    [
+        (lambda y: None, ("y",), r"returned NoneType from"),
+        (lambda y: 0.5, ("y",), r"returned float from"),
+        (lambda y: y[0], ("y",), r"returned \(3, 4, 4\) from"),
+        (lambda q: q, ("q",), r"returned \(2, 3, 2, 4\) from"),
+        (lambda q, k: (k, q), ("q", "k"), r"returned \(2, 3, 1, 4\) and \(2, 3, 2, 4\) from"),
+        (add, ("y",), "changed an argument in place in"),
+    ],
+)
+def test_what_a_slot_cannot_use_is_its_plugin_s_fault(give: Any, reads: Any, said: str) -> None:
+    own = {"y": Y.copy()} if "y" in reads else {"q": Q, "k": K}
+    with pytest.raises(PluginCodeError, match=f"plugin 'trick' {said} Called.forward") as error:
+        Scope({}).apply(called(give, reads), own)
+    assert error.value.where == "layers.0.mlp"
 
 
 class TwoOwners(Module):

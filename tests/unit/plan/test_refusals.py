@@ -27,6 +27,10 @@ from minillm_muon.muon import Muon
 Planned = Callable[..., Plan]
 
 
+def nothing(_: object) -> None:
+    """What a hook returns, whatever its last line gives."""
+
+
 def plugin(**hooks: Callable[..., Any]) -> Plugin:
     """A plugin with these hooks."""
     body = {"__module__": __name__, "__doc__": "Made here.", **hooks}
@@ -38,27 +42,27 @@ Made = Callable[[], Plugin]
 
 
 def attention(do: Do) -> Made:
-    return lambda: plugin(build_attention=lambda self, attn: do(attn))
+    return lambda: plugin(build_attention=lambda self, attn: nothing(do(attn)))
 
 
 def model(do: Do) -> Made:
-    return lambda: plugin(build_model=lambda self, model: do(model))
+    return lambda: plugin(build_model=lambda self, model: nothing(do(model)))
 
 
 def loss(do: Do) -> Made:
-    return lambda: plugin(compute_loss=lambda self, loss: do(loss))
+    return lambda: plugin(compute_loss=lambda self, loss: nothing(do(loss)))
 
 
 def data(do: Do) -> Made:
-    return lambda: plugin(build_data=lambda self, data: do(data))
+    return lambda: plugin(build_data=lambda self, data: nothing(do(data)))
 
 
 def optimizer(do: Do) -> Made:
-    return lambda: plugin(optimizer_factory=lambda self, optimizer: do(optimizer))
+    return lambda: plugin(optimizer_factory=lambda self, optimizer: nothing(do(optimizer)))
 
 
 def kernels(do: Do) -> Made:
-    return lambda: plugin(kernel_provider=lambda self, kernels: do(kernels))
+    return lambda: plugin(kernel_provider=lambda self, kernels: nothing(do(kernels)))
 
 
 class X(Module):
@@ -599,7 +603,7 @@ def test_a_batch_reader_finds_what_it_reads(planned: Planned) -> None:
 def test_batch_readers_that_wait_for_each_other_are_refused(planned: Planned) -> None:
     def made(writes: str, reads: str) -> Plugin:
         return plugin(
-            build_data=lambda self, data: (data.field(writes), data.reads(reads)),
+            build_data=lambda self, data: nothing((data.field(writes), data.reads(reads))),
             on_batch=lambda self, batch, phase: batch,
         )
 

@@ -1,0 +1,296 @@
+"""What a plugin can do wrong, in every place where its code runs, and what becomes of the run.
+
+    python -m benchmarks.faults [--hang 60] [--only on_batch-hang]
+
+A trial is a run of a third of a second on a CPU that has a checkpoint of step 8 and goes on with a
+plugin (benchmarks/trials/faulty.py) that does one thing wrong, then once more with the plugin
+mended. A hang is waited for to its end; ``signal`` is the same hang, ended by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import time
+from argparse import Namespace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from benchmarks.trials.bench import Row, each, finish, parser, workshop
+from benchmarks.trials.compare import differences, newest_step, state
+from benchmarks.trials.forked import Child, import_all, modules_of
+from benchmarks.trials.tiny_run import TinyRun
+
+NAME, VERSION = "faulty", "minillm-faulty 1.0"
+BEFORE, AFTER = 8, 28  # steps of the run that is there, and of what it goes on to
+PLANNING = (
+    *("import", "class", "build_attention", "build_model", "compute_loss"),
+    *("optimizer_factory", "kernel_provider", "build_data"),
+)
+RUNNING = ("on_batch", "on_event", "forward", "stage", "kernel")
+KINDS = (
+    *("exception", "interrupt", "exit", "wrong type", "mutated", "non-finite", "hang", "signal"),
+)
+HOOKS = {
+    "class": "import",
+    "forward": "Gate.forward",
+    "stage": "scaled",
+    "kernel": "swiglu",
+}
+"""Place -> what the program calls it, where that is another name."""
+NONE = {
+    *(("import", "mutated"), ("class", "mutated"), ("import", "non-finite")),
+    *(("class", "non-finite"), ("kernel_provider", "non-finite"), ("build_data", "non-finite")),
+    ("on_event", "non-finite"),
+}
+"""Places that are given nothing, or that give no number."""
+RAISED = {"exception", "interrupt", "exit"}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One place and kind; ``hang`` in seconds."""
+
+    run: TinyRun
+    place: str
+    kind: str
+    hang: float
+
+    @property
+    def name(self) -> str:
+        """``on_batch-hang``."""
+        return f"{self.place}-{self.kind.replace(' ', '_')}"
+
+
+@dataclass
+class Outcome:
+    """What became of it.
+
+    Attributes:
+        place, kind: of the trial.
+        code: how the program ended.
+        seconds: until then, or from the signal on.
+        plugin, version, hook, step: whether what it said names each; step None where no step is.
+        reported: lines that were said while it hung.
+        kept: the newest checkpoint's step, if all verify; else -1.
+        mended: the exit code of the run without the fault, from that checkpoint.
+        equal: that run's state and losses equal, bit for bit, one that nothing happened to.
+        said: the first line about it.
+    """
+
+    place: str
+    kind: str
+    code: int
+    seconds: float
+    plugin: bool
+    version: bool
+    hook: bool
+    step: bool | None
+    reported: int
+    kept: int
+    mended: int
+    equal: bool
+    said: str
+
+    def wrong(self) -> list[str]:
+        """What is not as it should be."""
+        found = []
+        if self.code not in expected(self.place, self.kind):
+            found.append(f"exit {self.code}, not {sorted(expected(self.place, self.kind))}")
+        found += [
+            f"{what} is not named"
+            for what in ("plugin", "version", "hook", "step")
+            if getattr(self, what) is False
+        ]
+        if self.kept < BEFORE:
+            found.append(f"newest checkpoint {self.kept}")
+        if self.mended or not self.equal:
+            found.append(f"mended: exit {self.mended}, {'' if self.equal else 'not '}equal")
+        if self.kind in ("hang", "signal") and not self.reported:
+            found.append("nothing was said while it hung")
+        if self.kind == "signal" and self.seconds > 8:
+            found.append(f"{self.seconds:.0f} s from Ctrl-C to the end")
+        return found
+
+
+def expected(place: str, kind: str) -> set[int]:
+    """The exit codes that the program may end with; 0 alone where the run is to be finished."""
+    if kind == "hang":
+        return {0}
+    if kind == "signal":
+        return {75} if place in RUNNING else {75, 130}
+    if place == "on_event":
+        return {0}
+    if kind in RAISED:
+        return {3}
+    if kind == "non-finite":
+        return {2} if place in PLANNING else {3} if place == "on_batch" else {5}
+    return {2, 3} if place in PLANNING else {3}
+
+
+def try_it(trial: Trial) -> Outcome:
+    """Go on with the plugin that does it, and then with the one that does not."""
+    out, site = trial.run.folder / trial.name, trial.run.folder / f"site-{trial.name}"
+    shutil.copytree(trial.run.folder / "base", out)
+    install(site, trial)
+    child = start(trial.run, out, site)
+    began = time.perf_counter()
+    if trial.kind == "signal":
+        began = interrupt(trial, out, child)
+    code = child.wait(trial.hang + 60)
+    seconds = time.perf_counter() - began
+    said = trial.run.said(out)
+    kept = newest_step(out) if state(out) == "whole" else -1
+    install(site, None)
+    mended = start(trial.run, out, site).wait()
+    different = differences(trial.run.folder / "reference", out) if mended == 0 else ["no end"]
+    shutil.rmtree(site)
+    shutil.rmtree(out)
+    if os.environ.get("SHOW"):
+        print(trial.name, code, said, sep="\n", flush=True)
+    return outcome(trial, code, seconds, said, kept, mended, different)
+
+
+def outcome(
+    trial: Trial, code: int, seconds: float, said: str, kept: int, mended: int, different: list[str]
+) -> Outcome:
+    """What the lines that were printed name."""
+    about = [line for line in said.splitlines() if f"'{NAME}'" in line]
+    reports = [line for line in about if re.search(r"running for \d+ s", line)]
+    text = "\n".join(reports if trial.kind in ("hang", "signal") else about)
+    whole = text + "\n" + "\n".join(re.findall(r"(?m)^.*\n  where: .*$", said))
+    hook = HOOKS.get(trial.place, trial.place)
+    lenient = trial.kind == "wrong type" and trial.place == "on_event"
+    silent = lenient or (trial.place == "on_event" and trial.kind == "mutated")
+    step = bool(re.search(r"\bstep \d+", whole)) if trial.place in RUNNING else None
+    return Outcome(
+        trial.place,
+        trial.kind,
+        code,
+        round(seconds, 2),
+        plugin=silent or f"'{NAME}'" in whole,
+        version=silent or VERSION in whole,
+        hook=silent or hook in whole,
+        step=True if silent else step,
+        reported=len(reports),
+        kept=kept,
+        mended=mended,
+        equal=not different or (code == 5 and mended == 0),
+        said=next(filter(None, whole.splitlines()), said.strip().rpartition("\n")[2]),
+    )
+
+
+def interrupt(trial: Trial, out: Path, child: Child) -> float:
+    """Ctrl-C once it is said that it hangs, and again where that is not heeded; when it was."""
+    end = time.perf_counter() + trial.hang
+    while "running for" not in trial.run.said(out) and time.perf_counter() < end:
+        time.sleep(0.2)
+    began = time.perf_counter()
+    os.kill(child.pid, signal.SIGINT)
+    if child.wait_until(time.perf_counter() + 3.0 - child.began) is None:
+        os.kill(child.pid, signal.SIGINT)
+    return began
+
+
+def start(run: TinyRun, out: Path, site: Path, steps: int = AFTER) -> Child:
+    """Go on with the run in ``out``, the plugin being the one in ``site``."""
+    arguments = ["train", "--resume", "--out", str(out), "--steps", str(steps)]
+    if not (out / "run.json").exists():
+        arguments = [*run.arguments(out), "--plugins", NAME, "--steps", str(steps)]
+
+    def program() -> int:
+        from benchmarks.trials.tiny_run import minillm
+
+        sys.path.insert(0, str(site))
+        return minillm(arguments)
+
+    return run.fork(program, run.log(out))
+
+
+def install(site: Path, trial: Trial | None) -> None:
+    """The plugin as pip would leave it there, with the trial's fault or none."""
+    about = site / "minillm_faulty-1.0.dist-info"
+    about.mkdir(parents=True, exist_ok=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: minillm-faulty\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(f"[minillm.plugins]\n{NAME} = minillm_faulty:Faulty\n")
+    source = Path(__file__).parent / "trials" / "faulty.py"
+    shutil.copyfile(source, site / "minillm_faulty.py")
+    fault = (trial.place, trial.kind, trial.hang) if trial else ("", "", 0)
+    (site / "fault.json").write_text(json.dumps(fault))
+
+
+def prepare(run: TinyRun) -> None:
+    """The run that is gone on with, and what it comes to where nothing happens to it."""
+    site, base, reference = (run.folder / name for name in ("site", "base", "reference"))
+    install(site, None)
+    scout = run.folder / "scout"
+    modules = run.folder / "modules.json"
+    child = run.fork(partial(_scouted, run, scout, site, modules), run.log(scout))
+    if code := child.wait():
+        raise RuntimeError(f"exit {code}:\n{run.said(scout)}")
+    import_all(
+        name for name in json.loads(modules.read_text()) if not name.startswith("minillm_faulty")
+    )
+    for steps in (BEFORE, AFTER):
+        out = base if steps == BEFORE else reference
+        if steps == AFTER:
+            shutil.copytree(base, reference)
+        if code := start(run, out, site, steps).wait():
+            raise RuntimeError(f"exit {code}:\n{run.said(out)}")
+
+
+def _scouted(run: TinyRun, out: Path, site: Path, modules: Path) -> int:
+    from benchmarks.trials.tiny_run import minillm
+
+    sys.path.insert(0, str(site))
+    code = minillm([*run.arguments(out), "--plugins", NAME, "--steps", "2"])
+    modules_of(modules)
+    return code
+
+
+def trials_of(run: TinyRun, given: Namespace) -> list[Trial]:
+    """All cells; those that only sleep last, so that they sleep together."""
+    found = [
+        Trial(run, place, kind, given.hang)
+        for kind in KINDS
+        for place in (*PLANNING, *RUNNING)
+        if (place, kind) not in NONE
+    ]
+    return [trial for trial in found if not given.only or re.fullmatch(given.only, trial.name)]
+
+
+def main() -> int:
+    options = parser(__doc__)
+    options.add_argument("--hang", type=float, default=60.0, help="seconds that a hang lasts")
+    options.add_argument("--only", help="trials whose names, such as on_batch-hang, fit this regex")
+    given = options.parse_args()
+    found: dict[str, Row] = {}
+    cells = []
+    with workshop(given) as folder:
+        run = replace(TinyRun(folder), settings=("checkpoint.keep=100",))
+        prepare(run)
+        trials = trials_of(run, given)
+        asleep = [trial for trial in trials if trial.kind in ("hang", "signal")]
+        awake = [trial for trial in trials if trial not in asleep]
+        for part, jobs in ((awake, given.jobs), (asleep, 7 * given.jobs)):
+            for trial, one in each(try_it, part, jobs) if part else ():
+                row = found.setdefault(trial.kind, Row(f"a plugin's fault: {trial.kind}"))
+                row.tried += 1
+                row.ended += one.mended == 0
+                row.bit_equal += one.equal
+                row.detected += not one.wrong()
+                cells.append(asdict(one))
+                if wrong := one.wrong():
+                    row.failed.append(f"--only {trial.name}: {'; '.join(wrong)} [{one.said}]")
+                    print(f"FAILED {row.failed[-1]}", flush=True)
+        rows = [found[kind] for kind in KINDS if kind in found]
+        return finish("faults", rows, given, hang=given.hang, cells=cells)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
