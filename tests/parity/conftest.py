@@ -6,6 +6,7 @@ before a faster BLAS has been put under MLX.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,8 @@ from minillm_core.plan import Plan, build_plan
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.manager import load as load_plugins
 from minillm_core.plugins.plugin import Plugin
+from minillm_core.plugins.streams import Streams
+from minillm_core.train.hooks import batch_hook
 
 Arrays = Mapping[str, Any]
 
@@ -183,9 +186,11 @@ SMALL = {
 def planned(*names: str, plugins: Mapping[str, Plugin] | None = None, **settings: Any) -> Plan:
     """A plan of installed plugins (``names``) and of some made in a test (``plugins``).
 
-    ``train_seq_len=8`` is the setting ``train.seq_len``.
+    ``train_seq_len=8`` is the setting ``train.seq_len``; an option goes by its own name, with a dot.
     """
-    given = SMALL | {key.replace("_", ".", 1): value for key, value in settings.items()}
+    given = SMALL | {
+        key if "." in key else key.replace("_", ".", 1): value for key, value in settings.items()
+    }
     loaded = load(
         preset=given.pop("preset", "tiny"),
         plugins=",".join(names) or None,
@@ -238,6 +243,15 @@ def batch(
         "documents": np.zeros((rows, length), np.int32),
         "positions": np.tile(np.arange(length, dtype=np.int32), (rows, 1)),
     }
+
+
+def completed(plan: Plan, batch: Batch) -> Batch:
+    """The batch as the plan's installed plugins hand it on, documents that begin anywhere in it."""
+    begins = np.random.default_rng(11).random(batch["ids"].shape) < 0.2
+    batch = batch | {"documents": np.cumsum(begins, axis=1).astype(np.int32)}
+    ours = load_plugins([plugin.name for plugin in plan.plugins])
+    hook = batch_hook(plan.on_batch, ours, Counter(), plan.config.model.vocab, Streams(0))
+    return hook(batch, "train") if hook else batch
 
 
 def split(whole: Batch, parts: int) -> list[Batch]:
@@ -333,6 +347,7 @@ def lab() -> Any:
         tiny = staticmethod(planned_tiny)
         trainer = staticmethod(trainer)
         batch = staticmethod(batch)
+        completed = staticmethod(completed)
         split = staticmethod(split)
         supervised = staticmethod(supervised)
         losses = staticmethod(losses)

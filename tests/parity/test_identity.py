@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,6 @@ from minillm_core.backends.numpy.model import materialise
 from minillm_core.plan import Plan
 from minillm_core.plugins.discover import installed_plugins
 from minillm_core.plugins.find import find
-from minillm_core.plugins.manager import load
-from minillm_core.plugins.streams import Streams
-from minillm_core.train.hooks import batch_hook
 
 pytest.importorskip("torch")
 pytest.importorskip("mlx.core")
@@ -36,7 +32,7 @@ def test_logits_are_the_plain_models_to_the_bit(lab: Any, identities: list[str])
     expected = hidden(plain, lab.batch(plain))
     for names in (*((name,) for name in identities), tuple(identities)):
         plan = lab.plan(*names)
-        got = hidden(plan, completed(plan, lab.batch(plan)))
+        got = hidden(plan, lab.completed(plan, lab.batch(plan)))
         np.testing.assert_array_equal(got, expected, err_msg=str(names))
 
 
@@ -44,7 +40,7 @@ def test_logits_are_the_plain_models_to_the_bit(lab: Any, identities: list[str])
 def test_the_first_loss_is_the_plain_models(lab: Any, identities: list[str], backend: str) -> None:
     losses = []
     for plan in (lab.plan(), lab.plan(*identities)):
-        steps = [[completed(plan, lab.batch(plan))]]
+        steps = [[lab.completed(plan, lab.batch(plan))]]
         losses += lab.losses(lab.trainer(plan, backend), plan, steps)
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)
 
@@ -52,12 +48,3 @@ def test_the_first_loss_is_the_plain_models(lab: Any, identities: list[str], bac
 def hidden(plan: Plan, batch: Batch) -> np.ndarray:
     """(B, T, C) before the head, in float64."""
     return materialise(plan, 0).hidden(dict(batch), plan.values(1.0))[0]
-
-
-def completed(plan: Plan, batch: Batch) -> Batch:
-    """The batch as the plan's plugins hand it on."""
-    shape = batch["ids"].shape
-    batch = batch | {"documents": np.zeros(shape, np.int32)}
-    plugins = load([plugin.name for plugin in plan.plugins])
-    hook = batch_hook(plan.on_batch, plugins, Counter(), plan.config.model.vocab, Streams(0))
-    return hook(batch, "train") if hook else batch

@@ -1,0 +1,68 @@
+"""Every technique at once, each where it can be: one function on NumPy and on both frameworks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minillm_core.backends.numpy.model import materialise
+from minillm_core.nn.module import declared
+from minillm_core.nn.param import Param
+from minillm_core.optim.groups import Member, groups_of
+from minillm_core.plan import Plan
+from minillm_core.plugins.discover import installed_plugins
+from minillm_core.plugins.find import find
+
+pytest.importorskip("torch")
+pytest.importorskip("mlx.core")
+
+SHAPING = {"build_attention", "build_model", "compute_loss"}
+APART = {"paired_heads.layers": [0], "xsa.layers": [1], "relu2.layers": [0], "moe.layers": [1]}
+"""Those that cannot be in one layer."""
+
+
+@pytest.fixture(scope="module")
+def everything(lab: Any) -> Plan:
+    """All installed plugins that shape the model or the loss, under AdamW alone."""
+    found = {entry.name: find(entry.name).cls for entry in installed_plugins()}
+    names = [name for name, cls in found.items() if SHAPING & set(cls.hooks)]
+    apart = {key: value for key, value in APART.items() if key.partition(".")[0] in names}
+    plan = lab.plan(*names, train_clip=0.0, model_layers=3, **apart)
+    rule = lab.plan().groups[0].rule
+    members = (Member(name, p.shape, 1.0, 1.0) for name, p in plan.parameters.items())
+    return replace(plan, groups=groups_of({one.name: (rule, one) for one in members}))
+
+
+@pytest.fixture(scope="module")
+def moved(lab: Any, everything: Plan) -> dict[str, np.ndarray]:
+    """Parameters away from their start, so that what begins at 0 takes part."""
+    rng, found = np.random.default_rng(5), {}
+    for name, value in lab.trainer(everything, "torch").arrays().items():
+        noise = rng.standard_normal(value.shape).astype(np.float32)
+        found[name] = value + np.float32(0.1) * noise if name.startswith("model.") else value
+    return found
+
+
+def test_losses_and_gradients_are_the_same_everywhere(
+    lab: Any, everything: Plan, moved: dict[str, np.ndarray]
+) -> None:
+    assert len(everything.plugins) >= 15
+    batch = lab.completed(everything, lab.batch(everything, unsupervised=2))
+    found = {}
+    for backend in ("torch", "mlx"):
+        run = lab.trainer(everything, backend)
+        run.load(moved)
+        found[backend] = lab.gradients(run, everything, [batch])
+    net = materialise(everything, 0)
+    for name, module, attribute, _ in declared(net, Param):
+        setattr(module, attribute, moved[f"model.{name}"].astype(np.float64))
+    sums = net(dict(batch), lab.values_of(everything, [batch])).sums
+    expected = float(sums[0]) / lab.supervised([batch])
+    for loss, _ in found.values():
+        assert loss == pytest.approx(expected, rel=1e-5)
+    lab.assert_gradients(found["mlx"][1], found["torch"][1], overall=3e-6)
+    still = [name for name, grad in found["torch"][1].items() if not np.any(grad)]
+    assert still == []
