@@ -127,7 +127,7 @@ def check_command(
     show_help: Help = False,
 ) -> None:
     """Check a plugin: imports, plan, numbers, decoding, resume, beside others. Exit 3: one failed."""
-    from minillm_core.cli.plugins_check import check, render_report
+    from minillm_core.cli.plugins_check import ChecksFailed, check, render_report
 
     report = check(name, options or (), backend=backend, pairs=pairs, only=only or ())
     if as_json:
@@ -139,7 +139,7 @@ def check_command(
 
         render_report(report, Console())
     if report.failed:
-        raise typer.Exit(3)
+        raise ChecksFailed.of(report)
 
 
 @app.command(

@@ -20,11 +20,25 @@ if TYPE_CHECKING:
     from minillm_core.testing.runner import Report, Result
     from minillm_core.testing.subject import Subject
 
-__all__ = ["check", "pairs_of", "render_report", "subject_of"]
+__all__ = ["ChecksFailed", "check", "pairs_of", "render_report", "subject_of"]
 
 BOTH = "both"
 WORDS = {"passed": "ok", "failed": "FAILED", "not applicable": "n/a"}
 STYLES = {"passed": "green", "failed": "bold red", "not run": "yellow", "not applicable": "dim"}
+
+
+class ChecksFailed(MinillmError):
+    """The plugin was checked, and is not right; ``__cause__`` is what the first failure raised."""
+
+    exit_code = 3
+
+    @classmethod
+    def of(cls, report: Report) -> ChecksFailed:
+        """The error of a report with failures, to be raised once that is shown."""
+        names = ", ".join(one.check for one in report.failed)
+        error = cls(f"plugin '{report.plugin}' failed: {names}")
+        error.__cause__ = report.failed[0].outcome.error
+        return error
 
 
 def check(

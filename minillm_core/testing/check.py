@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from minillm_core.errors import MinillmError
@@ -44,6 +44,7 @@ class Outcome:
     verdict: Verdict
     found: str  # numbers, or the reason why it was not run
     cause: str | None = None  # likely; of a failure
+    error: BaseException | None = field(default=None, compare=False, repr=False)  # what was raised
 
 
 @dataclass(frozen=True)
@@ -62,17 +63,19 @@ class Check:
         except NotApplicable as reason:
             return Outcome("not applicable", str(reason))
         except Failed as failure:
-            return Outcome("failed", failure.found, failure.cause)
+            return Outcome("failed", failure.found, failure.cause, failure)
         except MinillmError as error:
             lines = [error.what, *(error.where or "").splitlines()]
-            return Outcome("failed", "\n".join(filter(None, map(plain, lines))), error.fix)
+            found = "\n".join(filter(None, map(plain, lines)))
+            return Outcome("failed", found, error.fix, error)
         except (Exception, SystemExit) as error:  # out of a node or a stage; hooks are contained
-            return Outcome("failed", f"{type(error).__name__}: {_place(error, subject)}", RAISED)
+            found = f"{type(error).__name__}: {_place(error, subject)}"
+            return Outcome("failed", found, RAISED, error)
 
 
 def _place(error: BaseException, subject: Subject) -> str:
     """What it says, and the innermost line of the plugin's own that it passed."""
-    said = plain(str(error)) or "no message"
+    said = plain(str(error), limit=600) or "no message"
     try:
         own = own_frames(error, subject.found.origin.root)
     except MinillmError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from minillm_core.errors import MinillmError, PluginError
@@ -29,10 +29,14 @@ class Result:
 
     def data(self) -> dict[str, Any]:
         """As JSON."""
-        seconds = round(self.seconds, 3)
-        outcome = asdict(self.outcome)
-        return {"check": self.check, "proves": self.proves, **outcome, "seconds": seconds} | {
-            "rerun": self.rerun
+        return {
+            "check": self.check,
+            "proves": self.proves,
+            "verdict": self.outcome.verdict,
+            "found": self.outcome.found,
+            "cause": self.outcome.cause,
+            "seconds": round(self.seconds, 3),
+            "rerun": self.rerun,
         }
 
 

@@ -147,7 +147,11 @@ def test_a_broken_plugin_fails_loads(
     assert "FAILED  loads" in out
     assert found in out
     assert re.search("not run, needs 'loads': .*plans, .*pairs", out)
+    assert err.splitlines()[-1] == "plugin 'quiet' failed: loads"
     assert "Traceback" not in err
+    err = program("plugins", "check", quiet(old, new), "--debug")[2]
+    assert "Traceback" in err
+    assert found.partition(":")[0] in err
 
 
 def test_what_stops_its_own_options_is_a_failure(program: Program, quiet: Any) -> None:
@@ -201,6 +205,19 @@ def test_the_table_fits_and_commands_stay_whole(width: int) -> None:
     assert "not run, needs 'failed': not-run" in text
     assert "not on mlx: mlx is not installed" in text
     assert "1 passed, 1 failed, 1 not run, 1 not applicable, in 6 s" in text
+
+
+def test_on_a_terminal_one_line_moves(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, err = program("plugins", "check", "muon", "--only", "loads,api", "--json")
+    assert code == 0
+    assert json.loads(out)["passed"]
+    assert re.search("muon: (loads|api)", err)
+    assert "0/2" in err
+    assert "1 of 2" not in err
+    code, out, _ = program("plugins", "check", "muon", "--only", "loads")
+    assert "\x1b[32mok\x1b[0m" in out
 
 
 def test_an_interrupt_is_no_verdict(tmp_path: Path) -> None:
