@@ -75,11 +75,13 @@ class Outcome:
         place, kind: of the trial.
         code: how the program ended.
         seconds: until then, or from the signal on.
-        plugin, version, hook, step: whether what it said names each; step None where no step is.
+        plugin, version, hook, step: whether what it said names each; None: there is nothing to
+            say, as of a step before the first.
         reported: lines that were said while it hung.
         kept: the newest checkpoint's step, if all verify; else -1.
         mended: the exit code of the run without the fault, from that checkpoint.
-        equal: that run's state and losses equal, bit for bit, one that nothing happened to.
+        equal: that run's state and losses equal, bit for bit, one that nothing happened to; after
+            exit 5, whose steps were passed over, that it came to its end.
         said: the first line about it.
     """
 
@@ -87,9 +89,9 @@ class Outcome:
     kind: str
     code: int
     seconds: float
-    plugin: bool
-    version: bool
-    hook: bool
+    plugin: bool | None
+    version: bool | None
+    hook: bool | None
     step: bool | None
     reported: int
     kept: int
@@ -151,8 +153,6 @@ def try_it(trial: Trial) -> Outcome:
     different = differences(trial.run.folder / "reference", out) if mended == 0 else ["no end"]
     shutil.rmtree(site)
     shutil.rmtree(out)
-    if os.environ.get("SHOW"):
-        print(trial.name, code, said, sep="\n", flush=True)
     return outcome(trial, code, seconds, said, kept, mended, different)
 
 
@@ -165,29 +165,33 @@ def outcome(
     text = "\n".join(reports if trial.kind in ("hang", "signal") else about)
     whole = text + "\n" + "\n".join(re.findall(r"(?m)^.*\n  where: .*$", said))
     hook = HOOKS.get(trial.place, trial.place)
-    lenient = trial.kind == "wrong type" and trial.place == "on_event"
-    silent = lenient or (trial.place == "on_event" and trial.kind == "mutated")
+    harmless = trial.place == "on_event" and trial.kind in ("wrong type", "mutated")
     step = bool(re.search(r"\bstep \d+", whole)) if trial.place in RUNNING else None
     return Outcome(
         trial.place,
         trial.kind,
         code,
         round(seconds, 2),
-        plugin=silent or f"'{NAME}'" in whole,
-        version=silent or VERSION in whole,
-        hook=silent or hook in whole,
-        step=True if silent else step,
+        plugin=None if harmless else f"'{NAME}'" in whole,
+        version=None if harmless else VERSION in whole,
+        hook=None if harmless else hook in whole,
+        step=None if harmless else step,
         reported=len(reports),
         kept=kept,
         mended=mended,
-        equal=not different or (code == 5 and mended == 0),
+        equal=mended == 0 and (code == 5 or all(map(_more, different))),
         said=next(filter(None, whole.splitlines()), said.strip().rpartition("\n")[2]),
     )
 
 
+def _more(difference: str) -> bool:
+    """Whether it is but the checkpoint that Ctrl-C left."""
+    return difference.startswith("checkpoints ")
+
+
 def interrupt(trial: Trial, out: Path, child: Child) -> float:
     """Ctrl-C once it is said that it hangs, and again where that is not heeded; when it was."""
-    end = time.perf_counter() + trial.hang
+    end = time.perf_counter() + trial.hang - 5
     while "running for" not in trial.run.said(out) and time.perf_counter() < end:
         time.sleep(0.2)
     began = time.perf_counter()
@@ -231,17 +235,18 @@ def prepare(run: TinyRun) -> None:
     scout = run.folder / "scout"
     modules = run.folder / "modules.json"
     child = run.fork(partial(_scouted, run, scout, site, modules), run.log(scout))
-    if code := child.wait():
-        raise RuntimeError(f"exit {code}:\n{run.said(scout)}")
+    _finished(run, scout, child)
     import_all(
         name for name in json.loads(modules.read_text()) if not name.startswith("minillm_faulty")
     )
-    for steps in (BEFORE, AFTER):
-        out = base if steps == BEFORE else reference
-        if steps == AFTER:
-            shutil.copytree(base, reference)
-        if code := start(run, out, site, steps).wait():
-            raise RuntimeError(f"exit {code}:\n{run.said(out)}")
+    _finished(run, base, start(run, base, site, BEFORE))
+    shutil.copytree(base, reference)
+    _finished(run, reference, start(run, reference, site))
+
+
+def _finished(run: TinyRun, out: Path, child: Child) -> None:
+    if code := child.wait():
+        raise RuntimeError(f"exit {code}:\n{run.said(out)}")
 
 
 def _scouted(run: TinyRun, out: Path, site: Path, modules: Path) -> int:
@@ -256,7 +261,7 @@ def _scouted(run: TinyRun, out: Path, site: Path, modules: Path) -> int:
 def trials_of(run: TinyRun, given: Namespace) -> list[Trial]:
     """All cells; those that only sleep last, so that they sleep together."""
     found = [
-        Trial(run, place, kind, given.hang)
+        Trial(run, place, kind, 60.0 if kind == "signal" else given.hang)
         for kind in KINDS
         for place in (*PLANNING, *RUNNING)
         if (place, kind) not in NONE
