@@ -17,10 +17,13 @@ PAGES = (
     "CHANGELOG.md",
     "docs/internals.md",
     "docs/experiments.md",
+    "docs/authoring.md",
+    "docs/hooks.md",
     "SECURITY.md",
     "benchmarks/results/README.md",
     "plugins/minillm_muon/README.md",
     "plugins/minillm_modded/README.md",
+    "examples/minillm_hello/README.md",
 )
 
 
