@@ -39,7 +39,7 @@ def test_a_new_plugin_is_installed_tested_and_trained_with(run: Run, tmp_path: P
     verdicts = {one["check"]: one["verdict"] for one in report["checks"]}
     assert set(verdicts.values()) <= {"passed", "not applicable"}
     assert report["backends"] == ["torch", "mlx"]
-    assert verdicts["slopes"] == verdicts["decodes"] == verdicts["pairs"] == "passed"
+    assert verdicts["slopes"] == verdicts["decodes"] == verdicts["resumes"] == "passed"
     assert " passed" in run("pytest", "-q", cwd=folder)
     run("minillm_core", *train[1:], "--steps", "2", "--out", "out", "model.layers=1")
     (record,) = json.loads((tmp_path / "out" / "run.json").read_text())["plugins"]
