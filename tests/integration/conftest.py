@@ -54,7 +54,7 @@ def environment(wheels: dict[str, Path], tmp_path: Path) -> Environment:
     made = Environment(
         venv,
         {key: value for key, value in kept.items() if key != "VIRTUAL_ENV"}
-        | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "OMP_NUM_THREADS": "2"},
+        | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"},
     )
     (own,) = venv.glob("lib/python*/site-packages")
     # Editable installs are .pth files there, which Python reads in its own folders alone.
