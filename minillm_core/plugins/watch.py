@@ -109,9 +109,9 @@ class Watch:
 
 
 @contextmanager
-def watching(say: Callable[[str], None]) -> Iterator[None]:
+def watching(say: Callable[[str], None], *, first: float = FIRST) -> Iterator[None]:
     """Watch whatever is marked as :func:`running` inside, and in threads that take this context."""
-    watch = Watch(say)
+    watch = Watch(say, first=first)
     token = _current.set(watch)
     try:
         yield

@@ -76,3 +76,8 @@ def test_nothing_made_up_crashes_or_runs_code(tried) -> None:
 def test_a_full_disk_costs_no_checkpoint(tried) -> None:
     rows = tried("full_disk")
     assert total(rows, "detected") == total(rows, "bit_equal") == 20
+
+
+def test_every_fault_of_a_plugin_is_contained(tried) -> None:
+    rows = tried("faults", "--hang", "14")
+    assert total(rows, "tried") == total(rows, "detected") == total(rows, "bit_equal") == 97

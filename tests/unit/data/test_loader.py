@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minillm_core.data import Batch, Documents, Loader
+from minillm_core.data import Batch, Cancelled, Documents, Loader
 from minillm_core.errors import DataError
 
 VOCAB = 1000
@@ -181,3 +181,40 @@ def test_a_wrong_cursor_starts_no_thread(documents: Documents) -> None:
     other = {"fingerprint": "0" * 32, "epoch": 0, "document": 0, "offset": 0}
     with pytest.raises(DataError, match="data are not those"):
         Loader(documents, rows=1, accumulate=1, seq_len=4, seed=0, cursor=other)
+
+
+def test_nobody_has_to_wait_for_a_hook_that_hangs(documents: Documents) -> None:
+    goes_on, asked = threading.Event(), itertools.count()
+
+    def hang(batch: Batch, phase: str) -> Batch:
+        goes_on.wait(10)
+        return batch
+
+    loader = Loader(
+        documents,
+        **{"rows": 1, "accumulate": 1, "seq_len": 4, "seed": 0, "on_batch": hang},
+        cancelled=lambda: next(asked) > 1,
+    )
+    with pytest.raises(Cancelled):
+        next(loader)
+    loader.close(0.01)  # and the thread is left to itself
+    goes_on.set()
+
+
+def test_a_step_that_nobody_waited_for_still_comes(documents: Documents) -> None:
+    goes_on = threading.Event()
+
+    def slow(batch: Batch, phase: str) -> Batch:
+        goes_on.wait(10)
+        return batch
+
+    sizes = {"rows": 1, "accumulate": 1, "seq_len": 4, "seed": 0}
+    with Loader(documents, **sizes) as loader:
+        first = next(loader)
+    with Loader(
+        documents, **sizes, on_batch=slow, cancelled=lambda: not goes_on.is_set()
+    ) as loader:
+        with pytest.raises(Cancelled):
+            next(loader)
+        goes_on.set()
+        np.testing.assert_array_equal(next(loader).micro[0]["ids"], first.micro[0]["ids"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,6 +66,22 @@ def test_a_tracer_that_tells_frames_in_its_text(trick: LoadedPlugin) -> None:
     with pytest.raises(PluginCodeError) as caught, blaming([trick], "in a step"):
         raise RuntimeError(text)
     assert "line 11, in x: Observed exception" in (caught.value.where or "")
+
+
+def test_a_keyboard_interrupt_without_a_signal_is_the_plugin_s(trick: LoadedPlugin) -> None:
+    with pytest.raises(PluginCodeError), blaming([trick], "in a step"):
+        raise_it(trick, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt), blaming([trick], "in a step"):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_what_the_core_found_is_given_the_version(trick: LoadedPlugin) -> None:
+    offered = LoadedPlugin(trick.plugin, replace(trick.origin, distribution="dist", version="1.0"))
+    with pytest.raises(PluginCodeError) as caught, blaming([offered], "in a step"):
+        raise PluginCodeError("trick", "Gate.forward", did="returned None from")
+    caught.value.happened("at step 7")
+    said = "plugin 'trick' (dist 1.0) returned None from Gate.forward, at step 7"
+    assert caught.value.what == said
 
 
 @pytest.mark.parametrize("error", [OutOfMemory("full"), KeyboardInterrupt(), ValueError("ours")])

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from minillm_core.errors import PluginCodeError
-from minillm_core.train.events import Ended, Event
+from minillm_core.train.events import Ended, Evaluated, Event
 from minillm_core.train.observers import STRIKES, Observers
 
 EVENT = Ended(1, 0, 1.0)
@@ -101,3 +101,19 @@ def test_the_core_is_told_first_and_must_not_fail(said: list[str]) -> None:
     broken = Observers([failing(OSError("disk full"), [])], {}, say=said.append, seen=Counter())
     with pytest.raises(OSError, match="disk full"):
         broken(EVENT)
+
+
+def test_what_one_does_to_an_event_nobody_else_sees(said: list[str]) -> None:
+    def spoil(event: Event) -> None:
+        object.__setattr__(event, "step", -1)
+
+    seen: list[int] = []
+    observers = Observers(
+        [],
+        {"a": spoil, "b": lambda event: seen.append(event.step)},
+        say=said.append,
+        seen=Counter(),
+    )
+    event = Evaluated(7, 1.0, None)
+    observers(event)
+    assert (seen, event.step, said) == ([7], 7, [])
