@@ -7,7 +7,7 @@ import numpy as np
 from minillm_core.config.selection import name_of
 from minillm_core.errors import MinillmError, PlanError, PluginError
 from minillm_core.plan import Plan, build_plan
-from minillm_core.plugins.manager import LoadedPlugin, check_support, load
+from minillm_core.plugins.manager import LoadedPlugin, check_support
 from minillm_core.testing.check import Check, Failed, NotApplicable
 from minillm_core.testing.small import settings
 from minillm_core.testing.subject import Subject
@@ -17,6 +17,9 @@ __all__ = ["CHECKS"]
 
 STEPS = 5
 
+Partner = tuple[LoadedPlugin, ...]
+"""A plugin, and then those that it builds on."""
+
 
 def pairs(subject: Subject) -> str:
     """With each partner: the same plan in either order that trains, or a refusal naming both."""
@@ -24,8 +27,8 @@ def pairs(subject: Subject) -> str:
     for spec in subject.partners():
         name = name_of(spec, where="partner")
         try:
-            other, backends = _partner(subject, spec)
-            verdict = "trained" if _together(subject, other, backends) else "refused by name"
+            partner, backends = _partner(subject, spec)
+            verdict = "trained" if _together(subject, partner, backends) else "refused by name"
             alone = verdict == "trained" and backends != subject.backends
             name = f"{name} (on {', '.join(backends)} alone)" if alone else name
         except _NotRun as reason:
@@ -41,40 +44,44 @@ class _NotRun(Exception):
     """A partner cannot be run here, or is broken itself; the reason."""
 
 
-def _partner(subject: Subject, spec: str) -> tuple[LoadedPlugin, tuple[str, ...]]:
-    """A plugin that can be run here, and on which backends.
+def _partner(subject: Subject, spec: str) -> tuple[Partner, tuple[str, ...]]:
+    """A plugin that can be run here with what it builds on, and on which backends.
 
     Raises:
         _NotRun: its package, device or account is missing.
     """
     served, reasons = [], []
+    other = Subject(spec)
     try:
-        (other,) = load([spec])
+        there = {subject.name, *(one.name for one in subject.companions)}
+        below = [one for one in other.companions if one.name not in there]
+        partner = (other.loaded, *below)
     except MinillmError as error:
         raise _NotRun(error.what) from error
     for backend in subject.backends:
         try:
-            check_support([other], backend, "cpu")
+            check_support(partner, backend, "cpu")
         except PluginError as error:
             reasons.append(error.what)
         else:
             served.append(backend)
     if not served:
         raise _NotRun(reasons[0])
-    return other, tuple(served)
+    return partner, tuple(served)
 
 
-def _together(subject: Subject, other: LoadedPlugin, backends: tuple[str, ...]) -> bool:
+def _together(subject: Subject, partner: Partner, backends: tuple[str, ...]) -> bool:
     """Whether the pair trains; False where it is refused as it should be.
 
     Raises:
         Failed: neither.
         _NotRun: the partner does not get so far without the plugin.
     """
+    other = partner[0]
     try:
-        plan = subject.planned(other)
+        plan = subject.planned(*partner)
     except MinillmError as error:
-        _plans_alone(subject, other)
+        _plans_alone(subject, partner)
         missing = [name for name in (subject.name, other.name) if name not in str(error)]
         if missing or not isinstance(error, PlanError):
             named = f" without naming {missing[0]}" if missing else ""
@@ -83,7 +90,7 @@ def _together(subject: Subject, other: LoadedPlugin, backends: tuple[str, ...]) 
                 cause="name the slot's owner in the error, or let both have a place",
             ) from error
         return False
-    turned = build_plan(settings(), (other, *subject.companions, subject.loaded))
+    turned = build_plan(settings(), (*partner, *subject.companions, subject.loaded))
     if plan.hash != turned.hash:
         raise Failed(
             f"the plan with {other.name} depends on the order of --plugins: "
@@ -92,15 +99,15 @@ def _together(subject: Subject, other: LoadedPlugin, backends: tuple[str, ...]) 
         )
     for backend in backends:
         try:
-            losses = _losses(subject, plan, backend, other)
+            losses = _losses(subject, plan, backend, partner)
         except Exception as error:
-            _trains_alone(subject, other, backend)
+            _trains_alone(subject, partner, backend)
             raise Failed(
                 f"{backend}, beside {other.name}: {_said(error)}",
                 cause=f"a shape or a name; {other.name} trains without this plugin",
             ) from error
         if not np.all(np.isfinite(losses)):
-            _trains_alone(subject, other, backend)
+            _trains_alone(subject, partner, backend)
             raise Failed(
                 f"{backend}, beside {other.name}: losses {losses}",
                 cause=f"both change one tensor; {other.name} trains without this plugin",
@@ -108,31 +115,32 @@ def _together(subject: Subject, other: LoadedPlugin, backends: tuple[str, ...]) 
     return True
 
 
-def _losses(subject: Subject, plan: Plan, backend: str, other: LoadedPlugin) -> list[float]:
-    return subject.train(subject.trainer(plan, backend), plan, subject.batches(plan, STEPS, other))
+def _losses(subject: Subject, plan: Plan, backend: str, partner: Partner) -> list[float]:
+    batches = subject.batches(plan, STEPS, *partner)
+    return subject.train(subject.trainer(plan, backend), plan, batches)
 
 
-def _plans_alone(subject: Subject, other: LoadedPlugin) -> Plan:
+def _plans_alone(subject: Subject, partner: Partner) -> Plan:
     """The partner without the plugin.
 
     Raises:
         _NotRun: it is refused.
     """
     try:
-        return subject.planned(other, without=True)
+        return subject.planned(*partner, without=True)
     except MinillmError as error:
         raise _NotRun(error.what) from error
 
 
-def _trains_alone(subject: Subject, other: LoadedPlugin, backend: str) -> None:
+def _trains_alone(subject: Subject, partner: Partner, backend: str) -> None:
     """Return where the partner trains without the plugin.
 
     Raises:
         _NotRun: it does not.
     """
-    plan = _plans_alone(subject, other)
+    plan = _plans_alone(subject, partner)
     try:
-        losses = _losses(subject, plan, backend, other)
+        losses = _losses(subject, plan, backend, partner)
     except Exception as error:
         raise _NotRun(f"raises alone: {_said(error)}") from error
     if not np.all(np.isfinite(losses)):
