@@ -43,6 +43,10 @@ class Param(Declaration):
             mlp.up, mlp.down, embedding.token, embedding.bigram, head, norm, gate, scalar.
         lr_mul: factor on the learning rate.
         wd_mul: factor on the weight decay.
+
+    ::
+
+        self.part = Param((geometry.kv_heads, 1), init=zeros, role="scalar", wd_mul=0.0)
     """
 
     def __init__(
@@ -60,14 +64,26 @@ class Param(Declaration):
 
 
 class Buffer(Declaration):
-    """A constant array, made by ``fn() -> array of shape`` on the host; never trained nor saved."""
+    """A constant array, made on the host; never trained nor saved.
+
+    Args:
+        shape: its shape.
+        fn: without arguments; gives the array.
+    """
 
     def __init__(self, shape: tuple[int, ...], fn: Callable[[], np.ndarray]) -> None:
         self.shape, self.fn = tuple(shape), fn
 
 
 class State(Declaration):
-    """An array without a gradient that the update writes once a step (a router's bias, an amax)."""
+    """An array without a gradient that the update writes once a step (a router's bias, an amax).
+
+    ``next_state`` of its module gives the new value from the step's statistics; it is saved.
+
+    Args:
+        shape: its shape.
+        init: how it starts.
+    """
 
     def __init__(self, shape: tuple[int, ...], init: Init) -> None:
         self.shape, self.init = tuple(shape), init

@@ -28,9 +28,9 @@ class ParamInfo:
 
     name: str
     shape: tuple[int, ...]
-    axes: tuple[str, ...]
-    role: str
-    init: dict[str, Any]
+    axes: tuple[str, ...]  # logical names, such as ("heads", "dim")
+    role: str  # attention.q, mlp.up, embedding.token, head, norm, scalar ...
+    init: dict[str, Any]  # its initialiser, as JSON
     owner: str  # core, or the plugin whose module declares it
     lr_mul: float
     wd_mul: float
@@ -220,6 +220,10 @@ class OptimizerBuilder(Builder):
 
             optimizer.assign("nesterov", lambda name, p: p.role.startswith("mlp."))
 
+        Args:
+            rule: its name.
+            where: is asked of each parameter, at once.
+
         Returns:
             How many they are.
 
@@ -245,6 +249,12 @@ class OptimizerBuilder(Builder):
         ::
 
             optimizer.set(lambda name, p: p.role == "head", lr_mul=0.5, betas=(0.9, 0.95))
+
+        Args:
+            where: is asked of each parameter, at once.
+            lr_mul: factor on the learning rate.
+            wd_mul: factor on the weight decay.
+            betas: Adam's, where the parameter follows a rule that has them.
 
         Returns:
             How many parameters they are.
