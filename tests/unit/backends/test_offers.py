@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from minillm_core.backends.offers import check_offers
+from minillm_core.backends.offers import check_offers, check_planned
 from minillm_core.errors import BackendError
 from minillm_core.ops.select import Candidate, Request, choose_all
+from minillm_core.plugins.plugin import Plugin
 
 CORE = (
     Candidate("swiglu", "composed", ("torch",), "m:f", plain=True),
@@ -15,9 +18,12 @@ CORE = (
 ASKED = tuple(Request(op, "torch", "cpu", "float32") for op in ("swiglu", "rms_norm"))
 
 
-def offer(op: str, name: str = "quick", *, why: str | None = None, rank: int = 0) -> Candidate:
+def offer(
+    op: str, name: str = "quick", *, why: str | None = None, rank: int = 0, **more: Any
+) -> Candidate:
     """A plugin's kernel; refused for ``why``."""
-    return Candidate(op, name, ("torch",), "p:f", accepts=lambda r: why, rank=lambda r: rank)
+    accepts = {"accepts": lambda r: why, "rank": lambda r: rank}
+    return Candidate(op, name, ("torch",), "p:f", **accepts, **more)
 
 
 def notes(*offers: Candidate) -> tuple[str, ...]:
@@ -48,3 +54,58 @@ def test_a_plugin_without_use_is_refused(kernel: Candidate, said: str) -> None:
     with pytest.raises(BackendError, match="plugin 'trick'") as refused:
         notes(kernel)
     assert said in (refused.value.where or "")
+
+
+def test_one_that_is_insisted_on_serves_or_nothing_begins() -> None:
+    assert notes(offer("swiglu", unless="swiglu=false")) == ()
+    with pytest.raises(BackendError, match=r"there for rms_norm.*no CUDA here") as refused:
+        notes(offer("swiglu"), offer("rms_norm", why="no CUDA here", unless="norm=false"))
+    assert "trick.norm=false" in (refused.value.fix or "")
+
+
+@pytest.mark.parametrize(
+    ("requirement", "said"),
+    [
+        ("pytest", None),
+        ("pytest>=1", None),
+        ("pytest<1", "needs pytest<1, and"),
+        ("no-such-thing>=2", "no-such-thing is not installed (pip install 'no-such-thing>=2')"),
+    ],
+)
+def test_what_a_kernel_requires_is_looked_up(requirement: str, said: str | None) -> None:
+    found = offer("swiglu", requires=("numpy", requirement)).refusal(ASKED[0])
+    assert (found or "").startswith(said or "")
+    assert (found is None) == (said is None)
+
+
+def test_the_request_is_judged_before_the_installation() -> None:
+    kernel = offer("swiglu", why="no CUDA here", requires=("no-such-thing",))
+    assert kernel.refusal(ASKED[0]) == "no CUDA here"
+
+
+class Norms(Plugin, api=1):
+    """Brings a kernel that eager mode alone can use."""
+
+    unless: str = "norms=false"
+
+    def kernel_provider(self, kernels: Any) -> None:
+        kernels.candidate(
+            Candidate(
+                "rms_norm",
+                "quick",
+                ("torch",),
+                "p:f",
+                devices=("cuda",),
+                accepts=lambda r: f"compiled {r.device}, {r.dtype}" if r.compiled else None,
+                requires=("no-such-thing",),
+                unless=self.unless,
+            )
+        )
+
+
+def test_a_plan_alone_refuses_what_no_device_would_serve(plan_of: Any) -> None:
+    with pytest.raises(BackendError, match=r"'norms' .* compiled cuda, bfloat16") as refused:
+        check_planned(plan_of({"norms": Norms()}))
+    assert "norms.norms=false" in (refused.value.fix or "")
+    check_planned(plan_of({"norms": Norms()}, train_compile="off"))  # what is installed: later
+    check_planned(plan_of({"norms": Norms(unless="")}))
