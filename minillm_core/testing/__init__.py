@@ -18,14 +18,66 @@ What there is, from the outside in:
 - A ``Subject`` (subject.py) is the plugin, its options, the backends to check it on, and a model
   that is small and odd in every size; plans are made once and kept.
 
-One file a group of checks, each read on its own: hygiene, plan, numbers, training, state,
-decoding, export, frameworks, pairs. Where a check builds on one that failed it is not run and says so: one fault in a
-plugin shows as one failure.
+Where a check builds on one that failed it is not run and says so: one fault in a plugin shows as
+one failure. A plugin that builds on another (extends its rule) is checked beside it; "without it"
+then means with that other one alone. One file a group of checks, each read on its own:
+
+hygiene.py, before anything is planned
+    - ``api``: the class statement names this hook API; read with ``ast``, nothing is imported.
+    - ``loads``: it is found, imported, takes its options, and implements a hook.
+    - ``manifest``: what ``plugins list`` reads in the source is what the imported class is.
+    - ``options``: they come back equal through JSON and TOML; one that is unknown is refused.
+    - ``import``: in a fresh process, no framework is imported, nothing is written, no socket or
+      process is made, no environment, generator or attribute is changed.
+plan.py
+    - ``plans``: the small model can be planned with it.
+    - ``declared``: parameters, updates, schedules and settings that it does not claim are as
+      without it, and no slot is filled in another's name.
+    - ``deterministic``: the same plan twice, and in a process with another hash seed.
+    - ``traces``: planning changes nothing in a process and imports no framework.
+    - ``off``: after it was there, the plan without it is byte for byte the plain one.
+hooks.py, what runs while training
+    - ``batches``: ``on_batch`` in phases train, eval and decode: ids in range, declared fields with
+      their dtype and shape, the same again for the same batch; only train drops and reweights; in
+      decode a column never depends on later ones.
+    - ``events``: ``on_event`` takes every event, with all that may be None, and changes none.
+numbers.py, updates.py: against NumPy in float64, in the weights' initial values moved by 0.1, so
+that what starts at 0 takes part
+    - ``identity``: before the first step the logits are the plain model's, where it says so.
+    - ``forward``: losses and logits of each backend in float32 and bfloat16, a bound for each dtype;
+      in a second model with odd sizes, one key-value head and a tied head.
+    - ``slopes``: each parameter's gradient is the slope of NumPy's loss along a random direction, by
+      central differences; gradients in bfloat16 are those of float32, coarser.
+    - ``updates``: from gradients that are known, a third step changes parameters and state as the
+      same stages do in NumPy.
+training.py, state.py, decoding.py
+    - ``trains``: five steps, every loss finite.
+    - ``evidence``: what it put into the plan is seen to take part.
+    - ``clean``: planning and steps leave what torch and MLX have once a process (default dtype and
+      device, seeds, flags, threads, functions and classes) as it was.
+    - ``resumes``: saved, loaded and trained on is the uninterrupted run, to the bit.
+    - ``causal``: later tokens change nothing earlier.
+    - ``decodes``: fed in pieces, the logits are those of the whole.
+export.py
+    - ``exports``: its exported tensors give its logits in the published Llama or Qwen3 (layouts.py).
+frameworks.py
+    - ``parity``: torch and MLX start from the same bits and have the same gradients.
+    - ``pure``: recomputing blocks in the backward pass changes neither gradients nor state.
+    - ``alike``: five steps with its own optimizer are the same on both, state included.
+    - ``compiles``: compiled steps are one graph (on a CPU torch traces alone: aot_eager), and leave
+      the losses and moments of eager ones.
+pairs.py
+    - ``pairs``: with each partner the plan is the same in either order and trains five steps on
+      every backend, or it is refused and names both. A partner whose package, device or account is
+      missing, or that fails without the plugin too, is listed as not run.
 
 Two rules hold within. What a plugin does on import and to a process is looked at in processes of
 their own (probe.py), since one can import a thing for the first time only once. And every number
-has an oracle that shares no code with what it judges: NumPy in float64 for losses, central
-differences of it for gradients, the whole pass for decoding, the uninterrupted run for a resume.
+has an oracle that shares no code with what it judges: NumPy in float64 for losses and updates,
+central differences of it for gradients, published definitions for exports, the whole pass for
+decoding, the uninterrupted run for a resume. What is left out: kernels that need a GPU are judged
+where one is, MLX's key may move while steps are made, and a file that a plugin writes in a hook is
+its own affair.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ from collections.abc import Callable, Container, Iterator
 
 import pytest
 
+from minillm_core import testing
 from minillm_core.nn.init import ones
 from minillm_core.testing.registry import CHECKS
 from minillm_core.testing.runner import Report, run_checks
@@ -255,3 +256,8 @@ def test_the_line_mended_every_check_passes(plugin: Write, partner: Write) -> No
 
 def test_every_check_is_seen_to_fail() -> None:
     assert {check.name for check in CHECKS} == {check for check, _, _ in WRONG.values()}
+
+
+def test_every_check_is_described() -> None:
+    text = str(testing.__doc__)
+    assert all(text.count(f"- ``{check.name}``:") == 1 for check in CHECKS)
