@@ -127,12 +127,21 @@ class RopeClaims(Sealed):
 
         Args:
             function: of a module, called ``function(frequencies, **arguments)``.
+
+        ::
+
+            attn.rope.scaling(yarn, factor=4.0, length=1024)
         """
         value = self._builder._function(self._slots.scaling.where, function, arguments)
         self._slots.scaling.add(self._builder._owner, value)
 
     def positions(self, cls: type, **arguments: Any) -> None:
-        """Claim: x (B, T, C) -> int32 (T,) or (B, T), each token's position."""
+        """Claim: x (B, T, C) -> int32 (T,) or (B, T), each token's position.
+
+        ::
+
+            attn.rope.positions(CountedByDocument)
+        """
         node = self._builder._node(self._slots.positions.where, ("x",), cls, arguments)
         self._slots.positions.add(self._builder._owner, node)
 
@@ -241,6 +250,11 @@ class AttentionBuilder(Builder):
         self._slots.documents.add(self._owner, Apart(self._owner))
 
     def scale(self, number: float | Schedule) -> None:
-        """Claim: what the attention logits are multiplied by (default D^-1/2)."""
+        """Claim: what the attention logits are multiplied by (default D^-1/2).
+
+        ::
+
+            attn.scale(0.12)
+        """
         setting = self._setting("scale", number, f"layers.{self.layer}")
         self._slots.scale.add(self._owner, setting)
