@@ -33,6 +33,7 @@ PLANNING = (
     *("optimizer_factory", "kernel_provider", "build_data"),
 )
 RUNNING = ("on_batch", "on_event", "forward", "stage", "kernel")
+PLACES = (*PLANNING, *RUNNING)
 KINDS = (
     *("exception", "interrupt", "exit", "wrong type", "mutated", "non-finite", "hang", "signal"),
 )
@@ -263,7 +264,7 @@ def trials_of(run: TinyRun, given: Namespace) -> list[Trial]:
     found = [
         Trial(run, place, kind, 60.0 if kind == "signal" else given.hang)
         for kind in KINDS
-        for place in (*PLANNING, *RUNNING)
+        for place in PLACES
         if (place, kind) not in NONE
     ]
     return [trial for trial in found if not given.only or re.fullmatch(given.only, trial.name)]
@@ -293,6 +294,7 @@ def main() -> int:
                 if wrong := one.wrong():
                     row.failed.append(f"--only {trial.name}: {'; '.join(wrong)} [{one.said}]")
                     print(f"FAILED {row.failed[-1]}", flush=True)
+        cells.sort(key=lambda cell: (PLACES.index(cell["place"]), KINDS.index(cell["kind"])))
         rows = [found[kind] for kind in KINDS if kind in found]
         return finish("faults", rows, given, hang=given.hang, cells=cells)
 

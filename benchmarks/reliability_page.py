@@ -13,13 +13,28 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.environment import RESULTS, ROOT
+from benchmarks.faults import PLACES
 from benchmarks.readme_table import replaced, unique
 
 PAGE = ROOT / "docs" / "reliability.md"
-TRIALS = ("kills", "corruptions", "pairs", "headers", "full_disk")
+TRIALS = ("kills", "corruptions", "pairs", "headers", "full_disk", "faults")
 COST = "checkpoint_cost"
 HEAD = ("trial", "tried", "detected", "bit-equal", "failed")
 COST_HEAD = ("way", "MB", "stall, ms", "% of 1,000 steps", "saved, s", "loaded, s")
+
+FAULTS = {
+    "exception": "Exception",
+    "interrupt": "KeyboardInterrupt",
+    "exit": "SystemExit(0)",
+    "wrong type": "wrong type",
+    "mutated": "changes what it is given",
+    "non-finite": "NaN, inf",
+    "hang": "hang",
+    "signal": "hang, Ctrl-C",
+}
+"""Kind of fault -> the head of its column."""
+
+NAMED = ("plugin", "version", "hook", "step")
 
 Document = Mapping[str, Any]
 
@@ -30,6 +45,7 @@ def tables(folder: Path = RESULTS) -> str:
     rows = [line for document in documents.values() for line in trials(document)]
     parts = [markdown(HEAD, rows), "", unnoticed(documents["corruptions"]), ""]
     parts += [made_by(one) for one in documents.values()]
+    parts += ["", *faults(documents["faults"])]
     cost = folder / f"{COST}.json"
     if cost.exists():
         parts += ["", *costs(json.loads(cost.read_text()))]
@@ -71,6 +87,35 @@ def made_by(document: Document) -> str:
     seed = "" if "--seed" in given else f" --seed {figures['seed']}"
     command = " ".join(["python -m benchmarks." + script.removesuffix(".py"), *given]) + seed
     return f"- `{command}`: {figures['seconds']:,.0f} s on {machine(document)}"
+
+
+def faults(document: Document) -> Iterator[str]:
+    """What a plugin's fault comes to: a line for each place, a column for each kind."""
+    figures = document["figures"]
+    held = {(cell["place"], cell["kind"]): cell for cell in figures["cells"]}
+    head = ("a plugin's", *FAULTS.values())
+    rows = [
+        (f"`{place}`", *(_cell(held.get((place, kind))) for kind in FAULTS)) for place in PLACES
+    ]
+    yield "\n".join(f"| {' | '.join(line)} |" for line in (head, ("---",) * len(head), *rows))
+    yield ""
+    yield (
+        "A cell: the exit code; what the message names, *p* plugin, *v* version, *h* hook or "
+        "function, *s* step; the step of the newest checkpoint, where all of them verify. "
+        f"`harmless`: nothing to say. Each run has a checkpoint of step 8 and goes on to 28; a hang "
+        f"lasts {figures['hang']:.0f} s and is reported while it does. After each, the mended "
+        "plugin resumed from that checkpoint, came to step 28 and, but for exit 5, to the bit where "
+        "a run without the fault does."
+    )
+
+
+def _cell(cell: Document | None) -> str:
+    if cell is None:
+        return ""
+    named = "".join(name[0] for name in NAMED if cell[name])
+    mended = cell["mended"] == 0 and cell["equal"]
+    parts = [str(cell["code"]), named or "harmless", str(cell["kept"])]
+    return " · ".join([*parts, *(() if mended else ("**not mended**",))])
 
 
 def costs(document: Document) -> Iterator[str]:

@@ -7,8 +7,9 @@ import shutil
 from pathlib import Path
 
 from benchmarks.environment import RESULTS
+from benchmarks.faults import PLACES
 from benchmarks.readme_table import BEGIN, END, replaced
-from benchmarks.reliability_page import COST, PAGE, TRIALS, made_by, tables
+from benchmarks.reliability_page import COST, FAULTS, PAGE, TRIALS, faults, made_by, tables
 
 
 def test_the_page_shows_the_results() -> None:
@@ -62,3 +63,18 @@ def test_the_cost_is_shown_once_it_is_measured(tmp_path: Path) -> None:
     (tmp_path / f"{COST}.json").write_text(json.dumps(document))
     assert "| minillm | 1,500 | 48.2 | 0.012 | 2.50 | 1.25 |" in tables(tmp_path)
     assert "| `dcp.save` | 1,500 |" in tables(tmp_path)
+
+
+def test_every_cell_of_the_faults_is_shown() -> None:
+    document = json.loads((RESULTS / "faults.json").read_text())
+    cells = document["figures"]["cells"]
+    assert {cell["place"] for cell in cells} == set(PLACES)
+    assert {cell["kind"] for cell in cells} == set(FAULTS)
+    finished = {(cell["place"], cell["kind"]) for cell in cells if cell["code"] == 0}
+    assert all(place == "on_event" or kind == "hang" for place, kind in finished)
+    document["figures"]["cells"] = [
+        cells[0]
+        | {"place": "stage", "kind": "exit", "code": 0, "version": False, "step": True}
+        | {"kept": -1, "mended": 1}
+    ]
+    assert "0 · phs · -1 · **not mended**" in "\n".join(faults(document))

@@ -64,7 +64,7 @@ class Sealed(metaclass=_Sealing):
     def __setattr__(self, name: str, value: Any) -> None:
         if self._sealed:
             raise PlanError(
-                f"{type(self).__name__}.{name} was set to a {type(value).__name__}, which plans "
+                f"{type(self).__name__}.{name} was assigned ({type(value).__name__}), which plans "
                 "nothing",
                 fix=f"slots are called: .{name}(...); what a builder tells cannot be changed",
             )

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minillm_core.backends.numpy.ops import NumPyOps
+from minillm_core.errors import PluginCodeError
 from minillm_core.optim.groups import Group, Member, groups_of
 from minillm_core.optim.stage import Rule, stage
 from minillm_core.optim.update import clip_factor, global_norm, initial_state, update
@@ -25,7 +26,7 @@ Arrays = dict[str, np.ndarray]
 
 def adamw(weight_decay: float, betas: tuple[float, float], **members: Any) -> dict[str, Group]:
     """Groups under the core's rule; ``members`` hold fields that differ from 1."""
-    train = SimpleNamespace(betas=betas, weight_decay=weight_decay, lr=1.0)
+    train = SimpleNamespace(betas=betas, epsilon=1e-8, weight_decay=weight_decay, lr=1.0)
     stages = tuple(
         (anchor, "core", draft.named("train")) for anchor, draft in core_rule(train).items()
     )
@@ -182,3 +183,42 @@ def test_a_stack_is_updated_as_its_members_alone() -> None:
         np.testing.assert_allclose(new[name], want, rtol=1e-12)
     assert state == {}
     assert seen == ["stage:whole.write"] * 2
+
+
+def nothing(ops: Any, update: Any, param: Any, state: Any) -> Any:
+    return None
+
+
+def shorter(ops: Any, update: Any, param: Any, state: Any) -> Any:
+    return update[:1], state
+
+
+def numbers(ops: Any, update: Any, param: Any, state: Any) -> Any:
+    return 0.5, state
+
+
+def inplace(ops: Any, update: Any, param: Any, state: Any) -> Any:
+    param *= 2
+    return update, state
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (nothing, "returned no \\(update, state\\) from nothing"),
+        (shorter, "returned an update of shape \\(1, 3\\) from shorter"),
+        (numbers, "returned an update of float from numbers"),
+        (inplace, "changed param or state in place in inplace"),
+    ],
+)
+def test_what_a_stage_may_not_do_is_its_plugin_s_fault(function: Any, said: str) -> None:
+    rule = Rule("whole", "one", (("scale", "trick", stage(function).named("")),))
+    (group,) = groups_of({"a": (rule, Member("a", (2, 3), 1.0, 1.0))})
+    ops: Any = OPS
+    params = {"a": np.ones((2, 3))}
+
+    def versions(arrays: Any) -> tuple[int, ...]:
+        return tuple(int(array.sum()) for array in arrays)
+
+    with pytest.raises(PluginCodeError, match=f"plugin 'trick' {said}"):
+        update(ops, {"0": group}, params, dict(params), 1.0, {}, 1.0, {}, versions=versions)

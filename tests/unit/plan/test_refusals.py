@@ -483,6 +483,22 @@ ALONE: dict[str, tuple[Made, str]] = {
         "plugin 'one' put nothing into the plan",
     ),
     "nothing at all": (attention(lambda a: None), "plugin 'one' put nothing into the plan"),
+    "a slot that is set": (
+        attention(lambda a: setattr(a, "window", 8)),
+        "AttentionBuilder.window was assigned (int), which plans nothing",
+    ),
+    "a chain that is set": (
+        attention(lambda a: setattr(a.out, "gate", Y)),
+        "Out.gate was assigned (type), which plans nothing",
+    ),
+    "a form that is no number": (
+        loss(lambda lo: lo.logits(z=float("nan"))),
+        "plugin 'one', slot loss.logits: z=nan is no finite number",
+    ),
+    "a factor that is no number": (
+        optimizer(lambda o: o.set(lambda name, info: True, betas=(0.9, float("inf")))),
+        "plugin 'one', slot opt.set: betas=inf is no finite number",
+    ),
     "the same name in one chain": (
         attention(lambda a: (a.out.gate(Y), a.out.correct(Y))),
         "two nodes named 'one' in layers.0.attention.out",

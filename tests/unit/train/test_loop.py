@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -13,12 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minillm_core.backends.base import StepResult
+from minillm_core.data import Cancelled
 from minillm_core.errors import (
     ConfigError,
     DataError,
     Interrupted,
     MinillmError,
     NonFinite,
+    PluginCodeError,
     Stopped,
 )
 from minillm_core.train import guard
@@ -409,6 +413,59 @@ def test_a_step_that_a_signal_cuts_short_is_dropped(make) -> None:
         run.loop.run()
     assert run.saves.begun[-1].cursor == {"batch": 3}
     assert "a second signal" in run.said[0]
+
+
+def test_a_signal_while_a_batch_is_waited_for_ends_the_run(make) -> None:
+    stop = StopRequest()
+    run = make(Budget(steps=9), stop=stop)
+    batches = run.loop.batches
+
+    def waited() -> Iterator[Any]:
+        yield from itertools.islice(batches, 3)
+        stop.receive(signal.SIGINT)
+        raise Cancelled
+
+    run.loop.batches = waited()
+    with pytest.raises(Stopped, match="SIGINT after step 3; the checkpoint of step 3"):
+        run.loop.run()
+
+
+def test_what_a_plugin_did_is_told_with_the_step(make) -> None:
+    run = make(Budget(steps=9))
+
+    def broken(step: int) -> None:
+        raise PluginCodeError("trick", "Gate.forward")
+
+    run.trainer.on_step = lambda step: broken(step) if step == 4 else None
+    with pytest.raises(PluginCodeError, match=r"raised in Gate\.forward, at step 4"):
+        run.loop.run()
+    assert run.of(Ended)[0].exit == 3
+
+
+def test_and_with_the_evaluation(make) -> None:
+    run = make(Budget(steps=2))
+
+    def broken(step: int) -> None:
+        raise PluginCodeError("trick", "on_batch, phase eval")
+
+    run.loop.evaluate = broken
+    with pytest.raises(PluginCodeError, match="phase eval, in the evaluation after step 2"):
+        run.loop.run()
+
+
+def test_the_end_is_told_with_the_code_that_the_error_comes_to(make) -> None:
+    @contextmanager
+    def contain() -> Iterator[None]:
+        try:
+            yield
+        except ZeroDivisionError as error:
+            raise PluginCodeError("trick", "forward") from error
+
+    run = make(Budget(steps=9), contain=contain)
+    run.trainer.on_step = lambda step: 1 / 0
+    with pytest.raises(PluginCodeError):
+        run.loop.run()
+    assert run.of(Ended)[0].exit == 3
 
 
 def test_a_signal_in_the_last_evaluation_leaves_it_to_the_next_process(make) -> None:

@@ -392,6 +392,46 @@ def test_a_defect_is_recorded_as_one(job: Job) -> None:
     assert job.events[-1]["event"] == "end"
 
 
+@pytest.mark.parametrize(
+    ("writes", "what"),
+    [
+        (lambda w: {}, "gave nothing as 'weight', not float32"),
+        (lambda w: {"weight": w[0]}, "as 'weight', not float32"),
+        (lambda w: {"weight": w.astype(np.float64)}, "gave float64"),
+        (lambda w: {"weight": np.where(w > 0, np.float32(np.inf), w)}, "gave inf as 'weight' at"),
+        (lambda w: {"weight": w, "weights": w * np.float32(np.nan)}, "gave nan as 'weights' at"),
+    ],
+)
+def test_a_field_that_is_not_as_declared_or_not_finite(job: Job, writes: Any, what: str) -> None:
+    class Weighing(Plugin, api=1):
+        """Writes a field that may be wrong."""
+
+        def build_data(self, data: Any) -> None:
+            data.field("weight", "float32", (2,))
+
+        def on_batch(self, batch: dict, phase: str) -> dict:
+            return batch | writes(np.ones((*batch["ids"].shape, 2), np.float32))
+
+    said = r"'weighing' broke the batch in on_batch, phase train, at step 1"
+    with pytest.raises(PluginCodeError, match=said) as error:
+        job.train(plugins={"weighing": Weighing()})
+    assert what in str(error.value.where)
+
+
+def test_a_sample_that_a_plugin_spoils_spoils_no_run(job: Job) -> None:
+    class Trainer(Plugin, api=1):
+        """Knows how to train."""
+
+        def on_batch(self, batch: dict, phase: str) -> dict:
+            if phase == "decode":
+                raise ValueError("what is that")
+            return batch
+
+    assert job.train(plugins={"trainer": Trainer()}, steps=2) == 0
+    assert job.record["exit"] == 0
+    assert any("no sample of what it writes: plugin 'trainer'" in line for line in job.said)
+
+
 def test_a_sample_may_be_cut_short(job: Job) -> None:
     def interrupt(ids: np.ndarray) -> np.ndarray:
         raise KeyboardInterrupt
