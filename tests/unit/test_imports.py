@@ -14,7 +14,7 @@ import minillm_core
 
 # A package may import from those after it, and never from those before it. Modules that lie
 # directly in minillm_core (errors, ...) come last, and import nothing of it but each other.
-ORDER = ("cli", "testing", "measure", "train", "checkpoint", "data", "backends")
+ORDER = ("cli", "testing", "measure", "doctor", "train", "checkpoint", "data", "backends")
 ORDER += ("plan", "plugins", "optim", "nn", "ops", "config")
 FRAMEWORKS = {"torch", "mlx"}
 ENTRY = {"__init__", "__main__"}  # above everything: the public names, `python -m minillm_core`

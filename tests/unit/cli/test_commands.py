@@ -24,6 +24,7 @@ AGREED = {
     ("generate",): {"OUT", "PROMPT", "--max-tokens", "--temperature", "--top-k", "--top-p"}
     | {"--seed", "--no-cache"},
     ("export",): {"OUT", "--to"},
+    ("doctor",): {"--json"},
     ("plugins", "list"): {"--json"},
     ("plugins", "info"): {"NAME", "--json"},
     ("plugins", "new"): {"NAME", "--kind", "--dir"},

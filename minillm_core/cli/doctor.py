@@ -1,0 +1,61 @@
+"""``minillm doctor``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from minillm_core.cli.options import AsJson, Debug, Help
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from minillm_core.doctor import Finding
+
+__all__ = ["EXAMPLES", "doctor", "render"]
+
+EXAMPLES = """Examples:
+
+minillm doctor
+
+minillm doctor --json > doctor.json
+"""
+
+STYLES = {"ok": "green", "warning": "yellow", "missing": "dim", "broken": "bold red"}
+
+
+def doctor(as_json: AsJson = False, debug: Debug = False, show_help: Help = False) -> None:
+    """Say what this machine can run, what is missing, and the command that installs it.
+
+    Exit 2: something that every run needs is broken. Commands keep the installed torch and mlx.
+    """
+    from minillm_core.cli.cache import cache_folder
+    from minillm_core.doctor import can_run, diagnose
+
+    findings, facts = diagnose(cache_folder())
+    able = can_run(findings)
+    if as_json:
+        from minillm_core.cli.console import emit
+
+        emit({"can_run": able, "findings": [one.data() for one in findings], "facts": facts})
+    else:
+        from rich.console import Console
+
+        render(findings, Console())
+    if not able:
+        raise typer.Exit(2)
+
+
+def render(findings: Sequence[Finding], console: Console) -> None:
+    """A line each; the command below it, on one line that can be copied."""
+    from rich.text import Text
+
+    parts = max(len(one.part) for one in findings)
+    for one in findings:
+        lead = Text.assemble((f"{one.state:<8}", STYLES[one.state]), f" {one.part:<{parts}}  ")
+        console.print(lead.append(one.line), soft_wrap=True)
+        if one.command:
+            console.print(Text(f"{'':<{parts + 11}}{one.command}", "bold"), soft_wrap=True)

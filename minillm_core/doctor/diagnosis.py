@@ -1,0 +1,69 @@
+"""Everything that ``minillm doctor`` looks at, in the order in which it says it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from minillm_core.backends.detect import Machine, choose, default_preset, probe
+from minillm_core.doctor.examine import LIMIT, Examined, examine
+from minillm_core.doctor.finding import Finding
+from minillm_core.doctor.frameworks import framework_findings, nvidia_finding
+from minillm_core.doctor.nvidia import find_nvidia
+from minillm_core.doctor.packages import package_findings
+from minillm_core.doctor.system import disk_finding, system_findings
+from minillm_core.errors import BackendError
+
+__all__ = ["diagnose"]
+
+
+def diagnose(cache: Path, limit: float = LIMIT) -> tuple[list[Finding], dict[str, Any]]:
+    """Look at this machine and what is installed.
+
+    Args:
+        cache: where tokens are kept.
+        limit: seconds that a framework may take to answer.
+
+    Returns:
+        What was found; and what the frameworks said, as JSON.
+    """
+    machine, nvidia = probe(), find_nvidia()
+    examined = examine_all(machine, limit)
+    said = {n: {"failed": e.failed} if e.failed else dict(e.facts) for n, e in examined.items()}
+    findings = [
+        *system_findings(),
+        disk_finding(cache),
+        nvidia_finding(nvidia),
+        *framework_findings(machine, examined, nvidia),
+        *package_findings(),
+        *_choice(machine, examined),
+    ]
+    return findings, {"nvidia": asdict(nvidia), **said}
+
+
+def examine_all(machine: Machine, limit: float) -> dict[str, Examined]:
+    """Each framework that is installed, at the same time."""
+    installed = [name for name in ("torch", "mlx") if getattr(machine, name)]
+    with ThreadPoolExecutor() as pool:
+        return dict(zip(installed, pool.map(partial(examine, limit=limit), installed), strict=True))
+
+
+def _choice(machine: Machine, examined: dict[str, Examined]) -> Iterator[Finding]:
+    """What ``minillm train`` would take."""
+    try:
+        detected = choose(machine)
+    except BackendError:  # said above, with the way out
+        return
+    preset, _ = default_preset(machine)
+    if failed := examined[detected.backend].failed:
+        others = [name for name, one in examined.items() if not one.failed]
+        line = f"minillm train --backend {others[0]}" if others else None
+        what = f"minillm train would take {detected.backend}, and {failed}"
+        yield Finding("train", "broken", what, line)
+    else:
+        what = f"{detected.backend} on {detected.device}, preset {preset}: {detected.reason}"
+        yield Finding("train", "ok", what)
