@@ -20,6 +20,7 @@ from minillm_core.plugins.builders import (
 )
 from minillm_core.plugins.builders.base import ValueTable
 from minillm_core.plugins.hookspecs import HOOKS
+from minillm_core.testing.subject import Subject, supervised
 from tools.hooks_page import PAGE, made
 from tools.reading import doc_of, members
 from tools.slots import BUILDERS, Slot, slots
@@ -94,6 +95,21 @@ def test_chains_give_the_names_that_the_page_says() -> None:
             for part in (*slot.path.split(".")[1:], anchor):
                 home = getattr(home, part)
             assert home._own == names
+
+
+def test_the_plugin_on_the_page_trains(tmp_path: Path) -> None:
+    (block,) = re.findall(
+        r"^```python title=(\S+)\n(.+?)^```$", PAGE.read_text("utf-8"), re.M | re.S
+    )
+    (tmp_path / block[0]).write_text(block[1])
+    subject = Subject(f"{tmp_path / block[0]}:HalfOpen", backend="torch")
+    plan = subject.plan()
+    run, micro = subject.trainer(plan, "torch"), subject.batches(plan, 1)
+    result = run.read(run.step(micro, plan.values(0.5), supervised(micro)))
+    assert 0 < result.terms["openness"] < 2 * 4 * 0.01  # two layers of four nearly half open heads
+    biases = [value for name, value in run.arrays().items() if name.startswith("state.")]
+    assert [value.shape for value in biases] == [(4,), (4,)]
+    assert all(value.any() for value in biases)
 
 
 def test_docstrings_are_read_in_their_parts() -> None:
