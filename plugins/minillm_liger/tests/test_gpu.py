@@ -1,0 +1,81 @@
+"""Liger itself against minillm's reference, on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from minillm_core.ops import CONTRACTS, LossForm, Rotary, TanhCap
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.gpu
+
+
+def check(op: str, kernel: Any, arrays: list[Any], rest: tuple[Any, ...], dtype: str) -> None:
+    """Outputs and gradients against the plain kernel in float64, by the op's contract."""
+    from minillm_core.backends.torch.candidates import CANDIDATES
+
+    (plain,) = (c.load() for c in CANDIDATES if c.op == op and c.plain)
+    rounded = [x.cuda().to(getattr(torch, dtype)) for x in arrays]
+    results = []
+    for function, given in ((kernel, rounded), (plain, [x.double() for x in rounded])):
+        given = [x.detach().requires_grad_() for x in given]
+        outputs = function(*given, *rest)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        free = [y for y in outputs if y.requires_grad]
+        torch.manual_seed(1)
+        up = [torch.randn(y.shape, device="cuda").to(y.dtype) for y in free]
+        grads = torch.autograd.grad(free, given, up)
+        results.append([x.detach().double() for x in (*outputs, *grads)])
+    for got, exact in zip(*results, strict=True):
+        limit = max(exact.norm().item(), exact.numel() ** 0.5)
+        assert (got - exact).norm().item() <= CONTRACTS[op].tolerance[dtype] * limit
+
+
+def loaded(op: str) -> Any:
+    pytest.importorskip("liger_kernel")
+    from minillm_liger.kernels import loss, rms_norm, rope, swiglu
+
+    return {
+        "linear_cross_entropy": loss.linear_cross_entropy,
+        "rms_norm": rms_norm.rms_norm,
+        "rotate": rope.rotate,
+        "swiglu": swiglu.swiglu,
+    }[op]
+
+
+FORMS = (
+    LossForm(),
+    LossForm(cap=TanhCap(15.0), scale=0.5),
+    LossForm(smoothing=0.1, z=1e-3),
+)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("weighted", ["none", "target", "position"])
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_loss(form: LossForm, weighted: str, compiled: bool, dtype: str) -> None:
+    torch.manual_seed(0)
+    N, C, V = 300, 64, 1000
+    targets = torch.randint(-1, V, (1, N), device="cuda", dtype=torch.int32)
+    shape = {"none": None, "target": (1,), "position": (1, N)}[weighted]
+    weights = None if shape is None else torch.rand(shape, device="cuda")
+    kernel = loaded("linear_cross_entropy")
+    kernel = torch.compile(kernel, fullgraph=True) if compiled else kernel
+    arrays = [torch.randn(N, C), 0.1 * torch.randn(V, C)]
+    check("linear_cross_entropy", kernel, arrays, (targets, weights, form), dtype)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_small_ops(dtype: str) -> None:
+    torch.manual_seed(0)
+    x, up, weight = torch.randn(4, 50, 96), torch.randn(4, 50, 96), torch.randn(96)
+    check("swiglu", loaded("swiglu"), [x, up], (), dtype)
+    check("rms_norm", loaded("rms_norm"), [x, weight], (1e-5,), dtype)
+    angles = torch.outer(torch.arange(50.0), 100.0 ** -torch.linspace(0, 1, 32)).cuda()
+    for positions in (None, torch.randint(0, 50, (4, 50), device="cuda", dtype=torch.int32)):
+        table = Rotary(angles.cos(), angles.sin(), angles[1], positions)
+        heads = [torch.randn(4, 50, n, 64) for n in (6, 2)]
+        check("rotate", loaded("rotate"), heads, (table,), dtype)
