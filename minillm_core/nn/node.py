@@ -211,7 +211,7 @@ def _check_arrays(node: Any, own: Mapping[str, Any], result: Any) -> None:
         PluginCodeError: it would fail somewhere in the core, or worse, not fail.
     """
     parts = result if isinstance(result, (tuple, list)) else (result,)
-    alike = next((names for names in ALIKE if own.keys() >= set(names)), ())
+    alike = next((names for names in ALIKE if all(name in own for name in names)), ())
     given = [_shape(part) for part in parts]
     wanted = [_shape(own[name]) for name in alike] or given
     if given != wanted or str in map(type, given):
