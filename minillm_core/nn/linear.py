@@ -15,8 +15,23 @@ class Linear(Module):
     """x (..., C) -> x @ weight.T (..., O), on the framework's own linear class.
 
     ``product`` is a plugin's claim on this leaf (FP8, LoRA): ``product(x, weight) -> (..., O)``.
+    ``share`` is that of the tokens which are multiplied here, for the count of FLOPs: less than 1 in
+    an expert.
     ``joint`` is set by a backend on the first of several leaves that read the same input: one
     buffer of which their weights are row blocks, so that :func:`products` is one product.
+
+    Args:
+        in_features: C.
+        out_features: O; the weight is (O, C).
+        role: as of a :class:`Param`.
+        axes: logical names of the weight's axes.
+        init: how it starts; None: a normal with std C^-1/2.
+        lr_mul: factor on the learning rate.
+        wd_mul: factor on the weight decay.
+
+    ::
+
+        self.gate = Linear(geometry.dim, geometry.heads, role="gate", init=zeros)
     """
 
     leaf = "linear"
@@ -31,9 +46,11 @@ class Linear(Module):
         init: Init | None = None,
         lr_mul: float = 1.0,
         wd_mul: float = 1.0,
+        share: float = 1.0,
     ) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
+        self.share = share
         self.weight = Param(
             (out_features, in_features),
             axes=axes,

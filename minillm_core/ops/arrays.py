@@ -63,6 +63,13 @@ class ArrayFunctions(Protocol):
         """One element for every index; indices int32 with as many axes as ``x``."""
         ...
 
+    def argsort(self, x: Array, axis: int = -1) -> Array:
+        """int32: where along ``axis`` the smallest stands, the next ...; equal ones in any order.
+
+        No gradient: give it an ``x`` under :meth:`stop_gradient`.
+        """
+        ...
+
     def expand_dims(self, x: Array, axis: int) -> Array: ...
     def broadcast_to(self, x: Array, shape: Sequence[int]) -> Array: ...
 

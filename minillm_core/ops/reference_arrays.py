@@ -61,6 +61,10 @@ class NumPyArrays:
         return 0.5 * (1.0 + np.tanh(0.5 * x))  # does not overflow
 
     @staticmethod
+    def argsort(x: Array, axis: int = -1) -> Array:
+        return np.argsort(x, axis).astype(np.int32)
+
+    @staticmethod
     def silu(x: Array) -> Array:
         return x * NumPyArrays.sigmoid(x)
 

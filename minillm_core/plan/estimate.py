@@ -146,7 +146,7 @@ def estimate(
     rules = tuple(_rules(plan))
     return Estimate(
         dtype=dtype,
-        parts=tuple(_parts(plan, scores)),
+        parts=tuple(_parts(plan, model, scores)),
         rules=rules,
         memory=_memory(plan, model, rules, ITEMSIZE[dtype], dense_logits),
         tokens_per_step=plan.tokens_per_step,
@@ -154,13 +154,15 @@ def estimate(
     )
 
 
-def _parts(plan: Plan, scores: int) -> Iterator[Part]:
+def _parts(plan: Plan, model: Any, scores: int) -> Iterator[Part]:
     parameters: dict[str, int] = {}
     multiplied: dict[str, int] = {}
+    shares = {f"{path}.weight": m.share for path, m in named_modules(model) if _is_leaf(m)}
     for info in plan.parameters.values():
         name = _part_of(info)
         parameters[name] = parameters.get(name, 0) + info.size
-        multiplied[name] = multiplied.get(name, 0) + (info.size if _is_multiplied(info) else 0)
+        times = round(info.size * shares.get(info.name, 1.0)) if _is_multiplied(info) else 0
+        multiplied[name] = multiplied.get(name, 0) + times
     if plan.spec.tied:
         multiplied["head"] = plan.parameters["embedding.weight"].size
     for name in (*CORE, *sorted({*parameters} - {*CORE})):
@@ -181,6 +183,10 @@ def _part_of(info: ParamInfo) -> str:
 def _is_multiplied(info: ParamInfo) -> bool:
     """A lookup is free, and so is what has one axis: it scales elements."""
     return len(info.shape) > 1 and not info.role.startswith("embedding")
+
+
+def _is_leaf(module: Any) -> bool:
+    return isinstance(module, Linear)
 
 
 def _scores(plan: Plan, model: Any, progress: float) -> tuple[int, tuple[str, ...]]:
@@ -256,7 +262,7 @@ def _activations(plan: Plan, model: Any) -> int:
 
 def _kept(spec: BlockSpec, block: Any, dim: int) -> int:
     """Of one block: each product's result, each norm's, and what goes into the last products."""
-    kept = sum(m.out_features for _, m in named_modules(block) if isinstance(m, Linear))
+    kept = sum(round(m.out_features * m.share) for _, m in named_modules(block) if _is_leaf(m))
     kept += sum(dim for norm in (block.attention_norm, block.mlp_norm) if norm is not None)
     if isinstance(spec.attention, AttentionSpec):
         kept += block.attention.o.in_features

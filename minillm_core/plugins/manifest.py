@@ -34,6 +34,7 @@ class Manifest:
     backends: tuple[str, ...] = BACKENDS  # those that it runs on
     devices: tuple[str, ...] = ()  # kinds of device: "cpu", "cuda", "mps", "gpu"; none: any
     identity_at_init: bool = False  # the model's output is unchanged before the first step
+    discrete: bool = False  # its output jumps where a choice turns: rounding may decide one
     export: str | None = None  # the layout that its model still fits, where that changes
 
     @classmethod
@@ -74,6 +75,7 @@ _EXPECTED: dict[str, tuple[str, Any]] = {
     "backends": (f"a tuple of some of {', '.join(BACKENDS)}", _names_of(BACKENDS)),
     "devices": (f"a tuple of some of {', '.join(_DEVICES)}", _names_of(_DEVICES)),
     "identity_at_init": ("True or False", lambda value: isinstance(value, bool)),
+    "discrete": ("True or False", lambda value: isinstance(value, bool)),
     "export": (f"one of {', '.join(EXPORTS)}, or None", lambda v: v is None or v in EXPORTS),
 }
 """Keyword -> what it should be, in words, and the test of it."""

@@ -40,6 +40,8 @@ class Plugin(BaseModel):
         backends: those it runs on, where not all: ``("torch",)``.
         devices: kinds of device it runs on, where not all: ``("cuda",)``.
         identity_at_init: the model's output is unchanged before the first step.
+        discrete: its output jumps where a choice turns (routing): what bfloat16 decides otherwise
+            than float32 is no fault.
         export: the layout that the model fits with it: ``"llama"``, ``"qwen3"``.
 
     Raises:

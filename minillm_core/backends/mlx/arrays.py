@@ -54,6 +54,10 @@ class MLXArrays:
         return mx.array(number, dtype=mx.float32)
 
     @staticmethod
+    def argsort(x: mx.array, axis: int = -1) -> mx.array:
+        return mx.argsort(x, axis=axis).astype(mx.int32)
+
+    @staticmethod
     def silu(x: mx.array) -> mx.array:
         return x * mx.sigmoid(x)
 

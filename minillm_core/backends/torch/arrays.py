@@ -96,6 +96,10 @@ class TorchArrays:
         return torch.take_along_dim(x, indices.long(), axis)
 
     @staticmethod
+    def argsort(x: Tensor, axis: int = -1) -> Tensor:
+        return x.argsort(dim=axis).int()
+
+    @staticmethod
     def expand_dims(x: Tensor, axis: int) -> Tensor:
         return x.unsqueeze(axis)
 

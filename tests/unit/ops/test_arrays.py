@@ -98,6 +98,15 @@ def test_choices(x: np.ndarray) -> None:
 
 
 @given(x=floats())
+def test_orders(x: np.ndarray) -> None:
+    for axis in (-1, 0):
+        same(lambda ops, of, axis=axis: ops.argsort(of(x), axis))
+    found = ORACLE.argsort(x)
+    assert found.dtype == np.int32
+    assert (np.diff(np.take_along_axis(x, found, -1)) >= 0).all()
+
+
+@given(x=floats())
 def test_shapes(x: np.ndarray) -> None:
     a, b, c = x.shape
     same(lambda ops, of: (ops.reshape(of(x), (a * b, -1)), ops.permute_dims(of(x), (2, 0, 1))))
