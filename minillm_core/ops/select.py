@@ -14,6 +14,7 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from minillm_core.errors import BackendError, ConfigError
+from minillm_core.install import pip_line
 
 __all__ = [
     "Candidate",
@@ -65,9 +66,9 @@ def lacking(requirement: str) -> str | None:
     try:
         found = version(wanted.name)
     except PackageNotFoundError:
-        return f"{wanted.name} is not installed (pip install '{requirement}')"
+        return f"{wanted.name} is not installed ({pip_line(requirement)})"
     if not wanted.specifier.contains(found, prereleases=True):
-        return f"needs {requirement}, and {found} is installed"
+        return f"needs {requirement}, and {found} is installed ({pip_line(requirement)})"
     return None
 
 

@@ -18,6 +18,7 @@ from minillm_core.backends.detect import DEVICES, Detected, probe
 from minillm_core.backends.traced import create_traced
 from minillm_core.config.selection import name_of
 from minillm_core.errors import PlanError
+from minillm_core.install import pip_line
 from minillm_core.optim.groups import Member, groups_of
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plugins.discover import installed_names
@@ -26,7 +27,7 @@ from minillm_core.plugins.manager import LoadedPlugin, with_options
 from minillm_core.plugins.streams import Streams
 from minillm_core.testing.check import NotApplicable
 from minillm_core.testing.processes import ask
-from minillm_core.testing.small import Batch, moved, settings, supervised
+from minillm_core.testing.small import Batch, moved, rows, settings, supervised
 from minillm_core.train.hooks import batch_hook
 
 __all__ = ["Batch", "Subject", "moved", "supervised"]
@@ -83,7 +84,8 @@ class Subject:
             if name not in self.found.cls.manifest.backends:
                 reasons[name] = f"the plugin does not support {name}"
             elif framework is None or framework.broken:
-                reasons[name] = f"{name} is not installed: pip install 'minillm-core[{name}]'"
+                line = pip_line(f"minillm-core[{name}]")
+                reasons[name] = f"{name} is not installed: {line}"
         return reasons
 
     @property
@@ -164,29 +166,17 @@ class Subject:
             others: plugins of the plan beside this one.
             phase: "train", "eval" or "decode".
         """
-        config = plan.config
-        hook = batch_hook(
-            plan.on_batch,
-            (self.loaded, *self.companions, *others),
-            Counter(),
-            config.model.vocab,
-            Streams(0),
-        )
-        rng, shape = np.random.default_rng(0), (config.train.rows, config.train.seq_len)
-        found = []
-        for _ in range(steps):
-            ids = (config.model.vocab * rng.random((shape[0], shape[1] + 1)) ** 3).astype(np.int32)
-            labels = ids[:, 1:].copy()
-            for row in range(shape[0]):
-                labels[row, : 2 * row] = -1
-            batch = {
-                "ids": ids[:, :-1].copy(),
-                "labels": labels,
-                "documents": np.zeros(shape, np.int32),
-                "positions": np.tile(np.arange(shape[1], dtype=np.int32), (shape[0], 1)),
-            }
-            found.append(hook(batch, phase) if hook else batch)
-        return found
+        found = rows(plan.config, steps)
+        return [self.hooked(plan, batch, *others, phase=phase) for batch in found]
+
+    def hooked(
+        self, plan: Plan, batch: Batch, *others: LoadedPlugin, phase: str = "train"
+    ) -> Batch:
+        """A batch as a run's first ``on_batch`` leaves it."""
+        plugins = (self.loaded, *self.companions, *others)
+        vocab = plan.config.model.vocab
+        hook = batch_hook(plan.on_batch, plugins, Counter(), vocab, Streams(0))
+        return hook({**batch}, phase) if hook else batch
 
     def train(
         self, run: Trainer, plan: Plan, batches: Sequence[Batch], *, first: int = 0

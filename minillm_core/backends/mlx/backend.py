@@ -64,7 +64,7 @@ class MLXBackend(Backend):
             raise BackendError(
                 f"this MLX has no GPU: {error}",
                 where=f"--device {binding.device}",
-                fix="--device cpu, or a Mac, or mlx[cuda13] beside an NVIDIA card",
+                fix="--device cpu, or a Mac, or mlx[cuda13] beside an NVIDIA card: minillm doctor",
             ) from error
         self.join = join
         self.candidates = candidates

@@ -67,7 +67,7 @@ class TorchBackend(Backend):
             raise BackendError(
                 f"torch {torch.__version__} sees no CUDA device",
                 where=f"--device {binding.device}",
-                fix="--device cpu, or a torch built for CUDA and a driver that it accepts",
+                fix="--device cpu; minillm doctor says what it would need",
             )
         self.join, self.fused, self.compiler = join, fused, compiler
         self.candidates = candidates

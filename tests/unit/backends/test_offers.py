@@ -69,7 +69,7 @@ def test_one_that_is_insisted_on_serves_or_nothing_begins() -> None:
         ("pytest", None),
         ("pytest>=1", None),
         ("pytest<1", "needs pytest<1, and"),
-        ("no-such-thing>=2", "no-such-thing is not installed (pip install 'no-such-thing>=2')"),
+        ("no-such-thing>=2", "no-such-thing is not installed (pip install 'no-such-thing>=2'"),
     ],
 )
 def test_what_a_kernel_requires_is_looked_up(requirement: str, said: str | None) -> None:
