@@ -59,6 +59,7 @@ def test_the_list_is_json(site) -> None:
         "backends": ["torch", "mlx", "numpy"],
         "devices": [],
         "identity_at_init": False,
+        "discrete": False,
         "export": None,
     }
 
