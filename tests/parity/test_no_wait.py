@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm_core import Plugin
+from minillm_core import Plugin, stages
 from minillm_core.backends import create
 from minillm_core.backends.detect import Detected
 
@@ -25,9 +25,18 @@ class Factors(Plugin, api=1):
         loss.target(0.5, offset=2)
 
 
+class Masks(Plugin, api=1):
+    """Windows that grow while the steps are watched, and documents: attention by blocks."""
+
+    def build_attention(self, attn: Any) -> None:
+        attn.window(stages((0, 16), (0.12, 48)))
+        attn.documents()
+
+
 CASES = {
     "plain": ((), {}, "bfloat16", 1),
     "both": (("muon", "paired_heads"), {}, "bfloat16", 2),
+    "masks": ((), {"masks": Masks()}, "bfloat16", 2),
     "factors": (("muon",), {"factors": Factors()}, "float16", 1),
 }
 

@@ -9,7 +9,11 @@ import pytest
 from minillm_core.ops import CONTRACTS, LossForm, Rotary, TanhCap
 
 torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
+    pytest.mark.filterwarnings("default"),  # inductor has advice on TF32
+]
 
 
 def check(op: str, kernel: Any, arrays: list[Any], rest: tuple[Any, ...], dtype: str) -> None:
