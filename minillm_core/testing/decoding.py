@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from minillm_core.testing.check import Check, Failed
-from minillm_core.testing.small import Batch
+from minillm_core.testing.numbers import first_row
+from minillm_core.testing.small import Batch, rows
 from minillm_core.testing.subject import Subject
 
 __all__ = ["CHECKS"]
@@ -19,8 +20,7 @@ LEVEL = 2e-5
 def decodes(subject: Subject) -> str:
     """Fed in pieces, the model gives the logits of a pass over all of them."""
     plan, found = subject.plan(), []
-    (batch,) = subject.batches(plan, 1)
-    row = {name: array[:1] for name, array in batch.items()}
+    row = first_row(subject.batches(plan, 1, phase="decode")[0])
     for backend in subject.backends:
         run, worst = subject.stirred(plan, backend), 0.0
         ends = sorted({int(end) for cut in CUTS for end in np.cumsum(cut)})
@@ -35,7 +35,7 @@ def decodes(subject: Subject) -> str:
                 if not apart <= LEVEL:
                     raise Failed(
                         f"{backend}: fed {cut}, the logits after column {at} are {apart:.1e} from "
-                        "those of the whole",
+                        f"those of the whole (bound {LEVEL:.0e})",
                         cause="a node looks at earlier columns and declares no lookback, or at "
                         "later ones",
                     )
@@ -46,22 +46,24 @@ def decodes(subject: Subject) -> str:
 def causal(subject: Subject) -> str:
     """A later token changes no earlier logit."""
     plan, found = subject.plan(), []
-    (batch,) = subject.batches(plan, 1)
+    (batch,) = rows(plan.config, 1)
+    half = batch["ids"].shape[1] // 2
+    labels = np.full_like(batch["labels"], -1)
+    labels[:, :half] = batch["ids"][:, 1 : half + 1]
+    changed = batch["ids"].copy()
+    changed[:, half:] = (changed[:, half:] + 1) % plan.config.model.vocab
+    both = [
+        subject.hooked(plan, {**batch, "ids": ids, "labels": labels}, phase="eval")
+        for ids in (batch["ids"], changed)
+    ]
     for backend in subject.backends:
         run = subject.stirred(plan, backend)
-        half = batch["ids"].shape[1] // 2
-        ids = batch["ids"].copy()
-        ids[:, half:] = (ids[:, half:] + 1) % plan.config.model.vocab
-        labels = np.full_like(batch["labels"], -1)
-        labels[:, :half] = batch["ids"][:, 1 : half + 1]
-        losses = [
-            run.evaluate([{**batch, "ids": x, "labels": labels}])[0] for x in (batch["ids"], ids)
-        ]
+        losses = [run.evaluate([one])[0] for one in both]
         apart = abs(losses[0] - losses[1]) / abs(losses[0])
         if not apart <= 1e-6:
             raise Failed(
                 f"{backend}: other tokens from column {half} on change the loss before it by "
-                f"{apart:.1e}",
+                f"{apart:.1e} of it (bound 1e-06)",
                 cause="a node sees later columns: a shift the wrong way, a mean over all columns",
             )
         found.append(f"{backend} {apart:.0e}")

@@ -11,7 +11,7 @@ from minillm_core.config.load import load
 from minillm_core.config.schema import Config
 from minillm_core.nn.init import generator
 
-__all__ = ["ODD", "Batch", "moved", "settings", "supervised"]
+__all__ = ["ODD", "Batch", "moved", "rows", "settings", "supervised"]
 
 Batch = dict[str, np.ndarray]
 
@@ -42,6 +42,25 @@ def settings(**changed: Any) -> Config:
         assignments=[f"{key}={str(value).lower()}" for key, value in given.items()],
         default_preset=lambda: ("tiny", "the contract kit"),
     ).config
+
+
+def rows(config: Config, steps: int) -> list[Batch]:
+    """Batches that can be learnt a little; row r lacks 2 r labels."""
+    rng, shape, found = np.random.default_rng(0), (config.train.rows, config.train.seq_len), []
+    for _ in range(steps):
+        ids = (config.model.vocab * rng.random((shape[0], shape[1] + 1)) ** 3).astype(np.int32)
+        labels = ids[:, 1:].copy()
+        for row in range(shape[0]):
+            labels[row, : 2 * row] = -1
+        found.append(
+            {
+                "ids": ids[:, :-1].copy(),
+                "labels": labels,
+                "documents": np.zeros(shape, np.int32),
+                "positions": np.tile(np.arange(shape[1], dtype=np.int32), (shape[0], 1)),
+            }
+        )
+    return found
 
 
 def moved(name: str, value: np.ndarray) -> np.ndarray:
