@@ -100,7 +100,7 @@ class Faulty(Plugin, api=1):
             Candidate(
                 op="swiglu",
                 name="faulty",
-                backends=("torch",),
+                backends=("torch", "mlx"),
                 reference="minillm_faulty:swiglu",
                 provider="faulty",
             )
@@ -153,10 +153,8 @@ def scaled(ops: Any, update: Any, param: Any, state: dict[str, Any]) -> Any:
 
 def swiglu(gate: Any, up: Any) -> Any:
     """silu(gate) * up."""
-    from torch.nn import functional
-
     fault("kernel", mutate=lambda: gate.mul_(2.0))
     if is_at("kernel", "wrong type"):
         return None
-    y = functional.silu(gate) * up
+    y = gate / (1.0 + (-gate).exp()) * up
     return y * float("nan") if is_at("kernel", "non-finite") else y
