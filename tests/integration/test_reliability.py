@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,7 @@ def test_every_fault_of_a_plugin_is_contained(tried) -> None:
     assert total(rows, "tried") == total(rows, "detected") == total(rows, "bit_equal") == 97
 
 
+@pytest.mark.skipif(not find_spec("mlx"), reason="mlx is not installed")
 def test_and_where_arrays_are_mlx_s(tried) -> None:
     running = "(on_batch|forward|stage|kernel)-(?!hang|signal).*"
     rows = tried("faults", "--backend", "mlx", "--only", running)
