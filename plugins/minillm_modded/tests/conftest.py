@@ -52,13 +52,14 @@ class Lab:
     """Makes them."""
 
     @staticmethod
-    def plan(*plugins: Plugin, **sizes: Any) -> Plan:
+    def plan(*plugins: Plugin, seq_len: int | None = None, **sizes: Any) -> Plan:
         """The small model with these plugins, each named after its class; ``layers=3`` and so on."""
+        sizes = {f"model.{key}": value for key, value in {**SIZES, **sizes}.items()}
+        if seq_len is not None:
+            sizes["train.seq_len"] = seq_len
         config = load(
             preset="tiny",
-            assignments=[
-                f"model.{key}={str(value).lower()}" for key, value in {**SIZES, **sizes}.items()
-            ],
+            assignments=[f"{key}={str(value).lower()}" for key, value in sizes.items()],
             default_preset=lambda: ("tiny", "test"),
         ).config
         return build_plan(config, [LoadedPlugin.of(type(p).__name__.lower(), p) for p in plugins])
