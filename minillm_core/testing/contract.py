@@ -58,12 +58,8 @@ def conformance(
     @pytest.mark.filterwarnings(*ignored)
     @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
     def test_contract(check: Any, request: pytest.FixtureRequest) -> None:
-        on, beside = (
-            request.config.getoption(f"--minillm-{flag}", default)
-            for flag, default in (("backend", backend), ("pairs", pairs))
-        )
         with _quiet():
-            result = checking(on or backend, beside).result(check)
+            result = checking(*asked(request.config, backend, pairs)).result(check)
         if result.outcome.verdict == "failed":
             pytest.fail(explained(result, again=_again(request)), pytrace=False)
         if result.outcome.verdict != "passed":
@@ -71,6 +67,13 @@ def conformance(
 
     test_contract.checks_plugin = spec  # type: ignore[attr-defined]  # read when tests are collected
     return test_contract
+
+
+def asked(config: pytest.Config, backend: str, pairs: int | None) -> tuple[str, int | None]:
+    """The backend and number of pairs: the test's own, unless pytest's flags say otherwise."""
+    flags = [config.getoption(f"--minillm-{flag}", None) for flag in ("backend", "pairs")]
+    beside = {None: pairs, "all": None}.get(flags[1], flags[1])
+    return flags[0] or backend, beside
 
 
 @contextmanager

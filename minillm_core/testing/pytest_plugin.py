@@ -69,9 +69,9 @@ def _missing(backend: str) -> str | None:
     return f"{backend} cannot be imported: {framework.broken}" if framework.broken else None
 
 
-def _count(text: str) -> int | None:
+def _count(text: str) -> int | str:
     if text == "all":
-        return None
+        return text
     if not (text.isascii() and text.isdigit()):
         raise ArgumentTypeError(f"a number or 'all', not '{text}'")
     return int(text)

@@ -7,8 +7,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+
+from minillm_core.testing.contract import asked
 
 Run = Callable[..., str]
 
@@ -81,6 +85,20 @@ def test_flags_say_on_which_backend_and_beside_how_many(run: Run) -> None:
     assert "on mlx" in out
     assert "on torch" not in out
     assert "a number or 'all', not '-1'" in run("--minillm-pairs", "-1", code=4)
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({}, ("both", 2)),
+        ({"--minillm-backend": "mlx"}, ("mlx", 2)),
+        ({"--minillm-backend": "both", "--minillm-pairs": 0}, ("both", 0)),
+        ({"--minillm-pairs": "all"}, ("both", None)),
+    ],
+)
+def test_flags_take_the_place_of_what_the_test_says(given: Any, found: Any) -> None:
+    config: Any = SimpleNamespace(getoption=given.get)
+    assert asked(config, "both", 2) == found
 
 
 def test_other_people_s_runs_notice_nothing(run: Run) -> None:
