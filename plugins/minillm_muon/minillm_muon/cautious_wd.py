@@ -20,7 +20,9 @@ class CautiousWD(Plugin, api=1):
     """Weight decay only where it agrees in sign with the update."""
 
     rules: tuple[str, ...] = option(
-        ("*",), min_length=1, help='update rules, such as ["muon", "adamw"]; "*" is all there are'
+        ("*",),
+        min_length=1,
+        help='update rules; "*" is all there are, ["muon"] leaves AdamW to torch\'s fused kernel',
     )
 
     def optimizer_factory(self, optimizer):
