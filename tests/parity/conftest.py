@@ -245,13 +245,13 @@ def batch(
     }
 
 
-def completed(plan: Plan, batch: Batch) -> Batch:
+def completed(plan: Plan, batch: Batch, phase: str = "train") -> Batch:
     """The batch as the plan's installed plugins hand it on, documents that begin anywhere in it."""
     begins = np.random.default_rng(11).random(batch["ids"].shape) < 0.2
     batch = batch | {"documents": np.cumsum(begins, axis=1).astype(np.int32)}
     ours = load_plugins([plugin.name for plugin in plan.plugins])
     hook = batch_hook(plan.on_batch, ours, Counter(), plan.config.model.vocab, Streams(0))
-    return hook(batch, "train") if hook else batch
+    return hook(batch, phase) if hook else batch
 
 
 def split(whole: Batch, parts: int) -> list[Batch]:

@@ -66,3 +66,18 @@ def test_losses_and_gradients_are_the_same_everywhere(
     lab.assert_gradients(found["mlx"][1], found["torch"][1], overall=3e-6)
     still = [name for name, grad in found["torch"][1].items() if not np.any(grad)]
     assert still == []
+
+
+def test_decoding_in_pieces_is_the_whole_pass(
+    lab: Any, everything: Plan, moved: dict[str, np.ndarray]
+) -> None:
+    run = lab.trainer(everything, "torch")
+    run.load(moved)
+    batch = lab.completed(everything, lab.batch(everything), phase="decode")
+    row = {name: array[:1] for name, array in batch.items()}
+    decoding, at = run.decoding(), 0
+    for size in (5, 1, 1, 3, 1):
+        logits = decoding.feed({name: array[:, at : at + size] for name, array in row.items()})
+        at += size
+        whole = run.next_logits({name: array[:, :at] for name, array in row.items()})
+        np.testing.assert_allclose(logits, whole, atol=2e-5)
