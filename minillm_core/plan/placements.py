@@ -12,7 +12,7 @@ from minillm_core.nn.decoder import DecoderSpec
 from minillm_core.nn.node import Node
 from minillm_core.nn.residual import SiteSpec
 from minillm_core.nn.value import Setting
-from minillm_core.plan.words import words
+from minillm_core.plan.words import function_words, words
 from minillm_core.plugins.builders import OptimizerSlots
 from minillm_core.plugins.builders.data import Field
 
@@ -119,7 +119,7 @@ def _attention(at: str, attention: AttentionSpec) -> Iterator[Placement]:
     for slot in ("frequencies", "scaling"):
         claimed = getattr(attention.rope, slot)
         if claimed is not None:
-            yield Placement(claimed[0], f"{at}.rope.{slot}", words(claimed), settled=True)
+            yield Placement(claimed[0], f"{at}.rope.{slot}", function_words(claimed), True)
 
 
 def _whole(slot: str, claimed: Node | Nothing | None) -> Iterator[Placement]:

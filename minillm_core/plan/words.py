@@ -14,7 +14,7 @@ from minillm_core.nn.value import Setting
 from minillm_core.ops.form import LossForm
 from minillm_core.optim.stage import Draft, Stage
 
-__all__ = ["words"]
+__all__ = ["function_words", "words"]
 
 
 @singledispatch
@@ -70,8 +70,8 @@ def _draft(value: Draft) -> str:
     return _last(value.stage.reference)
 
 
-@words.register
-def _function(value: tuple) -> str:  # owner, reference, arguments
+def function_words(value: tuple[str, str, Any]) -> str:
+    """The name of a function that is kept as owner, reference, arguments."""
     return _last(value[1])
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from minillm_core.plan.why.answer import CORE, Answer, Held, Refused
 from minillm_core.plan.why.merged import NOTHING, chain_answers, claim_answer, term_answer
+from minillm_core.plan.words import function_words
 from minillm_core.plugins.builders import AttentionSlots, ModelSlots
 from minillm_core.plugins.slots import way_out
 
@@ -23,8 +24,9 @@ def attention_answers(layers: Iterable[AttentionSlots], model: ModelSlots) -> It
 def _slots(slots: AttentionSlots) -> Iterator[Answer]:
     dim, base = slots.geometry.head_dim, slots.base
     yield from chain_answers(slots.qk)
-    yield claim_answer(slots.frequencies, f"base^(-2i/{dim}), i < {dim // 2}, base {base:,g}")
-    yield claim_answer(slots.scaling, "the frequencies as they are")
+    formula = f"base^(-2i/{dim}), i < {dim // 2}, base {base:,g}"
+    yield claim_answer(slots.frequencies, formula, in_words=function_words)
+    yield claim_answer(slots.scaling, "the frequencies as they are", in_words=function_words)
     yield claim_answer(slots.positions, "0, 1, 2 ... along the row")
     yield term_answer(slots.v, "v alone")
     yield claim_answer(slots.layout, "heads and positions as they are projected")

@@ -28,6 +28,7 @@ from minillm_core.plan.why import Answer, Pattern, folded, nearest_names, slot_a
 from minillm_core.plan.why.answer import names_of
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.plugin import Plugin
+from minillm_core.plugins.slots import Chain, Claim, Terms
 from minillm_modded.paired_heads import PairedHeads
 from minillm_muon.muon import Muon
 
@@ -230,6 +231,45 @@ def test_a_clash_is_an_answer_that_names_both(asked: Asked, slot: str) -> None:
     assert not any(answer.clashes for answer in elsewhere)
     backwards = asked(slot, two=made(), one=made())
     assert [one.refused for one in answers] == [one.refused for one in backwards]
+
+
+def test_no_slot_of_the_builders_is_forgotten(
+    asked: Asked, small_config: Callable[..., Config]
+) -> None:
+    config = small_config()
+    said = Declared.of(config, geometry_of(config))
+    kept = [
+        value
+        for part in (*said.attention, said.model, said.loss, said.data)
+        for value in vars(part).values()
+    ]
+    for several in [one for one in kept if isinstance(one, (list, dict))]:
+        kept += several.values() if isinstance(several, dict) else several
+    places = [one.where for one in kept if isinstance(one, (Chain, Claim, Terms))]
+    answers = asked("*")
+    assert len(places) > 50
+    for place in places:
+        assert any(Pattern(place).picks(answer) for answer in answers), place
+
+
+def test_claimed_numbers_of_a_parameter_are_shown(asked: Asked) -> None:
+    sets = optimizer(lambda o: o.set(norms, lr_mul=2.0, wd_mul=0.5, betas=(0.75, 0.95)))
+    (answer,) = asked("layers.0.mlp_norm.weight", sets=sets)
+    found = {one.why.partition(":")[0]: one.what for one in answer.held if one.owner == "sets"}
+    assert found == {
+        "opt.set.lr_mul": "2.0",
+        "opt.set.wd_mul": "0.5",
+        "opt.set.betas": "(0.75, 0.95)",
+    }
+
+
+def test_a_claimed_function_is_named(asked: Asked) -> None:
+    (answer, *_) = asked("attn.rope.scaling", it=attention(lambda a: a.rope.scaling(scaled)))
+    assert [one.what for one in answer.held] == ["scaled"]
+
+
+def scaled(theta: Any) -> Any:
+    return theta / 2
 
 
 def test_a_chain_says_what_ordered_it(asked: Asked, planned: Callable[..., Plan]) -> None:
