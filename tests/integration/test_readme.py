@@ -21,6 +21,7 @@ PAGES = (
     "docs/hooks.md",
     "SECURITY.md",
     "benchmarks/results/README.md",
+    "plugins/minillm_liger/README.md",
     "plugins/minillm_muon/README.md",
     "plugins/minillm_modded/README.md",
     "examples/minillm_hello/README.md",
