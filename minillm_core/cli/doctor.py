@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import typer
 
 from minillm_core.cli.options import AsJson, Debug, Help
+from minillm_core.errors import Refusal
+from minillm_core.install import pip_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +36,16 @@ def doctor(as_json: AsJson = False, debug: Debug = False, show_help: Help = Fals
     Exit 2: something that every run needs is broken. Commands keep the installed torch and mlx.
     """
     from minillm_core.cli.cache import cache_folder
-    from minillm_core.doctor import can_run, diagnose
+
+    try:
+        from minillm_core.doctor import can_run, diagnose
+    except ModuleNotFoundError as error:  # the core's requirements are named as their modules
+        needed = error.name or str(error)
+        raise Refusal(
+            f"minillm-core needs {needed}, which is not installed",
+            where=sys.executable,
+            fix=pip_line(needed),
+        ) from error
 
     findings, facts = diagnose(cache_folder())
     able = can_run(findings)

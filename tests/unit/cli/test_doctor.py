@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -81,6 +83,19 @@ def test_a_command_is_one_line_that_can_be_copied() -> None:
     first, second = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert first == "warning  torch  [bold]why[/bold]"
     assert second.strip() == command
+
+
+def test_the_doctor_itself_lacks_a_package() -> None:
+    script = (
+        "import sys; sys.modules['psutil'] = None; from minillm_core.cli.main import main; "
+        "sys.exit(main(['doctor']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "minillm-core needs psutil, which is not installed" in done.stderr
+    assert "pip install psutil" in done.stderr
 
 
 @pytest.mark.slow
