@@ -6,6 +6,8 @@ import copy
 import json
 from collections import Counter
 from collections.abc import Callable
+from contextlib import chdir
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -137,14 +139,15 @@ def hears(subject: Subject) -> str:
     (observer,) = observers([subject.loaded]).values()
     plan = subject.plan()
     before = json.dumps(plan.data(), sort_keys=True)
-    for event in EVENTS:
-        given = copy.deepcopy(event)
-        _told(observer, given)
-        if repr(given) != repr(event):
-            raise Failed(
-                f"event '{event.event}' is {event!r} before and {given!r} after it",
-                cause="an observer changes what others are still to read",
-            )
+    with TemporaryDirectory() as folder, chdir(folder):  # it may write files: not over an author's
+        for event in EVENTS:
+            given = copy.deepcopy(event)
+            _told(observer, given)
+            if repr(given) != repr(event):
+                raise Failed(
+                    f"event '{event.event}' is {event!r} before and {given!r} after it",
+                    cause="an observer changes what others are still to read",
+                )
     if json.dumps(plan.data(), sort_keys=True) != before:
         raise Failed("the plan is another one afterwards", cause="an observer writes to the model")
     return f"{len(EVENTS)} kinds of events"

@@ -154,6 +154,16 @@ def test_a_broken_plugin_fails_loads(
     assert found.partition(":")[0] in err
 
 
+def test_what_an_observer_writes_is_not_left_here(program: Program, quiet: Any) -> None:
+    hook = (
+        'on_event(self, event):\n        open("losses.csv", "w").close()\n\n    def compute_loss('
+    )
+    spec = quiet("compute_loss(", hook)
+    Path("losses.csv").write_text("kept")
+    assert program("plugins", "check", spec, "--only", "events")[0] == 0
+    assert Path("losses.csv").read_text() == "kept"
+
+
 def test_what_stops_its_own_options_is_a_failure(program: Program, quiet: Any) -> None:
     spec = quiet('"""Nothing."""', '"""Nothing."""\n    def model_post_init(self, _): 1 / 0')
     code, report, _ = check(program, spec, "quiet.size=2")
