@@ -86,6 +86,17 @@ WRONG: dict[str, tuple[str, str, str]] = {
         BATCH,
         "        batch = {**batch, 'labels': batch['labels'].clip(max=9) - 10 * (batch['ids'] > 50)}",
     ),
+    "reweights evaluations": (
+        "batches",
+        BATCH,
+        "        weights = 0.5 + 0 * batch['ids'].astype('float32')\n"
+        "        batch = {**batch, 'weights': weights}",
+    ),
+    "forgets its field in evaluations": (
+        "batches",
+        BATCH,
+        "        if phase == 'eval':\n            return batch",
+    ),
     "random numbers of its own": (
         "batches",
         FIELDS,
