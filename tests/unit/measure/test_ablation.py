@@ -1,0 +1,154 @@
+"""What is compared, which runs are made, that none is made twice, and what is said of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minillm_core.errors import Interrupted, Refusal, Stopped
+from minillm_core.measure.ablation import Ablation
+from minillm_core.measure.variants import leave_one_out, one_at_a_time
+
+ABOUT = {"data": "text", "device": "a CPU", "dtype": "float32", "versions": {"minillm-core": "1"}}
+
+
+@pytest.fixture
+def ablation(tmp_path: Path, asked: Any) -> Any:
+    def make(rig: Any, judged: tuple[str, ...], **more: Any) -> Ablation:
+        loaded, plugins = asked(*judged, *more.pop("company", ()), steps=more.get("steps") or 100)
+        design = more.pop("design", one_at_a_time)(loaded, plugins, judged)
+        given = {"steps": 100, "minutes": None, "about": ABOUT, "say": lambda text: None, **more}
+        return Ablation(tmp_path, design, range(3), rig, **given)
+
+    return make
+
+
+def test_each_alone_against_none(ablation: Any, rigged: Any) -> None:
+    rig = rigged({"rule": 0.2, "scale": -0.1})
+    found = ablation(rig, ("scale", "rule")).run()
+    assert list(found["plugins"]) == ["scale", "rule"]
+    made = [names for names, _, _ in rig.made]
+    assert made == [()] * 3 + [("scale",)] * 3 + [("rule",)] * 3  # a variant's seeds together
+    rule = found["plugins"]["rule"]
+    assert rule["effect"] == pytest.approx(-0.201, abs=1e-3)
+    assert rule["low"] < rule["effect"] < rule["high"] < 0
+    assert rule["distinguishable"]
+    assert found["plugins"]["scale"]["effect"] == pytest.approx(0.1, abs=2e-3)
+    assert rule["speed"]["effect"] == pytest.approx(1.0)
+    assert found["finished"]
+
+
+def test_a_slower_one_is_run_again_for_the_steps_that_its_seconds_allow(
+    ablation: Any, rigged: Any
+) -> None:
+    rig = rigged({"rule": 0.2}, {"rule": 1.25})
+    found = ablation(rig, ("rule",)).run()
+    assert [steps for names, _, steps in rig.made if names] == [100] * 3 + [80] * 3
+    rule = found["plugins"]["rule"]
+    assert rule["equal_seconds"]["effect"] == pytest.approx(rule["effect"] + 0.01 * 20)
+    assert rule["speed"]["effect"] == pytest.approx(1 / 1.25)
+    assert found["variants"]["+rule"]["steps_at_equal_seconds"] == 80
+
+
+def test_one_as_fast_serves_both(ablation: Any, rigged: Any) -> None:
+    rig = rigged({"rule": 0.2}, {"rule": 1.005})
+    rule = ablation(rig, ("rule",)).run()["plugins"]["rule"]
+    assert len(rig.made) == 6
+    assert rule["equal_seconds"]["effect"] == rule["effect"]
+
+
+def test_all_against_all_but_one_tells_which_cannot_be_left_out(ablation: Any, rigged: Any) -> None:
+    rig = rigged({"rule": 0.2, "extension": 0.05, "scale": 0.0})
+    judged = ("rule", "extension", "scale")
+    found = ablation(rig, judged, design=leave_one_out).run()
+    assert list(found["plugins"]) == ["extension", "scale"]
+    assert "no active plugin provides" in found["not_judged"]["rule"]
+    assert found["plugins"]["extension"]["effect"] == pytest.approx(-0.051, abs=1e-3)
+    assert {names for names, _, _ in rig.made} == {
+        ("extension", "rule", "scale"),
+        ("rule", "scale"),
+        ("extension", "rule"),
+    }
+
+
+def test_one_that_builds_on_another_is_refused_alone_and_judged_in_company(
+    ablation: Any, rigged: Any
+) -> None:
+    with pytest.raises(Refusal, match="'extension' cannot be judged alone") as refused:
+        ablation(rigged({}), ("extension",))
+    assert "--with" in str(refused.value)
+    rig = rigged({"extension": 0.05})
+    found = ablation(rig, ("extension",), company=("rule",)).run()
+    assert found["variants"]["baseline"]["plugins"] == ["rule"]
+    assert found["plugins"]["extension"]["effect"] < 0
+
+
+def test_nothing_to_leave_out_is_refused(asked: Any) -> None:
+    loaded, plugins = asked("rule", "extension")
+    with pytest.raises(Refusal, match="none of the plugins can be left out"):
+        leave_one_out(loaded, plugins, ("rule",))
+
+
+def test_finished_runs_are_not_made_again(ablation: Any, rigged: Any, tmp_path: Path) -> None:
+    rig = rigged({"rule": 0.2})
+    rig.stop_after = 2
+    with pytest.raises(Stopped, match="2 finished runs are kept"):
+        ablation(rig, ("rule",)).run()
+    assert not json.loads((tmp_path / "ablation.json").read_bytes())["finished"]
+    again = rigged({"rule": 0.2})
+    found = ablation(again, ("rule",)).run()
+    assert [(names, seed) for names, seed, _ in again.made] == [
+        ((), 2),
+        *[(("rule",), seed) for seed in range(3)],
+    ]
+    whole = rigged({"rule": 0.2})
+    assert found["plugins"] == ablation(whole, ("rule",)).run()["plugins"]
+    assert not whole.made
+
+
+def test_a_signal_before_the_first_run_leaves_nothing(ablation: Any, rigged: Any) -> None:
+    rig = rigged({})
+    rig.stop_after = 0
+    with pytest.raises(Interrupted, match="no run was finished"):
+        ablation(rig, ("rule",)).run()
+
+
+@pytest.mark.parametrize("change", ["data", "device", "dtype", "versions"])
+def test_runs_of_another_ablation_are_refused(ablation: Any, rigged: Any, change: str) -> None:
+    ablation(rigged({}), ("rule",)).run()
+    with pytest.raises(Refusal, match="the runs of another ablation") as refused:
+        ablation(rigged({}), ("rule",), about={**ABOUT, change: "another"}).run()
+    assert change in str(refused.value)
+
+
+def test_a_run_that_was_cut_short_is_made_again(ablation: Any, rigged: Any, tmp_path: Path) -> None:
+    ablation(rigged({}), ("rule",)).run()
+    torn = tmp_path / "runs" / "with-rule-seed1-100.json"
+    torn.write_bytes(torn.read_bytes()[:40])
+    rig = rigged({})
+    ablation(rig, ("rule",)).run()
+    assert rig.made == [(("rule",), 1, 100)]
+
+
+def test_a_pair_that_diverged_is_told_and_left_out(ablation: Any, rigged: Any) -> None:
+    rig, told = rigged({"rule": 0.2}), []
+    rig.diverges = {("rule", 1)}
+    found = ablation(rig, ("rule",), say=told.append).run()
+    assert found["plugins"]["rule"]["pairs"] == 2
+    assert found["plugins"]["rule"]["failed"] == 1
+    assert any("not finite" in line for line in told)
+    rig.diverges = {("rule", seed) for seed in range(3)}
+    all_failed = ablation(rig, ("rule",), about={**ABOUT}, steps=50).run()["plugins"]["rule"]
+    assert (all_failed["effect"], all_failed["failed"]) == (None, 3)
+
+
+def test_minutes_become_steps_once(ablation: Any, rigged: Any) -> None:
+    found = ablation(rigged({}), ("rule",), steps=None, minutes=0.1).run()
+    assert found["steps"] == 60  # 6 seconds of 0.1 each
+    slower = rigged({})
+    slower.speed = lambda *_: 0.5  # another day
+    assert ablation(slower, ("rule",), steps=None, minutes=0.1).run()["steps"] == 60
+    assert not slower.made
