@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from minillm_core.backends.why import kernel_answers
@@ -106,8 +107,8 @@ def _render(chosen: Sequence[Folded], plugins: Sequence[LoadedPlugin]) -> None:
     console.print(table)
 
 
-def _row(table: object, *cells: str, style: str = "") -> None:
-    table.add_row(*(Text(plain(cell), style) for cell in cells))  # type: ignore[attr-defined]
+def _row(table: Table, *cells: str, style: str = "") -> None:
+    table.add_row(*(Text(plain(cell), style) for cell in cells))
 
 
 def _place(one: Folded) -> str:

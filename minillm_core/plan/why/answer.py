@@ -60,9 +60,9 @@ class Folded:
     @property
     def where(self) -> str:
         """``layers 0-3``, or nothing."""
-        return f"layer{'s' if len(self.layers) > 1 else ''} {ranges(self.layers)}" * bool(
-            self.layers
-        )
+        if not self.layers:
+            return ""
+        return f"layer{'s' if len(self.layers) > 1 else ''} {ranges(self.layers)}"
 
     def data(self) -> dict[str, Any]:
         """As JSON."""
@@ -73,17 +73,13 @@ class Folded:
 
 def folded(answers: Iterable[Answer]) -> list[Folded]:
     """Answers, those that are alike in several layers once."""
+    first: dict[tuple[str, str], Answer] = {}
     entries = []
     for answer in answers:
-        texts = (answer.kind, answer.held, answer.refused)
-        entries.append((answer, (answer.slot, _alike(texts, answer.slot))))
-    first: dict[tuple[str, str], Answer] = {}
-    for answer, (slot, alike) in entries:
-        first.setdefault((LAYER.sub("*", slot, count=1), alike), answer)
-    return [
-        Folded(slot, layers, first[slot, alike])
-        for slot, alike, layers in fold(entry for _, entry in entries)
-    ]
+        alike = _alike((answer.kind, answer.held, answer.refused), answer.slot)
+        first.setdefault((LAYER.sub("*", answer.slot, count=1), alike), answer)
+        entries.append((answer.slot, alike))
+    return [Folded(slot, layers, first[slot, alike]) for slot, alike, layers in fold(entries)]
 
 
 def _alike(texts: Any, slot: str) -> str:
