@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from minillm_core.plugins.scaffold import KINDS
+
 pytestmark = pytest.mark.full
 
 Run = Callable[..., str]
@@ -44,3 +46,15 @@ def test_a_new_plugin_is_installed_tested_and_trained_with(run: Run, tmp_path: P
     run("minillm_core", *train[1:], "--steps", "2", "--out", "out", "model.layers=1")
     (record,) = json.loads((tmp_path / "out" / "run.json").read_text())["plugins"]
     assert (record["distribution"], record["evidence"]["shown"]) == ("minillm-head_gate", True)
+
+
+def test_every_kind_installs_and_plans(run: Run, tmp_path: Path) -> None:
+    names = {f"my_{kind}": kind for kind in KINDS}
+    for name, kind in names.items():
+        run("minillm_core", "plugins", "new", name, "--kind", kind)
+    folders = [f"./minillm-{name}" for name in names]
+    run("pip", "install", "--no-index", "--no-deps", "--no-build-isolation", *folders)
+    for name in names:
+        only = ("--only", "manifest,plans", "--backend", "torch")
+        report = json.loads(run("minillm_core", "plugins", "check", name, *only, "--json"))
+        assert {one["verdict"] for one in report["checks"]} == {"passed"}, name
