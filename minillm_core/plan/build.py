@@ -75,6 +75,7 @@ def build_plan(
     manager.call(
         "optimizer_factory", lambda p: {"optimizer": OptimizerBuilder(p.name, values, optimizer)}
     )
+    said.heard.add("optimizer_factory")
     groups = optimizer.resolve()
     check_reads(spec, (name for name, _, _ in fields), values.held)
     manager.call("kernel_provider", lambda p: {"kernels": KernelBuilder(p.name, values, held)})
@@ -140,10 +141,14 @@ def _model(config: Config, manager: Manager, said: Declared) -> DecoderSpec:
             "build_attention",
             lambda p, slots=slots: {"attn": AttentionBuilder(p.name, values, slots)},
         )
+    said.heard.add("build_attention")
     model, loss, data = said.model, said.loss, said.data
     manager.call("build_model", lambda p: {"model": ModelBuilder(p.name, values, model)})
+    said.heard.add("build_model")
     manager.call("compute_loss", lambda p: {"loss": LossBuilder(p.name, values, loss)})
+    said.heard.add("compute_loss")
     manager.call("build_data", lambda p: {"data": DataBuilder(p.name, values, data)})
+    said.heard.add("build_data")
     geometry = model.geometry
     return DecoderSpec(
         geometry=geometry,

@@ -30,6 +30,7 @@ class Declared:
     values: ValueTable = field(default_factory=ValueTable)
     optimizer: OptimizerSlots | None = None
     kernels: dict[str, tuple[str, Candidate]] = field(default_factory=dict)  # op=name -> who, what
+    heard: set[str] = field(default_factory=set)  # hooks that every plugin has answered
 
     @classmethod
     def of(cls, config: Config, geometry: Geometry) -> Declared:

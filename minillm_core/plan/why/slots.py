@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 from minillm_core.errors import PlanError
@@ -23,7 +23,7 @@ def slot_answers(
     refusal: PlanError | None = None,
     plugins: Collection[str] = (),
 ) -> tuple[Answer, ...]:
-    """An answer for every slot, parameter and rule.
+    """An answer for every slot, parameter and rule; where a hook was not heard out, for clashes.
 
     Args:
         said: what the plugins said.
@@ -31,27 +31,34 @@ def slot_answers(
         refusal: why it was refused.
         plugins: the names of all of them.
     """
-    answers = tuple(_answers(said, plan))
-    if refusal is None or any(refusal.what == r.what for a in answers for r in a.refused):
-        return answers
+    certain, unheard = [], []
+    for hooks, answers in _by_hooks(said, plan):
+        (certain if hooks <= said.heard else unheard).extend(answers)
+    known = (*certain, *unheard)
+    if refusal is None or any(refusal.what == r.what for a in certain for r in a.refused):
+        return tuple(certain)
+    whole = {answer.slot for answer in certain}
     who = tuple(sorted(name for name in plugins if f"'{name}'" in refusal.what))
     clash = Refused(who, refusal.what, refusal.fix)
-    concerned = _concerned(refusal, [answer.slot for answer in answers])
+    concerned = _concerned(refusal, [answer.slot for answer in known])
     return tuple(
         replace(answer, refused=(*answer.refused, clash)) if answer.slot in concerned else answer
-        for answer in answers
+        for answer in known
+        if answer.slot in whole or answer.slot in concerned
     )
 
 
-def _answers(said: Declared, plan: Plan | None) -> Iterator[Answer]:
-    yield from attention_answers(said.attention, said.model)
-    yield from model_answers(said.model)
-    yield from loss_answers(said.loss)
-    yield from data_answers(said.data)
+def _by_hooks(said: Declared, plan: Plan | None) -> Iterator[tuple[set[str], Iterable[Answer]]]:
+    """Answers, and the hooks that all plugins must have answered for them to be the whole truth."""
+    attention = attention_answers(said.attention, said.model)
+    yield {"build_attention", "build_model"}, attention
+    yield {"build_model"}, model_answers(said.model)
+    yield {"compute_loss"}, loss_answers(said.loss)
+    yield {"build_data"}, data_answers(said.data)
     if said.optimizer is not None:
-        yield from optimizer_answers(said.optimizer, said.model)
+        yield {"optimizer_factory"}, optimizer_answers(said.optimizer, said.model)
     if plan is not None:
-        yield from hook_answers(plan)
+        yield set(), hook_answers(plan)
 
 
 def _concerned(refusal: PlanError, slots: Collection[str]) -> Collection[str]:

@@ -227,7 +227,7 @@ def test_a_clash_is_an_answer_that_names_both(asked: Asked, slot: str) -> None:
     for clash in (clash for answer in answers for clash in answer.clashes):
         assert clash.who == ("one", "two")
         assert clash.fix
-    elsewhere = asked("loss.term", one=made(), two=made())
+    elsewhere = asked("data.field", one=made(), two=made())
     assert not any(answer.clashes for answer in elsewhere)
     backwards = asked(slot, two=made(), one=made())
     assert [one.refused for one in answers] == [one.refused for one in backwards]
@@ -314,6 +314,16 @@ def test_a_replaced_attention_has_no_slots_left(asked: Asked) -> None:
     assert [bool(answer.clashes) for answer in answers] == [False, True, False, False]
     (clash,) = answers[1].clashes
     assert clash.who == ("scale", "whole")
+
+
+def test_what_was_not_heard_out_is_not_said_to_be_the_core_s(asked: Asked) -> None:
+    made = CLASHES["model.streams"]  # refused while build_model is asked: no loss was heard
+    caps = plugin(compute_loss=lambda self, loss: loss.logits(z=1e-4))
+    both = {"one": made(), "two": made(), "zcap": caps}
+    assert asked("loss.logits", **both) == []
+    assert [one.slot for one in asked("model", **both)] == ["model.streams[extra]"]
+    (alone,) = asked("loss.logits", one=made(), zcap=caps)
+    assert alone.held[0].owner == "zcap"
 
 
 def test_a_refusal_elsewhere_is_put_where_it_belongs(asked: Asked) -> None:
