@@ -200,6 +200,10 @@ CLASHES: dict[str, tuple[Made, str]] = {
         attention(lambda a: a.window(4)),
         "slot layers.0.attention.window is claimed by both 'one' and 'two'",
     ),
+    "attn.documents": (
+        attention(lambda a: a.documents()),
+        "slot layers.0.attention.documents is claimed by both 'one' and 'two'",
+    ),
     "attn.scale": (
         attention(lambda a: a.scale(0.1)),
         "slot layers.0.attention.scale is claimed by both 'one' and 'two'",

@@ -41,6 +41,7 @@ SLOTS += (
     "attn.v",
     "attn.layout",
     "attn.window",
+    "attn.documents",
     "attn.scale",
     "attn.out.gate",
 )
