@@ -30,7 +30,7 @@ NAME, VERSION = "faulty", "minillm-faulty 1.0"
 BEFORE, AFTER = 8, 28  # steps of the run that is there, and of what it goes on to
 PLANNING = (
     *("import", "class", "build_attention", "build_model", "compute_loss"),
-    *("optimizer_factory", "kernel_provider", "build_data"),
+    *("optimizer_factory", "kernel_provider", "build_data", "accepts"),
 )
 RUNNING = ("on_batch", "on_event", "forward", "stage", "kernel")
 PLACES = (*PLANNING, *RUNNING)
@@ -47,7 +47,7 @@ HOOKS = {
 NONE = {
     *(("import", "mutated"), ("class", "mutated"), ("import", "non-finite")),
     *(("class", "non-finite"), ("kernel_provider", "non-finite"), ("build_data", "non-finite")),
-    ("on_event", "non-finite"),
+    *(("on_event", "non-finite"), ("accepts", "mutated"), ("accepts", "non-finite")),
 }
 """Places that are given nothing, or that give no number."""
 UNSEEN = {("forward", "mutated"), ("stage", "mutated"), ("kernel", "mutated")}

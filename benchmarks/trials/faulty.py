@@ -102,6 +102,7 @@ class Faulty(Plugin, api=1):
                 name="faulty",
                 backends=("torch", "mlx"),
                 reference="minillm_faulty:swiglu",
+                accepts=accepts,
                 provider="faulty",
             )
         )
@@ -149,6 +150,12 @@ def scaled(ops: Any, update: Any, param: Any, state: dict[str, Any]) -> Any:
     if is_at("stage", "non-finite"):
         update = update * float("inf")
     return update, state
+
+
+def accepts(request: Any) -> Any:
+    """Whatever is asked."""
+    fault("accepts")
+    return 7 if is_at("accepts", "wrong type") else None
 
 
 def swiglu(gate: Any, up: Any) -> Any:

@@ -80,11 +80,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if code == 130:  # typer's answer to a KeyboardInterrupt
             raise KeyboardInterrupt
         sys.stdout.flush()
-    except SystemExit as error:  # typer's answer to a closed pipe
-        return _closed_pipe() if error.code else 0
     except BrokenPipeError:
         return _closed_pipe()
     except BaseException as error:
+        if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
+            return _closed_pipe()  # typer's answer to one is an exit
         text, code = explain(error, debug=debug)
         say(text)
         if argv is None and code in _BY_SIGNAL:

@@ -13,7 +13,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from minillm_core.errors import BackendError, ConfigError
+from minillm_core.errors import BackendError, ConfigError, PluginCodeError
 from minillm_core.install import pip_line
 
 __all__ = [
@@ -92,12 +92,25 @@ class Candidate:
     provider: str = "core"
 
     def refusal(self, request: Request) -> str | None:
-        """Why this candidate does not serve the request; None where it does."""
+        """Why this candidate does not serve the request; None where it does.
+
+        Raises:
+            PluginCodeError: ``accepts`` gave neither None nor words.
+        """
         if request.backend not in self.backends:
             return f"serves {' and '.join(self.backends)}, not {request.backend}"
         if request.device not in self.devices:
             return f"serves {', '.join(self.devices)}, not {request.device}"
-        return self.accepts(request) or next(filter(None, map(lacking, self.requires)), None)
+        reason = self.accepts(request)
+        if not (reason is None or isinstance(reason, str)):
+            raise PluginCodeError(
+                self.provider,
+                self.accepts.__name__,
+                did=f"returned {type(reason).__name__} from",
+                where=f"kernel {self.op}={self.name}",
+                fix="None: it serves; else the reason why it does not, in words",
+            )
+        return reason or next(filter(None, map(lacking, self.requires)), None)
 
     def load(self) -> Callable[..., Any]:
         """Import the function.

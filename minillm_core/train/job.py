@@ -15,8 +15,9 @@ from minillm_core.config.schema import Config
 from minillm_core.data import Corpus, open_corpus
 from minillm_core.errors import OutOfMemory
 from minillm_core.plan import Plan, build_plan
-from minillm_core.plugins.blame import blaming
+from minillm_core.plugins.blame import at_work, blaming
 from minillm_core.plugins.manager import LoadedPlugin, check_support
+from minillm_core.plugins.watch import running
 from minillm_core.train.advice import out_of_memory
 from minillm_core.train.budget import Budget
 from minillm_core.train.initial import Initial
@@ -83,7 +84,9 @@ def check(
     check_support(plugins, detected.backend, detected.device)
     plan = build_plan(config, plugins)
     notes = [*loaded.notes, *(check_plan(earlier, plan) if earlier else ())]
-    backend = (create or backends.create)(detected, plan)
+    whose, when = at_work(plugins), "while kernels are chosen"
+    with blaming(plugins, when), running(lambda: whose(when)):
+        backend = (create or backends.create)(detected, plan)
     corpus = open_corpus(
         config.data, config.model.vocab, config.train.seq_len, cache=cache, say=notes.append
     )
@@ -93,7 +96,8 @@ def check(
     if config.init is not None and (earlier is None or earlier.newest is None):
         initial = Initial.of(config.init, plan)
     try:
-        with blaming(plugins, "in the model's initial values"):
+        when = "in the model's initial values"
+        with blaming(plugins, when), running(lambda: whose(when)):
             trainer = backend.trainer(plan, config.seed)
     except (OutOfMemory, MemoryError) as error:
         raise out_of_memory(error, config.train, None, 0) from error

@@ -18,6 +18,7 @@ from minillm_core.config.schema import Config
 from minillm_core.data import OnBatch, Tokenizer
 from minillm_core.errors import Refusal
 from minillm_core.plan import Plan, build_plan
+from minillm_core.plugins.blame import blaming
 from minillm_core.plugins.manager import LoadedPlugin, check_support
 from minillm_core.plugins.manager import load as load_plugins
 from minillm_core.plugins.streams import Streams
@@ -71,7 +72,8 @@ class Run:
             Refusal: a plugin does not run there, or the checkpoint does not fit the plan.
         """
         check_support(self.plugins, detected.backend, detected.device)
-        backend = (create or backends.create)(detected, self.plan)
+        with blaming(self.plugins, "while kernels are chosen"):
+            backend = (create or backends.create)(detected, self.plan)
         model = backend.model(self.plan, self.config.seed, max_positions=max_positions)
         arrays = self.checkpoint.arrays("model.") | self.checkpoint.arrays("state.")
         try:

@@ -81,7 +81,7 @@ def test_a_full_disk_costs_no_checkpoint(tried) -> None:
 
 def test_every_fault_of_a_plugin_is_contained(tried) -> None:
     rows = tried("faults", "--hang", "14")
-    assert total(rows, "tried") == total(rows, "detected") == total(rows, "bit_equal") == 97
+    assert total(rows, "tried") == total(rows, "detected") == total(rows, "bit_equal") == 103
 
 
 @pytest.mark.skipif(not find_spec("mlx"), reason="mlx is not installed")

@@ -195,3 +195,11 @@ def test_standard_streams_that_are_closed_are_no_files_of_a_run() -> None:
     )
     closed = f"exec {shlex.quote(sys.executable)} -c {shlex.quote(script)} <&- >&- 2>&-"
     assert subprocess.run(["/bin/sh", "-c", closed], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("status", [0, 1, None])
+def test_no_exit_from_within_is_a_success(program: Program, failing, status: int | None) -> None:
+    failing(SystemExit(status))
+    code, out, err = program("train")
+    assert (code, out) == (1, "")
+    assert "a defect in minillm: SystemExit" in err

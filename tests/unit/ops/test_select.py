@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from minillm_core.backends.mlx.candidates import CANDIDATES as MLX
 from minillm_core.backends.numpy.ops import CANDIDATES as NUMPY
 from minillm_core.backends.torch.candidates import CANDIDATES as TORCH
-from minillm_core.errors import BackendError, ConfigError, MinillmError
+from minillm_core.errors import BackendError, ConfigError, MinillmError, PluginCodeError
 from minillm_core.ops import (
     CONTRACTS,
     Candidate,
@@ -198,3 +198,12 @@ def test_choosing_imports_no_framework() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"
+
+
+def test_an_answer_that_is_no_reason_is_its_provider_s_fault() -> None:
+    odd = Candidate(
+        "attention", "odd", ("torch",), "m:f", accepts=lambda r: False, provider="trick"
+    )
+    with pytest.raises(PluginCodeError, match="plugin 'trick' returned bool from") as error:
+        odd.refusal(Request("attention", "torch", "cpu", "float32"))
+    assert error.value.where == "kernel attention=odd"
