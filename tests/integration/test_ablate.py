@@ -1,0 +1,125 @@
+"""``minillm ablate`` through the program: a table, a document, and nothing done twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from minillm_core.cli.main import main
+
+SMALL = (
+    *("model.vocab=300", "model.dim=32", "model.layers=2", "model.heads=2", "model.kv_heads=2"),
+    *("model.hidden=32", "train.rows=2", "train.seq_len=16", "eval.tokens=300"),
+)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("\n\n".join(f"the {n} little cats sat on mat {n * n}" for n in range(400)))
+    return path
+
+
+@pytest.fixture
+def given(text: Path, tmp_path: Path) -> tuple[str, ...]:
+    where = ("--data", str(text), "--preset", "tiny", "--device", "cpu", "--backend", "torch")
+    return (*where, "--out", str(tmp_path / "out"), "--steps", "6", *SMALL)
+
+
+def test_an_ablation_shows_a_table_and_keeps_everything(
+    given: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["ablate", "--plugins", "muon", "--seeds", "2", *given]
+    assert main(command) == 0
+    shown = capsys.readouterr()
+    assert "muon" in shown.out
+    assert "6 steps" in shown.out
+    kept = json.loads((tmp_path / "out" / "ablation.json").read_bytes())
+    muon = kept["plugins"]["muon"]
+    assert muon["low"] <= muon["effect"] <= muon["high"]
+    assert kept["hardware"]["cores"]
+    assert kept["versions"]["minillm-muon"]
+    by_variant = {run["variant"] for run in kept["runs"]}
+    assert by_variant == {"baseline", "+muon"}
+    assert all(len(run["curve"]) >= 2 for run in kept["runs"])
+    assert main([*command, "--json"]) == 0
+    again = capsys.readouterr()
+    assert json.loads(again.out)["plugins"] == kept["plugins"]
+    assert "are not made again" in again.err
+
+
+def test_an_ablation_is_what_training_gives(
+    given: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ablate", "--plugins", "muon", "--seeds", "1", *given]) == 0
+    kept = json.loads((tmp_path / "out" / "ablation.json").read_bytes())
+    run = next(one for one in kept["runs"] if (one["variant"], one["steps"]) == ("+muon", 6))
+    command = [*given, "--plugins", "muon"]
+    command[command.index("--out") + 1] = str(tmp_path / "trained")
+    assert main(["train", *command]) == 0
+    lines = (tmp_path / "trained" / "metrics.jsonl").read_text().splitlines()
+    evaluated = [json.loads(line) for line in lines if '"eval"' in line]
+    assert evaluated[-1]["val_loss"] == run["curve"][-1]["val_loss"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (("--seeds", "2"), "no plugin is to be judged"),
+        (("--plugins", "muon", "--seeds", "0"), "1 to 64 seeds"),
+        (("--plugins", "polar_express"), "--with"),
+        (("--plugins", "moun"), "muon"),
+        (("--plugins", "muon", "--with", "muon"), "named twice"),
+    ],
+)
+def test_what_cannot_be_judged_is_refused_and_leaves_nothing(
+    given: tuple[str, ...],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    wrong: tuple[str, ...],
+    said: str,
+) -> None:
+    assert main(["ablate", *wrong, *given]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert len(error.splitlines()) <= 12
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_folder_of_a_run_is_refused(
+    given: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *given]) == 0
+    assert main(["ablate", "--plugins", "muon", *given]) == 2
+    assert "holds a run of minillm train" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["kill", "term"])
+def test_finished_runs_are_not_repeated_after_a_kill(
+    given: tuple[str, ...], tmp_path: Path, how: signal.Signals
+) -> None:
+    runs = tmp_path / "out" / "runs"
+    command = [sys.executable, "-m", "minillm_core", "ablate", "--plugins", "muon,qk_norm", *given]
+    command[command.index("--steps") + 1] = "60"
+    with subprocess.Popen(command, stderr=subprocess.PIPE, env=os.environ) as first:
+        while len(list(runs.glob("*.json"))) < 2 and first.poll() is None:
+            time.sleep(0.02)
+        first.send_signal(how)
+        first.communicate()
+    assert first.returncode == {signal.SIGKILL: -9, signal.SIGTERM: 75}[how]
+    before = {path.name: path.stat().st_mtime_ns for path in runs.glob("*.json")}
+    assert len(before) >= 2
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    after = {path.name: path.stat().st_mtime_ns for path in runs.glob("*.json")}
+    assert before.items() <= after.items()
+    assert len(after) >= 9
+    assert json.loads((tmp_path / "out" / "ablation.json").read_bytes())["finished"]
