@@ -29,7 +29,7 @@ class MTP(Plugin, api=1):
         (0.5, 0.25), min_length=1, max_length=8, help="of the tokens 2, 3, ... ahead, at first"
     )
     end: float = option(
-        2 / 3, gt=0, le=1, help="share of the run after which the next token alone is left"
+        0.67, gt=0, le=1, help="share of the run after which the next token alone is left"
     )
 
     def compute_loss(self, loss):

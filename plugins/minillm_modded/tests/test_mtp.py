@@ -53,7 +53,7 @@ def definition(log_p: np.ndarray, labels: np.ndarray, weights: list[float]) -> f
 @settings(max_examples=20)
 @given(progress=st.floats(1e-3, 1), seed=st.integers(0, 2**32))
 def test_the_loss_is_the_weighted_sum(progress: float, seed: int) -> None:
-    plan = planned(MTP())
+    plan = planned(MTP(end=2 / 3))
     model, batch = materialise(plan, 0), drawn(np.random.default_rng(seed))
     values = plan.values(progress)
     supervised = np.count_nonzero(batch["labels"] >= 0)
@@ -93,7 +93,7 @@ def test_targets_leave_one_after_the_other(
 @pytest.mark.parametrize("backend", ["torch", "mlx"])
 def test_a_target_that_is_gone_is_not_computed(backend: str) -> None:
     """Trained through all three stages: reports name the targets that are there."""
-    plan = planned(MTP(), "train.compile=off")
+    plan = planned(MTP(end=2 / 3), "train.compile=off")
     run = create_traced(Detected(backend, "cpu", "test"), plan).trainer(plan, 0)
     rng, found = np.random.default_rng(0), []
     for step in (1, 5, 9):

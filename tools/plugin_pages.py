@@ -1,0 +1,100 @@
+"""The tables of plugins and of their options in README.md and in each plugin distribution's.
+
+python -m tools.plugin_pages             # say which pages are not as they should be
+python -m tools.plugin_pages --write     # write them
+
+What stands between ``<!-- made: NAME -->`` and ``<!-- /made -->`` is made here, from entry points,
+docstrings and options; the rest of a page is written by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+from tools.markdown import table
+
+__all__ = ["PAGES", "made"]
+
+ROOT = Path(__file__).parents[1]
+PAGES = (ROOT / "README.md", *sorted(ROOT.glob("plugins/*/README.md")))
+
+
+def offered(folder: Path) -> tuple[str, dict[str, Any]]:
+    """A distribution's name, and its plugins' classes by name."""
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    targets = project["entry-points"]["minillm.plugins"]
+    return project["name"], {n: EntryPoint(n, targets[n], "").load() for n in sorted(targets)}
+
+
+def what(cls: Any) -> str:
+    """A plugin's summary, as part of a table."""
+    said = cls.summary().rstrip(".")
+    name = said[1:2].isupper() or said.split()[0].endswith("'s")  # RMSNorm, Muon's
+    return said if name else said[0].lower() + said[1:]
+
+
+def everything() -> str:
+    """Each plugin of the repository, and who offers it."""
+    rows = []
+    for page in PAGES[1:]:
+        name, plugins = offered(page.parent)
+        rows += [(f"`{plugin}`", f"`{name}`", what(cls)) for plugin, cls in plugins.items()]
+    return table(("plugin", "distribution", "what it does"), sorted(rows))
+
+
+def plugins_of(folder: Path) -> str:
+    """The plugins of one distribution."""
+    rows = [(f"`{name}`", what(cls)) for name, cls in offered(folder)[1].items()]
+    return table(("plugin", "what it does"), rows)
+
+
+def options_of(folder: Path) -> str:
+    """Every option of one distribution's plugins, with its default as JSON."""
+    return table(("option", "default", "what it is"), _options(folder))
+
+
+def _options(folder: Path) -> Iterator[tuple[str, str, str]]:
+    for name, cls in offered(folder)[1].items():
+        for option, field in cls.__pydantic_fields__.items():
+            default = json.dumps(field.default)
+            yield f"`{name}.{option}`", f"`{default}`", field.description or ""
+
+
+SECTIONS: Mapping[str, Callable[[Path], str]] = {
+    "all": lambda _: everything(),
+    "plugins": plugins_of,
+    "options": options_of,
+}
+
+
+def made(page: Path) -> str:
+    """The page with its made parts made anew."""
+    return re.sub(
+        rf"(<!-- made: ({'|'.join(SECTIONS)}) -->\n).*?(<!-- /made -->)",
+        lambda mark: f"{mark[1]}{SECTIONS[mark[2]](page.parent)}\n{mark[3]}",
+        page.read_text(),
+        flags=re.DOTALL,
+    )
+
+
+def main() -> None:
+    """Name the pages that differ, or write them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="write the pages")
+    write = parser.parse_args().write
+    for page in PAGES:
+        if (text := made(page)) != page.read_text():
+            print(page.relative_to(ROOT))
+            if write:
+                page.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
