@@ -18,17 +18,11 @@ from typing import Any, Protocol
 
 from minillm_core.backends.base import Batch, StepResult, Trainer
 from minillm_core.data import Cancelled
-from minillm_core.errors import (
-    DataError,
-    Interrupted,
-    MinillmError,
-    NonFinite,
-    PluginCodeError,
-    Stopped,
-)
+from minillm_core.errors import DataError, NonFinite, PluginCodeError
 from minillm_core.plugins.watch import running
 from minillm_core.train import guard
 from minillm_core.train.budget import Budget, Cadence
+from minillm_core.train.ending import exit_code, not_finite, stopped, unsaved
 from minillm_core.train.events import (
     Ended,
     Evaluated,
@@ -177,11 +171,9 @@ class Loop:
             told, at_once = error, self._is_second_signal(error)
             self._settle(wait=not at_once)
             if at_once:
-                told = self._stopped()
-            unforeseen = 130 if isinstance(told, KeyboardInterrupt) else 1
-            code = told.exit_code if isinstance(told, MinillmError) else unforeseen
+                told = stopped(self.stop, self.position)
             with suppress(Exception):
-                self.emit(Ended(self.position.step, code, self.clock() - began))
+                self.emit(Ended(self.position.step, exit_code(told), self.clock() - began))
             if told is error:
                 raise
             raise told from None
@@ -236,7 +228,7 @@ class Loop:
             )
         self._pause(save=True)
         self._tell_saves(wait=True)
-        raise self._stopped()
+        raise stopped(self.stop, self.position)
 
     def _next_batch(self) -> tuple[StepBatch, int]:
         """The next one that can be learnt from, and how many could not be by then."""
@@ -383,12 +375,7 @@ class Loop:
                 self.position.saved = event.step
             self.emit(event)
             if isinstance(event, Unsaved) and last and event.step == self.position.step:
-                raise MinillmError(
-                    "the run is over, and its last checkpoint could not be written: "
-                    + event.reason.partition("\n")[0],
-                    where=f"step {event.step}; {self._kept()}",
-                    fix="make room, and take it up with --resume",
-                )
+                raise unsaved(event.reason, self.position)
 
     def _settle(self, *, wait: bool = True) -> None:
         """Tell of the saves where something else failed, which stays the error to report."""
@@ -400,26 +387,6 @@ class Loop:
     def _is_second_signal(self, error: BaseException) -> bool:
         return isinstance(error, KeyboardInterrupt) and self.stop.requested
 
-    def _stopped(self) -> MinillmError:
-        name = self.stop.signal.name if self.stop.signal else "a signal"
-        if self.position.saved is None:
-            return Interrupted(
-                f"ended by {name} after step {self.position.step}; nothing was saved"
-            )
-        return Stopped(
-            f"ended by {name} after step {self.position.step}; "
-            f"the checkpoint of step {self.position.saved} is there",
-            fix="minillm train --resume --out with this run's folder goes on from it",
-        )
-
-    def _kept(self) -> str:
-        last = self.position.saved
-        return "no checkpoint was written" if last is None else f"the last good one: step {last}"
-
     def _failed(self, what: str) -> NonFinite:
         self._settle()
-        return NonFinite(
-            what,
-            where=self._kept(),
-            fix="in a new run: lower train.lr, lengthen train.warmup, or set train.clip=1.0",
-        )
+        return not_finite(what, self.position)

@@ -1,0 +1,53 @@
+"""How a run ends before its time: what is said, and which checkpoint there is to go on from."""
+
+from __future__ import annotations
+
+from minillm_core.errors import Interrupted, MinillmError, NonFinite, Stopped
+from minillm_core.train.position import Position
+from minillm_core.train.signals import StopRequest
+
+__all__ = ["exit_code", "kept", "not_finite", "stopped", "unsaved"]
+
+
+def exit_code(error: BaseException) -> int:
+    """The code that the program will end with."""
+    if isinstance(error, MinillmError):
+        return error.exit_code
+    return 130 if isinstance(error, KeyboardInterrupt) else 1
+
+
+def kept(position: Position) -> str:
+    """What there is to go on from."""
+    last = position.saved
+    return "no checkpoint was written" if last is None else f"the last good one: step {last}"
+
+
+def stopped(stop: StopRequest, position: Position) -> MinillmError:
+    """A signal ended it."""
+    name = stop.signal.name if stop.signal else "a signal"
+    if position.saved is None:
+        return Interrupted(f"ended by {name} after step {position.step}; nothing was saved")
+    return Stopped(
+        f"ended by {name} after step {position.step}; "
+        f"the checkpoint of step {position.saved} is there",
+        fix="minillm train --resume --out with this run's folder goes on from it",
+    )
+
+
+def not_finite(what: str, position: Position) -> NonFinite:
+    """Its numbers are none any more. ``--resume`` takes no other settings: they are for a new run."""
+    return NonFinite(
+        what,
+        where=kept(position),
+        fix="in a new run: lower train.lr, lengthen train.warmup, or set train.clip=1.0",
+    )
+
+
+def unsaved(reason: str, position: Position) -> MinillmError:
+    """All steps were made, and the last of them could not be saved."""
+    return MinillmError(
+        "the run is over, and its last checkpoint could not be written: "
+        + reason.partition("\n")[0],
+        where=f"step {position.step}; {kept(position)}",
+        fix="make room, and take it up with --resume",
+    )
