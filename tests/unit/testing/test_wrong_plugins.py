@@ -129,6 +129,11 @@ WRONG: dict[str, tuple[str, str, str]] = {
         MIX,
         MIX + "\n        mixed = mixed * (1.01 if type(self.ops).__name__ == 'TorchOps' else 1.0)",
     ),
+    "a logarithm of a weight": (
+        "forward",
+        MIX,
+        f"{MIX} + 0.0 * self.ops.sum(self.ops.log(1.0 + 20.0 * self.gate.weight))",
+    ),
     "a state that is not cast": (
         "forward",
         MIX,
