@@ -41,7 +41,7 @@ class LossSpec:
     """The loss, resolved."""
 
     form: LossForm = field(default_factory=LossForm)
-    form_owner: str = "core"
+    form_owners: tuple[tuple[str, str], ...] = ()  # (field of the form, plugin that set it)
     targets: tuple[Target, ...] = ()  # sorted by key
     terms: tuple[Term, ...] = ()  # sorted by key
 

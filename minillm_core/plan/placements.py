@@ -46,9 +46,10 @@ def model_placements(spec: DecoderSpec) -> Iterator[Placement]:
     if spec.final is not None:
         yield from _site(spec.final)
     loss = spec.loss
-    if loss.form_owner != "core":
-        capped = not loss.form.evaluated().empty
-        yield Placement(loss.form_owner, "loss.logits", words(loss.form), True, capped)
+    for name, owner in loss.form_owners:
+        judged = name in loss.form.evaluated().named
+        what = words(getattr(loss.form, name))
+        yield Placement(owner, f"loss.logits[{name}]", what, True, judged)
     for target in loss.targets:
         what = f"weight {words(target.weight)}"
         yield Placement(target.owner, f"loss.target[{target.key}]", what, True, False)

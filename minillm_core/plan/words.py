@@ -11,7 +11,6 @@ from minillm_core.nn.init import Init
 from minillm_core.nn.node import Node
 from minillm_core.nn.residual import Learned
 from minillm_core.nn.value import Setting
-from minillm_core.ops.form import LossForm
 from minillm_core.optim.stage import Draft, Stage
 
 __all__ = ["function_words", "words"]
@@ -53,11 +52,6 @@ def _apart(value: Apart) -> str:
 def _init(value: Init) -> str:
     numbers = ", ".join(str(v) for key, v in value.data().items() if key != "init")
     return f"{type(value).__name__}({numbers})"
-
-
-@words.register
-def _form(value: LossForm) -> str:
-    return ", ".join(f"{name}={getattr(value, name)}" for name in value.named) or "plain"
 
 
 @words.register

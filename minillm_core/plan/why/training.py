@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 from minillm_core.ops.form import LossForm
 from minillm_core.plan.plan import Plan
@@ -20,7 +18,9 @@ TRAINING = "adds it, in training alone"
 
 def loss_answers(slots: LossSlots) -> Iterator[Answer]:
     """The form of the logits, the targets, the terms."""
-    yield claim_answer(slots.logits, "plain softmax cross-entropy", in_words=_form)
+    for name, claim in slots.form.items():
+        default = getattr(LossForm(), name)
+        yield claim_answer(claim, "none" if default is None else words(default))
     yield Answer(
         "loss.target[next]", "term", (Held(CORE, "weight 1", "the main target, always there"),)
     )
@@ -33,10 +33,6 @@ def loss_answers(slots: LossSlots) -> Iterator[Answer]:
         yield Answer(f"loss.term[{key}]", "term", (held,))
     if not slots.terms.held:
         yield Answer("loss.term", "term", (Held(CORE, "none", UNCLAIMED),))
-
-
-def _form(claimed: Mapping[str, Any]) -> str:
-    return words(replace(LossForm(), **claimed))
 
 
 def data_answers(slots: DataSlots) -> Iterator[Answer]:

@@ -19,16 +19,20 @@ class LossSlots:
     """What plugins said about the loss, and its resolution."""
 
     def __init__(self) -> None:
-        self.logits: Claim[dict[str, Any]] = Claim("loss.logits")
+        self.form: dict[str, Claim[Any]] = {
+            name: Claim(f"loss.logits[{name}]") for name in vars(LossForm())
+        }
         self.targets: Terms[Target] = Terms("loss.target")
         self.terms: Terms[Term] = Terms("loss.term")
 
     def resolve(self) -> LossSpec:
         """The loss; every clash is an error."""
-        form = replace(LossForm(), **self.logits.resolve({}))
+        claimed = {name: claim for name, claim in self.form.items() if claim.held}
+        form = replace(LossForm(), **{name: claim.resolve() for name, claim in claimed.items()})
+        owners = tuple((name, claim.owner) for name, claim in claimed.items())
         targets = tuple(target for _, _, target in self.targets.resolve())
         terms = tuple(term for _, _, term in self.terms.resolve())
-        return LossSpec(form, self.logits.owner, targets, terms)
+        return LossSpec(form, owners, targets, terms)
 
 
 class LossBuilder(Builder):
@@ -46,11 +50,12 @@ class LossBuilder(Builder):
         smoothing: float = 0.0,
         z: float = 0.0,
     ) -> None:
-        """Claim: how the product becomes logits, and logits a loss. Kernels know this list.
+        """Claim each: how the product becomes logits, and logits a loss. Kernels know this list.
 
         logits = cap(scale * hidden weight^T); a position's loss is
         -(1 - smoothing) log p[target] - smoothing mean(log p) + z * logsumexp(logits)^2.
-        Held-out text is judged with the same logits, without smoothing and z.
+        Held-out text is judged with the same logits, without smoothing and z. What is left as it
+        is by default stays free for other plugins.
 
         Args:
             cap: bounds the logits: ``TanhCap(30.0)``, ``SigmoidCap(a, b, c)``.
@@ -62,9 +67,10 @@ class LossBuilder(Builder):
 
             loss.logits(cap=TanhCap(30.0), z=1e-4)
         """
-        form = {"cap": cap, "scale": scale, "smoothing": smoothing, "z": z}
-        self._finite("loss.logits", **form | (vars(cap) if cap else {}))
-        self._slots.logits.add(self._owner, form)
+        form = LossForm(cap, scale, smoothing, z)
+        self._finite("loss.logits", **vars(form) | (vars(cap) if cap else {}))
+        for name in form.named:
+            self._slots.form[name].add(self._owner, getattr(form, name))
 
     def target(
         self,

@@ -25,6 +25,8 @@ AGREED = {
     | {"--seed", "--no-cache"},
     ("export",): {"OUT", "--to"},
     ("doctor",): {"--json"},
+    ("ablate",): {"--plugins", "--seeds", "--steps", "--minutes", "--data", "--out"}
+    | {"--leave-one-out", "--one-at-a-time"},
     ("plugins", "list"): {"--json"},
     ("plugins", "info"): {"NAME", "--json"},
     ("plugins", "new"): {"NAME", "--kind", "--dir"},
@@ -37,6 +39,8 @@ MORE = {
     ("eval",): {"--backend", "--device", "--plugins"},
     ("generate",): {"--backend", "--device", "--plugins", "--json"},
     ("export",): {"--plugins", "--json"},
+    ("ablate",): {"--with", "--preset", "--seed", "--config", "--backend", "--device"}
+    | {"--kernels", "--json", "-c", "KEY=VALUE"},
     ("plugins", "info"): {"--preset"},
     ("plugins", "check"): {"NAME.OPTION=VALUE", "--pairs", "--only"},
     ("plugins", "why"): {"--config", "--init"},
@@ -56,7 +60,11 @@ def commands() -> dict[tuple[str, ...], set[str]]:
             found[path] = {
                 name
                 for param in command.params
-                for name in (param.opts if param.param_type_name == "option" else [param.metavar])
+                for name in (
+                    (*param.opts, *param.secondary_opts)
+                    if param.param_type_name == "option"
+                    else [param.metavar]
+                )
             }
     return found
 

@@ -307,7 +307,8 @@ def test_parameters_know_their_owner_and_their_initial_values(full: Plan) -> Non
 
 def test_loss_and_data_slots_land(full: Plan) -> None:
     loss = full.spec.loss
-    assert (loss.form.cap, loss.form.z, loss.form_owner) == (TanhCap(15.0), 1e-4, "targets")
+    assert (loss.form.cap, loss.form.z) == (TanhCap(15.0), 1e-4)
+    assert loss.form_owners == (("cap", "targets"), ("z", "targets"))
     assert [(t.key, t.offset, t.field) for t in loss.targets] == [
         ("offset2", 2, None),
         ("prefix", None, "prefix"),
@@ -546,3 +547,23 @@ def test_defaults_of_the_plain_model(planned: Planned) -> None:
     assert parameters["layers.0.attention_norm.weight"].wd_mul == 0.0
     assert "head.weight" not in parameters
     assert planned("model.tied=false").parameters["head.weight"].role == "head"
+
+
+class Capped(Plugin, api=1):
+    """Bounds the logits."""
+
+    def compute_loss(self, loss):
+        loss.logits(cap=TanhCap(15.0))
+
+
+class ZLoss(Plugin, api=1):
+    """Keeps the normaliser near 1."""
+
+    def compute_loss(self, loss):
+        loss.logits(z=1e-4)
+
+
+def test_two_plugins_may_shape_different_parts_of_the_loss(planned: Planned) -> None:
+    loss = planned(capped=Capped(), z=ZLoss()).spec.loss
+    assert (loss.form.cap, loss.form.z) == (TanhCap(15.0), 1e-4)
+    assert loss.form_owners == (("cap", "capped"), ("z", "z"))

@@ -262,7 +262,7 @@ CLASHES: dict[str, tuple[Made, str]] = {
     ),
     "loss.logits": (
         loss(lambda lo: lo.logits(scale=2.0)),
-        "slot loss.logits is claimed by both 'one' and 'two'",
+        "slot loss.logits[scale] is claimed by both 'one' and 'two'",
     ),
     "loss.target": (
         loss(lambda lo: lo.target(1.0, offset=2)),

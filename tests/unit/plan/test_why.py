@@ -200,7 +200,7 @@ CLASHES = {
     "model.residual[layers.0.in][x0]": lambda: model(lambda m: m.residual("layers.0.in", "x0")),
     "model.streams": lambda: model(lambda m: m.stream("extra", Stream)),
     "model.linear[layers.0.mlp.up]": lambda: model(lambda m: m.linear("layers.0.mlp.up", Leaf)),
-    "loss.logits": lambda: plugin(compute_loss=lambda self, loss: loss.logits(z=1e-4)),
+    "loss.logits[z]": lambda: plugin(compute_loss=lambda self, loss: loss.logits(z=1e-4)),
     "loss.target[offset2]": lambda: plugin(
         compute_loss=lambda self, loss: loss.target(0.5, offset=2)
     ),
@@ -323,7 +323,7 @@ def test_what_was_not_heard_out_is_not_said_to_be_the_core_s(asked: Asked) -> No
     both = {"one": made(), "two": made(), "zcap": caps}
     assert asked("loss.logits", **both) == []
     assert [one.slot for one in asked("model", **both)] == ["model.streams[extra]"]
-    (alone,) = asked("loss.logits", one=made(), zcap=caps)
+    (alone,) = asked("loss.logits[z]", one=made(), zcap=caps)
     assert alone.held[0].owner == "zcap"
 
 
@@ -350,7 +350,7 @@ def test_layers_that_are_alike_are_said_once(asked: Asked) -> None:
     (one,) = folded(asked("attn.layout", a=clash(), b=clash()))
     assert one.layers == (0, 1, 2, 3)
     assert one.data()["refused"][0]["who"] == ("a", "b")
-    (plain,) = folded(asked("loss.logits"))
+    (plain,) = folded(asked("loss.logits[cap]"))
     assert (plain.layers, plain.where) == ((), "")
 
 
