@@ -13,8 +13,8 @@ from minillm_core.text import plain
 
 __all__ = ["ask"]
 
-PATIENCE = 60
-"""Seconds after which an import or a plan hangs."""
+PATIENCE = 180
+"""Seconds after which an import, a plan or a few steps hang: a busy machine is no fault."""
 
 
 def ask(*question: str, environment: Mapping[str, str], hash_seed: int = 1) -> dict[str, Any]:
