@@ -50,5 +50,7 @@ def test_only_one_may_say_what_the_logits_are(lab: Any) -> None:
     class Other(Softcap, api=1):
         """Another cap."""
 
-    with pytest.raises(PlanError, match=r"loss.logits\[cap\] is claimed by both 'other' and 'softcap'"):
+    with pytest.raises(
+        PlanError, match=r"loss.logits\[cap\] is claimed by both 'other' and 'softcap'"
+    ):
         lab.plan(Softcap(), Other())
