@@ -10,7 +10,8 @@ step of its own, since a window is a constant of the kernel. Windows are multipl
 that FlexAttention skips; a row of T tokens needs none above T.
 
 ``documents`` keeps documents apart as well: a token sees those of its own alone. Evaluation and
-generation take the windows of the last stage.
+generation take the windows of the last stage. Where heads are paired, a window counts the keys of
+both: half as many tokens.
 """
 
 from __future__ import annotations
