@@ -211,7 +211,12 @@ class Rig:
     def _validation(self, job: Job, tokens: int) -> Validation:
         config, tokenizer = job.config, self._corpus.tokenizer
         hook = batch_hook(
-            job.plan.on_batch, job.plugins, job.seen, config.model.vocab, Streams(config.seed)
+            job.plan.on_batch,
+            job.plugins,
+            job.seen,
+            config.model.vocab,
+            Streams(config.seed),
+            fields=job.plan.batch_fields,
         )
         batches = validation_batches(
             self._corpus.val,

@@ -14,6 +14,7 @@ from minillm_core.config.selection import name_of
 from minillm_core.errors import PluginError
 from minillm_core.install import pip_line
 from minillm_core.plugins.api import HOOK_API
+from minillm_core.plugins.begun import begun
 from minillm_core.plugins.discover import installed_names, installed_plugins
 from minillm_core.plugins.first_party import FIRST_PARTY
 from minillm_core.plugins.manifest import ManifestError, read_class
@@ -131,7 +132,9 @@ def _run_file(name: str, path: Path) -> ModuleType:
 def _unknown(name: str) -> PluginError:
     installed = installed_names()
     close = name if name in FIRST_PARTY else nearest(name, installed | set(FIRST_PARTY))
-    if close is None:
+    if (package := begun(name, Path())) is not None:
+        fix = f"its package lies here and is not installed: {pip_line('-e', f'./{package}')}"
+    elif close is None:
         fix = "minillm plugins list shows those that are installed"
     elif close in installed:
         fix = f"did you mean '{close}'?"
