@@ -23,9 +23,7 @@ class KernelBuilder(Builder):
 
         ::
 
-            kernels.candidate(
-                Candidate("swiglu", "my_swiglu", ("torch",), "my_package.kernels:swiglu")
-            )
+            kernels.candidate(Candidate("swiglu", "mine", ("torch",), "pkg.kernels:swiglu"))
 
         Raises:
             PlanError: another plugin offers one of this name for this op.
