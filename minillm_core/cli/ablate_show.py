@@ -13,12 +13,13 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from minillm_core.cli.cache import cache_folder
+from minillm_core.cli.cache import cache_folder, data_folder
 from minillm_core.cli.console import emit, say
 from minillm_core.cli.prepare import Asked, prepare
 from minillm_core.config.selection import select
 from minillm_core.measure.ablate import Request, ablate
-from minillm_core.measure.ablation import Watch
+from minillm_core.measure.ablation import PAGE, RESULT, Watch
+from minillm_core.measure.card import FOLDER
 from minillm_core.train.record import RUNS
 
 __all__ = ["render", "show_ablation"]
@@ -52,6 +53,7 @@ def show_ablation(
             out=out,
             runs=RUNS,
             cache=cache_folder(),
+            cards=data_folder() / FOLDER,
             say=tell,
             watch=watch,
         )
@@ -59,7 +61,7 @@ def show_ablation(
         emit(result)
         return
     Console().print(render(result))
-    say(f"all of it: {folder / 'ablation.json'}")
+    say(f"all of it: {folder / PAGE}, {folder / RESULT}")
 
 
 @contextmanager

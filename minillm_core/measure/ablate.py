@@ -16,6 +16,8 @@ from minillm_core.config.load import Loaded
 from minillm_core.data import open_corpus
 from minillm_core.errors import Refusal
 from minillm_core.measure.ablation import RESULT, Ablation, Watch
+from minillm_core.measure.card import write_card
+from minillm_core.measure.carding import cards_of, commit
 from minillm_core.measure.rig import Rig
 from minillm_core.measure.variants import Design, leave_one_out, one_at_a_time
 from minillm_core.plan import Plan
@@ -47,6 +49,7 @@ def ablate(
     out: Path | None,
     runs: Path,
     cache: Path,
+    cards: Path,
     say: Callable[[str], None],
     watch: Watch = lambda run, progress: None,
     create: Callable[[Detected, Plan], Backend] | None = None,
@@ -62,6 +65,7 @@ def ablate(
             None: runs/ablation-N.
         runs: where folders without a name are made.
         cache: where tokens are kept.
+        cards: where the technique cards of an ablation with enough pairs are written.
         say: prints a line.
         watch: is told which run goes on, and how far.
         create: makes the backend; default: :func:`minillm_core.backends.create`.
@@ -107,6 +111,7 @@ def ablate(
         "hardware": hardware(binding.device_name),
         "versions": versions(binding.backend, distributions),
         "date": datetime.now(UTC).date().isoformat(),
+        "commit": commit(),
     }
     with stop_on_signals(patient=True) as stop:
         out.mkdir(parents=True, exist_ok=True)
@@ -125,7 +130,21 @@ def ablate(
                 say=say,
                 watch=watch,
             )
-            return ablation.run(), out
+            result = ablation.run()
+            _write_cards(result, cards, say)
+            return result, out
+
+
+def _write_cards(result: dict[str, Any], folder: Path, say: Callable[[str], None]) -> None:
+    """Write what ``minillm plugins info`` shows, in the place of what was measured before."""
+    cards, why = cards_of(result)
+    if why:
+        say(why)
+    for card in cards:
+        try:
+            say(f"technique card: {write_card(folder, card)}")
+        except OSError as error:  # the result is there, and the same command tries this again
+            say(f"warning: no card of '{card.plugin}' could be written: {error}")
 
 
 def choose_folder(runs: Path) -> Path:

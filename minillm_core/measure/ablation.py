@@ -18,13 +18,14 @@ from typing import Any
 
 from minillm_core.checkpoint import disk
 from minillm_core.errors import Interrupted, MinillmError, NonFinite, OutOfMemory, Refusal, Stopped
+from minillm_core.measure.ablation_page import ablation_page
 from minillm_core.measure.paired import effect_of
 from minillm_core.measure.rig import Rig, Trained, with_steps
 from minillm_core.measure.variants import Comparison, Design, Variant
 
-__all__ = ["RESULT", "Ablation", "Planned", "Watch"]
+__all__ = ["PAGE", "RESULT", "Ablation", "Planned", "Watch"]
 
-RUNS, RESULT = "runs", "ablation.json"
+RUNS, RESULT, PAGE = "runs", "ablation.json", "ablation.html"
 
 ALIKE = 0.01
 """Speeds that differ by no more than this share: the run at equal tokens is the one at equal seconds."""
@@ -109,6 +110,7 @@ class Ablation:
                 one.name: {
                     "plugins": list(one.active),
                     "options": {p.name: p.options for p in one.plan.plugins},
+                    "versions": {p.name: p.version for p in one.plugins},
                     "plan_hash": one.plan.hash,
                     "parameters": one.plan.num_parameters,
                     "steps_at_equal_seconds": self.in_time.get(one.name) or self.steps,
@@ -244,6 +246,7 @@ class Ablation:
         result = self.result(finished=finished)
         text = json.dumps(result, indent=1, allow_nan=False, ensure_ascii=False)
         disk.replace(self.out / RESULT, text.encode() + b"\n")
+        disk.replace(self.out / PAGE, ablation_page(result).encode())
         return result
 
     def _stopped(self, error: BaseException) -> MinillmError:

@@ -1,0 +1,118 @@
+"""A page that needs nothing else: no script, nothing loaded, light and dark, readable on a phone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib import resources
+
+from minillm_core.measure.figure import NARROW, WIDE, Size, colour
+from minillm_core.measure.markup import Markup, joined, tag
+
+__all__ = ["chart", "document", "effects", "facts", "legend", "section", "signed", "table"]
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+"""What a browser is told: nothing is to be loaded or run, whatever should be in the page."""
+
+
+def document(title: str, *body: object) -> str:
+    """The whole page.
+
+    Args:
+        title: also its heading.
+        body: what follows the heading.
+    """
+    style = resources.files("minillm_core.measure").joinpath("page.css").read_text(encoding="utf-8")
+    made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("title", f"{title} · minillm"),
+        tag("style", Markup(style)),
+    )
+    main = tag("main", tag("h1", title), *body, tag("footer", f"Written by minillm, {made}."))
+    return f"<!doctype html>\n{tag('html', head, tag('body', main), lang='en')}\n"
+
+
+def section(heading: str, *body: object) -> Markup:
+    """A heading and what belongs to it."""
+    return tag("section", tag("h2", heading), *body)
+
+
+def chart(heading: str, draw: Callable[[Size], Markup]) -> Markup:
+    """A figure drawn twice: its letters keep their size on a phone."""
+    return tag(
+        "figure",
+        tag("h3", heading),
+        tag("div", draw(WIDE), class_="wide"),
+        tag("div", draw(NARROW), class_="narrow"),
+    )
+
+
+def effects(heading: str, drawn: Markup) -> Markup:
+    """A figure that is narrow anyway."""
+    return tag("figure", tag("h3", heading), drawn)
+
+
+def legend(names: Iterable[tuple[str, int]]) -> Markup:
+    """Names beside their colours."""
+    return tag(
+        "ul",
+        *(
+            tag(
+                "li",
+                tag(
+                    "svg",
+                    tag("line", x1=1, x2=25, y1=5, y2=5, class_="line"),
+                    viewBox="0 0 26 10",
+                    aria_hidden="true",
+                    class_=colour(number),
+                ),
+                name,
+            )
+            for name, number in names
+        ),
+        class_="legend",
+    )
+
+
+def table(head: Sequence[str], rows: Iterable[Iterable[object]]) -> Markup:
+    """Rows under headings, the first cell of each its name; a heading with ``>`` holds numbers.
+
+    On a phone it is moved sideways, and the names stay.
+    """
+    kinds = ["number" if heading.startswith(">") else None for heading in head]
+    cells = [
+        tag("th", heading.lstrip(">"), scope="col", class_=kind)
+        for heading, kind in zip(head, kinds, strict=True)
+    ]
+    lines = [_row(kinds, *row) for row in rows]
+    whole = tag("table", tag("thead", tag("tr", *cells)), tag("tbody", *lines))
+    return tag("div", whole, class_="scroll")
+
+
+def facts(entries: Mapping[str, object]) -> Markup:
+    """What is what, a line each; what is empty is left out."""
+    lines = [
+        joined(tag("dt", name), tag("dd", value))
+        for name, value in entries.items()
+        if value not in (None, "", ())
+    ]
+    return tag("dl", *lines)
+
+
+def signed(value: float, digits: int = 4) -> str:
+    """A difference, with its sign and a minus that is as wide as the plus."""
+    return f"{value:+.{digits}f}".replace("-", "−")
+
+
+def _row(kinds: Sequence[str | None], name: object, *cells: object) -> Markup:
+    others = zip(cells, kinds[1:], strict=True)
+    return tag(
+        "tr",
+        tag("th", name, scope="row"),
+        *(tag("td", cell, class_=kind) for cell, kind in others),
+    )
