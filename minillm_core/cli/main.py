@@ -10,7 +10,17 @@ from typing import Annotated
 
 import typer
 
-from minillm_core.cli import ablate, doctor, evaluate, export, generate, plan, plugins, train
+from minillm_core.cli import (
+    ablate,
+    doctor,
+    evaluate,
+    export,
+    generate,
+    plan,
+    plugins,
+    report,
+    train,
+)
 from minillm_core.cli.console import nothing_more_to, say
 from minillm_core.cli.failure import explain
 from minillm_core.cli.options import Debug, Help, help_without_command
@@ -32,6 +42,7 @@ app.command("eval", epilog=evaluate.EXAMPLES)(evaluate.evaluate)
 app.command("generate", epilog=generate.EXAMPLES)(generate.generate)
 app.command("export", epilog=export.EXAMPLES)(export.export)
 app.command("ablate", epilog=ablate.EXAMPLES)(ablate.ablate)
+app.command("report", epilog=report.EXAMPLES)(report.report)
 app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor)
 app.add_typer(plugins.app, name="plugins")
 
