@@ -79,15 +79,15 @@ def _effects(result: Json) -> Markup:
     timed = {name: one.get("equal_seconds") for name, one in plugins.items()}
     speeds = {name: one.get("speed") for name, one in plugins.items()}
     figures = [
-        page.effects(
+        page.small(
             "Loss at equal tokens",
             interval_chart([_row(n, one, one) for n, one in plugins.items()], loss),
         ),
-        page.effects(
+        page.small(
             "Loss at equal seconds",
             interval_chart([_row(n, timed[n], one) for n, one in plugins.items()], loss),
         ),
-        page.effects(
+        page.small(
             "Tokens a second",
             interval_chart(
                 [_speed(n, speeds[n], one) for n, one in plugins.items()],
@@ -101,7 +101,7 @@ def _effects(result: Json) -> Markup:
     return page.section(
         "Effects",
         tag("p", how, class_="soft"),
-        tag("div", *figures, class_="effects"),
+        tag("div", *figures, class_="small"),
         page.table(
             ["plugin", ">loss, equal tokens", ">loss, equal seconds", ">tokens/s", ">peak memory"],
             rows,

@@ -9,7 +9,7 @@ from importlib import resources
 from minillm_core.measure.figure import NARROW, WIDE, Size, colour
 from minillm_core.measure.markup import Markup, joined, tag
 
-__all__ = ["chart", "document", "effects", "facts", "legend", "section", "signed", "table"]
+__all__ = ["chart", "document", "facts", "legend", "section", "signed", "small", "table"]
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """What a browser is told: nothing is to be loaded or run, whatever should be in the page."""
@@ -52,7 +52,7 @@ def chart(heading: str, draw: Callable[[Size], Markup]) -> Markup:
     )
 
 
-def effects(heading: str, drawn: Markup) -> Markup:
+def small(heading: str, drawn: Markup) -> Markup:
     """A figure that is narrow anyway."""
     return tag("figure", tag("h3", heading), drawn)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from minillm_core.measure import page
-from minillm_core.measure.figure import Line, Size, line_chart
+from minillm_core.measure.figure import NARROW, Line, Size, line_chart
 from minillm_core.measure.history import History, smoothed, thinned
 from minillm_core.measure.markup import Markup, joined, tag
 from minillm_core.measure.ticks import BYTES, COUNT, TIME, Axis
@@ -94,8 +94,10 @@ def _curves(history: History) -> Markup:
         page.chart("Loss against seconds", _loss(history, "seconds")),
     ]
     if len(history.steps) > 10:
-        later = _loss(history, "tokens", LATER)
-        figures.append(page.chart("Loss against tokens, the second half", later))
+        figures += [
+            page.chart("The second half, against tokens", _loss(history, "tokens", LATER)),
+            page.chart("The second half, against seconds", _loss(history, "seconds", LATER)),
+        ]
     return page.section(
         "Loss",
         page.legend((("training", TRAINED), ("held-out text", HELD_OUT))),
@@ -118,7 +120,7 @@ def _loss(history: History, x: str, share: float = 0.0) -> Callable[[Size], Mark
     return lambda size: line_chart(lines, X[x], LOSS, size, from_zero=not share)
 
 
-def _others(history: History) -> Markup:
+def _others(history: History) -> Markup | None:
     wanted = (
         ("Tokens a second", "tokens_per_second.real", Axis("real tokens a second", COUNT)),
         ("Learning rate", "lr", Axis("train.lr")),
@@ -129,18 +131,18 @@ def _others(history: History) -> Markup:
     terms = {name for one in history.steps for name in one.event.get("terms") or {}}
     wanted += tuple((f"Loss term {n}", f"terms.{n}", Axis("unweighted")) for n in sorted(terms))
     figures = [
-        page.chart(heading, _series(points, axis))
+        page.small(heading, _series(points, axis))
         for heading, key, axis in wanted
         if (points := history.series(key, "step"))
     ]
-    return (
-        page.section("On the way", tag("div", *figures, class_="charts")) if figures else joined()
-    )
+    if not figures:
+        return None
+    return page.section("On the way", tag("div", *figures, class_="small"))
 
 
-def _series(points: list[tuple[float, float]], axis: Axis) -> Callable[[Size], Markup]:
+def _series(points: list[tuple[float, float]], axis: Axis) -> Markup:
     lines = [Line(axis.name, 1, thinned(points), faint=True), Line(axis.name, 1, smoothed(points))]
-    return lambda size: line_chart(lines, X["step"], axis, size)
+    return line_chart(lines, X["step"], axis, NARROW)
 
 
 def _notable(history: History) -> Markup | None:
@@ -176,18 +178,22 @@ def _plugins(record: Json) -> Markup | None:
 def _plugin(one: Json) -> Iterator[object]:
     yield one["name"]
     version = one.get("version")
-    yield f"{one['distribution']} {version}" if one.get("distribution") else "a file"
+    source = f"{one['distribution']} {version}" if one.get("distribution") else "a file"
+    yield tag("span", source, class_="one")
     yield _pairs(one.get("options") or {}) or "none"
     evidence = one.get("evidence")
     if evidence is None:
         yield "none yet: it is looked for when the run ends"
         return
-    verdict = "shown" if evidence.get("shown") else "nothing shows that it took part"
     found = [*evidence.get("what", ()), *(f"missing: {key}" for key in evidence.get("missing", ()))]
-    yield joined(
-        tag("span", verdict, class_=None if evidence.get("shown") else "worse"),
-        tag("small", ", ".join(found), class_="wrap") if found else None,
-    )
+    if not evidence.get("shown"):
+        yield joined(tag("span", "nothing shows that it took part", class_="worse"), _lines(found))
+        return
+    yield tag("details", tag("summary", "it took part"), _lines(found))
+
+
+def _lines(keys: list[str]) -> Markup:
+    return joined(*(tag("small", key, class_="wrap") for key in keys))
 
 
 def _plan(record: Json) -> Markup:
