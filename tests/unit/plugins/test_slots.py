@@ -41,6 +41,16 @@ def test_a_second_claimant_is_refused_by_name_slot_and_way_out(order: tuple[str,
     assert "one.layers=[0] three.layers=[1]" in str(refused.value.fix)
 
 
+def test_layers_are_no_way_out_of_a_place_that_is_there_once() -> None:
+    claim: Claim[int] = Claim("loss.logits[cap]")
+    claim.add("one", 1)
+    claim.add("two", 2)
+    with pytest.raises(PlanError) as refused:
+        claim.resolve()
+    assert "leave out 'one' or 'two'" in str(refused.value.fix)
+    assert "layers" not in str(refused.value.fix)
+
+
 def test_one_plugin_may_not_claim_twice() -> None:
     claim: Claim[int] = Claim("loss.logits")
     claim.add("a", 1)
