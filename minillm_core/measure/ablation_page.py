@@ -39,13 +39,14 @@ def ablation_page(result: Json) -> str:
 
 def _headline(result: Json) -> str:
     """What the intervals at equal tokens say, in words."""
-    by: dict[str, list[str]] = {"better": [], "worse": [], "unknown": []}
+    by: dict[str, list[str]] = {"better": [], "worse": [], "unknown": [], "missing": []}
     for name, one in result["plugins"].items():
-        by[_verdict(one)].append(name)
+        by["missing" if one["effect"] is None else _verdict(one)].append(name)
     told = {
         "better": "the loss at equal tokens is lower with",
         "worse": "the loss at equal tokens is higher with",
         "unknown": "no effect on the loss at equal tokens is distinguishable for",
+        "missing": "there is no pair of runs that tells of",
     }
     line = "; ".join(f"{told[verdict]} {_and(names)}" for verdict, names in by.items() if names)
     return f"{line[:1].upper()}{line[1:]}."
@@ -155,7 +156,7 @@ def _verdict(effect: Json) -> str:
 
 def _effect_cells(name: str, one: Json) -> list[object]:
     if one["effect"] is None:
-        return [name, _missing(one), "", "", ""]
+        return [name, tag("small", _missing(one), class_="wrap"), "", "", ""]
     speed, peak = _speed(name, one["speed"], one), one["peak_bytes"]
     memory = "unknown"
     if peak["with"] and peak["without"]:

@@ -16,7 +16,7 @@ __all__ = ["NARROW", "WIDE", "Interval", "Line", "Size", "colour", "interval_cha
 
 COLOURS, DASHES = 7, 3
 MOST_HITS = 40  # points of a line that tell their numbers
-LETTER = 6.9  # width of one, at most
+LETTER, BOLD = 6.9, 7.9  # width of one, at most
 
 Point = tuple[float, float]
 
@@ -154,7 +154,7 @@ def interval_chart(
 
 
 def _row(row: Interval, across: Scale, top: float, width: float) -> Iterator[Markup]:
-    room = int((width - 8) / LETTER) - len(row.told)
+    room = int((width - LETTER * (len(row.told) + 1)) / BOLD)
     yield tag("title", f"{row.label}: {row.told} {row.note}")
     yield tag("text", _cut(row.label, max(room, 8)), x=0.0, y=top + 14, class_="name")
     yield tag("text", row.told, x=width, y=top + 14, class_="end told")

@@ -84,7 +84,8 @@ def _state(history: History) -> Markup | None:
     elif code:
         told.append(f"{ENDS.get(code, 'It failed.')} Exit code {code}.")
     if history.torn:
-        told.append(f"{history.torn} lines of metrics.jsonl were cut short and are left out.")
+        lines = "line" if history.torn == 1 else "lines"
+        told.append(f"Left out of metrics.jsonl: {history.torn} {lines} cut short.")
     return tag("p", " ".join(told), class_="warn") if told else None
 
 
@@ -133,11 +134,16 @@ def _others(history: History) -> Markup | None:
     figures = [
         page.small(heading, _series(points, axis))
         for heading, key, axis in wanted
-        if (points := history.series(key, "step"))
+        if (points := history.series(key, "step")[1:])
     ]
     if not figures:
         return None
-    return page.section("On the way", tag("div", *figures, class_="small"))
+    how = (
+        "Without the first step, which compiles; faint is each step, the line is a mean of several."
+    )
+    return page.section(
+        "On the way", tag("p", how, class_="soft"), tag("div", *figures, class_="small")
+    )
 
 
 def _series(points: list[tuple[float, float]], axis: Axis) -> Markup:

@@ -28,7 +28,7 @@ class Axis:
     def unit(self, largest: float) -> tuple[float, str]:
         """(size, heading) of the numbers up to ``largest``."""
         for size, name in self.units:
-            if largest >= 2 * size:
+            if largest >= size:
                 return size, f"{self.name}, {name}"
         if self.units and self.units is not COUNT:
             size, name = self.units[-1]
@@ -55,7 +55,8 @@ def scale_of(values: Iterable[float], start: float, end: float, *, room: float =
     """A scale that holds all values, with ``room`` at both ends, and is never without width."""
     found = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
     low, high = min(found), max(found)
-    least = max(abs(low), abs(high)) * _NARROWEST or 1.0
+    size = max(abs(low), abs(high))
+    least = (size * _NARROWEST if high > low else size / 10) or 1.0
     if high - low < least:
         middle = (low + high) / 2
         low, high = middle - least / 2, middle + least / 2
@@ -76,6 +77,7 @@ def number(value: float, step: float) -> str:
     """A tick's label: as many decimals as ticks ``step`` apart need."""
     decimals = max(0, -math.floor(math.log10(step) + 1e-9))
     if decimals > 6 or abs(value) >= 1e9:
-        return f"{value:.4g}".replace("-", "−")
+        digits = 1 + max(0, math.ceil(math.log10(max(abs(value), step) / step) - 1e-9))
+        return f"{value if abs(value) > step / 2 else 0:.{digits}g}".replace("-", "−")
     told = f"{value:,.{decimals}f}"
     return told.lstrip("-") if not float(told.replace(",", "")) else told.replace("-", "−")

@@ -1,0 +1,278 @@
+"""Pages say what an ablation found and what a run did, and let nothing in from outside."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minillm_core.errors import Refusal
+from minillm_core.measure.ablation_page import ablation_page
+from minillm_core.measure.history import read_history, smoothed, thinned
+from minillm_core.measure.paired import effect_of
+from minillm_core.measure.report import report
+from minillm_core.measure.run_page import run_page
+
+HOSTILE = "</script><script>alert('1')</script><img src=//evil.example onerror=x> \x1b]0;t\x07&amp;"
+
+
+class Elements(HTMLParser):
+    """The elements of a page, their attributes, and its text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.shown = ""
+        self.feed(page)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.shown += data if self.open and self.open[-1] != "style" else ""
+
+
+def harmless(page: str) -> str:
+    """A page's text, once it is clear that the page loads and runs nothing."""
+    found = Elements(page)
+    names = {name for name, _ in found.tags}
+    assert not names & {"script", "img", "link", "iframe", "a", "object", "image", "use", "form"}
+    for _, attributes in found.tags:
+        assert not [key for key in attributes if key.startswith("on") or key in ("src", "href")]
+    policy = [a["content"] for n, a in found.tags if a.get("http-equiv")]
+    assert policy == ["default-src 'none'; style-src 'unsafe-inline'"]
+    assert "url(" not in page
+    assert "@import" not in page
+    return found.shown
+
+
+def run(variant: str, seed: int, steps: int, loss: float, seconds: float = 1.0) -> dict[str, Any]:
+    curve = [
+        {"step": n, "tokens": 10 * n, "seconds": seconds * n / steps, "val_loss": loss + 1 / n}
+        for n in range(1, steps + 1)
+    ]
+    curve[-1]["val_loss"] = loss
+    told = {"tokens": 10 * steps, "seconds": seconds, "tokens_per_second": 10 * steps / seconds}
+    return {
+        **{"variant": variant, "seed": seed, "steps": steps, "peak_bytes": 2**31, "curve": curve},
+        **told,
+    }
+
+
+def ablation(
+    differences: list[float], name: str = "muon", failed: int = 0, **more: Any
+) -> dict[str, Any]:
+    seeds = range(len(differences))
+    runs = [run("baseline", seed, 6, 4.0) for seed in seeds]
+    runs += [run(f"+{name}", seed, 6, 4.0 + differences[seed]) for seed in seeds]
+    runs += [
+        {"variant": f"+{name}", "seed": 90 + n, "steps": 6, "error": "not finite"}
+        for n in range(failed)
+    ]
+    effect: dict[str, Any] = {"effect": None, "low": None, "high": None}
+    if differences:
+        effect = effect_of(differences).data()
+        effect["equal_seconds"] = effect_of(differences).data()
+        effect["speed"] = {"effect": 0.9, "low": 0.8, "high": 0.95}
+        effect["peak_bytes"] = {"with": 2**31, "without": 2**30}
+    set_ = {"options": {}, "versions": {}, "parameters": 1000, "steps_at_equal_seconds": 6}
+    return {
+        "plugins": {name: {"with": f"+{name}", "without": "baseline", "failed": failed, **effect}},
+        "not_judged": {},
+        "design": "one at a time",
+        "variants": {"baseline": {"plugins": [], **set_}, f"+{name}": {"plugins": [name], **set_}},
+        "steps": 6,
+        "seeds": list(seeds),
+        "runs": runs,
+        "finished": True,
+        **more,
+    }
+
+
+@pytest.mark.parametrize(
+    ("differences", "said"),
+    [
+        (
+            [-0.05, -0.06, -0.055],
+            ["lower with muon", "−0.0550", "2.000 ×", "0.900 × [0.800, 0.950]"],
+        ),
+        ([0.05, 0.06, 0.055], ["higher with muon", "+0.0550"]),
+        ([0.05, -0.02], ["No effect", "not distinguishable; ", "pairs would tell"]),
+        ([0.05], ["+0.0500", "one pair has no interval"]),
+        ([], ["no pair of runs", "Nothing to draw yet"]),
+    ],
+)
+def test_a_page_says_what_the_pairs_say(differences: list[float], said: list[str]) -> None:
+    shown = harmless(ablation_page(ablation(differences)))
+    for part in said:
+        assert part in shown
+
+
+def test_a_page_says_what_failed_and_what_is_not_finished() -> None:
+    result = ablation([-0.1, -0.2], failed=2, finished=False, not_judged={"xsa": "it is needed"})
+    shown = harmless(ablation_page(result))
+    for part in ("Not finished: what 6 runs tell", "not finite", "seed 91", "not judged: it is"):
+        assert part in shown
+
+
+def test_there_is_a_line_a_run_in_the_colour_of_its_set() -> None:
+    page = ablation_page(ablation([-0.1, -0.2, -0.15]))
+    wide = page.split('<h3>Loss against tokens</h3><div class="wide">')[1].split("</svg>")[0]
+    assert wide.count('<g class="c0">') == wide.count('<g class="c1">') == 3
+    assert wide.count("<polyline") == 6
+    assert "<title>+muon, seed 2: 3.85 at 60</title>" in wide
+
+
+@given(st.text())
+def test_whatever_a_plugin_is_called_it_stays_text(name: str) -> None:
+    harmless(ablation_page(ablation([0.1, 0.2], name=name + HOSTILE)))
+
+
+def test_hostile_words_are_shown_as_they_are() -> None:
+    about = {"device": HOSTILE, "data": {"description": HOSTILE}, "versions": {HOSTILE: HOSTILE}}
+    result = ablation([0.1, 0.2], HOSTILE, 1, not_judged={HOSTILE: HOSTILE}, **about)
+    shown = harmless(ablation_page(result))
+    assert "<img src=//evil.example onerror=x> &amp;" in shown
+    assert "\x1b" not in shown
+
+
+RECORD: dict[str, Any] = {
+    "config": {part: {"a": {"value": 1}} for part in ("model", "train", "eval")},
+    "plan": {
+        "model": {"parameters": {"w": {"role": "head", "owner": "core", "shape": [3, 5]}}},
+        "optimizer": {
+            "rules": {
+                "adamw": {"owner": "core", "stages": [{"anchor": "decay", "owner": "cautious"}]}
+            }
+        },
+        "schedules": {"values": {"train.lr": {"owner": "core", "peak": 0.003}}},
+    },
+    "plan_hash": "0123456789abcdef",
+    "plugins": [
+        {
+            "name": HOSTILE,
+            "options": {HOSTILE: HOSTILE},
+            "evidence": {"shown": True, "what": ["x"]},
+        },
+        {"name": "idle", "options": {}, "evidence": {"shown": False, "missing": ["node:a"]}},
+        {"name": "later", "options": {}, "evidence": None},
+    ],
+    "exit": 0,
+}
+
+
+def step(n: int, **more: Any) -> dict[str, Any]:
+    told = {"loss": 5.0 - 0.1 * n, "lr": 0.1, "tokens": 8 * n, "step_seconds": 0.5}
+    speed = {"tokens_per_second": {"real": 16.0}, "peak_bytes": 2**30, "grad_norm": 1.0}
+    return {"event": "step", "step": n, **told, **speed, "terms": {"balance": 1.0}, **more}
+
+
+def folder(out: Path, *events: dict[str, Any], torn: str = "", **record: Any) -> Path:
+    (out / "run.json").write_text(json.dumps({**RECORD, **record}))
+    lines = "".join(json.dumps(event) + "\n" for event in events)
+    (out / "metrics.jsonl").write_text(lines + torn)
+    return out
+
+
+def test_a_run_that_was_killed_is_told_up_to_its_last_whole_line(tmp_path: Path) -> None:
+    evaluated = {"event": "eval", "step": 2, "val_loss": 4.5, "bits_per_byte": 1.5}
+    out = folder(tmp_path, step(1), step(2), evaluated, step(3), torn='{"event": "st', exit=None)
+    history = read_history(out)
+    assert [one.step for one in history.steps] == [1, 2, 3]
+    assert history.series("val_loss", "seconds", evaluations=True) == [(1.0, 4.5)]
+    assert history.series("tokens_per_second.real", "step") == [(1, 16.0), (2, 16.0), (3, 16.0)]
+    shown = harmless(run_page(history, None, "it was not asked for"))
+    for part in (
+        "4.5000 after step 2",
+        "1.5000 bits",
+        "still going on, or it was killed",
+        "1 line",
+    ):
+        assert part in shown
+    for part in ("nothing shows that it took part", "none yet", "3 × 5", "decay (cautious)"):
+        assert part in shown
+    assert "it was not asked for" in shown
+
+
+def test_seconds_of_steps_that_are_not_written_are_counted(tmp_path: Path) -> None:
+    history = read_history(folder(tmp_path, step(1), step(10), step(20)))
+    assert [one.seconds for one in history.steps] == [0.5, 5.0, 10.0]
+
+
+def test_what_went_otherwise_is_told(tmp_path: Path) -> None:
+    out = folder(
+        tmp_path,
+        step(1, loss=None),
+        {"event": "guard", "step": 1, "loss": None, "grad_norm": None, "recent": 1},
+        {"event": "rewind", "step": 3, "loss": 9.0, "to": 2, "skipped": 4},
+        {"event": "unsaved", "step": 4, "reason": HOSTILE},
+        {"event": "resume", "step": 4, "path": "checkpoints/step-00000004"},
+        {"event": "end", "step": 4, "exit": 5, "seconds": 2.0},
+        exit=5,
+    )
+    shown = harmless(run_page(read_history(out), HOSTILE, None))
+    for part in ("the update was not made", "back to a checkpoint", "could not be written"):
+        assert part in shown
+    for part in (
+        "Training became non-finite. Exit code 5",
+        "checkpoints/step-00000004",
+        "skipped 4",
+    ):
+        assert part in shown
+
+
+def test_a_run_without_metrics_is_one_that_just_began(tmp_path: Path) -> None:
+    folder(tmp_path, exit=None)
+    (tmp_path / "metrics.jsonl").unlink()
+    assert "No step is over yet" in harmless(run_page(read_history(tmp_path), None, "why"))
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(-10, 10)), min_size=1, max_size=200))
+def test_thinned_points_reach_as_far_as_all(given_: list[tuple[float, float]]) -> None:
+    found = thinned(given_, 20)
+    assert len(found) <= 40
+    assert set(found) <= set(given_)
+    for pick in (min, max):
+        assert pick(y for _, y in found) == pick(y for _, y in given_)
+    smooth = smoothed(given_, 20)
+    assert len(smooth) <= 20
+    assert min(y for _, y in given_) - 1e-9 <= smooth[0][1] <= max(y for _, y in given_) + 1e-9
+
+
+def test_a_folder_that_holds_neither_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match="holds neither a run nor an ablation") as refused:
+        report(tmp_path, say=print)
+    assert "minillm train or minillm ablate" in str(refused.value)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"plugins": 3}', "\x00"])
+@pytest.mark.parametrize("name", ["run.json", "ablation.json"])
+def test_what_is_not_understood_is_refused(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(Refusal):
+        report(tmp_path, say=print)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_report_lies_beside_what_it_tells(tmp_path: Path) -> None:
+    said: list[str] = []
+    path = report(folder(tmp_path, step(1)), say=said.append)
+    assert path == tmp_path / "report.html"
+    assert re.search("no sample: ", said[0])
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "ablation.json").write_text(json.dumps(ablation([0.1, 0.2])))
+    assert report(tmp_path / "other", say=print).name == "ablation.html"
