@@ -26,7 +26,7 @@ OF_A_LAYER = ("layers.", "model.mlp[", "model.attention[", "model.norm[layers.")
 """How the names of slots begin that there is one of in each layer."""
 
 
-def way_out(first: str, second: str, where: str) -> str:
+def way_out(first: str, second: str, *, where: str) -> str:
     """What to type when two plugins want the same place."""
     fix = f"leave out '{first}' or '{second}' (--plugins -{second} takes away what a file names)"
     if where.startswith(OF_A_LAYER):
@@ -68,7 +68,7 @@ class Claim(Generic[T]):
             raise PlanError(
                 f"slot {self.where} is claimed by both '{first}' and '{second}'",
                 where=self.where,
-                fix=way_out(first, second, self.where),
+                fix=way_out(first, second, where=self.where),
             )
         return next(iter(self.held.values()), default)
 
@@ -121,7 +121,7 @@ class Chain:
                         f"'{link.node.owner}' cannot join {self.where}.{link.anchor}: "
                         f"'{owner}' closed it ({reason})",
                         where=self.where,
-                        fix=way_out(*sorted((owner, link.node.owner)), self.where),
+                        fix=way_out(*sorted((owner, link.node.owner)), where=self.where),
                     )
             if link.node.name in links:
                 raise PlanError(
@@ -200,7 +200,7 @@ class Terms(Generic[T]):
             raise PlanError(
                 f"{place} is added by both '{min(other, owner)}' and '{max(other, owner)}'",
                 where=self.where,
-                fix=way_out(*sorted((other, owner)), self.where),
+                fix=way_out(*sorted((other, owner)), where=self.where),
             )
         self.held[key] = (owner, value)
 

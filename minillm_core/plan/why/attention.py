@@ -44,7 +44,7 @@ def _replaced(answer: Answer, layer: int, owner: str) -> Answer:
         Refused(
             tuple(sorted((owner, other))),
             f"{what}, and '{other}' wants a slot of it",
-            way_out(*sorted((owner, other)), f"layers.{layer}"),
+            way_out(*sorted((owner, other)), where=f"layers.{layer}."),
         )
         for other in others
     )
