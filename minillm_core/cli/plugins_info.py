@@ -34,6 +34,7 @@ def info(
     from minillm_core.measure.card import BadCard, read_cards
     from minillm_core.plugins.find import find
     from minillm_core.plugins.manager import with_options
+    from minillm_core.plugins.needs import unmet
     from minillm_core.plugins.options import describe_option
 
     found = find(named)
@@ -50,6 +51,8 @@ def info(
         "devices": list(manifest.devices),
         "identity_at_init": manifest.identity_at_init,
         "export": manifest.export,
+        "requires": list(manifest.requires),
+        "lacking": unmet(manifest.requires),
         "hooks": list(found.cls.hooks),
         "options": [describe_option(*one) for one in found.cls.__pydantic_fields__.items()],
     }
@@ -96,9 +99,20 @@ def _facts(shown: dict[str, Any]) -> list[tuple[str, str]]:
         facts.append(("at init", "the model's output is unchanged"))
     if shown["export"]:
         facts.append(("export", shown["export"]))
+    if shown["requires"]:
+        facts.append(("requires", _requires(shown)))
     if "slots" in shown:
         facts.append(("slots", "\n".join(shown["slots"]) or shown.get("slots_refused", "none")))
     return [*facts, *_cards(shown)]
+
+
+def _requires(shown: dict[str, Any]) -> str:
+    """What it needs, and the line that installs what is not here."""
+    from minillm_core.install import pip_line
+
+    lacking = shown["lacking"]
+    lines = [f"{need} ({lacking[need]})" if need in lacking else need for need in shown["requires"]]
+    return "\n".join([*lines, *([pip_line(*lacking)] if lacking else [])])
 
 
 def _cards(shown: dict[str, Any]) -> list[tuple[str, str]]:

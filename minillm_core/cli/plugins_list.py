@@ -39,8 +39,20 @@ def render_list(entries: Iterable[PluginEntry], console: Console) -> None:
     for heading in ("name", "distribution", "summary", "state"):
         table.add_column(heading, overflow="fold")
     for entry in rows:
-        state = Text(f"broken: {entry.broken}", "red") if entry.broken else Text("ok", "green")
-        table.add_row(Text(entry.name), Text(entry.offered_by), Text(entry.summary), state)
+        table.add_row(
+            Text(entry.name), Text(entry.offered_by), Text(entry.summary), Text(*_state(entry))
+        )
     if not console.is_terminal:
         console = Console(file=console.file, width=10_000)
     console.print(table)
+
+
+def _state(entry: PluginEntry) -> tuple[str, str]:
+    """In words, and in which style."""
+    from minillm_core.plugins.needs import unmet
+
+    if entry.broken:
+        return f"broken: {entry.broken}", "red"
+    if entry.manifest and (lacking := unmet(entry.manifest.requires)):
+        return f"needs {', '.join(lacking)}: {pip_line(*lacking)}", "yellow"
+    return "ok", "green"

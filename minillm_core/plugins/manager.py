@@ -11,8 +11,10 @@ from typing import Any
 import pluggy
 
 from minillm_core.errors import PluginError
+from minillm_core.install import pip_line
 from minillm_core.plugins.find import FoundPlugin, find
 from minillm_core.plugins.hookspecs import PROJECT, Hooks
+from minillm_core.plugins.needs import unmet
 from minillm_core.plugins.options import validated
 from minillm_core.plugins.origin import Origin, digest_of
 from minillm_core.plugins.plugin import Plugin
@@ -125,7 +127,8 @@ def check_support(plugins: Iterable[LoadedPlugin], backend: str, device: str) ->
         device: ``cpu``, ``cuda:0``, ``mps``, ``gpu``.
 
     Raises:
-        PluginError: one of them does not run on this backend, or on this kind of device.
+        PluginError: one of them does not run on this backend, or on this kind of device; or a
+            package that it requires is missing.
     """
     kind = device.partition(":")[0]
     for one in plugins:
@@ -142,6 +145,13 @@ def check_support(plugins: Iterable[LoadedPlugin], backend: str, device: str) ->
                     where=one.origin.offered_by or one.source,
                     fix=f"--{flag} {served[0]}, or leave it out",
                 )
+        if lacking := unmet(manifest.requires):
+            why = "; ".join(f"{need}: {reason}" for need, reason in lacking.items())
+            raise PluginError(
+                f"plugin '{one.name}' needs {why}",
+                where=one.origin.offered_by or one.source,
+                fix=f"{pip_line(*lacking)}; or leave it out",
+            )
 
 
 class Manager:

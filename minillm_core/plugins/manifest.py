@@ -6,6 +6,7 @@ Standard library only: ``minillm plugins list`` must start at once and run no pl
 from __future__ import annotations
 
 import ast
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ class Manifest:
     identity_at_init: bool = False  # the model's output is unchanged before the first step
     discrete: bool = False  # its output jumps where a choice turns: rounding may decide one
     export: str | None = None  # the layout that its model still fits, where that changes
+    requires: tuple[str, ...] = ()  # distributions that its hooks import, as pip takes them
 
     @classmethod
     def of(cls, keywords: Mapping[str, Any]) -> Manifest:
@@ -69,6 +71,18 @@ def _names_of(known: tuple[str, ...]) -> Any:
     )
 
 
+_REQUIREMENT = re.compile(r"[A-Za-z0-9][\w.-]*(\[[\w, -]+\])?[\w\s<>=!~.,*+-]*")
+
+
+def _requirements(value: Any) -> bool:
+    """Whether they look like it; what a version means is asked before a run."""
+    return (
+        isinstance(value, (tuple, list))
+        and len(value) > 0
+        and all(isinstance(v, str) and _REQUIREMENT.fullmatch(v) for v in value)
+    )
+
+
 _DEVICES = ("cpu", "cuda", "mps", "gpu")
 _EXPECTED: dict[str, tuple[str, Any]] = {
     "api": (f"{HOOK_API}", lambda value: value == HOOK_API),
@@ -77,6 +91,7 @@ _EXPECTED: dict[str, tuple[str, Any]] = {
     "identity_at_init": ("True or False", lambda value: isinstance(value, bool)),
     "discrete": ("True or False", lambda value: isinstance(value, bool)),
     "export": (f"one of {', '.join(EXPORTS)}, or None", lambda v: v is None or v in EXPORTS),
+    "requires": ('a tuple of what pip takes, such as ("tensorboard>=2.16",)', _requirements),
 }
 """Keyword -> what it should be, in words, and the test of it."""
 

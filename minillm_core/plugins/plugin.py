@@ -43,6 +43,8 @@ class Plugin(BaseModel):
         discrete: its output jumps where a choice turns (routing): what bfloat16 decides otherwise
             than float32 is no fault.
         export: the layout that the model fits with it: ``"llama"``, ``"qwen3"``.
+        requires: distributions that its hooks import when they first run, as pip takes them:
+            ``("tensorboard>=2.16",)``. A run is refused before it starts where one is missing.
 
     Raises:
         PluginError: when the class is made: another API, an unknown keyword, a misspelt hook, a

@@ -13,6 +13,8 @@ import numpy as np
 
 from minillm_core.data import OnBatch
 from minillm_core.errors import PluginCodeError
+from minillm_core.install import pip_line
+from minillm_core.plugins.needs import unmet
 from minillm_core.plugins.streams import Streams
 from minillm_core.testing.check import Check, Failed, NotApplicable
 from minillm_core.testing.small import Batch
@@ -136,6 +138,8 @@ def hears(subject: Subject) -> str:
     """Every event is taken without an error, and comes back unchanged; the plan stays."""
     if "on_event" not in subject.found.cls.hooks:
         raise NotApplicable("it has no on_event")
+    if lacking := unmet(subject.found.cls.manifest.requires):
+        raise NotApplicable(f"it needs {', '.join(lacking)}: {pip_line(*lacking)}")
     (observer,) = observers([subject.loaded]).values()
     plan = subject.plan()
     before = json.dumps(plan.data(), sort_keys=True)

@@ -44,12 +44,19 @@ class Throughput:
 
 @dataclass(frozen=True)
 class Started(Event):
-    """The run begins: everything has been checked and bound."""
+    """The run begins, or goes on: everything has been checked and bound."""
 
     event: ClassVar[str] = "run"
     plan_hash: str
     steps: int | None
     parameters: int
+    out: str = "."  # the run's folder
+    settings: Mapping[str, Any] = field(default_factory=dict)  # all of the config, as JSON
+
+    def data(self) -> dict[str, Any]:
+        """As one JSON object; run.json, beside it, has the settings."""
+        shown = super().data()
+        return {key: value for key, value in shown.items() if key not in ("out", "settings")}
 
 
 @dataclass(frozen=True)

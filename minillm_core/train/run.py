@@ -249,7 +249,15 @@ def _loop(
             say=shown.say,
         )
         stack.enter_context(shown)
-        observed(Started(job.plan.hash, config.train.steps, job.plan.num_parameters))
+        observed(
+            Started(
+                job.plan.hash,
+                config.train.steps,
+                job.plan.num_parameters,
+                str(out),
+                config.model_dump(mode="json"),
+            )
+        )
         if position.saved is not None:
             observed(
                 Resumed(position.step, str(layout.folder(out, position.step).relative_to(out)))

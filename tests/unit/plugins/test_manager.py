@@ -269,6 +269,30 @@ def test_what_can_run_there_passes(make_plugin: Make) -> None:
     check_support(load(["any"]), "mlx", "gpu")
 
 
+@pytest.mark.parametrize(
+    ("need", "reason"),
+    [
+        ("no-such-thing", "it is not installed"),
+        ("pytest>=9999", "here is "),
+        ("pytest>", "this is no requirement"),
+    ],
+)
+def test_what_a_plugin_requires_is_there_before_a_run(
+    make_plugin: Make, need: str, reason: str
+) -> None:
+    make_plugin("api=1", f'api=1, requires=("numpy>=1", "{need}")')
+    with pytest.raises(PluginError, match="needs") as error:
+        check_support(load(["trick"]), "torch", "cpu")
+    assert f"{need}: {reason}" in error.value.what
+    assert "numpy" not in str(error.value)
+    assert f"'{need}'" in error.value.fix or need in error.value.fix
+
+
+def test_what_is_there_is_not_asked_for(make_plugin: Make) -> None:
+    make_plugin("api=1", 'api=1, requires=["pytest>=1", "numpy"]')
+    check_support(load(["trick"]), "torch", "cpu")
+
+
 # Calling
 
 

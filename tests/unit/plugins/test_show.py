@@ -61,6 +61,7 @@ def test_the_list_is_json(site) -> None:
         "identity_at_init": False,
         "discrete": False,
         "export": None,
+        "requires": [],
     }
 
 
@@ -79,6 +80,18 @@ def test_info_shows_everything(make_plugin) -> None:
         assert part in text
     for part in ("layers.0.attn.out", "qwen3", "unchanged", "torch, mlx, numpy", '"all"'):
         assert part in text
+
+
+def test_what_a_plugin_lacks_is_shown_with_the_line_that_installs_it(make_plugin) -> None:
+    make_plugin("api=1", 'api=1, requires=("pytest>=1", "no-such-thing>=2.1")')
+    shown = info("trick")
+    assert shown["requires"] == ["pytest>=1", "no-such-thing>=2.1"]
+    assert shown["lacking"] == {"no-such-thing>=2.1": "it is not installed"}
+    text = printed(render_info, shown, width=200)
+    assert "pip install 'no-such-thing>=2.1'" in text
+    assert "pytest>=1 (" not in text
+    listed = printed(render_list, [one for one in list_plugins() if one.name == "trick"])
+    assert "needs no-such-thing>=2.1: pip install" in listed
 
 
 def test_info_of_what_does_not_fit_the_preset(make_plugin) -> None:

@@ -1,0 +1,1 @@
+"""Experiment trackers as observers."""

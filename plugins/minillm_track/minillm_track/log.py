@@ -1,0 +1,91 @@
+"""A run's events, in the order in which a tracker wants them: opened once, each step once, closed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+from uuid import uuid4
+
+from minillm_core import Ended, Event, Resumed, Rewound, Started, Stepped
+from minillm_track.told import figures, line
+
+__all__ = ["Log", "Sink", "identity"]
+
+
+class Sink(Protocol):
+    """One tracker's run, open."""
+
+    def figures(self, step: int, figures: Mapping[str, float]) -> None:
+        """Numbers of a step."""
+
+    def line(self, step: int, text: str) -> None:
+        """What happened at a step, in words."""
+
+    def back(self, step: int, to: int) -> None:
+        """The run is at ``step`` and goes back to ``to``: what was told of later steps is void."""
+
+    def close(self, code: int) -> None:
+        """The run ended with an exit code."""
+
+
+class Log:
+    """Passes events on to a sink, which is opened at the first one behind the run's start.
+
+    Steps are those of metrics.jsonl: the first, every ``log.every``-th, and the last. What comes
+    from no run of its own, such as an ablation's steps, is not logged.
+
+    Args:
+        open_run: opens the tracker's run, given the run's start and the step that it goes on
+            from: 0 for a new one.
+    """
+
+    def __init__(self, open_run: Callable[[Started, int], Sink]) -> None:
+        self._open = open_run
+        self._started: Started | None = None
+        self._sink: Sink | None = None
+        self._held: Stepped | None = None  # the last step, where it was not due
+
+    def __call__(self, event: Event) -> None:
+        """Take one event."""
+        if isinstance(event, Started):
+            self._started, self._sink, self._held = event, None, None
+            return
+        if self._started is None:
+            return
+        if self._sink is None:
+            self._sink = self._open(self._started, event.step if isinstance(event, Resumed) else 0)
+        if isinstance(event, Stepped) and not self._due(event):
+            self._held = event
+            return
+        if isinstance(event, Ended) and self._held is not None:
+            self._tell(self._sink, self._held)
+        if isinstance(event, (Stepped, Rewound, Ended)):
+            self._held = None
+        if isinstance(event, Rewound):
+            self._sink.back(event.step, event.to)
+        self._tell(self._sink, event)
+        if isinstance(event, Ended):
+            self._started = None
+            self._sink.close(event.exit)
+
+    def _due(self, event: Stepped) -> bool:
+        every = self._started.settings.get("log", {}).get("every", 1) if self._started else 1
+        return event.step == 1 or event.step % every == 0
+
+    def _tell(self, sink: Sink, event: Event) -> None:
+        step = event.to if isinstance(event, Rewound) else getattr(event, "step", 0)
+        if numbers := figures(event):
+            sink.figures(step, numbers)
+        if text := line(event):
+            sink.line(step, text)
+
+
+def identity(out: str, tracker: str) -> str:
+    """The tracker's name for the run in ``out``: made once, kept there, found again on resuming."""
+    file = Path(out) / f"{tracker}.id"
+    if file.exists():
+        return file.read_text("utf-8").strip()
+    name = f"{Path(out).resolve().name}-{uuid4().hex[:8]}"
+    file.write_text(f"{name}\n", "utf-8")
+    return name

@@ -1,0 +1,81 @@
+"""TensorBoard's event files, in the run's folder: ``tensorboard --logdir runs`` shows all runs.
+
+A run that goes back to a checkpoint, on resuming or at a spike, says so in the file, and TensorBoard
+hides what was told of later steps: no step is there twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import PrivateAttr
+
+from minillm_core import Event, Plugin, Started, option
+from minillm_track.log import Log
+from minillm_track.told import flat
+
+__all__ = ["TensorBoard"]
+
+
+class TensorBoard(Plugin, api=1, requires=("tensorboard>=2.16",)):
+    """Writes a run's figures, events and settings for TensorBoard."""
+
+    folder: str = option("tensorboard", min_length=1, help="where, from the run's folder")
+    flush_seconds: float = option(10.0, gt=0, help="a kill loses at most what is as young as this")
+
+    _log: Log = PrivateAttr()
+
+    def model_post_init(self, context: Any) -> None:
+        """Nothing is opened before a run starts."""
+        self._log = Log(self._open)
+
+    def on_event(self, event: Event) -> None:
+        self._log(event)
+
+    def _open(self, started: Started, step: int) -> _Files:
+        return _Files(Path(started.out) / self.folder, started, step, self.flush_seconds)
+
+
+class _Files:
+    """The event files of one run; tensorboard is imported here, and tensorflow and torch are not."""
+
+    def __init__(self, folder: Path, started: Started, step: int, flush_seconds: float) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event as Entry
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+        from tensorboard.plugins.scalar.summary_v2 import scalar_pb
+        from tensorboard.plugins.text.summary_v2 import text_pb
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._entry, self._session = Entry, SessionLog
+        self._scalar, self._text = scalar_pb, text_pb
+        self._writer = EventFileWriter(str(folder), flush_secs=flush_seconds)
+        self._from(step)
+        self._add(step, summary=hparams_pb(flat(started.settings)))
+
+    def figures(self, step: int, figures: Mapping[str, float]) -> None:
+        """A scalar each."""
+        for name, value in figures.items():
+            self._add(step, summary=self._scalar(name, value))
+
+    def line(self, step: int, text: str) -> None:
+        """Among the texts."""
+        self._add(step, summary=self._text("events", text))
+
+    def back(self, step: int, to: int) -> None:
+        """Hide what was told of later steps."""
+        self._from(to)
+
+    def close(self, code: int) -> None:
+        """Write what is left."""
+        self._writer.close()
+
+    def _from(self, step: int) -> None:
+        """A start: TensorBoard takes out what it has of later steps."""
+        self._add(step + 1, session_log=self._session(status=self._session.START))
+
+    def _add(self, step: int, **entry: Any) -> None:
+        self._writer.add_event(self._entry(wall_time=time.time(), step=step, **entry))

@@ -1,0 +1,74 @@
+"""trackio: a local database and dashboard, ``trackio show``; nothing is sent anywhere.
+
+(Unless TRACKIO_SPACE_ID or TRACKIO_SERVER_URL tells trackio itself to.) A run that is resumed goes
+on under its name. trackio takes nothing back: steps between a checkpoint and a kill, or a spike,
+are there twice.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from typing import Any
+
+from pydantic import PrivateAttr
+
+from minillm_core import Event, Plugin, Started, option
+from minillm_track.log import Log, identity
+from minillm_track.told import flat
+
+__all__ = ["Trackio"]
+
+
+class Trackio(Plugin, api=1, requires=("trackio>=0.20",)):
+    """Logs a run's figures, events and settings to trackio, on this machine."""
+
+    project: str = option("minillm", min_length=1, help="the runs that are shown together")
+
+    _log: Log = PrivateAttr()
+
+    def model_post_init(self, context: Any) -> None:
+        """Nothing is opened before a run starts."""
+        self._log = Log(self._open)
+
+    def on_event(self, event: Event) -> None:
+        self._log(event)
+
+    def _open(self, started: Started, step: int) -> _Run:
+        return _Run(self.project, started)
+
+
+class _Run:
+    """One run of trackio's; what it prints goes to stderr, where all of minillm's lines go."""
+
+    def __init__(self, project: str, started: Started) -> None:
+        import trackio
+
+        self._markdown, self._finish = trackio.Markdown, trackio.finish
+        with redirect_stdout(sys.stderr):
+            self._run = trackio.init(
+                project=project,
+                name=identity(started.out, "trackio"),
+                config=flat(started.settings),
+                resume="allow",
+                embed=False,
+                auto_log_gpu=False,
+                auto_log_cpu=False,
+            )
+
+    def figures(self, step: int, figures: Mapping[str, float]) -> None:
+        """All of a step together."""
+        self._run.log(dict(figures), step=step)
+
+    def line(self, step: int, text: str) -> None:
+        """As a note."""
+        self._run.log({"events": self._markdown(text)}, step=step)
+
+    def back(self, step: int, to: int) -> None:
+        """It cannot be told."""
+
+    def close(self, code: int) -> None:
+        """Write what is left."""
+        with redirect_stdout(sys.stderr):
+            self._finish()  # the run's own would be called again, and heard, when Python ends

@@ -1,0 +1,175 @@
+"""What every tracker is told: each step that metrics.jsonl has, once, in the run's order."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.metadata import metadata
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minillm_core import (
+    Ended,
+    Evaluated,
+    Event,
+    Guarded,
+    Resumed,
+    Rewound,
+    Saved,
+    Skipped,
+    Started,
+    Stepped,
+    Throughput,
+    Unsaved,
+)
+from minillm_core.plugins.find import find
+from minillm_core.train.metrics import METRICS, Metrics, cut
+from minillm_track.log import Log, identity
+from minillm_track.told import figures, flat, line
+
+
+class Sink:
+    """Writes down what it is told; takes back what is void, as a good tracker would."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.steps, self.lines = at, [], []
+        self.code: int | None = None
+
+    def figures(self, step: int, figures: Mapping[str, float]) -> None:
+        assert self.code is None
+        self.steps.append(step)
+
+    def line(self, step: int, text: str) -> None:
+        self.lines.append((step, text))
+
+    def back(self, step: int, to: int) -> None:
+        self.steps = [s for s in self.steps if s <= to]
+
+    def close(self, code: int) -> None:
+        self.code = code
+
+
+def stepped(n: int) -> Stepped:
+    return Stepped(n, 1.0, 0.1, n, Throughput(1.0, 1.0, 1.0), 0.1, 0.4, 7, 1.0)
+
+
+def opened() -> tuple[Log, list[Sink]]:
+    sinks: list[Sink] = []
+
+    def open_run(started: Started, at: int) -> Sink:
+        sinks.append(Sink(at))
+        return sinks[-1]
+
+    return Log(open_run), sinks
+
+
+@given(st.integers(1, 9), st.integers(1, 30), st.data())
+def test_the_steps_are_those_of_metrics_jsonl(
+    tmp_path_factory: pytest.TempPathFactory, every: int, steps: int, data: st.DataObject
+) -> None:
+    path = tmp_path_factory.mktemp("run") / METRICS
+    spike = data.draw(st.integers(1, steps))
+    to = data.draw(st.integers(0, spike - 1))
+    log, sinks = opened()
+    events: list[Event] = [Started("h", steps, 1, ".", {"log": {"every": every}})]
+    events += [stepped(n) for n in range(1, spike + 1)] + [Rewound(spike, 9.0, to, 1)]
+    events += [stepped(n) for n in range(to + 1, steps + 1)] + [Ended(steps, 0, 1.0)]
+    with Metrics(path, every=every) as metrics:
+        for event in events:
+            metrics(event)
+            log(event)
+    there = [e["step"] for e in cut(path, steps) if e["event"] == "step"]
+    assert sinks[0].steps == there
+    assert sinks[0].code == 0
+
+
+def test_nothing_is_opened_before_it_is_known_where_the_run_goes_on() -> None:
+    log, sinks = opened()
+    log(stepped(1))  # of no run: an ablation's
+    log(Started("h", 9, 1))
+    assert sinks == []
+    log(Resumed(4, "checkpoints/step-4"))
+    log(stepped(5))
+    assert [sink.at for sink in sinks] == [4]
+    assert sinks[0].lines == [(4, "resumed from checkpoints/step-4")]
+    assert sinks[0].steps == [5]
+
+
+def test_one_plugin_may_see_several_runs() -> None:
+    log, sinks = opened()
+    for code in (0, 75):
+        for event in (Started("h", 9, 1), stepped(1), Ended(1, code, 1.0)):
+            log(event)
+    log(stepped(2))
+    assert [(sink.steps, sink.code) for sink in sinks] == [([1], 0), ([1], 75)]
+
+
+def test_figures_have_a_name_each_and_the_unknown_is_left_out() -> None:
+    known = figures(stepped(3))
+    assert known["train/loss"] == 1.0
+    assert {
+        "speed/mfu": 0.4,
+        "memory/peak_bytes": 7.0,
+        "train/tokens": 3.0,
+    }.items() <= known.items()
+    without = Stepped(1, 1.0, 0.1, 1, Throughput(1, 1, 1), 0.1, None, None, 1.0, {"z": 2.0})
+    assert {"speed/mfu", "memory/peak_bytes"} & set(figures(without)) == set()
+    assert figures(without)["train/terms/z"] == 2.0
+    assert figures(Evaluated(2, 4.0, None)) == {"val/loss": 4.0}
+    assert figures(Saved(2, "x", 0.1)) == {}
+
+
+@pytest.mark.parametrize(
+    ("event", "says"),
+    [
+        (Saved(2, "checkpoints/step-2", 0.12), "checkpoint checkpoints/step-2 (0.1 s)"),
+        (Unsaved(2, "disk full"), "no checkpoint: disk full"),
+        (Skipped(2, 3), "a batch without a label was passed over (3 so far)"),
+        (Guarded(2, float("nan"), 1.0, 1), "no update: loss nan, gradients' norm 1"),
+        (Rewound(9, 8.5, 4, 2), "loss 8.5: back to step 4, 2 batches passed over"),
+        (Ended(9, 75, 61.4), "ended after 61 s, exit 75"),
+        (Evaluated(2, 4.0, None), None),
+    ],
+)
+def test_what_has_no_figures_is_told_in_words(event, says: str | None) -> None:
+    assert line(event) == says
+
+
+def test_settings_are_flat() -> None:
+    given = {"train": {"lr": 0.1, "betas": [0.9, 0.95]}, "seed": 0, "init": None, "a": {"b": {}}}
+    assert flat(given) == {"train.lr": 0.1, "train.betas": "[0.9, 0.95]", "seed": 0, "init": "null"}
+
+
+def test_a_run_keeps_its_name_and_shares_it_with_none(tmp_path: Path) -> None:
+    outs = [tmp_path / place / "tiny-1" for place in ("a", "b")]
+    for out in outs:
+        out.mkdir(parents=True)
+    names = [identity(str(out), "wandb") for out in outs]
+    assert names[0] != names[1]
+    assert all(name.startswith("tiny-1-") for name in names)
+    moved = outs[0].rename(tmp_path / "moved")
+    assert identity(str(moved), "wandb") == names[0]
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "trackio", "wandb"])
+def test_the_extra_is_what_the_class_requires(name: str) -> None:
+    extra = [
+        text.partition(";")[0].strip()
+        for text in metadata("minillm-track").get_all("Requires-Dist") or ()
+        if f"'{name}'" in text or f'"{name}"' in text
+    ]
+    assert find(name).cls.manifest.requires == tuple(extra)
+
+
+def test_importing_the_plugins_imports_no_tracker() -> None:
+    names = "tensorboard, trackio, wandb"
+    script = (
+        f"import sys; from minillm_track import {names}\n"
+        "print([n for n in ('tensorboard', 'trackio', 'wandb', 'torch', 'mlx') if n in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert found.stdout == "[]\n", found.stderr
