@@ -253,13 +253,13 @@ def _differences(
 
 
 def _sets(result: Json) -> Markup:
-    head = ["set", "plugins", ">parameters", ">loss, equal tokens", ">loss, equal seconds"]
+    head = ["set", ">parameters", ">loss, equal tokens", ">loss, equal seconds"]
     rows = [_set_cells(result, name, one) for name, one in result["variants"].items()]
     how = "Means over seeds, with the lowest and the highest; speed is the median, memory the peak."
     return page.section(
         "Sets of plugins",
         tag("p", how, class_="soft"),
-        page.table([*head, ">tokens/s", ">peak memory", ">runs"], rows),
+        page.table([*head, ">tokens/s", ">peak memory", ">runs", "plugins"], rows),
     )
 
 
@@ -270,7 +270,6 @@ def _set_cells(result: Json, name: str, one: Json) -> Iterator[object]:
     speeds = [run["tokens_per_second"] for run in equal]
     peaks = [run["peak_bytes"] for run in runs if run["peak_bytes"] is not None]
     yield name
-    yield ", ".join(one["plugins"]) or "none"
     yield f"{one['parameters']:,}"
     yield _losses(equal)
     yield joined(_losses(timed), tag("small", f"{_timed(result, name):,} steps") if timed else None)
@@ -280,6 +279,7 @@ def _set_cells(result: Json, name: str, one: Json) -> Iterator[object]:
     yield joined(
         f"{len(runs)}", tag("small", f"{failed} failed", class_="worse") if failed else None
     )
+    yield ", ".join(one["plugins"]) or "none"
 
 
 def _losses(runs: Sequence[Json]) -> Markup | str:

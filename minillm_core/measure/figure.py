@@ -95,7 +95,7 @@ def line_chart(
     )
     xs = [px / x_by for px, _ in points] + ([0.0] if from_zero else [])
     ys = [py / y_by for _, py in points] + ([] if level is None else [level])
-    down = scale_of(ys, size.height - 42, 26)
+    down = scale_of(ys, size.height - 42, 30)
     marks = ticks(down.low, down.high, 6 if size.height > 300 else 5)
     labels = [number(mark, _step(marks)) for mark in marks]
     left = 12 + LETTER * max(map(len, labels), default=1)

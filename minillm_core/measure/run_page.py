@@ -186,7 +186,7 @@ def _plugin(one: Json) -> Iterator[object]:
     version = one.get("version")
     source = f"{one['distribution']} {version}" if one.get("distribution") else "a file"
     yield tag("span", source, class_="one")
-    yield _pairs(one.get("options") or {}) or "none"
+    yield tag("div", _pairs(one.get("options") or {}) or "none", class_="long")
     evidence = one.get("evidence")
     if evidence is None:
         yield "none yet: it is looked for when the run ends"
@@ -214,9 +214,7 @@ def _plan(record: Json) -> Markup:
             role,
             owner,
             f"{len(some)}",
-            ", ".join(
-                dict.fromkeys(" × ".join(f"{n:,}" for n in one["shape"]) or "1" for one in some)
-            ),
+            tag("span", ", ".join(dict.fromkeys(map(_shape, some))), class_="one"),
             f"{(count := sum(map(_size, some))):,}",
             f"{count / total:.1%}",
         )
@@ -243,6 +241,10 @@ def _stage(stage: Json) -> str:
 def _schedules(plan: Json) -> Iterator[tuple[str, str, str]]:
     for name, entry in plan["schedules"]["values"].items():
         yield name, entry["owner"], _pairs({k: v for k, v in entry.items() if k != "owner"})
+
+
+def _shape(parameter: Json) -> str:
+    return " × ".join(f"{length:,}" for length in parameter["shape"]) or "1"
 
 
 def _size(parameter: Json) -> int:
