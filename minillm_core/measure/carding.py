@@ -9,6 +9,7 @@ from typing import Any
 
 import minillm_core
 from minillm_core.measure.card import PAIRS, Card, Cost, Interval, Scale
+from minillm_core.measure.curves import at_equal_tokens
 from minillm_core.text import few
 
 __all__ = ["cards_of", "commit"]
@@ -50,18 +51,9 @@ def commit() -> str | None:
 
 def _card(name: str, one: Json, result: Json) -> Card:
     having, company = result["variants"][one["with"]], result["variants"][one["without"]]
-    runs = [
-        run
-        for run in result["runs"]
-        if "error" not in run and run["steps"] == result["steps"] and run["variant"] == one["with"]
-    ]
-    others = {
-        run["seed"]
-        for run in result["runs"]
-        if "error" not in run
-        and run["steps"] == result["steps"]
-        and run["variant"] == one["without"]
-    }
+    equal = at_equal_tokens(result)
+    runs = [run for run in equal if run["variant"] == one["with"]]
+    others = {run["seed"] for run in equal if run["variant"] == one["without"]}
     seeds = tuple(sorted(run["seed"] for run in runs if run["seed"] in others))
     peak = one["peak_bytes"]
     return Card(

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import resources
+from typing import Any
 
 from minillm_core.measure.figure import NARROW, WIDE, Size, colour
 from minillm_core.measure.markup import Markup, joined, tag
+from minillm_core.plan.render import sized
 
-__all__ = ["chart", "document", "facts", "legend", "section", "signed", "small", "table"]
+__all__ = ["chart", "document", "facts", "legend", "pairs", "section", "signed", "small", "table"]
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """What a browser is told: nothing is to be loaded or run, whatever should be in the page."""
@@ -104,6 +106,11 @@ def facts(entries: Mapping[str, object]) -> Markup:
     return tag("dl", *lines)
 
 
+def pairs(table: Mapping[str, Any]) -> str:
+    """Settings in a line; those that are not set are left out."""
+    return ", ".join(f"{key} {_value(key, v)}" for key, v in table.items() if v is not None)
+
+
 def signed(value: float, digits: int = 4) -> str:
     """A difference, with its sign and a minus that is as wide as the plus."""
     return f"{value:+.{digits}f}".replace("-", "−")
@@ -116,3 +123,9 @@ def _row(kinds: Sequence[str | None], name: object, *cells: object) -> Markup:
         tag("th", name, scope="row"),
         *(tag("td", cell, class_=kind) for cell, kind in others),
     )
+
+
+def _value(key: str, value: Any) -> str:
+    if key.endswith("_bytes") and isinstance(value, int):
+        return sized(value)
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from minillm_core.measure import page
 from minillm_core.measure.figure import NARROW, Line, Size, line_chart
 from minillm_core.measure.history import History, smoothed, thinned
-from minillm_core.measure.markup import Markup, joined, tag
+from minillm_core.measure.markup import Markup, tag
+from minillm_core.measure.tables import plan, plugins
 from minillm_core.measure.ticks import BYTES, COUNT, TIME, Axis
-from minillm_core.plan.render import amount, sized
+from minillm_core.plan.render import amount
 
 __all__ = ["run_page"]
 
@@ -52,8 +52,8 @@ def run_page(history: History, sample: str | None, why_none: str | None) -> str:
         _curves(history),
         _others(history),
         _notable(history),
-        _plugins(history.record),
-        _plan(history.record),
+        plugins(history.record),
+        plan(history.record),
         _sample(sample, why_none),
         _told(history),
     )
@@ -167,88 +167,7 @@ def _event(event: Json) -> tuple[object, ...]:
         "end": "the end",
     }[kind]
     more = {k: v for k, v in event.items() if k not in ("event", "step")}
-    return event.get("step", ""), what, _pairs(more)
-
-
-def _plugins(record: Json) -> Markup | None:
-    rows = [_plugin(one) for one in record.get("plugins") or ()]
-    if not rows:
-        return None
-    return page.section(
-        "Plugins",
-        tag("p", "Evidence is what a plugin left behind while the run went on.", class_="soft"),
-        page.table(["plugin", "from", "options", "evidence"], rows),
-    )
-
-
-def _plugin(one: Json) -> Iterator[object]:
-    yield one["name"]
-    version = one.get("version")
-    source = f"{one['distribution']} {version}" if one.get("distribution") else "a file"
-    yield tag("span", source, class_="one")
-    yield tag("div", _pairs(one.get("options") or {}) or "none", class_="long")
-    evidence = one.get("evidence")
-    if evidence is None:
-        yield "none yet: it is looked for when the run ends"
-        return
-    found = [*evidence.get("what", ()), *(f"missing: {key}" for key in evidence.get("missing", ()))]
-    if not evidence.get("shown"):
-        yield joined(tag("span", "nothing shows that it took part", class_="worse"), _lines(found))
-        return
-    yield tag("details", tag("summary", "it took part"), _lines(found))
-
-
-def _lines(keys: list[str]) -> Markup:
-    return joined(*(tag("small", key, class_="wrap") for key in keys))
-
-
-def _plan(record: Json) -> Markup:
-    plan = record["plan"]
-    parameters = list(plan["model"]["parameters"].values())
-    total = sum(_size(one) for one in parameters) or 1
-    roles: dict[tuple[str, str], list[Json]] = {}
-    for one in parameters:
-        roles.setdefault((one["role"], one["owner"]), []).append(one)
-    rows = [
-        (
-            role,
-            owner,
-            f"{len(some)}",
-            tag("span", ", ".join(dict.fromkeys(map(_shape, some))), class_="one"),
-            f"{(count := sum(map(_size, some))):,}",
-            f"{count / total:.1%}",
-        )
-        for (role, owner), some in roles.items()
-    ]
-    rows.append(("all", "", f"{len(parameters)}", "", f"{total:,}", "100 %"))
-    rules = [
-        (name, rule["owner"], ", ".join(_stage(stage) for stage in rule["stages"]))
-        for name, rule in plan["optimizer"]["rules"].items()
-    ]
-    return page.section(
-        "Plan",
-        tag("p", f"Hash {record['plan_hash'][:12]}.", class_="soft"),
-        page.table(["parameters", "owner", ">arrays", "shape", ">number", ">share"], rows),
-        page.table(["update rule", "owner", "stages"], rules),
-        page.table(["scheduled value", "owner", "course"], _schedules(plan)),
-    )
-
-
-def _stage(stage: Json) -> str:
-    return stage["anchor"] + ("" if stage["owner"] == "core" else f" ({stage['owner']})")
-
-
-def _schedules(plan: Json) -> Iterator[tuple[str, str, str]]:
-    for name, entry in plan["schedules"]["values"].items():
-        yield name, entry["owner"], _pairs({k: v for k, v in entry.items() if k != "owner"})
-
-
-def _shape(parameter: Json) -> str:
-    return " × ".join(f"{length:,}" for length in parameter["shape"]) or "1"
-
-
-def _size(parameter: Json) -> int:
-    return math.prod(parameter["shape"])
+    return event.get("step", ""), what, page.pairs(more)
 
 
 def _sample(sample: str | None, why_none: str | None) -> Markup:
@@ -299,8 +218,8 @@ def _told(history: History) -> Markup:
                     f"after step {one['step']:,} (exit code before: {one['exit_before']})"
                     for one in lives
                 ),
-                "hardware": _pairs(record.get("hardware") or {}),
-                "versions": _pairs(record.get("versions") or {}),
+                "hardware": page.pairs(record.get("hardware") or {}),
+                "versions": page.pairs(record.get("versions") or {}),
                 "folder": history.out.resolve().name,
             }
         ),
@@ -308,15 +227,7 @@ def _told(history: History) -> Markup:
 
 
 def _settings(config: Json, part: str) -> str:
-    return _pairs({key: entry["value"] for key, entry in config[part].items()})
-
-
-def _pairs(table: Json) -> str:
-    return ", ".join(
-        f"{key} {sized(value) if key.endswith('_bytes') and isinstance(value, int) else value}"
-        for key, value in table.items()
-        if value is not None
-    )
+    return page.pairs({key: entry["value"] for key, entry in config[part].items()})
 
 
 def _duration(seconds: float) -> str:

@@ -98,6 +98,7 @@ def test_finished_runs_are_not_made_again(ablation: Any, rigged: Any, tmp_path: 
     with pytest.raises(Stopped, match="2 finished runs are kept"):
         ablation(rig, ("rule",)).run()
     assert not json.loads((tmp_path / "ablation.json").read_bytes())["finished"]
+    assert "Not finished: what 2 runs" in (tmp_path / "ablation.html").read_text(encoding="utf-8")
     again = rigged({"rule": 0.2})
     found = ablation(again, ("rule",)).run()
     assert [(names, seed) for names, seed, _ in again.made] == [

@@ -1,0 +1,118 @@
+"""The effects of an ablation, each with its interval or why it has none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from minillm_core.measure import page
+from minillm_core.measure.figure import Interval, interval_chart
+from minillm_core.measure.markup import Markup, joined, tag
+from minillm_core.measure.ticks import Axis
+
+__all__ = ["effects", "verdict"]
+
+Json = Mapping[str, Any]
+
+
+def effects(result: Json) -> Markup:
+    """Loss at equal tokens and at equal seconds, speed and memory: as figures, and as a table."""
+    plugins: Mapping[str, Json] = result["plugins"]
+    loss = Axis("nats a token, with minus without (← better)")
+    timed = {name: one.get("equal_seconds") for name, one in plugins.items()}
+    speeds = {name: one.get("speed") for name, one in plugins.items()}
+    figures = [
+        page.small(
+            "Loss at equal tokens",
+            interval_chart([_row(n, one, one) for n, one in plugins.items()], loss),
+        ),
+        page.small(
+            "Loss at equal seconds",
+            interval_chart([_row(n, timed[n], one) for n, one in plugins.items()], loss),
+        ),
+        page.small(
+            "Tokens a second",
+            interval_chart(
+                [_speed(n, speeds[n], one) for n, one in plugins.items()],
+                Axis("times as many (better →)"),
+                reference=1.0,
+            ),
+        ),
+    ]
+    how = "Dots are means over pairs, with the plugin minus without it; lines are 95 % intervals."
+    rows = [_effect_cells(name, one) for name, one in plugins.items()]
+    return page.section(
+        "Effects",
+        tag("p", how, class_="soft"),
+        tag("div", *figures, class_="small"),
+        page.table(
+            ["plugin", ">loss, equal tokens", ">loss, equal seconds", ">tokens/s", ">peak memory"],
+            rows,
+        ),
+    )
+
+
+def _row(name: str, effect: Json | None, one: Json) -> Interval:
+    if effect is None or effect.get("effect") is None:
+        return Interval(name, None, note=_missing(one))
+    mean, low, high = effect["effect"], effect["low"], effect["high"]
+    note = "" if effect["distinguishable"] else _undecided(effect)
+    return Interval(name, mean, low, high, verdict(effect), _told(effect), note)
+
+
+def _speed(name: str, effect: Json | None, one: Json) -> Interval:
+    if effect is None:
+        return Interval(name, None, note=_missing(one))
+    mean, low, high = effect["effect"], effect["low"], effect["high"]
+    told = f"{mean:.3f} ×" if low is None else f"{mean:.3f} × [{low:.3f}, {high:.3f}]"
+    known = low is not None and not low <= 1 <= high
+    verdict = ("better" if mean > 1 else "worse") if known else "unknown"
+    return Interval(name, mean, low, high, verdict, told, "" if known else "not distinguishable")
+
+
+def _told(effect: Json) -> str:
+    mean = page.signed(effect["effect"])
+    if effect["low"] is None:
+        return mean
+    return f"{mean} [{page.signed(effect['low'])}, {page.signed(effect['high'])}]"
+
+
+def _undecided(effect: Json) -> str:
+    if effect["low"] is None:
+        return "one pair has no interval"
+    needs = effect["pairs_needed"]
+    more = f"{needs} pairs would tell" if needs else "more than 1,000 pairs would be needed"
+    return f"not distinguishable; {more}"
+
+
+def _missing(one: Json) -> str:
+    failed = one.get("failed", 0)
+    return f"{failed} pairs are missing: not run yet, or failed" if failed else "no pair finished"
+
+
+def verdict(effect: Json) -> str:
+    """Whether it is "better", "worse" or "unknown", by the interval of an effect on the loss."""
+    if effect.get("effect") is None or not effect.get("distinguishable"):
+        return "unknown"
+    return "better" if effect["effect"] < 0 else "worse"
+
+
+def _effect_cells(name: str, one: Json) -> list[object]:
+    if one["effect"] is None:
+        return [name, tag("small", _missing(one), class_="wrap"), "", "", ""]
+    speed, peak = _speed(name, one["speed"], one), one["peak_bytes"]
+    memory = "unknown"
+    if peak["with"] and peak["without"]:
+        memory = f"{peak['with'] / peak['without']:.3f} ×"
+    return [
+        name,
+        _cell(_row(name, one, one)),
+        _cell(_row(name, one["equal_seconds"], one)),
+        _cell(speed),
+        memory,
+    ]
+
+
+def _cell(row: Interval) -> Markup:
+    told = tag("span", row.told, class_=row.verdict)
+    return joined(told, tag("small", row.note) if row.note else None)
