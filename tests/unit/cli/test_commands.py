@@ -24,6 +24,7 @@ AGREED = {
     ("generate",): {"OUT", "PROMPT", "--max-tokens", "--temperature", "--top-k", "--top-p"}
     | {"--seed", "--no-cache"},
     ("export",): {"OUT", "--to"},
+    ("report",): {"OUT"},
     ("doctor",): {"--json"},
     ("ablate",): {"--plugins", "--seeds", "--steps", "--minutes", "--data", "--out"}
     | {"--leave-one-out", "--one-at-a-time"},
@@ -39,6 +40,7 @@ MORE = {
     ("eval",): {"--backend", "--device", "--plugins"},
     ("generate",): {"--backend", "--device", "--plugins", "--json"},
     ("export",): {"--plugins", "--json"},
+    ("report",): {"--plugins", "--no-sample"},
     ("ablate",): {"--with", "--preset", "--seed", "--config", "--backend", "--device"}
     | {"--kernels", "--json", "-c", "KEY=VALUE"},
     ("plugins", "info"): {"--preset"},
