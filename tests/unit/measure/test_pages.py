@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from minillm_core.errors import Refusal
 from minillm_core.measure.ablation_page import ablation_page
+from minillm_core.measure.card import read_cards, write_card
+from minillm_core.measure.carding import cards_of, commit
 from minillm_core.measure.history import read_history, smoothed, thinned
 from minillm_core.measure.paired import effect_of
 from minillm_core.measure.report import report
@@ -85,7 +87,7 @@ def ablation(
     ]
     effect: dict[str, Any] = {"effect": None, "low": None, "high": None}
     if differences:
-        effect = effect_of(differences).data()
+        effect = {**effect_of(differences).data(), "unit": "nats"}
         effect["equal_seconds"] = effect_of(differences).data()
         effect["speed"] = {"effect": 0.9, "low": 0.8, "high": 0.95}
         effect["peak_bytes"] = {"with": 2**31, "without": 2**30}
@@ -148,6 +150,41 @@ def test_hostile_words_are_shown_as_they_are() -> None:
     shown = harmless(ablation_page(result))
     assert "<img src=//evil.example onerror=x> &amp;" in shown
     assert "\x1b" not in shown
+
+
+ABOUT: dict[str, Any] = {
+    "preset": "tiny",
+    "device": "x86_64",
+    "hardware": {"device": "x86_64", "machine": "x86_64", "cores": 4},
+    **{"backend": "torch", "dtype": "float32", "date": "2026-11-01", "commit": None},
+}
+
+
+def test_a_card_says_what_five_pairs_say(tmp_path: Path) -> None:
+    differences = [-0.05, -0.06, -0.055, -0.05, -0.06]
+    (card,), why = cards_of(ablation(differences, **ABOUT))
+    assert why is None
+    assert (card.effect, card.low, card.seeds) == (
+        *(getattr(effect_of(differences), key) for key in ("effect", "low")),
+        (0, 1, 2, 3, 4),
+    )
+    assert (card.scale.tokens, card.cost.peak_bytes, card.company) == (60, 2.0, ())
+    assert card.cost.speed is not None
+    assert card.cost.speed.high == 0.95
+    write_card(tmp_path, card)
+    assert read_cards("muon", [tmp_path]) == [card]
+
+
+@pytest.mark.parametrize("pairs", [0, 1, 4])
+def test_fewer_pairs_make_none_and_a_line_that_says_so(pairs: int) -> None:
+    cards, why = cards_of(ablation([0.1] * pairs, **ABOUT))
+    assert cards == []
+    assert why == "no technique card for muon: one takes 5 pairs"
+
+
+def test_a_commit_is_named_where_there_is_one() -> None:
+    found = commit()
+    assert found is None or re.fullmatch("[0-9a-f]{40,64}", found)
 
 
 RECORD: dict[str, Any] = {
