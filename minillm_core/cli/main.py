@@ -12,6 +12,7 @@ import typer
 
 from minillm_core.cli import (
     ablate,
+    bench,
     doctor,
     evaluate,
     export,
@@ -43,6 +44,7 @@ app.command("generate", epilog=generate.EXAMPLES)(generate.generate)
 app.command("export", epilog=export.EXAMPLES)(export.export)
 app.command("ablate", epilog=ablate.EXAMPLES)(ablate.ablate)
 app.command("report", epilog=report.EXAMPLES)(report.report)
+app.command("bench", epilog=bench.EXAMPLES)(bench.bench)
 app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor)
 app.add_typer(plugins.app, name="plugins")
 

@@ -64,6 +64,7 @@ class TorchTrainer(TorchModel, Trainer):
         self.compiler = compiler
         self.scaler = LossScaler(self.device) if binding.dtype == "float16" else None
         self.graphs: dict[tuple[float, ...], Any] = {}  # one a combination of staged values
+        self.mark: Callable[[str], None] = _unmarked  # told of a step's parts: while benching
         self.gradients: list[Tensor] | None = None
         self.random, self.snapshots = Generators(self.device), Snapshots(self.device)
         if self.device.type == "cuda":
@@ -109,8 +110,10 @@ class TorchTrainer(TorchModel, Trainer):
             if index and cancelled():
                 self.random.restore(drawn)
                 return None
+            self.mark("forward")
             batch = self.moved(host)
             loss = graph(batch, given)
+            self.mark("backward")
             self._accumulate(loss.objective, first=index == 0, only=len(micro) == 1)
             share = loss.count * inverse
             _add(figures, "loss", loss.sums[0].detach() * inverse)
@@ -121,7 +124,10 @@ class TorchTrainer(TorchModel, Trainer):
             for key, value in loss.terms.items():
                 _add(figures, TERM + key, value * share)
             self.statistics.add(loss.statistics, first=index == 0)
-        return self._update(figures, given, len(micro))
+        self.mark("optimizer")
+        later = self._update(figures, given, len(micro))
+        self.mark("")
+        return later
 
     def _update(
         self, figures: dict[str, Tensor], given: dict[str, Tensor], micro_batches: int
@@ -248,6 +254,10 @@ class TorchTrainer(TorchModel, Trainer):
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
         return None
+
+
+def _unmarked(part: str) -> None:
+    """Nobody asks where the time goes."""
 
 
 def _add(figures: dict[str, Tensor], name: str, value: Tensor) -> None:

@@ -28,6 +28,7 @@ AGREED = {
     ("doctor",): {"--json"},
     ("ablate",): {"--plugins", "--seeds", "--steps", "--minutes", "--data", "--out"}
     | {"--leave-one-out", "--one-at-a-time"},
+    ("bench",): {"--plugins", "--preset", "--trace", "--json", "KEY=VALUE"},
     ("plugins", "list"): {"--json"},
     ("plugins", "info"): {"NAME", "--json"},
     ("plugins", "new"): {"NAME", "--kind", "--dir"},
@@ -43,6 +44,8 @@ MORE = {
     ("report",): {"--plugins", "--no-sample"},
     ("ablate",): {"--with", "--preset", "--seed", "--config", "--backend", "--device"}
     | {"--kernels", "--json", "-c", "KEY=VALUE"},
+    ("bench",): {"--against", "--steps", "--repeats", "--layers", "--data", "--seed", "-c"}
+    | {"--config", "--backend", "--device", "--kernels"},
     ("plugins", "info"): {"--preset"},
     ("plugins", "check"): {"NAME.OPTION=VALUE", "--pairs", "--only"},
     ("plugins", "why"): {"--config", "--init"},

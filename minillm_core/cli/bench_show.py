@@ -1,0 +1,116 @@
+"""Times one or two sets of plugins, and shows the table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from minillm_core.cli.cache import cache_folder
+from minillm_core.cli.console import emit, say
+from minillm_core.cli.prepare import Asked, prepare
+from minillm_core.config.selection import select
+from minillm_core.errors import Refusal
+from minillm_core.measure.bench import Contender, Request, bench
+
+__all__ = ["render", "show_bench"]
+
+NONE = "none"
+"""``--against none``: the settings' own plugins alone, which most often are none."""
+
+
+def show_bench(asked: Asked, request: Request, *, against: str | None, json: bool) -> None:
+    """Run it; tables, or one JSON document, on stdout."""
+    named = [asked.plugins] if against is None else [asked.plugins, _set(against)]
+    sets = [set(select({}, one)[0]) if one else set() for one in named]
+    prepared = [
+        prepare(_only(replace(asked, plugins=one), own, set().union(*sets) - own), to_run=True)
+        for one, own in zip(named, sets, strict=True)
+    ]
+    contenders: list[Contender] = []
+    for one in prepared:
+        name = "+".join(plugin.name for plugin in one.plugins) or "plain"
+        if name in [other.name for other in contenders]:
+            name += " again"
+        contenders.append(Contender(name, one.loaded, one.plugins))
+    detected = prepared[0].detected
+    assert detected is not None  # or it would have been refused
+    result = bench(request, contenders, detected, cache=cache_folder(), say=say)
+    if json:
+        emit(result)
+        return
+    console = Console()
+    for table in render(result):
+        console.print(table)
+    for note in dict.fromkeys(note for one in result["sets"].values() for note in one["notes"]):
+        say(f"note: {note}")
+
+
+def _set(against: str) -> str | None:
+    if not against.strip():
+        raise Refusal(
+            "--against names nothing", where="--against", fix="--against none, or plugins' names"
+        )
+    return None if against == NONE else against
+
+
+def _only(asked: Asked, own: set[str], others: set[str]) -> Asked:
+    """Without the options of plugins that the other set alone has."""
+    kept = [one for one in asked.assignments if one.partition(".")[0] not in others]
+    return replace(asked, assignments=tuple(kept))
+
+
+def render(result: Mapping[str, Any]) -> Iterator[Table]:
+    """Speed and memory; where the time goes; the layers, where they were asked for."""
+    sets, ratio = result["sets"], result["ratio"]
+    speed = _table(
+        f"{result['preset']} on {result['device']}, {result['backend']}: medians of "
+        f"{result['repeats']} turns of {result['steps']} steps",
+        ("plugins", "tokens/s", "ms a step", "MFU", "peak", "first step"),
+    )
+    for name, one in sets.items():
+        speed.add_row(
+            name,
+            f"{one['tokens_per_second']:,.0f}",
+            f"{one['step_seconds'] * 1e3:,.2f}",
+            "unknown" if one["mfu"] is None else f"{one['mfu']:.1%}",
+            _bytes(one["peak_bytes"]),
+            f"{one['first_step_seconds']:.1f} s",
+        )
+    if ratio is not None:
+        peak = ratio["peak_bytes"]
+        speed.add_row(
+            "first / second",
+            f"{ratio['tokens_per_second']:.3f} x [{ratio['low']:.3f}, {ratio['high']:.3f}]",
+            f"{1 / ratio['tokens_per_second']:.3f} x",
+            "",
+            "" if peak is None else f"{peak:.3f} x",
+        )
+    yield speed
+    parts = list(dict.fromkeys(part for one in sets.values() for part in one["shares"]))
+    where = _table("share of a step's time", ("plugins", *parts))
+    for name, one in sets.items():
+        where.add_row(name, *(f"{one['shares'][part]:.1%}" for part in parts))
+    yield where
+    for name, one in sets.items():
+        if one["layers"]:
+            layers = _table(f"{name}: one eager step", ("layer", "forward, ms", "backward, ms"))
+            for layer, spent in one["layers"].items():
+                both = (spent["forward_seconds"], spent["backward_seconds"])
+                layers.add_row(layer, *(f"{seconds * 1e3:.3f}" for seconds in both))
+            yield layers
+
+
+def _table(title: str, columns: tuple[str, ...]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if index else "left", no_wrap=index == 0)
+    return table
+
+
+def _bytes(count: int | None) -> str:
+    return "unknown" if count is None else f"{count / 2**30:.2f} GiB"
