@@ -13,6 +13,7 @@ from minillm_core.errors import BackendError
 from minillm_core.plan import build_plan
 from minillm_core.plugins.discover import installed_plugins
 from minillm_core.plugins.find import find
+from minillm_core.plugins.needs import unmet
 from minillm_core.plugins.manager import load
 from tools.compose_page import OPTIONS, PAGE, made, ours, outcomes
 
@@ -50,8 +51,13 @@ def test_what_composes_by_pairs_composes_together(tmp_path: Path) -> None:
 
 
 def test_planning_them_all_imports_no_framework() -> None:
-    found = {name: find(name).cls.manifest.devices for name in together()}
-    names = [name for name, devices in found.items() if "cpu" in (devices or ("cpu",))]
+    found = {name: find(name).cls.manifest for name in together()}
+    names = [
+        name
+        for name, its in found.items()
+        if "cpu" in (its.devices or ("cpu",)) and not unmet(its.requires)
+    ]
+    assert len(names) >= 20
     options = [f"{name}.{key}={value}" for name in OPTIONS for key, value in OPTIONS[name].items()]
     arguments = ["plan", "--preset", "tiny", "--plugins", ",".join(names), *options]
     code = f"""

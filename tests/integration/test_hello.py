@@ -28,7 +28,7 @@ def test_hello_is_installed_shown_trained_with_and_keeps_the_contract(
     shown = json.loads(
         hello.run("minillm_core", "plugins", "info", "hello", "--json", cwd=tmp_path)
     )
-    assert shown["slots"] == ["loss.logits: z=0.0001"]
+    assert shown["slots"] == ["loss.logits[z]: 0.0001"]
     assert Path(shown["file"]).is_relative_to(hello.folder)  # the wheel's, not the working tree's
 
     weight, losses, held_out = 0.01, {}, {}
