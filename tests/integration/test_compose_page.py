@@ -13,8 +13,8 @@ from minillm_core.errors import BackendError
 from minillm_core.plan import build_plan
 from minillm_core.plugins.discover import installed_plugins
 from minillm_core.plugins.find import find
-from minillm_core.plugins.needs import unmet
 from minillm_core.plugins.manager import load
+from minillm_core.plugins.needs import unmet
 from tools.compose_page import OPTIONS, PAGE, made, ours, outcomes
 
 pytestmark = pytest.mark.slow
