@@ -22,6 +22,7 @@ from minillm_core.measure.ablation_page import ablation_page
 from minillm_core.measure.paired import effect_of
 from minillm_core.measure.rig import Rig, Trained, with_steps
 from minillm_core.measure.variants import Comparison, Design, Variant
+from minillm_core.plan import Plan
 
 __all__ = ["PAGE", "RESULT", "Ablation", "Planned", "Watch"]
 
@@ -156,6 +157,7 @@ class Ablation:
                 variant.plugins,
                 with_steps(variant.plan, planned.steps),
                 planned.seed,
+                validations=points(variant.plan, planned.steps),
                 watch=lambda progress: self.watch(label, progress),
             )
         except (NonFinite, OutOfMemory) as error:  # a finding about this variant
@@ -257,6 +259,15 @@ class Ablation:
             where=str(self.out / RUNS),
             fix="the same command with the same --out goes on with the others",
         )
+
+
+def points(plan: Plan, steps: int) -> int:
+    """How many validations a run has: as many as cost a quarter of its time, from 2 to 10.
+
+    A prediction costs a third of what it costs to learn from it.
+    """
+    learnt = steps * plan.tokens_per_step
+    return max(2, min(10, int(0.25 * 3 * learnt / plan.config.eval.tokens)))
 
 
 def _largest(runs: Iterable[Trained]) -> int | None:

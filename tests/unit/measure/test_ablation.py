@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from minillm_core.errors import Interrupted, Refusal, Stopped
-from minillm_core.measure.ablation import Ablation
+from minillm_core.measure.ablation import Ablation, points
 from minillm_core.measure.variants import leave_one_out, one_at_a_time
 
 ABOUT = {"data": "text", "device": "a CPU", "dtype": "float32", "versions": {"minillm-core": "1"}}
@@ -153,3 +153,15 @@ def test_minutes_become_steps_once(ablation: Any, rigged: Any) -> None:
     slower.speed = lambda *_: 0.5  # another day
     assert ablation(slower, ("rule",), steps=None, minutes=0.1).run()["steps"] == 60
     assert not slower.made
+
+
+@pytest.mark.parametrize(
+    ("steps", "tokens", "expected"), [(10, 65_536, 2), (360, 65_536, 8), (100_000, 65_536, 10)]
+)
+def test_validation_takes_no_more_than_a_quarter_of_the_time(
+    asked: Any, steps: int, tokens: int, expected: int
+) -> None:
+    loaded, plugins = asked("rule")
+    plan = one_at_a_time(loaded, plugins, ("rule",)).variants[0].plan
+    assert plan.config.eval.tokens == tokens
+    assert points(plan, steps) == expected
