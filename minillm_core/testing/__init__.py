@@ -41,6 +41,9 @@ hooks.py, what runs while training
       their dtype and shape, the same again for the same batch; only train drops and reweights; in
       decode a column never depends on later ones.
     - ``events``: ``on_event`` takes every event, with all that may be None, and changes none.
+repeats.py
+    - ``repeats``: a forward pass, and the first step of a new model, twice: equal to the bit, so that
+      what keeps state in a global is named before the numbers that it spoils.
 numbers.py, updates.py: against NumPy in float64, in the weights' initial values moved by 0.1, so
 that what starts at 0 takes part
     - ``identity``: before the first step the logits are the plain model's, where it says so.

@@ -160,9 +160,7 @@ def norm(arrays: Iterable[np.ndarray | float]) -> float:
 
 
 CHECKS = (
-    Check(
-        "identity", "the model is unchanged before the first step", identity, ("plans", "batches")
-    ),
-    Check("forward", "losses and logits are NumPy's in float64", forward, ("plans", "batches")),
+    Check("identity", "the model is unchanged before the first step", identity, ("repeats",)),
+    Check("forward", "losses and logits are NumPy's in float64", forward, ("repeats",)),
     Check("slopes", "gradients are slopes of NumPy's loss", slopes, ("forward",)),
 )

@@ -75,7 +75,7 @@ def _silent(_: str) -> None:
 
 
 CHECKS = (
-    Check("trains", "five steps on each backend, every loss finite", trains, ("plans", "batches")),
+    Check("trains", "five steps on each backend, every loss finite", trains, ("repeats",)),
     Check("evidence", "what it put into the plan is seen to take part", evidence, ("trains",)),
     Check(
         "clean",

@@ -62,6 +62,7 @@ def soften(ops, update, param, state):
 
 
 HEARD = []
+CALLS = []
 
 
 class MyTrick(Plugin, api=1, identity_at_init=True):

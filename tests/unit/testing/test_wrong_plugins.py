@@ -189,9 +189,26 @@ WRONG: dict[str, tuple[str, str, str]] = {
         "        self.scale = scale\n        self.other = Linear(4, 4, role='gate')",
     ),
     "counts at module level": (
-        "resumes",
+        "repeats",
         STAGE,
         "    SEEN.append(1)\n    return update * (1 + 0.1 * len(SEEN)), {'mean': mean}\n\n\nSEEN = []",
+    ),
+    "scales by the calls so far": (
+        "repeats",
+        MIX,
+        "        CALLS.append(1)\n        scale = self.scale + 0.01 * len(CALLS)\n"
+        "        mixed = x + scale * self.gate(x) * before",
+    ),
+    "raises the second time": (
+        "repeats",
+        OPEN,
+        "        CALLS.append(self.layer)\n        assert CALLS.count(0) < 2\n" + OPEN,
+    ),
+    "counts the steps of a run at module level": (
+        "resumes",
+        STAGE,
+        "    SEEN[:] = SEEN + [1] if bool((state['mean'] != 0).any()) else []\n"
+        "    return update * (1 + 0.1 * len(SEEN)), {'mean': mean}\n\n\nSEEN = []",
     ),
     "sees the next column": (
         "causal",
