@@ -1,0 +1,128 @@
+"""Profilers see a step's parts and layers, and leave the trainer as it was."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minillm_core.backends.detect import Detected
+from minillm_core.backends.profiling import profiler_of
+from minillm_core.backends.traced import create_traced
+from minillm_core.errors import BackendError
+from minillm_core.plan import build_plan
+from minillm_core.testing.small import rows, settings, supervised
+
+Made = Callable[..., tuple[Any, Any, tuple[Any, ...]]]
+
+
+@pytest.fixture
+def made() -> Made:
+    """``made("torch", train_compile="on")``: trainer, profiler, and a step's arguments."""
+
+    def make(backend: str, micro: int = 1, **changed: Any) -> Any:
+        pytest.importorskip(backend)
+        plan = build_plan(settings(train_accumulate=micro, **changed))
+        trainer = create_traced(Detected(backend, "cpu", "the test"), plan).trainer(plan, 0)
+        batches = rows(plan.config, micro)
+        return trainer, profiler_of(trainer), (batches, plan.values(0.5), supervised(batches))
+
+    return make
+
+
+@pytest.mark.parametrize("compiled", ["off", "on"])
+@pytest.mark.parametrize("micro", [1, 2])
+def test_torch_tells_forward_backward_and_optimizer(made: Made, compiled: str, micro: int) -> None:
+    trainer, profiler, step = made("torch", micro, train_compile=compiled)
+    before = trainer.mark
+    parts = profiler.parts(*step)
+    assert set(parts) == {"forward", "backward", "optimizer"}
+    assert min(parts.values()) > 0
+    assert trainer.mark is before
+
+
+def test_a_profiled_step_is_a_step_like_any_other(made: Made, tmp_path: Path) -> None:
+    """Marks, hooks and torch's profiler change no bit of it."""
+    (one, profiler, step), (other, _, _) = made("torch"), made("torch")
+    profiler.parts(*step)
+    profiler.layers(*step)
+    profiler.trace(tmp_path / "t.json", lambda: one.read(one.step(*step)))
+    for _ in range(3):
+        other.read(other.step(*step))
+    theirs = other.arrays()
+    assert all(np.array_equal(array, theirs[name]) for name, array in one.arrays().items())
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_torch_tells_the_layers_of_an_eager_step(made: Made, checkpointing: bool) -> None:
+    trainer, profiler, step = made("torch", 2, train_checkpointing=checkpointing)
+    layers = profiler.layers(*step)
+    assert list(layers) == ["embedding", "layers.0", "layers.1", "head and loss"]
+    assert all(forward > 0 and backward > 0 for forward, backward in layers.values())
+    for module in trainer.model.modules():
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+
+
+def test_a_compiled_step_has_no_layers(made: Made) -> None:
+    _, profiler, step = made("torch", train_compile="on")
+    with pytest.raises(BackendError, match=r"train\.compile=off"):
+        profiler.layers(*step)
+
+
+@pytest.mark.parametrize("compiled", ["off", "on"])
+def test_a_trace_has_a_range_for_every_module_of_an_eager_step(
+    made: Made, tmp_path: Path, compiled: str
+) -> None:
+    trainer, profiler, step = made("torch", train_compile=compiled)
+    from torch._dynamo.utils import counters
+
+    trainer.read(trainer.step(*step))
+    graphs = counters["stats"]["unique_graphs"]
+    profiler.trace(tmp_path / "t.json", lambda: trainer.read(trainer.step(*step)))
+    events = json.loads((tmp_path / "t.json").read_bytes())["traceEvents"]
+    names = {event.get("name") for event in events}
+    assert {"forward", "backward", "optimizer"} <= names
+    eager = {"layers.0", "layers.1.mlp", "layers.1.attention", "norm"}
+    assert eager & names == (eager if compiled == "off" else set())
+    assert counters["stats"]["unique_graphs"] == graphs  # nothing was compiled again
+
+
+def test_a_cpu_counts_no_memory_on_torch(made: Made) -> None:
+    _, profiler, _ = made("torch")
+    profiler.forget_peak()
+    assert (profiler.held_bytes(), profiler.peak_bytes()) == (None, None)
+    assert "CUDA" in profiler.notes[0]
+
+
+@pytest.mark.parametrize("micro", [1, 2])
+def test_mlx_tells_gradients_and_optimizer_and_changes_nothing(made: Made, micro: int) -> None:
+    trainer, profiler, step = made("mlx", micro)
+    before = trainer.arrays()
+    parts = profiler.parts(*step)
+    assert set(parts) == {"gradients", "optimizer"}
+    assert min(parts.values()) > 0
+    after = trainer.arrays()
+    assert all(np.array_equal(array, after[name]) for name, array in before.items())
+    profiler.forget_peak()
+    assert profiler.held_bytes() > 0
+    trainer.read(trainer.step(*step))
+    assert profiler.peak_bytes() >= profiler.held_bytes() > 0
+
+
+def test_mlx_says_what_it_cannot_tell(made: Made, tmp_path: Path) -> None:
+    _, profiler, step = made("mlx")
+    profiler.check(layers=False, trace=False)
+    for ask in (
+        lambda: profiler.check(layers=True, trace=False),
+        lambda: profiler.check(layers=False, trace=True),
+        lambda: profiler.layers(*step),
+        lambda: profiler.trace(tmp_path / "t.json", lambda: None),
+    ):
+        with pytest.raises(BackendError, match="torch"):
+            ask()
+    assert list(tmp_path.iterdir()) == []
