@@ -147,7 +147,8 @@ Assignments = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="KEY=VALUE",
-        help="Settings: train.lr=0.001, model.layers=6; a plugin's options: NAME.option=value.",
+        help="Settings: train.lr=0.001, eval.tokens=10000 (all of them: docs/settings.md); "
+        "a plugin's options: NAME.option=value.",
         show_default=False,
     ),
 ]

@@ -118,7 +118,7 @@ class LogConfig(Section):
 class Config(Section):
     """Everything that a run was told, origins apart."""
 
-    preset: str
+    preset: str = Field(description="a shape with its training, to start from")
     model: ModelConfig
     train: TrainConfig
     data: DataConfig
@@ -130,7 +130,9 @@ class Config(Section):
     )
     init: str | None = Field(None, description="a model directory to start from")
     seed: int = Field(0, ge=0, description="initial weights and all other randomness but the data")
-    backend: Literal["auto", "torch", "mlx"] = "auto"
+    backend: Literal["auto", "torch", "mlx"] = Field(
+        "auto", description="the framework that trains"
+    )
     device: str = Field("auto", description="cpu, cuda, cuda:1, mps, gpu")
-    deterministic: bool = False
+    deterministic: bool = Field(False, description="the same bits again on the same GPU")
     kernels: str = Field("auto", description="auto, strict, reference, or op=name,...")

@@ -10,6 +10,19 @@ from minillm_core.text import nearest
 
 __all__ = ["is_known", "known_keys", "refusal"]
 
+SLIP = 2
+"""Letters more or fewer that are a slip of the finger: ``save_steps`` did not mean ``steps``."""
+
+ELSEWHERE = {
+    "save": "checkpoint.every",
+    "checkpoint": "checkpoint.every",
+    "eval": "eval.every",
+    "val": "eval.every",
+    "logging": "log.every",
+    "batch": "train.rows",
+}
+"""A word of other programs' settings -> what it is here."""
+
 
 def known_keys() -> list[str]:
     """Every key of the config, those of plugins apart."""
@@ -40,31 +53,45 @@ def refusal(key: str, setting: Setting, plugins: Iterable[str]) -> ConfigError:
         what, fix = _in_stranger(section, name, plugins)
     else:
         what = f"there is no setting '{key}'"
-        fix = _anywhere(key) or f"tables: {', '.join(SECTIONS)}; others: {', '.join(TOP)}"
+        listed = f"tables: {', '.join(SECTIONS)}; others: {', '.join(TOP)}"
+        fix = _anywhere(key) or _of_a_word(key, listed)
     return ConfigError(what, where=setting.where, fix=fix)
 
 
 def _in_section(section: str, name: str) -> tuple[str, str]:
     names = SECTIONS[section].model_fields
+    listed = f"{section} has: {', '.join(names)}"
     if not name:
-        first = ", ".join(f"{section}.{field}" for field in list(names)[:4])
-        return f"'{section}' is a table of settings, not one setting", f"{first}, ..."
-    meant = nearest(name, names)
-    fix = f"{section}.{meant}" if meant else _anywhere(name)
-    return f"there is no setting '{section}.{name}'", fix or f"{section} has: {', '.join(names)}"
+        inside = ", ".join(f"{section}.{field}" for field in names)
+        return f"'{section}' is a table of settings, not one setting", inside
+    meant = _near(name, names)
+    fix = f"{section}.{meant}" if meant else _anywhere(name) or _of_a_word(name, listed)
+    return f"there is no setting '{section}.{name}'", fix
 
 
 def _in_stranger(section: str, name: str, plugins: Iterable[str]) -> tuple[str, str]:
     """A table that is no section and no plugin of this run."""
     add = f"if '{section}' is a plugin, add --plugins {section}"
+    tables = f"the tables are {', '.join(SECTIONS)}"
     meant = nearest(section, [*SECTIONS, *plugins])
     if meant and name:
         close = nearest(name, SECTIONS[meant].model_fields) if meant in SECTIONS else name
         meant = f"{meant}.{close or name}"
     return (
         f"'{section}' is neither a table of settings nor a plugin of this run",
-        f"{meant}; or, {add}" if meant else add,
+        f"{meant}; or, {add}" if meant else f"{tables}; {add}",
     )
+
+
+def _near(name: str, names: Iterable[str]) -> str | None:
+    """The one that was meant, if it was a slip of the finger."""
+    return nearest(name, [one for one in names if abs(len(one) - len(name)) <= SLIP])
+
+
+def _of_a_word(name: str, listed: str) -> str:
+    """What is there, after the setting that a word of the name points at."""
+    hints = [ELSEWHERE[word] for word in name.split("_") if word in ELSEWHERE]
+    return "; ".join([*dict.fromkeys(hints), listed])
 
 
 def _anywhere(name: str) -> str | None:
@@ -72,5 +99,5 @@ def _anywhere(name: str) -> str | None:
     by_name: dict[str, list[str]] = {}
     for key in known_keys():
         by_name.setdefault(key.rpartition(".")[2], []).append(key)
-    meant = nearest(name, by_name)
+    meant = _near(name, by_name)
     return " or ".join(by_name[meant]) if meant else None

@@ -158,6 +158,17 @@ def test_a_table_may_be_given_at_once(loaded: Load) -> None:
         ("every=1", "there is no setting 'every'", "eval.every or checkpoint.every or log.every"),
         ("xyzzy=1", "there is no setting 'xyzzy'", "tables: model, train"),
         ("model.xyzzy=1", "there is no setting 'model.xyzzy'", "model has: layers"),
+        (
+            "train.save_steps=1",
+            "no setting 'train.save_steps'",
+            "checkpoint.every; train has: steps, ",
+        ),
+        ("save_steps=1", "there is no setting 'save_steps'", "checkpoint.every; tables: model"),
+        (
+            "run.nonsense=1",
+            "'run' is neither",
+            "the tables are model, train, data, eval, checkpoint",
+        ),
         ("train.layers=1", "there is no setting 'train.layers'", "model.layers"),
         ("modle.dim=1", "'modle' is neither a table", "model.dim; or, if 'modle' is a plugin"),
         ("muon.lr=1", "'muon' is neither a table", "add --plugins muon"),

@@ -1,0 +1,29 @@
+"""docs/settings.md is what the schema and the presets say, and pages lead to it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from minillm_core.config.origins import SECTIONS, TOP
+from tools.settings_page import PAGE, made
+
+
+def test_the_page_is_what_the_source_says() -> None:
+    assert made() == PAGE.read_text("utf-8"), "python -m tools.settings_page --write"
+
+
+def test_every_setting_has_a_meaning_and_a_row() -> None:
+    rows = dict(re.findall(r"^\| `([\w.]+)` \| (.+) \|$", made(), re.MULTILINE))
+    inside = {f"{name}.{key}" for name, model in SECTIONS.items() for key in model.model_fields}
+    assert set(rows) == {*TOP, *inside}
+    assert all(re.search(r"[a-z]{3}", row.split(" | ")[2]) for row in rows.values())
+    assert rows["eval.tokens"].endswith("| `65536` | `262144` | `1048576` | `1048576` | `2097152`")
+    assert rows["train.clip"].startswith("number, >= 0 | `1.0` |")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/authoring.md", "minillm_core/cli/options.py"])
+def test_pages_lead_there(repository: Path, page: str) -> None:
+    assert "settings.md" in (repository / page).read_text("utf-8")

@@ -1,0 +1,139 @@
+"""The reference in docs/settings.md, from the schema of the config and the presets.
+
+python -m tools.settings_page             # print the page as it should be
+python -m tools.settings_page --write     # write it
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import types
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from minillm_core.config.load import FLAGS
+from minillm_core.config.origins import SECTIONS, TOP
+from minillm_core.config.presets import preset_names, read_preset
+from minillm_core.config.schema import Config
+from tools.markdown import table
+
+__all__ = ["PAGE", "made"]
+
+PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
+
+HEAD = """\
+# Settings
+
+What a run can be told. Made from `minillm_core/config/schema.py` and the presets by
+`python -m tools.settings_page --write`.
+
+A setting is given in any of these places; the later one holds, and `minillm plan` shows each value
+with the place that it came from:
+
+1. a preset: `--preset tiny`
+2. a file: `-c run.toml`, with a table for each heading below
+
+   ```toml
+   preset = "tiny"
+
+   [train]
+   lr = 0.002
+
+   [eval]
+   tokens = 10000
+
+   [muon]       # a plugin, with its options
+   lr = 0.02
+   ```
+
+3. the command line: `minillm train train.lr=0.002 eval.tokens=10000 muon.lr=0.02`
+4. a flag: `--steps 500` is `train.steps=500`
+
+The options of a plugin: `minillm plugins info NAME`. `null` in the column of defaults: nothing
+unless it is given. Where no default stands, every preset states the value.
+"""
+
+SIZES = ("tiny", "small", "gpt2-124m", "350m", "1b")
+"""The presets by size."""
+
+
+def made() -> str:
+    """The page."""
+    names = sorted(preset_names(), key=lambda name: (*SIZES, name).index(name))
+    presets = {name: read_preset(name, origin="settings page") for name in names}
+    parts = [HEAD, "## Of the run\n", table(("key", "type", "default", "meaning", "flag"), _top())]
+    for section, model in SECTIONS.items():
+        about = (model.__doc__ or "").splitlines()[0]
+        stated = [name for name in presets if presets[name].get(section)]
+        rows = []
+        for key, info in model.model_fields.items():
+            values = [presets[name][section].get(key) for name in stated]
+            shown = ("" if value is None else _code(value) for value in values)
+            rows.append((f"`{section}.{key}`", *_told(info), *shown))
+        head = ("key", "type", "default", "meaning", *stated)
+        parts += [f"\n## `[{section}]`\n", f"{about}\n", table(head, rows)]
+    return "\n".join(parts) + "\n"
+
+
+def _top() -> Iterator[Iterable[str]]:
+    """Settings outside of any table, with their flags."""
+    flags = {key: flag for flag, key in FLAGS.items()} | {"preset": "--preset"}
+    for key in TOP:
+        flag = f"`{flags[key]}`" if key in flags else ""
+        yield f"`{key}`", *_told(Config.model_fields[key]), flag
+
+
+def _told(info: FieldInfo) -> tuple[str, str, str]:
+    """Type with its bounds, default, meaning."""
+    bounds = [f"{sign} {getattr(one, name)}" for one in info.metadata for name, sign in _signs(one)]
+    kind = ", ".join([_kind(info.annotation), *bounds])
+    default = "" if info.is_required() else _code(info.default)
+    return kind, default, info.description or ""
+
+
+def _signs(bound: Any) -> list[tuple[str, str]]:
+    """How the bounds of a value are written."""
+    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+    return [(name, sign) for name, sign in signs.items() if hasattr(bound, name)]
+
+
+KINDS = {int: "integer", float: "number", str: "text", bool: "true or false"}
+
+
+def _kind(annotation: Any) -> str:
+    """A type, as one says it."""
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return " or ".join(f"`{one}`" for one in inner)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_kind(one) for one in inner if one is not type(None))
+    if origin is tuple:
+        if Ellipsis in inner:
+            return f"list of {_kind(inner[0])}"
+        return f"{len(inner)} {_kind(inner[0])}s"
+    return KINDS[annotation]
+
+
+def _code(value: Any) -> str:
+    """A value, as it is typed."""
+    if isinstance(value, str):
+        return f"`{value}`"
+    return f"`{json.dumps(value)}`"
+
+
+def main() -> None:
+    """Print or write the page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="write docs/settings.md")
+    if parser.parse_args().write:
+        PAGE.write_text(made(), "utf-8")
+    else:
+        print(made(), end="")
+
+
+if __name__ == "__main__":
+    main()
