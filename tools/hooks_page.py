@@ -98,6 +98,13 @@ def options() -> str:
     return "\n\n".join((public("option"), about, entry(called("layers.resolve", resolve), resolve)))
 
 
+def modules() -> str:
+    """What every Module does, and what its class may state."""
+    not_stated = ("ops", "framework", "leaf", "path", "owner", "bound")
+    stated = fields(core.Module, *not_stated)
+    return "\n\n".join((*doc_of(core.Module).body, "What a class may state:", stated))
+
+
 def declarations() -> str:
     """Param, Linear, Buffer, State, and initial values."""
     rows = [
@@ -191,7 +198,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "events": event_table,
     "plugin": plugin,
     "option": options,
-    "modules": partial(fields, core.Module, "ops", "framework", "leaf", "path", "owner", "bound"),
+    "modules": modules,
     "declarations": declarations,
     "places": places,
     "arrays": array_functions,

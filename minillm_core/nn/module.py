@@ -11,12 +11,15 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
+from minillm_core.errors import PlanError
 from minillm_core.nn.param import Declaration
+from minillm_core.nn.reference import place_of
 
 __all__ = [
     "Framework",
     "Module",
     "Natives",
+    "check_begun",
     "declared",
     "materialising",
     "named_modules",
@@ -59,9 +62,9 @@ def materialising(framework: Framework) -> Iterator[None]:
 class Module:
     """Base of everything that computes.
 
-    Subclasses declare in ``__init__`` (Param, Buffer, State, other modules, plain values) and
-    compute in ``forward`` with ``self.ops`` alone. Plain values are frozen once materialised:
-    a compiled step has them baked in.
+    Subclasses call ``super().__init__()`` first in their ``__init__``, then declare (Param, Buffer,
+    State, other modules, plain values), and compute in ``forward`` with ``self.ops`` alone. Plain
+    values are frozen once materialised: a compiled step has them baked in.
     """
 
     ops: Any
@@ -109,6 +112,7 @@ class Module:
         return super(Module, native).__new__(native)  # past Module in the native class
 
     def __init__(self) -> None:
+        self.__dict__.update(_declared={}, _children={})
         super().__init__()
 
     def forward(self, *args: Any) -> Any:
@@ -152,15 +156,16 @@ def record(module: Any, name: str, value: Any) -> None:
 
     Raises:
         AttributeError: a plain value, and the model is sealed.
+        PlanError: ``super().__init__()`` has not been called.
     """
     notes = module.__dict__
+    check_begun(module)
     if "_sealed" in notes and _is_plain(name, value):
         raise AttributeError(
             f"{type(module).__name__}.{name} is frozen: a compiled step has its value baked in. "
             "Keep what changes in a State, or take it as an argument (a schedule value, a field)"
         )
-    declarations = notes.setdefault("_declared", {})
-    children = notes.setdefault("_children", {})
+    declarations, children = notes["_declared"], notes["_children"]
     if isinstance(value, Declaration):
         value.claim(name)
         declarations[name] = value
@@ -170,6 +175,20 @@ def record(module: Any, name: str, value: Any) -> None:
         children.update((f"{name}.{i}", v) for i, v in enumerate(value) if isinstance(v, Module))
     elif isinstance(value, dict):
         children.update((f"{name}.{k}", v) for k, v in value.items() if isinstance(v, Module))
+
+
+def check_begun(module: Any) -> None:
+    """Refuse a module whose constructor has left out the base's, on every framework alike.
+
+    Raises:
+        PlanError: one framework would fail far from there, another not at all.
+    """
+    if "_declared" not in module.__dict__:
+        raise PlanError(
+            f"{type(module).__name__}.__init__ does not call super().__init__() first",
+            where=place_of(type(module).__init__),
+            fix="call super().__init__() first, before anything is set",
+        )
 
 
 def seal(model: Any) -> None:

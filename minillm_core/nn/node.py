@@ -14,7 +14,7 @@ from typing import Any
 
 from minillm_core.errors import PlanError, PluginCodeError
 from minillm_core.nn.geometry import Geometry
-from minillm_core.nn.module import Module
+from minillm_core.nn.module import Module, check_begun, named_modules
 from minillm_core.nn.reference import json_arguments, reference_of, resolve
 
 __all__ = ["Node", "Scope", "call_names", "node_of"]
@@ -43,13 +43,16 @@ class Node:
         """The node as a module of the current framework.
 
         Raises:
-            PlanError: its constructor set an attribute that the core gives a meaning.
+            PlanError: its constructor, or that of a module in it, leaves out ``super().__init__()``,
+                or it set an attribute that the core gives a meaning.
         """
         cls = self.cls or resolve(self.reference)
         arguments = dict(self.arguments)
         if "geometry" in inspect.signature(cls.__init__).parameters:
             arguments["geometry"] = geometry
         module = cls(**arguments)
+        for _, part in named_modules(module):
+            check_begun(part)
         if taken := sorted(RESERVED & set(vars(module))):
             raise PlanError(
                 f"plugin '{self.owner}': {cls.__name__} sets self.{taken[0]}, which has a meaning "

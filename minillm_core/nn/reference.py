@@ -7,11 +7,12 @@ diffed and rebuilt.
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["call_reference", "json_arguments", "reference_of", "resolve"]
+__all__ = ["call_reference", "json_arguments", "place_of", "reference_of", "resolve"]
 
 
 def reference_of(target: Any) -> str:
@@ -44,6 +45,12 @@ def resolve(reference: str) -> Any:
     for part in name.split("."):
         target = getattr(target, part)
     return target
+
+
+def place_of(function: Any) -> str | None:
+    """File and line of a function or method; None: it was not written in Python."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return code and f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def call_reference(reference: str, *positional: Any, **named: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict
 
 from minillm_core.errors import PluginError
+from minillm_core.nn.reference import place_of
 from minillm_core.plugins.api import HOOK_API
 from minillm_core.plugins.hookspecs import HOOKS, hookimpl
 from minillm_core.plugins.manifest import Manifest, ManifestError, summary
@@ -151,7 +152,4 @@ def _arguments_problem(
 
 def _place(target: Any) -> str:
     """File and line of a function; file or module of a class that is still being made."""
-    code = getattr(inspect.unwrap(target), "__code__", None)
-    if code is not None:
-        return f"{code.co_filename}:{code.co_firstlineno}"
-    return f"{target.__module__}.{target.__qualname__}"
+    return place_of(target) or f"{target.__module__}.{target.__qualname__}"

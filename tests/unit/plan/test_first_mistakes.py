@@ -1,0 +1,82 @@
+"""What a first plugin gets wrong: planning says where in its file, what there is, and what to type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import new_class
+from typing import Any
+
+import pytest
+
+from minillm_core.errors import PlanError
+from minillm_core.nn.module import Module
+from minillm_core.plan import Plan
+from minillm_core.plugins.plugin import Plugin
+
+Planned = Callable[..., Plan]
+
+
+def plugin(**hooks: Callable[..., Any]) -> Plugin:
+    """A plugin with these hooks."""
+    body = {"__module__": __name__, "__doc__": "Made here.", **hooks}
+    return new_class("Made", (Plugin,), {"api": 1}, lambda namespace: namespace.update(body))()
+
+
+def gated(cls: type) -> Plugin:
+    """One that gates every head's output with a node of ``cls``."""
+
+    def build_attention(self: Any, attn: Any) -> None:
+        attn.out.gate(cls)
+
+    return plugin(build_attention=build_attention)
+
+
+def line(function: Any) -> str:
+    """Where a function of this file begins."""
+    return f"{__file__}:{function.__code__.co_firstlineno}"
+
+
+class Forgot(Module):
+    def __init__(self) -> None:
+        self.amount = 2.0
+
+    def forward(self, y: Any) -> Any:
+        return y * self.amount
+
+
+class Late(Module):
+    def __init__(self) -> None:
+        self.amount = 2.0
+        super().__init__()
+
+    def forward(self, y: Any) -> Any:
+        return y * self.amount
+
+
+class Empty(Module):
+    def __init__(self) -> None:
+        pass
+
+    def forward(self, y: Any) -> Any:
+        return y
+
+
+class Inside(Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = [Empty()]
+
+    def forward(self, y: Any) -> Any:
+        return y
+
+
+@pytest.mark.parametrize(
+    ("cls", "blamed"), [(Forgot, Forgot), (Late, Late), (Empty, Empty), (Inside, Empty)]
+)
+def test_a_module_that_does_not_begin_is_refused(planned: Planned, cls: type, blamed: type) -> None:
+    with pytest.raises(PlanError) as refused:
+        planned(one=gated(cls))
+    said = refused.value
+    assert f"'one': {blamed.__name__}.__init__ does not call super().__init__() first" in said.what
+    assert line(blamed.__init__) in str(said.where)
+    assert "call super().__init__() first" in str(said.fix)
