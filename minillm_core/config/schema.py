@@ -96,7 +96,9 @@ class EvalConfig(Section):
     """Validation."""
 
     every: int = Field(100, ge=0, description="steps between evaluations; 0: only at the end")
-    tokens: int = Field(65_536, ge=1, description="predictions in one evaluation")
+    tokens: int = Field(
+        65_536, ge=1, description="predictions in one evaluation; on a CPU fewer are sooner done"
+    )
 
 
 class CheckpointConfig(Section):

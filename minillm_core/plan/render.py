@@ -9,6 +9,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from minillm_core.config.schema import EvalConfig
 from minillm_core.nn.attention import AttentionSpec
 from minillm_core.nn.block import BlockSpec, Nothing
 from minillm_core.nn.node import Node
@@ -121,6 +122,7 @@ def _lines(plan: Plan, estimate: Estimate) -> Iterator[tuple[str, str]]:
         f"seq_len {train.seq_len}; {amount(estimate.flops_per_step)}FLOP; {_clip(train.clip)}",
     )
     yield "run", _run(plan, estimate)
+    yield "evaluation", _evaluation(config.eval)
     yield "export", exportable(plan)
     for entry in estimate.uncounted:
         yield "not counted", f"FLOPs of the scores in {entry}"
@@ -142,6 +144,11 @@ def _run(plan: Plan, estimate: Estimate) -> str:
     if train.schedule == "wsd":
         shape += f", {train.cooldown:.0%} cooldown"
     return f"{' or '.join(parts)}; {shape}"
+
+
+def _evaluation(settings: EvalConfig) -> str:
+    every = f"after every {settings.every:,} steps and " if settings.every else ""
+    return f"{every}at the end, {settings.tokens:,} predictions at most (eval.tokens)"
 
 
 def _layers(plan: Plan) -> list[tuple[str, str]]:

@@ -28,6 +28,7 @@ class Validation:
         batches: the same every time; labels -1 where nothing is predicted.
         token_bytes: int (vocab,), UTF-8 bytes of each id, 0 for specials; None without a tokenizer.
         cancelled: asked before every batch.
+        progress: is told before every batch how many predictions there were so far.
     """
 
     def __init__(
@@ -36,9 +37,10 @@ class Validation:
         batches: Iterable[Batch],
         token_bytes: np.ndarray | None,
         cancelled: Callable[[], bool] = lambda: False,
+        progress: Callable[[int], None] = lambda predictions: None,
     ) -> None:
         self._model, self._batches, self._token_bytes = model, batches, token_bytes
-        self._cancelled = cancelled
+        self._cancelled, self._progress = cancelled, progress
         self.predictions = 0
 
     def __call__(self, step: int) -> Evaluated | None:
@@ -57,10 +59,12 @@ class Validation:
         for batch in self._batches:
             if self._cancelled():
                 raise _Cancelled
+            self._progress(total["predictions"])
+            labels = batch["labels"]
+            predicted = labels[labels >= 0]
+            total["predictions"] += predicted.size
             if self._token_bytes is not None:
-                labels = batch["labels"]
-                found = self._token_bytes[labels[labels >= 0]]
-                total["bytes"] += int(found.sum(dtype=np.int64))
+                total["bytes"] += int(self._token_bytes[predicted].sum(dtype=np.int64))
             yield batch
 
 

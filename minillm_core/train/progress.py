@@ -25,6 +25,7 @@ from minillm_core.train.events import (
 __all__ = ["BarView", "LineView", "View", "describe", "duration", "view"]
 
 QUIET = 10.0  # seconds between two lines where there is no terminal
+PATIENCE = 3.0  # seconds of an evaluation of which nothing is said there
 
 
 def duration(seconds: float) -> str:
@@ -94,6 +95,10 @@ class View(ABC):
             self.say(text)
 
     @abstractmethod
+    def evaluating(self, done: int, of: int) -> None:
+        """Show how far an evaluation is, in predictions; none are done where it begins."""
+
+    @abstractmethod
     def say(self, text: str) -> None:
         """Print a line without disturbing what is shown."""
 
@@ -136,6 +141,16 @@ class LineView(View):
     ) -> None:
         super().__init__(fraction, steps, clock)
         self._say, self._told = say, -QUIET
+        self._next = 0.0  # when to mention the evaluation
+
+    def evaluating(self, done: int, of: int) -> None:
+        """Say so where it lasts, and again every ten seconds."""
+        now = self._clock()
+        if done == 0:
+            self._next = now + PATIENCE
+        elif now >= self._next:
+            self._next = now + QUIET
+            self._say(f"evaluating {of:,} predictions: {done / of:.0%} done")
 
     def say(self, text: str) -> None:
         """Print a line."""
@@ -168,6 +183,16 @@ class BarView(View):
             refresh_per_second=4,
         )
         self._task = self._bar.add_task("step 0", total=1.0, figures="", left="-:--")
+
+    def evaluating(self, done: int, of: int) -> None:
+        """Fill the bar anew."""
+        self._bar.update(
+            self._task,
+            completed=done / of,
+            description="evaluating",
+            figures=f"{done:,} of {of:,} predictions",
+            left="-:--",
+        )
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""

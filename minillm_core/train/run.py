@@ -222,7 +222,7 @@ def _loop(
                 shown.say,
                 go_on=config.checkpoint.on_error == "continue",
             )
-        validation = _validation(job, stop)
+        validation = _validation(job, stop, shown)
 
         def evaluate(step: int) -> Evaluated | None:
             found = validation(step)
@@ -293,20 +293,22 @@ def _evaluation_is_due(job: Job, position: Position) -> bool:
     return position.step > 0 and Cadence(job.config.eval.every).evaluates(position.step)
 
 
-def _validation(job: Job, stop: StopRequest) -> Validation:
+def _validation(job: Job, stop: StopRequest, shown: View) -> Validation:
     config = job.config
+    batches = validation_batches(
+        job.corpus.val,
+        rows=config.train.rows,
+        seq_len=config.train.seq_len,
+        tokens=config.eval.tokens,
+        seed=None,  # it is in seeded order already
+        on_batch=_on_batch(job),
+    )
     return Validation(
         job.trainer,
-        validation_batches(
-            job.corpus.val,
-            rows=config.train.rows,
-            seq_len=config.train.seq_len,
-            tokens=config.eval.tokens,
-            seed=None,  # it is in seeded order already
-            on_batch=_on_batch(job),
-        ),
+        batches,
         bytes_per_token(job.corpus.tokenizer, config.model.vocab) if job.corpus.tokenizer else None,
         cancelled=lambda: stop.requested,
+        progress=lambda done: shown.evaluating(done, batches.predictions),
     )
 
 

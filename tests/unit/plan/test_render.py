@@ -208,3 +208,11 @@ def test_two_tables_stand_side_by_side_only_where_both_fit(planned: Planned) -> 
     assert beside == sorted(beside)
     assert not beside[0]
     assert beside[-1]
+
+
+@pytest.mark.parametrize(
+    ("every", "when"), [(0, "at the end"), (25, "after every 25 steps and at the end")]
+)
+def test_it_says_how_much_is_evaluated(planned: Planned, every: int, when: str) -> None:
+    text = " ".join(shown(planned(f"eval.every={every}", "eval.tokens=2048"), 120).split())
+    assert f"evaluation {when}, 2,048 predictions at most (eval.tokens)" in text

@@ -54,3 +54,10 @@ def test_without_a_tokenizer_there_are_no_bytes(bigram) -> None:
 def test_it_can_be_asked_again(bigram) -> None:
     validation = Validation(bigram(), [batch([[1, 2, 3]])], np.ones(8, np.int32))
     assert validation(1).bits_per_byte == validation(2).bits_per_byte == pytest.approx(3.0)
+
+
+def test_it_tells_how_far_it_is(bigram) -> None:
+    told: list[int] = []
+    batches = [batch([[1, 2, -1]]), batch([[3, -1, -1]]), batch([[1, 1, 1]])]
+    Validation(bigram(), batches, None, progress=told.append)(1)
+    assert told == [0, 2, 3]

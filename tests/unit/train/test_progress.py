@@ -79,6 +79,29 @@ def test_a_bar_with_lines_above_it(clock) -> None:
     assert "[bold]not markup[/bold]" in text
 
 
+def test_an_evaluation_that_lasts_is_mentioned(clock) -> None:
+    lines: list[str] = []
+    shown = LineView(lambda: 1.0, 3, lines.append, clock)
+    for _ in range(2):  # in the second evaluation as in the first
+        for done in range(0, 20_000, 1000):
+            shown.evaluating(done, 20_000)
+            clock.now += 1
+    assert lines == 2 * [
+        "evaluating 20,000 predictions: 15% done",
+        "evaluating 20,000 predictions: 65% done",
+    ]
+
+
+def test_the_bar_shows_an_evaluation(clock) -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=120, color_system=None)
+    with BarView(lambda: 1.0, 4, console, clock) as shown:
+        shown(stepped(4))
+        shown.evaluating(1000, 20_000)
+    assert "evaluating" in stream.getvalue()
+    assert "1,000 of 20,000 predictions" in stream.getvalue()
+
+
 def test_without_a_terminal_there_is_no_bar(capsys: pytest.CaptureFixture) -> None:
     lines: list[str] = []
     shown = view(lambda: 0.0, 3, lines.append)
