@@ -63,6 +63,10 @@ class Profiler(ABC):
         """Allocated on the device now; None where nobody counts."""
 
     @abstractmethod
+    def trim(self) -> None:
+        """Give back what is cached and not in use: another trainer may need it."""
+
+    @abstractmethod
     def forget_peak(self) -> None:
         """The peak is from now on."""
 

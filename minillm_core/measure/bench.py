@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from minillm_core.backends.profiling import Profiler, profiler_of
 from minillm_core.config.load import Loaded
 from minillm_core.data import Corpus, open_corpus
 from minillm_core.errors import Refusal
-from minillm_core.measure.stepped import PROGRESS, Stepped
+from minillm_core.measure.stepped import PROGRESS, Stepped, uncollected
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plugins.blame import blaming
 from minillm_core.plugins.manager import LoadedPlugin, check_support
@@ -190,9 +189,10 @@ class _Contest:
             steps: how many.
             others: bytes that the other set holds meanwhile, which are not this one's peak.
         """
+        self.profiler.trim()
         self.stepped.run(1)  # takes back the memory that was given up
         self.profiler.forget_peak()
-        with _uncollected():
+        with uncollected():
             timed = self.stepped.run(steps)
         self.peak = max(self.peak, (self.profiler.peak_bytes() or others) - others)
         self.seconds.append(timed.seconds / steps)
@@ -248,7 +248,7 @@ class _Contest:
         """As JSON: medians over the turns, and the turns themselves."""
         binding = self.stepped.job.trainer.binding
         flops = self.plan.estimate().flops_per_token
-        padded = self.plan.tokens_per_step / statistics.median(self.seconds)
+        speed = statistics.median(self.speeds)
         parts = {name: statistics.median(one[name] for one in self.parts) for name in self.parts[0]}
         return {
             "plugins": [one.data() for one in self.one.plugins],
@@ -256,12 +256,12 @@ class _Contest:
             "dtype": binding.dtype,
             "compile": binding.compile,
             "kernels": {choice.op: choice.kernel for choice in binding.kernels},
-            "tokens_per_second": statistics.median(self.speeds),
+            "tokens_per_second": speed,
             "tokens_per_second_by_turn": self.speeds,
             "step_seconds": statistics.median(self.seconds),
             "first_step_seconds": self.first,
             "flops_per_token": flops,
-            "mfu": padded * flops / binding.peak_flops if binding.peak_flops else None,
+            "mfu": speed * flops / binding.peak_flops if binding.peak_flops else None,
             "peak_bytes": self.peak or None,
             "part_seconds": parts,
             "shares": shares(statistics.median(self.waits), parts),
@@ -309,14 +309,3 @@ def _eager(plan: Plan) -> Plan:
 def _beside(path: Path, name: str) -> Path:
     """trace.json -> trace-muon.json."""
     return path.with_name(f"{path.stem}-{name}{path.suffix}")
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Python's collector walks every object of a plan and a model: not while the clock runs."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -14,6 +13,7 @@ from minillm_core.backends.detect import Detected
 from minillm_core.config.load import Loaded
 from minillm_core.data import Corpus, bytes_per_token, validation_batches
 from minillm_core.measure.graph import graph_of
+from minillm_core.measure.stepped import uncollected
 from minillm_core.plan import Plan
 from minillm_core.plugins.blame import blaming
 from minillm_core.plugins.manager import LoadedPlugin
@@ -162,7 +162,7 @@ class Rig:
             told = Observers(
                 [counts, evidence], observers(job.plugins), say=self._say, seen=job.seen
             )
-            with Feed(job, None) as feed, _uncollected():
+            with Feed(job, None) as feed, uncollected():
                 Loop(
                     job.trainer,
                     feed,
@@ -252,17 +252,6 @@ class _Counted:
             self.curve.append(
                 Point(event.step, self.tokens, self.seconds, event.val_loss, event.bits_per_byte)
             )
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Python's collector walks every object of a plan and a model: not while the clock runs."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def with_steps(plan: Plan, steps: int) -> Plan:

@@ -77,9 +77,12 @@ class MLXProfiler(Profiler):
         """What arrays hold."""
         return mx.get_active_memory()
 
+    def trim(self) -> None:
+        """Give back what is cached."""
+        mx.clear_cache()
+
     def forget_peak(self) -> None:
         """The peak is from now on."""
-        mx.clear_cache()
         mx.reset_peak_memory()
 
     def peak_bytes(self) -> int | None:

@@ -39,7 +39,7 @@ class TorchProfiler(Profiler):
     ) -> dict[str, float]:
         """Seconds of forward, backward and optimizer: by CUDA's events, or by the clock."""
         marks = _Marks(cuda=self.cuda)
-        self.trainer.synchronize()
+        self._busy(micro, values, supervised)
         with self._marked(marks):
             self._step(micro, values, supervised)
         return {name: spent for name, spent in marks.seconds().items() if " " not in name}
@@ -54,7 +54,7 @@ class TorchProfiler(Profiler):
         self._refuse_compiled()
         marks = _Marks(cuda=self.cuda)
         blocks = dict(self._blocks())
-        self.trainer.synchronize()
+        self._busy(micro, values, supervised)
         with self._marked(marks), ExitStack() as hooks:
             for name, block in blocks.items():
                 for handle in _timed(block, name, marks):
@@ -85,15 +85,28 @@ class TorchProfiler(Profiler):
         """What tensors hold on CUDA."""
         return torch.cuda.memory_allocated(self.trainer.device) if self.cuda else None
 
+    def trim(self) -> None:
+        """Give back what is cached."""
+        if self.cuda:
+            torch.cuda.empty_cache()
+
     def forget_peak(self) -> None:
         """The peak is from now on."""
         if self.cuda:
-            torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self.trainer.device)
 
     def peak_bytes(self) -> int | None:
         """The most that tensors held on CUDA."""
         return self.trainer.peak_bytes()
+
+    def _busy(self, micro: Sequence[Batch], values: Mapping[str, float], supervised: int) -> None:
+        """Queue a step on CUDA: behind it kernels follow each other, as they do while training.
+
+        From an idle device, what is timed would be Python, which launches them.
+        """
+        self.trainer.synchronize()
+        if self.cuda:
+            self.trainer.step(micro, values, supervised)
 
     def _step(self, micro: Sequence[Batch], values: Mapping[str, float], supervised: int) -> None:
         handle = self.trainer.step(micro, values, supervised)
