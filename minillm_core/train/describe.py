@@ -40,6 +40,7 @@ def start(job: Job, out: Path) -> Iterator[str]:
         if choice.reason != "preferred":
             yield f"kernel {choice.op} {choice.kernel}: {choice.reason}"
     yield from (f"note: {note}" for note in (*bound.notes, *job.notes))
+    yield from (f"warning: {warning}" for warning in job.warnings)
     yield f"everything goes to {out}"
 
 

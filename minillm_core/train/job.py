@@ -39,6 +39,7 @@ class Job:
     budget: Budget
     notes: tuple[str, ...]  # what was learnt on the way, to be said once the run starts
     initial: Initial | None = None  # the weights that it starts from at step 0
+    warnings: tuple[str, ...] = ()  # ... and that somebody should see before it does
     seen: Counter[str] = field(default_factory=Counter)  # batches and events that plugins took
 
     @property
@@ -83,7 +84,8 @@ def check(
     plugins = tuple(plugins)
     check_support(plugins, detected.backend, detected.device)
     plan = build_plan(config, plugins)
-    notes = [*loaded.notes, *(check_plan(earlier, plan) if earlier else ())]
+    warnings, known = check_plan(earlier, plan, plugins) if earlier else ([], [])
+    notes = [*loaded.notes, *known]
     whose, when = at_work(plugins), "while kernels are chosen"
     with blaming(plugins, when), running(lambda: whose(when)):
         backend = (create or backends.create)(detected, plan)
@@ -103,4 +105,6 @@ def check(
         raise out_of_memory(error, config.train, None, 0) from error
     if earlier:
         notes.extend(another_device(earlier, trainer.binding))
-    return Job(loaded, plugins, plan, corpus, trainer, budget, tuple(notes), initial)
+    return Job(
+        loaded, plugins, plan, corpus, trainer, budget, tuple(notes), initial, tuple(warnings)
+    )

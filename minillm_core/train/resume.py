@@ -6,7 +6,7 @@ other difference is refused. The data must be the same, by fingerprint.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,9 @@ from minillm_core.data import Corpus
 from minillm_core.errors import DataError, PlanError, Refusal
 from minillm_core.plan import Plan
 from minillm_core.plan.diff import differences, in_words
+from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.train.budget import Budget
+from minillm_core.train.changed import changed, since
 from minillm_core.train.position import Position
 from minillm_core.train.record import RUN
 from minillm_core.train.settings import config_of
@@ -55,8 +57,13 @@ class Earlier:
         return config_of(self.record["config"], where=str(self.out / RUN))
 
 
-def check_plan(earlier: Earlier, plan: Plan) -> Iterator[str]:
-    """Compare the plan with the run's; yields what may differ, and does.
+def check_plan(
+    earlier: Earlier, plan: Plan, plugins: Sequence[LoadedPlugin] = ()
+) -> tuple[list[str], list[str]]:
+    """Compare the plan with the run's.
+
+    Returns:
+        Warnings, of plugins whose code is another; and notes of what else may differ, and does.
 
     Raises:
         PlanError: anything else differs.
@@ -69,13 +76,17 @@ def check_plan(earlier: Earlier, plan: Plan) -> Iterator[str]:
         raise Refusal("the record of the run holds no plan", where=where) from error
     free = {path: pair for path, pair in found.items() if path.startswith(FREE)}
     other = {path: pair for path, pair in found.items() if path not in free}
+    edited, free = changed(free, plugins)
+    warnings = since(earlier.newest.step if edited and earlier.newest else None, edited)
     if other:
         lines = in_words(other)
         more = [f"... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
         raise PlanError(
             "this is another plan than the run's: " + "; ".join([*lines[:SHOWN], *more]),
             where=where,
-            fix="leave out what was not given at first, or start a new run in another --out",
+            fix="; ".join([*warnings, "leave out what was not given at first"])
+            + (", undo the change" if warnings else "")
+            + ", or start a new run in another --out",
         )
     before = earlier.config
     if before.seed != plan.config.seed:
@@ -91,8 +102,8 @@ def check_plan(earlier: Earlier, plan: Plan) -> Iterator[str]:
             fix="leave --init out, or start a new run in another --out",
         )
     free.pop("train.steps", None)
-    yield from (f"resumed with another {line}" for line in in_words(free))
-    yield from _steps(before.train.steps, plan)
+    notes = [f"resumed with another {line}" for line in in_words(free)]
+    return warnings, [*notes, *_steps(before.train.steps, plan)]
 
 
 def another_device(earlier: Earlier, binding: Binding) -> Iterator[str]:

@@ -327,7 +327,17 @@ def test_single_files_must_be_named_again(shell: Shell) -> None:
     assert "must be named again" in shell.err
     (shell.folder / "noise.py").write_text(NOISE.replace("0.2", "0.1 + 0.1"))
     assert shell("--resume", "--plugins", spec, out=out) == 0
-    assert "resumed with another digests.noise" in shell.err
+    (told,) = (line for line in shell.err.splitlines() if "noise.py" in line)
+    place = spec.partition(":")[0]
+    assert told == f"warning: the file of plugin noise ({place}) has changed since step 3"
+    assert "digests" not in shell.err
+    (shell.folder / "noise.py").write_text(NOISE)
+    assert shell("--resume", "--plugins", spec, out=shell.killed_at(3, shell.out, "same")) == 0
+    assert "has changed" not in shell.err
+    (shell.folder / "noise.py").write_text(NOISE + "# edited\n")
+    given = ("--plugins", spec, "train.lr=0.5")
+    assert shell("--resume", *given, out=shell.killed_at(3, shell.out, "other")) == 2
+    assert f"fix:   the file of plugin noise ({place}) has changed since step 3; leave" in shell.err
     assert learnt(out) == learnt(shell.out)
 
 
