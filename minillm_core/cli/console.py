@@ -6,13 +6,17 @@ import json
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from contextvars import ContextVar
 from typing import Any, TextIO
 
 from minillm_core.errors import MinillmError
 from minillm_core.text import printable
 
-__all__ = ["emit", "nothing_more_to", "say", "write"]
+__all__ = ["documents_alone", "emit", "nothing_more_to", "say", "write"]
+
+_DOCUMENTS: ContextVar[TextIO | None] = ContextVar("where documents go", default=None)
 
 
 def say(text: str) -> None:
@@ -46,7 +50,22 @@ def write(text: str, end: str = "\n") -> None:
 
 def emit(document: Any) -> None:
     """Write one JSON document to stdout; numbers that JSON does not know become null."""
-    write(json.dumps(_finite(document), indent=2, allow_nan=False))
+    with redirect_stdout(_DOCUMENTS.get() or sys.stdout):
+        write(json.dumps(_finite(document), indent=2, allow_nan=False))
+
+
+@contextmanager
+def documents_alone() -> Iterator[None]:
+    """While it lasts :func:`emit` alone writes to stdout; what plugins print goes to stderr.
+
+    Whatever thread they print in: a run's loader as well.
+    """
+    token = _DOCUMENTS.set(sys.stdout)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _DOCUMENTS.reset(token)
 
 
 def nothing_more_to(stream: TextIO) -> None:

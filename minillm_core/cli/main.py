@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Annotated
 
 import typer
@@ -22,7 +23,7 @@ from minillm_core.cli import (
     report,
     train,
 )
-from minillm_core.cli.console import nothing_more_to, say
+from minillm_core.cli.console import documents_alone, nothing_more_to, say
 from minillm_core.cli.failure import explain
 from minillm_core.cli.options import Debug, Help, help_without_command
 from minillm_core.plugins.watch import watching
@@ -88,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_streams()
     arguments, debug = _without_debug(list(sys.argv[1:] if argv is None else argv))
     try:
-        with watching(say):
+        with watching(say), documents_alone() if _asks_json(arguments) else nullcontext():
             code = app(arguments, prog_name="minillm", standalone_mode=False)
         if code == 130:  # typer's answer to a KeyboardInterrupt
             raise KeyboardInterrupt
@@ -124,6 +125,12 @@ def _open_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+
+
+def _asks_json(arguments: list[str]) -> bool:
+    """Whether ``--json`` stands before ``--``, and nobody asks for help."""
+    given = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return "--json" in given and "--help" not in given
 
 
 def _without_debug(arguments: list[str]) -> tuple[list[str], bool]:

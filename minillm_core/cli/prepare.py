@@ -5,7 +5,9 @@ Nothing is printed and nothing is written here; whatever is wrong is raised.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -136,7 +138,8 @@ def prepare(asked: Asked, *, to_run: bool) -> Prepared:
         if to_run or by_name:
             raise
         detected = None
-    plugins = load_plugins(specs, config.plugins)
+    with redirect_stdout(sys.stderr):  # stdout is the command's, whatever a module prints
+        plugins = load_plugins(specs, config.plugins)
     if detected:
         check_support(plugins, detected.backend, detected.device)
     return Prepared(loaded, plugins, detected)

@@ -27,8 +27,8 @@ hygiene.py, before anything is planned
     - ``loads``: it is found, imported, takes its options, and implements a hook.
     - ``manifest``: what ``plugins list`` reads in the source is what the imported class is.
     - ``options``: they come back equal through JSON and TOML; one that is unknown is refused.
-    - ``import``: in a fresh process, no framework is imported, nothing is written, no socket or
-      process is made, no environment, generator or attribute is changed.
+    - ``import``: in a fresh process, no framework is imported, nothing is written or printed, no socket
+      or process is made, no environment, generator or attribute is changed.
 plan.py
     - ``plans``: the small model can be planned with it.
     - ``declared``: parameters, updates, schedules and settings that it does not claim are as

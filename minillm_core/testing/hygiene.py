@@ -16,6 +16,7 @@ from minillm_core.plugins.manager import with_options
 from minillm_core.plugins.manifest import read_class
 from minillm_core.testing.check import Check, Failed, NotApplicable
 from minillm_core.testing.subject import Subject
+from minillm_core.text import plain
 
 __all__ = ["CHECKS", "HEAVY"]
 
@@ -54,6 +55,11 @@ def clean_import(subject: Subject) -> str:
     if answer["changed"]:
         raise Failed(
             f"changes {', '.join(answer['changed'][:3])}", cause="a statement at module level does"
+        )
+    if printed := answer["printed"]:
+        raise Failed(
+            f"prints {plain(printed.splitlines()[0], 100)!r}",
+            cause="a print at module level: stdout is for what a command answers; leave it out",
         )
     return f"{len(answer['modules'])} modules, nothing opened for writing, no socket"
 

@@ -14,6 +14,8 @@ import os
 import random
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
+from io import StringIO
 from typing import Any
 
 import numpy as np
@@ -50,9 +52,15 @@ def imported(spec: str) -> dict[str, Any]:
             seen.append(f"{FORBIDDEN[event]}: {event}{arguments!r}"[:200])
 
     sys.addaudithook(watch)
-    find(spec)
+    with redirect_stdout(StringIO()) as printed:
+        find(spec)
     modules = {name.partition(".")[0] for name in set(sys.modules) - before}
-    return {"seen": seen, "modules": sorted(modules), "changed": differences(process, state())}
+    return {
+        "seen": seen,
+        "modules": sorted(modules),
+        "changed": differences(process, state()),
+        "printed": printed.getvalue(),
+    }
 
 
 def planned(spec: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -162,7 +170,9 @@ def main(arguments: list[str]) -> None:
         "plan": lambda: planned(arguments[1], json.loads(arguments[2])),
         "train": lambda: trained(arguments[1], json.loads(arguments[2]), *arguments[3:]),
     }
-    sys.stdout.write(json.dumps(questions[arguments[0]]()))
+    with redirect_stdout(sys.stderr):  # what a hook prints is no part of the answer
+        answer = questions[arguments[0]]()
+    sys.stdout.write(json.dumps(answer))
 
 
 if __name__ == "__main__":

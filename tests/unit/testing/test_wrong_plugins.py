@@ -46,6 +46,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "imports a framework": ("import", LEVEL, "import mlx.core"),
     "opens a socket at import": ("import", LEVEL, "import socket\nsocket.socket().close()"),
     "writes at import": ("import", LEVEL, "open(__file__ + '.log', 'w').close()"),
+    "prints at import": ("import", LEVEL, "print('loading my trick!')"),
     "environment at import": ("import", LEVEL, "import os\nos.environ['MY_TRICK'] = '1'"),
     "claims twice": (
         "plans",
