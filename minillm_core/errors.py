@@ -43,18 +43,26 @@ class MinillmError(Exception):
         what: one sentence, no full stop needed.
         where: the file, line, byte, key or slot concerned.
         fix: what to type or change instead.
+        line: file and line in a plugin that led to it, where ``where`` is a slot.
     """
 
     exit_code = 1
 
-    def __init__(self, what: str, *, where: str | None = None, fix: str | None = None) -> None:
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str | None = None,
+        fix: str | None = None,
+        line: str | None = None,
+    ) -> None:
         super().__init__(what)
-        self.what, self.where, self.fix = what, where, fix
+        self.what, self.where, self.fix, self.line = what, where, fix, line
 
     def __str__(self) -> str:
         lines = [self.what]
-        if self.where:
-            lines.append(f"  where: {self.where}")
+        if place := ", ".join(filter(None, (self.where, self.line))):
+            lines.append(f"  where: {place}")
         if self.fix:
             lines.append(f"  fix:   {self.fix}")
         return "\n".join(lines)

@@ -38,6 +38,9 @@ class Node:
     external: tuple[str, ...] = ()  # those of them that are not the slot's own
     cls: type | None = field(default=None, compare=False, repr=False)
     slot: str = field(default="", compare=False)  # where it was put, for people to read
+    own: tuple[str, ...] = field(
+        default=(), compare=False, repr=False
+    )  # what the slot itself gives
 
     def make(self, geometry: Geometry) -> Module:
         """The node as a module of the current framework.
@@ -145,6 +148,7 @@ def node_of(
         external=tuple(sorted(set(bound) - set(own))),
         cls=cls,
         slot=slot,
+        own=tuple(own),
     )
 
 

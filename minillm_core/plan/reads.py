@@ -6,7 +6,10 @@ from collections.abc import Iterable
 
 from minillm_core.errors import PlanError
 from minillm_core.nn.decoder import DecoderSpec
+from minillm_core.nn.node import Node
+from minillm_core.nn.reference import place_of
 from minillm_core.nn.residual import SiteSpec
+from minillm_core.text import nearest
 
 __all__ = ["BATCH", "check_reads"]
 
@@ -27,10 +30,10 @@ def check_reads(spec: DecoderSpec, fields: Iterable[str], values: Iterable[str])
     """
     known = {*BATCH, *values, *fields}
     for node in spec.embed:
-        _check(node.owner, node.external, known, node.slot)
+        _check_node(node, known)
     known |= {"x0"}
     for node in spec.streams:
-        _check(node.owner, node.external, known, node.slot)
+        _check_node(node, known)
         if node.name in known:
             raise PlanError(
                 f"plugin '{node.owner}': stream '{node.name}' has the name of a batch field",
@@ -47,21 +50,21 @@ def check_reads(spec: DecoderSpec, fields: Iterable[str], values: Iterable[str])
             )
     for index, block in enumerate(spec.blocks):
         for node in block.nodes():
-            _check(node.owner, node.external, known, node.slot)
+            _check_node(node, known)
         for site in block.sites():
             _check_site(site, known)
         here = {f"layers.{index}.{tap}" for tap in block.taps}
         known |= here | {name for name, site in spec.taps if site in here}
     if spec.final is not None:
         _check_site(spec.final, known)
-        for _, owner, coefficient in spec.final.terms:
-            _check(owner, getattr(coefficient, "external", ()), known, "model.residual[final]")
-    if spec.final_norm is not None:
-        external = getattr(spec.final_norm, "external", ())
-        _check(spec.final_norm.owner, external, known, "model.norm[final]")
+        for _, _, coefficient in spec.final.terms:
+            if isinstance(coefficient, Node):
+                _check_node(coefficient, known)
+    if isinstance(spec.final_norm, Node):
+        _check_node(spec.final_norm, known)
     for term in spec.loss.terms:
         if term.node is not None:
-            _check(term.owner, term.node.external, known, f"loss.term[{term.key}]")
+            _check_node(term.node, known)
     for target in spec.loss.targets:
         if target.field is not None:
             _check(target.owner, (target.field,), known, f"loss.target[{target.key}]")
@@ -71,6 +74,27 @@ def _check_site(site: SiteSpec, known: set[str]) -> None:
     for source, owner, _ in site.terms:
         if source not in ("carry", "sublayer"):
             _check(owner, (source,), known, f"model.residual[{site.name}][{source}]")
+
+
+def _check_node(node: Node, known: set[str]) -> None:
+    """What a node's ``forward`` asks for, beside what its slot gives.
+
+    Raises:
+        PlanError: nothing provides one of them; it says what there is, and where it is asked for.
+    """
+    for name in node.external:
+        if name in known:
+            continue
+        close = nearest(name, {*node.own, *known})
+        meant = f"did you mean {close}? " if close else ""
+        own = f"the slot gives {', '.join(node.own)}; " if node.own else ""
+        raise PlanError(
+            f"plugin '{node.owner}' reads '{name}', which nothing provides there",
+            where=node.slot,
+            fix=f"{meant}{own}there is also {', '.join(sorted(known))}; a stream or a named tap "
+            "brings more (model.stream, model.tap)",
+            line=place_of(node.cls.forward) if node.cls else None,  # type: ignore[attr-defined]
+        )
 
 
 def _check(owner: str, names: Iterable[str], known: set[str], where: str) -> None:

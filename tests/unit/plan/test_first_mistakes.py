@@ -80,3 +80,43 @@ def test_a_module_that_does_not_begin_is_refused(planned: Planned, cls: type, bl
     assert f"'one': {blamed.__name__}.__init__ does not call super().__init__() first" in said.what
     assert line(blamed.__init__) in str(said.where)
     assert "call super().__init__() first" in str(said.fix)
+
+
+class Misnamed(Module):
+    def forward(self, out: Any) -> Any:
+        return out
+
+
+class Misspelt(Module):
+    def forward(self, y: Any, document: Any) -> Any:
+        return y
+
+
+class Unslotted(Module):
+    def forward(self, idss: Any) -> Any:
+        return idss
+
+
+def test_an_unknown_name_is_answered_with_what_there_is(planned: Planned) -> None:
+    with pytest.raises(PlanError) as refused:
+        planned(one=gated(Misnamed))
+    said = refused.value
+    assert "'one' reads 'out', which nothing provides there" in said.what
+    assert said.where == "layers.0.attention.out.gate"
+    assert f"where: {said.where}, {line(Misnamed.forward)}\n" in str(said)
+    assert str(said.fix).startswith("the slot gives y, q, k, v, x; there is also documents, ids")
+    assert "model.stream, model.tap" in str(said.fix)
+    assert len(str(said).splitlines()) <= 12
+
+
+def test_a_misspelt_name_is_recognised(planned: Planned) -> None:
+    with pytest.raises(PlanError, match=r"did you mean documents\? the slot gives y, q, k, v, x"):
+        planned(one=gated(Misspelt))
+
+
+def test_a_stream_is_given_nothing_by_its_slot(planned: Planned) -> None:
+    def build_model(self: Any, model: Any) -> None:
+        model.stream("bigram", Unslotted)
+
+    with pytest.raises(PlanError, match=r"fix:   did you mean ids\? there is also documents"):
+        planned(one=plugin(build_model=build_model))
