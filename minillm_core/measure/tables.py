@@ -37,6 +37,8 @@ def _plugin(one: Json) -> Iterator[object]:
         yield "none yet: it is looked for when the run ends"
         return
     found = [*evidence.get("what", ()), *(f"missing: {key}" for key in evidence.get("missing", ()))]
+    if "switched_off" in evidence:
+        found.append(f"switched off: {evidence['switched_off']}")
     if not evidence.get("shown"):
         yield joined(tag("span", "nothing shows that it took part", class_="worse"), _lines(found))
         return

@@ -23,6 +23,7 @@ import numpy as np
 
 from minillm_core.errors import NoEvidence
 from minillm_core.train.events import Event, Stepped
+from minillm_core.train.observers import Raised
 
 __all__ = ["STEPS", "Evidence"]
 
@@ -47,6 +48,7 @@ class Evidence:
         trainer: asked for witnesses, and for parameters where any is expected to move.
         seen: live counts of ``batch:`` and ``event:`` keys.
         say: is told what is missing.
+        raised: live; plugin -> what its observer raised.
     """
 
     def __init__(
@@ -56,7 +58,9 @@ class Evidence:
         *,
         seen: Counter[str],
         say: Callable[[str], None],
+        raised: Mapping[str, Raised] | None = None,
     ) -> None:
+        self._raised = {} if raised is None else raised
         self._expected = {name: tuple(keys) for name, keys in sorted(expected.items())}
         self._trainer, self._seen, self._say = trainer, seen, say
         parameters = {
@@ -86,13 +90,7 @@ class Evidence:
         self._records = self._look()
         for name, record in self._records.items():
             if not record["shown"]:
-                expected = ", ".join(self._expected[name][:3]) or "nothing: it changes nothing"
-                raise NoEvidence(
-                    f"plugin '{name}' was named, and after {self._steps} steps nothing shows "
-                    "that it took part",
-                    where=f"expected: {expected}",
-                    fix=f"leave out '{name}', or check its options: minillm plugins info {name}",
-                )
+                raise self._nothing_of(name)
             # a plugin may offer kernels for many devices; one that serves here is enough
             missing = [key for key in record.get("missing", ()) if not key.startswith("kernel:")]
             if missing:
@@ -101,20 +99,53 @@ class Evidence:
     def records(self) -> dict[str, dict[str, Any]]:
         """Plugin -> ``{"shown": bool, "what": [...]}``, and ``missing`` where something is.
 
-        As after ten steps; a shorter run is looked at now.
+        As after ten steps; a shorter run is looked at now. ``switched_off`` says of an observer
+        that raised too often what it was.
         """
-        return self._look() if self._records is None else self._records
+        records = self._look() if self._records is None else self._records
+        off = self._switched_off()
+        return {
+            name: record | ({"switched_off": off[name].last} if name in off else {})
+            for name, record in records.items()
+        }
 
     def warn(self) -> None:
-        """Say of a run that was too short to judge what it did not show."""
+        """Say at the end who was switched off, and what a run too short to judge did not show."""
+        for name, raised in self._switched_off().items():
+            self._say(
+                f"warning: plugin '{name}' was switched off on the way, "
+                f"since its on_event raised {raised.times} times: {raised.last}"
+            )
         if self._records is not None:
             return
         for name, record in self._look().items():
-            if not record["shown"]:
+            if not record["shown"] and name not in self._switched_off():
                 self._say(
                     f"warning: nothing shows yet that plugin '{name}' took part; "
                     f"it takes {STEPS} steps to be sure"
                 )
+
+    def _switched_off(self) -> dict[str, Raised]:
+        return {name: raised for name, raised in sorted(self._raised.items()) if raised.off}
+
+    def _nothing_of(self, name: str) -> NoEvidence:
+        """The error for a plugin that left no trace: what it raised, where it did."""
+        raised = self._raised.get(name)
+        if raised is not None:
+            off = " and was switched off" if raised.off else ""
+            return NoEvidence(
+                f"plugin '{name}' was named, and took no event in {self._steps} steps: "
+                f"its on_event raised {raised.times} times{off}",
+                where=raised.last,
+                fix=f"mend its on_event, or leave out '{name}'",
+            )
+        expected = ", ".join(self._expected[name][:3]) or "nothing: it changes nothing"
+        return NoEvidence(
+            f"plugin '{name}' was named, and after {self._steps} steps nothing shows "
+            "that it took part",
+            where=f"expected: {expected}",
+            fix=f"leave out '{name}', or check its options: minillm plugins info {name}",
+        )
 
     def _look(self) -> dict[str, dict[str, Any]]:
         if not self._expected:

@@ -21,6 +21,7 @@ from minillm_core.plugins.watch import running
 from minillm_core.train.advice import out_of_memory
 from minillm_core.train.budget import Budget
 from minillm_core.train.initial import Initial
+from minillm_core.train.observers import Raised
 from minillm_core.train.record import choose_out
 from minillm_core.train.resume import Earlier, another_device, check_data, check_plan
 
@@ -41,6 +42,7 @@ class Job:
     initial: Initial | None = None  # the weights that it starts from at step 0
     warnings: tuple[str, ...] = ()  # ... and that somebody should see before it does
     seen: Counter[str] = field(default_factory=Counter)  # batches and events that plugins took
+    raised: dict[str, Raised] = field(default_factory=dict)  # by observers of plugins
 
     @property
     def config(self) -> Config:

@@ -157,6 +157,7 @@ def _run(
         job.trainer,
         seen=job.seen,
         say=say,
+        raised=job.raised,
     )
     record = Record(out, document(job, earlier, position))
     try:
@@ -208,7 +209,11 @@ def _loop(
         feed = Feed(job, position.cursor or None, lambda: stop.requested)
         stack.enter_context(feed)
         observed = Observers(
-            [metrics, evidence, shown], observers(job.plugins), say=shown.say, seen=job.seen
+            [metrics, evidence, shown],
+            observers(job.plugins),
+            say=shown.say,
+            seen=job.seen,
+            raised=job.raised,
         )
         saves = None
         if config.checkpoint.every:

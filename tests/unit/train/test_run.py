@@ -251,9 +251,32 @@ def test_plugins_that_take_part_are_recorded(job: Job) -> None:
     assert event.startswith("event:watcher x")
 
 
+def test_an_observer_learns_the_folder_and_the_settings_which_metrics_do_not_repeat(
+    job: Job,
+) -> None:
+    told: list[Any] = []
+
+    class Listener(Plugin, api=1):
+        """Keeps what it hears."""
+
+        def on_event(self, event: Any) -> None:
+            told.append(event)
+
+    job.train(plugins={"listener": Listener()})
+    begun = told[0]
+    assert (begun.event, begun.out) == ("run", str(job.out))
+    assert begun.settings["log"]["every"] == 1
+    assert begun.settings["data"]["paths"] == [str(job.text)]
+    assert set(job.events[0]) == {"event", "plan_hash", "steps", "parameters"}
+
+
 def test_a_plugin_without_evidence_ends_the_run(job: Job) -> None:
-    with pytest.raises(NoEvidence, match="'sleeper'"):
+    with pytest.raises(
+        NoEvidence, match=r"'sleeper' .* raised 3 times and was switched off"
+    ) as error:
         job.train(plugins={"sleeper": Sleeper()}, steps=30)
+    assert "ValueError: no luck, at " in (error.value.where or "")
+    assert "test_run.py:" in (error.value.where or "")
     assert job.record["exit"] == 3
     assert job.record["plugins"][0]["evidence"]["shown"] is False
     assert any("told no more events" in line for line in job.said)
@@ -264,7 +287,26 @@ def test_a_short_run_warns_of_a_plugin_without_evidence(job: Job) -> None:
     assert job.train(plugins={"sleeper": Sleeper()}, steps=4) == 0
     assert job.record["exit"] == 0
     assert job.record["plugins"][0]["evidence"]["shown"] is False
-    assert any("nothing shows yet that plugin 'sleeper'" in line for line in job.said)
+    (line,) = (line for line in job.said if "plugin 'sleeper' was switched off" in line)
+    assert "raised 3 times: ValueError: no luck, at " in line
+
+
+def test_an_observer_that_is_switched_off_on_the_way_is_recorded(job: Job) -> None:
+    class Tired(Plugin, api=1):
+        """Raises from step 5 on."""
+
+        def on_event(self, event: Any) -> None:
+            if getattr(event, "step", 0) >= 5:
+                raise RuntimeError("disk on fire")
+
+    assert job.train(plugins={"tired": Tired(), "watcher": Watcher()}, steps=12) == 0
+    records = {one["name"]: one["evidence"] for one in job.record["plugins"]}
+    assert records["tired"]["shown"]
+    assert records["tired"]["switched_off"].startswith("RuntimeError: disk on fire, at ")
+    assert "switched_off" not in records["watcher"]
+    warned = [line for line in job.said if "(1 of 3): RuntimeError: disk on fire, at " in line]
+    assert len(warned) == 1
+    assert any("'tired' was switched off on the way" in line for line in job.said)
 
 
 def test_a_plugin_that_breaks_a_batch_ends_the_run_under_its_name(job: Job) -> None:
