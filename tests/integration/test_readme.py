@@ -24,6 +24,7 @@ PAGES = (
     "plugins/minillm_liger/README.md",
     "plugins/minillm_muon/README.md",
     "plugins/minillm_modded/README.md",
+    "plugins/minillm_track/README.md",
     "examples/minillm_hello/README.md",
 )
 

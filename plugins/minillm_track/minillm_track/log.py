@@ -19,8 +19,11 @@ class Sink(Protocol):
     def figures(self, step: int, figures: Mapping[str, float]) -> None:
         """Numbers of a step."""
 
-    def line(self, step: int, text: str) -> None:
-        """What happened at a step, in words."""
+    def line(self, kind: str, step: int, text: str) -> None:
+        """What happened at a step, in words; ``kind`` is the event's name.
+
+        Those of one kind come in the order of their steps; a checkpoint is told of late.
+        """
 
     def back(self, step: int, to: int) -> None:
         """The run is at ``step`` and goes back to ``to``: what was told of later steps is void."""
@@ -78,7 +81,7 @@ class Log:
         if numbers := figures(event):
             sink.figures(step, numbers)
         if text := line(event):
-            sink.line(step, text)
+            sink.line(event.event, step, text)
 
 
 def identity(out: str, tracker: str) -> str:

@@ -61,9 +61,9 @@ class _Files:
         for name, value in figures.items():
             self._add(step, summary=self._scalar(name, value))
 
-    def line(self, step: int, text: str) -> None:
-        """Among the texts."""
-        self._add(step, summary=self._text("events", text))
+    def line(self, kind: str, step: int, text: str) -> None:
+        """Among the texts of its kind: TensorBoard drops what is not in the order of steps."""
+        self._add(step, summary=self._text(f"events/{kind}", text))
 
     def back(self, step: int, to: int) -> None:
         """Hide what was told of later steps."""

@@ -61,7 +61,7 @@ class _Run:
         """All of a step together."""
         self._run.log(dict(figures), step=step)
 
-    def line(self, step: int, text: str) -> None:
+    def line(self, kind: str, step: int, text: str) -> None:
         """As a note."""
         self._run.log({"events": self._markdown(text)}, step=step)
 

@@ -71,7 +71,7 @@ class _Run:
         """All of a step together."""
         self._run.log({**figures, "step": step}, step=step + self._ahead)
 
-    def line(self, step: int, text: str) -> None:
+    def line(self, kind: str, step: int, text: str) -> None:
         """As text in the row that is being written: a counter that ran ahead would lose figures."""
         self._run.log({"events": f"step {step}: {text}"}, commit=False)
 

@@ -43,7 +43,7 @@ class Sink:
         assert self.code is None
         self.steps.append(step)
 
-    def line(self, step: int, text: str) -> None:
+    def line(self, kind: str, step: int, text: str) -> None:
         self.lines.append((step, text))
 
     def back(self, step: int, to: int) -> None:
