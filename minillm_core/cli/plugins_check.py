@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from minillm_core.cli.console import say
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
 __all__ = ["ChecksFailed", "check", "pairs_of", "render_report", "subject_of"]
 
 BOTH = "both"
+SECONDS = 10
+UNKNOWN_WIDTH = 100
+"""Columns of a table that is read from a file, where COLUMNS does not say."""
+
 WORDS = {"passed": "ok", "failed": "FAILED", "not applicable": "n/a"}
 STYLES = {"passed": "green", "failed": "bold red", "not run": "yellow", "not applicable": "dim"}
 
@@ -54,8 +60,8 @@ def check(
     checks = chosen([name.strip() for word in only for name in word.split(",") if name.strip()])
     with redirect_stdout(sys.stderr):
         subject = subject_of(spec, assignments, backend=backend, pairs=pairs)
-        with _progress(subject.name, len(checks)) as tell:
-            return run_checks(subject, checks, tell)
+        with _progress(subject.name, len(checks)) as (tell, found):
+            return run_checks(subject, checks, tell, found)
 
 
 def subject_of(spec: str, assignments: Sequence[str], *, backend: str, pairs: str) -> Subject:
@@ -147,14 +153,16 @@ def _options(name: str, assignments: Sequence[str]) -> dict[str, Any]:
 
 
 @contextmanager
-def _progress(name: str, total: int) -> Iterator[Any]:
-    """Yields what is told of each check; one line that moves on a terminal, else a line each."""
+def _progress(name: str, total: int) -> Iterator[tuple[Any, Any]]:
+    """Yields what is told of each check, and of each result: a failure is said at once.
+
+    On a terminal one line moves; elsewhere there is a line every ten seconds.
+    """
     from rich.console import Console
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        count = iter(range(1, total + 1))
-        yield lambda one: say(f"{name}: {next(count)} of {total}, {one.name}: {one.proves}")
+        yield _lines(name, total), lambda one: _say_failed(one, say)
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -166,14 +174,33 @@ def _progress(name: str, total: int) -> Iterator[Any]:
     )
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(name, total=total)
-        begun = False
 
-        def tell(one: Check) -> None:
-            nonlocal begun
-            progress.update(task, description=f"{name}: {one.name}", advance=int(begun))
-            begun = True
+        def found(one: Result) -> None:
+            progress.advance(task)
+            above = progress.console
+            _say_failed(one, lambda line: above.print(line, markup=False, highlight=False))
 
-        yield tell
+        yield lambda one: progress.update(task, description=f"{name}: {one.name}"), found
+
+
+def _lines(name: str, total: int) -> Callable[[Check], None]:
+    """Says which check is begun, at most every ten seconds."""
+    count, last = 0, monotonic()
+
+    def tell(one: Check) -> None:
+        nonlocal count, last
+        count += 1
+        if monotonic() - last >= SECONDS:
+            last = monotonic()
+            say(f"{name}: {count} of {total}, {one.name}: {one.proves}")
+
+    return tell
+
+
+def _say_failed(one: Result, line: Callable[[str], None]) -> None:
+    if one.outcome.verdict == "failed":
+        first, _, _ = one.outcome.found.partition("\n")
+        line(f"{one.check} failed: {first}")
 
 
 def render_report(report: Report, console: Console) -> None:
@@ -183,8 +210,8 @@ def render_report(report: Report, console: Console) -> None:
 
     from minillm_core.testing.runner import explained
 
-    if not console.is_terminal:  # a check is one line
-        console = Console(file=console.file, width=10_000)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console = Console(file=console.file, width=UNKNOWN_WIDTH)
     console.print(_table(report.results, wide=console.width >= 130))
     for one in report.failed:
         console.print()

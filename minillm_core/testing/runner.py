@@ -148,13 +148,24 @@ def chosen(only: Sequence[str] = ()) -> tuple[Check, ...]:
 
 
 def run_checks(
-    subject: Subject, checks: Sequence[Check], tell: Callable[[Check], None] = lambda check: None
+    subject: Subject,
+    checks: Sequence[Check],
+    tell: Callable[[Check], None] = lambda check: None,
+    found: Callable[[Result], None] = lambda result: None,
 ) -> Report:
-    """Run ``checks`` in order; those that need a failed one are passed over."""
+    """Run ``checks`` in order; those that need a failed one are passed over.
+
+    Args:
+        subject: the plugin.
+        checks: to run.
+        tell: is called before each.
+        found: is called with each result.
+    """
     checking, results = Checking(subject), []
     for check in checks:
         tell(check)
         results.append(checking.result(check))
+        found(results[-1])
     try:
         absent = subject.absent
         backends = tuple(one for one in subject.asked if one not in absent)
