@@ -178,7 +178,4 @@ def _refuse_non_finite(step: int, arrays: Mapping[str, np.ndarray]) -> None:
         if array.dtype.kind == "f" and array.size:
             low, high = array.min(), array.max()
             if not (np.isfinite(low) and np.isfinite(high)):
-                raise NonFinite(
-                    f"{name} is no longer finite after step {step}; it was not saved",
-                    fix="in a new run: lower train.lr, lengthen train.warmup, or set train.clip=1.0",
-                )
+                raise NonFinite(f"{name} is no longer finite after step {step}; it was not saved")

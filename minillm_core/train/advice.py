@@ -1,11 +1,30 @@
-"""What to set where the device's memory did not suffice."""
+"""What to set where the device's memory did not suffice, or numbers stopped being any."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from minillm_core.config.schema import TrainConfig
 from minillm_core.errors import OutOfMemory
 
-__all__ = ["out_of_memory"]
+__all__ = ["not_finite", "out_of_memory"]
+
+CLIP = 1.0
+"""A bound of the gradients' norm that is worth a try where there is none, or a larger one."""
+
+
+def not_finite(train: TrainConfig, plugins: Sequence[str]) -> str:
+    """What to try; ``--resume`` takes no other settings, so that it is for a new run.
+
+    Args:
+        train: what the run was told.
+        plugins: in whose code it may have happened.
+    """
+    plugin = "plugin" if len(plugins) == 1 else "plugins"
+    without = [f"try without {plugin} {', '.join(plugins)}"] if plugins else []
+    clip = [] if 0 < train.clip <= CLIP else [f"set train.clip={CLIP}"]
+    ways = [*without, "lower train.lr", "lengthen train.warmup", *clip]
+    return f"in a new run: {', '.join(ways[:-1])}, or {ways[-1]}"
 
 
 def out_of_memory(

@@ -35,12 +35,8 @@ def stopped(stop: StopRequest, position: Position) -> MinillmError:
 
 
 def not_finite(what: str, position: Position) -> NonFinite:
-    """Its numbers are none any more. ``--resume`` takes no other settings: they are for a new run."""
-    return NonFinite(
-        what,
-        where=kept(position),
-        fix="in a new run: lower train.lr, lengthen train.warmup, or set train.clip=1.0",
-    )
+    """Its numbers are none any more."""
+    return NonFinite(what, where=kept(position))
 
 
 def unsaved(reason: str, position: Position) -> MinillmError:

@@ -157,7 +157,7 @@ class Loop:
         Raises:
             Stopped: a signal ended the run, and there is a checkpoint.
             Interrupted: a signal ended the run, and there is none.
-            NonFinite: too many steps were not finite, or had a spike.
+            NonFinite: too many steps were not finite, or all of them, or had a spike.
             DataError: nothing in the data is supervised.
         """
         began = self.clock()
@@ -208,6 +208,11 @@ class Loop:
             save, evaluate = self.cadence.saves(step), self.cadence.evaluates(step)
             if save or evaluate:
                 self._pause(save=save, evaluate=evaluate)
+        self._read_pending()
+        if 0 < self.position.step == len(self.position.guarded):
+            raise self._failed(
+                f"none of the {self.position.step} steps was finite: nothing was learnt"
+            )
         self._pause(save=True, evaluate=True)
         if self.stop.requested and self.evaluate and self._evaluated != self.position.step:
             self._end_early()  # all steps are done, and the last evaluation is not

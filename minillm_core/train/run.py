@@ -26,7 +26,7 @@ from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.streams import Streams
 from minillm_core.plugins.watch import watching
 from minillm_core.train import describe
-from minillm_core.train.advice import out_of_memory
+from minillm_core.train.advice import not_finite, out_of_memory
 from minillm_core.train.budget import Cadence
 from minillm_core.train.document import document, taking_part
 from minillm_core.train.evaluate import Validation
@@ -279,8 +279,9 @@ def _told(job: Job, step: Callable[[], int]) -> Iterator[None]:
         with blaming(job.plugins, "in a step"):
             yield
     except NonFinite as error:
-        if (found := suspects(job)) is not None:
-            error.where = "; ".join(filter(None, (error.where, found)))
+        names, found = suspects(job)
+        error.where = "; ".join(filter(None, (error.where, found))) or None
+        error.fix = not_finite(job.config.train, names)
         raise
     except (OutOfMemory, MemoryError) as error:
         peak = job.trainer.peak_bytes()
@@ -351,7 +352,7 @@ def _show_sample(job: Job, say: Say) -> None:
                 seed=job.config.seed,
                 on_batch=_on_batch(job),
             )
-    except PluginCodeError as error:  # the run is over, and was a good one
+    except (PluginCodeError, NonFinite) as error:  # the run is over and recorded
         say(f"warning: no sample of what it writes: {error}")
         return
     except KeyboardInterrupt:  # the run is over and recorded; only this is cut short

@@ -15,23 +15,27 @@ SHOWN = 4
 """Plugins that are named."""
 
 
-def suspects(job: Job) -> str | None:
-    """The plugins in whose code it may have happened, with their functions; None: in nobody's.
+def suspects(job: Job) -> tuple[list[str], str]:
+    """The plugins in whose code it may have happened.
 
     Where weights themselves are not finite, the stages of their updates; else whatever takes part
     in the loss.
+
+    Returns:
+        Their names; and in words, with their functions. Both are empty where it is nobody's.
     """
     found: dict[str, dict[str, None]] = {}
     spoilt = _spoilt(job.trainer.arrays())
     for owner, function in _stages(job, spoilt) if spoilt else _parts(job):
         found.setdefault(owner, {})[function] = None
     if not found:
-        return None
+        return [], ""
     called = {one.name: one.origin.called for one in job.plugins}
     named = [f"{called[owner]}: {', '.join(found[owner])}" for owner in sorted(found)]
     more = len(named) - SHOWN
     what = f"{min(spoilt)} is updated by" if spoilt else "the loss is computed by"
-    return f"{what} " + "; ".join(named[:SHOWN]) + (f"; and {more} more" if more > 0 else "")
+    words = f"{what} " + "; ".join(named[:SHOWN]) + (f"; and {more} more" if more > 0 else "")
+    return sorted(found), words
 
 
 def _spoilt(arrays: Mapping[str, np.ndarray]) -> set[str]:

@@ -1,15 +1,16 @@
-"""Advice after running out of memory keeps the tokens a step."""
+"""Advice after running out of memory keeps the tokens a step; none is what holds already."""
 
 from __future__ import annotations
 
 import re
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from minillm_core.config.schema import TrainConfig
 from minillm_core.errors import OutOfMemory
-from minillm_core.train.advice import out_of_memory
+from minillm_core.train.advice import not_finite, out_of_memory
 
 
 @given(st.integers(2, 4096), st.integers(1, 64))
@@ -30,3 +31,21 @@ def test_one_row_cannot_be_split() -> None:
     assert "train.checkpointing=true" in str(out_of_memory(MemoryError(), train, None, 1))
     train = TrainConfig(rows=1, seq_len=8, lr=0.1, checkpointing=True)
     assert "smaller train.seq_len" in str(out_of_memory(MemoryError("x"), train, None, 1))
+
+
+@pytest.mark.parametrize(
+    ("clip", "plugins", "fix"),
+    [
+        (1.0, [], "lower train.lr, or lengthen train.warmup"),
+        (0.0, [], "lower train.lr, lengthen train.warmup, or set train.clip=1.0"),
+        (
+            5.0,
+            ["a", "b"],
+            "try without plugins a, b, lower train.lr, lengthen train.warmup, or set",
+        ),
+        (0.5, ["a"], "try without plugin a, lower train.lr, or lengthen train.warmup"),
+    ],
+)
+def test_what_is_set_already_is_not_advised(clip: float, plugins: list[str], fix: str) -> None:
+    train = TrainConfig(rows=1, seq_len=8, lr=0.1, clip=clip)
+    assert not_finite(train, plugins).startswith(f"in a new run: {fix}")

@@ -401,6 +401,17 @@ def test_a_loss_that_is_no_number(job: Job) -> None:
     assert newest_or_refuse(job.out).step == 15
 
 
+@pytest.mark.parametrize("steps", [1, 4, 9])
+def test_a_short_run_without_one_finite_step_has_failed(job: Job, steps: int) -> None:
+    job.trainer_options = {"losses": dict.fromkeys(range(1, 30), math.nan)}
+    with pytest.raises(NonFinite, match=f"none of the {steps} steps was finite") as error:
+        job.train(steps=steps)
+    assert error.value.fix == "in a new run: lower train.lr, or lengthen train.warmup"
+    assert job.record["exit"] == 5
+    assert not (job.out / "checkpoints").exists() or not list((job.out / "checkpoints").iterdir())
+    assert not any("a sample" in line or "done:" in line for line in job.said)
+
+
 @pytest.mark.parametrize("error", [OutOfMemory("no room"), MemoryError()])
 def test_out_of_memory_says_what_to_set(job: Job, error: BaseException) -> None:
     def full(step: int) -> None:
