@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+
 from minillm_core.errors import Interrupted, MinillmError, NonFinite, Stopped
+from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.train.position import Position
 from minillm_core.train.signals import StopRequest
 
-__all__ = ["exit_code", "kept", "not_finite", "stopped", "unsaved"]
+__all__ = ["exit_code", "kept", "not_finite", "resume_line", "stopped", "unsaved"]
 
 
 def exit_code(error: BaseException) -> int:
@@ -29,9 +34,16 @@ def stopped(stop: StopRequest, position: Position) -> MinillmError:
         return Interrupted(f"ended by {name} after step {position.step}; nothing was saved")
     return Stopped(
         f"ended by {name} after step {position.step}; "
-        f"the checkpoint of step {position.saved} is there",
-        fix="minillm train --resume --out with this run's folder goes on from it",
+        f"the checkpoint of step {position.saved} is there"
     )
+
+
+def resume_line(out: Path, plugins: Iterable[LoadedPlugin]) -> str:
+    """What to type to go on: single files must be named again, installed plugins need not."""
+    files = [one.origin.source for one in plugins if one.distribution is None]
+    named = ["--plugins", ",".join(files)] if files else []
+    line = shlex.join(["minillm", "train", "--resume", "--out", str(out), *named])
+    return f"{line} goes on from it"
 
 
 def not_finite(what: str, position: Position) -> NonFinite:

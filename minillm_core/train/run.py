@@ -29,6 +29,7 @@ from minillm_core.train import describe
 from minillm_core.train.advice import not_finite, out_of_memory
 from minillm_core.train.budget import Cadence
 from minillm_core.train.document import document, taking_part
+from minillm_core.train.ending import resume_line
 from minillm_core.train.evaluate import Validation
 from minillm_core.train.events import Evaluated, Resumed, Started
 from minillm_core.train.evidence import Evidence
@@ -117,20 +118,25 @@ def train(
                     refuse_taken(out)  # by a run that began and ended since it was looked at
                 _run(job, out, earlier, resume, stop, say)
         except KeyboardInterrupt:
-            raise _interrupted(out, stop) from None
+            raise _interrupted(out, stop, plugins) from None
+        except Stopped as error:
+            error.fix = resume_line(out, plugins) if out is not None else None
+            raise
     return 0
 
 
-def _interrupted(out: Path | None, stop: StopRequest) -> MinillmError:
+def _interrupted(
+    out: Path | None, stop: StopRequest, plugins: Sequence[LoadedPlugin]
+) -> MinillmError:
     """What an interrupt outside the loop, which tells by itself, amounts to."""
     name = stop.signal.name if stop.signal else "an interrupt"
     kept = layout.folders(out) if out is not None else []
-    if not kept:
+    if out is None or not kept:
         return Interrupted(f"ended by {name}; nothing was saved")
     return Stopped(
         f"ended by {name}; the checkpoint of step {kept[0][0]} is there",
         where=str(out),
-        fix="minillm train --resume --out with this run's folder goes on from it",
+        fix=resume_line(out, plugins),
     )
 
 
@@ -165,7 +171,7 @@ def _run(
     except BaseException as error:
         told = error
         if isinstance(error, KeyboardInterrupt):
-            told = _interrupted(out, stop)
+            told = _interrupted(out, stop, job.plugins)
         code = told.exit_code if isinstance(told, MinillmError) else 1
         try:
             record.update(exit=code)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +31,9 @@ from minillm_core.errors import (
 )
 from minillm_core.plan import Plan
 from minillm_core.plugins.manager import LoadedPlugin
+from minillm_core.plugins.origin import Origin
 from minillm_core.plugins.plugin import Plugin
+from minillm_core.train.ending import resume_line
 from minillm_core.train.evaluate import evaluate_run
 from minillm_core.train.run import train
 
@@ -136,6 +139,17 @@ class Job:
     def events(self) -> list[dict[str, Any]]:
         lines = (self.out / "metrics.jsonl").read_text("utf-8").splitlines()
         return [json.loads(line) for line in lines]
+
+
+@pytest.fixture
+def loaded_of() -> Callable[..., LoadedPlugin]:
+    """A plugin of a distribution, or of a file."""
+
+    def made(name: str, distribution: str | None, source: str) -> LoadedPlugin:
+        origin = Origin(name, distribution, None, source, "", "", "")
+        return LoadedPlugin(Watcher(), origin)
+
+    return made
 
 
 @pytest.fixture
@@ -342,8 +356,9 @@ def test_a_signal_leaves_a_checkpoint(job: Job) -> None:
         trainer.on_step = lambda step: signal.raise_signal(signal.SIGINT) if step == 5 else None
 
     job.prepare = at_five
-    with pytest.raises(Stopped):
+    with pytest.raises(Stopped) as error:
         job.train("checkpoint.every=100")
+    assert error.value.fix == f"minillm train --resume --out {job.out} goes on from it"
     assert job.record["exit"] == 75
     assert newest_or_refuse(job.out).step == 5
 
@@ -387,8 +402,22 @@ def test_a_signal_before_a_run_goes_on_leaves_it_to_be_resumed(
     monkeypatch.setattr(
         "minillm_core.train.run.go_on", lambda *_: signal.raise_signal(signal.SIGTERM)
     )
-    with pytest.raises(Stopped, match="ended by SIGTERM; the checkpoint of step 4"):
+    with pytest.raises(Stopped, match="ended by SIGTERM; the checkpoint of step 4") as error:
         job.train(steps=9, resume=True)
+    assert error.value.fix == f"minillm train --resume --out {job.out} goes on from it"
+
+
+def test_what_goes_on_after_a_signal_can_be_typed(loaded_of: Any) -> None:
+    plugins = [
+        loaded_of("muon", "minillm-muon", "minillm_muon:Muon"),
+        loaded_of("trick", None, "./my_trick.py:MyTrick"),
+        loaded_of("other", None, "./b.py:B"),
+    ]
+    line = resume_line(Path("runs/my run"), plugins)
+    assert shlex.split(line.removesuffix(" goes on from it")) == [
+        *("minillm", "train", "--resume", "--out", "runs/my run"),
+        *("--plugins", "./my_trick.py:MyTrick,./b.py:B"),
+    ]
 
 
 def test_a_loss_that_is_no_number(job: Job) -> None:
