@@ -71,7 +71,8 @@ frameworks.py
       the losses and moments of eager ones.
 pairs.py
     - ``pairs``: with each partner the plan is the same in either order and trains five steps on
-      every backend, or it is refused and names both. A partner whose package, device or account is
+      every backend, or it is refused and names both. First come those that it may get in the way
+      of (partners.py): refused beside it, in its slots, at its sites. A partner whose package, device or account is
       missing, or that fails without the plugin too, is listed as not run.
 
 Two rules hold within. What a plugin does on import and to a process is looked at in processes of

@@ -9,6 +9,7 @@ from minillm_core.errors import MinillmError, PlanError, PluginError
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plugins.manager import LoadedPlugin, check_support
 from minillm_core.testing.check import Check, Failed, NotApplicable
+from minillm_core.testing.partners import chosen
 from minillm_core.testing.small import settings
 from minillm_core.testing.subject import Subject
 from minillm_core.text import plain
@@ -24,13 +25,15 @@ Partner = tuple[LoadedPlugin, ...]
 def pairs(subject: Subject) -> str:
     """With each partner: the same plan in either order that trains, or a refusal naming both."""
     told: dict[str, list[str]] = {"trained": [], "refused by name": [], "not run": []}
-    for spec in subject.partners():
+    for spec in chosen(subject):
         name = name_of(spec, where="partner")
         try:
             partner, backends = _partner(subject, spec)
-            verdict = "trained" if _together(subject, partner, backends) else "refused by name"
-            alone = verdict == "trained" and backends != subject.backends
-            name = f"{name} (on {', '.join(backends)} alone)" if alone else name
+            if refusal := _together(subject, partner, backends):
+                verdict, name = "refused by name", f"{name} ({refusal.what})"
+            else:
+                verdict, alone = "trained", backends != subject.backends
+                name = f"{name} (on {', '.join(backends)} alone)" if alone else name
         except _NotRun as reason:
             verdict, name = "not run", f"{name} ({reason})"
         told[verdict].append(name)
@@ -70,8 +73,8 @@ def _partner(subject: Subject, spec: str) -> tuple[Partner, tuple[str, ...]]:
     return partner, tuple(served)
 
 
-def _together(subject: Subject, partner: Partner, backends: tuple[str, ...]) -> bool:
-    """Whether the pair trains; False where it is refused as it should be.
+def _together(subject: Subject, partner: Partner, backends: tuple[str, ...]) -> PlanError | None:
+    """None where the pair trains; the refusal where it is refused as it should be.
 
     Raises:
         Failed: neither.
@@ -89,7 +92,7 @@ def _together(subject: Subject, partner: Partner, backends: tuple[str, ...]) -> 
                 f"beside {other.name} it is refused{named}: {error.what}",
                 cause="name the slot's owner in the error, or let both have a place",
             ) from error
-        return False
+        return error
     turned = build_plan(settings(), (*partner, *subject.companions, subject.loaded))
     if plan.hash != turned.hash:
         raise Failed(
@@ -112,7 +115,7 @@ def _together(subject: Subject, partner: Partner, backends: tuple[str, ...]) -> 
                 f"{backend}, beside {other.name}: losses {losses}",
                 cause=f"both change one tensor; {other.name} trains without this plugin",
             )
-    return True
+    return None
 
 
 def _losses(subject: Subject, plan: Plan, backend: str, partner: Partner) -> list[float]:

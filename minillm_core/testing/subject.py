@@ -132,10 +132,9 @@ class Subject:
         return self.ask(question, self.spec, json.dumps(given), *more)
 
     def partners(self) -> list[str]:
-        """Plugins to pair it with, as ``--plugins`` takes them; at most ``pairs``."""
+        """Plugins that it can be paired with, as ``--plugins`` takes them."""
         mine = {self.name, *(one.name for one in self.companions)}
-        named = sorted(installed_names() - mine) if self._partners is None else self._partners
-        return list(named)[: self.pairs]
+        return sorted(installed_names() - mine) if self._partners is None else [*self._partners]
 
     def planned(self, *others: LoadedPlugin, without: bool = False, **changed: Any) -> Plan:
         """The small model with the plugin, other plugins and other settings; ``plan`` makes each once."""

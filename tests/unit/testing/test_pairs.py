@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 
 from minillm_core.testing.check import Outcome
+from minillm_core.testing.partners import chosen
 from minillm_core.testing.registry import CHECKS
 from minillm_core.testing.subject import Subject
 
 Write = Callable[..., str]
 
+ELSE = """
+
+class Same(Module):
+    def forward(self, x):
+        return x
+
+
+class Other(Plugin, api=1):
+    \"\"\"Another.\"\"\"
+"""
 STATEMENT = "class Partner(Plugin, api=1, identity_at_init=True):"
 FORWARD = "        return x * self.gain"
 EXTEND = '        optimizer.extend("adamw", "scale", stage(soften, state={"mean": "like"}))'
@@ -58,7 +70,34 @@ def test_a_place_that_both_want_is_refused_by_name(plugin: Write, partner: Write
     other = partner(
         HOOK, f"{HOOK}\n\n    def build_attention(self, attn):\n        attn.out.gate(Gain)"
     )
-    assert paired(plugin(), [other]) == Outcome("passed", "refused by name: partner")
+    outcome = paired(plugin(), [other])
+    assert outcome.verdict == "passed"
+    assert outcome.found.startswith("refused by name: partner (")
+    assert "attention.out.gate" in outcome.found
+
+
+def test_those_that_it_may_get_in_the_way_of_come_first(plugin: Write, tmp_path: Path) -> None:
+    def written(name: str, body: str) -> str:
+        file = tmp_path / f"{name}.py"
+        file.write_text(f"from minillm_core import Module, Plugin\n{ELSE}{body}")
+        return f"{file}:Other"
+
+    hook = "\n    def build_{0}(self, {1}):\n        {1}.{2}\n".format
+    partners = [
+        written("aloof", "\n    def compute_loss(self, loss):\n        loss.logits(cap=9.0)\n"),
+        written("broken", "\n    def build_model(self, model):\n        raise OSError\n"),
+        written("near", hook("model", "model", "embed.norm(Same)")),
+        written("same", hook("model", "model", "embed.mix(Same, before='my_trick')")),
+        written("taken", hook("attention", "attn", "out.gate(Same)")),
+    ]
+
+    def names(pairs: int | None) -> list[str]:
+        subject = Subject(plugin(), backend="torch", partners=partners, pairs=pairs)
+        return [Path(spec).stem for spec in chosen(subject)]
+
+    assert names(4) == ["taken", "same", "near", "aloof"]
+    assert names(1) == ["taken"]
+    assert names(None) == names(5) == ["aloof", "broken", "near", "same", "taken"]
 
 
 @pytest.mark.parametrize(
