@@ -70,7 +70,7 @@ class TorchProfiler(Profiler):
         """Forward, backward and optimizer as ranges, and every module's where it is eager."""
         kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.cuda else [])]
         ranges = _Ranges(cuda=self.cuda)
-        with profile(activities=kinds) as recorded, ExitStack() as hooks:
+        with profile(activities=kinds, acc_events=True) as recorded, ExitStack() as hooks:
             hooks.enter_context(self._marked(ranges))
             if not self.trainer.binding.compile:  # a hook would break a compiled step's graph
                 for name, module in self.trainer.model.named_modules():
