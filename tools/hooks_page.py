@@ -174,7 +174,9 @@ def event_table() -> str:
             stated = [one for one in members(cls) if one.name != "event"]
             told = (f"`{one.name}`{f' ({one.about})' * bool(one.about)}" for one in stated)
             rows.append((f"`{name}`", f"`{cls.event}`", doc_of(cls).summary, ", ".join(told)))
-    return table(("event", "in metrics.jsonl", "when", "what it carries"), rows)
+    told = table(("event", "in metrics.jsonl", "when", "what it carries"), rows)
+    speed = doc_of(events.Throughput).summary
+    return "\n\n".join((told, f"### `Throughput`\n\n{speed}", fields(events.Throughput)))
 
 
 def reserved() -> str:

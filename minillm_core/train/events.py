@@ -68,12 +68,12 @@ class Stepped(Event):
     loss: float  # main target, nats, before the update
     lr: float  # train.lr after its schedule
     tokens: int  # real ones so far
-    tokens_per_second: Throughput
+    tokens_per_second: Throughput  # its .real, .padded and .supervised
     step_seconds: float
-    mfu: float | None
-    peak_bytes: int | None
-    grad_norm: float
-    terms: Mapping[str, float] = field(default_factory=dict)
+    mfu: float | None  # share of the device's peak; None where that is not known
+    peak_bytes: int | None  # None where the device does not say
+    grad_norm: float  # before clipping
+    terms: Mapping[str, float] = field(default_factory=dict)  # of the loss, by name
 
 
 @dataclass(frozen=True)
