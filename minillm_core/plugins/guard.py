@@ -34,9 +34,9 @@ _SIGNALS = [
 def plugin_code(name: str, hook: str, *, root: str, offered_by: str | None) -> Iterator[None]:
     """Contain the plugin's code that runs inside: SystemExit and its like as well.
 
-    What the core raised on the way (a MinillmError) passes through, under the plugin's name, and
-    with the plugin and the hook as its place if it has none. So does the
-    KeyboardInterrupt that a signal brought. While it lasts, the watch knows of it.
+    What the core raised on the way (a MinillmError) passes through, under the plugin's name, with
+    the plugin's own line, and with the plugin and the hook as its place if it has none. So does
+    the KeyboardInterrupt that a signal brought. While it lasts, the watch knows of it.
 
     Args:
         name: the plugin's.
@@ -53,6 +53,9 @@ def plugin_code(name: str, hook: str, *, root: str, offered_by: str | None) -> I
             yield
         except MinillmError as error:
             error.where = error.where or f"plugin '{name}', {hook}"
+            if (own := own_frames(error, root)) and error.line is None:
+                place = f"{own[-1].filename}:{own[-1].lineno}"
+                error.line = None if own[-1].filename in error.where else place
             if f"'{name}'" not in f"{error} '{error.what.split()[0]}'":
                 error.what = f"plugin '{name}': {error.what}"
             if offered_by and offered_by not in error.where:

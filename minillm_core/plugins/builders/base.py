@@ -5,7 +5,7 @@ from __future__ import annotations
 import keyword
 from collections.abc import Collection, Mapping
 from math import isfinite
-from typing import Any
+from typing import Any, NoReturn
 
 from minillm_core.errors import PlanError
 from minillm_core.nn.node import Node, node_of
@@ -13,6 +13,7 @@ from minillm_core.nn.reference import json_arguments, reference_of
 from minillm_core.nn.value import Setting
 from minillm_core.optim.schedules import Schedule
 from minillm_core.plugins.slots import Chain
+from minillm_core.text import nearest
 
 __all__ = ["RESERVED", "Anchor", "Builder", "Sealed", "ValueTable"]
 
@@ -56,10 +57,26 @@ class _Sealing(type):
         return made
 
 
+class UnknownSlot(PlanError, AttributeError):
+    """A builder has nothing of that name; ``hasattr`` answers as of any object."""
+
+
 class Sealed(metaclass=_Sealing):
     """Base of what is handed to plugins: slots are called, and nothing is ever set."""
 
     _sealed = False
+
+    def __getattr__(self, name: str) -> NoReturn:
+        kind = type(self).__name__
+        if name.startswith("_"):
+            raise AttributeError(f"'{kind}' object has no attribute '{name}'")
+        known = sorted(one for one in dir(self) if not one.startswith("_"))
+        close = nearest(name, known)
+        meant = f"did you mean {close}? " if close else ""
+        raise UnknownSlot(
+            f"{kind}.{name} is no slot, and nothing else that a builder tells",
+            fix=f"{meant}there is {', '.join(known)}",
+        )
 
     def __setattr__(self, name: str, value: Any) -> None:
         if self._sealed:

@@ -11,6 +11,7 @@ import pytest
 from minillm_core.errors import PlanError
 from minillm_core.nn.module import Module
 from minillm_core.plan import Plan
+from minillm_core.plugins.options import option
 from minillm_core.plugins.plugin import Plugin
 
 Planned = Callable[..., Plan]
@@ -31,9 +32,9 @@ def gated(cls: type) -> Plugin:
     return plugin(build_attention=build_attention)
 
 
-def line(function: Any) -> str:
-    """Where a function of this file begins."""
-    return f"{__file__}:{function.__code__.co_firstlineno}"
+def line(function: Any, further: int = 0) -> str:
+    """Where a function of this file begins, or so many lines further on."""
+    return f"{__file__}:{function.__code__.co_firstlineno + further}"
 
 
 class Forgot(Module):
@@ -120,3 +121,50 @@ def test_a_stream_is_given_nothing_by_its_slot(planned: Planned) -> None:
 
     with pytest.raises(PlanError, match=r"fix:   did you mean ids\? there is also documents"):
         planned(one=plugin(build_model=build_model))
+
+
+class Attentive(Plugin, api=1):
+    """Asks the attention's builder for what is no slot of its."""
+
+    asks: str = option("out.gates", help="the path")
+
+    def build_attention(self, attn: Any) -> None:
+        assert not hasattr(attn, "heads_of")
+        slot = attn
+        for name in self.asks.split("."):
+            slot = getattr(slot, name)
+
+
+@pytest.mark.parametrize(
+    ("asks", "what", "fix"),
+    [
+        ("out.gates", "Out.gates", "did you mean gate? there is correct, gate, project_out"),
+        ("out.squash", "Out.squash", "there is correct, gate, project_out"),
+        (
+            "windows",
+            "AttentionBuilder.windows",
+            "did you mean window? there is documents, head_dim",
+        ),
+        ("rope.freqs", "RopeClaims.freqs", "there is frequencies, positions, scaling"),
+    ],
+)
+def test_an_unknown_slot_is_answered_with_those_there_are(
+    planned: Planned, asks: str, what: str, fix: str
+) -> None:
+    with pytest.raises(PlanError) as refused:
+        planned(one=Attentive(asks=asks))
+    said = refused.value
+    assert said.exit_code == 2
+    assert said.what.startswith(f"{what} is no slot")
+    assert said.where == "plugin 'one', build_attention"
+    assert str(said.fix).startswith(fix)
+    assert said.line == line(Attentive.build_attention, 4)
+
+
+def test_a_refusal_from_a_builder_names_the_line(planned: Planned) -> None:
+    def build_model(self: Any, model: Any) -> None:
+        model.mlp(99, None)
+
+    with pytest.raises(PlanError) as refused:
+        planned(one=plugin(build_model=build_model))
+    assert f"plugin 'one', build_model, {line(build_model, 1)}\n" in str(refused.value)

@@ -655,7 +655,6 @@ def test_layers_outside_the_model_are_refused(planned: Planned) -> None:
 @pytest.mark.parametrize(
     "made",
     [
-        attention(lambda a: a.out.gatee(Y)),  # a slot that does not exist
         attention(lambda a: a.out.gate(Y) or 1 / 0),
         attention(lambda a: a.out.gate(Tied)),  # its constructor gives a Param two owners
         optimizer(lambda o: stage(scale, by=2.0)),
