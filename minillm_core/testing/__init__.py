@@ -38,9 +38,10 @@ plan.py
     - ``off``: after it was there, the plan without it is byte for byte the plain one.
 hooks.py, what runs while training
     - ``batches``: ``on_batch`` in phases train, eval and decode: ids in range, declared fields with
-      their dtype and shape, the same again for the same batch; only train drops and reweights; in
+      their dtype and shape, the same again for the same batch, which itself stays as it was; only train drops and reweights; in
       decode a column never depends on later ones.
-    - ``events``: ``on_event`` takes every event, with all that may be None, and changes none.
+    - ``events``: ``on_event`` takes the events of a run of 12 steps, one of each kind that there is
+      among them, with all that may be None, and changes none.
 repeats.py
     - ``repeats``: a forward pass, and the first step of a new model, twice: equal to the bit, so that
       what keeps state in a global is named before the numbers that it spoils.

@@ -26,11 +26,18 @@ __all__ = ["CHECKS", "EVENTS"]
 
 PHASES = ("train", "eval", "decode")
 
+STEPS = 12
+
+
+def _stepped(step: int) -> events.Stepped:
+    """One of a run's steps."""
+    rate, terms = events.Throughput(1e3, 1e3, 9e2), {"z_loss": 0.1}
+    return events.Stepped(step, 4.6, 1e-3, 39 * step, rate, 0.04, None, None, 1.0, terms)
+
+
 EVENTS: tuple[events.Event, ...] = (
-    events.Started("0" * 64, 20, 1000),
-    events.Stepped(
-        1, 4.6, 1e-3, 39, events.Throughput(1e3, 1e3, 9e2), 0.04, None, None, 1.0, {"z_loss": 0.1}
-    ),
+    events.Started("0" * 64, STEPS, 1000),
+    *map(_stepped, range(1, 3)),
     events.Skipped(2, 1),
     events.Guarded(2, float("nan"), float("inf"), 1),
     events.Evaluated(2, 4.5, None),
@@ -38,9 +45,10 @@ EVENTS: tuple[events.Event, ...] = (
     events.Unsaved(2, "no space left on device"),
     events.Resumed(2, "checkpoints/step-00000002"),
     events.Rewound(3, 9.9, 2, 1),
-    events.Ended(3, 0, 1.0),
+    *map(_stepped, range(3, STEPS + 1)),
+    events.Ended(STEPS, 0, 1.0),
 )
-"""One of each that there is; what a run may not know is None."""
+"""A short run with one of each that there is; what a run may not know is None."""
 
 
 def batches(subject: Subject) -> str:
@@ -76,11 +84,29 @@ def _hook(subject: Subject) -> OnBatch:
 
 def _called(hook: OnBatch, plain: list[Batch], phase: str) -> list[Batch]:
     try:
-        return [hook(copy.deepcopy(batch), phase) for batch in plain]
+        return [_kept(hook, batch, phase) for batch in plain]
     except PluginCodeError as error:
         raise Failed(
             f"{error.what}: {error.where}", cause=error.fix or "see the lines of the plugin"
         ) from error
+
+
+def _kept(hook: OnBatch, batch: Batch, phase: str) -> Batch:
+    """What the hook returns.
+
+    Raises:
+        Failed: what it was given is not as it was.
+    """
+    given = copy.deepcopy(batch)
+    arrays = dict(given)
+    returned = hook(given, phase)
+    if wrong := _different(arrays, batch) or _different(given, batch):
+        raise Failed(
+            f"phase {phase}: on_batch changes '{wrong}' of the batch that it was given",
+            cause="return a new dictionary with new arrays: {**batch, 'ids': ids}, and no "
+            "batch['ids'] = ..., batch['ids'][...] = ... or +=",
+        )
+    return returned
 
 
 def _different(one: Batch, two: Batch) -> str | None:
@@ -154,7 +180,8 @@ def hears(subject: Subject) -> str:
                 )
     if json.dumps(plan.data(), sort_keys=True) != before:
         raise Failed("the plan is another one afterwards", cause="an observer writes to the model")
-    return f"{len(EVENTS)} kinds of events"
+    kinds = {event.event for event in EVENTS}
+    return f"a run of {STEPS} steps with {len(kinds)} kinds of events"
 
 
 def _told(observer: Callable[[events.Event], None], event: events.Event) -> None:

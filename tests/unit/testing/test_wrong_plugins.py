@@ -82,6 +82,12 @@ WRONG: dict[str, tuple[str, str, str]] = {
         "        object.__setattr__(optimizer.parameters['embedding.weight'], 'lr_mul', 2.0)",
     ),
     "ids beyond the vocabulary": ("batches", BATCH, "        batch['ids'] = batch['ids'] + 97"),
+    "writes into the batch": ("batches", BATCH, "        batch['ids'][:, 0] = 0"),
+    "writes into the batch's dictionary": (
+        "batches",
+        FIELDS,
+        "        batch['parity'] = batch['ids'] % 2\n        return batch",
+    ),
     "drops labels in evaluations": (
         "batches",
         BATCH,
@@ -114,6 +120,12 @@ WRONG: dict[str, tuple[str, str, str]] = {
         "events",
         EVENT,
         "        HEARD.append(event.data().get('bits_per_byte', 0.0) / 2)",
+    ),
+    "raises from the third step on": (
+        "events",
+        EVENT,
+        "        if event.event == 'step' and event.step >= 3:\n"
+        "            raise OSError('the disk is full')",
     ),
     "changes an event": (
         "events",
