@@ -60,7 +60,8 @@ training.py, state.py, decoding.py
     - ``clean``: planning and steps leave what torch and MLX have once a process (default dtype and
       device, seeds, flags, threads, functions and classes) as it was.
     - ``resumes``: saved, loaded and trained on is the uninterrupted run, to the bit.
-    - ``causal``: later tokens change nothing earlier.
+    - ``causal``: later tokens change nothing earlier: features in float64, one column's loss in
+      float32, by more than rounding.
     - ``decodes``: fed in pieces, the logits are those of the whole.
 export.py
     - ``exports``: its exported tensors give its logits in the published Llama or Qwen3 (layouts.py).

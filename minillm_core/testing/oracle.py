@@ -62,13 +62,20 @@ class Oracle:
         """What is differentiated."""
         return float(self._called(batch).objective)
 
+    def hidden(self, batch: Batch) -> np.ndarray:
+        """(B, T, C), what the head is given."""
+        with np.errstate(all="ignore"):
+            return self.model.hidden(dict(batch), self._values(batch))[0]
+
     def logits(self, row: Batch) -> np.ndarray:
         """(V,) after the last column of one row."""
         with np.errstate(all="ignore"):  # what is not finite is told by who asks
             return last_logits(self.plan, self.model)(row, Scope)
 
     def _called(self, batch: Batch) -> Any:
-        values = self.plan.values(1 / (self.plan.config.train.steps or 1))
-        given = {**values, "normaliser": 1 / supervised([batch])}
         with np.errstate(all="ignore"):
-            return self.model(dict(batch), given)
+            return self.model(dict(batch), self._values(batch))
+
+    def _values(self, batch: Batch) -> dict[str, float]:
+        values = self.plan.values(1 / (self.plan.config.train.steps or 1))
+        return {**values, "normaliser": 1 / supervised([batch])}

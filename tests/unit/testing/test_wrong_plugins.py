@@ -228,6 +228,12 @@ WRONG: dict[str, tuple[str, str, str]] = {
         BEFORE,
         "        before = self.ops.concat([x[:, 1:], self.ops.zeros_like(x[:, :1])], 1)",
     ),
+    "sees a little of the next column": (
+        "causal",
+        MIX,
+        f"{MIX}\n        after = self.ops.concat([x[:, 1:], self.ops.zeros_like(x[:, :1])], 1)\n"
+        "        mixed = mixed + 1e-6 * after",
+    ),
     "no lookback": ("decodes", "    lookback = 1", ""),
     "no such export": (
         "exports",
