@@ -7,9 +7,11 @@ also know the operators ``+ - * / @ == < <= > >=`` and plain indexing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-__all__ = ["ARRAY_FUNCTIONS", "ArrayFunctions", "last_first"]
+from minillm_core.text import nearest
+
+__all__ = ["ARRAY_FUNCTIONS", "ArrayFunctions", "Known", "last_first"]
 
 Array = Any  # torch.Tensor, mlx.core.array or numpy.ndarray
 Axis = int | tuple[int, ...] | None
@@ -122,6 +124,24 @@ class ArrayFunctions(Protocol):
 ARRAY_FUNCTIONS: tuple[str, ...] = tuple(
     sorted(name for name, f in vars(ArrayFunctions).items() if name[0] != "_" and callable(f))
 )
+
+
+class Known:
+    """Base of every ops object: a name that is none of an op's is answered with the nearest."""
+
+    if not TYPE_CHECKING:  # to which every name would be known
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name.startswith("_"):
+                raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+            known = {*ARRAY_FUNCTIONS, *(one for one in vars(self) if callable(vars(self)[one]))}
+            close = nearest(name, known)
+            meant = (
+                f"did you mean self.ops.{close}?"
+                if close
+                else f"there is {', '.join(sorted(known))}"
+            )
+            raise AttributeError(f"there is no op '{name}', on any framework; {meant}")
 
 
 def last_first(axis: Axis, ndim: int) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from minillm_core.ops.arrays import Axis
+from minillm_core.ops.arrays import Axis, Known
 
 __all__ = ["NumPyArrays"]
 
@@ -19,7 +19,7 @@ def _dtype(name: str) -> np.dtype[Any]:
     return np.dtype(np.float64 if "float" in name else name)
 
 
-class NumPyArrays:
+class NumPyArrays(Known):
     """The functions of :class:`minillm_core.ops.arrays.ArrayFunctions`, for numpy.ndarray."""
 
     matmul_dtype = "float64"

@@ -7,14 +7,14 @@ from itertools import accumulate
 
 import mlx.core as mx
 
-from minillm_core.ops.arrays import Axis, last_first
+from minillm_core.ops.arrays import Axis, Known, last_first
 
 __all__ = ["MLXArrays"]
 
 BLOCK = 4096  # elements that MLX adds one after another without losing float32
 
 
-class MLXArrays:
+class MLXArrays(Known):
     """The functions of :class:`minillm_core.ops.arrays.ArrayFunctions`, for mlx.core.array.
 
     A reduction over a whole array is off by up to 10 % on a CPU (one float32 accumulator for all

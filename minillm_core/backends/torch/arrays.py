@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minillm_core.ops.arrays import Axis, last_first
+from minillm_core.ops.arrays import Axis, Known, last_first
 
 __all__ = ["TorchArrays"]
 
 
-class TorchArrays:
+class TorchArrays(Known):
     """The functions of :class:`minillm_core.ops.arrays.ArrayFunctions`, for torch.Tensor.
 
     Args:

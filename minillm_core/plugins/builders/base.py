@@ -5,7 +5,7 @@ from __future__ import annotations
 import keyword
 from collections.abc import Collection, Mapping
 from math import isfinite
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from minillm_core.errors import PlanError
 from minillm_core.nn.node import Node, node_of
@@ -66,17 +66,19 @@ class Sealed(metaclass=_Sealing):
 
     _sealed = False
 
-    def __getattr__(self, name: str) -> NoReturn:
-        kind = type(self).__name__
-        if name.startswith("_"):
-            raise AttributeError(f"'{kind}' object has no attribute '{name}'")
-        known = sorted(one for one in dir(self) if not one.startswith("_"))
-        close = nearest(name, known)
-        meant = f"did you mean {close}? " if close else ""
-        raise UnknownSlot(
-            f"{kind}.{name} is no slot, and nothing else that a builder tells",
-            fix=f"{meant}there is {', '.join(known)}",
-        )
+    if not TYPE_CHECKING:  # to which every slot would be known
+
+        def __getattr__(self, name: str) -> NoReturn:
+            kind = type(self).__name__
+            if name.startswith("_"):
+                raise AttributeError(f"'{kind}' object has no attribute '{name}'")
+            known = sorted(one for one in dir(self) if not one.startswith("_"))
+            close = nearest(name, known)
+            meant = f"did you mean {close}? " if close else ""
+            raise UnknownSlot(
+                f"{kind}.{name} is no slot, and nothing else that a builder tells",
+                fix=f"{meant}there is {', '.join(known)}",
+            )
 
     def __setattr__(self, name: str, value: Any) -> None:
         if self._sealed:

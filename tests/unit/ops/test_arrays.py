@@ -205,3 +205,18 @@ def test_torch_traces_the_array_functions_whole(x: np.ndarray) -> None:
 
 def test_the_examples_in_the_docstrings() -> None:
     assert doctest.testmod(arrays).failed == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("sigmoyd", r"no op 'sigmoyd'.*did you mean self\.ops\.sigmoid\?"),
+        ("atention", r"did you mean self\.ops\.attention\?"),
+        ("zzz", r"there is .*sigmoid.*swiglu.*tanh"),
+    ],
+)
+def test_an_unknown_op_is_answered_with_those_there_are(name: str, said: str) -> None:
+    for ops in (ORACLE, *(ops for ops, _ in SIDES.values())):
+        assert not hasattr(ops, name)
+        with pytest.raises(AttributeError, match=said):
+            getattr(ops, name)

@@ -145,7 +145,11 @@ class Attentive(Plugin, api=1):
             "AttentionBuilder.windows",
             "did you mean window? there is documents, head_dim",
         ),
-        ("rope.freqs", "RopeClaims.freqs", "there is frequencies, positions, scaling"),
+        (
+            "rope.freqs",
+            "RopeClaims.freqs",
+            "did you mean frequencies? there is frequencies, positions, scaling",
+        ),
     ],
 )
 def test_an_unknown_slot_is_answered_with_those_there_are(
