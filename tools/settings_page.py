@@ -53,8 +53,8 @@ with the place that it came from:
 3. the command line: `minillm train train.lr=0.002 eval.tokens=10000 muon.lr=0.02`
 4. a flag: `--steps 500` is `train.steps=500`
 
-The options of a plugin: `minillm plugins info NAME`. `null` in the column of defaults: nothing
-unless it is given. Where no default stands, every preset states the value.
+The options of a plugin: `minillm plugins info NAME`. A default `none` is
+what no value can be written for: leave the key out. Where no default stands, every preset states the value.
 """
 
 SIZES = ("tiny", "small", "gpt2-124m", "350m", "1b")
@@ -120,6 +120,8 @@ def _kind(annotation: Any) -> str:
 
 def _code(value: Any) -> str:
     """A value, as it is typed."""
+    if value is None:
+        return "none"
     if isinstance(value, str):
         return f"`{value}`"
     return f"`{json.dumps(value)}`"

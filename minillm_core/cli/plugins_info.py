@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -129,16 +130,19 @@ def _cards(shown: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _options(shown: dict[str, Any]) -> Any:
-    import json
-
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, padding=(1, 2, 0, 0), header_style="bold")
     for heading in ("option", "default", "takes", ""):
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, overflow="fold", no_wrap=heading == "option")  # to be copied
     for option in shown["options"]:
-        default = "required" if option["required"] else json.dumps(option["default"])
+        default = "required" if option["required"] else _default(option["default"])
         cells = (f"{shown['name']}.{option['name']}", default, option["type"], option["help"])
         table.add_row(*(Text(cell) for cell in cells))
     return table
+
+
+def _default(value: Any) -> str:
+    """As it is typed; what nobody gave is called none, as in the texts of the options."""
+    return "none" if value is None else json.dumps(value)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -23,7 +24,7 @@ from minillm_core.text import plain
 if TYPE_CHECKING:
     from minillm_core.plugins.manager import LoadedPlugin
 
-__all__ = ["show_why"]
+__all__ = ["show_table", "show_why"]
 
 
 def show_why(asked: Asked, slot: str, *, json: bool) -> None:
@@ -104,7 +105,20 @@ def _render(chosen: Sequence[Folded], plugins: Sequence[LoadedPlugin]) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(file=console.file, width=10_000)
-    console.print(table)
+    show_table(table, console)
+
+
+def show_table(table: Table, console: Console) -> None:
+    """Print it; where it is too wide, an entry on lines of its own, so that no name is cut."""
+    anywhere = console.options.update(max_width=10_000)
+    if console.measure(table, options=anywhere).maximum <= console.width:
+        console.print(table)
+        return
+    rows = zip(*(column.cells for column in table.columns), strict=True)
+    for slot, where, *told in rows:
+        if str(slot):
+            console.print(Text("  ").join(filter(None, (slot, where))), style="bold")
+        console.print(Padding(Text("  ").join(filter(None, told)), (0, 0, 0, 4)))
 
 
 def _row(table: Table, *cells: str, style: str = "") -> None:

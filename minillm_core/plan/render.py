@@ -43,7 +43,7 @@ def render_plan(plan: Plan, console: Console, dtype: str | None = None) -> None:
     console.print(_facts(plan, estimate))
     if plan.plugins:
         console.print()
-        console.print(_plugins(plan))
+        console.print(_plugins(plan, console))
     console.print()
     left, right = _parts(estimate), (_memory(estimate), _rules(plan, estimate), _schedules(plan))
     grid = Table.grid(padding=(0, 4, 0, 0))
@@ -59,12 +59,18 @@ def render_plan(plan: Plan, console: Console, dtype: str | None = None) -> None:
             console.print(table)
 
 
-def columns(*headings: str) -> Table:
-    """A table without lines; headings that begin with ``>`` stand to the right."""
+def columns(*headings: str, names: int = 0) -> Table:
+    """A table without lines; headings that begin with ``>`` stand to the right.
+
+    Args:
+        *headings: of the columns.
+        names: so many of the first columns hold names, which are to be copied whole.
+    """
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
-    for heading in headings:
+    for i, heading in enumerate(headings):
         justify = "right" if heading.startswith(">") else "left"
-        table.add_column(heading.lstrip(">"), justify=justify, overflow="fold")
+        whole = i < names
+        table.add_column(heading.lstrip(">"), justify=justify, overflow="fold", no_wrap=whole)
     return table
 
 
@@ -190,15 +196,24 @@ def _place(claim: Any, default: str, name: str) -> str:
     return default
 
 
-def _plugins(plan: Plan) -> Table:
-    table = columns("plugin", "slot", "where", "what")
+def _plugins(plan: Plan, console: Console) -> Table:
+    """The slots that plugins take; below their plugin where the names would not fit beside it."""
     versions = {plain(p.name): p.version for p in plan.plugins}
+    wide = columns("plugin", "slot", "where", "what", names=3)
+    narrow = columns("plugin, slot", "where", "what", names=2)
     last = None
     for entry in taken(plan):
-        name = f"{entry.owner} {versions.get(entry.owner) or ''}" if entry.owner != last else ""
-        _row(table, name, entry.slot, entry.where, entry.what)
-        last = entry.owner
-    return table
+        begins, last = entry.owner != last, entry.owner
+        name = f"{entry.owner} {versions.get(entry.owner) or ''}" if begins else ""
+        _row(wide, name, entry.slot, entry.where, entry.what)
+        if begins:
+            narrow.add_row(Text(plain(name), "bold"))
+        narrow.add_row(
+            Text(f"  {plain(entry.slot)}"),
+            *(Text(plain(cell)) for cell in (entry.where, entry.what)),
+        )
+    anywhere = console.options.update(max_width=10_000)
+    return wide if console.measure(wide, options=anywhere).maximum <= console.width else narrow
 
 
 def _parts(estimate: Estimate) -> Table:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from rich.text import Text
+
+from minillm_core.cli.plugins_why import show_table
+from minillm_core.plan.render import columns
 
 Program = Callable[..., tuple[int, str, str]]
 
@@ -118,3 +124,19 @@ def test_an_unknown_name_is_refused_with_near_ones(program: Program, slot: str, 
     assert (code, out) == (2, "")
     assert f"no slot, parameter, rule or op '{slot}'" in err
     assert fix in err
+
+
+@pytest.mark.parametrize("width", [50, 80, 200])
+def test_a_table_that_is_too_wide_cuts_no_name(width: int) -> None:
+    table = columns("slot", "where", "owner", "what", "why")
+    names = ("opt.set[attention_norm.weight].precondition", "layers 0-3", "muon", "newton_schulz")
+    table.add_row(*map(Text, names), Text("a stage of the rule that the core provides"))
+    table.add_row(Text(""), Text(""), Text("refused"), Text("other"), Text("it came too late"))
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    show_table(table, console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= max(width, 55)
+    assert all(any(name in line for line in lines) for name in names)
+    assert "refused  other" in text
+    assert ("slot" in lines[0]) == (width == 200)

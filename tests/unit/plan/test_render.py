@@ -216,3 +216,12 @@ def test_two_tables_stand_side_by_side_only_where_both_fit(planned: Planned) -> 
 def test_it_says_how_much_is_evaluated(planned: Planned, every: int, when: str) -> None:
     text = " ".join(shown(planned(f"eval.every={every}", "eval.tokens=2048"), 120).split())
     assert f"evaluation {when}, 2,048 predictions at most (eval.tokens)" in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 140])
+def test_names_of_slots_are_never_cut(planned: Planned, width: int) -> None:
+    plan = planned(muon=Muon(), paired_heads=PairedHeads(), gates=Gates())
+    lines = shown(plan, width).splitlines()
+    slots = [entry.slot for entry in taken(plan)]
+    assert slots
+    assert [slot for slot in slots if not any(slot in line.split() for line in lines)] == []

@@ -75,6 +75,9 @@ def test_info_shows_everything(make_plugin) -> None:
     assert shown["hooks"] == ["build_attention"]
     assert [option["name"] for option in shown["options"]] == ["width", "layers"]
     assert shown["slots"] == ["layers.0.attn.out gate: trick width=12"]
+    long = {"name": "a" * 20, "default": None, "type": "an integer " * 9, "help": "what it is " * 9}
+    narrow = printed(render_info, shown | {"options": [long | {"required": False}]}, width=80)
+    assert any(line.split()[:2] == [f"trick.{'a' * 20}", "none"] for line in narrow.splitlines())
     text = printed(render_info, shown, width=200)
     for part in ("A trick.", "dist-trick 1.0", "trick.width", "an integer >= 1", "features read"):
         assert part in text
