@@ -26,6 +26,13 @@ def name_of(spec: str, *, where: str) -> str:
     """
     if single := _FILE.fullmatch(spec):
         name = PurePath(single["file"]).stem
+        meant = re.sub(r"\W", "_", name)
+        if not name.isidentifier() and meant.isidentifier():
+            raise ConfigError(
+                f"'{name}' cannot be a plugin's name: it goes before its options ({meant}.width=8)",
+                where=where,
+                fix=f"rename the file: {PurePath(single['file']).with_stem(meant)}",
+            )
     elif spec.endswith(".py"):
         raise ConfigError(
             f"'{spec}' does not say which class is the plugin", where=where, fix=f"{spec}:ClassName"

@@ -17,7 +17,7 @@ from minillm_core.plugins.api import HOOK_API
 from minillm_core.plugins.begun import begun
 from minillm_core.plugins.discover import installed_names, installed_plugins
 from minillm_core.plugins.first_party import FIRST_PARTY
-from minillm_core.plugins.manifest import ManifestError, read_class
+from minillm_core.plugins.manifest import ManifestError, plugin_classes, read_class
 from minillm_core.plugins.origin import Origin, digest_of, root_of
 from minillm_core.plugins.plugin import Plugin
 from minillm_core.text import nearest, plain
@@ -92,11 +92,13 @@ def _find_file(name: str, named: str) -> FoundPlugin:
         with suppress(SyntaxError):  # raised again, with its place, when the file is run
             read_class(path.read_bytes(), class_name)
     except ManifestError as error:
+        there = [one for one in plugin_classes(path.read_bytes()) if one != class_name]
+        state = f"in the file: class {class_name}(Plugin, api={HOOK_API})"
+        others = " or ".join(f"{plain(text)}:{one}" for one in there)
         raise PluginError(
-            f"plugin '{name}', class {class_name}: {error}",
+            f"plugin '{name}', class {class_name}: {error.what}",
             where=str(path),
-            fix=f"in the file: class {class_name}(Plugin, api={HOOK_API}); or name another of its "
-            f"classes: --plugins {plain(text)}:NAME",
+            fix=error.fix or (f"it has {others}; or, {state}" if others else state),
         ) from error
     origin = Origin(name, None, None, named, str(path), digest_of(str(path)), str(path))
     return _import_class(origin, class_name, lambda: _run_file(name, path))
@@ -134,6 +136,8 @@ def _unknown(name: str) -> PluginError:
     close = name if name in FIRST_PARTY else nearest(name, installed | set(FIRST_PARTY))
     if (package := begun(name, Path())) is not None:
         fix = f"its package lies here and is not installed: {pip_line('-e', f'./{package}')}"
+    elif specs := _in_file(name):
+        fix = f"a file of that name lies here: --plugins {' or '.join(specs)}"
     elif close is None:
         fix = "minillm plugins list shows those that are installed"
     elif close in installed:
@@ -146,3 +150,12 @@ def _unknown(name: str) -> PluginError:
         where=f"looked among the plugins installed for {sys.executable}",
         fix=fix,
     )
+
+
+def _in_file(name: str) -> list[str]:
+    """The plugins of a single file of this name in the current folder, as they are named."""
+    try:
+        classes = plugin_classes(Path(f"{name}.py").read_bytes())
+    except (OSError, SyntaxError):
+        return []
+    return [f"./{name}.py:{one}" for one in classes]

@@ -10,12 +10,21 @@ import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from minillm_core.plugins.api import HOOK_API
 from minillm_core.text import plain
 
-__all__ = ["BACKENDS", "EXPORTS", "RESERVED", "Manifest", "ManifestError", "read_class", "summary"]
+__all__ = [
+    "BACKENDS",
+    "EXPORTS",
+    "RESERVED",
+    "Manifest",
+    "ManifestError",
+    "plugin_classes",
+    "read_class",
+    "summary",
+]
 
 BACKENDS = ("torch", "mlx", "numpy")
 EXPORTS = ("llama", "qwen3")
@@ -24,7 +33,11 @@ RESERVED = frozenset({"model", "train", "eval", "checkpoint", "data", "log", "pl
 
 
 class ManifestError(ValueError):
-    """What is wrong with the statement of a class, in a few words."""
+    """What is wrong with the statement of a class, in a few words; and what to write, if known."""
+
+    def __init__(self, what: str, fix: str | None = None) -> None:
+        super().__init__(f"{what}: {fix}" if fix else what)
+        self.what, self.fix = what, fix
 
 
 @dataclass(frozen=True)
@@ -112,13 +125,7 @@ def read_class(source: bytes, name: str) -> ClassFacts:
         SyntaxError: Python cannot parse the source.
         ManifestError: the class is absent, or what it states cannot be read or used.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # an author's "\d" is no concern of who lists plugins
-        try:
-            tree = ast.parse(source)
-        except (ValueError, RecursionError, MemoryError) as error:  # null bytes; nested too deep
-            raise SyntaxError(plain(str(error)) or type(error).__name__) from error
-    found = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
+    found = [node for node in _classes(source) if node.name == name]
     if not found:
         raise ManifestError(f"its module defines no class {name}")
     node = found[-1]
@@ -127,6 +134,29 @@ def read_class(source: bytes, name: str) -> ClassFacts:
         summary=summary(ast.get_docstring(node)),
         options=tuple(_options(node)),
     )
+
+
+def plugin_classes(source: bytes) -> list[str]:
+    """The classes of ``source`` that state a hook API.
+
+    Raises:
+        SyntaxError: Python cannot parse the source.
+    """
+    return [
+        node.name
+        for node in _classes(source)
+        if any(keyword.arg == "api" for keyword in node.keywords)
+    ]
+
+
+def _classes(source: bytes) -> list[ast.ClassDef]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # an author's "\d" is no concern of who lists plugins
+        try:
+            tree = ast.parse(source)
+        except (ValueError, RecursionError, MemoryError) as error:  # null bytes; nested too deep
+            raise SyntaxError(plain(str(error)) or type(error).__name__) from error
+    return [node for node in tree.body if isinstance(node, ast.ClassDef)]
 
 
 def summary(docstring: str | None) -> str:
@@ -148,6 +178,13 @@ def _keywords(node: ast.ClassDef) -> dict[str, Any]:
 
 
 def _options(node: ast.ClassDef) -> list[str]:
+    for item in node.body:
+        if isinstance(item, ast.Assign) and _is_option(item.value):
+            name = ast.unparse(item.targets[0])
+            raise ManifestError(
+                f"option '{name}' states no type (line {item.lineno})",
+                f"{name}: {_type_of(item.value)} = option(...)",
+            )
     return [
         item.target.id
         for item in node.body
@@ -156,3 +193,15 @@ def _options(node: ast.ClassDef) -> list[str]:
         and not item.target.id.startswith("_")
         and "ClassVar" not in ast.unparse(item.annotation)
     ]
+
+
+def _is_option(value: ast.expr) -> TypeGuard[ast.Call]:
+    called = value.func if isinstance(value, ast.Call) else None
+    return getattr(called, "id", getattr(called, "attr", None)) == "option"
+
+
+def _type_of(option: ast.Call) -> str:
+    """The type of its default, where that is a plain number, text or truth."""
+    default = option.args[0] if option.args else None
+    kind = type(default.value) if isinstance(default, ast.Constant) else None
+    return kind.__name__ if kind in (bool, int, float, str) else "TYPE"

@@ -303,6 +303,7 @@ def test_a_wrong_flag_is_named(loaded: Load) -> None:
         ("./x/a.py:A,a", "plugin 'a' is named twice"),
         ("./x/a.py", "does not say which class"),
         ("./x/a b.py:A", "'a b' cannot be a plugin's name"),
+        ("./x/my-trick.py:A", "'my-trick' cannot be a plugin's name"),
         ("./x/model.py:A", "no plugin may be called 'model'"),
         ("paired-heads", "'paired-heads' cannot be a plugin's name"),
         ("a,-a", "plugin 'a' is both added and taken away"),
@@ -314,6 +315,12 @@ def test_a_set_of_plugins_is_refused(loaded: Load, plugins: str, what: str) -> N
     with pytest.raises(ConfigError, match=what) as caught:
         loaded(plugins=plugins)
     assert caught.value.where == f"--plugins {plugins}"
+
+
+def test_a_file_whose_name_is_none_of_a_plugin_is_to_be_renamed(loaded: Load) -> None:
+    with pytest.raises(ConfigError) as caught:
+        loaded(plugins="./x/my-trick.py:A")
+    assert caught.value.fix == "rename the file: x/my_trick.py"
 
 
 def test_an_empty_set_of_plugins_is_none(loaded: Load) -> None:

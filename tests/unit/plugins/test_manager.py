@@ -233,6 +233,44 @@ def test_a_single_file_that_is_not_there(
     assert reason in refused(spec).what
 
 
+def test_a_misnamed_class_is_answered_with_those_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, good: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my_trick.py").write_text(f"{good}\n\nclass Aside:\n    pass\n")
+    fix = str(refused("./my_trick.py:Tricks").fix)
+    assert fix.startswith("it has ./my_trick.py:Trick; or, in the file: class Tricks(Plugin, api=")
+    Path("my_trick.py").write_text("class Aside:\n    pass\n")
+    assert str(refused("./my_trick.py:Trick").fix).startswith("in the file: class Trick(Plugin")
+
+
+def test_a_file_that_was_named_as_if_it_were_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, good: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("zqx_trick.py").write_text(good)
+    assert str(refused("zqx_trick").fix).endswith("--plugins ./zqx_trick.py:Trick")
+    Path("zqx_trick.py").write_text("x = = 1")
+    assert "minillm plugins list" in str(refused("zqx_trick").fix)
+
+
+@pytest.mark.parametrize(
+    ("default", "kind"), [("2.5", "float"), ("12", "int"), ("True", "bool"), ("()", "TYPE")]
+)
+def test_an_option_without_a_type_is_refused_unimported(
+    make_plugin: Make, tmp_path: Path, good: str, default: str, kind: str
+) -> None:
+    old, new = "width: int = option(12", f"width = option({default}"
+    file = tmp_path / "my_trick.py"
+    file.write_text("raise SystemExit\n" + good.replace(old, new))
+    error = refused(f"{file}:Trick")
+    assert error.exit_code == 2
+    assert error.what.endswith("option 'width' states no type (line 14)")
+    assert error.fix == f"width: {kind} = option(...)"
+    make_plugin(old, new, prelude="raise SystemExit\n")
+    assert f"(line 14): width: {kind} = option(...)" in refused("trick").what
+
+
 def test_a_single_file_that_raises(tmp_path: Path, good: str) -> None:
     file = tmp_path / "my_trick.py"
     for text, line in ((f"{good}\nraise RuntimeError('late')", 19), ("x = = 1", 1)):
