@@ -13,6 +13,7 @@ from minillm_core.optim.schedules import Schedule, Scheduled
 from minillm_core.optim.stage import ANCHORS, Draft, Rule, stage
 from minillm_core.plugins.builders.base import Builder, ValueTable
 from minillm_core.plugins.slots import Claim
+from minillm_core.text import few
 
 __all__ = ["OptimizerBuilder", "OptimizerSlots", "ParamInfo"]
 
@@ -273,7 +274,11 @@ class OptimizerBuilder(Builder):
     def _chosen(self, where: Where, slot: str) -> list[str]:
         chosen = [name for name, info in self.parameters.items() if where(name, info)]
         if not chosen:
-            raise PlanError(f"plugin '{self._owner}', {slot}: no parameter fits")
+            roles = sorted({info.role for info in self.parameters.values()})
+            raise PlanError(
+                f"plugin '{self._owner}', {slot}: no parameter fits",
+                fix=f"roles are {', '.join(roles)}; names are such as {few([*self.parameters])}",
+            )
         return chosen
 
     def _stage(self, anchor: str, draft: Draft) -> None:

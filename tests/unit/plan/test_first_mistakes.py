@@ -172,3 +172,15 @@ def test_a_refusal_from_a_builder_names_the_line(planned: Planned) -> None:
     with pytest.raises(PlanError) as refused:
         planned(one=plugin(build_model=build_model))
     assert f"plugin 'one', build_model, {line(build_model, 1)}\n" in str(refused.value)
+
+
+def test_a_choice_of_no_parameter_is_answered_with_the_roles(planned: Planned) -> None:
+    def optimizer_factory(self: Any, optimizer: Any) -> None:
+        optimizer.set(lambda name, info: info.role == "hidden", lr_mul=0.5)
+
+    with pytest.raises(PlanError, match="no parameter fits") as refused:
+        planned(one=plugin(optimizer_factory=optimizer_factory))
+    fix = str(refused.value.fix)
+    assert "roles are attention.k, attention.o" in fix
+    assert "mlp.up, norm; names are such as embedding.weight, " in fix
+    assert refused.value.line == line(optimizer_factory, 1)
