@@ -62,12 +62,20 @@ def doctor(as_json: AsJson = False, debug: Debug = False, show_help: Help = Fals
 
 
 def render(findings: Sequence[Finding], console: Console) -> None:
-    """A line each; the command below it, on one line that can be copied."""
+    """A line each, folded on a terminal; the command below it, on one line that can be copied."""
+    from rich.console import Console
+    from rich.table import Table
     from rich.text import Text
 
     parts = max(len(one.part) for one in findings)
+    if not console.is_terminal:
+        console = Console(file=console.file, width=10_000, color_system=None)
     for one in findings:
-        lead = Text.assemble((f"{one.state:<8}", STYLES[one.state]), f" {one.part:<{parts}}  ")
-        console.print(lead.append(one.line), soft_wrap=True)
+        line = Table.grid(padding=(0, 2, 0, 0))
+        line.add_column(no_wrap=True)
+        line.add_column(overflow="fold")
+        lead = Text.assemble((f"{one.state:<8}", STYLES[one.state]), f" {one.part:<{parts}}")
+        line.add_row(lead, Text(one.line))
+        console.print(line)
         if one.command:
             console.print(Text(f"{'':<{parts + 11}}{one.command}", "bold"), soft_wrap=True)

@@ -39,7 +39,7 @@ def diagnose(cache: Path, limit: float = LIMIT) -> tuple[list[Finding], dict[str
         disk_finding(cache),
         nvidia_finding(nvidia),
         *framework_findings(machine, examined, nvidia),
-        *package_findings(),
+        *package_findings(nvidia=bool(nvidia.cards)),
         *_choice(machine, examined),
     ]
     return findings, {"nvidia": asdict(nvidia), **said}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, entry_points
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -17,13 +17,20 @@ __all__ = ["CORE", "package_findings"]
 
 CORE = "minillm-core"
 
+FOR_NVIDIA = ("cuda",)
+"""Extras that no other machine has a use for."""
+
 READERS = ("transformers", "mlx-lm")
 
 OURS = {CORE, *(requirement.partition("[")[0] for requirement in FIRST_PARTY.values())}
 
 
-def package_findings() -> Iterator[Finding]:
-    """Of the core, of every distribution that offers plugins, and of the plugins."""
+def package_findings(*, nvidia: bool) -> Iterator[Finding]:
+    """Of the core, of every distribution that offers plugins, and of the plugins.
+
+    Args:
+        nvidia: one of its GPUs is here; an extra called ``cuda`` is of use with one alone.
+    """
     core = _found(CORE)
     if core is None:
         yield Finding("minillm", "broken", f"{CORE} is not installed", pip_line(CORE))
@@ -35,7 +42,7 @@ def package_findings() -> Iterator[Finding]:
     yield from _core(core)
     yield from _versions(core, [one for one in others if one.name in OURS])
     for one in others:
-        yield from _needs(one)
+        yield from _needs(one, () if nvidia else FOR_NVIDIA)
     yield from _plugins()
     yield from _readers()
 
@@ -62,8 +69,8 @@ def _versions(core: Distribution, ours: Iterable[Distribution]) -> Iterator[Find
         yield Finding("minillm", "warning", what, pip_line(*names, upgrade=True))
 
 
-def _needs(one: Distribution) -> Iterator[Finding]:
-    """What a distribution of plugins requires, and what its extras would."""
+def _needs(one: Distribution, useless: Container[str]) -> Iterator[Finding]:
+    """What a distribution of plugins requires, and what its extras would, but for useless ones."""
     called = f"{one.name} {one.version}"
     for need in _requirements(one):
         if why := _unmet(need):
@@ -72,7 +79,7 @@ def _needs(one: Distribution) -> Iterator[Finding]:
             yield Finding(one.name, "warning", what, pip_line(*both, upgrade=need.name == CORE))
     for extra in one.metadata.get_all("Provides-Extra") or ():
         lacking = [need for need in _requirements(one, extra) if _unmet(need)]
-        if lacking:
+        if lacking and extra not in useless:
             what = f"its extra '{extra}' needs {', '.join(map(str, lacking))}"
             yield Finding(one.name, "missing", what, pip_line(f"{one.name}[{extra}]"))
 

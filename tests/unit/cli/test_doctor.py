@@ -85,6 +85,18 @@ def test_a_command_is_one_line_that_can_be_copied() -> None:
     assert second.strip() == command
 
 
+def test_a_long_line_is_folded_on_a_terminal_beside_its_part() -> None:
+    what = "one of many words " * 9
+    for terminal in (True, False):
+        console = Console(file=io.StringIO(), width=60, color_system=None, force_terminal=terminal)
+        render([Finding("torch", "ok", what)], console)
+        first, *more = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        assert first.startswith("ok       torch  one of")
+        assert bool(more) == terminal
+        assert all(line.startswith(" " * 16 + "o") or "many" in line for line in more)
+        assert not terminal or max(map(len, [first, *more])) <= 60
+
+
 def test_the_doctor_itself_lacks_a_package() -> None:
     script = (
         "import sys; sys.modules['psutil'] = None; from minillm_core.cli.main import main; "

@@ -52,13 +52,15 @@ def core(install: Install) -> None:
 
 
 def wrong() -> list[Finding]:
-    return [one for one in package_findings() if one.state != "ok" and one.part != "export"]
+    return [
+        one for one in package_findings(nvidia=True) if one.state != "ok" and one.part != "export"
+    ]
 
 
 def test_all_is_well(install: Install, core: None) -> None:
     install("minillm-muon", requires=["minillm-core>=0.1.0"], points=["muon"])
     assert wrong() == []
-    lines = {one.part: one.what for one in package_findings()}
+    lines = {one.part: one.what for one in package_findings(nvidia=True)}
     assert lines["minillm"] == "minillm-core 0.1.0, with numpy 2.4.0"
     assert lines["plugins"].startswith("1 installed")
 
@@ -108,6 +110,9 @@ def test_an_extra_that_is_not_there_is_missing(install: Install, core: None) -> 
     assert (found.part, found.state) == ("minillm-liger", "missing")
     assert "its extra 'cuda' needs liger-kernel>=0.8" in found.what
     assert found.command == "pip install 'minillm-liger[cuda]' mlx===0.32.4"
+    assert list(package_findings(nvidia=False)) == [
+        one for one in package_findings(nvidia=True) if one != found
+    ]
     install("liger-kernel", "0.8.5")
     assert wrong() == []
 
@@ -120,14 +125,16 @@ def test_a_broken_plugin_is_a_warning_with_its_reason(
     (found,) = wrong()
     assert "'other' of other-plugins 7.0 cannot be used: written for hook API 99" in found.what
     assert found.state == "warning"
-    assert "1 installed" in next(o.what for o in package_findings() if o.part == "plugins")
+    assert "1 installed" in next(
+        o.what for o in package_findings(nvidia=True) if o.part == "plugins"
+    )
 
 
 def test_who_opens_an_export(install: Install, core: None) -> None:
-    found = next(one for one in package_findings() if one.part == "export")
+    found = next(one for one in package_findings(nvidia=True) if one.part == "export")
     assert (found.state, found.command) == ("missing", "pip install transformers")
     install("mlx-lm", "0.32")
-    found = next(one for one in package_findings() if one.part == "export")
+    found = next(one for one in package_findings(nvidia=True) if one.part == "export")
     assert (found.state, "mlx-lm 0.32 can open" in found.what) == ("ok", True)
 
 
