@@ -78,20 +78,25 @@ class Watch:
     def look(self) -> None:
         """Say what has been running for long enough to be said, again where it goes on."""
         now = self._clock()
-        late = [one for one in list(self._running) if now - one.began >= one.due]
-        blocked = [one for one in list(self._running) if one.waits]
-        told = False
-        for one in sorted(late, key=lambda one: one.waits):
+        at_work = list(self._running)
+        late = [one for one in at_work if now - one.began >= one.due]
+        blocked = [one for one in at_work if one.waits]
+        for one in late:
             seconds = now - one.began
+            if one.waits and any(self._is_waited_for(other, now) for other in at_work):
+                continue  # that one's line has named it, or will
             one.due = 2 * one.due
-            if (what := one.what()) is None or (one.waits and told):
+            if (what := one.what()) is None:
                 continue
-            told = True
             line = f"{what}: {'for' if one.waits else 'running for'} {seconds:.0f} s"
             if not one.waits:
                 line += "".join(f"; {other.what()}" for other in blocked)
             self._say(line + ("" if one.told else " (Ctrl-C twice ends the run)"))
             one.told = True
+
+    def _is_waited_for(self, one: _Activity, now: float) -> bool:
+        """Whether it has been running for so long that it, and not who waits, is to be told of."""
+        return not one.waits and now - one.began >= self._first / 2 and one.what() is not None
 
     def close(self) -> None:
         """Look no more."""

@@ -16,7 +16,7 @@ __all__ = ["binding", "end", "start"]
 
 
 def start(job: Job, out: Path) -> Iterator[str]:
-    """Backend, device and reason first; then data, plan, plugins, and what to know."""
+    """Backend, device and reason first; then plugins, data, model, plan, and what to know."""
     bound, config, plan = job.trainer.binding, job.config, job.plan
     how = [bound.dtype, "compiled" if bound.compile else "eager"]
     if bound.checkpointing:
@@ -24,6 +24,10 @@ def start(job: Job, out: Path) -> Iterator[str]:
     if bound.deterministic:
         how.append("deterministic")
     yield f"{bound.backend} on {bound.device} ({bound.device_name}): {bound.reason}"
+    for plugin in plan.plugins:
+        origin = f"{plugin.distribution} {plugin.version}" if plugin.distribution else "a file"
+        yield f"plugin {plugin.name} ({origin})"
+    yield from (f"warning: {warning}" for warning in job.warnings)
     yield f"data: {job.corpus.description}"
     model = config.model
     yield (
@@ -31,16 +35,12 @@ def start(job: Job, out: Path) -> Iterator[str]:
         f"({model.layers} layers, {model.dim} wide); {', '.join(how)}"
     )
     yield f"{_budget(job)}, {plan.tokens_per_step:,} tokens a step; plan {plan.hash[:12]}"
-    for plugin in plan.plugins:
-        origin = f"{plugin.distribution} {plugin.version}" if plugin.distribution else "a file"
-        yield f"plugin {plugin.name} ({origin})"
     yield f"export: {exportable(plan)}"
     yield "kernels: " + ", ".join(f"{choice.op} {choice.kernel}" for choice in bound.kernels)
     for choice in bound.kernels:
         if choice.reason != "preferred":
             yield f"kernel {choice.op} {choice.kernel}: {choice.reason}"
     yield from (f"note: {note}" for note in (*bound.notes, *job.notes))
-    yield from (f"warning: {warning}" for warning in job.warnings)
     yield f"everything goes to {out}"
 
 

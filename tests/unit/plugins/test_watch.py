@@ -72,6 +72,33 @@ def test_who_waits_is_named_with_what_it_waits_for(
     ]
 
 
+@pytest.mark.parametrize("later", [-2, -1, 0, 1, 2])
+def test_a_hang_is_told_once_whoever_began_first(
+    looking: Watch, clock: Clock, said: list[str], later: int
+) -> None:
+    both = [
+        looking.running("plugin 'x', on_batch"),
+        looking.running("step 7 waits for its batch", waits=True),
+    ]
+    first, second = both if later < 0 else reversed(both)
+    with first:
+        pass_seconds(clock, looking, abs(later))
+        with second:
+            pass_seconds(clock, looking, 60)
+    assert [line.partition(":")[0] for line in said] == ["plugin 'x', on_batch"] * 3
+    assert all("; step 7 waits for its batch" in line for line in said)
+
+
+def test_many_short_calls_do_not_hide_a_wait(looking: Watch, clock: Clock, said: list[str]) -> None:
+    with looking.running("step 7 waits for its batch", waits=True):
+        for _ in range(8):
+            with looking.running("plugin 'x', on_batch"):
+                pass_seconds(clock, looking, 4)
+    assert [line.partition(" (")[0] for line in said] == [
+        f"step 7 waits for its batch: for {n} s" for n in (10, 20)
+    ]
+
+
 def test_a_wait_for_no_plugin_is_said_too(looking: Watch, clock: Clock, said: list[str]) -> None:
     with looking.running("step 7 waits for its batch", waits=True):
         pass_seconds(clock, looking, 10)

@@ -208,6 +208,12 @@ def test_the_first_line_says_where_it_runs_and_the_last_ones_what_it_writes(job:
     assert job.said[-1].startswith("  | ")
 
 
+def test_plugins_are_named_before_everything_that_is_noted(job: Job) -> None:
+    job.train(plugins={"watcher": Watcher()}, steps=1)
+    assert job.said[1] == "plugin watcher (a file)"
+    assert not any(line.startswith("note: ") for line in job.said[:2])
+
+
 def test_without_a_name_the_first_free_folder_is_taken(job: Job) -> None:
     for n in (1, 2):
         job.train(out=None, steps=1)
