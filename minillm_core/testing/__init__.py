@@ -42,6 +42,9 @@ hooks.py, what runs while training
       decode a column never depends on later ones.
     - ``events``: ``on_event`` takes the events of a run of 12 steps, one of each kind that there is
       among them, with all that may be None, and changes none.
+kernels.py
+    - ``kernel``: each kernel that it brings, alone, on sizes that are odd (examples.py): outputs are
+      the op's reference, gradients its central differences in float64, to the contract's tolerance.
 repeats.py
     - ``repeats``: a forward pass, and the first step of a new model, twice: equal to the bit, so that
       what keeps state in a global is named before the numbers that it spoils.

@@ -93,4 +93,6 @@ def _said(error: Any) -> str:
     return plain(f"{type(error).__name__}: {error}", 200)
 
 
-CHECKS = (Check("repeats", "the same step twice gives the same", repeats, ("plans", "batches")),)
+CHECKS = (
+    Check("repeats", "the same step twice gives the same", repeats, ("plans", "batches", "kernel")),
+)

@@ -1,0 +1,48 @@
+"""One kernel on a CPU, outside of any model: NumPy arrays in, outputs and gradients out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+__all__ = ["rounded", "tried"]
+
+
+def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
+    """float32 values that ``dtype`` holds exactly."""
+    return np.array(mx.array(x.astype(np.float32)).astype(getattr(mx, dtype)).astype(mx.float32))
+
+
+def tried(
+    kernel: Callable[..., Any],
+    arrays: Mapping[str, Any],
+    wanted: Sequence[str],
+    upstream: Sequence[np.ndarray],
+    dtype: str,
+) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
+    """Float64 outputs, and the gradient of each of ``wanted`` by name; see :mod:`..trial`."""
+    given = {name: _array(value) for name, value in arrays.items()}
+
+    def total(chosen: dict[str, Any]) -> Any:
+        found = kernel(**{**given, **chosen})
+        outputs = list(found) if isinstance(found, tuple | list) else [found]
+        pairs = zip(outputs, upstream, strict=False)
+        return sum((y.astype(mx.float32) * mx.array(c)).sum() for y, c in pairs), outputs
+
+    chosen = {name: given[name].astype(getattr(mx, dtype)) for name in wanted}
+    with mx.stream(mx.cpu):
+        (_, outputs), grads = mx.value_and_grad(total)(chosen)
+        return [_wide(y) for y in outputs], {name: _wide(grad) for name, grad in grads.items()}
+
+
+def _array(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return mx.array(value)
+    return type(value)(*map(_array, value)) if hasattr(value, "_fields") else value
+
+
+def _wide(y: mx.array) -> np.ndarray:
+    return np.array(y.astype(mx.float32), np.float64)
