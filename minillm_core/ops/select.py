@@ -23,6 +23,7 @@ __all__ = [
     "Request",
     "choose",
     "choose_all",
+    "lacking",
     "load",
     "parse_policy",
 ]

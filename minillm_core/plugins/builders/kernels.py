@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from minillm_core.errors import PlanError
-from minillm_core.ops.select import Candidate
+from minillm_core.ops.contract import CONTRACTS
+from minillm_core.ops.select import Candidate, lacking
 from minillm_core.plugins.builders.base import Builder, ValueTable
+from minillm_core.plugins.referred import missing
+from minillm_core.text import nearest
 
 __all__ = ["KernelBuilder"]
 
@@ -26,9 +29,25 @@ class KernelBuilder(Builder):
             kernels.candidate(Candidate("swiglu", "mine", ("torch",), "pkg.kernels:swiglu"))
 
         Raises:
-            PlanError: another plugin offers one of this name for this op.
+            PlanError: no such op; its function is not where ``reference`` says; or another plugin
+                offers one of this name for this op.
         """
         key = f"{candidate.op}={candidate.name}"
+        if candidate.op not in CONTRACTS:
+            close = nearest(candidate.op, CONTRACTS)
+            raise PlanError(
+                f"plugin '{self._owner}' brings a kernel for '{candidate.op}', and there is no such op",
+                where=f"kernel[{candidate.op}]",
+                fix=(f"did you mean {close}? " if close else "")
+                + f"ops are {', '.join(CONTRACTS)}",
+            )
+        reason = missing(candidate.reference)
+        if reason and not any(map(lacking, candidate.requires)):  # else a run says what it lacks
+            raise PlanError(
+                f"the function of plugin '{self._owner}' for kernel {key} is not there: {reason}",
+                where=f"kernel[{candidate.op}], {candidate.reference}",
+                fix='mend its reference: "package.module:function"',
+            )
         if key in self._held:
             raise PlanError(
                 f"kernel {key} is offered by both '{self._held[key][0]}' and '{self._owner}'",

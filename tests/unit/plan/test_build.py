@@ -217,7 +217,7 @@ class Kernel(Plugin, api=1):
     """A candidate."""
 
     def kernel_provider(self, kernels):
-        kernels.candidate(Candidate("swiglu", "mine", ("torch",), "module:function"))
+        kernels.candidate(Candidate("swiglu", "mine", ("torch",), "operator:mul"))
 
 
 EVERYTHING: dict[str, Plugin] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from types import new_class
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from minillm_core.errors import PlanError
 from minillm_core.nn.module import Module
+from minillm_core.ops.select import Candidate
 from minillm_core.plan import Plan
 from minillm_core.plugins.options import option
 from minillm_core.plugins.plugin import Plugin
@@ -184,3 +186,49 @@ def test_a_choice_of_no_parameter_is_answered_with_the_roles(planned: Planned) -
     assert "roles are attention.k, attention.o" in fix
     assert "mlp.up, norm; names are such as embedding.weight, " in fix
     assert refused.value.line == line(optimizer_factory, 1)
+
+
+class Kernel(Plugin, api=1):
+    """A kernel that cannot serve."""
+
+    op: str = option("swiglu", help="that it is for")
+    function: str = option("operator:mul", help="what computes it")
+    requires: tuple[str, ...] = option((), help="what has to be installed")
+
+    def kernel_provider(self, kernels: Any) -> None:
+        kernels.candidate(
+            Candidate(self.op, "mine", ("torch",), self.function, requires=self.requires)
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "what", "fix"),
+    [
+        (
+            {"op": "swigluu"},
+            "kernel for 'swigluu', and there is no such op",
+            "mean swiglu? ops are",
+        ),
+        ({"op": "conv"}, "and there is no such op", "ops are linear, embedding, rms_norm"),
+        ({"function": "operator:mull"}, "operator has no mull; did you mean mul?", "its reference"),
+        ({"function": "decimals:mul"}, "there is no module decimals", "its reference"),
+        ({"function": "this.is:far.off"}, "not of the form package.module:function", "reference"),
+        ({"function": "tabnanny:chek"}, "tabnanny has no chek; did you mean check?", "reference"),
+    ],
+)
+def test_a_kernel_that_is_not_there_is_refused(
+    planned: Planned, options: dict[str, Any], what: str, fix: str
+) -> None:
+    with pytest.raises(PlanError) as refused:
+        planned(one=Kernel(**options))
+    assert "'one'" in refused.value.what
+    assert what in refused.value.what
+    assert fix in str(refused.value.fix)
+    assert refused.value.line == line(Kernel.kernel_provider, 1)
+
+
+def test_a_kernel_of_what_is_not_installed_is_left_to_the_run(planned: Planned) -> None:
+    requires = {"requires": ("no-such-distribution>=1",)}
+    assert planned(one=Kernel(function="no_such:f", **requires)).candidates
+    assert planned(one=Kernel(function="tabnanny:check")).candidates
+    assert "tabnanny" not in sys.modules

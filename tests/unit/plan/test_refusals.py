@@ -289,7 +289,7 @@ CLASHES: dict[str, tuple[Made, str]] = {
         "slot opt.set[embedding.weight].lr_mul is claimed by both 'one' and 'two'",
     ),
     "kernel": (
-        kernels(lambda k: k.candidate(Candidate("swiglu", "mine", ("torch",), "m:f"))),
+        kernels(lambda k: k.candidate(Candidate("swiglu", "mine", ("torch",), "operator:mul"))),
         "kernel swiglu=mine is offered by both 'one' and 'two'",
     ),
 }

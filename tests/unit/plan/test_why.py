@@ -414,7 +414,9 @@ def shy(request: Any) -> str:
 
 def test_a_kernel_of_a_plugin_is_explained(planned: Callable[..., Plan]) -> None:
     def offer(**more: Any) -> Plugin:
-        candidate = Candidate("swiglu", "mine", ("torch",), "m:f", rank=lambda r: -1, **more)
+        candidate = Candidate(
+            "swiglu", "mine", ("torch",), "operator:mul", rank=lambda r: -1, **more
+        )
         return plugin(kernel_provider=lambda self, kernels: kernels.candidate(candidate))
 
     (answer,) = _ops(planned(brings=offer()), "swiglu")
