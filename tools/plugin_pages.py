@@ -56,15 +56,15 @@ def plugins_of(folder: Path) -> str:
 
 
 def options_of(folder: Path) -> str:
-    """Every option of one distribution's plugins, with its default as JSON."""
+    """Every option of one distribution's plugins, with its default, as it is typed."""
     return table(("option", "default", "what it is"), _options(folder))
 
 
 def _options(folder: Path) -> Iterator[tuple[str, str, str]]:
     for name, cls in offered(folder)[1].items():
         for option, field in cls.__pydantic_fields__.items():
-            default = json.dumps(field.default)
-            yield f"`{name}.{option}`", f"`{default}`", field.description or ""
+            default = "none" if field.default is None else f"`{json.dumps(field.default)}`"
+            yield f"`{name}.{option}`", default, field.description or ""
 
 
 SECTIONS: Mapping[str, Callable[[Path], str]] = {

@@ -87,9 +87,11 @@ def test_a_plugins_page_lists_its_options(repository: Path) -> None:
     for file in repository.glob("plugins/*/pyproject.toml"):
         offered = tomllib.loads(file.read_text())["project"]["entry-points"]["minillm.plugins"]
         page = (file.parent / "README.md").read_text()
-        told = dict(re.findall(r"^\| `(\w+\.\w+)` \| `(.+?)` \|", page, re.MULTILINE))
+        told = dict(re.findall(r"^\| `(\w+\.\w+)` \| (.+?) \|", page, re.MULTILINE))
         found = {
-            f"{name}.{option}": json.dumps(field.default)
+            f"{name}.{option}": "none"
+            if field.default is None
+            else f"`{json.dumps(field.default)}`"
             for name, target in offered.items()
             for option, field in EntryPoint(name, target, "").load().__pydantic_fields__.items()
         }
