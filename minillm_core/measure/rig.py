@@ -158,9 +158,14 @@ class Rig:
                 job.trainer,
                 seen=job.seen,
                 say=self._say,
+                raised=job.raised,
             )
             told = Observers(
-                [counts, evidence], observers(job.plugins), say=self._say, seen=job.seen
+                [counts, evidence],
+                observers(job.plugins),
+                say=self._say,
+                seen=job.seen,
+                raised=job.raised,
             )
             with Feed(job, None) as feed, uncollected():
                 Loop(
