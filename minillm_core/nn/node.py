@@ -113,6 +113,9 @@ def node_of(
         ValueError: not a Module class, arguments its constructor does not take or lacks, a
             ``forward`` that cannot be bound.
     """
+    if isinstance(cls, Module):
+        kind = type(cls).__name__
+        raise ValueError(f"{kind}(...) is a module that was made: hand in {kind} and its arguments")
     if not (isinstance(cls, type) and issubclass(cls, Module)):
         raise ValueError(f"{cls!r} is not a class derived from minillm_core.Module")
     parameters = dict(list(inspect.signature(cls.__init__).parameters.items())[1:])

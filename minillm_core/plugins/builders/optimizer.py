@@ -13,7 +13,7 @@ from minillm_core.optim.schedules import Schedule, Scheduled
 from minillm_core.optim.stage import ANCHORS, Draft, Rule, stage
 from minillm_core.plugins.builders.base import Builder, ValueTable
 from minillm_core.plugins.slots import Claim
-from minillm_core.text import few
+from minillm_core.text import few, nearest
 
 __all__ = ["OptimizerBuilder", "OptimizerSlots", "ParamInfo"]
 
@@ -283,9 +283,11 @@ class OptimizerBuilder(Builder):
 
     def _stage(self, anchor: str, draft: Draft) -> None:
         if anchor not in ANCHORS:
+            close = nearest(anchor, ANCHORS)
             raise PlanError(
                 f"plugin '{self._owner}': a rule has no stage '{anchor}'",
-                fix=f"stages are {', '.join(ANCHORS)}",
+                fix=(f"did you mean {close}? " if close else "")
+                + f"stages are {', '.join(ANCHORS)}",
             )
         if not isinstance(draft, Draft):
             raise PlanError(

@@ -232,3 +232,19 @@ def test_a_kernel_of_what_is_not_installed_is_left_to_the_run(planned: Planned) 
     assert planned(one=Kernel(function="no_such:f", **requires)).candidates
     assert planned(one=Kernel(function="tabnanny:check")).candidates
     assert "tabnanny" not in sys.modules
+
+
+def test_a_module_that_was_made_is_refused(planned: Planned) -> None:
+    made: Any = Misnamed()
+    with pytest.raises(PlanError, match="hand in Misnamed and its arguments") as refused:
+        planned(one=gated(made))
+    assert refused.value.line == line(gated, 4)
+
+
+def test_a_misspelt_stage_is_recognised(planned: Planned) -> None:
+    def optimizer_factory(self: Any, optimizer: Any) -> None:
+        optimizer.extend("adamw", "momentun", None)
+
+    with pytest.raises(PlanError, match="did you mean momentum\\? stages are") as refused:
+        planned(one=plugin(optimizer_factory=optimizer_factory))
+    assert refused.value.line == line(optimizer_factory, 1)
