@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import minillm_core as core
+from minillm_core import testing
 from minillm_core.nn.init import fan_in
 from minillm_core.ops.arrays import ArrayFunctions
 from minillm_core.ops.contract import CONTRACTS, Operations
@@ -179,6 +180,18 @@ def event_table() -> str:
     return "\n\n".join((told, f"### `Throughput`\n\n{speed}", fields(events.Throughput)))
 
 
+def tests() -> str:
+    """What authors test their own code with."""
+    parts = [
+        entry(called(name, getattr(testing, name)), getattr(testing, name))
+        for name in ("conformance", "run_module", "one_step", "numpy_ops")
+    ]
+    sizes = ", ".join(f"`{name}={value}`" for name, value in vars(testing.GEOMETRY).items())
+    about = f"### `GEOMETRY`\n\nWhat `run_module` gives for `geometry`: {sizes}."
+    step = "### `Step`\n\n" + doc_of(testing.Step).summary
+    return "\n\n".join((*parts[:2], about, parts[2], step, fields(testing.Step), parts[3]))
+
+
 def reserved() -> str:
     """Names that no field, stream or tap may have."""
     return ", ".join(f"`{name}`" for name in sorted(RESERVED)) + "."
@@ -207,6 +220,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "ops": contracts,
     "schedules": schedules,
     "refusal": refusal,
+    "tests": tests,
 }
 """Part of the page -> what makes it."""
 

@@ -33,33 +33,40 @@ def run_module(
 
     ::
 
-        y, weights = run_module(HeadGate, y=y, x=x)
-        np.testing.assert_allclose(y, reference.gated(y, x, weights["gate.weight"]))
+        out, weights = run_module(HeadGate, {"bound": 2.0}, y=y, x=x)
+        np.testing.assert_allclose(out, reference.gated(y, x, weights["gate.weight"], bound=2.0))
 
     That torch and MLX compute the same as NumPy is for :func:`conformance` to show.
 
     Args:
         cls: the module's class.
-        arguments: of its constructor; ``geometry`` is :data:`GEOMETRY` unless given.
+        arguments: of its constructor, a dictionary; ``geometry`` is :data:`GEOMETRY` unless given.
         inputs: of ``forward``, by name: arrays, floats are taken as float64.
 
     Returns:
-        What ``forward`` gives; and every parameter and state by name (``gate.weight``), moved away
-        from its initial value, so that what starts at 0 or 1 takes part.
+        What ``forward`` gives, a tuple where it gives one; and every parameter and state by name
+            (``gate.weight``), moved away from its initial value, so that what starts at 0 or 1
+            takes part.
 
     Raises:
         Refusal: inputs that ``forward`` does not take, or lacks.
     """
     names = call_names(cls.forward)
+    made_with = list(inspect.signature(cls.__init__).parameters)[1:]
     if set(names) != set(inputs):
+        constructors = [name for name in inputs if name in made_with and name not in names]
+        apart = f"run_module({cls.__name__}, {{{', '.join(f'{n!r}: ...' for n in constructors)}}}, "
+        apart += ", ".join(f"{name}=..." for name in names) + ")"
         raise Refusal(
             f"{cls.__name__}.forward takes {', '.join(names) or 'nothing'}, "
             f"not {', '.join(inputs) or 'nothing'}",
             where="run_module",
-            fix="give each of its arguments by name",
+            fix=f"the constructor's arguments are a dictionary of their own: {apart}"
+            if constructors
+            else "give each of forward's arguments by name, and no other",
         )
     given = dict(arguments or {})
-    if "geometry" in inspect.signature(cls.__init__).parameters:
+    if "geometry" in made_with:
         given.setdefault("geometry", GEOMETRY)
     with materialising(NumPyFramework()):
         module = cls(**given)

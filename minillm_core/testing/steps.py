@@ -24,10 +24,10 @@ class Step:
     values: dict[str, float]  # schedule value -> what it was: "my_rule.lr"
     hidden: np.ndarray  # (B, T, C) float64, what the head is given, computed by NumPy
     head: np.ndarray  # (V, C) float64
-    loss: float
+    loss: float  # the main target's, nats a supervised label
     before: dict[str, np.ndarray]  # parameter -> float64
     gradients: dict[str, np.ndarray]  # of the loss, as they reach the optimizer; not clipped
-    after: dict[str, np.ndarray]
+    after: dict[str, np.ndarray]  # parameter -> float64
 
 
 def one_step(spec: str, options: Mapping[str, Any] | None = None, *, backend: str) -> Step:

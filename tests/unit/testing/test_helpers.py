@@ -54,6 +54,16 @@ def test_a_module_is_computed_from_the_weights_that_are_told() -> None:
     assert got.dtype == np.float64
 
 
+def test_arguments_of_the_constructor_are_told_from_those_of_forward() -> None:
+    with pytest.raises(Refusal) as refused:
+        run_module(Everything, scale=0.5, x=1.0, ids=1)
+    assert "Everything.forward takes x, ids, not scale, x, ids" in refused.value.what
+    assert "run_module(Everything, {'scale': ...}, x=..., ids=...)" in str(refused.value.fix)
+    with pytest.raises(Refusal) as refused:
+        run_module(Everything, {"scale": 0.5}, y=1.0)
+    assert "forward's arguments by name" in str(refused.value.fix)
+
+
 def test_a_geometry_of_one_s_own_is_taken() -> None:
     narrow = Geometry(1, 6, 2, 1, 3, 8, 11, 5)
     x, ids = np.ones((1, 2, 6)), np.ones((1, 2), int)
