@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-__all__ = ["few", "nearest", "plain", "printable", "printable_so_far"]
+__all__ = ["counted", "few", "nearest", "plain", "printable", "printable_so_far"]
 
 # The counts are bounded so that a stream need not be held back for long; real ones stay below.
 _SEQUENCES = (
@@ -64,6 +64,11 @@ def few(names: Sequence[str], shown: int = 3) -> str:
     """The first of several names, and how many more there are."""
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
     return ", ".join(names[:shown]) + more
+
+
+def counted(count: int, one: str) -> str:
+    """``1 slot``, ``2 slots``: of a word whose plural is made by an s."""
+    return f"{count} {one}{'' if count == 1 else 's'}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from minillm_core.plugins.scaffold import Names, write_package
+from minillm_core.text import plain
 
 __all__ = ["new", "render"]
 
@@ -19,8 +20,9 @@ def new(name: str, kind: str, folder: Path) -> str:
     Raises:
         Refusal: nothing was written.
     """
-    paths = write_package(name, kind, folder, author())
-    return render(Names(name), kind, folder, paths)
+    holder = author()
+    paths = write_package(name, kind, folder, holder)
+    return render(Names(name), kind, folder, paths, holder)
 
 
 def author() -> str:
@@ -38,8 +40,8 @@ def author() -> str:
     return asked.stdout.strip() or unknown
 
 
-def render(names: Names, kind: str, folder: Path, paths: Sequence[Path]) -> str:
-    """The files with their lines, and the commands that come next."""
+def render(names: Names, kind: str, folder: Path, paths: Sequence[Path], holder: str) -> str:
+    """The files with their lines, in whose name they are, and the commands that come next."""
     target = folder / names.distribution
     place = str(target) if target.is_absolute() else f"./{target}"  # pip would look a name up
     width = max(len(path.relative_to(target).as_posix()) for path in paths)
@@ -51,6 +53,7 @@ def render(names: Names, kind: str, folder: Path, paths: Sequence[Path]) -> str:
                 f"  {path.relative_to(target).as_posix():{width}}  {lines(path):>4} lines"
                 for path in paths
             ),
+            f"by {plain(holder)}, as LICENSE and pyproject.toml say",
             "next:",
             f"  pip install -e {shlex.quote(place)}",
             f"  minillm plugins check {names.plugin}",

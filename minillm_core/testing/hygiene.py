@@ -16,7 +16,7 @@ from minillm_core.plugins.manager import with_options
 from minillm_core.plugins.manifest import read_class
 from minillm_core.testing.check import Check, Failed, NotApplicable
 from minillm_core.testing.subject import Subject
-from minillm_core.text import plain
+from minillm_core.text import counted, plain
 
 __all__ = ["CHECKS", "HEAVY"]
 
@@ -61,7 +61,7 @@ def clean_import(subject: Subject) -> str:
             f"prints {plain(printed.splitlines()[0], 100)!r}",
             cause="a print at module level: stdout is for what a command answers; leave it out",
         )
-    return f"{len(answer['modules'])} modules, nothing opened for writing, no socket"
+    return f"{counted(len(answer['modules']), 'module')}, nothing opened for writing, no socket, no print"
 
 
 def manifest(subject: Subject) -> str:
@@ -81,7 +81,7 @@ def manifest(subject: Subject) -> str:
             f"the source has options {facts.options}, the class {own}",
             cause="options are made by code, and not stated as fields of the class",
         )
-    return f"api {facts.manifest.api}, {len(own)} options"
+    return f"api {facts.manifest.api}, {counted(len(own), 'option')}"
 
 
 def options(subject: Subject) -> str:
@@ -103,7 +103,7 @@ def options(subject: Subject) -> str:
     try:
         with_options(subject.found, {**given, "no_such_option": 1})
     except MinillmError:
-        return f"{len(given)} options through JSON and TOML; an unknown one is refused"
+        return f"{counted(len(given), 'option')} through JSON and TOML; an unknown one is refused"
     raise Failed(
         "an unknown option is taken without a word",
         cause="model_config with extra= other than forbid",

@@ -12,7 +12,7 @@ from minillm_core.testing.check import Check, Failed, NotApplicable
 from minillm_core.testing.oracle import Oracle
 from minillm_core.testing.small import ODD, Batch
 from minillm_core.testing.subject import Subject
-from minillm_core.text import plain
+from minillm_core.text import counted, plain
 
 __all__ = ["CHECKS", "norm"]
 
@@ -100,7 +100,7 @@ def slopes(subject: Subject) -> str:
                     cause="stop_gradient where a gradient should pass, or a cast that cuts it off",
                 )
         found.append(f"{backend} {worst:.0e}, bfloat16 {_coarse(subject, backend, batch, grads)}")
-    return f"{len(measured)} parameters: " + ", ".join(found)
+    return f"{counted(len(measured), 'parameter')}: " + ", ".join(found)
 
 
 def _slopes(oracle: Oracle, batch: Batch) -> dict[str, tuple[np.ndarray, float]]:

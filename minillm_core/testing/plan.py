@@ -9,6 +9,7 @@ from minillm_core.plan import Plan
 from minillm_core.testing.check import Check, Failed
 from minillm_core.testing.hygiene import HEAVY
 from minillm_core.testing.subject import Subject
+from minillm_core.text import counted
 
 __all__ = ["CHECKS"]
 
@@ -18,7 +19,7 @@ def builds(subject: Subject) -> str:
     mine = [p for p in subject.plan().placements if p.owner == subject.name]
     beside = ", ".join(one.name for one in subject.companions)
     told = f"; beside {beside}, which it builds on" if beside else ""
-    return f"{len(mine)} slots taken: {', '.join(p.slot for p in mine[:3])}{told}"
+    return f"{counted(len(mine), 'slot')} taken: {', '.join(p.slot for p in mine[:3])}{told}"
 
 
 def same_plan(subject: Subject) -> str:
@@ -65,7 +66,9 @@ def only_declared(subject: Subject) -> str:
             raise Failed(
                 f"value {name} was {schedule}, is {ours.schedules.get(name)}", cause=written
             )
-    return f"{len(mine)} slots, {len(plain.parameters)} parameters of the core as they were"
+    return (
+        f"{counted(len(mine), 'slot')}, {len(plain.parameters)} parameters of the core as they were"
+    )
 
 
 def _updates(plan: Plan) -> dict[str, tuple[Any, ...]]:

@@ -7,7 +7,7 @@ import unicodedata
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minillm_core.text import few, nearest, plain, printable, printable_so_far
+from minillm_core.text import counted, few, nearest, plain, printable, printable_so_far
 
 words = st.text(st.characters(categories=["L", "N", "P"]), min_size=1, max_size=9)
 SEQUENCES = "\x1b[31m \x1b[2J \x1b]0;title\x07 \x1b]8;;http://x\x1b\\ \x1bPq\x1b\\ \x1bc"
@@ -65,3 +65,7 @@ def test_the_nearest_name() -> None:
     assert nearest("widht", ["width", "height"]) == "width"
     assert nearest("zzz", ["width", "height"]) is None
     assert nearest("a", []) is None
+
+
+def test_one_is_no_plural() -> None:
+    assert [counted(n, "slot") for n in range(3)] == ["0 slots", "1 slot", "2 slots"]

@@ -12,6 +12,7 @@ from pathlib import Path
 from string import Template
 
 from minillm_core.errors import PluginError, Refusal
+from minillm_core.plugins.begun import begun
 from minillm_core.plugins.manifest import read_class
 from minillm_core.plugins.scaffold.names import Names, checked
 from minillm_core.text import nearest, plain
@@ -70,6 +71,12 @@ def write_package(name: str, kind: str, folder: Path, author: str = "The authors
         )
     names = checked(name)
     target = folder / names.distribution
+    if (other := begun(names.plugin, folder)) is not None and other != target:
+        raise PluginError(
+            f"a package of plugin '{names.plugin}' is there already: {other}",
+            where=str(other.absolute()),
+            fix="go on with that one, or choose another name",
+        )
     made = _filled(names, kind, plain(author) or "The authors")
     try:
         target.mkdir(parents=True)

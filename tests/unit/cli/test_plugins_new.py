@@ -51,7 +51,8 @@ def test_the_package_is_written_and_what_comes_next_is_said(
         "  minillm plugins check head_gate",
         "  minillm train --plugins head_gate",
     ]
-    named = [line.split()[0] for line in listed[:-4]]
+    assert listed[-5] == "by A. Person, as LICENSE and pyproject.toml say"
+    named = [line.split()[0] for line in listed[:-5]]
     assert sorted(folder / name for name in named) == sorted(
         path for path in folder.rglob("*") if path.is_file()
     )

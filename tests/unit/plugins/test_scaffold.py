@@ -255,6 +255,13 @@ def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
     assert not list(folder.iterdir())
 
 
+def test_a_second_package_of_one_plugin_is_refused(tmp_path: Path) -> None:
+    write_package("csv_rows", "model", tmp_path)
+    with pytest.raises(PluginError, match=r"is there already: .*minillm-csv_rows"):
+        write_package("csv-rows", "model", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["minillm-csv_rows"]
+
+
 def test_a_place_that_is_no_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("kept")
     with pytest.raises(PluginError, match="cannot be written"):
