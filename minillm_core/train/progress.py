@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -183,6 +183,13 @@ class BarView(View):
             refresh_per_second=4,
         )
         self._task = self._bar.add_task("step 0", total=1.0, figures="", left="-:--")
+        self._last: dict[str, Any] = {}  # what it showed of the last step
+
+    def __call__(self, event: Event) -> None:
+        """Show an event; after an evaluation the bar is the last step's again."""
+        if isinstance(event, Evaluated):
+            self._bar.update(self._task, **self._last)
+        super().__call__(event)
 
     def evaluating(self, done: int, of: int) -> None:
         """Fill the bar anew."""
@@ -199,13 +206,13 @@ class BarView(View):
         self._bar.console.print(text, markup=False, highlight=False)
 
     def _step(self, event: Stepped, fraction: float) -> None:
-        self._bar.update(
-            self._task,
-            completed=fraction,
-            description=self._title(event),
-            figures=figures(event),
-            left=self._left(fraction),
-        )
+        self._last = {
+            "completed": fraction,
+            "description": self._title(event),
+            "figures": figures(event),
+            "left": self._left(fraction),
+        }
+        self._bar.update(self._task, **self._last)
 
     def __enter__(self) -> Self:
         self._bar.start()

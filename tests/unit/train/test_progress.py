@@ -98,8 +98,13 @@ def test_the_bar_shows_an_evaluation(clock) -> None:
     with BarView(lambda: 1.0, 4, console, clock) as shown:
         shown(stepped(4))
         shown.evaluating(1000, 20_000)
-    assert "evaluating" in stream.getvalue()
-    assert "1,000 of 20,000 predictions" in stream.getvalue()
+        shown._bar.refresh()
+        shown(Evaluated(4, 3.5, None))
+        shown._bar.refresh()
+    before, after = stream.getvalue().split("step 4: validation loss")
+    assert "1,000 of 20,000 predictions" in before
+    assert "evaluating" in before
+    assert after.rindex("step 4/4") > after.rfind("evaluating")
 
 
 def test_without_a_terminal_there_is_no_bar(capsys: pytest.CaptureFixture) -> None:
