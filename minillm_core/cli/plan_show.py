@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from minillm_core.backends.offers import check_planned
+from minillm_core.checkpoint.directory import export_checked
 from minillm_core.cli.console import emit, say
 from minillm_core.cli.prepare import Asked, Prepared, prepare
 from minillm_core.plan import build_plan
@@ -17,7 +18,7 @@ __all__ = ["show_diff", "show_plan"]
 def show_plan(asked: Asked, *, json: bool) -> None:
     """Write the plan: a table, or one JSON document."""
     prepared = prepare(asked, to_run=False)
-    plan = build_plan(prepared.loaded.config, prepared.plugins)
+    plan = export_checked(build_plan(prepared.loaded.config, prepared.plugins))
     check_planned(plan)
     _say_notes(prepared)
     if json:
@@ -29,7 +30,8 @@ def show_plan(asked: Asked, *, json: bool) -> None:
 def show_diff(asked: Asked, first: str, second: str, *, json: bool) -> None:
     """Write what differs between the plans with two sets of plugins."""
     both = [prepare(asked.with_plugins(plugins), to_run=False) for plugins in (first, second)]
-    one, other = (build_plan(each.loaded.config, each.plugins) for each in both)
+    plans = (build_plan(each.loaded.config, each.plugins) for each in both)
+    one, other = map(export_checked, plans)
     check_planned(one)
     check_planned(other)
     _say_notes(*both)

@@ -49,6 +49,7 @@ class Export:
 
     layout: str | None  # "llama", "qwen3"
     blocked_by: tuple[str, ...] = ()
+    reason: str = ""  # why a layout that a plugin claims does not fit
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,8 @@ def exportable(plan: Plan) -> str:
     """The layout that the model can be exported in, or who stands in the way."""
     if plan.export.layout is not None:
         return f"a {plan.export.layout} directory"
+    if plan.export.reason:
+        return f"none: {plan.export.reason}"
     blockers = ", ".join(plan.export.blocked_by)
     verb = "stands" if len(plan.export.blocked_by) == 1 else "stand"
     return f"none: {blockers} {verb} in the way"

@@ -10,6 +10,7 @@ from pathlib import Path
 from minillm_core import backends
 from minillm_core.backends.base import Backend, Trainer
 from minillm_core.backends.detect import Detected
+from minillm_core.checkpoint.directory import export_checked
 from minillm_core.config.load import Loaded
 from minillm_core.config.schema import Config
 from minillm_core.data import Corpus, open_corpus
@@ -85,7 +86,7 @@ def check(
     budget = Budget(config.train.steps, config.train.minutes)
     plugins = tuple(plugins)
     check_support(plugins, detected.backend, detected.device)
-    plan = build_plan(config, plugins)
+    plan = export_checked(build_plan(config, plugins))
     warnings, known = check_plan(earlier, plan, plugins) if earlier else ([], [])
     notes = [*loaded.notes, *known]
     whose, when = at_work(plugins), "while kernels are chosen"

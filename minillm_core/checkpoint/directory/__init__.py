@@ -12,7 +12,13 @@ from __future__ import annotations
 
 from minillm_core.checkpoint.directory.layout import Layout
 from minillm_core.checkpoint.directory.layouts import LAYOUTS
-from minillm_core.checkpoint.directory.match import Fitted, export_layout, exported, fit
+from minillm_core.checkpoint.directory.match import (
+    Fitted,
+    export_checked,
+    export_layout,
+    exported,
+    fit,
+)
 from minillm_core.checkpoint.directory.read import ModelDirectory, read_model_directory
 from minillm_core.checkpoint.directory.tokenizer import tokenizer_documents
 from minillm_core.checkpoint.directory.write import refuse_taken, write_directory
@@ -22,6 +28,7 @@ __all__ = [
     "Fitted",
     "Layout",
     "ModelDirectory",
+    "export_checked",
     "export_layout",
     "exported",
     "fit",

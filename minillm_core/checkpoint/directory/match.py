@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from minillm_core.checkpoint.directory.layout import Layout, Tensor, places
 from minillm_core.checkpoint.directory.layouts import LAYOUTS
 from minillm_core.checkpoint.directory.read import ModelDirectory
-from minillm_core.errors import ConfigError, PlanError
+from minillm_core.errors import ConfigError, PlanError, Refusal
 from minillm_core.plan import Plan
+from minillm_core.plan.plan import Export
 from minillm_core.text import few
 
-__all__ = ["Fitted", "export_layout", "exported", "fit"]
+__all__ = ["Fitted", "export_checked", "export_layout", "exported", "fit"]
 
 SIZES = ("layers", "dim", "heads", "kv_heads", "hidden", "vocab", "tied")
 """Settings of a model that must be its directory's; rope_base may be changed on purpose."""
@@ -59,6 +60,19 @@ def export_layout(plan: Plan) -> Layout:
             names = sorted(found.get(place, place) for place in wrong)
             raise _misdeclared(plan, f"the {layout.name} layout {what} {few(names)}", names)
     return layout
+
+
+def export_checked(plan: Plan) -> Plan:
+    """The plan, where a claim of ``export=`` does not hold without it, and with the reason."""
+    if plan.export.layout is None:
+        return plan
+    try:
+        export_layout(plan)
+    except Refusal as error:
+        owners = {info.owner for info in plan.parameters.values()} - {"core"}
+        reason = f"{error.what} ({error.where})"
+        return replace(plan, export=Export(None, tuple(sorted(owners)), reason))
+    return plan
 
 
 def exported(plan: Plan, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from minillm_core.checkpoint import disk
 from minillm_core.checkpoint.directory import (
     LAYOUTS,
     ModelDirectory,
+    export_checked,
     export_layout,
     exported,
     fit,
@@ -32,6 +34,7 @@ from minillm_core.nn.init import ones, zeros
 from minillm_core.nn.module import Module
 from minillm_core.nn.param import Param
 from minillm_core.plan import Plan
+from minillm_core.plan.render import exportable
 from minillm_core.plugins.plugin import Plugin
 
 Planned = Callable[..., Plan]
@@ -267,6 +270,16 @@ def test_what_fits_no_layout_is_refused_by_the_plugin_s_name(
     with pytest.raises(PlanError, match=what) as found:
         export_layout(planned(odd=plugin))
     assert "plugins: odd" in str(found.value)
+
+
+def test_a_claim_that_does_not_hold_is_said_by_the_plan(planned: Planned) -> None:
+    plan = export_checked(planned(odd=Liar()))
+    assert (plan.export.layout, plan.export.blocked_by) == (None, ("odd",))
+    said = r"none: the llama layout has no place for layers\.0\.attention\.out\.odd.*plugins: odd"
+    assert re.fullmatch(said + r"\)", exportable(plan))
+    assert plan.hash == planned(odd=Liar()).hash
+    plain = planned()
+    assert export_checked(plain) is plain
 
 
 def test_state_that_is_no_parameter_is_refused(planned: Planned) -> None:
