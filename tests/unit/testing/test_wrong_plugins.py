@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Container, Iterator
 
 import pytest
@@ -274,6 +275,8 @@ def as_before() -> Iterator[None]:
     yield
     object.__setattr__(ones, "value", 1.0)
     torch.backends.cudnn.benchmark = False
+    for name in ("MY_TRICK", "MY_TRICK_2"):
+        os.environ.pop(name, None)
 
 
 def needed(name: str) -> set[str]:
