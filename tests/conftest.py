@@ -27,6 +27,8 @@ BLAS = pytest.StashKey[str]()
 def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so a shell starts what ends in "&"
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # so nohup starts what it starts
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     config.stash[BLAS] = "bundled with MLX" if "mlx.core" in sys.modules else _openblas()
     # torch complains of itself: where torch.compile makes an instance of every autograd.Function
     # that it traces, and where Inductor is imported.

@@ -73,8 +73,9 @@ class Sampling:
         if self.top_k is None and self.top_p == 1:
             return weights
         order = np.argsort(-exact, kind="stable")[: self.top_k]  # the likeliest first
-        before = np.cumsum(weights[order]) - weights[order]
-        order = order[before < self.top_p * weights[order].sum()]
+        if self.top_p < 1:  # at 1 the rounding of sums must not take the least likely away
+            before = np.cumsum(weights[order]) - weights[order]
+            order = order[before < self.top_p * weights[order].sum()]
         kept = np.zeros_like(weights)
         kept[order] = weights[order]
         return kept

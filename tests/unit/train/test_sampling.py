@@ -30,7 +30,7 @@ def nucleus(logits: np.ndarray, temperature: float, k: int | None, p: float) -> 
     weights = [math.exp(scaled[i] - max(scaled)) for i in ranked]
     kept, mass = [], 0.0
     for index, weight in zip(ranked, weights, strict=True):
-        if mass >= p * math.fsum(weights) or weight == 0:  # too cold for this one
+        if (p < 1 and mass >= p * math.fsum(weights)) or weight == 0:  # too cold for this one
             break
         kept.append(index)
         mass += weight
@@ -38,6 +38,7 @@ def nucleus(logits: np.ndarray, temperature: float, k: int | None, p: float) -> 
 
 
 @example(np.asarray([30, -30], np.float32), 0.05, None, 1.0)
+@example(np.asarray([0, 5], np.float32), 0.125, None, 1.0)
 @given(logits_of, st.floats(0.05, 3), st.none() | st.integers(1, 25), shares)
 def test_only_the_likeliest_are_drawn(
     logits: np.ndarray, temperature: float, k: int | None, p: float
