@@ -132,7 +132,11 @@ def test_a_backend_that_it_does_not_have_is_said(program: Program, quiet: Any) -
         (("nuon",), "no plugin 'nuon'", "did you mean 'muon'?"),
         (("./no.py:X",), "no file ./no.py", "give the path"),
         (("./quiet.py",), "does not say which class", "./quiet.py:ClassName"),
-        (("./quiet.py:Quite",), "defines no class Quite", "it has ./quiet.py:Quiet; or, in the file: class Quite"),
+        (
+            ("./quiet.py:Quite",),
+            "defines no class Quite",
+            "it has ./quiet.py:Quiet; or, in the file: class Quite",
+        ),
         (("muon", "--only", "slope"), "no check 'slope'", "did you mean 'slopes'?"),
         (("muon", "--only", "x"), "no check 'x'", "one of "),
         (("muon", "--backend", "tortch"), "no backend 'tortch'", "did you mean torch?"),

@@ -243,7 +243,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
         "causal",
         MIX,
         f"{MIX}\n        after = self.ops.concat([x[:, 1:], self.ops.zeros_like(x[:, :1])], 1)\n"
-        "        mixed = mixed + 1e-6 * after",
+        "        mixed = mixed + 1e-6 * self.gate(x) * after",
     ),
     "no lookback": ("decodes", "    lookback = 1", ""),
     "no such export": (
