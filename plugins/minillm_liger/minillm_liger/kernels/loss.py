@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from liger_kernel.ops.fused_linear_cross_entropy import fused_linear_cross_entropy_forward
-from torch import Tensor
+from torch import Tensor, library
 from torch.autograd import Function
 
 from minillm_core.ops import LossForm
@@ -79,7 +79,7 @@ class _Fused(Function):
         return grad_hidden * by, grad_weight * by, None, None, None, None, None
 
 
-@torch.library.custom_op(
+@library.custom_op(
     "minillm_liger::fused_linear_cross_entropy",
     mutates_args=(),
     schema="(Tensor hidden, Tensor weight, Tensor target, Tensor? by_row, float? cap, "
