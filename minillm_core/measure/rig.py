@@ -11,19 +11,19 @@ from minillm_core import backends
 from minillm_core.backends.base import Backend, Trainer
 from minillm_core.backends.detect import Detected
 from minillm_core.config.load import Loaded
-from minillm_core.data import Corpus, bytes_per_token, validation_batches
+from minillm_core.data import Corpus
 from minillm_core.measure.graph import graph_of
 from minillm_core.measure.stepped import uncollected
 from minillm_core.plan import Plan
 from minillm_core.plugins.blame import blaming
 from minillm_core.plugins.manager import LoadedPlugin
-from minillm_core.plugins.streams import Streams
 from minillm_core.train.budget import Budget, Cadence
 from minillm_core.train.evaluate import Validation
 from minillm_core.train.events import Evaluated, Event, Stepped
 from minillm_core.train.evidence import Evidence
 from minillm_core.train.feed import Feed
-from minillm_core.train.hooks import batch_hook, observers
+from minillm_core.train.held_out import validation
+from minillm_core.train.hooks import observers
 from minillm_core.train.job import Job
 from minillm_core.train.loop import Loop
 from minillm_core.train.meter import Meter
@@ -214,25 +214,7 @@ class Rig:
         return Job(loaded, tuple(plugins), plan, self._corpus, trainer, budget, ())
 
     def _validation(self, job: Job, tokens: int) -> Validation:
-        config, tokenizer = job.config, self._corpus.tokenizer
-        hook = batch_hook(
-            job.plan.on_batch,
-            job.plugins,
-            job.seen,
-            config.model.vocab,
-            Streams(config.seed),
-            fields=job.plan.batch_fields,
-        )
-        batches = validation_batches(
-            self._corpus.val,
-            rows=config.train.rows,
-            seq_len=config.train.seq_len,
-            tokens=tokens,
-            seed=None,
-            on_batch=hook,
-        )
-        token_bytes = bytes_per_token(tokenizer, config.model.vocab) if tokenizer else None
-        return Validation(job.trainer, batches, token_bytes, lambda: self._stop.requested)
+        return validation(job, tokens, cancelled=lambda: self._stop.requested)
 
     def _drop(self) -> None:
         """Give the compiled trainer's memory back before the next one takes its own."""

@@ -11,7 +11,6 @@ from minillm_core.backends.base import Backend
 from minillm_core.backends.detect import Detected
 from minillm_core.checkpoint import Writer, layout, lock, put_away, retain, sweep
 from minillm_core.config.load import Loaded
-from minillm_core.data import OnBatch, bytes_per_token, validation_batches
 from minillm_core.errors import (
     Interrupted,
     MinillmError,
@@ -23,18 +22,17 @@ from minillm_core.errors import (
 from minillm_core.plan import Plan
 from minillm_core.plugins.blame import at_work, blaming
 from minillm_core.plugins.manager import LoadedPlugin
-from minillm_core.plugins.streams import Streams
 from minillm_core.plugins.watch import watching
 from minillm_core.train import describe
 from minillm_core.train.advice import not_finite, out_of_memory
 from minillm_core.train.budget import Cadence
 from minillm_core.train.document import document, taking_part
 from minillm_core.train.ending import resume_line
-from minillm_core.train.evaluate import Validation
 from minillm_core.train.events import Evaluated, Resumed, Started
 from minillm_core.train.evidence import Evidence
 from minillm_core.train.feed import Feed
-from minillm_core.train.hooks import batch_hook, observers
+from minillm_core.train.held_out import hook_outside_training, validation
+from minillm_core.train.hooks import observers
 from minillm_core.train.job import Job, check
 from minillm_core.train.loop import Loop
 from minillm_core.train.meter import Meter
@@ -233,10 +231,15 @@ def _loop(
                 shown.say,
                 go_on=config.checkpoint.on_error == "continue",
             )
-        validation = _validation(job, stop, shown)
+        validate = validation(
+            job,
+            config.eval.tokens,
+            cancelled=lambda: stop.requested,
+            progress=shown.evaluating,
+        )
 
         def evaluate(step: int) -> Evaluated | None:
-            found = validation(step)
+            found = validate(step)
             last[:] = [found] if found else last
             return found
 
@@ -305,38 +308,6 @@ def _evaluation_is_due(job: Job, position: Position) -> bool:
     return position.step > 0 and Cadence(job.config.eval.every).evaluates(position.step)
 
 
-def _validation(job: Job, stop: StopRequest, shown: View) -> Validation:
-    config = job.config
-    batches = validation_batches(
-        job.corpus.val,
-        rows=config.train.rows,
-        seq_len=config.train.seq_len,
-        tokens=config.eval.tokens,
-        seed=None,  # it is in seeded order already
-        on_batch=_on_batch(job),
-    )
-    return Validation(
-        job.trainer,
-        batches,
-        bytes_per_token(job.corpus.tokenizer, config.model.vocab) if job.corpus.tokenizer else None,
-        cancelled=lambda: stop.requested,
-        progress=lambda done: shown.evaluating(done, batches.predictions),
-    )
-
-
-def _on_batch(job: Job) -> OnBatch | None:
-    """The plugins' hook for other phases than train, whose streams begin anew with every batch."""
-    config = job.config
-    return batch_hook(
-        job.plan.on_batch,
-        job.plugins,
-        job.seen,
-        config.model.vocab,
-        Streams(config.seed),
-        job.plan.batch_fields,
-    )
-
-
 def _constants(job: Job) -> dict[str, Any]:
     """What every checkpoint of the run says beside its position."""
     return {
@@ -356,7 +327,7 @@ def _show_sample(job: Job, say: Say) -> None:
                 job.corpus.tokenizer,
                 context=job.config.train.seq_len,
                 seed=job.config.seed,
-                on_batch=_on_batch(job),
+                on_batch=hook_outside_training(job),
             )
     except (PluginCodeError, NonFinite) as error:  # the run is over and recorded
         say(f"warning: no sample of what it writes: {error}")
