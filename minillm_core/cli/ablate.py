@@ -93,11 +93,7 @@ def ablate(
         seed=seed,
         backend=backend,
         device=device,
-        deterministic=False,
         kernels=kernels,
-        init=None,
-        resume=False,
-        out=out,
     )
     show_ablation(
         asked,

@@ -89,14 +89,9 @@ def bench(
         file=file,
         assignments=assignments,
         data=data,
-        steps=None,
         seed=seed,
         backend=backend,
         device=device,
-        deterministic=False,
         kernels=kernels,
-        init=None,
-        resume=False,
-        out=None,
     )
     show_bench(asked, request, against=against, json=as_json)

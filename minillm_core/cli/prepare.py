@@ -42,15 +42,15 @@ class Asked:
         file: Path | None,
         assignments: Sequence[str] | None,
         data: Sequence[str] | None,
-        steps: int | None,
+        steps: int | None = None,
         seed: int | None,
         backend: str | None,
         device: str | None,
-        deterministic: bool,
+        deterministic: bool = False,
         kernels: str | None,
-        init: Path | None,
-        resume: bool,
-        out: Path | None,
+        init: Path | None = None,
+        resume: bool = False,
+        out: Path | None = None,
     ) -> Asked:
         """The command line as typer parsed it.
 
