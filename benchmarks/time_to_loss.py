@@ -23,8 +23,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.curves import crossings
 from benchmarks.environment import RESULTS, write
 from benchmarks.ours import activated
@@ -38,6 +36,8 @@ from minillm_core.data import (
     validation_batches,
 )
 from minillm_core.data.corpus import open_documents
+from minillm_core.measure.graph import graph_of
+from minillm_core.measure.stepped import uncollected
 from minillm_core.plan import Plan
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.streams import Streams
@@ -76,7 +76,7 @@ class Bench:
         self.settings, self.val, self.window = settings, val, window
         self.predictions, self.cache, self.backend = predictions, cache, backend
         self.corpus: Corpus | None = None
-        self.compiled: tuple[str, Trainer, dict[str, np.ndarray]] | None = None
+        self.compiled: tuple[str, Trainer] | None = None
 
     def run(self, job: Mapping[str, Any]) -> dict[str, Any]:
         """Train one job; its curve, crossings apart."""
@@ -115,22 +115,17 @@ class Bench:
                 )
                 print(job["run"], curve[-1], flush=True)
 
-        with loader(plan, corpus, plugins) as batches:
-            gc.collect()
-            gc.disable()
-            try:
-                Loop(
-                    trainer,
-                    batches,
-                    plan.values,
-                    Budget(config.train.steps),
-                    emit,
-                    cadence=Cadence(int(job.get("every", 0))),
-                    evaluate=validation,
-                    meter=Meter(),
-                ).run()
-            finally:
-                gc.enable()
+        with loader(plan, corpus, plugins) as batches, uncollected():
+            Loop(
+                trainer,
+                batches,
+                plan.values,
+                Budget(config.train.steps),
+                emit,
+                cadence=Cadence(int(job.get("every", 0))),
+                evaluate=validation,
+                meter=Meter(),
+            ).run()
         middle = sorted(speed)[len(speed) // 2]
         return {
             **job,
@@ -151,24 +146,20 @@ class Bench:
         self, plan: Plan, backend: Any, seed: int, corpus: Corpus, plugins: Sequence[LoadedPlugin]
     ) -> Trainer:
         """One with its initial values, compiled and warm."""
-        key = f"{graph_of(plan)} {seed}"
-        if self.compiled and self.compiled[0] == key:
-            _, trainer, initial = self.compiled
-            trainer.resume(initial)
-            return trainer
-        self.compiled = None
-        gc.collect()
-        trainer = backend.trainer(
-            plan, seed, max_positions=max(self.window, plan.config.train.seq_len)
-        )
-        initial = trainer.arrays()
-        with loader(plan, corpus, plugins) as batches:
-            for _ in range(3):
-                batch = next(batches)
-                trainer.read(trainer.step(batch.micro, plan.values(1e-6), batch.supervised))
-        self.validation(trainer, plan, plugins, 4 * self.window)(0)
-        trainer.resume(initial)
-        self.compiled = (key, trainer, initial)
+        graph = graph_of(plan)
+        if self.compiled is None or self.compiled[0] != graph:
+            self.compiled = None
+            gc.collect()
+            length = max(self.window, plan.config.train.seq_len)
+            trainer = backend.trainer(plan, seed, max_positions=length)
+            with loader(plan, corpus, plugins) as batches:
+                for _ in range(3):
+                    batch = next(batches)
+                    trainer.read(trainer.step(batch.micro, plan.values(1e-6), batch.supervised))
+            self.validation(trainer, plan, plugins, 4 * self.window)(0)
+            self.compiled = graph, trainer
+        trainer = self.compiled[1]
+        trainer.restart(seed)
         return trainer
 
     def validation(
@@ -191,20 +182,6 @@ class Bench:
         return Validation(
             trainer, batches, bytes_per_token(tokenizer, vocab) if tokenizer else None
         )
-
-
-def graph_of(plan: Plan) -> str:
-    """What the compiled step depends on: the plan without the numbers that it gets as inputs."""
-    data = plan.data()
-    train = plan.config.train
-    kept = {"model": data["model"], "optimizer": data["optimizer"]}
-    kept["sizes"] = [train.rows, train.accumulate, train.seq_len]
-    kept["values"] = {
-        name: schedule.data() if name in plan.staged else None
-        for name, (_, schedule) in sorted(plan.schedules.items())
-    }
-    kept["fields"] = plan.fields
-    return json.dumps(kept, sort_keys=True)
 
 
 def hook_of(plan: Plan, plugins: Sequence[LoadedPlugin]) -> OnBatch | None:
