@@ -19,7 +19,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from minillm_core.backends.offers import check_planned
+from minillm_core.backends.planned import check_planned
 from minillm_core.config.load import load as load_config
 from minillm_core.config.schema import Config
 from minillm_core.errors import Refusal

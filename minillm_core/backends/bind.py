@@ -10,8 +10,9 @@ from minillm_core.backends.mlx.candidates import CANDIDATES as MLX_CANDIDATES
 from minillm_core.backends.offers import check_offers
 from minillm_core.backends.requests import requests_of
 from minillm_core.backends.torch.candidates import CANDIDATES as TORCH_CANDIDATES
+from minillm_core.config.kernels import parse_policy
 from minillm_core.errors import BackendError
-from minillm_core.ops.select import Candidate, Request, choose_all, parse_policy
+from minillm_core.ops.select import Candidate, Request, choose_all
 
 if TYPE_CHECKING:
     from minillm_core.backends.detect import Detected

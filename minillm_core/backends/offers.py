@@ -3,38 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-from minillm_core.backends.requests import requests_of
 from minillm_core.errors import BackendError
 from minillm_core.ops.select import Candidate, Choice, Request
 
-if TYPE_CHECKING:
-    from minillm_core.plan import Plan
-
-__all__ = ["check_offers", "check_planned"]
-
-
-def check_planned(plan: Plan) -> None:
-    """What a plan alone says of kernels that are not to be passed over, wherever it will run.
-
-    Raises:
-        BackendError: one of them cannot serve on any device that it is for.
-    """
-    train = plan.config.train
-    for owner, candidate in plan.candidates:
-        if not candidate.unless:
-            continue
-        requests = requests_of(
-            plan,
-            backend=candidate.backends[0],
-            device=candidate.devices[0],
-            dtype="bfloat16" if train.dtype == "auto" else train.dtype,
-            compiled=train.compile != "off",
-        )
-        (asked,) = (request for request in requests if request.op == candidate.op)
-        if reason := candidate.accepts(asked):
-            raise _insisted(owner, candidate, reason)
+__all__ = ["check_offers", "insisted"]
 
 
 def check_offers(
@@ -56,10 +30,10 @@ def check_offers(
             core's; one that is not to be passed over cannot serve; or none of a plugin's does.
     """
     asked = {request.op: request for request in requests}
-    chosen = {choice.op: choice.kernel for choice in choices}
+    chosen = {choice.op: choice for choice in choices}
     taken = {(candidate.op, candidate.name) for candidate in core}
     serving: dict[str, bool] = {}
-    passed: dict[str, dict[str, str]] = {}
+    passed: dict[str, list[_Passed]] = {}
     for owner, candidate in offers:
         key = f"{candidate.op}={candidate.name}"
         if candidate.op not in asked:
@@ -74,32 +48,61 @@ def check_offers(
                 where=key,
                 fix="its authors should give it a name of its own; or leave the plugin out",
             )
-        if candidate.unless and (reason := candidate.refusal(asked[candidate.op])):
-            raise _insisted(owner, candidate, reason)
-        serves = chosen[candidate.op] == candidate.name
+        choice, reason = chosen[candidate.op], candidate.refusal(asked[candidate.op])
+        if candidate.unless and reason:
+            raise insisted(owner, candidate, reason, choice.kernel)
+        serves = choice.kernel == candidate.name
         serving[owner] = serving.get(owner, False) or serves
         if not serves:
-            other = f"{chosen[candidate.op]} is preferred or was named"
-            reason = candidate.refusal(asked[candidate.op]) or other
-            passed.setdefault(owner, {})[key] = reason
-    for owner, reasons in passed.items():
+            passed.setdefault(owner, []).append(_Passed(key, reason, choice))
+    for owner, kernels in passed.items():
         if not serving[owner]:
-            raise BackendError(
-                f"none of the kernels that plugin '{owner}' brings can serve",
-                where="; ".join(f"{key}: {reason}" for key, reason in reasons.items()),
-                fix=f"switch them off by the plugin's options, name one (--kernels "
-                f"{next(iter(reasons))}), or leave the plugin out",
-            )
+            raise _useless(owner, kernels)
     return tuple(
-        f"kernel {key} of plugin {owner} does not serve: {reason}"
-        for owner, reasons in sorted(passed.items())
-        for key, reason in sorted(reasons.items())
+        f"kernel {one.key} of plugin {owner} does not serve: {one.why}"
+        for owner, kernels in sorted(passed.items())
+        for one in sorted(kernels, key=lambda one: one.key)
     )
 
 
-def _insisted(owner: str, candidate: Candidate, reason: str) -> BackendError:
+def insisted(owner: str, candidate: Candidate, reason: str, instead: str) -> BackendError:
+    """A kernel that is not to be passed over cannot serve.
+
+    Args:
+        owner: the plugin.
+        candidate: its kernel.
+        reason: why it cannot.
+        instead: the kernel that would serve without it.
+    """
     return BackendError(
         f"plugin '{owner}' is there for {candidate.op}, and cannot serve it: {reason}",
         where=f"{candidate.op}={candidate.name}",
-        fix=f"{owner}.{candidate.unless} leaves the op to others; or leave the plugin out",
+        fix=f"{owner}.{candidate.unless} leaves the op to '{instead}'; or leave the plugin out",
+    )
+
+
+@dataclass(frozen=True)
+class _Passed:
+    """A plugin's kernel that another serves instead of."""
+
+    key: str  # op=name
+    refusal: str | None  # None: it could
+    choice: Choice  # what serves
+
+    @property
+    def why(self) -> str:
+        return self.refusal or f"{self.choice.kernel} does, {self.choice.reason}"
+
+
+def _useless(owner: str, kernels: Sequence[_Passed]) -> BackendError:
+    """None of a plugin's kernels serves, so that it would do nothing."""
+    able = [one.key for one in kernels if one.refusal is None]
+    served = ", ".join(f"{one.choice.op} by {one.choice.kernel}" for one in kernels)
+    name = f"name one, as in --kernels {able[0]}, or " if able else ""
+    return BackendError(
+        f"none of the kernels that plugin '{owner}' brings can serve"
+        if not able
+        else f"none of the kernels that plugin '{owner}' brings serves",
+        where="; ".join(f"{one.key}: {one.why}" for one in kernels),
+        fix=f"{name}leave the plugin out: without it, {served}",
     )

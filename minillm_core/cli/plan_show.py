@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from minillm_core.backends.offers import check_planned
+from minillm_core.backends.planned import check_planned
 from minillm_core.checkpoint.directory import export_checked
 from minillm_core.cli.console import emit, say
 from minillm_core.cli.prepare import Asked, Prepared, prepare
@@ -19,8 +19,8 @@ def show_plan(asked: Asked, *, json: bool) -> None:
     """Write the plan: a table, or one JSON document."""
     prepared = prepare(asked, to_run=False)
     plan = export_checked(build_plan(prepared.loaded.config, prepared.plugins))
-    check_planned(plan)
-    _say_notes(prepared)
+    kernels = check_planned(plan, prepared.detected)
+    _say_notes(*prepared.loaded.notes, *kernels)
     if json:
         emit(plan_document(plan))
     else:
@@ -32,9 +32,12 @@ def show_diff(asked: Asked, first: str, second: str, *, json: bool) -> None:
     both = [prepare(asked.with_plugins(plugins), to_run=False) for plugins in (first, second)]
     plans = (build_plan(each.loaded.config, each.plugins) for each in both)
     one, other = map(export_checked, plans)
-    check_planned(one)
-    check_planned(other)
-    _say_notes(*both)
+    kernels = [
+        note
+        for plan, each in zip((one, other), both, strict=True)
+        for note in check_planned(plan, each.detected)
+    ]
+    _say_notes(*(note for each in both for note in each.loaded.notes), *kernels)
     if json:
         difference = Difference.of(one, other).as_json()
         emit({"plans": [plan_document(one), plan_document(other)], "difference": difference})
@@ -42,9 +45,9 @@ def show_diff(asked: Asked, first: str, second: str, *, json: bool) -> None:
         render_diff(one, other, Console())
 
 
-def _say_notes(*prepared: Prepared) -> None:
+def _say_notes(*notes: str) -> None:
     """Each note once, and none before everything has been checked."""
-    for note in dict.fromkeys(note for each in prepared for note in each.loaded.notes):
+    for note in dict.fromkeys(notes):
         say(f"note: {note}")
 
 

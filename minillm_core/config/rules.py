@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 
+from minillm_core.config.kernels import parse_policy
 from minillm_core.config.schema import Config
 from minillm_core.config.values import show
 from minillm_core.errors import ConfigError
@@ -98,17 +98,11 @@ def _cooldown(config: Config, refusal: Callable[..., ConfigError]) -> None:
         )
 
 
-_MODES = ("auto", "strict", "reference")
-_PINNED = re.compile(r"[A-Za-z_]\w*=[\w.:-]+(,[A-Za-z_]\w*=[\w.:-]+)*")
-
-
 def _kernels(config: Config, refusal: Callable[..., ConfigError]) -> None:
-    if config.kernels not in _MODES and not _PINNED.fullmatch(config.kernels):
-        raise refusal(
-            "kernels are chosen by a word or op by op",
-            *("kernels",),
-            fix="--kernels auto, strict, reference, or op=name,op=name",
-        )
+    try:
+        parse_policy(config.kernels)
+    except ConfigError as error:
+        raise refusal(error.what, *("kernels",), fix=error.fix) from error
 
 
 def _few(numbers: list[int]) -> str:

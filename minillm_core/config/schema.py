@@ -137,4 +137,9 @@ class Config(Section):
     )
     device: str = Field("auto", description="cpu, cuda, cuda:1, mps, gpu")
     deterministic: bool = Field(False, description="the same bits again on the same GPU")
-    kernels: str = Field("auto", description="auto, strict, reference, or op=name,...")
+    kernels: str = Field(
+        "auto",
+        description="auto: for each op the first kernel that serves; strict: the preferred one, or "
+        "no run; reference: the plain one; op=name,...: this one for that op, also after a word: "
+        "strict,attention=sdpa",
+    )

@@ -13,7 +13,8 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from minillm_core.errors import BackendError, ConfigError, PluginCodeError
+from minillm_core.config.kernels import AUTO, Policy, parse_policy
+from minillm_core.errors import BackendError, PluginCodeError
 from minillm_core.install import pip_line
 
 __all__ = [
@@ -27,8 +28,6 @@ __all__ = [
     "load",
     "parse_policy",
 ]
-
-MODES = ("auto", "strict", "reference")
 
 
 @dataclass(frozen=True)
@@ -140,40 +139,6 @@ class Choice:
     refused: Mapping[str, str] = field(default_factory=dict)  # candidate -> its reason
 
 
-@dataclass(frozen=True)
-class Policy:
-    """The user's say: a mode for all ops, and kernels insisted on by name."""
-
-    mode: str = "auto"
-    named: Mapping[str, str] = field(default_factory=dict)  # op -> candidate
-
-
-AUTO = Policy()
-
-
-def parse_policy(text: str) -> Policy:
-    """``auto``, ``strict`` or ``reference``, and any number of ``op=name``, between commas.
-
-    Raises:
-        ConfigError: another word, two modes, or an op named twice.
-    """
-    modes: list[str] = []
-    named: dict[str, str] = {}
-    for word in filter(None, (part.strip() for part in text.split(","))):
-        op, equals, name = (part.strip() for part in word.partition("="))
-        if equals and op and name and op not in named:
-            named[op] = name
-        elif not equals and op in MODES and not modes:
-            modes.append(op)
-        else:
-            raise ConfigError(
-                f"'{word}' is not a policy for kernels",
-                where=f"--kernels {text}",
-                fix="auto, strict or reference, and op=name, each at most once, between commas",
-            )
-    return Policy(modes[0] if modes else "auto", named)
-
-
 def choose(request: Request, candidates: Iterable[Candidate], policy: Policy = AUTO) -> Choice:
     """Pick a kernel: the named one, else by mode.
 
@@ -195,7 +160,7 @@ def choose(request: Request, candidates: Iterable[Candidate], policy: Policy = A
             refused.setdefault(
                 c.name, f"outside {request.dtype}'s tolerance: only as --kernels {c.op}={c.name}"
             )
-    return _by_mode(request, ours, policy.mode, refused)
+    return _by_mode(request, ours, policy, refused)
 
 
 def choose_all(
@@ -237,7 +202,11 @@ def _named(
     names = ", ".join(dict.fromkeys(c.name for c in offers if c.refusal(request) is None))
     where, fix = f"--kernels {request.op}={name}", f"one of: {names or 'none serves'}"
     if chosen is None:
-        raise BackendError(f"no kernel '{name}' for {request.op}", where=where, fix=fix)
+        raise BackendError(
+            f"no kernel '{name}' for {request.op}",
+            where=where,
+            fix=f"{fix}; a plugin's kernels are there once --plugins names the plugin",
+        )
     reason = chosen.refusal(request)
     if reason is not None:
         raise BackendError(
@@ -247,19 +216,21 @@ def _named(
 
 
 def _by_mode(
-    request: Request, ours: Sequence[Candidate], mode: str, refused: Mapping[str, str]
+    request: Request, ours: Sequence[Candidate], policy: Policy, refused: Mapping[str, str]
 ) -> Choice:
     ours = [c for c in ours if request.device in c.devices]
-    if mode == "reference":
+    if policy.mode == "reference":
         ours, reason = [c for c in ours if c.plain], "the plain implementation"
     else:
         ours, reason = [c for c in ours if c.within_tolerance], "preferred"
-    if mode == "strict" and ours and ours[0].name in refused:
+    able = next((c.name for c in ours if c.name not in refused), None)
+    if policy.mode == "strict" and able and ours[0].name in refused:
+        preferred, named = ours[0].name, policy.naming(request.op, able)
         raise BackendError(
-            f"the preferred kernel '{ours[0].name}' cannot serve {request.op}: "
-            f"{refused[ours[0].name]}",
-            where="--kernels strict",
-            fix="--kernels auto, or name another",
+            f"the preferred kernel '{preferred}' cannot serve {request.op}: {refused[preferred]}",
+            where=f"--kernels {policy}",
+            fix=f"--kernels {named} takes '{able}' for it; "
+            f"--kernels {Policy('auto', policy.named)} what serves, for every op",
         )
     for c in ours:
         if c.name not in refused:

@@ -31,12 +31,12 @@ class Liger(Plugin, api=1, backends=("torch",), devices=("cuda",)):
 
     def kernel_provider(self, kernels: Any) -> None:
         offers = (
-            ("loss", "linear_cross_entropy", requests.loss),
-            ("rms_norm", "rms_norm", requests.eager),
-            ("rope", "rotate", requests.eager),
-            ("swiglu", "swiglu", requests.eager),
+            ("loss", "linear_cross_entropy", requests.loss, requests.first),
+            ("rms_norm", "rms_norm", requests.eager, requests.eager_rank),
+            ("rope", "rotate", requests.eager, requests.eager_rank),
+            ("swiglu", "swiglu", requests.eager, requests.eager_rank),
         )
-        for field, op, accepts in offers:
+        for field, op, accepts, rank in offers:
             wanted = getattr(self, field)
             if wanted is False:
                 continue
@@ -48,6 +48,7 @@ class Liger(Plugin, api=1, backends=("torch",), devices=("cuda",)):
                     f"minillm_liger.kernels.{field}:{op}",
                     devices=("cuda",),
                     accepts=accepts,
+                    rank=rank,
                     requires=(LIGER,),
                     unless=f"{field}=false" if wanted is True else "",
                     provider="minillm-liger",

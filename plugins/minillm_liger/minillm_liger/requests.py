@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from minillm_core.ops import LossForm, Request, TanhCap
 
-__all__ = ["eager", "loss"]
+__all__ = ["eager", "eager_rank", "first", "loss"]
 
 
 def loss(request: Request) -> str | None:
@@ -25,3 +25,13 @@ def eager(request: Request) -> str | None:
     if request.compiled:
         return "the compiled step fuses this op into its neighbours; a kernel apart would not"
     return None
+
+
+def first(request: Request) -> int:
+    """Before the core's kernels."""
+    return 0
+
+
+def eager_rank(request: Request) -> int:
+    """First in eager mode. A compiled step prefers its own: strict does not ask for these there."""
+    return 1 if request.compiled else 0

@@ -11,7 +11,7 @@ import pytest
 from minillm_core import BackendError, LossForm, Plugin, PluginError, SigmoidCap, TanhCap
 from minillm_core.backends import bind
 from minillm_core.backends.detect import Detected
-from minillm_core.backends.offers import check_planned
+from minillm_core.backends.planned import check_planned
 from minillm_core.config.load import load
 from minillm_core.ops import CONTRACTS, Candidate, Request, select
 from minillm_core.plan import Plan, build_plan
@@ -142,7 +142,7 @@ def test_a_loss_that_it_cannot_serve_is_refused_while_planning(plugin: Plugin) -
     for refuse in (check_planned, lambda plan: bind(CUDA, plan)):
         with pytest.raises(BackendError, match="'liger' is there for linear_cross") as refused:
             refuse(planned(plugin))
-        assert "liger.loss=false" in (refused.value.fix or "")
+        assert "liger.loss=false leaves the op to 'chunked'" in (refused.value.fix or "")
     plan = planned(plugin, loss="auto", compile="off")
     check_planned(plan)
     (note,) = (note for note in bind(CUDA, plan)[0].notes if "linear_cross_entropy=liger" in note)
@@ -162,20 +162,45 @@ def test_what_is_insisted_on_is_refused_in_a_compiled_step(option: str) -> None:
 
 
 def test_a_plugin_without_a_use_is_refused() -> None:
-    with pytest.raises(BackendError, match="none of the kernels that plugin 'liger' brings"):
+    with pytest.raises(BackendError, match="none of the kernels that plugin 'liger' brings can"):
         bind(CUDA, planned(loss=False))
+    for kernels in ("reference", "linear_cross_entropy=chunked"):
+        with pytest.raises(BackendError, match="plugin 'liger' brings serves") as refused:
+            bind(CUDA, planned(kernels=kernels))
+        assert "--kernels linear_cross_entropy=liger" in (refused.value.fix or "")
 
 
 def test_the_command_line_has_the_last_word() -> None:
     binding, _ = bind(CUDA, planned(kernels="linear_cross_entropy=chunked", compile="off"))
     assert {c.op: c.kernel for c in binding.kernels}["linear_cross_entropy"] == "chunked"
-    assert any("linear_cross_entropy=liger" in note for note in binding.notes)
+    (note,) = (note for note in binding.notes if "linear_cross_entropy=liger" in note)
+    assert note.endswith("chunked does, named by --kernels")
     named, _ = bind(CUDA, planned(kernels="swiglu=liger", compile="off"))
     assert {c.op: c.reason for c in named.kernels}["swiglu"] == "named by --kernels"
-    with pytest.raises(BackendError, match="preferred kernel 'liger' cannot serve rms_norm"):
-        bind(CUDA, planned(kernels="strict"))
-    with pytest.raises(BackendError, match="none of the kernels"):
-        bind(CUDA, planned(kernels="reference"))
+    plain, _ = bind(CUDA, planned(kernels="reference,linear_cross_entropy=liger"))
+    assert {c.op: c.kernel for c in plain.kernels}["rms_norm"] == "composed"
+    with pytest.raises(BackendError, match="the compiled step fuses"):
+        bind(CUDA, planned(kernels="swiglu=liger"))
+
+
+@pytest.mark.parametrize("compile", ["on", "off"])
+def test_strict_asks_of_a_step_what_is_best_for_it(compile: str) -> None:
+    """All four in eager mode; compiled the loss alone, the others being faster there fused."""
+    binding, _ = bind(CUDA, planned(kernels="strict", compile=compile))
+    served = {choice.op for choice in binding.kernels if choice.kernel == "liger"}
+    everything = {"linear_cross_entropy", "rms_norm", "rotate", "swiglu"}
+    assert served == ({"linear_cross_entropy"} if compile == "on" else everything)
+    assert {choice.reason for choice in binding.kernels} == {"preferred"}
+
+
+def test_strict_refuses_to_pass_the_loss_and_says_the_way_out() -> None:
+    plan = planned(Ahead(), loss="auto", compile="off", kernels="strict")
+    with pytest.raises(BackendError, match="'liger' cannot serve linear_cross_entropy") as refused:
+        bind(CUDA, plan)
+    way_out = "strict,linear_cross_entropy=chunked"
+    assert f"--kernels {way_out} " in (refused.value.fix or "")
+    binding, _ = bind(CUDA, planned(Ahead(), loss="auto", compile="off", kernels=way_out))
+    assert {c.op: c.kernel for c in binding.kernels}["linear_cross_entropy"] == "chunked"
 
 
 @pytest.mark.parametrize(("backend", "device"), [("mlx", "gpu"), ("torch", "cpu")])

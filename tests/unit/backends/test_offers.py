@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from minillm_core.backends.offers import check_offers, check_planned
+from minillm_core.backends.detect import Detected
+from minillm_core.backends.offers import check_offers
+from minillm_core.backends.planned import check_planned
 from minillm_core.errors import BackendError
 from minillm_core.ops.select import Candidate, Request, choose_all
 from minillm_core.plugins.plugin import Plugin
@@ -45,7 +47,7 @@ def test_one_that_does_not_serve_beside_one_that_does_is_noted() -> None:
     ("kernel", "said"),
     [
         (offer("swiglu", why="no CUDA here"), "swiglu=quick: no CUDA here"),
-        (offer("swiglu", rank=9), "composed is preferred or was named"),
+        (offer("swiglu", rank=9), "swiglu=quick: composed does, preferred"),
         (offer("swigloo"), "swigloo=quick"),
         (offer("rms_norm", "fused"), "rms_norm=fused"),
     ],
@@ -56,11 +58,21 @@ def test_a_plugin_without_use_is_refused(kernel: Candidate, said: str) -> None:
     assert said in (refused.value.where or "")
 
 
+def test_a_plugin_without_use_hears_what_serves_and_how_it_could() -> None:
+    with pytest.raises(BackendError, match="can serve") as refused:
+        notes(offer("swiglu", why="no CUDA here"), offer("rms_norm", why="nor here"))
+    fix = "leave the plugin out: without it, swiglu by composed, rms_norm by fused"
+    assert refused.value.fix == fix
+    with pytest.raises(BackendError, match="brings serves") as refused:
+        notes(offer("swiglu", rank=9))
+    assert (refused.value.fix or "").startswith("name one, as in --kernels swiglu=quick, or leave")
+
+
 def test_one_that_is_insisted_on_serves_or_nothing_begins() -> None:
     assert notes(offer("swiglu", unless="swiglu=false")) == ()
     with pytest.raises(BackendError, match=r"there for rms_norm.*no CUDA here") as refused:
         notes(offer("swiglu"), offer("rms_norm", why="no CUDA here", unless="norm=false"))
-    assert "trick.norm=false" in (refused.value.fix or "")
+    assert "trick.norm=false leaves the op to 'fused'" in (refused.value.fix or "")
 
 
 @pytest.mark.parametrize(
@@ -106,6 +118,24 @@ class Norms(Plugin, api=1):
 def test_a_plan_alone_refuses_what_no_device_would_serve(plan_of: Any) -> None:
     with pytest.raises(BackendError, match=r"'norms' .* compiled cuda, bfloat16") as refused:
         check_planned(plan_of({"norms": Norms()}))
-    assert "norms.norms=false" in (refused.value.fix or "")
+    assert "norms.norms=false leaves the op to 'fused'" in (refused.value.fix or "")
     check_planned(plan_of({"norms": Norms()}, train_compile="off"))  # what is installed: later
     check_planned(plan_of({"norms": Norms(unless="")}))
+
+
+def test_a_plan_for_a_device_is_refused_as_a_run_there_would_be(plan_of: Any) -> None:
+    """Whatever is installed here."""
+    there, norms = Detected("torch", "cuda", "test"), {"norms": Norms(unless="")}
+    eager = {"train_compile": "off"}
+    assert check_planned(plan_of(norms, **eager), there) == ()
+    assert check_planned(plan_of(norms, kernels="rms_norm=quick", **eager), there) == ()
+    for plan, said in (
+        (plan_of(norms), "none of the kernels that plugin 'norms' brings can serve"),
+        (plan_of(norms, kernels="reference", **eager), "norms' brings serves"),
+        (plan_of(norms, kernels="strict"), "preferred kernel 'quick' cannot serve rms_norm"),
+        (plan_of(norms, kernels="rms_norm=quick"), "'quick' cannot serve rms_norm: compiled cuda"),
+        (plan_of(kernels="rms_norm=quick"), "no kernel 'quick' for rms_norm"),
+        (plan_of(kernels="rmsnorm=fused"), "no op 'rmsnorm' in this plan"),
+    ):
+        with pytest.raises(BackendError, match=said):
+            check_planned(plan, there)

@@ -93,7 +93,10 @@ def test_a_plugin_that_cannot_run_here_is_refused(machine, tmp_path: Path) -> No
     [
         (["--preset", "tinny"], "there is no preset 'tinny'"),
         (["--steps", "0"], "train.steps must be a whole number of at least 1"),
-        (["--kernels", "?"], "kernels are chosen"),
+        (["--kernels", "?"], "'?' is not a policy for kernels"),
+        (["--kernels", "attention=quick"], "no kernel 'quick' for attention"),
+        (["--kernels", "atention=sdpa"], "no op 'atention' in this plan"),
+        (["--kernels", "swiglu=liger"], "no kernel 'liger' for swiglu"),
         (["-c", "absent.toml"], "the settings file cannot be read"),
         (["muon.lr=1"], "'muon' is neither a table of settings nor a plugin"),
         (["--plugins", "-muon"], "plugin 'muon' cannot be taken away"),

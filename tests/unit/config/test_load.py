@@ -200,7 +200,7 @@ def test_a_table_may_be_given_at_once(loaded: Load) -> None:
         ("preset=tinny", "there is no preset 'tinny'", "--preset tiny"),
         ("preset=xyzzy", "there is no preset 'xyzzy'", "gpt2-124m"),
         ("train.cooldown=0.4", "the schedule 'cosine' has no cooldown", "train.schedule=wsd"),
-        ("kernels=a b", "kernels are chosen by a word or op by op", "--kernels auto"),
+        ("kernels=a b", "'a b' is not a policy for kernels", "--kernels strict,attention=sdpa"),
         ("model.heads=3", "256 features cannot be split over 3 heads", "model.dim=258"),
         ("model.kv_heads=3", "4 query heads cannot share 3 key and value heads", "1, 2, 4"),
         ("model.dim=12", "a head 3 wide cannot be rotated", "model.dim=16"),

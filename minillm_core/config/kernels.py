@@ -1,0 +1,55 @@
+"""A user's say on kernels: a word for all ops, and kernels by name for some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from minillm_core.errors import ConfigError
+
+__all__ = ["AUTO", "Policy", "parse_policy"]
+
+MODES = ("auto", "strict", "reference")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A mode for all ops, and kernels insisted on by name, whatever the mode says of their ops."""
+
+    mode: str = "auto"
+    named: Mapping[str, str] = field(default_factory=dict)  # op -> candidate
+
+    def naming(self, op: str, kernel: str) -> Policy:
+        """The same, and ``kernel`` for ``op``."""
+        return Policy(self.mode, {**self.named, op: kernel})
+
+    def __str__(self) -> str:
+        named = [f"{op}={kernel}" for op, kernel in self.named.items()]
+        return ",".join(named if self.mode == "auto" and named else [self.mode, *named])
+
+
+AUTO = Policy()
+
+
+def parse_policy(text: str) -> Policy:
+    """``auto``, ``strict`` or ``reference``, any number of ``op=name``, or both, between commas.
+
+    Raises:
+        ConfigError: another word, none, two modes, or an op named twice.
+    """
+    modes: list[str] = []
+    named: dict[str, str] = {}
+    for word in (part.strip() for part in text.split(",")):
+        op, equals, name = (part.strip() for part in word.partition("="))
+        if equals and op and name and op not in named:
+            named[op] = name
+        elif not equals and op in MODES and not modes:
+            modes.append(op)
+        else:
+            raise ConfigError(
+                f"'{word}' is not a policy for kernels",
+                where=f"--kernels {text}",
+                fix="auto, strict or reference, op=name, or both, each once, between commas: "
+                "--kernels strict,attention=sdpa",
+            )
+    return Policy(modes[0] if modes else "auto", named)

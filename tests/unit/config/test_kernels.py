@@ -1,0 +1,73 @@
+"""What a user may say of kernels, as a setting and as the policy that it means."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minillm_core.config.kernels import AUTO, Policy, parse_policy
+from minillm_core.config.load import load
+from minillm_core.errors import ConfigError
+
+NAMES = st.text("abcdefgh_.:-0123456789", min_size=1, max_size=9)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("auto", AUTO),
+        ("strict", Policy("strict")),
+        ("reference", Policy("reference")),
+        ("attention=sdpa", Policy(named={"attention": "sdpa"})),
+        ("auto,attention=sdpa", Policy(named={"attention": "sdpa"})),
+        ("strict,attention=sdpa", Policy("strict", {"attention": "sdpa"})),
+        (
+            "linear=fp8, reference, attention=sdpa",
+            Policy("reference", {"attention": "sdpa", "linear": "fp8"}),
+        ),
+    ],
+)
+def test_a_word_names_or_both(text: str, expected: Policy) -> None:
+    assert parse_policy(text) == expected
+
+
+@given(
+    st.builds(
+        Policy, st.sampled_from(["auto", "strict", "reference"]), st.dictionaries(NAMES, NAMES)
+    )
+)
+def test_a_policy_is_what_its_text_says(policy: Policy) -> None:
+    assert parse_policy(str(policy)) == policy
+    assert parse_policy(str(policy.naming("swiglu", "quick"))).named["swiglu"] == "quick"
+
+
+WRONG = (
+    ("fast", "'fast'"),
+    ("auto,strict", "'strict'"),
+    ("strict,strict", "'strict'"),
+    ("attention=", "'attention='"),
+    ("=sdpa", "'=sdpa'"),
+    ("attention=a,attention=b", "'attention=b'"),
+    ("strict=yes,strict=no", "'strict=no'"),
+    ("", "''"),
+    ("strict,", "''"),
+)
+
+
+@pytest.mark.parametrize(("text", "said"), WRONG)
+def test_the_setting_takes_what_the_policy_takes_and_refuses_the_rest(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as alone:
+        parse_policy(text)
+    with pytest.raises(ConfigError) as loaded:
+        load(flags={"--kernels": text}, default_preset=lambda: ("tiny", "test"))
+    for refused in (alone.value, loaded.value):
+        assert said in refused.what
+        assert "strict,attention=sdpa" in (refused.fix or "")
+    assert "(--kernels)" in (loaded.value.where or "")
+
+
+@pytest.mark.parametrize("text", ["strict", "strict,attention=sdpa", "attention=sdpa,linear=x"])
+def test_the_setting_may_be_given_anywhere(text: str) -> None:
+    config = load(assignments=[f'kernels="{text}"'], default_preset=lambda: ("tiny", "test")).config
+    assert config.kernels == text
