@@ -1,4 +1,4 @@
-"""Techniques that change nothing before the first step: alone, and all of them together."""
+"""Techniques that change nothing before the first step, exactly: alone, and all of them together."""
 
 from __future__ import annotations
 
@@ -11,40 +11,83 @@ from minillm_core.backends.numpy.model import materialise
 from minillm_core.plan import Plan
 from minillm_core.plugins.discover import installed_plugins
 from minillm_core.plugins.find import find
+from tools.every_plugin import Form, forms
 
 pytest.importorskip("torch")
 pytest.importorskip("mlx.core")
 
 Batch = dict[str, np.ndarray]
+SHAPING = {"build_attention", "build_model"}
+"""Hooks of plugins that can change what the model computes before its first step."""
+ODD = {"model_layers": 5, "model_heads": 2, "model_kv_heads": 1, "model_tied": True}
 
 
-@pytest.fixture(scope="module")
-def identities() -> list[str]:
-    """The installed plugins that say so."""
-    names = [entry.name for entry in installed_plugins()]
-    found = [name for name in names if find(name).cls.manifest.identity_at_init]
-    assert len(found) > 2
-    return found
+def declared() -> list[str]:
+    """The installed plugins that say so, those of others included; read, and not imported."""
+    found = [(one.name, one.manifest) for one in installed_plugins()]
+    return [name for name, manifest in found if manifest and manifest.identity_at_init]
 
 
-def test_logits_are_the_plain_models_to_the_bit(lab: Any, identities: list[str]) -> None:
-    plain = lab.plan()
-    expected = hidden(plain, lab.batch(plain))
-    for names in (*((name,) for name in identities), tuple(identities)):
-        plan = lab.plan(*names)
-        got = hidden(plan, lab.completed(plan, lab.batch(plan)))
-        np.testing.assert_array_equal(got, expected, err_msg=str(names))
+def sets() -> list[Any]:
+    """Each alone, in every form that is tried, and all together."""
+    tried = [one for one in forms() if one.name in declared()]
+    ours = {one.name for one in tried}
+    alone = [*tried, *(Form(name) for name in declared() if name not in ours)]
+    together = tuple(Form(name) for name in declared())
+    return [*(pytest.param((one,), id=str(one)) for one in alone), pytest.param(together, id="all")]
 
 
+each_set = pytest.mark.parametrize("chosen", sets())
+
+
+def plans(lab: Any, chosen: tuple[Form, ...], **sizes: Any) -> tuple[Plan, Plan]:
+    """The plain one, and that with the plugins and what they build on."""
+    names = sorted({name for one in chosen for name in one.names})
+    options = {key: value for one in chosen for key, value in one.settings.items()}
+    return lab.plan(**sizes), lab.plan(*names, **options, **sizes)
+
+
+def test_there_are_some() -> None:
+    assert len(declared()) >= 4
+
+
+@each_set
+@pytest.mark.parametrize("sizes", [{}, ODD], ids=["small", "odd"])
+def test_features_are_the_plain_models_to_the_bit(
+    lab: Any, chosen: tuple[Form, ...], sizes: dict[str, Any]
+) -> None:
+    plain, plan = plans(lab, chosen, **sizes)
+    np.testing.assert_array_equal(features(lab, plan), features(lab, plain))
+
+
+@each_set
 @pytest.mark.parametrize("backend", ["torch", "mlx"])
-def test_the_first_loss_is_the_plain_models(lab: Any, identities: list[str], backend: str) -> None:
-    losses = []
-    for plan in (lab.plan(), lab.plan(*identities)):
-        steps = [[lab.completed(plan, lab.batch(plan))]]
-        losses += lab.losses(lab.trainer(plan, backend), plan, steps)
-    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+def test_logits_and_the_first_loss_are_the_plain_models_to_the_bit(
+    lab: Any, chosen: tuple[Form, ...], backend: str
+) -> None:
+    logits, losses = [], []
+    for plan in plans(lab, chosen):
+        batch = lab.completed(plan, lab.batch(plan, unsupervised=2))
+        run = lab.trainer(plan, backend)
+        logits.append(run.next_logits({name: array[:1] for name, array in batch.items()}))
+        losses += lab.losses(run, plan, [[batch]])
+    np.testing.assert_array_equal(logits[1], logits[0])
+    assert losses[1] == losses[0]
 
 
-def hidden(plan: Plan, batch: Batch) -> np.ndarray:
-    """(B, T, C) before the head, in float64."""
-    return materialise(plan, 0).hidden(dict(batch), plan.values(1.0))[0]
+def test_those_that_change_nothing_say_so(lab: Any) -> None:
+    """None is left out of the tests above for want of a word."""
+    silent = []
+    for one in forms():
+        if one.name in declared() or not SHAPING & set(find(one.name).cls.hooks):
+            continue
+        plain, plan = plans(lab, (one,), train_seq_len=64)
+        if np.array_equal(features(lab, plan, at=0.0), features(lab, plain)):
+            silent.append(str(one))
+    assert silent == []
+
+
+def features(lab: Any, plan: Plan, at: float = 1.0) -> np.ndarray:
+    """(B, T, C) before the head, in float64, ``at`` a share of the run."""
+    batch = lab.completed(plan, lab.batch(plan))
+    return materialise(plan, 0).hidden(dict(batch), plan.values(at))[0]

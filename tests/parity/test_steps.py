@@ -1,6 +1,7 @@
 """Twenty steps on both frameworks stay together, as far as rounding lets a run stay with itself.
 
-B = 2, T = 64, learning rates 1e-3 and 0.02 (muon), with weight decay and clipping on.
+B = 2, T = 64, learning rates 1e-3 and 0.02 (muon), with weight decay and clipping on: every plugin
+of the repository, and all at once.
 """
 
 from __future__ import annotations
@@ -11,32 +12,32 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tools.every_plugin import Form, all_at_once, forms
+
 pytest.importorskip("torch")
 pytest.importorskip("mlx.core")
 
 STEPS = 20
 SETTINGS = {"train_rows": 2, "train_seq_len": 64, "train_steps": STEPS, "train_lr": 1e-3}
-PLUGINS = [(), ("muon",), ("paired_heads",), ("muon", "paired_heads")]
+SETS = [(), ("muon",), ("paired_heads",), ("muon", "paired_heads")]
 
-every_plugin = pytest.mark.parametrize(
-    "names", PLUGINS, ids=lambda names: "+".join(names) or "plain"
-)
+some_sets = pytest.mark.parametrize("names", SETS, ids=lambda names: "+".join(names) or "plain")
 
 
 def perturbed(run: Any) -> Any:
     """The run with every weight off by 6e-8 of itself, up or down."""
     rng = np.random.default_rng(11)
-    moved = {
-        name: (value * (1 + 6e-8 * rng.choice([-1.0, 1.0], value.shape))).astype(np.float32)
-        for name, value in run.arrays().items()
-        if name.startswith("model.")
-    }
-    run.load(moved)
+    arrays = run.arrays()
+    for name, value in arrays.items():
+        if name.startswith("model."):
+            off = 1 + 6e-8 * rng.choice([-1.0, 1.0], value.shape)
+            arrays[name] = (value * off).astype(np.float32)
+    run.load(arrays)
     return run
 
 
 def assert_together(lab: Any, plan: Any) -> None:
-    steps = [[lab.batch(plan, seed)] for seed in range(STEPS)]
+    steps = [[lab.completed(plan, lab.batch(plan, seed))] for seed in range(STEPS)]
     ours = np.array(lab.losses(lab.trainer(plan, "torch"), plan, steps))
     moved = np.array(lab.losses(perturbed(lab.trainer(plan, "torch")), plan, steps))
     theirs = np.array(lab.losses(lab.trainer(plan, "mlx"), plan, steps))
@@ -47,15 +48,37 @@ def assert_together(lab: Any, plan: Any) -> None:
     assert np.abs(theirs - ours).max() <= max(1e-5, 3 * divergence)
 
 
-@every_plugin
-def test_steps_stay_together(lab: Any, names: Iterable[str]) -> None:
-    plan = lab.plan(*names, **SETTINGS)
+def test_steps_stay_together(lab: Any) -> None:
+    plan = lab.plan(**SETTINGS)
     assert plan.config.train.clip == 1.0
     assert plan.config.train.weight_decay == 0.1
     assert_together(lab, plan)
 
 
+def each_form() -> list[Any]:
+    """Every plugin; its further forms in the full tier."""
+    names = [one.name for one in forms()]
+    first = [one.name not in names[:n] for n, one in enumerate(forms())]
+    return [
+        pytest.param(one, id=str(one), marks=() if fast else pytest.mark.slow)
+        for one, fast in zip(forms(), first, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("form", each_form())
+def test_steps_with_a_plugin_stay_together(lab: Any, form: Form) -> None:
+    if form.left_out:
+        pytest.skip(form.left_out)
+    assert_together(lab, lab.plan(*form.names, **SETTINGS, **form.settings))
+
+
+def test_steps_with_all_plugins_stay_together(lab: Any) -> None:
+    names, settings = all_at_once()
+    assert len(names) >= 20
+    assert_together(lab, lab.plan(*names, **SETTINGS, **settings, model_layers=3))
+
+
 @pytest.mark.slow
-@every_plugin
+@some_sets
 def test_steps_of_preset_tiny_stay_together(lab: Any, names: Iterable[str]) -> None:
     assert_together(lab, lab.tiny(*names, **SETTINGS))

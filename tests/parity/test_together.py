@@ -15,13 +15,12 @@ from minillm_core.optim.groups import Member, groups_of
 from minillm_core.plan import Plan
 from minillm_core.plugins.discover import installed_plugins
 from minillm_core.plugins.find import find
+from tools.every_plugin import APART
 
 pytest.importorskip("torch")
 pytest.importorskip("mlx.core")
 
 SHAPING = {"build_attention", "build_model", "compute_loss"}
-APART = {"paired_heads.layers": [0], "xsa.layers": [1], "relu2.layers": [0], "moe.layers": [1]}
-"""Those that cannot be in one layer."""
 
 
 @pytest.fixture(scope="module")

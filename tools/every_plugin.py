@@ -1,0 +1,97 @@
+"""Every plugin of this repository as it is run on a CPU, or why it is not: for tests and trials.
+
+They are found through their entry points, so that a new one is run before anybody thinks of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from minillm_core.plugins.find import find
+from minillm_core.testing.rerun import as_typed
+from minillm_core.testing.subject import Subject
+from tools.compose_page import ours
+
+__all__ = ["APART", "Form", "all_at_once", "forms"]
+
+OPTIONS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
+    "moe": ({}, {"chosen": 2, "layers": "all"}),
+    "muon": ({}, {"momentum_start": 0.85, "cooldown": 0.5, "adjust": "match_rms"}),
+    "normuon": ({}, {"neurons": "rows"}),
+    "qk_norm": ({}, {"gains": True}),
+    "role_lr": ({"embedding": 10, "betas": {"head": [0.5, 0.9]}, "decay": {"down": 0}},),
+    "smear": ({}, {"across": True}),
+    "softcap": ({}, {"form": "tanh"}),
+    "unet_skip": ({}, {"attention": False}),
+    "value_embeds": ({}, {"mix": "lambdas"}),
+    "windows": (
+        {"start": 8, "window": 32, "block": 8},
+        {"start": 8, "window": 32, "block": 8, "documents": True},
+    ),
+    "zero_init": ({}, {"head": True}),
+}
+"""Of plugins that do nothing by default, or not in short rows; and where others make other code."""
+
+APART: Mapping[str, str] = {
+    "paired_heads.layers": "[0]",
+    "xsa.layers": "[1]",
+    "relu2.layers": "[0]",
+    "moe.layers": "[1]",
+}
+"""Settings with which those that cannot be in one layer are in one model."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """A plugin with some of its options."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def __str__(self) -> str:
+        given = ",".join(f"{key}={as_typed(value)}" for key, value in self.options.items())
+        return f"{self.name}[{given}]" if given else self.name
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The plugin, and those that it builds on."""
+        beside = Subject(self.name, self.options).companions
+        return (self.name, *(one.name for one in beside))
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """``{"windows.start": "8"}``, as they are typed."""
+        return {f"{self.name}.{key}": as_typed(value) for key, value in self.options.items()}
+
+    @cached_property
+    def observes(self) -> bool:
+        """It has no part in what a step computes."""
+        return set(find(self.name).cls.hooks) == {"on_event"}
+
+    @cached_property
+    def left_out(self) -> str | None:
+        """Why no step on a CPU shows what it computes; None where one does."""
+        manifest = find(self.name).cls.manifest
+        if self.observes:
+            return f"{self.name} listens, and computes nothing"
+        if manifest.devices and "cpu" not in manifest.devices:
+            return f"{self.name} runs on {', '.join(manifest.devices)} alone"
+        return None
+
+
+def forms() -> list[Form]:
+    """Each plugin, in every form that is to be tried."""
+    return [Form(name, options) for name in ours() for options in OPTIONS.get(name, ({},))]
+
+
+def all_at_once() -> tuple[tuple[str, ...], dict[str, str]]:
+    """All that a step on a CPU shows, in one model of two layers or more: names, settings."""
+    first: dict[str, Form] = {}
+    for one in forms():
+        if one.left_out is None:
+            first.setdefault(one.name, one)
+    settings = {key: value for one in first.values() for key, value in one.settings.items()}
+    return tuple(first), {**settings, **APART}
