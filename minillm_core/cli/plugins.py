@@ -57,8 +57,9 @@ def info_command(
     from minillm_core.cli.console import emit
     from minillm_core.cli.plugins_info import info, render_info
     from minillm_core.cli.slots import slots_on
+    from minillm_core.config.presets import plugins_of
 
-    shown = info(name, slots_on(preset))
+    shown = info(name, slots_on(preset), plugins_of(preset))
     if as_json:
         emit(shown)
         return
@@ -147,6 +148,7 @@ def check_command(
     epilog="Examples:\n\nminillm plugins why attn.qk --plugins qk_norm,paired_heads\n\n"
     "minillm plugins why layers.2.* --plugins muon,paired_heads\n\n"
     "minillm plugins why layers.0.attention.q.weight --plugins muon\n\n"
+    "minillm plugins why opt --preset speedrun --all\n\n"
     "minillm plugins why linear_cross_entropy --device cpu --json",
 )
 def why_command(
@@ -159,6 +161,12 @@ def why_command(
         ),
     ],
     assignments: options.Assignments = None,
+    everything: Annotated[
+        bool,
+        typer.Option(
+            "--all", metavar="", help="Show the defaults of every parameter as well; --json does."
+        ),
+    ] = False,
     as_json: AsJson = False,
     plugins: options.Plugins = None,
     preset: options.Preset = None,
@@ -196,4 +204,4 @@ def why_command(
         resume=resume,
         out=out,
     )
-    show_why(asked, slot, json=as_json)
+    show_why(asked, slot, json=as_json, everything=everything)

@@ -27,8 +27,14 @@ if TYPE_CHECKING:
 __all__ = ["show_table", "show_why"]
 
 
-def show_why(asked: Asked, slot: str, *, json: bool) -> None:
+def show_why(asked: Asked, slot: str, *, json: bool, everything: bool = False) -> None:
     """Write the answer to stdout: a table, or one JSON document.
+
+    Args:
+        asked: the command line of the run.
+        slot: what is asked about.
+        json: write the document, which holds everything.
+        everything: the table holds the usual as well: what nobody says anything of.
 
     Raises:
         Refusal: nothing is called that; or, after the answer was written, a clash in it.
@@ -51,7 +57,10 @@ def show_why(asked: Asked, slot: str, *, json: bool) -> None:
     if json:
         emit(_document(slot, chosen, prepared.plugins, refusal))
     else:
-        _render(chosen, prepared.plugins)
+        shown = chosen if everything else _notable(chosen)
+        _render(shown, prepared.plugins)
+        if hidden := len(chosen) - len(shown):
+            say(f"note: {hidden} defaults that no plugin claims are not shown: --all shows them")
     if clashes:
         (first, clash), *_ = clashes
         raise PlanError(clash.what, where=_place(first), fix=clash.fix)
@@ -70,6 +79,11 @@ def _chosen(slot: str, answers: Sequence[Answer], refusal: PlanError | None) -> 
         where="minillm plugins why",
         fix=f"did you mean {' or '.join(near)}?" if near else "minillm plugins why '*' shows all",
     )
+
+
+def _notable(chosen: list[Folded]) -> list[Folded]:
+    """Without what is as it is everywhere, unless nothing else was asked for."""
+    return [one for one in chosen if not one.answer.usual] or chosen
 
 
 def _document(

@@ -42,6 +42,7 @@ class Answer:
     held: tuple[Held, ...]  # in the order in which they run
     refused: tuple[Refused, ...] = ()
     also: tuple[str, ...] = ()  # further names that ask for it
+    usual: bool = False  # as it is for every parameter of which nobody says anything
 
     @property
     def clashes(self) -> tuple[Refused, ...]:

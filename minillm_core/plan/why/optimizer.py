@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from minillm_core.errors import PlanError
@@ -17,6 +18,9 @@ from minillm_core.plugins.slots import Claim
 __all__ = ["optimizer_answers"]
 
 DEFAULT_RULE = "adamw"
+OWN = "the rule's own"
+USUAL = {"lr_mul": 1.0, "wd_mul": 1.0, "betas": None}
+"""What is set for a parameter of which neither its module nor a plugin says anything."""
 
 
 def optimizer_answers(slots: OptimizerSlots, model: ModelSlots) -> Iterator[Answer]:
@@ -66,16 +70,18 @@ def _claims(info: ParamInfo, slots: OptimizerSlots, model: ModelSlots) -> Iterat
     init = model.init.get(name) or Claim(f"model.init[{name}]")
     yield claim_answer(init, _declared(info.init))
     assigned = slots.assigned.get(name) or Claim(f"opt.assign[{name}]")
-    yield claim_answer(
+    answer = claim_answer(
         assigned,
         DEFAULT_RULE,
         also=tuple(f"opt.assign[{rule}]" for rule in {*assigned.held.values()}),
     )
-    for field in ("lr_mul", "wd_mul", "betas"):
+    yield replace(answer, usual=not assigned.held)
+    for field, usual in USUAL.items():
         slot = f"opt.set[{name}].{field}"
         claim = slots.multipliers.get((name, field)) or Claim(slot)
-        default = getattr(info, field, "the rule's own")
-        yield claim_answer(claim, f"{default:g}" if field != "betas" else default)
+        value = getattr(info, field, None)  # what its module declares
+        default = OWN if value is None else f"{value:g}"
+        yield replace(claim_answer(claim, default), usual=not claim.held and value == usual)
 
 
 def _declared(init: Mapping[str, Any]) -> str:

@@ -48,7 +48,7 @@ MORE = {
     | {"--config", "--backend", "--device", "--kernels"},
     ("plugins", "info"): {"--preset"},
     ("plugins", "check"): {"NAME.OPTION=VALUE", "--pairs", "--only"},
-    ("plugins", "why"): {"--config", "--init"},
+    ("plugins", "why"): {"--config", "--init", "--all"},
 }
 """Flags beyond the agreed ones."""
 EVERYWHERE = {"--debug", "--help"}

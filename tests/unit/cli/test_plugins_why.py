@@ -116,6 +116,43 @@ def test_an_op_names_its_kernel_and_the_others(program: Program) -> None:
     assert "no kernel 'absent' for rms_norm" in err
 
 
+def test_defaults_that_no_plugin_touches_are_left_out_of_the_table(program: Program) -> None:
+    asked = ("plugins", "why", "opt", "--preset", "tiny", "--plugins", "muon")
+    _, whole, silent = program(*asked, "--all")
+    code, short, said = program(*asked)
+    assert (code, silent) == (0, "")
+    hidden = len(whole.splitlines()) - len(short.splitlines())
+    assert said == (
+        f"note: {hidden} defaults that no plugin claims are not shown: --all shows them\n"
+    )
+    rows, shown = ([line.split() for line in text.splitlines()[1:]] for text in (whole, short))
+    assert len(shown) < len(rows) / 2
+    gone = [row for row in rows if row not in shown]
+    assert len(gone) == hidden
+    for row in gone:  # what is as it is everywhere
+        assert row[0].startswith(("opt.set[", "opt.assign["))
+        assert " core " in f" {' '.join(row)} "
+        assert any(word in row for word in ("1", "adamw", "own"))
+    assert any("opt.rule[adamw].decay" in row for row in shown)
+    assert any("opt.assign[attention.q.weight]" in row and "muon" in row for row in shown)
+    assert any("opt.set[norm.weight].wd_mul" in row and "0" in row for row in shown)
+
+
+def test_defaults_are_shown_where_nothing_else_was_asked_for(program: Program) -> None:
+    code, out, err = program("plugins", "why", "opt.set[head.weight]", "--preset", "tiny")
+    assert (code, err) == (0, "")
+    assert len(out.splitlines()) == 4
+
+
+def test_the_document_holds_the_defaults_too(program: Program) -> None:
+    asked = ("plugins", "why", "opt.set", "--preset", "tiny", "--json")
+    _, out, err = program(*asked)
+    answers = json.loads(out)["answers"]
+    assert err == ""
+    assert {one["usual"] for one in answers} == {True, False}
+    assert program(*asked, "--all")[1] == out
+
+
 @pytest.mark.parametrize(
     ("slot", "fix"), [("atn.layout", "did you mean attn.layout"), ("elsewhere", "shows all")]
 )
