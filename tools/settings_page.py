@@ -17,8 +17,10 @@ from pydantic.fields import FieldInfo
 
 from minillm_core.config.load import FLAGS
 from minillm_core.config.origins import SECTIONS, TOP
-from minillm_core.config.presets import preset_names, read_preset
+from minillm_core.config.presets import plugins_of, preset_names, read_preset, recipe_names
 from minillm_core.config.schema import Config
+from minillm_core.config.values import show
+from minillm_core.plugins.first_party import FIRST_PARTY
 from tools.markdown import table
 
 __all__ = ["PAGE", "made"]
@@ -32,7 +34,7 @@ What a run can be told. Made from `minillm_core/config/schema.py` and the preset
 `python -m tools.settings_page --write`.
 
 A setting is given in any of these places; the later one holds, and `minillm plan` shows each value
-with the place that it came from:
+that is no default with the place that it came from (`--json`: all of them):
 
 1. a preset: `--preset tiny`
 2. a file: `-c run.toml`, with a table for each heading below
@@ -57,14 +59,21 @@ The options of a plugin: `minillm plugins info NAME`. A default `none` is
 what no value can be written for: leave the key out. Where no default stands, every preset states the value.
 """
 
-SIZES = ("tiny", "small", "gpt2-124m", "350m", "1b")
-"""The presets by size."""
+RECIPES = """
+## Presets that name plugins
+
+`minillm train --preset {first}` trains with all of them. The distributions that offer them must be
+installed; where one is missing the run is refused before it starts, with the `pip` line for all.
+`--plugins -NAME` takes one away, with its options; a file or `NAME.option=value` gives it others.
+`minillm ablate --preset {first} --leave-one-out` judges each of them; with `--plugins a,b` only those
+are judged, and the preset's others are their company. On a smaller card, split the step's tokens:
+fewer `train.rows` and as many times more `train.accumulate`.
+"""
 
 
 def made() -> str:
     """The page."""
-    names = sorted(preset_names(), key=lambda name: (*SIZES, name).index(name))
-    presets = {name: read_preset(name, origin="settings page") for name in names}
+    presets = {name: read_preset(name, origin="settings page") for name in preset_names()}
     parts = [HEAD, "## Of the run\n", table(("key", "type", "default", "meaning", "flag"), _top())]
     for section, model in SECTIONS.items():
         about = (model.__doc__ or "").splitlines()[0]
@@ -76,7 +85,23 @@ def made() -> str:
             rows.append((f"`{section}.{key}`", *_told(info), *shown))
         head = ("key", "type", "default", "meaning", *stated)
         parts += [f"\n## `[{section}]`\n", f"{about}\n", table(head, rows)]
+    parts.append(RECIPES.format(first=recipe_names()[0]))
+    parts += [_recipe(name) for name in recipe_names()]
     return "\n".join(parts) + "\n"
+
+
+def _recipe(name: str) -> str:
+    """The plugins of a preset, who offers them, and the options that it gives them."""
+    head = (f"plugins of `{name}`", "distribution", "options")
+    rows = [
+        (
+            f"`{plugin}`",
+            f"`{FIRST_PARTY[plugin]}`",
+            "  ".join(f"`{plugin}.{key}={show(value)}`" for key, value in options.items()),
+        )
+        for plugin, options in plugins_of(name).items()
+    ]
+    return table(head, rows)
 
 
 def _top() -> Iterator[Iterable[str]]:

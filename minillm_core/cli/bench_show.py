@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from rich.table import Table
 from minillm_core.cli.cache import cache_folder
 from minillm_core.cli.console import emit, say
 from minillm_core.cli.prepare import Asked, prepare
-from minillm_core.config.selection import select
+from minillm_core.config.selection import added, taken_away
 from minillm_core.errors import Refusal
 from minillm_core.measure.bench import Contender, Request, bench
 
@@ -26,10 +26,9 @@ NONE = "none"
 def show_bench(asked: Asked, request: Request, *, against: str | None, json: bool) -> None:
     """Run it; tables, or one JSON document, on stdout."""
     named = [asked.plugins] if against is None else [asked.plugins, _set(against)]
-    sets = [set(select({}, one)[0]) if one else set() for one in named]
     prepared = [
-        prepare(_only(replace(asked, plugins=one), own, set().union(*sets) - own), to_run=True)
-        for one, own in zip(named, sets, strict=True)
+        prepare(_only(replace(asked, plugins=one), others), to_run=True)
+        for one, others in zip(named, _elsewhere(named), strict=True)
     ]
     contenders: list[Contender] = []
     for one in prepared:
@@ -58,7 +57,14 @@ def _set(against: str) -> str | None:
     return None if against == NONE else against
 
 
-def _only(asked: Asked, own: set[str], others: set[str]) -> Asked:
+def _elsewhere(named: Sequence[str | None]) -> Iterator[set[str]]:
+    """For each set the plugins that another has and it has not: not named, or taken away."""
+    sets, without = [set(added(one)) for one in named], [taken_away(one) for one in named]
+    for own, gone in zip(sets, without, strict=True):
+        yield (set().union(*sets) - own) | (gone - set.intersection(*without))
+
+
+def _only(asked: Asked, others: set[str]) -> Asked:
     """Without the options of plugins that the other set alone has."""
     kept = [one for one in asked.assignments if one.partition(".")[0] not in others]
     return replace(asked, assignments=tuple(kept))

@@ -11,6 +11,8 @@ from typing import Annotated
 
 import typer
 
+from minillm_core.config.presets import SHAPES, recipe_names
+
 __all__ = [
     "AsJson",
     "Assignments",
@@ -57,7 +59,8 @@ Preset = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="tiny, small, gpt2-124m, 350m, 1b; default: tiny on a CPU, small on a GPU or Mac.",
+        help=f"{', '.join(SHAPES)}; with plugins: {', '.join(recipe_names())}; "
+        "default: tiny on a CPU, small on a GPU or Mac.",
         rich_help_panel=_CHOICE,
     ),
 ]
@@ -135,7 +138,7 @@ Kernels = Annotated[
     str | None,
     typer.Option(
         metavar="auto|strict|reference|OP=NAME,..",
-        help="Which kernels serve the operations.",
+        help="Which kernels serve the ops: by a word, by name, or both: strict,attention=sdpa.",
         rich_help_panel=_MACHINE,
     ),
 ]

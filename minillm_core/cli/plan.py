@@ -18,6 +18,8 @@ minillm plan --preset gpt2-124m
 minillm plan --plugins muon,paired_heads --json
 
 minillm plan --diff muon muon,paired_heads
+
+minillm plan --preset speedrun --diff '' -softcap
 """
 
 
@@ -26,7 +28,8 @@ def plan(
     diff: Annotated[
         tuple[str, str] | None,
         typer.Option(
-            metavar="A,B C,D", help="Compare two sets of plugins; '' is a set without any."
+            metavar="A,B C,D",
+            help="Compare two sets of plugins; '' adds none, -NAME takes one away.",
         ),
     ] = None,
     as_json: options.AsJson = False,

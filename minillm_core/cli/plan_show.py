@@ -7,24 +7,29 @@ from rich.console import Console
 from minillm_core.backends.planned import check_planned
 from minillm_core.checkpoint.directory import export_checked
 from minillm_core.cli.console import emit, say
+from minillm_core.cli.plan_settings import settings_table
 from minillm_core.cli.prepare import Asked, Prepared, prepare
 from minillm_core.plan import build_plan
 from minillm_core.plan.diff import Difference, render_diff
 from minillm_core.plan.render import plan_document, render_plan
+from minillm_core.train.settings import settings
 
 __all__ = ["show_diff", "show_plan"]
 
 
 def show_plan(asked: Asked, *, json: bool) -> None:
-    """Write the plan: a table, or one JSON document."""
+    """Write the plan and where its settings come from: tables, or one JSON document."""
     prepared = prepare(asked, to_run=False)
     plan = export_checked(build_plan(prepared.loaded.config, prepared.plugins))
     kernels = check_planned(plan, prepared.detected)
     _say_notes(*prepared.loaded.notes, *kernels)
     if json:
-        emit(plan_document(plan))
+        emit(plan_document(plan) | {"settings": settings(prepared.loaded)})
     else:
-        render_plan(plan, Console(), _dtype(prepared))
+        console = Console()
+        render_plan(plan, console, _dtype(prepared))
+        console.print()
+        console.print(settings_table(prepared.loaded))
 
 
 def show_diff(asked: Asked, first: str, second: str, *, json: bool) -> None:

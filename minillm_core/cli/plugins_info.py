@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from minillm_core.errors import Refusal
@@ -18,20 +18,24 @@ __all__ = ["info", "render_info"]
 
 
 def info(
-    named: str, slots: Callable[[LoadedPlugin], Sequence[str]] | None = None
+    named: str,
+    slots: Callable[[LoadedPlugin], Sequence[str]] | None = None,
+    given: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Everything about one plugin, as a JSON object.
 
     Args:
         named: its name, or a single file and its class.
-        slots: plans a preset with the plugin at its defaults, and says what it takes; where that
-            is refused, ``slots`` is empty and ``slots_refused`` has the reason.
+        slots: plans a preset with the plugin, and says what it takes; where that is refused,
+            ``slots`` is empty and ``slots_refused`` has the reason.
+        given: plugin -> options for that plan, as the preset gives them; else the defaults.
 
     Raises:
         PluginError: unknown, broken, or of another hook API.
         PluginCodeError: the plugin's own code raised.
     """
     from minillm_core.cli.cards import card_sources
+    from minillm_core.config.presets import plugins_of, recipe_names
     from minillm_core.measure.card import BadCard, read_cards
     from minillm_core.plugins.find import find
     from minillm_core.plugins.manager import with_options
@@ -56,6 +60,11 @@ def info(
         "lacking": unmet(manifest.requires),
         "hooks": list(found.cls.hooks),
         "options": [describe_option(*one) for one in found.cls.__pydantic_fields__.items()],
+        "presets": {
+            preset: plugins_of(preset)[origin.name]
+            for preset in recipe_names()
+            if origin.distribution and origin.name in plugins_of(preset)
+        },
     }
     try:
         cards = read_cards(origin.name, card_sources(origin.file))
@@ -65,7 +74,8 @@ def info(
     if slots is None:
         return shown
     try:
-        return shown | {"slots": list(slots(with_options(found, {})))}
+        options = (given or {}).get(origin.name, {})
+        return shown | {"slots": list(slots(with_options(found, options)))}
     except Refusal as refusal:  # a required option, or a preset that it does not fit
         return shown | {"slots": [], "slots_refused": refusal.what}
 
@@ -100,11 +110,20 @@ def _facts(shown: dict[str, Any]) -> list[tuple[str, str]]:
         facts.append(("at init", "the model's output is unchanged"))
     if shown["export"]:
         facts.append(("export", shown["export"]))
+    for preset, options in shown["presets"].items():
+        facts.append((f"in {preset}", _given(shown["name"], options)))
     if shown["requires"]:
         facts.append(("requires", _requires(shown)))
     if "slots" in shown:
         facts.append(("slots", "\n".join(shown["slots"]) or shown.get("slots_refused", "none")))
     return [*facts, *_cards(shown)]
+
+
+def _given(name: str, options: Mapping[str, Any]) -> str:
+    """The options that a preset gives a plugin, as they are typed."""
+    from minillm_core.config.values import show
+
+    return "  ".join(f"{name}.{key}={show(value)}" for key, value in options.items()) or "as it is"
 
 
 def _requires(shown: dict[str, Any]) -> str:

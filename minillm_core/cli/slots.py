@@ -14,6 +14,8 @@ __all__ = ["slots_on"]
 def slots_on(preset: str) -> Callable[[LoadedPlugin], Sequence[str]]:
     """What plans ``preset`` with one plugin, and says what that plugin put into the plan.
 
+    Of a preset that names plugins its shape and training are taken.
+
     Raises:
         ConfigError: there is no such preset.
     """
@@ -22,6 +24,7 @@ def slots_on(preset: str) -> Callable[[LoadedPlugin], Sequence[str]]:
     from minillm_core.plan.slots_of import slots_of
 
     config = load(preset=preset, default_preset=lambda: (preset, "asked for")).config
+    config = config.model_copy(update={"plugins": {}})
 
     def slots(plugin: LoadedPlugin) -> Sequence[str]:
         return slots_of(build_plan(config, [plugin]), plugin.name)

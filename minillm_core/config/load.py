@@ -11,7 +11,7 @@ from minillm_core.config.origins import Layer, Setting, flatten
 from minillm_core.config.presets import read_preset
 from minillm_core.config.rules import check
 from minillm_core.config.schema import Config
-from minillm_core.config.selection import check_name, select
+from minillm_core.config.selection import check_name, select, taken_away
 from minillm_core.config.sources import FLAGS, from_assignments, from_file, from_flags
 from minillm_core.config.unknown import is_known, known_keys, refusal
 from minillm_core.config.values import check_option, show, validated
@@ -73,8 +73,8 @@ def load(
     notes += [note for layer in upper for note in layer.notes]
 
     named = _named(layers)
-    specs, named_by = select(named, plugins)
-    settings, options = _merged(layers, set(specs), set(named) - set(specs))
+    specs, named_by = select(named, plugins, goes_on=recorded is not None)
+    settings, options = _merged(layers, set(specs), taken_away(plugins))
     settings["preset"] = chosen
     budget, cleared = _budget(layers)
     for key, by in cleared.items():
@@ -163,12 +163,18 @@ def _named(layers: Iterable[Layer]) -> dict[str, Setting]:
 
 
 def _merged(
-    layers: Iterable[Layer], plugins: set[str], taken_away: set[str]
+    layers: Iterable[Layer], plugins: set[str], without: set[str]
 ) -> tuple[dict[str, Setting], dict[str, dict[str, Setting]]]:
     """The winning settings of the config, and of each plugin.
 
+    Args:
+        layers: the lowest first.
+        plugins: those of the run.
+        without: those that were taken away; what a preset or a file says of them goes with them.
+
     Raises:
-        ConfigError: a key is neither the config's nor an option of a plugin of this run.
+        ConfigError: a key is neither the config's nor an option of a plugin of this run; or one
+            that was taken away is given an option at the same time.
     """
     settings: dict[str, Setting] = {}
     options: dict[str, dict[str, Setting]] = {}
@@ -178,8 +184,13 @@ def _merged(
             if owner in plugins and option:
                 check_option(key, setting)
                 options.setdefault(owner, {})[option] = setting
-            elif owner in taken_away and owner in layer.named:
-                continue  # the table that named the plugin goes with it
+            elif owner in without and option:
+                if layer.typed:
+                    raise ConfigError(
+                        f"plugin '{owner}' is taken away, and {key} is an option of it",
+                        where=setting.where,
+                        fix=f"leave out {key}, or -{owner} in --plugins",
+                    )
             elif is_known(key):
                 settings[key] = setting
             else:

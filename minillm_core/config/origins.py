@@ -45,6 +45,7 @@ class Layer:
     settings: dict[str, Setting] = field(default_factory=dict)
     named: dict[str, Setting] = field(default_factory=dict)  # plugins that this source names
     notes: list[str] = field(default_factory=list)  # what a person should be told
+    typed: bool = False  # for this run alone: what it says cannot be meant for another
 
     def add(self, key: str, setting: Setting) -> None:
         """Put one setting in.

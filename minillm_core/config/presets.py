@@ -1,28 +1,41 @@
-"""The presets that come with minillm: TOML files in the folder ``presets`` beside this module."""
+"""The presets that come with minillm: TOML files in the folder ``presets`` beside this module.
+
+A shape says how large a model is and how the plain core trains it. A recipe names plugins as well,
+with their options: all that were measured to help together. Its plugins need not be installed for
+it to be named here; who asks for it is told what to install.
+"""
 
 from __future__ import annotations
 
 import tomllib
-from importlib.resources import files
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from minillm_core.errors import ConfigError
 from minillm_core.text import nearest
 
-__all__ = ["preset_names", "read_preset"]
+__all__ = ["SHAPES", "plugins_of", "preset_names", "read_preset", "recipe_names"]
 
+SHAPES = ("tiny", "small", "gpt2-124m", "350m", "1b")
+"""The presets that name no plugin, by size; all others are recipes."""
 
-def _folder():
-    return files("minillm_core.config") / "presets"
+_FOLDER = Path(__file__).with_suffix("")  # not read here, and importlib.resources slows --help
 
 
 def preset_names() -> list[str]:
-    """The names of all presets, sorted."""
-    return sorted(
-        entry.name.removesuffix(".toml")
-        for entry in _folder().iterdir()
-        if entry.name.endswith(".toml")
-    )
+    """The names of all presets: shapes by size, then recipes."""
+    return [*SHAPES, *recipe_names()]
+
+
+def recipe_names() -> list[str]:
+    """The presets that name plugins, sorted; no file is opened."""
+    return sorted({path.stem for path in _FOLDER.glob("*.toml")} - set(SHAPES))
+
+
+def plugins_of(name: str) -> Mapping[str, Mapping[str, Any]]:
+    """Plugin -> the options that a preset gives it, sorted by plugin; a shape has none."""
+    return dict(sorted(read_preset(name, origin=f"preset {name}").get("plugins", {}).items()))
 
 
 def read_preset(name: str, *, origin: str) -> dict[str, Any]:
@@ -43,4 +56,4 @@ def read_preset(name: str, *, origin: str) -> dict[str, Any]:
             where=origin,
             fix=f"--preset {meant}" if meant else f"one of {', '.join(names)}",
         )
-    return tomllib.loads((_folder() / f"{name}.toml").read_text(encoding="utf-8"))
+    return tomllib.loads((_FOLDER / f"{name}.toml").read_text(encoding="utf-8"))

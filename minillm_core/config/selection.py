@@ -10,7 +10,7 @@ from minillm_core.config.origins import SECTIONS, Setting
 from minillm_core.errors import ConfigError
 from minillm_core.text import nearest
 
-__all__ = ["RESERVED", "added", "check_name", "name_of", "select"]
+__all__ = ["RESERVED", "added", "check_name", "name_of", "select", "taken_away"]
 
 RESERVED = frozenset({*SECTIONS, "plugins"})
 """Names that no plugin may have: they are tables of the config."""
@@ -72,13 +72,27 @@ def added(argument: str | None, *, flag: str = "--plugins") -> dict[str, str]:
     Raises:
         ConfigError: a malformed or reserved name.
     """
-    items = (item.strip() for item in argument.split(",")) if argument else ()
     where = f"{flag} {argument}"
-    return {name_of(item, where=where): item for item in items if not item.startswith("-")}
+    return {
+        name_of(item, where=where): item for item in _items(argument) if not item.startswith("-")
+    }
+
+
+def taken_away(argument: str | None) -> set[str]:
+    """The names that the argument takes away."""
+    return {item[1:] for item in _items(argument) if item.startswith("-")}
+
+
+def _items(argument: str | None) -> list[str]:
+    return [item.strip() for item in argument.split(",")] if argument else []
 
 
 def select(
-    named: Mapping[str, Setting], argument: str | None, *, flag: str = "--plugins"
+    named: Mapping[str, Setting],
+    argument: str | None,
+    *,
+    flag: str = "--plugins",
+    goes_on: bool = False,
 ) -> tuple[dict[str, str], dict[str, str]]:
     """The plugins of the run.
 
@@ -86,6 +100,8 @@ def select(
         named: the plugins that the preset and the file name.
         argument: ``a,b,-c,./x.py:X``: adds a, b and x, takes away c; empty or None changes nothing.
         flag: what the argument is called, for messages and origins.
+        goes_on: they are those of a run that goes on: what it started without may be taken away
+            again, so that the command that started it can be repeated.
 
     Returns:
         name -> spec, and name -> origin, both sorted by name: the order of naming never matters.
@@ -97,12 +113,9 @@ def select(
     origins = {name: setting.origin for name, setting in named.items()}
     specs = {name: name for name in named}
     added: dict[str, str] = {}
-    removed: list[str] = []
     where = f"{flag} {argument}"
-    for item in argument.split(",") if argument else ():
-        spec = item.strip()
+    for spec in _items(argument):
         if spec.startswith("-"):
-            removed.append(spec[1:])
             continue
         name = name_of(spec, where=where)
         if name in added:
@@ -112,10 +125,12 @@ def select(
                 fix="name it once; two files of one name cannot be used together",
             )
         added[name] = spec
-    for name in removed:
+    for name in sorted(taken_away(argument)):
         if name in added:
             raise ConfigError(f"plugin '{name}' is both added and taken away", where=where)
         if name not in specs:
+            if goes_on:
+                continue
             meant = nearest(name, specs)
             raise ConfigError(
                 f"plugin '{name}' cannot be taken away: neither the preset nor the file names it",

@@ -71,7 +71,7 @@ def from_assignments(assignments: Sequence[str]) -> Layer:
     Raises:
         ConfigError: an argument of another form.
     """
-    layer = Layer()
+    layer = Layer(typed=True)
     for argument in assignments:
         where = f"command line: {argument}"
         match = _ASSIGNED.fullmatch(argument)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from minillm_core.config.origins import SECTIONS, TOP
+from minillm_core.config.presets import plugins_of, recipe_names
 from tools.settings_page import PAGE, made
 
 
@@ -16,12 +17,22 @@ def test_the_page_is_what_the_source_says() -> None:
 
 
 def test_every_setting_has_a_meaning_and_a_row() -> None:
-    rows = dict(re.findall(r"^\| `([\w.]+)` \| (.+) \|$", made(), re.MULTILINE))
+    settings = made().partition("## Presets that name plugins")[0]
+    rows = dict(re.findall(r"^\| `([\w.]+)` \| (.+) \|$", settings, re.MULTILINE))
     inside = {f"{name}.{key}" for name, model in SECTIONS.items() for key in model.model_fields}
     assert set(rows) == {*TOP, *inside}
     assert all(re.search(r"[a-z]{3}", row.split(" | ")[2]) for row in rows.values())
-    assert rows["eval.tokens"].endswith("| `65536` | `262144` | `1048576` | `1048576` | `2097152`")
+    assert "| `65536` | `262144` | `1048576` | `1048576` | `2097152` |" in rows["eval.tokens"]
     assert rows["train.clip"].startswith("number, >= 0 | `1.0` |")
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_recipe_shows_its_plugins_with_their_options(name: str) -> None:
+    shown = made().partition(f"plugins of `{name}`")[2]
+    for plugin, options in plugins_of(name).items():
+        (row,) = re.findall(rf"^\| `{plugin}` \| (.+)\|$", shown, re.MULTILINE)
+        assert "minillm-" in row
+        assert all(f"`{plugin}.{key}=" in row for key in options)
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/authoring.md", "minillm_core/cli/options.py"])

@@ -107,7 +107,7 @@ def test_a_plan_is_one_document(program: Program) -> None:
     code, out, err = program("plan", "--json")
     assert code == 0
     document = json.loads(out)
-    assert set(document) == {"plan", "plan_hash", "plugins", "export"}
+    assert set(document) == {"plan", "plan_hash", "plugins", "export", "settings"}
     assert document["plugins"] == []
     assert "preset" in err  # what the machine decided is said, but not on stdout
 

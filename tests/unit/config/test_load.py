@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from minillm_core.config.load import FLAGS, Loaded, load
 from minillm_core.config.load import given as given_by
 from minillm_core.config.origins import SECTIONS, TOP
+from minillm_core.config.presets import plugins_of
 from minillm_core.errors import ConfigError
+from minillm_core.train.settings import layer_of, settings
 
 Load = Callable[..., Loaded]
 Write = Callable[[str | bytes], Path]
@@ -108,6 +110,48 @@ def test_a_plugin_of_the_file_can_be_taken_away(loaded: Load, settings_file: Wri
     result = loaded(file=path, plugins="-muon,other")
     assert list(result.config.plugins) == ["gate", "other"]
     assert not any("muon" in key for key in result.origins)
+
+
+RECIPE = "speedrun"
+
+
+@given(gone=st.sets(st.sampled_from(sorted(plugins_of(RECIPE)))), more=st.booleans())
+def test_a_plugin_of_a_preset_goes_with_its_options(loaded: Load, gone: set, more: bool) -> None:
+    items = [f"-{name}" for name in sorted(gone)] + ["other"] * more
+    result = loaded(preset=RECIPE, plugins=",".join(items))
+    left = {name: table for name, table in plugins_of(RECIPE).items() if name not in gone}
+    assert result.config.plugins == dict(
+        sorted({**left, **({"other": {}} if more else {})}.items())
+    )
+    assert not any(key.removeprefix("plugins.").split(".")[0] in gone for key in result.origins)
+
+
+def test_a_file_changes_what_its_preset_gives_a_plugin(loaded: Load, settings_file: Write) -> None:
+    path = settings_file(f'preset = "{RECIPE}"\n[muon]\nlr = 0.5\n[plugins.softcap]\nb = 1\n')
+    result = loaded("muon.lr=0.6", file=path)
+    assert result.config.plugins["muon"] == plugins_of(RECIPE)["muon"] | {"lr": 0.6}
+    assert result.config.plugins["softcap"] == plugins_of(RECIPE)["softcap"] | {"b": 1}
+    assert (result.origins["muon.lr"], result.origins["softcap.b"]) == ("command line", str(path))
+    assert loaded(file=path).origins["muon.lr"] == str(path)
+    without = loaded(file=path, plugins="-muon,-softcap")
+    assert not {"muon", "softcap"} & set(without.config.plugins)
+
+
+def test_an_option_of_what_is_taken_away_is_refused_where_it_is_typed(loaded: Load) -> None:
+    with pytest.raises(ConfigError, match=r"'muon' is taken away, and muon\.lr is") as caught:
+        loaded("muon.lr=1", preset=RECIPE, plugins="-muon")
+    assert caught.value.where == "command line: muon.lr=1"
+    assert caught.value.fix == "leave out muon.lr, or -muon in --plugins"
+
+
+def test_the_command_of_a_run_can_be_repeated_when_it_goes_on(
+    loaded: Load, settings_file: Write
+) -> None:
+    told = {"file": settings_file("[muon]\nlr = 0.5\n"), "plugins": "-muon", "preset": RECIPE}
+    first = loaded(**told)
+    again = loaded(**told, recorded=layer_of(settings(first), where="run.json"))
+    assert again.config == first.config
+    assert again.specs == first.specs
 
 
 @given(st.sampled_from(["train.steps", "train.minutes"]), st.booleans())

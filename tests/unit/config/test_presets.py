@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from minillm_core.config.load import Loaded
-from minillm_core.config.presets import preset_names
+from minillm_core.config.presets import SHAPES, plugins_of, preset_names, recipe_names
 from minillm_core.config.schema import ModelConfig
+from minillm_core.plugins.first_party import FIRST_PARTY
 
 Load = Callable[..., Loaded]
 
@@ -25,7 +26,8 @@ def parameters(model: ModelConfig) -> int:
 
 
 def test_these_are_the_presets() -> None:
-    assert preset_names() == sorted(MILLIONS)
+    assert preset_names() == [*MILLIONS, "speedrun"]  # shapes by size
+    assert list(SHAPES) == list(MILLIONS)
 
 
 @pytest.mark.parametrize(("name", "millions"), MILLIONS.items())
@@ -58,6 +60,24 @@ def test_small_ends_by_the_clock(loaded: Load) -> None:
     assert 0 < train.minutes < 3
 
 
-@pytest.mark.parametrize("name", sorted(MILLIONS))
-def test_no_preset_names_a_plugin(loaded: Load, name: str) -> None:
-    assert loaded(preset=name).config.plugins == {}
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_shape_names_no_plugin(loaded: Load, name: str) -> None:
+    assert loaded(preset=name).config.plugins == plugins_of(name) == {}
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_recipe_names_plugins_of_ours_with_their_origin(loaded: Load, name: str) -> None:
+    found = loaded(preset=name)
+    assert found.config.plugins == plugins_of(name) != {}
+    assert set(found.config.plugins) <= set(FIRST_PARTY)  # or nobody could be told what to install
+    for plugin, options in found.config.plugins.items():
+        for key in (f"plugins.{plugin}", *(f"{plugin}.{option}" for option in options)):
+            assert found.origins[key] == f"preset {name}"
+
+
+def test_speedrun_has_the_size_of_gpt2_small(loaded: Load) -> None:
+    ours, gpt2 = (loaded(preset=name).config for name in ("speedrun", "gpt2-124m"))
+    for key in ("layers", "dim", "hidden", "vocab"):
+        assert getattr(ours.model, key) == getattr(gpt2.model, key)
+    assert ours.train.seq_len == gpt2.train.seq_len
+    assert ours.eval == gpt2.eval
