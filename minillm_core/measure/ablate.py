@@ -23,9 +23,9 @@ from minillm_core.measure.variants import Design, leave_one_out, one_at_a_time
 from minillm_core.plan import Plan
 from minillm_core.plugins.manager import LoadedPlugin, check_support
 from minillm_core.train.record import RUN, hardware, versions
-from minillm_core.train.signals import stop_on_signals
+from minillm_core.train.signals import StopRequest, stop_on_signals
 
-__all__ = ["Request", "ablate", "choose_folder"]
+__all__ = ["Ready", "Request", "ablate", "choose_folder", "readied"]
 
 MOST_SEEDS = 64
 
@@ -38,6 +38,16 @@ class Request:
     seeds: int = 3
     minutes: float | None = None  # of each run, instead of steps
     leave_one_out: bool = False
+    validations: int | None = None  # of each run; None: as many as cost a quarter of its time
+
+
+@dataclass(frozen=True)
+class Ready:
+    """An ablation that can be run, in OUT, which is not locked yet."""
+
+    open: Callable[[StopRequest], Ablation]
+    out: Path
+    lines: tuple[str, ...]  # what is to be said before
 
 
 def ablate(
@@ -78,11 +88,61 @@ def ablate(
         Stopped: a signal; finished runs are kept, and the same call goes on.
         MinillmError: a plugin's own code raised, say.
     """
+    ready = readied(
+        request,
+        loaded,
+        plugins,
+        detected,
+        out=out,
+        runs=runs,
+        cache=cache,
+        say=say,
+        watch=watch,
+        create=create,
+    )
+    with stop_on_signals(patient=True) as stop:
+        ready.out.mkdir(parents=True, exist_ok=True)
+        with lock(ready.out, say):
+            for line in ready.lines:
+                say(line)
+            result = ready.open(stop).run()
+            _write_cards(result, cards, say)
+            return result, ready.out
+
+
+def readied(
+    request: Request,
+    loaded: Loaded,
+    plugins: Sequence[LoadedPlugin],
+    detected: Detected,
+    *,
+    out: Path | None,
+    runs: Path,
+    cache: Path,
+    say: Callable[[str], None],
+    watch: Watch = lambda run, progress: None,
+    create: Callable[[Detected, Plan], Backend] | None = None,
+    begin: Callable[[], None] = lambda: None,
+    at: str | None = None,
+    design: Design | None = None,
+) -> Ready:
+    """Check an ablation and open its text.
+
+    Args:
+        request, loaded, plugins, detected, out, runs, cache, say, watch, create: as for
+            :func:`ablate`.
+        begin: as for :class:`~minillm_core.measure.rig.Rig`.
+        at: the commit of minillm's repository, where it does not run from one.
+        design: what is compared, where the request does not say it.
+
+    Raises:
+        Refusal: it cannot be made.
+    """
     config = loaded.config
     _check(request, config.train.steps)
     check_support(plugins, detected.backend, detected.device)
     shape = leave_one_out if request.leave_one_out else one_at_a_time
-    design = shape(loaded, plugins, request.judged)
+    design = design or shape(loaded, plugins, request.judged)
     first = design.variants[0].plan
     binding = (create or backends.create)(detected, first).binding
     for variant in design.variants[1:]:  # a kernel that cannot serve is to be told now
@@ -111,28 +171,24 @@ def ablate(
         "hardware": hardware(binding.device_name),
         "versions": versions(binding.backend, distributions),
         "date": datetime.now(UTC).date().isoformat(),
-        "commit": commit(),
+        "commit": at or commit(),
     }
-    with stop_on_signals(patient=True) as stop:
-        out.mkdir(parents=True, exist_ok=True)
-        with lock(out, say):
-            for line in (*notes, *_told(design, request, out, corpus.description)):
-                say(line)
-            rig = Rig(corpus, detected, stop=stop, say=say, create=create)
-            ablation = Ablation(
-                out,
-                design,
-                [config.seed + index for index in range(request.seeds)],
-                rig,
-                steps=None if request.minutes else config.train.steps,
-                minutes=request.minutes,
-                about=about,
-                say=say,
-                watch=watch,
-            )
-            result = ablation.run()
-            _write_cards(result, cards, say)
-            return result, out
+
+    def opened(stop: StopRequest) -> Ablation:
+        return Ablation(
+            out,
+            design,
+            [config.seed + index for index in range(request.seeds)],
+            Rig(corpus, detected, stop=stop, say=say, create=create, begin=begin),
+            steps=None if request.minutes else config.train.steps,
+            minutes=request.minutes,
+            about=about,
+            say=say,
+            watch=watch,
+            validations=request.validations,
+        )
+
+    return Ready(opened, out, (*notes, *_told(design, request, out, corpus.description)))
 
 
 def _write_cards(result: dict[str, Any], folder: Path, say: Callable[[str], None]) -> None:

@@ -1,35 +1,31 @@
 """The ablation: runs of every variant with the same seeds, and what their differences say.
 
 Each finished run is a file of its own in OUT/runs, so that an ablation that was stopped goes on where
-it was. Runs of one variant follow each other and share a compilation. The speed of a variant decides
-for how many steps it is run once more: as many as the other's seconds allow, which makes the loss
-at equal seconds a measurement and no extrapolation.
+it was. Runs of one variant follow each other and share a compilation. The speeds of the others
+decide for which lengths the first variant is run once more, which tells the loss at equal seconds
+(``minillm_core.measure.ladder``).
 """
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from minillm_core.checkpoint import disk
 from minillm_core.errors import Interrupted, MinillmError, NonFinite, OutOfMemory, Refusal, Stopped
 from minillm_core.measure.ablation_page import ablation_page
-from minillm_core.measure.paired import effect_of
+from minillm_core.measure.ladder import rungs
 from minillm_core.measure.rig import Rig, Trained, with_steps
-from minillm_core.measure.variants import Comparison, Design, Variant
+from minillm_core.measure.variants import Design, Variant
+from minillm_core.measure.worth import Lengths, steps_in_time, worth
 from minillm_core.plan import Plan
 
 __all__ = ["PAGE", "RESULT", "Ablation", "Planned", "Watch"]
 
 RUNS, RESULT, PAGE = "runs", "ablation.json", "ablation.html"
-
-ALIKE = 0.01
-"""Speeds that differ by no more than this share: the run at equal tokens is the one at equal seconds."""
 
 Watch = Callable[[str, float], None]
 
@@ -44,10 +40,8 @@ class Planned:
 
     @property
     def file(self) -> str:
-        """Where it is kept; the sign of a variant's name is spelt out."""
-        signs = {"+": "with-", "-": "without-"}
-        name = signs.get(self.variant[0], self.variant[0]) + self.variant[1:]
-        return f"{name}-seed{self.seed}-{self.steps}.json"
+        """Where it is kept."""
+        return f"{_stem(self.variant, self.seed)}-{self.steps}.json"
 
 
 class Ablation:
@@ -63,6 +57,7 @@ class Ablation:
         about: hardware, versions, data ...: what the result says of itself.
         say: prints a line.
         watch: is told which run goes on and its progress, 0..1.
+        validations: of each run, the last one included; None: see :func:`points`.
     """
 
     def __init__(
@@ -77,12 +72,13 @@ class Ablation:
         about: Mapping[str, Any],
         say: Callable[[str], None],
         watch: Watch = lambda run, progress: None,
+        validations: int | None = None,
     ) -> None:
         self.out, self.design, self.seeds, self.rig = out, design, tuple(seeds), rig
         self.minutes, self.about, self.say, self.watch = minutes, dict(about), say, watch
+        self.validations = validations
         self.reference = design.variants[0]
         self.done: dict[Planned, Trained | str] = {}  # a run, or why it failed
-        self.in_time: dict[str, int] = {self.reference.name: 0}  # variant -> steps at equal seconds
         self.steps = steps or 0
 
     def run(self) -> dict[str, Any]:
@@ -94,17 +90,59 @@ class Ablation:
         """
         self.steps = self.steps or self._steps_in_minutes()
         for variant in self.design.variants:
+            self.make(variant)
+        return self.climb()
+
+    def make(self, variant: Variant) -> None:
+        """Make a variant's runs at equal tokens, one a seed; raises as :meth:`run`."""
+        for seed in self.seeds:
+            self._make(variant, Planned(variant.name, seed, self.steps))
+
+    def climb(self) -> dict[str, Any]:
+        """Make the first variant's runs in the time of the others; raises as :meth:`run`."""
+        self.find()
+        for steps in self.lengths():
             for seed in self.seeds:
-                self._make(variant, Planned(variant.name, seed, self.steps))
-            self.in_time[variant.name] = steps = self._steps_in_time(variant.name)
-            for seed in self.seeds:
-                self._make(variant, Planned(variant.name, seed, steps))
+                self._make(self.reference, Planned(self.reference.name, seed, steps))
         return self._write(finished=True)
+
+    def lengths(self) -> list[int]:
+        """Steps for which the first variant is to be trained beside those at equal tokens."""
+        wanted = (self._steps_in_time(one.name) for one in self.design.variants)
+        return rungs(self.steps, [steps for steps in wanted if steps])
+
+    def find(self) -> None:
+        """Take in the finished runs of OUT.
+
+        Raises:
+            Refusal: one is of another ablation.
+        """
+        for variant in self.design.variants:
+            for seed in self.seeds:
+                lengths = {self.steps}
+                if variant is self.reference:
+                    found = (self.out / RUNS).glob(f"{_stem(variant.name, seed)}-*.json")
+                    lengths |= {int(path.stem.rpartition("-")[2]) for path in found}
+                for steps in sorted(lengths):
+                    self._take(variant, Planned(variant.name, seed, steps))
 
     def result(self, *, finished: bool) -> dict[str, Any]:
         """What is known so far, as JSON."""
         return {
-            "plugins": {one.plugin: self._effects(one) for one in self.design.comparisons},
+            "plugins": {
+                one.plugin: {
+                    "with": one.having,
+                    "without": one.without,
+                    **worth(
+                        self._trained(one.having),
+                        self._trained(one.without),
+                        self.steps,
+                        reference=self.reference.name == one.having,
+                        pairs=len(self.seeds),
+                    ),
+                }
+                for one in self.design.comparisons
+            },
             "not_judged": dict(self.design.unplanned),
             "design": self.design.kind,
             "variants": {
@@ -114,7 +152,7 @@ class Ablation:
                     "versions": {p.name: p.version for p in one.plugins},
                     "plan_hash": one.plan.hash,
                     "parameters": one.plan.num_parameters,
-                    "steps_at_equal_seconds": self.in_time.get(one.name) or self.steps,
+                    "steps_at_equal_seconds": self._steps_in_time(one.name) or self.steps,
                 }
                 for one in self.design.variants
             },
@@ -123,32 +161,33 @@ class Ablation:
             "runs": [
                 {"variant": planned.variant, **outcome.data()}
                 if isinstance(outcome, Trained)
-                else {
-                    "variant": planned.variant,
-                    "seed": planned.seed,
-                    "steps": planned.steps,
-                    "error": outcome,
-                }
+                else {**asdict(planned), "error": outcome}
                 for planned, outcome in self.done.items()
             ],
             "finished": finished,
             **self.about,
         }
 
+    def _take(self, variant: Variant, planned: Planned) -> bool:
+        """Take a finished run from OUT; whether there is one."""
+        if planned in self.done:
+            return True
+        path = self.out / RUNS / planned.file
+        if (kept := _read(path)) is None:
+            return False
+        identity = self._identity(variant, planned)
+        if kept["identity"] != identity:
+            raise Refusal(
+                f"{self.out} holds the runs of another ablation",
+                where=f"{path}: {_difference(kept['identity'], identity)}",
+                fix="--out with another folder, or take that one away",
+            )
+        self.done[planned] = kept.get("failed") or Trained.of(kept["run"])
+        return True
+
     def _make(self, variant: Variant, planned: Planned) -> None:
         """Make a run, or take it from OUT."""
-        if planned in self.done:
-            return
-        path = self.out / RUNS / planned.file
-        identity = {"plan_hash": with_steps(variant.plan, planned.steps).hash, **self._identity()}
-        if (kept := _read(path)) is not None:
-            if kept["identity"] != identity:
-                raise Refusal(
-                    f"{self.out} holds the runs of another ablation",
-                    where=f"{path}: {_difference(kept['identity'], identity)}",
-                    fix="--out with another folder, or take that one away",
-                )
-            self.done[planned] = kept.get("failed") or Trained.of(kept["run"])
+        if self._take(variant, planned):
             return
         label = f"{planned.variant}, seed {planned.seed}, {planned.steps} steps"
         try:
@@ -157,7 +196,7 @@ class Ablation:
                 variant.plugins,
                 with_steps(variant.plan, planned.steps),
                 planned.seed,
-                validations=points(variant.plan, planned.steps),
+                validations=self.validations or points(variant.plan, planned.steps),
                 watch=lambda progress: self.watch(label, progress),
             )
         except (NonFinite, OutOfMemory) as error:  # a finding about this variant
@@ -167,14 +206,17 @@ class Ablation:
             raise self._stopped(error) from None
         else:
             self.done[planned], kept = trained, {"run": trained.data()}
+        path = self.out / RUNS / planned.file
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"identity": identity, **kept}, indent=1, allow_nan=False)
+        document = {"identity": self._identity(variant, planned), **kept}
+        text = json.dumps(document, indent=1, allow_nan=False)
         disk.replace(path, text.encode() + b"\n")
         self._write(finished=False)
 
-    def _identity(self) -> dict[str, Any]:
-        """What two runs must share to be compared, beside their plan."""
-        return {key: self.about[key] for key in ("data", "device", "dtype", "versions")}
+    def _identity(self, variant: Variant, planned: Planned) -> dict[str, Any]:
+        """What a run is of; all but the plan is what two must share to be compared."""
+        shared = {key: self.about[key] for key in ("data", "device", "dtype", "versions")}
+        return {"plan_hash": with_steps(variant.plan, planned.steps).hash, **shared}
 
     def _steps_in_minutes(self) -> int:
         """As many as the first variant makes; those of an earlier start, where there was one."""
@@ -189,62 +231,24 @@ class Ablation:
             raise self._stopped(error) from None
         return max(1, round(60 * self.minutes / seconds))
 
-    def _steps_in_time(self, name: str) -> int:
-        """As many steps as a variant makes in the seconds of the reference's run."""
-        own, others = (
-            [run.seconds for run in self._runs(variant, self.steps).values()]
-            for variant in (name, self.reference.name)
+    def _steps_in_time(self, name: str) -> int | None:
+        """As many as the first variant makes in the time of another's run."""
+        return steps_in_time(
+            self._trained(name).get(self.steps, {}),
+            self._trained(self.reference.name).get(self.steps, {}),
+            self.steps,
         )
-        if not own or not others:
-            return self.steps
-        share = median(others) / median(own)
-        return self.steps if abs(share - 1) <= ALIKE else max(1, round(self.steps * share))
 
-    def _runs(self, variant: str, steps: int) -> dict[int, Trained]:
-        """Seed -> run, of those that did not fail."""
-        return {
-            planned.seed: outcome
-            for planned, outcome in self.done.items()
-            if (planned.variant, planned.steps) == (variant, steps) and isinstance(outcome, Trained)
-        }
-
-    def _effects(self, comparison: Comparison) -> dict[str, Any]:
-        """A plugin's: with it minus without it; the loss at equal tokens comes first."""
-        having, without = (
-            self._runs(name, self.steps) for name in (comparison.having, comparison.without)
-        )
-        having_t, without_t = (
-            self._runs(name, self.in_time.get(name) or self.steps)
-            for name in (comparison.having, comparison.without)
-        )
-        seeds = sorted(having.keys() & without.keys())
-        timed = sorted(having_t.keys() & without_t.keys())
-        failed = len(self.seeds) - len(seeds)
-        found: dict[str, Any] = {"with": comparison.having, "without": comparison.without}
-        if not seeds:
-            return found | {"effect": None, "low": None, "high": None, "failed": failed}
-        loss = effect_of([having[s].val_loss - without[s].val_loss for s in seeds])
-        rates = [
-            math.log(having[s].tokens_per_second / without[s].tokens_per_second) for s in seeds
-        ]
-        in_time = [having_t[s].val_loss - without_t[s].val_loss for s in timed]
-        return found | {
-            **loss.data(),
-            "unit": "nats a token of held-out text, at equal tokens; below 0 is better",
-            "failed": failed,
-            "equal_seconds": effect_of(in_time).data() if timed else None,
-            "speed": {
-                key: None if value is None else math.exp(value)
-                for key, value in effect_of(rates).data().items()
-                if key in ("effect", "low", "high")
-            },
-            "peak_bytes": {
-                "with": _largest(having.values()),
-                "without": _largest(without.values()),
-            },
-        }
+    def _trained(self, variant: str) -> Lengths:
+        """Its runs that did not fail: steps -> seed -> run."""
+        found: dict[int, dict[int, Trained]] = {}
+        for planned, outcome in self.done.items():
+            if planned.variant == variant and isinstance(outcome, Trained):
+                found.setdefault(planned.steps, {})[planned.seed] = outcome
+        return found
 
     def _write(self, *, finished: bool) -> dict[str, Any]:
+        self.find()  # runs of other processes too, where some share OUT
         result = self.result(finished=finished)
         text = json.dumps(result, indent=1, allow_nan=False, ensure_ascii=False)
         disk.replace(self.out / RESULT, text.encode() + b"\n")
@@ -270,9 +274,10 @@ def points(plan: Plan, steps: int) -> int:
     return max(2, min(10, int(0.25 * 3 * learnt / plan.config.eval.tokens)))
 
 
-def _largest(runs: Iterable[Trained]) -> int | None:
-    peaks = [run.peak_bytes for run in runs if run.peak_bytes is not None]
-    return max(peaks, default=None)
+def _stem(variant: str, seed: int) -> str:
+    """How the files of a variant's runs begin; the sign of its name is spelt out."""
+    signs = {"+": "with-", "-": "without-"}
+    return f"{signs.get(variant[0], variant[0])}{variant[1:]}-seed{seed}"
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ from statistics import fmean, median
 from typing import Any
 
 from minillm_core.measure import page
-from minillm_core.measure.curves import at_equal_seconds, at_equal_tokens, curves, finished
+from minillm_core.measure.curves import at_equal_tokens, curves, finished
 from minillm_core.measure.effects import effects, verdict
 from minillm_core.measure.markup import Markup, joined, tag
 from minillm_core.plan.render import amount, sized
@@ -66,12 +66,13 @@ def _design(result: Json) -> str:
     told = {
         "one at a time": "Each plugin alone against none of them",
         "leave one out": "All plugins against all but one",
+        "side by side": "Each plugin in its company against that company alone",
     }
     return told[result["design"]]
 
 
 def _sets(result: Json) -> Markup:
-    head = ["set", ">parameters", ">loss, equal tokens", ">loss, equal seconds"]
+    head = ["set", ">parameters", ">loss, equal tokens", ">loss, other lengths"]
     rows = [_set_cells(result, name, one) for name, one in result["variants"].items()]
     how = "Means over seeds, with the lowest and the highest; speed is the median, memory the peak."
     return page.section(
@@ -83,16 +84,13 @@ def _sets(result: Json) -> Markup:
 
 def _set_cells(result: Json, name: str, one: Json) -> Iterator[object]:
     equal = [run for run in at_equal_tokens(result) if run["variant"] == name]
-    timed = [run for run in at_equal_seconds(result) if run["variant"] == name]
     runs = [run for run in finished(result) if run["variant"] == name]
     speeds = [run["tokens_per_second"] for run in equal]
     peaks = [run["peak_bytes"] for run in runs if run["peak_bytes"] is not None]
     yield name
     yield f"{one['parameters']:,}"
     yield _losses(equal)
-    yield joined(
-        _losses(timed), tag("small", f"{one['steps_at_equal_seconds']:,} steps") if timed else None
-    )
+    yield _other_lengths(runs, result["steps"])
     yield f"{median(speeds):,.0f}" if speeds else ""
     yield sized(max(peaks)) if peaks else "unknown"
     failed = sum(run["variant"] == name and "error" in run for run in result["runs"])
@@ -100,6 +98,19 @@ def _set_cells(result: Json, name: str, one: Json) -> Iterator[object]:
         f"{len(runs)}", tag("small", f"{failed} failed", class_="worse") if failed else None
     )
     yield ", ".join(one["plugins"]) or "none"
+
+
+def _other_lengths(runs: Sequence[Json], steps: int) -> Markup | str:
+    """What a set's loss is where it was trained for as long as another took."""
+    lengths = sorted({run["steps"] for run in runs} - {steps})
+    told = [
+        joined(
+            _losses([run for run in runs if run["steps"] == length]),
+            tag("small", f"{length:,} steps"),
+        )
+        for length in lengths
+    ]
+    return joined(*told) if told else ""
 
 
 def _losses(runs: Sequence[Json]) -> Markup | str:

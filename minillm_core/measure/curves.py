@@ -11,7 +11,7 @@ from minillm_core.measure.figure import Line, Size, line_chart
 from minillm_core.measure.markup import Markup, tag
 from minillm_core.measure.ticks import COUNT, TIME, Axis
 
-__all__ = ["at_equal_seconds", "at_equal_tokens", "curves", "finished"]
+__all__ = ["at_equal_tokens", "curves", "finished"]
 
 Json = Mapping[str, Any]
 
@@ -30,16 +30,10 @@ def at_equal_tokens(result: Json) -> list[Json]:
     return [run for run in finished(result) if run["steps"] == result["steps"]]
 
 
-def at_equal_seconds(result: Json) -> list[Json]:
-    """Those with the steps that a set makes in the time of the first."""
-    steps = {name: one["steps_at_equal_seconds"] for name, one in result["variants"].items()}
-    return [run for run in finished(result) if run["steps"] == steps[run["variant"]]]
-
-
 def curves(result: Json) -> Markup:
     """Loss against tokens and against seconds, and what a plugin does to it on the way."""
     colours = {name: number for number, name in enumerate(result["variants"])}
-    equal, timed = at_equal_tokens(result), at_equal_seconds(result)
+    equal = at_equal_tokens(result)
 
     def lines(runs: Sequence[Json], key: str, share: float = 0.0) -> list[Line]:
         return [
@@ -65,7 +59,7 @@ def curves(result: Json) -> Markup:
 
     figures = [
         page.chart("Loss against tokens", drawn(equal, "tokens", TOKENS)),
-        page.chart("Loss against seconds", drawn(timed, "seconds", SECONDS)),
+        page.chart("Loss against seconds", drawn(finished(result), "seconds", SECONDS)),
         page.chart("Loss against tokens, the second half", drawn(equal, "tokens", TOKENS, LATER)),
         page.chart(
             "Loss with minus loss without, same seed",
@@ -74,8 +68,8 @@ def curves(result: Json) -> Markup:
     ]
     how = (
         "A thin line is one run. Seconds are those of training and of waiting for data; "
-        "compilation and validation are not in them, and each set of plugins was run again for as "
-        "many steps as it makes in the time of the first."
+        "compilation and validation are not in them, and the first set of plugins was run again for "
+        "as many steps as it makes in the time of others."
     )
     return page.section(
         "Runs",
@@ -92,7 +86,8 @@ def _differences(
     by = {(run["variant"], run["seed"]): run["curve"] for run in runs}
     faint, means = [], []
     for plugin, one in result["plugins"].items():
-        changed = one["with"] if result["design"] == "one at a time" else one["without"]
+        first = next(iter(result["variants"]))
+        changed = one["without"] if one["with"] == first else one["with"]
         pairs = []
         for seed in result["seeds"]:
             having, without = by.get((one["with"], seed)), by.get((one["without"], seed))

@@ -39,7 +39,12 @@ def effects(result: Json) -> Markup:
             ),
         ),
     ]
-    how = "Dots are means over pairs, with the plugin minus without it; lines are 95 % intervals."
+    how = (
+        "Dots are means over pairs, with the plugin minus without it; lines are 95 % intervals. "
+        "Equal seconds are those of the other set's run: the first set was trained for the steps "
+        "that it makes in them, or its loss is read on the line through two such lengths that lie "
+        "close, in the logarithm of the steps."
+    )
     rows = [_effect_cells(name, one) for name, one in plugins.items()]
     return page.section(
         "Effects",
@@ -54,9 +59,11 @@ def effects(result: Json) -> Markup:
 
 def _row(name: str, effect: Json | None, one: Json) -> Interval:
     if effect is None or effect.get("effect") is None:
-        return Interval(name, None, note=_missing(one))
+        made = effect is None and one["effect"] is not None
+        return Interval(name, None, note="not run yet, or failed" if made else _missing(one))
     mean, low, high = effect["effect"], effect["low"], effect["high"]
-    note = "" if effect["distinguishable"] else _undecided(effect)
+    notes = ["" if effect["distinguishable"] else _undecided(effect), _read_between(effect)]
+    note = "; ".join(filter(None, notes))
     return Interval(name, mean, low, high, verdict(effect), _told(effect), note)
 
 
@@ -68,6 +75,12 @@ def _speed(name: str, effect: Json | None, one: Json) -> Interval:
     known = low is not None and not low <= 1 <= high
     verdict = ("better" if mean > 1 else "worse") if known else "unknown"
     return Interval(name, mean, low, high, verdict, told, "" if known else "not distinguishable")
+
+
+def _read_between(effect: Json) -> str:
+    """From which lengths the loss of the first set is read, where it was not trained for this one."""
+    below, above = effect.get("between") or (0, 0)
+    return f"on the line through {below:,} and {above:,} steps" if below != above else ""
 
 
 def _told(effect: Json) -> str:

@@ -86,6 +86,8 @@ class Rig:
         stop: ends a run early.
         say: prints a line.
         create: makes the backend; default: :func:`minillm_core.backends.create`.
+        begin: is called before each run, once everything is compiled and before the clock starts:
+            processes that share a device wait for each other in it.
     """
 
     def __init__(
@@ -96,8 +98,10 @@ class Rig:
         stop: StopRequest,
         say: Callable[[str], None],
         create: Callable[[Detected, Plan], Backend] | None = None,
+        begin: Callable[[], None] = lambda: None,
     ) -> None:
         self._corpus, self._detected, self._stop, self._say = corpus, detected, stop, say
+        self._begin = begin
         self._create = create or backends.create
         self._kept: tuple[str, Trainer] | None = None  # the graph of a compiled trainer
 
@@ -152,6 +156,7 @@ class Rig:
         loaded = replace(loaded, config=plan.config.model_copy(update={"seed": seed}))
         with blaming(plugins, "a step"):
             job = self._job(loaded, plugins, plan, seed)
+            self._begin()
             counts = _Counted(watch, steps)
             evidence = Evidence(
                 {planned.name: planned.expected for planned in plan.plugins},

@@ -10,7 +10,7 @@ from minillm_core.errors import PlanError, Refusal
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plugins.manager import LoadedPlugin
 
-__all__ = ["Comparison", "Design", "Variant", "leave_one_out", "one_at_a_time"]
+__all__ = ["Comparison", "Design", "Variant", "leave_one_out", "one_at_a_time", "side_by_side"]
 
 BASELINE, ALL = "baseline", "all"
 
@@ -43,7 +43,7 @@ class Comparison:
 class Design:
     """What is run and what is compared."""
 
-    kind: str  # "one at a time", "leave one out"
+    kind: str  # "one at a time", "leave one out", "side by side"
     variants: tuple[Variant, ...]  # in the order in which they are run
     comparisons: tuple[Comparison, ...]
     unplanned: Mapping[str, str]  # plugin -> why its effect cannot be told
@@ -112,6 +112,37 @@ def leave_one_out(loaded: Loaded, plugins: Sequence[LoadedPlugin], judged: Seque
             fix="--one-at-a-time, --with the plugins that they build on",
         )
     return Design("leave one out", tuple(variants), tuple(comparisons), unplanned)
+
+
+def side_by_side(
+    loaded: Loaded,
+    plugins: Sequence[LoadedPlugin],
+    beside: Mapping[str, Sequence[str]],
+    reference: Sequence[str],
+) -> Design:
+    """Each judged plugin in a company of its own, so that many share the runs of one set.
+
+    Args:
+        loaded: settings that name all plugins.
+        plugins: all of them: the judged and their company.
+        beside: judged plugin -> its company.
+        reference: the set that is trained for several lengths.
+
+    Raises:
+        PlanError: one of the sets cannot be planned.
+    """
+    variants = {frozenset(reference): _variant(BASELINE, loaded, plugins, reference)}
+    comparisons = []
+    for name, company in beside.items():
+        names = []
+        for active in (frozenset((*company, name)), frozenset(company)):
+            if active not in variants:
+                more, less = sorted(active - {*reference}), sorted({*reference} - active)
+                label = "".join([*(f"+{one}" for one in more), *(f"-{one}" for one in less)])
+                variants[active] = _variant(label, loaded, plugins, sorted(active))
+            names.append(variants[active].name)
+        comparisons.append(Comparison(name, *names))
+    return Design("side by side", tuple(variants.values()), tuple(comparisons), {})
 
 
 def _variant(

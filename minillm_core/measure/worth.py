@@ -1,0 +1,107 @@
+"""What a plugin is worth, from the runs of two variants: loss at equal tokens and seconds, speed, memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from statistics import median
+from typing import Any
+
+from minillm_core.measure.ladder import loss_at, neighbours
+from minillm_core.measure.paired import effect_of
+from minillm_core.measure.rig import Trained
+
+__all__ = ["ALIKE", "UNIT", "Lengths", "steps_in_time", "worth"]
+
+ALIKE = 0.01
+"""Speeds that differ by no more than this share: the run at equal tokens is the one at equal seconds."""
+
+UNIT = "nats a token of held-out text, at equal tokens; below 0 is better"
+
+Runs = Mapping[int, Trained]  # by seed
+Lengths = Mapping[int, Runs]  # by steps
+
+
+def worth(
+    having: Lengths, without: Lengths, steps: int, *, reference: bool, pairs: int
+) -> dict[str, Any]:
+    """A plugin's effects: with it minus without it, or as many times.
+
+    Args:
+        having: runs with it.
+        without: those without it.
+        steps: of the runs at equal tokens.
+        reference: the runs with it are of several lengths; else those without it.
+        pairs: how many there should be.
+
+    Returns:
+        As in ablation.json; the loss at equal tokens comes first.
+    """
+    ours, others = having.get(steps, {}), without.get(steps, {})
+    seeds = sorted(ours.keys() & others.keys())
+    failed = pairs - len(seeds)
+    if not seeds:
+        return {"effect": None, "low": None, "high": None, "failed": failed}
+    rates = [math.log(ours[s].tokens_per_second / others[s].tokens_per_second) for s in seeds]
+    speed = effect_of(rates).data()
+    return {
+        **effect_of([ours[s].val_loss - others[s].val_loss for s in seeds]).data(),
+        "unit": UNIT,
+        "failed": failed,
+        "equal_seconds": (
+            _in_equal_time(others, having, steps, -1)
+            if reference
+            else _in_equal_time(ours, without, steps, 1)
+        ),
+        "speed": {
+            key: None if speed[key] is None else math.exp(speed[key])
+            for key in ("effect", "low", "high")
+        },
+        "peak_bytes": {"with": _largest(ours.values()), "without": _largest(others.values())},
+    }
+
+
+def steps_in_time(runs: Runs, reference: Runs, steps: int) -> int | None:
+    """How many steps the reference makes in the time in which others make ``steps``.
+
+    Returns:
+        ``steps`` where they are equally fast; None while one of them has no run.
+    """
+    if not runs or not reference:
+        return None
+    own, others = (median(run.seconds for run in some.values()) for some in (runs, reference))
+    share = own / others
+    return steps if abs(share - 1) <= ALIKE else max(1, round(steps * share))
+
+
+def _in_equal_time(runs: Runs, reference: Lengths, steps: int, sign: int) -> dict[str, Any] | None:
+    """The runs' loss minus the reference's in as many seconds, times a sign.
+
+    Returns:
+        The effect; ``steps``, which the reference makes in that time; ``between``, the trained
+        lengths whose line tells its loss, the same twice where it was measured. None where the
+        reference was not trained for such lengths.
+    """
+    at = steps_in_time(runs, reference[steps], steps)
+    between = neighbours(at, reference) if at else None
+    if at is None or between is None:
+        return None
+    below, above = (reference[length] for length in between)
+    differences = [
+        runs[seed].val_loss
+        - loss_at(
+            at,
+            {between[0]: below[seed].val_loss, between[1]: above[seed].val_loss},
+            between,
+        )
+        for seed in sorted(runs.keys() & below.keys() & above.keys())
+    ]
+    if not differences:
+        return None
+    found = effect_of([sign * difference for difference in differences])
+    return {**found.data(), "steps": at, "between": list(between)}
+
+
+def _largest(runs: Iterable[Trained]) -> int | None:
+    peaks = [run.peak_bytes for run in runs if run.peak_bytes is not None]
+    return max(peaks, default=None)
