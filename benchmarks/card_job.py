@@ -1,0 +1,133 @@
+"""One set of plugins of benchmarks.cards, in a process of its own: compiled, and trained in turn.
+
+It tells its parent "ready" when it could begin, and waits for a line before it does; "done" when its
+runs are made. The process of the reference waits for another line then, and is trained for the time
+of the others. Where the parent is gone, it ends.
+"""
+
+from __future__ import annotations
+
+import select
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.card_table import REFERENCE, Judged, active
+from minillm_core.cli.prepare import Asked, Prepared, prepare
+from minillm_core.errors import Interrupted
+from minillm_core.measure.ablate import Ready, Request, readied
+from minillm_core.measure.ablation import Ablation
+from minillm_core.measure.variants import side_by_side
+from minillm_core.train.signals import stop_on_signals
+
+__all__ = ["DONE", "READY", "Share", "main"]
+
+READY, DONE = "ready", "done"
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one device measures."""
+
+    folder: str
+    judged: tuple[Judged, ...]
+    preset: str
+    settings: tuple[str, ...]
+    steps: int
+    seeds: int
+    device: str
+    cache: str
+    commit: str | None
+    validations: int = 2
+
+    def data(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, data: dict[str, Any]) -> Share:
+        """The inverse of :meth:`data`."""
+        judged = tuple(
+            Judged(**{**one, "beside": tuple(one["beside"]), "options": tuple(one["options"])})
+            for one in data["judged"]
+        )
+        return cls(**{**data, "judged": judged, "settings": tuple(data["settings"])})
+
+    def prepared(self) -> Prepared:
+        """Settings, device, plugins."""
+        options = [option for one in self.judged for option in one.options]
+        return prepare(
+            Asked(
+                plugins=",".join(active(self.judged)),
+                preset=self.preset,
+                assignments=(*self.settings, *options),
+                flags={"--steps": self.steps, "--device": self.device},
+            ),
+            to_run=True,
+        )
+
+    def ready(self, begin: Any = lambda: None) -> Ready:
+        """The ablation of this share."""
+        prepared = self.prepared()
+        assert prepared.detected is not None
+        beside = {one.plugin: one.beside for one in self.judged}
+        return readied(
+            Request(tuple(beside), self.seeds, validations=self.validations),
+            prepared.loaded,
+            prepared.plugins,
+            prepared.detected,
+            out=Path(self.folder),
+            runs=Path(self.folder).parent,
+            cache=Path(self.cache),
+            say=_say,
+            begin=begin,
+            at=self.commit,
+            design=side_by_side(prepared.loaded, prepared.plugins, beside, REFERENCE),
+        )
+
+
+class Turn:
+    """Leave to use the device."""
+
+    def __init__(self) -> None:
+        self.taken = False
+
+    def begin(self) -> None:
+        """Wait for it before the first run; between runs, see that the parent is still there.
+
+        Raises:
+            Interrupted: it is not.
+        """
+        if not self.taken:
+            self.taken = self.wait(READY)
+        elif select.select([sys.stdin], [], [], 0)[0]:
+            raise Interrupted("whoever gives the turns is gone")
+
+    def wait(self, word: str) -> bool:
+        """Say a word and wait for an answer.
+
+        Raises:
+            Interrupted: nobody is there to give one.
+        """
+        print(word, flush=True)
+        if not sys.stdin.readline():
+            raise Interrupted("whoever gives the turns is gone")
+        return True
+
+
+def main(share: Share, name: str) -> None:
+    """Make the runs of one variant."""
+    turn = Turn()
+    with stop_on_signals(patient=True) as stop:
+        ablation: Ablation = share.ready(turn.begin).open(stop)
+        (variant,) = (one for one in ablation.design.variants if one.name == name)
+        ablation.make(variant)
+        if variant is ablation.reference:
+            turn.taken = turn.wait(DONE)
+            ablation.climb()
+        print(DONE, flush=True)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

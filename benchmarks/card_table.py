@@ -1,0 +1,98 @@
+"""What gets a technique card, in which company and with which options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+__all__ = ["REFERENCE", "SHAPE", "TABLE", "Judged", "active", "divided"]
+
+REFERENCE = ("muon",)
+"""The set that most are held against: it stands where these techniques are used."""
+
+SHAPE = (
+    *("model.layers=6", "model.vocab=50304", "model.tied=false"),
+    *("train.rows=32", "train.seq_len=1024", "train.lr=0.002", "train.schedule=cosine"),
+    *("train.warmup=0.05", "eval.tokens=262144"),
+)
+"""Settings beside preset ``small``. The head is not tied to the embedding: techniques that change
+one of them would change both."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One technique."""
+
+    plugin: str
+    beside: tuple[str, ...] = REFERENCE
+    options: tuple[str, ...] = ()  # key=value, where the defaults are not for this shape
+    cost: float = 1.0  # of a run, roughly, in runs of the reference: what the GPUs are given by
+
+    @property
+    def sets(self) -> set[frozenset[str]]:
+        """The sets of plugins that are trained for it, beside the reference."""
+        both = {frozenset(self.beside), frozenset((*self.beside, self.plugin))}
+        return both - {frozenset(REFERENCE)}
+
+
+TABLE = (
+    Judged("muon", beside=()),
+    Judged("value_embeds"),
+    Judged("zero_init"),
+    Judged("qk_norm"),
+    Judged("attn_scale", beside=("muon", "qk_norm")),
+    Judged("softcap"),
+    Judged("relu2"),
+    Judged("embed_norm"),
+    Judged("normuon", cost=1.1),
+    Judged("polar_express", cost=1.1),
+    Judged("cautious_wd", cost=1.1),
+    Judged("half_rope"),
+    Judged("sparse_gate"),
+    Judged("xsa", cost=1.1),
+    Judged("paired_heads", cost=1.2),
+    Judged("smear"),
+    Judged("bigram_hash", cost=1.2),
+    Judged("embed_skip"),
+    Judged("unet_skip"),
+    Judged("backout"),
+    Judged("residual_decay"),
+    Judged("liger"),
+    Judged("mtp", options=("mtp.weights=[0.5]",), cost=1.4),
+    Judged("windows", options=("windows.stages=2",), cost=1.3),
+    Judged("moe", cost=1.6),
+)
+"""The first in it are run first. Left out: ``role_lr``, which does nothing until it is told what,
+and the trackers, which change no training. ``mtp`` and ``windows`` have two stages here: each is
+compiled, and a run of a few hundred steps is short for more."""
+
+
+def active(judged: Iterable[Judged]) -> tuple[str, ...]:
+    """All plugins that take part."""
+    return tuple(sorted({*REFERENCE}.union(*({one.plugin, *one.beside} for one in judged))))
+
+
+def divided(judged: Sequence[Judged], parts: int) -> list[list[Judged]]:
+    """Shares of about the same cost; those that share a set of plugins stay together.
+
+    Args:
+        judged: in the order in which they are to be run.
+        parts: how many shares.
+    """
+    bundles: list[list[Judged]] = []
+    for one in judged:
+        near = [b for b in bundles if any(one.sets & other.sets for other in b)]
+        bundles = [b for b in bundles if b not in near]
+        bundles.append([*(other for b in near for other in b), one])
+    shares: list[list[Judged]] = [[] for _ in range(parts)]
+    for bundle in sorted(bundles, key=_cost, reverse=True):
+        min(shares, key=_cost).extend(bundle)
+    order = {one.plugin: index for index, one in enumerate(judged)}
+    return [sorted(share, key=lambda one: order[one.plugin]) for share in shares if share]
+
+
+def _cost(judged: Sequence[Judged]) -> float:
+    costs: dict[frozenset[str], float] = {}
+    for one in judged:
+        costs |= dict.fromkeys(one.sets, one.cost)
+    return sum(costs.values())

@@ -1,0 +1,214 @@
+r"""Technique cards: what each first-party technique is worth, from paired seeds, on several GPUs.
+
+Measure, on the machine with the GPUs (the same command goes on where a time limit ended it):
+
+    python -m benchmarks.cards --train english_train.jsonl.xz --val english_val.jsonl.xz \
+        --tokenizer bpe50k.json --out OUT --gpus 4 --steps 550 --minutes 9.3 --commit HASH
+
+Then, from a checkout anywhere:
+
+    python -m benchmarks.cards --collect OUT
+
+writes ``cards/NAME.json`` beside the module of each plugin that has its five pairs, and keeps the
+runs in ``benchmarks/results/cards``. benchmarks/card_table.py says what is judged in which company.
+The techniques are divided among the GPUs; each GPU trains the reference's seeds for its own. A
+process a set of plugins: all compile together, then they train one after the other, so that nothing
+else goes on where a run is timed. Each finished run is a file; OUT/gpuN/ablation.json and
+ablation.html are written after every one. The reference's runs at equal seconds come last; time is
+kept for them, unless ``--reserve 0`` says that a later call makes them. A call ends within 20 s of
+--minutes.
+
+Exit codes: 0; 75, the time was over and the same command goes on; 1, a set failed (its log is beside)
+or a technique cannot be had on this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.card_job import Share
+from benchmarks.card_table import REFERENCE, SHAPE, TABLE, Judged, divided
+from benchmarks.card_turns import Turns
+from benchmarks.environment import RESULTS, environment
+from minillm_core.checkpoint import lock
+from minillm_core.cli.cache import cache_folder
+from minillm_core.errors import MinillmError
+from minillm_core.measure.ablation import RESULT
+from minillm_core.measure.card import FOLDER, PAIRS, write_card
+from minillm_core.measure.carding import cards_of
+from minillm_core.measure.variants import side_by_side
+from minillm_core.plugins.find import find
+
+__all__ = ["collect", "main", "measure"]
+
+ENVIRONMENT = "environment.json"
+
+
+def measure(arguments: argparse.Namespace) -> int:
+    """Divide, compile, train; the exit code."""
+    out: Path = arguments.out
+    out.mkdir(parents=True, exist_ok=True)
+    with lock(out):
+        about = {"command": ["cards.py", *sys.argv[1:]], **environment(arguments.commit)}
+        (out / ENVIRONMENT).write_text(json.dumps(about, indent=1) + "\n")
+        wanted = set(arguments.only.split(",")) if arguments.only else None
+        judged = [one for one in TABLE if wanted is None or one.plugin in wanted]
+        shares = [
+            _share(arguments, part, number)
+            for number, part in enumerate(divided(judged, arguments.gpus))
+        ]
+        absent: list[str] = []
+        checked = [share for one in shares if (share := _checked(one, absent))]
+        turns = Turns(
+            [(share, _variants(share)) for share in checked],
+            seconds=60 * arguments.minutes,
+            patience=arguments.patience,
+            ahead=arguments.ahead,
+            reserve=arguments.reserve,
+            say=_say,
+        )
+        turns.run()
+    missing = {"failed": turns.failed, "no time": turns.skipped, "cannot be had here": absent}
+    for why, names in missing.items():
+        if names:
+            _say(f"{why}: {'; '.join(names)}")
+    return 1 if turns.failed or absent else 75 if turns.skipped else 0
+
+
+def collect(results: Path, cards: Path | None, kept: Path) -> Iterator[str]:
+    """Write the cards of what was measured, and keep the runs.
+
+    Args:
+        results: where :func:`measure` wrote.
+        cards: where all cards go; None: beside the plugins' modules.
+        kept: where the runs are kept, one file a GPU.
+
+    Yields:
+        What was written, and what has no card.
+    """
+    about = json.loads((results / ENVIRONMENT).read_bytes())
+    command = about.pop("command")
+    for path in sorted(results.glob(f"*/{RESULT}")):
+        result = json.loads(path.read_bytes())
+        found, without = cards_of(result)
+        for card in found:
+            folder = cards or Path(find(card.plugin).origin.file).parent / FOLDER
+            yield f"{write_card(folder, card)}"
+        if without:
+            yield f"{path.parent.name}: {without}"
+        document = {
+            "benchmark": f"cards/{path.parent.name}",
+            "command": command,
+            "environment": about,
+            "figures": _compact(result),
+        }
+        kept.mkdir(parents=True, exist_ok=True)
+        target = kept / f"{path.parent.name}.json"
+        target.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+        yield f"{target}"
+
+
+def _share(arguments: argparse.Namespace, judged: Sequence[Judged], number: int) -> Share:
+    return Share(
+        folder=str(arguments.out / f"gpu{number}"),
+        judged=tuple(judged),
+        preset=arguments.preset,
+        settings=(
+            f"data.paths={json.dumps([arguments.train])}",
+            f"data.val={arguments.val}",
+            f"data.tokenizer={arguments.tokenizer}",
+            *SHAPE,
+            *arguments.set,
+        ),
+        steps=arguments.steps,
+        seeds=arguments.seeds,
+        device=arguments.device,
+        cache=str(arguments.cache or cache_folder()),
+        commit=arguments.commit,
+    )
+
+
+def _checked(share: Share, absent: list[str]) -> Share | None:
+    """The share without those that cannot be had here, which are told; the text is read."""
+    Path(share.folder).mkdir(parents=True, exist_ok=True)
+    try:
+        share.ready()
+    except MinillmError as error:
+        if len(share.judged) == 1:
+            absent.append(share.judged[0].plugin)
+            _say(f"{absent[-1]} is not measured: {error}")
+            return None
+        alone = [_checked(replace(share, judged=(one,)), absent) for one in share.judged]
+        left = tuple(one for part in alone if part for one in part.judged)
+        if len(left) == len(share.judged):  # each can be had, and together they cannot
+            raise
+        return replace(share, judged=left) if left else None
+    return share
+
+
+def _variants(share: Share) -> list[str]:
+    """Names of the sets of plugins, the reference first."""
+    prepared = share.prepared()
+    beside = {one.plugin: one.beside for one in share.judged}
+    design = side_by_side(prepared.loaded, prepared.plugins, beside, REFERENCE)
+    return [one.name for one in design.variants]
+
+
+def _compact(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The result with the end of each run in the place of its curve."""
+    runs = [
+        {key: value for key, value in run.items() if key != "curve"}
+        | ({"val_loss": run["curve"][-1]["val_loss"]} if "curve" in run else {})
+        for run in result["runs"]
+    ]
+    return {**result, "runs": runs}
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--collect", type=Path, metavar="OUT", help="write the cards of OUT")
+    parser.add_argument("--cards", type=Path, help="with --collect: where all cards go instead")
+    parser.add_argument("--kept", type=Path, default=RESULTS / "cards", help="and the runs")
+    parser.add_argument("--train", help="the text to train on")
+    parser.add_argument("--val", help="the text to validate on")
+    parser.add_argument("--tokenizer")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=550)
+    parser.add_argument("--seeds", type=int, default=PAIRS)
+    parser.add_argument("--minutes", type=float, default=600, help="everything ends after them")
+    parser.add_argument("--patience", type=float, default=150, help="seconds for compilation alone")
+    parser.add_argument("--ahead", type=int, default=12, help="processes on a GPU at once")
+    parser.add_argument(
+        "--reserve", type=float, default=1.5, help="turns kept for equal seconds; 0: a later call"
+    )
+    parser.add_argument("--only", help="techniques, such as muon,relu2")
+    parser.add_argument("--preset", default="small")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--cache", type=Path)
+    parser.add_argument("--commit")
+    arguments = parser.parse_args()
+    if arguments.collect:
+        for line in collect(arguments.collect, arguments.cards, arguments.kept):
+            _say(line)
+        return 0
+    if not all((arguments.train, arguments.val, arguments.tokenizer, arguments.out)):
+        parser.error("--train, --val, --tokenizer and --out are needed, or --collect")
+    return measure(arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
