@@ -20,6 +20,10 @@ minillm ablate --plugins polar_express,normuon --with muon --minutes 0.5
 minillm ablate --plugins muon,qk_norm,relu2 --leave-one-out --out runs/which
 
 minillm ablate --plugins muon,qk_norm,relu2 --leave-one-out --out runs/which --json > effects.json
+
+minillm ablate --preset speedrun --leave-one-out
+
+minillm ablate --preset speedrun --plugins backout
 """
 
 _WHAT = "What is compared"
@@ -27,7 +31,15 @@ _WHAT = "What is compared"
 
 def ablate(
     assignments: options.Assignments = None,
-    plugins: options.Plugins = None,
+    plugins: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B",
+            help="Plugins to judge; those that the preset or the file names are then company. None "
+            "given: all of those are judged. -NAME takes one away; ./file.py:Class names a file.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
     company: Annotated[
         str | None,
         typer.Option(
@@ -79,7 +91,10 @@ def ablate(
     debug: options.Debug = False,
     show_help: options.Help = False,
 ) -> None:
-    """Measure what each plugin is worth: paired seeds, the same data, 95 % intervals."""
+    """Measure what each plugin is worth: paired seeds, the same data, 95 % intervals.
+
+    Without --plugins every plugin of the preset or the file is judged.
+    """
     from minillm_core.cli.ablate_show import show_ablation
     from minillm_core.cli.prepare import Asked
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,15 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from minillm_core.cli.ablate_left import Left, runs_of
 from minillm_core.cli.cache import cache_folder, data_folder
 from minillm_core.cli.console import emit, say
 from minillm_core.cli.prepare import Asked, prepare
-from minillm_core.config.selection import select
+from minillm_core.config.selection import added
 from minillm_core.measure.ablate import Request, ablate
 from minillm_core.measure.ablation import PAGE, RESULT, Watch
 from minillm_core.measure.card import FOLDER
+from minillm_core.train.progress import duration
 from minillm_core.train.record import RUNS
 
 __all__ = ["render", "show_ablation"]
@@ -39,12 +41,17 @@ def show_ablation(
     """Run it; a table, or one JSON document, on stdout."""
     prepared = prepare(asked, to_run=True)
     assert prepared.detected is not None  # or it would have been refused
-    beside = set(select({}, company, flag="--with")[0])
-    named = tuple(select({}, judged)[0]) if judged else tuple(prepared.loaded.specs)
+    beside = added(company, flag="--with")
+    named = tuple(added(judged)) or tuple(prepared.loaded.specs)
     request = Request(
         tuple(name for name in named if name not in beside), seeds, minutes, leave_one_out
     )
-    with _watched() as (watch, tell):
+    config = prepared.loaded.config
+    runs = runs_of(
+        request.judged, range(config.seed, config.seed + seeds), leave_one_out=leave_one_out
+    )
+    left = Left(runs, None if minutes else config.train.steps)
+    with _watched(left) as (watch, tell):
         result, folder = ablate(
             request,
             prepared.loaded,
@@ -65,32 +72,70 @@ def show_ablation(
 
 
 @contextmanager
-def _watched() -> Iterator[tuple[Watch, Any]]:
+def _watched(left: Left) -> Iterator[tuple[Watch, Callable[[str], None]]]:
     """A bar for the run that goes on, where stderr is a terminal; a line a run elsewhere."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        begun: set[str] = set()
-
-        def watch_lines(run: str, progress: float) -> None:
-            if run not in begun:
-                begun.add(run)
-                say(run)
-
-        yield watch_lines, say
+        yield _Lines(left, say), say
         return
     bar = Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
         TextColumn("{task.percentage:>3.0f} %"),
+        TextColumn("{task.fields[left]}", markup=False),
         console=console,
         refresh_per_second=4,
     )
+
+    def tell(text: str) -> None:
+        bar.console.print(text, markup=False, highlight=False)
+
     with bar:
-        task = bar.add_task("", total=1.0)
-        yield (
-            lambda run, progress: bar.update(task, description=run, completed=progress),
-            lambda text: bar.console.print(text, markup=False, highlight=False),
-        )
+        task = bar.add_task("", total=1.0, left="")
+        estimate = _Estimate(left, tell)
+
+        def watch(run: str, progress: float) -> None:
+            left.told(run, progress)
+            estimate()
+            bar.update(task, description=run, completed=progress, left=_ahead(left))
+
+        yield watch, tell
+
+
+class _Lines:
+    """A line a run, with the time that is left where it can be known."""
+
+    def __init__(self, left: Left, say: Callable[[str], None]) -> None:
+        self._left, self._say, self._estimate = left, say, _Estimate(left, say)
+
+    def __call__(self, run: str, progress: float) -> None:
+        if self._left.told(run, progress):
+            self._say("  ".join(filter(None, (run, _ahead(self._left)))))
+        self._estimate()
+
+
+class _Estimate:
+    """Says once how long all will take, as soon as the first run's speed is known."""
+
+    def __init__(self, left: Left, say: Callable[[str], None]) -> None:
+        self._left, self._say, self._told = left, say, False
+
+    def __call__(self) -> None:
+        seconds = self._left.seconds
+        if not self._told and self._left.known and self._left.number and seconds is not None:
+            self._told = True
+            self._say(
+                f"about {duration(seconds)} for the runs at equal tokens; those at equal seconds "
+                "come after them"
+            )
+
+
+def _ahead(left: Left) -> str:
+    """``run 3 of 12, 4:05 left``."""
+    seconds = left.seconds
+    until = "" if seconds is None else f"{duration(seconds)} left"
+    number = f"run {left.number} of {left.runs}" if left.number else "at equal seconds"
+    return ", ".join(filter(None, (number, until)))
 
 
 def render(result: Mapping[str, Any]) -> Table:

@@ -12,7 +12,8 @@ from rich.table import Table
 
 from minillm_core.cli.cache import cache_folder
 from minillm_core.cli.console import emit, say
-from minillm_core.cli.prepare import Asked, prepare
+from minillm_core.cli.prepare import Asked, Prepared, prepare
+from minillm_core.config.presets import plugins_of
 from minillm_core.config.selection import added, taken_away
 from minillm_core.errors import Refusal
 from minillm_core.measure.bench import Contender, Request, bench
@@ -32,7 +33,7 @@ def show_bench(asked: Asked, request: Request, *, against: str | None, json: boo
     ]
     contenders: list[Contender] = []
     for one in prepared:
-        name = "+".join(plugin.name for plugin in one.plugins) or "plain"
+        name = _name(one)
         if name in [other.name for other in contenders]:
             name += " again"
         contenders.append(Contender(name, one.loaded, one.plugins))
@@ -47,6 +48,16 @@ def show_bench(asked: Asked, request: Request, *, against: str | None, json: boo
         console.print(table)
     for note in dict.fromkeys(note for one in result["sets"].values() for note in one["notes"]):
         say(f"note: {note}")
+
+
+def _name(prepared: Prepared) -> str:
+    """``muon+windows``; of a preset that names plugins what differs: ``speedrun+windows-softcap``."""
+    preset = prepared.loaded.config.preset
+    has, named = {plugin.name for plugin in prepared.plugins}, plugins_of(preset).keys()
+    if not named:
+        return "+".join(sorted(has)) or "plain"
+    more = "".join(f"+{name}" for name in sorted(has - named))
+    return preset + more + "".join(f"-{name}" for name in sorted(named - has))
 
 
 def _set(against: str) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -41,6 +42,10 @@ def test_an_ablation_shows_a_table_and_keeps_everything(
     shown = capsys.readouterr()
     assert "muon" in shown.out
     assert "6 steps" in shown.out
+    assert re.search(r"^about \d+:\d\d for the runs at equal tokens", shown.err, re.MULTILINE)
+    assert re.search(
+        r"^\+muon, seed 1, 6 steps  run 4 of 4, \d+:\d\d left$", shown.err, re.MULTILINE
+    )
     kept = json.loads((tmp_path / "out" / "ablation.json").read_bytes())
     muon = kept["plugins"]["muon"]
     assert muon["low"] <= muon["effect"] <= muon["high"]
