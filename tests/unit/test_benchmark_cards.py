@@ -1,0 +1,60 @@
+"""What gets a card, how it is divided among devices, and where cards go."""
+
+from __future__ import annotations
+
+import shutil
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+from hatchling.builders.wheel import WheelBuilder
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.card_job import Share
+from benchmarks.card_table import REFERENCE, SHAPE, TABLE, active, divided
+
+WITHOUT = {"role_lr", "tensorboard", "trackio", "wandb"}
+"""One that does nothing until it is told what, and those that change no training."""
+
+
+def test_every_first_party_technique_is_judged_once() -> None:
+    ours = {
+        one.name
+        for one in entry_points(group="minillm.plugins")
+        if one.value.partition(".")[0]
+        in ("minillm_muon", "minillm_modded", "minillm_liger", "minillm_track")
+    }
+    judged = [one.plugin for one in TABLE]
+    assert len(judged) == len(set(judged))
+    assert set(judged) == ours - WITHOUT
+
+
+@given(judged=st.lists(st.sampled_from(TABLE), unique=True), parts=st.integers(1, 8))
+def test_each_is_in_one_share_and_no_set_in_two(judged: list[object], parts: int) -> None:
+    shares = divided(judged, parts)  # pyright: ignore[reportArgumentType]
+    assert sorted(one.plugin for share in shares for one in share) == sorted(
+        one.plugin  # pyright: ignore[reportAttributeAccessIssue]
+        for one in judged
+    )
+    sets = [set().union(*(one.sets for one in share)) for share in shares]
+    assert sum(map(len, sets)) == len(set().union(*sets))
+    assert len(shares) <= parts
+    for share in shares:
+        assert set(REFERENCE) <= set(active(share))
+
+
+def test_a_share_is_read_as_it_was_written() -> None:
+    share = Share("out", TABLE[:5], "small", SHAPE, 550, 5, "cuda", "cache", None)
+    assert Share.of(share.data()) == share
+
+
+@pytest.mark.parametrize("name", ["minillm_muon", "minillm_modded", "minillm_liger"])
+def test_a_wheel_holds_the_cards(name: str, repository: Path, tmp_path: Path) -> None:
+    root = tmp_path / name
+    shutil.copytree(repository / "plugins" / name, root)
+    folder = root / name / "cards"
+    folder.mkdir(exist_ok=True)
+    (folder / "some.json").write_text("{}")
+    held = {one.distribution_path for one in WheelBuilder(str(root)).recurse_included_files()}
+    assert f"{name}/cards/some.json" in held
