@@ -23,7 +23,7 @@ minillm ablate --plugins muon,qk_norm,relu2 --leave-one-out --out runs/which --j
 
 minillm ablate --preset speedrun --leave-one-out
 
-minillm ablate --preset speedrun --plugins backout
+minillm ablate --preset speedrun --plugins xsa
 """
 
 _WHAT = "What is compared"

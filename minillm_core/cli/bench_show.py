@@ -51,7 +51,7 @@ def show_bench(asked: Asked, request: Request, *, against: str | None, json: boo
 
 
 def _name(prepared: Prepared) -> str:
-    """``muon+windows``; of a preset that names plugins what differs: ``speedrun+windows-softcap``."""
+    """``muon+windows``; of a preset that names plugins what differs: ``speedrun+xsa-smear``."""
     preset = prepared.loaded.config.preset
     has, named = {plugin.name for plugin in prepared.plugins}, plugins_of(preset).keys()
     if not named:

@@ -19,7 +19,7 @@ minillm plan --plugins muon,paired_heads --json
 
 minillm plan --diff muon muon,paired_heads
 
-minillm plan --preset speedrun --diff '' -softcap
+minillm plan --preset speedrun --diff '' -smear
 """
 
 

@@ -14,7 +14,7 @@ minillm train --data my_texts/ --steps 2000 train.lr=0.002
 
 minillm train --plugins muon,paired_heads --preset gpt2-124m --out runs/both
 
-minillm train --preset speedrun --data texts/ --plugins -softcap
+minillm train --preset speedrun --data texts/ --plugins -smear
 
 minillm train --resume --out runs/both --steps 4000
 

@@ -29,12 +29,12 @@ def test_a_run_goes_on_by_the_command_that_started_it(
 ) -> None:
     out = tmp_path / "out"
     file = tmp_path / "run.toml"
-    file.write_text("[softcap]\nb = 1\n")  # goes with the plugin
-    command = ["train", *given, "-c", str(file), "--plugins", "-softcap", "--out", str(out)]
+    file.write_text("[smear]\nwidth = 8\n")  # goes with the plugin
+    command = ["train", *given, "-c", str(file), "--plugins", "-smear", "--out", str(out)]
     assert main([*command, "--steps", "4"]) == 0
     record = json.loads((out / "run.json").read_bytes())
     plugins = record["config"]["plugins"]
-    assert set(plugins) == set(plugins_of("speedrun")) - {"softcap"}
+    assert set(plugins) == set(plugins_of("speedrun")) - {"smear"}
     assert {one["origin"] for one in plugins.values()} == {"preset speedrun"}
     assert main([*command, "--steps", "6", "--resume"]) == 0
     lines = (out / "metrics.jsonl").read_text().splitlines()
@@ -45,8 +45,8 @@ def test_a_run_goes_on_by_the_command_that_started_it(
 def test_a_bench_calls_the_sets_by_what_differs(
     given: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ("--plugins", "-softcap,backout", "--against", "none", "softcap.a=20")
+    asked = ("--plugins", "-smear,xsa", "--against", "none", "smear.width=8")
     short = ("--steps", "1", "--repeats", "1", "--json")
     assert main(["bench", *given, *asked, *short]) == 0
     sets = json.loads(capsys.readouterr().out)["sets"]
-    assert list(sets) == ["speedrun+backout-softcap", "speedrun"]
+    assert list(sets) == ["speedrun+xsa-smear", "speedrun"]

@@ -73,14 +73,14 @@ def test_the_plan_says_which_settings_are_the_presets(program: Program) -> None:
 
 
 def test_a_plugin_can_be_taken_away_and_the_difference_be_seen(program: Program) -> None:
-    assert "softcap" not in program(*PLAN, "--plugins", "-softcap", "--json")[1]
-    code, out, _ = program(*PLAN, "--diff", "", "-softcap", "--json")
+    assert "smear" not in program(*PLAN, "--plugins", "-smear", "--json")[1]
+    code, out, _ = program(*PLAN, "--diff", "", "-smear", "--json")
     assert code == 0
     whole, less = json.loads(out)["difference"]["plugins"]
-    assert set(whole) - set(less) == {"softcap"}
-    code, _, err = program(*PLAN, "--plugins", "-softcp")
+    assert set(whole) - set(less) == {"smear"}
+    code, _, err = program(*PLAN, "--plugins", "-smeer")
     assert code == 2
-    assert "fix:   -softcap" in err
+    assert "fix:   -smear" in err
 
 
 @pytest.mark.parametrize("command", ["plan", "train"])
@@ -141,9 +141,9 @@ def test_info_says_which_presets_name_a_plugin(program: Program) -> None:
     ("judged", "company", "expected"),
     [
         (None, None, NAMED),
-        ("-softcap", None, tuple(name for name in NAMED if name != "softcap")),
-        ("muon,backout", None, ("muon", "backout")),
-        ("muon,-softcap", None, ("muon",)),
+        ("-smear", None, tuple(name for name in NAMED if name != "smear")),
+        ("muon,xsa", None, ("muon", "xsa")),
+        ("muon,-smear", None, ("muon",)),
         (None, "muon", tuple(name for name in NAMED if name != "muon")),
     ],
 )
@@ -174,7 +174,7 @@ def test_an_ablation_judges_those_that_are_named_or_else_the_presets(
         )
     ((found, active),) = asked_for
     assert sorted(found) == sorted(expected)
-    without = {"softcap"} if judged and "-softcap" in judged else set()
+    without = {"smear"} if judged and "-smear" in judged else set()
     assert active == (set(NAMED) | set(expected)) - without
 
 
@@ -191,9 +191,9 @@ def test_a_bench_compares_the_recipe_with_less_of_it(monkeypatch: pytest.MonkeyP
         return None  # type: ignore[return-value]
 
     monkeypatch.setattr(bench_show, "prepare", note)
-    asked = Asked(plugins="-softcap,backout", preset=RECIPE, assignments=("softcap.a=1", "seed=2"))
+    asked = Asked(plugins="-smear,xsa", preset=RECIPE, assignments=("smear.width=8", "seed=2"))
     with pytest.raises(Enough):
         bench_show.show_bench(asked, None, against="none", json=False)  # type: ignore[arg-type]
     less, whole = seen
-    assert (less.plugins, less.assignments) == ("-softcap,backout", ("seed=2",))
-    assert (whole.plugins, whole.assignments) == (None, ("softcap.a=1", "seed=2"))
+    assert (less.plugins, less.assignments) == ("-smear,xsa", ("seed=2",))
+    assert (whole.plugins, whole.assignments) == (None, ("smear.width=8", "seed=2"))
