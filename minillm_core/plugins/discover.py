@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from importlib.machinery import ModuleSpec
 from importlib.metadata import Distribution, EntryPoint, entry_points
@@ -71,14 +72,17 @@ def installed_names() -> set[str]:
     return {plain(name) for name in entry_points(group=GROUP).names}
 
 
-def installed_plugins(only: str | None = None) -> list[PluginEntry]:
+def installed_plugins(only: str | Collection[str] | None = None) -> list[PluginEntry]:
     """Every installed plugin, sorted by name, the broken ones with their reason.
 
+    Asked of several names at once, it looks through what is installed once.
+
     Args:
-        only: read those of this name and leave the others alone.
+        only: read those of this name, or of these names, and leave the others alone.
     """
+    names = (only,) if isinstance(only, str) else only
     points = entry_points(group=GROUP)
-    entries = [_read(point) for point in points if only is None or plain(point.name) == only]
+    entries = [_read(point) for point in points if names is None or plain(point.name) in names]
     times = Counter(entry.name for entry in entries)
     entries.sort(key=lambda entry: (entry.name, entry.distribution, entry.value))
     return [entry if times[entry.name] == 1 else _clash(entry, entries) for entry in entries]

@@ -12,7 +12,7 @@ import pluggy
 
 from minillm_core.errors import PluginError
 from minillm_core.install import pip_line
-from minillm_core.plugins.find import FoundPlugin, find
+from minillm_core.plugins.find import FoundPlugin, find_all
 from minillm_core.plugins.hookspecs import PROJECT, Hooks
 from minillm_core.plugins.needs import unmet
 from minillm_core.plugins.options import validated
@@ -101,7 +101,7 @@ def load(
         PluginError: unknown, broken, named twice, of another hook API, or a wrong option.
         PluginCodeError: a plugin's own code raised while it was imported or its options checked.
     """
-    found = [find(spec) for spec in (specs.values() if isinstance(specs, Mapping) else specs)]
+    found = find_all(specs.values() if isinstance(specs, Mapping) else specs)
     _refuse_twice(one.origin for one in found)
     given = options or {}
     loaded = [with_options(one, given.get(one.origin.name, {})) for one in found]

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,21 @@ def test_a_path_is_taken_as_it_is(
     monkeypatch.syspath_prepend(str(odd))
     (one,) = load(["one"])
     assert one.origin.file == str(odd / "pkg_one" / "trick.py")
+
+
+def test_what_is_installed_is_looked_through_once(
+    monkeypatch: pytest.MonkeyPatch, make_plugin: Make
+) -> None:
+    names = [make_plugin(name=name) for name in ("one", "two", "three")]
+    looked = []
+    monkeypatch.setattr(
+        "minillm_core.plugins.discover.entry_points",
+        lambda group: looked.append(group) or entry_points(group=group),
+    )
+    assert len(load(names)) == 3
+    assert len(looked) == 1
+    assert load([]) == ()
+    assert len(looked) == 1  # and not at all for none
 
 
 def test_the_order_of_naming_does_not_matter(make_plugin: Make) -> None:
