@@ -1,0 +1,143 @@
+"""The tables of docs/costs.md, from the files in results/.
+
+python -m benchmarks.costs_page             # print them
+python -m benchmarks.costs_page --write     # put them into the page
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.environment import RESULTS, ROOT
+from benchmarks.readme_table import replaced
+from benchmarks.reliability_page import machine, markdown
+
+PAGE = ROOT / "docs" / "costs.md"
+STEPS, PLANNING = "step_costs", "planning"
+
+MOST = 1.3
+"""A technique whose step takes longer than this many of its company's has its reason below."""
+
+EXPLANATIONS: Mapping[str, str] = {}
+"""Technique -> why its step takes more than MOST times as long; shown where it does."""
+
+HEAD = (
+    "technique",
+    "step time",
+    "95 %",
+    "FLOPs",
+    "bytes, fused",
+    "bytes, apart",
+    "predicted",
+    "why",
+)
+
+Document = Mapping[str, Any]
+
+
+def tables(folder: Path = RESULTS, explanations: Mapping[str, str] = EXPLANATIONS) -> str:
+    """Markdown: the steps' costs, and what planning takes.
+
+    Raises:
+        SystemExit: a technique above MOST has no explanation.
+    """
+    steps = folder / f"{STEPS}.json"
+    parts = ["No step times have been measured yet."]
+    if steps.exists():
+        parts = list(costs(json.loads(steps.read_text())["figures"], explanations))
+    return "\n".join([*parts, "", *planning(json.loads((folder / f"{PLANNING}.json").read_text()))])
+
+
+def costs(figures: Document, explanations: Mapping[str, str]) -> Iterator[str]:
+    """A table for each company, and what each run was measured on."""
+    techniques = figures["techniques"]
+    missing = [
+        row["technique"]
+        for row in techniques
+        if row["step_time"]["ratio"] > MOST and row["technique"] not in explanations
+    ]
+    if missing:
+        raise SystemExit(
+            f"{', '.join(missing)}: more than {MOST} x the step time of the company, and no reason "
+            "in EXPLANATIONS of benchmarks/costs_page.py; or mend it"
+        )
+    companies = dict.fromkeys(tuple(row["company"]) for row in techniques)
+    for company in companies:
+        rows = [_line(row, explanations) for row in techniques if tuple(row["company"]) == company]
+        beside = ", ".join(f"`{name}`" for name in company)
+        yield f"Beside {beside}:" if company else "Beside the plain model:"
+        yield ""
+        yield markdown(HEAD, rows)
+        yield ""
+    for measured in figures["measured"]:
+        yield f"- {_measured(measured)}"
+    for name, why in figures["left_out"].items():
+        yield f"- `{name}` has no figure: {why}"
+
+
+def planning(document: Document) -> Iterator[str]:
+    """What planning takes."""
+    figures = document["figures"]
+    parts = figures["parts_median_seconds"]
+    of = ", ".join(f"{name} {parts[name]:.3f}" for name in ("settings", "plugins", "hooks", "hash"))
+    seconds = figures["planning"]["planning_seconds"]
+    yield (
+        f"A run with {figures['plugins']} plugins is planned in "
+        f"**{seconds['median']:.2f} s** (median of {figures['repeats']} fresh processes, "
+        f"{min(seconds['all']):.2f} to {max(seconds['all']):.2f}; {of}). Python's and minillm's own "
+        f"start beside it, {figures['process']['process_seconds']['median']:.2f} s in all; the "
+        f"command `minillm plan`, {figures['minillm_plan']['process_seconds']['median']:.2f} s. Not "
+        f"imported: {', '.join(figures['looked_for'])}. `python -m benchmarks.planning` on "
+        f"{machine(document)}."
+    )
+    yield ""
+
+
+def _line(row: Document, explanations: Mapping[str, str]) -> tuple[str, ...]:
+    time, bytes_, at = row["step_time"], row["bytes_ratio"], row["predicted_ratio"]
+    name = row["technique"]
+    return (
+        f"`{name}`",
+        f"{time['ratio']:.3f}",
+        f"{time['low']:.3f} to {time['high']:.3f}",
+        f"{row['flops_ratio']:.3f}",
+        f"{bytes_['fused']:.3f}",
+        f"{bytes_['apart']:.3f}",
+        f"{at['fused']:.2f} to {at['apart']:.2f}" if at else "",
+        explanations[name] if time["ratio"] > MOST else "",
+    )
+
+
+def _measured(one: Document) -> str:
+    model, versions = one["model"], one["versions"]
+    framework = ", ".join(f"{name} {versions[name]}" for name in _frameworks(versions))
+    return (
+        f"{one['seeds']} seeds of {one['steps']:,} steps: {model['dim']} wide, {model['layers']} "
+        f"layers, {model['vocab']:,} tokens, {one['rows'] * one['accumulate']} x {one['seq_len']} "
+        f"a step, {one['dtype']}; {one['device']}; Python {versions['python']}, {framework}; "
+        f"{one['date']}, commit {(one['commit'] or 'unknown')[:7]}"
+    )
+
+
+def _frameworks(versions: Mapping[str, str | None]) -> Sequence[str]:
+    return [name for name in ("torch", "mlx") if versions.get(name)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--write", action="store_true", help="into docs/costs.md")
+    if not parser.parse_args().write:
+        print(tables(), end="")
+        return
+    PAGE.write_text(replaced(PAGE.read_text(), tables()))
+    print(f"wrote {PAGE}")
+
+
+if __name__ == "__main__":
+    main()

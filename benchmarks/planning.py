@@ -1,0 +1,131 @@
+"""How long it takes to plan a run with more than 20 plugins, each time in a fresh process.
+
+    python -m benchmarks.planning                  # writes results/planning.json
+    python -m benchmarks.planning --repeats 3 --out /tmp
+
+Planning is what happens between the settings and the plan: they are read and checked, the plugins'
+modules imported, every hook called, the plan hashed. What Python and minillm's own modules take to
+start stands beside it, and so does the whole command ``minillm plan``. Bytecode is kept in a folder
+of its own, which a first round fills: it is what an installed package has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.environment import RESULTS, ROOT, write
+from benchmarks.planned import FRAMEWORKS, PLUGINS, PRESET, SETTINGS
+
+REPEATS = 15
+MOST_SECONDS = 0.5
+INSIDE = [sys.executable, "-m", "benchmarks.planned"]
+COMMAND = [
+    *(sys.executable, "-m", "minillm_core", "plan", "--preset", PRESET),
+    *("--plugins", ",".join(PLUGINS), *SETTINGS),
+]
+
+
+def process(command: Sequence[str], cache: Path) -> tuple[dict[str, float], str]:
+    """A whole process: its seconds by this one's clock and of the CPU; and what it printed."""
+    kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    before, start = os.times(), time.perf_counter()
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=kept | {"PYTHONPYCACHEPREFIX": str(cache)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    seconds, after = time.perf_counter() - start, os.times()
+    cpu = sum(after[2:4]) - sum(before[2:4])  # of children, user and system
+    return {"process_seconds": seconds, "process_cpu_seconds": cpu}, done.stdout
+
+
+def measured(repeats: int) -> dict[str, Any]:
+    """All figures.
+
+    Raises:
+        SystemExit: a framework was imported, a plugin is missing, or plans differ.
+    """
+    inside: list[dict[str, Any]] = []
+    command: list[dict[str, float]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        cache = Path(folder)
+        for round_ in range(repeats + 1):
+            seconds, printed = process(INSIDE, cache)
+            whole, _ = process(COMMAND, cache)
+            if round_:  # the first fills the caches
+                inside.append(seconds | json.loads(printed))
+                command.append(whole)
+    check(inside)
+    return {
+        "plugins": len(PLUGINS),
+        "frameworks_imported": [],
+        "looked_for": list(FRAMEWORKS),
+        "planning": {
+            name: summary([one[name] for one in inside])
+            for name in ("planning_seconds", "planning_cpu_seconds")
+        },
+        "parts_median_seconds": {
+            part: round(statistics.median(one["parts_seconds"][part] for one in inside), 4)
+            for part in inside[0]["parts_seconds"]
+        },
+        "process": {
+            name: summary([one[name] for one in inside])
+            for name in ("process_seconds", "process_cpu_seconds")
+        },
+        "minillm_plan": {
+            name: summary([one[name] for one in command])
+            for name in ("process_seconds", "process_cpu_seconds")
+        },
+        "below_seconds": MOST_SECONDS,
+        "repeats": repeats,
+    }
+
+
+def check(rounds: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse figures that are not of what they claim to be."""
+    for one in rounds:
+        if one["frameworks"]:
+            raise SystemExit(f"planning imported {', '.join(one['frameworks'])}")
+        if one["plugins"] != len(PLUGINS) or one["plan_hash"] != rounds[0]["plan_hash"]:
+            raise SystemExit(f"one round planned something else: {one}")
+
+
+def summary(values: Sequence[float]) -> dict[str, Any]:
+    """Median and every repetition."""
+    return {
+        "median": round(statistics.median(values), 4),
+        "all": [round(value, 4) for value in values],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--repeats", type=int, default=REPEATS)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where planning.json goes")
+    given = parser.parse_args()
+    figures = measured(given.repeats)
+    path = write("planning", figures, folder=given.out)
+    median = figures["planning"]["planning_seconds"]["median"]
+    print(json.dumps({key: figures[key] for key in ("planning", "process", "minillm_plan")}))
+    print(f"{len(PLUGINS)} plugins: {median:.3f} s of planning; wrote {path}")
+    if median >= MOST_SECONDS:
+        raise SystemExit(f"that is not below {MOST_SECONDS} s")
+
+
+if __name__ == "__main__":
+    main()
