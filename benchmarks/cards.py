@@ -197,7 +197,9 @@ def main() -> int:
     parser.add_argument(
         "--reserve", type=float, default=1.5, help="turns kept for equal seconds; 0: a later call"
     )
-    parser.add_argument("--only", help="techniques, such as muon,relu2")
+    parser.add_argument(
+        "--only", help="techniques, such as muon,relu2; they are divided anew: another --out"
+    )
     parser.add_argument("--preset", default="small")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--device", default="cuda")
