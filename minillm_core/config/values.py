@@ -6,9 +6,10 @@ import math
 import tomllib
 from collections.abc import Iterator, Mapping
 from datetime import date, datetime, time
+from functools import cache
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from minillm_core.config.origins import SECTIONS, Setting
 from minillm_core.config.schema import Config
@@ -81,8 +82,12 @@ def _bounds(schema: Mapping[str, Any]) -> str:
 
 def _schema(key: str) -> Mapping[str, Any]:
     section, _, name = key.rpartition(".")
-    model = SECTIONS[section] if section else Config
-    return model.model_json_schema()["properties"][name]
+    return _properties(SECTIONS[section] if section else Config)[name]
+
+
+@cache
+def _properties(model: type[BaseModel]) -> Mapping[str, Any]:
+    return model.model_json_schema()["properties"]
 
 
 def expected(key: str) -> str:
