@@ -3,78 +3,54 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from statistics import median
 
-__all__ = ["Left", "runs_of"]
+from minillm_core.measure.course import Going, Planned
+
+__all__ = ["Left"]
 
 KNOWN = 0.1
 """Share of the first run after which its speed is known well enough to be told."""
 
 
-def runs_of(judged: Sequence[str], seeds: Sequence[int], *, leave_one_out: bool) -> list[str]:
-    """The runs at equal tokens in their order, as they are called while they go on.
-
-    One that turns out not to be plannable is among them.
-    """
-    first, sign = ("all", "-") if leave_one_out else ("baseline", "+")
-    variants = [first, *(f"{sign}{name}" for name in judged)]
-    return [f"{variant}, seed {seed}" for variant in variants for seed in seeds]
-
-
 class Left:
-    """Counts the runs of an ablation and their seconds.
+    """Times the runs of an ablation.
 
     A run's steps are timed apart from what lies between two runs: validation, and, where another
-    variant begins, its compilation, which with few seeds is as long as a run. Runs at equal seconds
-    are not foreseen: their number depends on speeds that are measured last.
+    variant begins, its compilation, which with few seeds is as long as a run.
 
     Args:
-        runs: those at equal tokens, in order, from :func:`runs_of`.
-        steps: of each; None: as many as the first that is told of.
         clock: seconds that never go back.
     """
 
-    def __init__(
-        self,
-        runs: Sequence[str],
-        steps: int | None,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self._runs, self._clock = list(runs), clock
-        self._label = ""
-        self._steps = "" if steps is None else f"{steps} steps"
-        self._began = clock()
-        self._first = self._last = (self._began, 0.0)  # time and share of the run's steps
-        self._paces: list[float] = []
-        # seconds before a run's first step was over, and that step's share of the run
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._going: Going | None = None
+        self._first = self._last = (clock(), 0.0)  # time and share of the run that goes on
+        self._paces: list[float] = []  # seconds a step
+        # seconds before a run's first step was over, and the steps that were made by then
         self._within: list[tuple[float, float]] = []  # between two runs of a variant
         self._between: list[tuple[float, float]] = []  # before the first of a variant
 
-    def told(self, label: str, share: float) -> bool:
+    def told(self, going: Going, share: float) -> bool:
         """A step of a run is over; whether it is the first one that is told of the run.
 
         Args:
-            label: ``+muon, seed 1, 200 steps``.
+            going: the run, and those that are ahead.
             share: of the run, 0..1.
         """
-        now, begins = self._clock(), label != self._label
+        now, before = self._clock(), self._going
+        begins = before is None or going.run != before.run
         if begins:
-            self._close(label, now, share)
-            self._label, self._first = label, (now, share)
-        self._last = now, share
+            if (pace := self._timed()) is not None:
+                self._paces.append(pace)
+            same = before is not None and before.run.variant == going.run.variant
+            gaps = self._within if same else self._between
+            gaps.append((now - self._last[0], share * going.run.steps))
+            self._first = now, share
+        self._going, self._last = going, (now, share)
         return begins
-
-    @property
-    def runs(self) -> int:
-        """How many there are at equal tokens."""
-        return len(self._runs)
-
-    @property
-    def number(self) -> int | None:
-        """Of the run that goes on among those at equal tokens, from 1; None: it is none of them."""
-        run, _, steps = self._label.rpartition(", ")
-        return self._runs.index(run) + 1 if run in self._runs and steps == self._steps else None
 
     @property
     def known(self) -> bool:
@@ -83,47 +59,24 @@ class Left:
 
     @property
     def seconds(self) -> float | None:
-        """Until all runs at equal tokens are made; of another run, until that one is.
-
-        None: no two steps have been timed.
-        """
-        pace = self._pace()
-        if pace is None:
+        """Until all runs that are known to come are made; None: no two steps have been timed."""
+        pace = median(self._paces) if self._paces else self._timed()
+        if self._going is None or pace is None:
             return None
-        left = pace * (1 - self._last[1])
-        if self.number is None:
-            return left
-        here, *ahead = self._runs[self.number - 1 :]
-        for last, run in zip([here, *ahead], ahead, strict=False):
-            left += pace + self._gap(_variant(last) == _variant(run), pace)
+        run = self._going.run
+        left = pace * run.steps * (1 - self._last[1])
+        for ahead in self._going.ahead:
+            left += pace * ahead.steps + self._gap(run, ahead, pace)
+            run = ahead
         return left
 
-    def _close(self, label: str, now: float, share: float) -> None:
-        """Learn from the run that is over, and from the time until another's first step."""
-        run, _, steps = label.rpartition(", ")
-        if run not in self._runs:  # a step is being timed, to know how many there will be
-            return
-        self._steps = self._steps or steps
-        if self._label.rpartition(", ")[0] not in self._runs:
-            self._between.append((now - self._began, share))
-            return
-        if (pace := self._timed()) is not None:
-            self._paces.append(pace)
-        same = _variant(self._label) == _variant(label)
-        (self._within if same else self._between).append((now - self._last[0], share))
-
-    def _pace(self) -> float | None:
-        """Seconds of a run's steps."""
-        return self._timed() if not self._paces else median(self._paces)
-
     def _timed(self) -> float | None:
+        """Seconds a step of the run that goes on."""
         (first, done), (last, share) = self._first, self._last
-        return (last - first) / (share - done) if share > done else None
+        if self._going is None or share <= done:
+            return None
+        return (last - first) / (share - done) / self._going.run.steps
 
-    def _gap(self, same: bool, pace: float) -> float:
-        known = self._within if same else self._between
-        return max(0.0, median(took - share * pace for took, share in known)) if known else 0.0
-
-
-def _variant(run: str) -> str:
-    return run.partition(", ")[0]
+    def _gap(self, run: Planned, ahead: Planned, pace: float) -> float:
+        known = self._within if run.variant == ahead.variant else self._between
+        return max(0.0, median(took - pace * steps for took, steps in known)) if known else 0.0

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from minillm_core.cli.ablate_left import Left, runs_of
+from minillm_core.cli.ablate_left import Left
 from minillm_core.cli.cache import cache_folder, data_folder
 from minillm_core.cli.console import emit, say
 from minillm_core.cli.prepare import Asked, prepare
@@ -21,6 +21,7 @@ from minillm_core.config.selection import added
 from minillm_core.measure.ablate import Request, ablate
 from minillm_core.measure.ablation import PAGE, RESULT, Watch
 from minillm_core.measure.card import FOLDER
+from minillm_core.measure.course import Going
 from minillm_core.train.progress import duration
 from minillm_core.train.record import RUNS
 
@@ -46,12 +47,7 @@ def show_ablation(
     request = Request(
         tuple(name for name in named if name not in beside), seeds, minutes, leave_one_out
     )
-    config = prepared.loaded.config
-    runs = runs_of(
-        request.judged, range(config.seed, config.seed + seeds), leave_one_out=leave_one_out
-    )
-    left = Left(runs, None if minutes else config.train.steps)
-    with _watched(left) as (watch, tell):
+    with _watched(Left()) as (watch, tell):
         result, folder = ablate(
             request,
             prepared.loaded,
@@ -94,10 +90,11 @@ def _watched(left: Left) -> Iterator[tuple[Watch, Callable[[str], None]]]:
         task = bar.add_task("", total=1.0, left="")
         estimate = _Estimate(left, tell)
 
-        def watch(run: str, progress: float) -> None:
-            left.told(run, progress)
+        def watch(going: Going, progress: float) -> None:
+            left.told(going, progress)
             estimate()
-            bar.update(task, description=run, completed=progress, left=_ahead(left))
+            label, time_left = going.run.label, _ahead(going, left)
+            bar.update(task, description=label, completed=progress, left=time_left)
 
         yield watch, tell
 
@@ -108,9 +105,9 @@ class _Lines:
     def __init__(self, left: Left, say: Callable[[str], None]) -> None:
         self._left, self._say, self._estimate = left, say, _Estimate(left, say)
 
-    def __call__(self, run: str, progress: float) -> None:
-        if self._left.told(run, progress):
-            self._say("  ".join(filter(None, (run, _ahead(self._left)))))
+    def __call__(self, going: Going, progress: float) -> None:
+        if self._left.told(going, progress):
+            self._say(f"{going.run.label}  {_ahead(going, self._left)}")
         self._estimate()
 
 
@@ -122,7 +119,7 @@ class _Estimate:
 
     def __call__(self) -> None:
         seconds = self._left.seconds
-        if not self._told and self._left.known and self._left.number and seconds is not None:
+        if not self._told and self._left.known and seconds is not None:
             self._told = True
             self._say(
                 f"about {duration(seconds)} for the runs at equal tokens; those at equal seconds "
@@ -130,12 +127,11 @@ class _Estimate:
             )
 
 
-def _ahead(left: Left) -> str:
+def _ahead(going: Going, left: Left) -> str:
     """``run 3 of 12, 4:05 left``."""
     seconds = left.seconds
-    until = "" if seconds is None else f"{duration(seconds)} left"
-    number = f"run {left.number} of {left.runs}" if left.number else "at equal seconds"
-    return ", ".join(filter(None, (number, until)))
+    until = "" if seconds is None else f", {duration(seconds)} left"
+    return f"run {going.number} of {going.runs}{until}"
 
 
 def render(result: Mapping[str, Any]) -> Table:

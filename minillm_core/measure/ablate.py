@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -61,7 +62,7 @@ def ablate(
     cache: Path,
     cards: Path,
     say: Callable[[str], None],
-    watch: Watch = lambda run, progress: None,
+    watch: Watch = lambda going, progress: None,
     create: Callable[[Detected, Plan], Backend] | None = None,
 ) -> tuple[dict[str, Any], Path]:
     """Measure what each judged plugin is worth.
@@ -77,7 +78,7 @@ def ablate(
         cache: where tokens are kept.
         cards: where the technique cards of an ablation with enough pairs are written.
         say: prints a line.
-        watch: is told which run goes on, and how far.
+        watch: is told which run goes on, what comes after it, and how far it is.
         create: makes the backend; default: :func:`minillm_core.backends.create`.
 
     Returns:
@@ -120,9 +121,9 @@ def readied(
     runs: Path,
     cache: Path,
     say: Callable[[str], None],
-    watch: Watch = lambda run, progress: None,
+    watch: Watch = lambda going, progress: None,
     create: Callable[[Detected, Plan], Backend] | None = None,
-    begin: Callable[[], None] = lambda: None,
+    turn: Callable[[], AbstractContextManager[None]] = nullcontext,
     at: str | None = None,
     design: Design | None = None,
 ) -> Ready:
@@ -131,7 +132,7 @@ def readied(
     Args:
         request, loaded, plugins, detected, out, runs, cache, say, watch, create: as for
             :func:`ablate`.
-        begin: as for :class:`~minillm_core.measure.rig.Rig`.
+        turn: as for :class:`~minillm_core.measure.rig.Rig`.
         at: the commit of minillm's repository, where it does not run from one.
         design: what is compared, where the request does not say it.
 
@@ -179,7 +180,7 @@ def readied(
             out,
             design,
             [config.seed + index for index in range(request.seeds)],
-            Rig(corpus, detected, stop=stop, say=say, create=create, begin=begin),
+            Rig(corpus, detected, stop=stop, say=say, create=create, turn=turn),
             steps=None if request.minutes else config.train.steps,
             minutes=request.minutes,
             about=about,

@@ -10,38 +10,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from minillm_core.checkpoint import disk
 from minillm_core.errors import Interrupted, MinillmError, NonFinite, OutOfMemory, Refusal, Stopped
 from minillm_core.measure.ablation_page import ablation_page
+from minillm_core.measure.course import Going, Planned, stem
 from minillm_core.measure.ladder import rungs
 from minillm_core.measure.rig import Rig, Trained, with_steps
 from minillm_core.measure.variants import Design, Variant
 from minillm_core.measure.worth import Lengths, steps_in_time, worth
 from minillm_core.plan import Plan
 
-__all__ = ["PAGE", "RESULT", "Ablation", "Planned", "Watch"]
+__all__ = ["PAGE", "RESULT", "Ablation", "Watch"]
 
 RUNS, RESULT, PAGE = "runs", "ablation.json", "ablation.html"
 
-Watch = Callable[[str, float], None]
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A run to make."""
-
-    variant: str
-    seed: int
-    steps: int
-
-    @property
-    def file(self) -> str:
-        """Where it is kept."""
-        return f"{_stem(self.variant, self.seed)}-{self.steps}.json"
+Watch = Callable[[Going, float], None]
 
 
 class Ablation:
@@ -56,7 +43,7 @@ class Ablation:
         minutes: see there.
         about: hardware, versions, data ...: what the result says of itself.
         say: prints a line.
-        watch: is told which run goes on and its progress, 0..1.
+        watch: is told which run goes on, what comes after it, and its progress, 0..1.
         validations: of each run, the last one included; None: see :func:`points`.
     """
 
@@ -71,7 +58,7 @@ class Ablation:
         minutes: float | None,
         about: Mapping[str, Any],
         say: Callable[[str], None],
-        watch: Watch = lambda run, progress: None,
+        watch: Watch = lambda going, progress: None,
         validations: int | None = None,
     ) -> None:
         self.out, self.design, self.seeds, self.rig = out, design, tuple(seeds), rig
@@ -80,6 +67,7 @@ class Ablation:
         self.reference = design.variants[0]
         self.done: dict[Planned, Trained | str] = {}  # a run, or why it failed
         self.steps = steps or 0
+        self.course: list[Planned] = []  # all runs in their order, as far as they are known
 
     def run(self) -> dict[str, Any]:
         """Make the runs that are missing; the result, which is written after every run too.
@@ -89,6 +77,12 @@ class Ablation:
             Refusal: OUT holds runs of another ablation.
         """
         self.steps = self.steps or self._steps_in_minutes()
+        self.find()
+        self.course = [
+            Planned(variant.name, seed, self.steps)
+            for variant in self.design.variants
+            for seed in self.seeds
+        ]
         for variant in self.design.variants:
             self.make(variant)
         return self.climb()
@@ -101,9 +95,11 @@ class Ablation:
     def climb(self) -> dict[str, Any]:
         """Make the first variant's runs in the time of the others; raises as :meth:`run`."""
         self.find()
-        for steps in self.lengths():
-            for seed in self.seeds:
-                self._make(self.reference, Planned(self.reference.name, seed, steps))
+        name = self.reference.name
+        further = [Planned(name, seed, steps) for steps in self.lengths() for seed in self.seeds]
+        self.course += further
+        for planned in further:
+            self._make(self.reference, planned)
         return self._write(finished=True)
 
     def lengths(self) -> list[int]:
@@ -121,7 +117,7 @@ class Ablation:
             for seed in self.seeds:
                 lengths = {self.steps}
                 if variant is self.reference:
-                    found = (self.out / RUNS).glob(f"{_stem(variant.name, seed)}-*.json")
+                    found = (self.out / RUNS).glob(f"{stem(variant.name, seed)}-*.json")
                     lengths |= {int(path.stem.rpartition("-")[2]) for path in found}
                 for steps in sorted(lengths):
                     self._take(variant, Planned(variant.name, seed, steps))
@@ -189,7 +185,7 @@ class Ablation:
         """Make a run, or take it from OUT."""
         if self._take(variant, planned):
             return
-        label = f"{planned.variant}, seed {planned.seed}, {planned.steps} steps"
+        going = Going.of(planned, self.course, self.done)
         try:
             trained = self.rig.train(
                 variant.loaded,
@@ -197,11 +193,11 @@ class Ablation:
                 with_steps(variant.plan, planned.steps),
                 planned.seed,
                 validations=self.validations or points(variant.plan, planned.steps),
-                watch=lambda progress: self.watch(label, progress),
+                watch=lambda progress: self.watch(going, progress),
             )
         except (NonFinite, OutOfMemory) as error:  # a finding about this variant
             self.done[planned], kept = error.what, {"failed": error.what}
-            self.say(f"{label}: {error.what}")
+            self.say(f"{planned.label}: {error.what}")
         except (Interrupted, KeyboardInterrupt) as error:
             raise self._stopped(error) from None
         else:
@@ -223,8 +219,8 @@ class Ablation:
         if (earlier := _read(self.out / RESULT)) is not None and earlier.get("steps"):
             return int(earlier["steps"])
         assert self.minutes is not None
-        first, label = self.reference, "measuring how long a step takes"
-        self.watch(label, 0.0)
+        first = self.reference
+        self.say("measuring how long a step takes")
         try:
             seconds = self.rig.speed(first.loaded, first.plugins, first.plan, self.seeds[0])
         except (Interrupted, KeyboardInterrupt) as error:
@@ -272,12 +268,6 @@ def points(plan: Plan, steps: int) -> int:
     """
     learnt = steps * plan.tokens_per_step
     return max(2, min(10, int(0.25 * 3 * learnt / plan.config.eval.tokens)))
-
-
-def _stem(variant: str, seed: int) -> str:
-    """How the files of a variant's runs begin; the sign of its name is spelt out."""
-    signs = {"+": "with-", "-": "without-"}
-    return f"{signs.get(variant[0], variant[0])}{variant[1:]}-seed{seed}"
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minillm_core.cli.ablate_left import KNOWN, Left, runs_of
-
-STEPS = 20
+from minillm_core.cli.ablate_left import KNOWN, Left
+from minillm_core.measure.course import Going, Planned
 
 
 class Clock:
@@ -24,89 +23,87 @@ class Clock:
 
 
 def told(
-    left: Left, clock: Clock, runs: list[str], *, pace: float, same: float, other: float
-) -> Iterator[str]:
-    """Runs whose steps take ``pace`` together; between two of them ``same`` or ``other``."""
+    left: Left,
+    clock: Clock,
+    course: Sequence[Planned],
+    done: Sequence[Planned] = (),
+    *,
+    pace: float,
+    same: float,
+    other: float,
+) -> Iterator[Going]:
+    """Runs whose steps take ``pace`` each; between two of them ``same`` or ``other``."""
     before = ""
-    for run in runs:
-        variant = run.partition(",")[0]
-        clock.now += same if variant == before else other
-        for step in range(1, STEPS + 1):
-            clock.now += pace / STEPS
-            left.told(f"{run}, {STEPS} steps", step / STEPS)
-            yield run
-        before = variant
+    for run in course:
+        if run in done:
+            continue
+        clock.now += same if run.variant == before else other
+        for step in range(1, run.steps + 1):
+            clock.now += pace
+            going = Going.of(run, course, done)
+            assert left.told(going, step / run.steps) == (step == 1)
+            yield going
+        before = run.variant
 
 
 @given(
+    variants=st.integers(2, 5),
     seeds=st.integers(1, 4),
-    judged=st.integers(1, 4),
-    pace=st.floats(0.1, 1e3),
+    steps=st.integers(2, 30),
+    further=st.integers(2, 30),
+    pace=st.floats(0.01, 1e2),
     same=st.floats(0, 10),
     other=st.floats(0, 100),
-    leave_one_out=st.booleans(),
 )
 def test_it_is_right_where_all_runs_are_alike(
-    seeds: int, judged: int, pace: float, same: float, other: float, leave_one_out: bool
+    variants: int, seeds: int, steps: int, further: int, pace: float, same: float, other: float
 ) -> None:
-    names = [f"p{i}" for i in range(judged)]
-    runs = runs_of(names, range(5, 5 + seeds), leave_one_out=leave_one_out)
-    assert len(runs) == len(set(runs)) == (judged + 1) * seeds
+    course = [Planned(f"v{v}", s, steps) for v in range(variants) for s in range(seeds)]
+    course += [Planned("v0", s, further + steps) for s in range(seeds)]
     clock = Clock()
-    left = Left(runs, None, clock)
+    left = Left(clock)
     said = [
-        (clock.now, left.seconds, run)
-        for run in told(left, clock, runs, pace=pace, same=same, other=other)
+        (clock.now, left.seconds, going)
+        for going in told(left, clock, course, pace=pace, same=same, other=other)
     ]
-    end = clock.now
-    assert left.number == len(runs)
-    for now, seconds, run in said:
-        if run in runs[: max(seeds, 2)]:
-            continue  # what is between two runs of a kind has not been seen yet
-        assert seconds == pytest.approx(end - now, rel=1e-6, abs=1e-6 * end)
+    assert said[-1][2].number == said[-1][2].runs == len(course)
+    assert left.seconds == pytest.approx(0, abs=1e-9)
+    for now, seconds, going in said:
+        if going.number > 2:  # what is between two runs of a kind has been seen by then
+            assert seconds == pytest.approx(clock.now - now, rel=1e-6, abs=1e-6 * clock.now)
 
 
 def test_nothing_is_said_before_two_steps_were_timed() -> None:
     clock = Clock()
-    left = Left(runs_of(["a"], range(2), leave_one_out=False), STEPS, clock)
+    left = Left(clock)
     assert (left.seconds, left.known) == (None, False)
+    course = [Planned(variant, seed, 20) for variant in ("baseline", "+a") for seed in (0, 1)]
     seen = []
-    for _ in told(left, clock, ["baseline, seed 0"], pace=20.0, same=0.0, other=30.0):
-        seen.append((left.seconds, left.known))
+    for going in told(left, clock, course, pace=1.0, same=0.0, other=30.0):
+        if going.number == 1:
+            seen.append((left.seconds, left.known))
     assert seen[0] == (None, False)
-    assert [known for _, known in seen] == [(i + 1) / STEPS >= KNOWN for i in range(STEPS)]
+    assert [known for _, known in seen] == [(i + 1) / 20 >= KNOWN for i in range(20)]
     # the rest of this run, three more, and the compilation of the other variant
     assert seen[1][0] == pytest.approx(18 + 60 + 30)
 
 
-def test_a_run_at_equal_seconds_is_not_counted() -> None:
+def test_what_was_there_already_is_counted_and_not_waited_for() -> None:
     clock = Clock()
-    left = Left(runs_of(["a"], range(1), leave_one_out=False), STEPS, clock)
-    for _ in told(left, clock, ["baseline, seed 0", "+a, seed 0"], pace=10, same=0, other=1):
-        pass
-    for share in (0.25, 0.5):
-        clock.now += 2
-        assert left.told("baseline, seed 0, 10 steps", share) == (share == 0.25)
-    assert left.number is None
-    assert left.seconds == pytest.approx(5)
+    left = Left(clock)
+    course = [Planned(variant, seed, 10) for variant in ("all", "-a") for seed in range(3)]
+    done = [course[0], course[1], course[4]]
+    going = [
+        (one.number, one.runs, left.seconds)
+        for one in told(left, clock, course, done, pace=1, same=0, other=0)
+    ]
+    assert {number for number, _, _ in going} == {3, 4, 6}
+    assert {runs for _, runs, _ in going} == {6}
+    assert going[9][2] == pytest.approx(20)
 
 
-def test_an_ablation_that_goes_on_counts_what_is_ahead() -> None:
-    clock = Clock()
-    runs = runs_of(["a", "b"], range(2), leave_one_out=True)
-    left = Left(runs, STEPS, clock)
-    for _ in told(left, clock, runs[4:5], pace=10, same=0, other=0):
-        pass
-    assert (left.number, left.runs) == (5, 6)
-    assert left.seconds == pytest.approx(10)
-
-
-def test_timing_a_step_beforehand_is_no_run() -> None:
-    clock = Clock()
-    left = Left(runs_of(["a"], range(2), leave_one_out=False), None, clock)
-    assert left.told("measuring how long a step takes", 0.0)
-    assert (left.number, left.seconds) == (None, None)
-    for _ in told(left, clock, ["baseline, seed 0"], pace=10, same=0, other=5):
-        pass
-    assert left.number == 1
-    assert left.seconds == pytest.approx(30 + 5)
+def test_a_run_of_no_course_is_alone() -> None:
+    run = Planned("+a", 1, 5)
+    assert Going.of(run, (), ()) == Going(run)
+    assert run.label == "+a, seed 1, 5 steps"
+    assert run.file == "with-a-seed1-5.json"

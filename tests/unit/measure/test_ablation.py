@@ -137,6 +137,25 @@ def test_nothing_to_leave_out_is_refused(asked: Any) -> None:
         leave_one_out(loaded, plugins, ("rule",))
 
 
+def test_who_watches_is_told_what_is_ahead(ablation: Any, rigged: Any) -> None:
+    told: list[Any] = []
+
+    def watch(going: Any, progress: float) -> None:
+        told.append((going.number, going.runs, len(going.ahead)))
+
+    rig = rigged({"rule": 0.2}, {"rule": 1.25})
+    rig.stop_after = 2
+    with pytest.raises(Stopped):
+        ablation(rig, ("rule",), watch=watch).run()
+    again = rigged({"rule": 0.2}, {"rule": 1.25})
+    ablation(again, ("rule",), watch=watch).run()
+    assert told == [
+        *[(1, 6, 5), (2, 6, 4)],
+        *[(3, 6, 3), (4, 6, 2), (5, 6, 1), (6, 6, 0)],  # goes on
+        *[(7, 9, 2), (8, 9, 1), (9, 9, 0)],  # at equal seconds, once the speeds are known
+    ]
+
+
 def test_finished_runs_are_not_made_again(ablation: Any, rigged: Any, tmp_path: Path) -> None:
     rig = rigged({"rule": 0.2})
     rig.stop_after = 2
