@@ -8,13 +8,20 @@ from typing import Protocol
 from uuid import uuid4
 
 from minillm_core import Ended, Event, Resumed, Rewound, Started, Stepped
+from minillm_track.before import recorded
 from minillm_track.told import figures, line
 
 __all__ = ["Log", "Sink", "identity"]
 
 
 class Sink(Protocol):
-    """One tracker's run, open."""
+    """One tracker's run, open.
+
+    Attributes:
+        forgets: what was told before a run was resumed may not be there: it is told again.
+    """
+
+    forgets: bool
 
     def figures(self, step: int, figures: Mapping[str, float]) -> None:
         """Numbers of a step."""
@@ -58,6 +65,8 @@ class Log:
             return
         if self._sink is None:
             self._sink = self._open(self._started, event.step if isinstance(event, Resumed) else 0)
+            if isinstance(event, Resumed) and self._sink.forgets:
+                self._tell_again(self._sink, self._started.out, event)
         if isinstance(event, Stepped) and not self._due(event):
             self._held = event
             return
@@ -71,6 +80,14 @@ class Log:
         if isinstance(event, Ended):
             self._started = None
             self._sink.close(event.exit)
+
+    def _tell_again(self, sink: Sink, out: str, resumed: Resumed) -> None:
+        """All that happened before; the event in hand, which is in the file by now, is told as ever."""
+        earlier = recorded(out)
+        if earlier and earlier[-1] == resumed:
+            earlier.pop()
+        for event in earlier:
+            self._tell(sink, event)
 
     def _due(self, event: Stepped) -> bool:
         every = self._started.settings.get("log", {}).get("every", 1) if self._started else 1

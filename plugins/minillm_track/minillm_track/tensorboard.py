@@ -42,6 +42,8 @@ class TensorBoard(Plugin, api=1, requires=("tensorboard>=2.16",)):
 class _Files:
     """The event files of one run; tensorboard is imported here, and tensorflow and torch are not."""
 
+    forgets = False
+
     def __init__(self, folder: Path, started: Started, step: int, flush_seconds: float) -> None:
         from tensorboard.compat.proto.event_pb2 import Event as Entry
         from tensorboard.compat.proto.event_pb2 import SessionLog

@@ -1,8 +1,9 @@
 """trackio: a local database and dashboard, ``trackio show``; nothing is sent anywhere.
 
 (Unless TRACKIO_SPACE_ID or TRACKIO_SERVER_URL tells trackio itself to.) A run that is resumed goes
-on under its name. trackio takes nothing back: steps between a checkpoint and a kill, or a spike,
-are there twice.
+on under its name. trackio takes no step back and writes twice a second, so that a kill loses some:
+what this machine has of the run is removed then and told again, from metrics.jsonl. After a spike
+the steps in between are there twice.
 """
 
 from __future__ import annotations
@@ -42,14 +43,18 @@ class Trackio(Plugin, api=1, requires=("trackio>=0.20",)):
 class _Run:
     """One run of trackio's; what it prints goes to stderr, where all of minillm's lines go."""
 
+    forgets = True
+
     def __init__(self, project: str, started: Started) -> None:
         import trackio
 
         self._markdown, self._finish = trackio.Markdown, trackio.finish
+        name = identity(started.out, "trackio")
         with redirect_stdout(sys.stderr):
+            _remove(trackio.Api(), project, name)
             self._run = trackio.init(
                 project=project,
-                name=identity(started.out, "trackio"),
+                name=name,
                 config=flat(started.settings),
                 resume="allow",
                 embed=False,
@@ -72,3 +77,14 @@ class _Run:
         """Write what is left."""
         with redirect_stdout(sys.stderr):
             self._finish()  # the run's own would be called again, and heard, when Python ends
+
+
+def _remove(api: Any, project: str, name: str) -> None:
+    """Make room for a run that is told of from its first step on."""
+    try:
+        runs = list(api.runs(project))
+    except ValueError:  # there is no such project yet
+        return
+    for run in runs:
+        if run.name == name:
+            run.delete()

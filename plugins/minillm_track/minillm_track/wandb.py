@@ -1,7 +1,8 @@
 """Weights & Biases: offline, in the run's folder, unless ``wandb.mode=online``.
 
-``wandb sync OUT/wandb/offline-run-*`` sends an offline run later; one that was resumed has several
-folders under one id, which make one run (``--append`` for the later ones).
+``wandb sync OUT/wandb/latest-run`` sends an offline run later. One that was resumed has several
+folders under one id; each has the run from its first step on, told again from metrics.jsonl, since a
+kill takes what W&B had not written yet: the last one is all of it.
 
 W&B's own counter never goes back and drops what is told of an earlier number. Charts are therefore
 drawn over the figure ``step``, and after a spike the counter goes on while ``step`` goes back: the
@@ -46,6 +47,8 @@ class WandB(Plugin, api=1, requires=("wandb>=0.20",)):
 
 class _Run:
     """One run of wandb's: it sees no output, no code and no commit."""
+
+    forgets = True
 
     def __init__(self, asked: WandB, started: Started) -> None:
         import wandb

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from minillm_core import Event, Plugin, Resumed, Started, Stepped, Throughput
+from minillm_core.train.metrics import METRICS, Metrics, cut
 
 SETTINGS = {"log": {"every": 1}, "train": {"lr": 0.1, "betas": [0.9, 0.95]}, "init": None}
 
@@ -28,7 +29,10 @@ def step() -> Callable[[int], Stepped]:
 
 @pytest.fixture
 def tell(tmp_path: Path) -> Callable[..., None]:
-    """``tell(plugin, *events)``: a run's start, and then the events; ``resumed``: from a step."""
+    """``tell(plugin, *events)``: a run's start, and then the events; ``resumed``: from a step.
+
+    metrics.jsonl is written beside, as by the loop: before the plugin hears of an event.
+    """
 
     def run(plugin: Plugin, *events: Event, resumed: int | None = None, every: int = 1) -> None:
         out = tmp_path / "runs" / "one"
@@ -37,8 +41,11 @@ def tell(tmp_path: Path) -> Callable[..., None]:
         told: list[Event] = [Started("hash", 9, 1000, str(out), settings)]
         if resumed is not None:
             told.append(Resumed(resumed, f"checkpoints/step-{resumed}"))
-        for event in (*told, *events):
-            plugin.on_event(event=event)  # type: ignore[attr-defined]
+        cut(out / METRICS, resumed or 0)
+        with Metrics(out / METRICS, every=every) as metrics:
+            for event in (*told, *events):
+                metrics(event)
+                plugin.on_event(event=event)  # type: ignore[attr-defined]
 
     return run
 
@@ -67,6 +74,22 @@ class FakeRun:
         self.code = exit_code
 
 
+class FakeApi:
+    """trackio's way to the runs that are there; a project that has none is an error."""
+
+    def __init__(self, runs: list[FakeRun]) -> None:
+        self.kept = runs
+
+    def runs(self, project: str) -> list[Any]:
+        found = [run for run in self.kept if run.asked["project"] == project]
+        if not found:
+            raise ValueError(f"Project '{project}' does not exist")
+        return [
+            SimpleNamespace(name=run.asked["name"], delete=lambda run=run: self.kept.remove(run))
+            for run in found
+        ]
+
+
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[FakeRun]]:
     """``fake("wandb")`` puts a stand-in where the package would be; the runs that are opened."""
@@ -84,6 +107,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[FakeRun]]:
         module.Settings = lambda **given: SimpleNamespace(**given)
         module.Markdown = str
         module.finish = lambda: runs[-1].finish()
+        module.Api = lambda: FakeApi(runs)
         monkeypatch.setitem(sys.modules, name, module)
         return runs
 

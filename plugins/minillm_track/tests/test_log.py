@@ -35,6 +35,8 @@ from minillm_track.told import figures, flat, line
 class Sink:
     """Writes down what it is told; takes back what is void, as a good tracker would."""
 
+    forgets = False
+
     def __init__(self, at: int) -> None:
         self.at, self.steps, self.lines = at, [], []
         self.code: int | None = None

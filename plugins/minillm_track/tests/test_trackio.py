@@ -24,8 +24,10 @@ def test_figures_words_and_settings_go_to_a_local_run(fake, tell, step, capsys) 
     assert capsys.readouterr().out == ""  # stdout is for what a command is asked for
 
 
-def test_a_resumed_run_is_the_same(fake, tell, step) -> None:
+def test_a_resumed_run_takes_the_place_of_what_there_is_under_its_name(fake, tell, step) -> None:
     runs = fake("trackio")
     tell(Trackio(), step(1))
+    before = runs[0].asked["name"]
     tell(Trackio(), step(2), resumed=1)
-    assert runs[0].asked["name"] == runs[1].asked["name"]
+    (run,) = runs
+    assert run.asked["name"] == before
