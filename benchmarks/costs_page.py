@@ -71,10 +71,13 @@ def costs(figures: Document, explanations: Mapping[str, str]) -> Iterator[str]:
         beside = ", ".join(f"`{name}`" for name in company)
         yield f"Beside {beside}:" if company else "Beside the plain model:"
         yield ""
-        yield markdown(HEAD, rows)
+        yield markdown(HEAD, rows).replace("--: |\n", "--- |\n", 1)  # the last column is text
         yield ""
-    for measured in figures["measured"]:
-        yield f"- {_measured(measured)}"
+        for index, without in _companies(techniques, company).items():
+            yield f"The step of their company{_run(index, figures['measured'], ', run')}: {_step(without)}."
+        yield ""
+    for index, measured in enumerate(figures["measured"]):
+        yield f"- Measured{_run(index, figures['measured'], ' in run')} with {_measured(measured)}"
     for name, why in figures["left_out"].items():
         yield f"- `{name}` has no figure: {why}"
 
@@ -107,8 +110,32 @@ def _line(row: Document, explanations: Mapping[str, str]) -> tuple[str, ...]:
         f"{row['flops_ratio']:.3f}",
         f"{bytes_['fused']:.3f}",
         f"{bytes_['apart']:.3f}",
-        f"{at['fused']:.2f} to {at['apart']:.2f}" if at else "",
+        f"{min(at.values()):.2f} to {max(at.values()):.2f}" if at else "",
         explanations[name] if time["ratio"] > MOST else "",
+    )
+
+
+def _companies(techniques: Sequence[Document], company: tuple[str, ...]) -> dict[int, Document]:
+    """Which run it is of -> what its step without the technique took."""
+    rows = sorted(techniques, key=lambda row: row["measured"])
+    return {row["measured"]: row["without"] for row in rows if tuple(row["company"]) == company}
+
+
+def _run(index: int, runs: Sequence[Document], words: str) -> str:
+    """Which one, where there are several."""
+    return "" if len(runs) == 1 else f"{words} {index + 1}"
+
+
+def _step(one: Document) -> str:
+    """Its time, and the arithmetic that the ratios are over."""
+    flops, fused, apart = (
+        sum(one[key].values()) for key in ("flops", "least_bytes", "apart_bytes")
+    )
+    at = one["predicted_seconds"]
+    told = f" ({1000 * at['fused']:.1f} to {1000 * at['apart']:.1f} ms predicted)" if at else ""
+    return (
+        f"{1000 * one['step_seconds']:.1f} ms{told}, {flops / 1e12:.2f} TFLOP, {fused / 1e9:.1f} GB "
+        f"fused, {apart / 1e9:.1f} GB apart"
     )
 
 

@@ -15,31 +15,30 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks.arithmetic import Arithmetic, arithmetic
 from benchmarks.environment import RESULTS, write
+from minillm_core.backends.torch.backend import PEAK_FLOPS
 from minillm_core.config.load import load as load_settings
 from minillm_core.config.schema import Config
 from minillm_core.measure.curves import at_equal_tokens
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plugins.manager import load as load_plugins
 
-__all__ = ["DEVICES", "collected", "planned", "predicted"]
+__all__ = ["BANDWIDTH", "collected", "planned", "predicted"]
 
 Json = Mapping[str, Any]
 
-DEVICES: Mapping[str, tuple[float, float]] = {
-    "H100 PCIe": (756e12, 2.0e12),
-    "H100 NVL": (835e12, 3.9e12),
-    "H100": (989.4e12, 3.35e12),
-    "H200": (989.4e12, 4.8e12),
-    "A100": (312e12, 2.0e12),
+BANDWIDTH: Mapping[str, float] = {
+    "H100 PCIe": 2.0e12,
+    "H100": 3.35e12,
+    "H200": 4.8e12,
+    "A100": 2.0e12,
 }
-"""Part of a device's name -> dense bfloat16 FLOP/s and bytes/s, by its maker's datasheet."""
+"""Part of a device's name -> bytes/s of its memory, by its maker's datasheet; FLOP/s are PEAK_FLOPS."""
 
 KEPT = ("date", "commit", "device", "dtype", "backend", "hardware", "versions", "preset", "steps")
 
@@ -59,11 +58,14 @@ def collected(results: Sequence[Json], commit: str | None = None) -> dict[str, A
     for index, result in enumerate(results):
         if not result["finished"]:
             raise SystemExit(f"the ablation of {', '.join(result['plugins'])} is not finished")
+        counted: dict[str, Arithmetic] = {}  # a baseline's is that of many techniques
         for name, found in result["plugins"].items():
             if why := _unusable(found):
                 left_out[name] = why
             else:
-                rows.append({**_row(name, found, result), "measured": index})
+                for variant in {found["with"], found["without"]} - counted.keys():
+                    counted[variant] = arithmetic(planned(result, variant), result["dtype"])
+                rows.append({**_row(name, found, result, counted), "measured": index})
         left_out |= result["not_judged"]
     _refuse_twice(rows)
     rows.sort(key=lambda row: (-row["step_time"]["ratio"], row["technique"]))
@@ -105,23 +107,20 @@ def planned(result: Json, variant: str) -> Plan:
 
 def predicted(counted: Arithmetic, device: str) -> tuple[float, float] | None:
     """Seconds of a step at the datasheet's rates, fused and unfused; None: no such device here."""
-    for part, (flops, bandwidth) in DEVICES.items():
-        if part in device:
-            return (
-                counted.all_flops / flops + counted.least_bytes / bandwidth,
-                counted.all_flops / flops + counted.apart_bytes / bandwidth,
-            )
-    return None
+    part = next((part for part in BANDWIDTH if part in device), None)
+    if part is None:
+        return None
+    products, bandwidth = counted.all_flops / PEAK_FLOPS[part], BANDWIDTH[part]
+    return products + counted.least_bytes / bandwidth, products + counted.apart_bytes / bandwidth
 
 
-def _row(name: str, found: Json, result: Json) -> dict[str, Any]:
-    sides = {side: _side(result, found[side]) for side in ("with", "without")}
-    having, without = sides["with"], sides["without"]
-    speed = found["speed"]
-    both = [predicted(side["counted"], result["device"]) for side in (having, without)]
+def _row(name: str, found: Json, result: Json, counted: Mapping[str, Arithmetic]) -> dict[str, Any]:
+    having, without = (counted[found[side]] for side in ("with", "without"))
+    at = [predicted(one, result["device"]) for one in (having, without)]
     ratios = None
-    if both[0] and both[1]:
-        ratios = dict(zip(("fused", "apart"), map(_ratio, both[0], both[1]), strict=True))
+    if at[0] and at[1]:
+        ratios = {"fused": at[0][0] / at[1][0], "apart": at[0][1] / at[1][1]}
+    speed = found["speed"]
     return {
         "technique": name,
         "options": result["variants"][found["with"]]["options"][name],
@@ -132,33 +131,26 @@ def _row(name: str, found: Json, result: Json) -> dict[str, Any]:
             "high": 1 / speed["low"],
             "pairs": found["pairs"],
         },
-        "flops_ratio": _ratio(having["counted"].all_flops, without["counted"].all_flops),
+        "flops_ratio": having.all_flops / without.all_flops,
         "bytes_ratio": {
-            "fused": _ratio(having["counted"].least_bytes, without["counted"].least_bytes),
-            "apart": _ratio(having["counted"].apart_bytes, without["counted"].apart_bytes),
+            "fused": having.least_bytes / without.least_bytes,
+            "apart": having.apart_bytes / without.apart_bytes,
         },
         "predicted_ratio": ratios,
-        **{
-            side: {"step_seconds": one["seconds"], **one["counted"].data()}
-            | ({"predicted_seconds": list(at)} if at else {})
-            for (side, one), at in zip(sides.items(), both, strict=True)
-        },
+        "with": _side(having, at[0], result, found["with"]),
+        "without": _side(without, at[1], result, found["without"]),
     }
 
 
-def _side(result: Json, variant: str) -> dict[str, Any]:
+def _side(
+    counted: Arithmetic, at: tuple[float, float] | None, result: Json, variant: str
+) -> dict[str, Any]:
     runs = [run for run in at_equal_tokens(result) if run["variant"] == variant]
     return {
-        "seconds": median(run["seconds"] / run["steps"] for run in runs),
-        "counted": _counted(json.dumps(result, sort_keys=True), variant),
+        "step_seconds": median(run["seconds"] / run["steps"] for run in runs),
+        "predicted_seconds": {"fused": at[0], "apart": at[1]} if at else None,
+        **counted.data(),
     }
-
-
-@cache
-def _counted(result: str, variant: str) -> Arithmetic:
-    """Once for a baseline that many techniques share."""
-    document = json.loads(result)
-    return arithmetic(planned(document, variant), document["dtype"])
 
 
 def _unusable(found: Json) -> str | None:
@@ -178,10 +170,6 @@ def _refuse_twice(rows: Iterable[Json]) -> None:
         seen.add(key)
 
 
-def _ratio(one: float, other: float) -> float:
-    return one / other
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
@@ -197,7 +185,7 @@ def main() -> None:
         print(
             f"{row['technique']:16} step x {time['ratio']:.3f} ({time['low']:.3f} to "
             f"{time['high']:.3f}), FLOPs x {row['flops_ratio']:.3f}, bytes x "
-            f"{row['bytes_ratio']['fused']:.3f} to {row['bytes_ratio']['apart']:.3f}"
+            f"{row['bytes_ratio']['fused']:.3f} fused, {row['bytes_ratio']['apart']:.3f} apart"
         )
     for name, why in figures["left_out"].items():
         print(f"{name:16} {why}")
