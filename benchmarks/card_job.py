@@ -1,14 +1,15 @@
 """One set of plugins of benchmarks.cards, in a process of its own: compiled, and trained in turn.
 
-It tells its parent "ready" when it could begin, and waits for a line before it does; "done" when its
-runs are made. The process of the reference waits for another line then, and is trained for the time
+It tells its parent "ready" when a run could begin, and waits for a line before it does; "over" when
+the run is; "done" when all its runs are made. The process of the reference waits for another line then, and is trained for the time
 of the others. Where the parent is gone, it ends.
 """
 
 from __future__ import annotations
 
-import select
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,9 @@ from minillm_core.measure.ablation import Ablation
 from minillm_core.measure.variants import side_by_side
 from minillm_core.train.signals import stop_on_signals
 
-__all__ = ["DONE", "READY", "Share", "main"]
+__all__ = ["DONE", "OVER", "READY", "Share", "main"]
 
-READY, DONE = "ready", "done"
+READY, OVER, DONE = "ready", "over", "done"
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Share:
             to_run=True,
         )
 
-    def ready(self, begin: Any = lambda: None) -> Ready:
+    def ready(self, turn: Callable[[], AbstractContextManager[None]] = nullcontext) -> Ready:
         """The ablation of this share."""
         prepared = self.prepared()
         assert prepared.detected is not None
@@ -81,30 +82,28 @@ class Share:
             runs=Path(self.folder).parent,
             cache=Path(self.cache),
             say=_say,
-            begin=begin,
+            turn=turn,
             at=self.commit,
             design=side_by_side(prepared.loaded, prepared.plugins, beside, REFERENCE),
         )
 
 
 class Turn:
-    """Leave to use the device."""
+    """Leave to use the device: for one run at a time, so that another's trains while one's values are drawn."""
 
-    def __init__(self) -> None:
-        self.taken = False
-
-    def begin(self) -> None:
-        """Wait for it before the first run; between runs, see that the parent is still there.
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Wait for it, and give it back.
 
         Raises:
-            Interrupted: it is not.
+            Interrupted: nobody is there to give one.
         """
-        if not self.taken:
-            self.taken = self.wait(READY)
-        elif select.select([sys.stdin], [], [], 0)[0]:
-            raise Interrupted("whoever gives the turns is gone")
+        self.ask(READY)
+        yield
+        with suppress(BrokenPipeError):  # the run is to be kept all the same
+            print(OVER, flush=True)
 
-    def wait(self, word: str) -> bool:
+    def ask(self, word: str) -> None:
         """Say a word and wait for an answer.
 
         Raises:
@@ -113,18 +112,17 @@ class Turn:
         print(word, flush=True)
         if not sys.stdin.readline():
             raise Interrupted("whoever gives the turns is gone")
-        return True
 
 
 def main(share: Share, name: str) -> None:
     """Make the runs of one variant."""
     turn = Turn()
     with stop_on_signals(patient=True) as stop:
-        ablation: Ablation = share.ready(turn.begin).open(stop)
+        ablation: Ablation = share.ready(turn).open(stop)
         (variant,) = (one for one in ablation.design.variants if one.name == name)
         ablation.make(variant)
         if variant is ablation.reference:
-            turn.taken = turn.wait(DONE)
+            turn.ask(DONE)
             ablation.climb()
         print(DONE, flush=True)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.card_job import DONE, READY, Share
+from benchmarks.card_job import DONE, OVER, READY, Share
 
 __all__ = ["Turns"]
 
@@ -30,9 +30,10 @@ class Child:
 
     def __init__(self, share: Share, device: int, name: str, *, reference: bool) -> None:
         self.share, self.device, self.name, self.reference = share, device, name, reference
-        self.state = "waiting"  # compiling, ready, training, resting, ending, ended
+        self.state = "waiting"  # compiling, ready, training, drawing, resting, ending, ended
         self.granted = 0.0
         self.dropped = False
+        self.begun = False
         self.rested = False  # its runs at equal tokens are made
         self.process: subprocess.Popen[str] | None = None
         self.log = Path(share.folder) / f"{name.replace('+', 'with-')}.log"
@@ -63,7 +64,8 @@ class Child:
         """Let it train."""
         assert self.process is not None
         assert self.process.stdin is not None
-        self.granted, self.state = time.monotonic(), "training"
+        self.state = "drawing" if self.state == "resting" else "training"
+        self.granted, self.begun = time.monotonic(), True
         try:
             self.process.stdin.write("go\n")
             self.process.stdin.flush()
@@ -97,8 +99,8 @@ class Turns:
         seconds: after which everything is asked to end.
         patience: seconds after which the first turn is given though others still compile.
         ahead: processes on a device that have compiled and not trained yet, at most.
-        reserve: turns' time that is kept for the reference's runs in the time of others; 0: none,
-            since somebody goes on later.
+        reserve: for how many sets' runs time is kept, which the reference needs at the end; 0: for
+            none, since somebody goes on later.
         say: prints a line.
     """
 
@@ -122,7 +124,7 @@ class Turns:
         self.began = time.monotonic()
         self.deadline, self.patient = self.began + seconds, self.began + patience
         self.open = False  # turns are given
-        self.took: list[float] = []  # seconds of whole turns
+        self.took: list[float] = []  # seconds of runs
         self.failed: list[str] = []
         self.skipped: list[str] = []
         self.heard: queue.Queue[tuple[Child, str | None]] = queue.Queue()
@@ -145,7 +147,9 @@ class Turns:
 
     def _next(self, children: list[Child]) -> None:
         """Start who may compile, and give the next turn on a device."""
-        busy = sum(child.state in ("compiling", "ready", "training") for child in children)
+        busy = sum(
+            child.state in ("compiling", "ready", "training", "drawing") for child in children
+        )
         for child in [child for child in children if child.state == "waiting"]:
             if busy < self.ahead:
                 child.start(self.heard, self.threads)
@@ -157,8 +161,8 @@ class Turns:
         left = self.deadline - time.monotonic()
         for child in children:
             if child.state == "ready":
-                reserved = self.reserve and self._turn * (1 + self.reserve)
-                if not child.reference and left < reserved:
+                needed = self.reserve and self._run * child.share.seeds * (1 + self.reserve)
+                if not child.reference and not child.begun and left < needed:
                     self.say(f"{self._label(child)}: no time is left for it")
                     self.skipped.append(self._label(child))
                     child.state = "ended"
@@ -181,20 +185,21 @@ class Turns:
                 self.say(f"{self._label(child)}: exit {code}\n{_tail(child.log)}")
             child.state = "ended"
         elif line == READY:
+            if child.state == "compiling":
+                self.say(f"{seconds:6.1f} s  {self._label(child)}: compiled")
             child.state = "ready"
-            self.say(f"{seconds:6.1f} s  {self._label(child)}: compiled")
+        elif line == OVER:
+            child.state = "drawing"
+            if not child.rested:  # later ones of the reference are of other lengths
+                self.took.append(time.monotonic() - child.granted)
         elif line == DONE:
-            if child.state == "training":
-                turn = time.monotonic() - child.granted
-                self.say(f"{seconds:6.1f} s  {self._label(child)}: {turn:.1f} s")
-                if not child.rested:  # the reference's second turn is of another length
-                    self.took.append(turn)
+            self.say(f"{seconds:6.1f} s  {self._label(child)}: done")
             child.state = "resting" if child.reference and not child.rested else "ending"
             child.rested = True
 
     @property
-    def _turn(self) -> float:
-        """Seconds of one, as far as is known."""
+    def _run(self) -> float:
+        """Seconds of one run, as far as is known."""
         return fmean(self.took) if self.took else 0.0
 
     @contextmanager

@@ -12,14 +12,15 @@ Then, from a checkout anywhere:
 writes ``cards/NAME.json`` beside the module of each plugin that has its five pairs, and keeps the
 runs in ``benchmarks/results/cards``. benchmarks/card_table.py says what is judged in which company.
 The techniques are divided among the GPUs; each GPU trains the reference's seeds for its own. A
-process a set of plugins: all compile together, then they train one after the other, so that nothing
-else goes on where a run is timed. Each finished run is a file; OUT/gpuN/ablation.json and
+process a set of plugins: all compile together, then one at a time trains, the first in the table
+first, so that little else goes on where a run is timed: a process draws its next run's initial values
+while another trains. Each finished run is a file; OUT/gpuN/ablation.json and
 ablation.html are written after every one. The reference's runs at equal seconds come last; time is
 kept for them, unless ``--reserve 0`` says that a later call makes them. A call ends within 20 s of
 --minutes.
 
-How long it takes, with 25 techniques on four GPUs: compilation, then about nine turns of five runs and
-their initial values and validations. 550 steps of 32,768 tokens at 1.1 M tokens/s are 16.4 s.
+How long it takes, with 25 techniques on four GPUs: compilation, then about nine sets' five runs with
+their validations on each. 550 steps of 32,768 tokens at 1.1 M tokens/s are 16.4 s.
 
 Exit codes: 0; 75, the time was over and the same command goes on; 1, a set failed (its log is beside)
 or a technique cannot be had on this machine.
@@ -195,7 +196,10 @@ def main() -> int:
     parser.add_argument("--patience", type=float, default=150, help="seconds for compilation alone")
     parser.add_argument("--ahead", type=int, default=12, help="processes on a GPU at once")
     parser.add_argument(
-        "--reserve", type=float, default=1.5, help="turns kept for equal seconds; 0: a later call"
+        "--reserve",
+        type=float,
+        default=1.5,
+        help="sets' time kept for equal seconds; 0: a later call makes them",
     )
     parser.add_argument(
         "--only", help="techniques, such as muon,relu2; they are divided anew: another --out"

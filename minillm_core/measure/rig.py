@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -86,7 +87,7 @@ class Rig:
         stop: ends a run early.
         say: prints a line.
         create: makes the backend; default: :func:`minillm_core.backends.create`.
-        begin: is called before each run, once everything is compiled and before the clock starts:
+        turn: entered once a run is compiled and has its initial values, left when it is over:
             processes that share a device wait for each other in it.
     """
 
@@ -98,10 +99,10 @@ class Rig:
         stop: StopRequest,
         say: Callable[[str], None],
         create: Callable[[Detected, Plan], Backend] | None = None,
-        begin: Callable[[], None] = lambda: None,
+        turn: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._corpus, self._detected, self._stop, self._say = corpus, detected, stop, say
-        self._begin = begin
+        self._turn = turn
         self._create = create or backends.create
         self._kept: tuple[str, Trainer] | None = None  # the graph of a compiled trainer
 
@@ -156,7 +157,6 @@ class Rig:
         loaded = replace(loaded, config=plan.config.model_copy(update={"seed": seed}))
         with blaming(plugins, "a step"):
             job = self._job(loaded, plugins, plan, seed)
-            self._begin()
             counts = _Counted(watch, steps)
             evidence = Evidence(
                 {planned.name: planned.expected for planned in plan.plugins},
@@ -172,7 +172,7 @@ class Rig:
                 seen=job.seen,
                 raised=job.raised,
             )
-            with Feed(job, None) as feed, uncollected():
+            with Feed(job, None) as feed, self._turn(), uncollected():
                 Loop(
                     job.trainer,
                     feed,
