@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.trials.bench import Row, each, finish, parser, workshop
-from benchmarks.trials.compare import differences, events, newest_step, state
+from benchmarks.trials.compare import broken, differences, newest_step, state
 from benchmarks.trials.reference import Reference, make_reference, watch_checkpoints
 from benchmarks.trials.tiny_run import TinyRun
 
@@ -76,7 +75,7 @@ def survive(trial: Trial) -> Outcome:
             outcome.equal = not different
     except Exception as error:
         outcome.wrong.append(f"{type(error).__name__}: {error}")
-    _tidy(run, out, keep=bool(outcome.wrong))
+    run.tidy(out, keep=bool(outcome.wrong))
     return outcome
 
 
@@ -93,23 +92,14 @@ def _kill_some(trial: Trial, out: Path, rng: random.Random, outcome: Outcome) ->
             outcome.kills += 1
             outcome.found.append(state(out))
             outcome.resumed_from.append(newest_step(out))
-            outcome.wrong += _broken(out)
+            outcome.wrong += broken(out)
         elif code:
             raise RuntimeError(f"a run that should have been killed ended with {code}")
         elif resume:
             return
         else:
             outcome.too_late += 1
-            _tidy(run, out, keep=False)
-
-
-def _broken(out: Path) -> list[str]:
-    """What a kill must never do."""
-    wrong = ["a checkpoint under its final name does not verify"] if state(out) == "corrupt" else []
-    told = max((event["step"] for event in events(out, "save")), default=0)
-    if newest_step(out) < told:
-        wrong.append(f"step {told} was told as saved, the newest is {newest_step(out)}")
-    return wrong
+            run.tidy(out, keep=False)
 
 
 Killer = Callable[[Reference, Path, bool, random.Random], int]
@@ -156,18 +146,6 @@ def _temporary(out: Path) -> list[str]:
         return [name for name in os.listdir(out / "checkpoints") if ".tmp-" in name]
     except FileNotFoundError:
         return []
-
-
-def _tidy(run: TinyRun, out: Path, *, keep: bool) -> None:
-    if keep:
-        failed = run.folder / "failed"
-        failed.mkdir(exist_ok=True)
-        for path in (out, run.log(out)):
-            if path.exists():
-                path.rename(failed / path.name)
-        return
-    shutil.rmtree(out, ignore_errors=True)
-    run.log(out).unlink(missing_ok=True)
 
 
 def rows(trials: list[Trial], jobs: int) -> list[Row]:

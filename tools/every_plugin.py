@@ -52,8 +52,12 @@ class Form:
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __str__(self) -> str:
-        given = ",".join(f"{key}={as_typed(value)}" for key, value in self.options.items())
-        return f"{self.name}[{given}]" if given else self.name
+        return f"{self.name}[{self.given}]" if self.given else self.name
+
+    @property
+    def given(self) -> str:
+        """``window=32,block=8``."""
+        return ",".join(f"{key}={as_typed(value)}" for key, value in self.options.items())
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -76,9 +80,9 @@ class Form:
         """Why no step on a CPU shows what it computes; None where one does."""
         manifest = find(self.name).cls.manifest
         if self.observes:
-            return f"{self.name} listens, and computes nothing"
+            return "it listens, and computes nothing"
         if manifest.devices and "cpu" not in manifest.devices:
-            return f"{self.name} runs on {', '.join(manifest.devices)} alone"
+            return f"it runs on {', '.join(manifest.devices)} alone"
         return None
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from minillm_core.checkpoint import Checkpoint, layout, verify
 
-__all__ = ["differences", "events", "identical", "newest_step", "state"]
+__all__ = ["broken", "differences", "events", "identical", "newest_step", "state"]
 
 CLOCK = {"elapsed_seconds"}
 """Scalars of a checkpoint that are measured."""
@@ -41,6 +41,15 @@ def state(out: Path) -> str:
 def newest_step(out: Path) -> int:
     """The step of the newest checkpoint, 0 if there is none."""
     return max((step for step, _ in layout.folders(out)), default=0)
+
+
+def broken(out: Path) -> list[str]:
+    """What a kill must never do: a checkpoint that does not verify, or one less than was told of."""
+    wrong = ["a checkpoint under its final name does not verify"] if state(out) == "corrupt" else []
+    told = max((event["step"] for event in events(out, "save")), default=0)
+    if newest_step(out) < told:
+        wrong.append(f"step {told} was told as saved, the newest is {newest_step(out)}")
+    return wrong
 
 
 def events(out: Path, name: str) -> list[dict[str, Any]]:

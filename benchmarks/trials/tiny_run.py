@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,6 +109,18 @@ class TinyRun:
             return run()
 
         return fork(within, log)
+
+    def tidy(self, out: Path, *, keep: bool) -> None:
+        """Remove a run and its log, or put them into ``failed/``, for somebody to look at."""
+        if keep:
+            failed = self.folder / "failed"
+            failed.mkdir(exist_ok=True)
+            for path in (out, self.log(out)):
+                if path.exists():
+                    path.rename(failed / path.name)
+            return
+        shutil.rmtree(out, ignore_errors=True)
+        self.log(out).unlink(missing_ok=True)
 
     def log(self, out: Path) -> Path:
         """What the trainers on ``out`` printed."""

@@ -57,6 +57,12 @@ def test_every_killed_run_ends_bit_equal(tried) -> None:
     }
 
 
+def test_every_plugin_killed_ends_bit_equal(tried) -> None:
+    rows = tried("plugins_killed")
+    assert total(rows, "tried") == total(rows, "bit_equal") == total(rows, "detected")
+    assert all(row["facts"]["plugins"] > 20 for row in rows)
+
+
 def test_every_corruption_is_noticed(tried) -> None:
     rows = tried("corruptions", "--tried", "120")
     assert total(rows, "tried") == total(rows, "detected") == 120

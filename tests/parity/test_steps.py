@@ -68,7 +68,7 @@ def each_form() -> list[Any]:
 @pytest.mark.parametrize("form", each_form())
 def test_steps_with_a_plugin_stay_together(lab: Any, form: Form) -> None:
     if form.left_out:
-        pytest.skip(form.left_out)
+        pytest.skip(f"{form.name}: {form.left_out}")
     assert_together(lab, lab.plan(*form.names, **SETTINGS, **form.settings))
 
 

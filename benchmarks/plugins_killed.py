@@ -1,0 +1,185 @@
+"""kill -9 of a run with each plugin of the repository, a resume, and an end that must be bit-equal.
+
+    python -m benchmarks.plugins_killed [--tried 1] [--backend torch|mlx|both] [--seed S]
+
+A trial is a run of 24 steps with one plugin and what it builds on, or with all at once: killed at a
+random moment once a checkpoint is there, the 4th step's or a later one's, then resumed to its end and
+compared with a run that nobody touched. Plugins are found through their entry points, each in the
+forms that make other code; what cannot be tried on this machine is told with the reason.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import time
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from benchmarks.trials.bench import Row, each, finish, parser, workshop
+from benchmarks.trials.compare import broken, differences, newest_step
+from benchmarks.trials.forked import import_all, modules_of
+from benchmarks.trials.tiny_run import EVERY, STEPS, TinyRun
+from tools.every_plugin import all_at_once, forms
+
+ATTEMPTS = 20  # to kill a run before it ends
+TOGETHER = "all at once"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run with plugins, to be killed."""
+
+    plugin: str  # or TOGETHER
+    options: str  # "gains=true"
+    run: TinyRun
+    number: int
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Of its folders."""
+        return f"{self.plugin.replace(' ', '_')}-{self.run.backend}-{self.number}"
+
+
+@dataclass
+class Outcome:
+    """What came of it."""
+
+    resumed_from: int = 0  # a step
+    wrong: tuple[str, ...] = ()
+
+
+def survive(trial: Trial) -> Outcome:
+    """Run, run again and kill, resume, compare."""
+    rng = random.Random(f"{trial.seed} {trial.name}")
+    run, outcome = trial.run, Outcome()
+    whole, out = (run.folder / f"{trial.name}-{end}" for end in ("whole", "killed"))
+    try:
+        began = time.perf_counter()
+        _ended(trial, run.start(whole).wait())
+        _kill(trial, out, rng, time.perf_counter() - began)
+        outcome.resumed_from = newest_step(out)
+        outcome.wrong += tuple(broken(out))
+        _ended(trial, run.start(out, resume=True, bare=True).wait())
+        outcome.wrong += tuple(differences(whole, out))
+    except Exception as error:
+        outcome.wrong += (f"{type(error).__name__}: {error}",)
+    for folder in (whole, out):
+        run.tidy(folder, keep=bool(outcome.wrong))
+    return outcome
+
+
+def _kill(trial: Trial, out: Path, rng: random.Random, seconds: float) -> None:
+    """Leave a run that was killed after its first checkpoint and before its last.
+
+    Raises:
+        RuntimeError: it ended otherwise, or each time before its kill.
+    """
+    for _ in range(ATTEMPTS):
+        after = rng.randrange(EVERY, STEPS, EVERY)
+        child = trial.run.start(out)
+        while child.poll() is None and newest_step(out) < after:
+            time.sleep(0.0005)
+        time.sleep(rng.uniform(0, seconds * EVERY / STEPS))
+        code = child.kill()
+        if code == -signal.SIGKILL and newest_step(out) < STEPS:
+            return
+        if code not in (0, -signal.SIGKILL):
+            raise RuntimeError(f"a run that should have been killed ended with {code}")
+        trial.run.tidy(out, keep=False)
+    raise RuntimeError(f"it ended {ATTEMPTS} times before its kill")
+
+
+def _ended(trial: Trial, code: int) -> None:
+    if code:
+        raise RuntimeError(f"a run with {trial.plugin} ended with {code}")
+
+
+def trials(folder: Path, backends: list[str], tried: int, seed: int) -> list[Trial]:
+    """Each form of each plugin, and all plugins at once, on each backend."""
+    chosen = [form for form in forms() if not form.left_out]
+    sets = [(form.name, form.given, form.names, form.settings) for form in chosen]
+    sets += [(TOGETHER, "", *all_at_once())]
+    made = []
+    for backend in backends:
+        for place, (plugin, options, names, settings) in enumerate(sets):
+            typed = tuple(f"{key}={value}" for key, value in settings.items())
+            run = TinyRun(folder, backend, ",".join(names), typed)
+            numbers = range(place * tried, (place + 1) * tried)
+            made += [Trial(plugin, options, run, number, seed) for number in numbers]
+    return made
+
+
+def warm(run: TinyRun) -> None:
+    """Import here what a run with all plugins imports, so that its children need not."""
+    modules = run.folder / "modules.json"
+    scout = run.folder / f"scout-{run.backend}"
+    code = run.start(scout, last=partial(modules_of, modules)).wait()
+    if code:
+        raise RuntimeError(f"a run with all plugins ended with {code}:\n{run.said(scout)}")
+    import_all(json.loads(modules.read_text()))
+
+
+Cells = dict[str, dict[str, list[dict[str, Any]]]]
+"""Plugin -> backend -> its trials."""
+
+
+def attempt(planned: list[Trial], jobs: int) -> tuple[list[Row], Cells]:
+    """Try them all; a row for each backend, and what came of each."""
+    found: dict[str, Row] = {}
+    cells: Cells = {}
+    for one in planned:
+        what = f"kill -9 with each plugin, {one.run.backend}"
+        found.setdefault(one.run.backend, Row(what, facts={"plugins": 0}))
+        cells.setdefault(one.plugin, {}).setdefault(one.run.backend, [])
+    for trial, outcome in each(survive, planned, jobs):
+        row, cell = found[trial.run.backend], cells[trial.plugin][trial.run.backend]
+        row.count("plugins", not cell)
+        row.tried += 1
+        row.ended += 1
+        row.detected += outcome.resumed_from > 0
+        row.bit_equal += not outcome.wrong
+        cell.append(
+            {
+                "options": trial.options,
+                "resumed_from": outcome.resumed_from,
+                "equal": not outcome.wrong,
+            }
+        )
+        if outcome.wrong:
+            row.failed.append(f"--seed {trial.seed}: {trial.name}: {'; '.join(outcome.wrong[:3])}")
+            print(f"FAILED {row.failed[-1]}", flush=True)
+    return list(found.values()), cells
+
+
+def main() -> int:
+    options = parser(__doc__)
+    options.add_argument("--tried", type=int, default=1, help="trials of each form and backend")
+    options.add_argument("--backend", choices=("torch", "mlx", "both"), default="both")
+    options.add_argument("--only", metavar="NAME", help="one plugin, or 'all at once'")
+    given = options.parse_args()
+    backends = ["torch", "mlx"] if given.backend == "both" else [given.backend]
+    if given.backend == "both" and not find_spec("mlx"):
+        print("mlx is not installed: torch alone", flush=True)
+        backends = ["torch"]
+    left_out = {form.name: form.left_out for form in forms() if form.left_out}
+    with workshop(given) as folder:
+        for name, why in left_out.items():
+            print(f"{name} is left out: {why}", flush=True)
+        planned = trials(folder, backends, given.tried, given.seed)
+        for backend in backends:
+            together = (one.run for one in planned if one.plugin == TOGETHER)
+            warm(next(run for run in together if run.backend == backend))
+        if given.only:
+            planned = [one for one in planned if one.plugin == given.only]
+        rows, cells = attempt(planned, given.jobs)
+        return finish("plugins_killed", rows, given, plugins=cells, left_out=left_out)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
