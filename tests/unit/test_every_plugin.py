@@ -1,0 +1,54 @@
+"""Tests and trials of every plugin leave none out without a reason."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+from minillm_core.plugins.discover import GROUP
+from minillm_core.plugins.find import find
+from minillm_core.plugins.manager import with_options
+from tools.compose_page import ours
+from tools.every_plugin import APART, OPTIONS, Form, all_at_once, forms
+
+
+def test_every_entry_point_of_the_repository_is_there(repository: Path) -> None:
+    folders = {path.parent.name for path in repository.glob("plugins/*/pyproject.toml")}
+    installed = {
+        one.name
+        for one in entry_points(group=GROUP)
+        if one.dist is not None and one.dist.name.replace("-", "_") in folders
+    }
+    assert installed == set(ours()) == {form.name for form in forms()}
+
+
+def test_options_are_of_plugins_that_there_are() -> None:
+    assert set(OPTIONS) <= set(ours())
+    assert {key.partition(".")[0] for key in APART} <= set(ours())
+    for name, given in OPTIONS.items():
+        for options in given:
+            with_options(find(name), options)
+
+
+def test_what_is_left_out_says_why() -> None:
+    for form in forms():
+        cls = find(form.name).cls
+        computes = set(cls.hooks) != {"on_event"}
+        on_a_cpu = "cpu" in (cls.manifest.devices or ("cpu",))
+        assert (form.left_out is None) == (computes and on_a_cpu), form.left_out
+    names, _ = all_at_once()
+    assert set(names) == {form.name for form in forms() if form.left_out is None}
+
+
+@pytest.mark.parametrize(
+    ("form", "names", "shown"),
+    [
+        (Form("moe", {"chosen": 2}), ("moe",), "moe[chosen=2]"),
+        (Form("normuon"), ("normuon", "muon"), "normuon"),
+    ],
+)
+def test_a_plugin_comes_with_what_it_builds_on(form: Form, names: tuple, shown: str) -> None:
+    assert form.names == names
+    assert str(form) == shown
