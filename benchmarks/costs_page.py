@@ -87,14 +87,18 @@ def planning(document: Document) -> Iterator[str]:
     figures = document["figures"]
     parts = figures["parts_median_seconds"]
     of = ", ".join(f"{name} {parts[name]:.3f}" for name in ("settings", "plugins", "hooks", "hash"))
-    seconds = figures["planning"]["planning_seconds"]
+    planning, whole, command = (
+        tuple(one["median"] for one in figures[name].values())
+        for name in ("planning", "process", "minillm_plan")
+    )
+    every = figures["planning"]["planning_seconds"]["all"]
     yield (
-        f"A run with {figures['plugins']} plugins is planned in "
-        f"**{seconds['median']:.2f} s** (median of {figures['repeats']} fresh processes, "
-        f"{min(seconds['all']):.2f} to {max(seconds['all']):.2f}; {of}). Python's and minillm's own "
-        f"start beside it, {figures['process']['process_seconds']['median']:.2f} s in all; the "
-        f"command `minillm plan`, {figures['minillm_plan']['process_seconds']['median']:.2f} s. Not "
-        f"imported: {', '.join(figures['looked_for'])}. `python -m benchmarks.planning` on "
+        f"A run with {figures['plugins']} plugins is planned in **{planning[0]:.2f} s** (median of "
+        f"{figures['repeats']} fresh processes, {min(every):.2f} to {max(every):.2f}; {of}), "
+        f"{planning[1]:.2f} s of the CPU. With the start of Python, pydantic, NumPy and minillm "
+        f"itself it is {whole[0]:.2f} s ({whole[1]:.2f} of the CPU); the command `minillm plan`, "
+        f"which draws tables, takes {command[0]:.2f} s ({command[1]:.2f}). Not imported: "
+        f"{', '.join(figures['looked_for'])}. `python -m benchmarks.planning` on "
         f"{machine(document)}."
     )
     yield ""
