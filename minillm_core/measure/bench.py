@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -101,6 +102,10 @@ def bench(
     for one in contenders:
         check_support(one.plugins, detected.backend, detected.device)
     plans = [build_plan(one.loaded.config, one.plugins) for one in contenders]
+    for plan in plans:  # a kernel that cannot serve is to be told now
+        backends.bind(detected, plan)
+        if request.layers or request.trace:
+            backends.bind(detected, _eager(plan))
     config = contenders[0].loaded.config
     corpus = open_corpus(
         config.data, config.model.vocab, config.train.seq_len, cache=cache, say=say
@@ -115,6 +120,7 @@ def bench(
             contest.profiler.check(layers=request.layers, trace=request.trace is not None)
             contests.append(contest)
             contest.warm()
+            gc.collect()  # what compiling left behind is nobody's
             now = contest.profiler.held_bytes() or 0
             contest.held, held = now - held, now
             say(f"{one.name}: built and warm, the first step after {contest.first:.1f} s")
@@ -228,6 +234,7 @@ class _Contest:
                 )
                 say(f"{self.name}: {self.notes[-1]}")
                 plan = _eager(self.plan)
+                profiler.trim()
                 trainer = create(detected, plan).trainer(plan, self.one.loaded.config.seed)
                 stepped = stack.enter_context(Stepped(self._job(plan, trainer)))
                 profiler = profile(trainer)

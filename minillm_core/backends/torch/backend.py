@@ -97,6 +97,8 @@ class TorchBackend(Backend):
     ) -> tuple[Any, TorchFramework]:
         if self.binding.deterministic:
             torch.use_deterministic_algorithms(True)
+        if self.device.type == "cuda" and self.device.index is not None:
+            torch.cuda.set_device(self.device)  # where a plugin's Triton kernels are launched
         kernels = load(self.binding.kernels, self.candidates, "torch")
         framework = TorchFramework(TorchOps(kernels, device=self.device))
         watch_kernels(framework, plan, self.binding.kernels)

@@ -38,7 +38,7 @@ class TorchProfiler(Profiler):
         self, micro: Sequence[Batch], values: Mapping[str, float], supervised: int
     ) -> dict[str, float]:
         """Seconds of forward, backward and optimizer: by CUDA's events, or by the clock."""
-        marks = _Marks(cuda=self.cuda)
+        marks = _Marks(self.trainer.device)
         self._busy(micro, values, supervised)
         with self._marked(marks):
             self._step(micro, values, supervised)
@@ -52,7 +52,7 @@ class TorchProfiler(Profiler):
         A block's backward pass is the time between the gradients of its result and of its input.
         """
         self._refuse_compiled()
-        marks = _Marks(cuda=self.cuda)
+        marks = _Marks(self.trainer.device)
         blocks = dict(self._blocks())
         self._busy(micro, values, supervised)
         with self._marked(marks), ExitStack() as hooks:
@@ -135,8 +135,8 @@ class TorchProfiler(Profiler):
 class _Marks:
     """Moments with a name each; what lasts from one to the next has the name of the first."""
 
-    def __init__(self, *, cuda: bool) -> None:
-        self._cuda = cuda
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._cuda = device, device.type == "cuda"
         self._at: list[tuple[str, Any]] = []
         self.part = ""
 
@@ -152,13 +152,13 @@ class _Marks:
         moment: Any = time.perf_counter()
         if self._cuda:
             moment = torch.cuda.Event(enable_timing=True)
-            moment.record()
+            moment.record(torch.cuda.current_stream(self._device))
         self._at.append((name, moment))
 
     def seconds(self) -> dict[str, float]:
         """By name, those of several micro-batches added up; waits on CUDA."""
         if self._cuda:
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self._device)
         found: dict[str, float] = {}
         for (name, begin), (_, end) in zip(self._at, self._at[1:], strict=False):
             lasted = begin.elapsed_time(end) / 1e3 if self._cuda else end - begin

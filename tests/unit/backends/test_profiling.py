@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -126,3 +126,73 @@ def test_mlx_says_what_it_cannot_tell(made: Made, tmp_path: Path) -> None:
         with pytest.raises(BackendError, match="torch"):
             ask()
     assert list(tmp_path.iterdir()) == []
+
+
+class Event:
+    """A moment on a device that counts events; as torch.cuda.Event."""
+
+    made: ClassVar[list[Event]] = []
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        assert enable_timing
+        self.stream: Any = None
+
+    def record(self, stream: Any) -> None:
+        self.stream, self.at = stream, 250.0 * len(Event.made)
+        Event.made.append(self)
+
+    def elapsed_time(self, end: Event) -> float:
+        return end.at - self.at
+
+
+def test_on_cuda_events_of_the_trainers_own_device_are_what_is_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch = pytest.importorskip("torch")
+    from minillm_core.backends.torch.profiling import _Marks
+
+    waited: list[Any] = []
+    monkeypatch.setattr(Event, "made", [])
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: ("stream of", device))
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    device = torch.device("cuda:1")
+    marks = _Marks(device)
+    for part in ("forward", "backward", "forward", "backward", "optimizer", ""):
+        marks(part)
+    found = marks.seconds()
+    assert {name: found[name] for name in ("forward", "backward", "optimizer")} == {
+        "forward": 0.5,
+        "backward": 0.5,
+        "optimizer": 0.25,
+    }
+    assert {event.stream for event in Event.made} == {("stream of", device)}
+    assert waited == [device]
+
+
+@pytest.mark.filterwarnings("ignore:.*CUDA")  # it is not here
+def test_on_cuda_every_node_has_a_range_of_nvtx_within_its_part(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One inside the other, and all of them closed, recomputed blocks too."""
+    trainer, _, step = made("torch", 2, train_checkpointing=True)
+    import torch
+
+    from minillm_core.backends.torch import profiling
+
+    opened: list[str] = []
+    paths: set[str] = set()
+
+    def push(name: str) -> None:
+        opened.append(name)
+        paths.add(" > ".join(opened))
+
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", push)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: opened.pop())
+    profiler = profiling.TorchProfiler(trainer)
+    profiler.cuda = True
+    profiler.trace(tmp_path / "t.json", lambda: trainer.read(trainer.step(*step)))
+    assert opened == []
+    assert "forward > layers.0 > layers.0.attention > layers.0.attention.q" in paths
+    assert any(path.startswith("backward > layers.1") for path in paths)  # computed again
+    assert "optimizer" in paths
