@@ -185,8 +185,8 @@ SMALL = {"rms_norm", "rotate", "swiglu"}
 @pytest.mark.parametrize(
     ("compile", "dtype", "cap", "limit"),
     [
-        ("off", "float32", None, 1e-5),
-        ("off", "float32", 15.0, 1e-5),
+        ("off", "float32", None, 5e-5),
+        ("off", "float32", 15.0, 5e-5),
         ("on", "bfloat16", 15.0, 0.05),
     ],
 )
