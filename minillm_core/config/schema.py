@@ -120,7 +120,7 @@ class LogConfig(Section):
 class Config(Section):
     """Everything that a run was told, origins apart."""
 
-    preset: str = Field(description="a shape with its training, to start from")
+    preset: str = Field(description="a shape with its training, and plugins in a recipe")
     model: ModelConfig
     train: TrainConfig
     data: DataConfig

@@ -13,7 +13,9 @@ import pytest
 
 from minillm_core.cli import bench_show
 from minillm_core.cli.ablate_show import show_ablation
+from minillm_core.cli.plugins_info import info
 from minillm_core.cli.prepare import Asked, Prepared
+from minillm_core.cli.slots import slots_on
 from minillm_core.config.presets import SHAPES, plugins_of, recipe_names
 from minillm_core.plugins.discover import GROUP
 from minillm_core.plugins.first_party import FIRST_PARTY
@@ -22,6 +24,8 @@ Program = Callable[..., tuple[int, str, str]]
 
 RECIPE = "speedrun"
 NAMED = tuple(plugins_of(RECIPE))
+GONE = next(name for name in NAMED if name != "muon")  # others build on muon
+MORE = next(name for name in ("xsa", "residual_decay") if name not in NAMED)
 PLAN = ("plan", "--preset", RECIPE)
 
 
@@ -68,19 +72,20 @@ def test_the_plan_says_which_settings_are_the_presets(program: Program) -> None:
     preset, _, typed = settings.partition("command line")
     assert f"preset {RECIPE}" in preset
     assert all(name in preset for name in NAMED)
-    assert "muon.momentum_start=" in preset
+    given = [f"{name}.{key}=" for name, options in plugins_of(RECIPE).items() for key in options]
+    assert [one for one in given if one not in preset] == ["muon.lr="]
     assert typed.split() == ["muon.lr=0.5"]
 
 
 def test_a_plugin_can_be_taken_away_and_the_difference_be_seen(program: Program) -> None:
-    assert "smear" not in program(*PLAN, "--plugins", "-smear", "--json")[1]
-    code, out, _ = program(*PLAN, "--diff", "", "-smear", "--json")
+    assert GONE not in program(*PLAN, "--plugins", f"-{GONE}", "--json")[1]
+    code, out, _ = program(*PLAN, "--diff", "", f"-{GONE}", "--json")
     assert code == 0
     whole, less = json.loads(out)["difference"]["plugins"]
-    assert set(whole) - set(less) == {"smear"}
-    code, _, err = program(*PLAN, "--plugins", "-smeer")
+    assert set(whole) - set(less) == {GONE}
+    code, _, err = program(*PLAN, "--plugins", f"-{GONE}x")
     assert code == 2
-    assert "fix:   -smear" in err
+    assert f"fix:   -{GONE}" in err
 
 
 @pytest.mark.parametrize("command", ["plan", "train"])
@@ -103,8 +108,9 @@ def test_without_its_distributions_one_line_installs_them_all(
 
 def test_those_that_are_there_are_not_named(program: Program, absent) -> None:
     absent("minillm-muon")
-    _, _, err = program(*PLAN)
-    ours = sorted(name for name in NAMED if FIRST_PARTY[name] == "minillm-muon")
+    more = {"normuon", "polar_express"}
+    _, _, err = program(*PLAN, "--plugins", ",".join(more - set(NAMED)))
+    ours = sorted({name for name in NAMED if FIRST_PARTY[name] == "minillm-muon"} | more)
     assert f"not installed: {', '.join(ours)}\n" in err
     assert "pip install minillm-muon" in err
     assert "minillm-modded" not in err
@@ -131,19 +137,21 @@ def test_info_says_which_presets_name_a_plugin(program: Program) -> None:
     assert document["presets"] == {RECIPE: plugins_of(RECIPE)["muon"]}
     assert json.loads(program("plugins", "info", "tensorboard", "--json")[1])["presets"] == {}
     assert f"in {RECIPE}" in program("plugins", "info", "muon")[1]
-    # role_lr at its defaults changes nothing; on a preset that names it, it is shown as it is there
-    slots = ("plugins", "info", "role_lr", "--json", "--preset")
-    assert json.loads(program(*slots, "tiny")[1])["slots"] == []
-    assert json.loads(program(*slots, RECIPE)[1])["slots"]
+
+
+def test_the_slots_of_a_plugin_are_those_with_the_presets_options() -> None:
+    """At its defaults role_lr changes nothing."""
+    assert info("role_lr", slots_on(RECIPE))["slots"] == []
+    assert info("role_lr", slots_on(RECIPE), {"role_lr": {"head": 2.0}})["slots"]
 
 
 @pytest.mark.parametrize(
     ("judged", "company", "expected"),
     [
         (None, None, NAMED),
-        ("-smear", None, tuple(name for name in NAMED if name != "smear")),
-        ("muon,xsa", None, ("muon", "xsa")),
-        ("muon,-smear", None, ("muon",)),
+        (f"-{GONE}", None, tuple(name for name in NAMED if name != GONE)),
+        (f"muon,{MORE}", None, ("muon", MORE)),
+        (f"muon,-{GONE}", None, ("muon",)),
         (None, "muon", tuple(name for name in NAMED if name != "muon")),
     ],
 )
@@ -174,7 +182,7 @@ def test_an_ablation_judges_those_that_are_named_or_else_the_presets(
         )
     ((found, active),) = asked_for
     assert sorted(found) == sorted(expected)
-    without = {"smear"} if judged and "-smear" in judged else set()
+    without = {GONE} if judged and f"-{GONE}" in judged else set()
     assert active == (set(NAMED) | set(expected)) - without
 
 
@@ -191,9 +199,11 @@ def test_a_bench_compares_the_recipe_with_less_of_it(monkeypatch: pytest.MonkeyP
         return None  # type: ignore[return-value]
 
     monkeypatch.setattr(bench_show, "prepare", note)
-    asked = Asked(plugins="-smear,xsa", preset=RECIPE, assignments=("smear.width=8", "seed=2"))
+    asked = Asked(
+        plugins=f"-{GONE},{MORE}", preset=RECIPE, assignments=(f"{GONE}.layers=0", "seed=2")
+    )
     with pytest.raises(Enough):
         bench_show.show_bench(asked, None, against="none", json=False)  # type: ignore[arg-type]
     less, whole = seen
-    assert (less.plugins, less.assignments) == ("-smear,xsa", ("seed=2",))
-    assert (whole.plugins, whole.assignments) == (None, ("smear.width=8", "seed=2"))
+    assert (less.plugins, less.assignments) == (f"-{GONE},{MORE}", ("seed=2",))
+    assert (whole.plugins, whole.assignments) == (None, (f"{GONE}.layers=0", "seed=2"))

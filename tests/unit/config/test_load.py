@@ -127,14 +127,15 @@ def test_a_plugin_of_a_preset_goes_with_its_options(loaded: Load, gone: set, mor
 
 
 def test_a_file_changes_what_its_preset_gives_a_plugin(loaded: Load, settings_file: Write) -> None:
-    path = settings_file(f'preset = "{RECIPE}"\n[muon]\nlr = 0.5\n[plugins.smear]\nwidth = 8\n')
+    other = next(name for name in plugins_of(RECIPE) if name != "muon")
+    path = settings_file(f'preset = "{RECIPE}"\nmuon.lr = 0.5\n[plugins.{other}]\nb = 1\n')
     result = loaded("muon.lr=0.6", file=path)
     assert result.config.plugins["muon"] == plugins_of(RECIPE)["muon"] | {"lr": 0.6}
-    assert result.config.plugins["smear"] == plugins_of(RECIPE)["smear"] | {"width": 8}
-    assert (result.origins["muon.lr"], result.origins["smear.width"]) == ("command line", str(path))
+    assert result.config.plugins[other] == plugins_of(RECIPE)[other] | {"b": 1}
+    assert (result.origins["muon.lr"], result.origins[f"{other}.b"]) == ("command line", str(path))
     assert loaded(file=path).origins["muon.lr"] == str(path)
-    without = loaded(file=path, plugins="-muon,-smear")
-    assert not {"muon", "smear"} & set(without.config.plugins)
+    without = loaded(file=path, plugins=f"-muon,-{other}")
+    assert not {"muon", other} & set(without.config.plugins)
 
 
 def test_an_option_of_what_is_taken_away_is_refused_where_it_is_typed(loaded: Load) -> None:
