@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from minillm_core.cli import bench_show
+from minillm_core.cli import ablate, bench, bench_show, plan, train
 from minillm_core.cli.ablate_show import show_ablation
 from minillm_core.cli.plugins_info import info
 from minillm_core.cli.prepare import Asked, Prepared
@@ -130,6 +131,13 @@ def test_one_that_is_too_old_is_upgraded(
 def test_help_names_every_preset(program: Program, command: str) -> None:
     out = " ".join(program(command, "--help")[1].replace("│", " ").split())
     assert f"{', '.join(SHAPES)}; with plugins: {', '.join(recipe_names())};" in out
+
+
+@pytest.mark.parametrize("page", [train.EXAMPLES, plan.EXAMPLES, ablate.EXAMPLES, bench.EXAMPLES])
+def test_an_example_takes_away_what_the_preset_names(page: str) -> None:
+    lines = [line.split() for line in page.splitlines() if f"--preset {RECIPE}" in line]
+    for name in [word[1:] for words in lines for word in words if re.match(r"-\w{2}", word)]:
+        assert name in NAMED
 
 
 def test_info_says_which_presets_name_a_plugin(program: Program) -> None:
