@@ -17,7 +17,7 @@ from benchmarks.faults import PLACES
 from benchmarks.readme_table import replaced, unique
 
 PAGE = ROOT / "docs" / "reliability.md"
-TRIALS = ("kills", "corruptions", "pairs", "headers", "full_disk", "faults")
+TRIALS = ("kills", "plugins_killed", "corruptions", "pairs", "headers", "full_disk", "faults")
 COST = "checkpoint_cost"
 HEAD = ("trial", "tried", "detected", "bit-equal", "failed")
 COST_HEAD = ("way", "MB", "stall, ms", "% of 1,000 steps", "saved, s", "loaded, s")
@@ -45,6 +45,7 @@ def tables(folder: Path = RESULTS) -> str:
     rows = [line for document in documents.values() for line in trials(document)]
     parts = [markdown(HEAD, rows), "", unnoticed(documents["corruptions"]), ""]
     parts += [made_by(one) for one in documents.values()]
+    parts += ["", *plugins(documents["plugins_killed"])]
     parts += ["", *faults(documents["faults"])]
     cost = folder / f"{COST}.json"
     if cost.exists():
@@ -87,6 +88,33 @@ def made_by(document: Document) -> str:
     seed = "" if "--seed" in given else f" --seed {figures['seed']}"
     command = " ".join(["python -m benchmarks." + script.removesuffix(".py"), *given]) + seed
     return f"- `{command}`: {figures['seconds']:,.0f} s on {machine(document)}"
+
+
+def plugins(document: Document) -> Iterator[str]:
+    """What a kill comes to with each plugin: a line for each, a column for each backend."""
+    figures = document["figures"]
+    backends = list(dict.fromkeys(name for cell in figures["plugins"].values() for name in cell))
+    rows = []
+    for plugin, cell in figures["plugins"].items():
+        tried = [one for backend in backends for one in cell.get(backend, ())]
+        options = dict.fromkeys(f"`{one['options']}`" for one in tried if one["options"])
+        rows.append((f"`{plugin}`", *(_equal(cell.get(name, ())) for name in backends)))
+        rows[-1] += (", ".join(sorted(options)),)
+    rows += [(f"`{name}`", *[""] * len(backends), why) for name, why in figures["left_out"].items()]
+    lines = [("a plugin, killed", *backends, "options tried; why not")]
+    lines += [("---", *["--:"] * len(backends), "---"), *sorted(rows)]
+    yield "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    yield ""
+    yield (
+        "A cell: trials that ended bit-equal, of those tried, each killed once a checkpoint was "
+        "there; the earliest step of 24 that one of them went on from. A plugin runs beside what it "
+        "builds on."
+    )
+
+
+def _equal(trials: Sequence[Document]) -> str:
+    equal = sum(one["equal"] for one in trials)
+    return f"{equal} of {len(trials)} · {min(one['resumed_from'] for one in trials)}"
 
 
 def faults(document: Document) -> Iterator[str]:

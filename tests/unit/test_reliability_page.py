@@ -9,7 +9,16 @@ from pathlib import Path
 from benchmarks.environment import RESULTS
 from benchmarks.faults import PLACES
 from benchmarks.readme_table import BEGIN, END, replaced
-from benchmarks.reliability_page import COST, FAULTS, PAGE, TRIALS, faults, made_by, tables
+from benchmarks.reliability_page import (
+    COST,
+    FAULTS,
+    PAGE,
+    TRIALS,
+    faults,
+    made_by,
+    plugins,
+    tables,
+)
 
 
 def test_the_page_shows_the_results() -> None:
@@ -78,3 +87,17 @@ def test_every_cell_of_the_faults_is_shown() -> None:
         | {"kept": -1, "mended": 1}
     ]
     assert "0 · phs · -1 · **not mended**" in "\n".join(faults(document))
+
+
+def test_every_plugin_that_was_killed_is_shown() -> None:
+    one = {"options": "", "resumed_from": 8, "equal": True}
+    other = {"options": "gains=true", "resumed_from": 4, "equal": False}
+    figures = {
+        "plugins": {"qk_norm": {"torch": [one, other], "mlx": [one]}},
+        "left_out": {"liger": "it runs on cuda alone"},
+    }
+    lines = next(plugins({"figures": figures})).splitlines()
+    assert lines[2:] == [
+        "| `liger` |  |  | it runs on cuda alone |",
+        "| `qk_norm` | 1 of 2 · 4 | 1 of 1 · 8 | `gains=true` |",
+    ]
