@@ -20,9 +20,15 @@ from typing import Any
 
 from benchmarks.card_job import DONE, OVER, READY, Share
 
-__all__ = ["Turns"]
+__all__ = ["Turns", "visible"]
 
 ENDING = 20.0  # seconds that a process has to end in
+
+
+def visible(number: int) -> str:
+    """The number-th of the GPUs that this process may see, by the name that its children know."""
+    told = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return told.split(",")[number] if told else str(number)
 
 
 class Child:
@@ -54,7 +60,7 @@ class Child:
                 env={
                     "TORCHINDUCTOR_COMPILE_THREADS": str(threads),
                     **os.environ,
-                    "CUDA_VISIBLE_DEVICES": str(self.device),
+                    "CUDA_VISIBLE_DEVICES": visible(self.device),
                 },
             )
         self.state = "compiling"

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from benchmarks.card_job import Share
 from benchmarks.card_table import REFERENCE, SHAPE, TABLE, active, divided
+from benchmarks.card_turns import visible
 
 WITHOUT = {"role_lr", "tensorboard", "trackio", "wandb"}
 """One that does nothing until it is told what, and those that change no training."""
@@ -58,3 +59,10 @@ def test_a_wheel_holds_the_cards(name: str, repository: Path, tmp_path: Path) ->
     (folder / "some.json").write_text("{}")
     held = {one.distribution_path for one in WheelBuilder(str(root)).recurse_included_files()}
     assert f"{name}/cards/some.json" in held
+
+
+def test_a_share_gets_one_of_the_gpus_that_may_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert visible(2) == "2"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    assert [visible(0), visible(1)] == ["5", "7"]
