@@ -84,13 +84,17 @@ def unique(values: Iterable[str | None]) -> str:
     return " and ".join(dict.fromkeys(value for value in values if value))
 
 
-def replaced(page: str, content: str) -> str:
-    """The page with ``content`` between its two marks."""
-    before, _, rest = page.partition(BEGIN)
-    _, mark, after = rest.partition(END)
+def replaced(page: str, content: str, begin: str = BEGIN, end: str = END) -> str:
+    """The page with ``content`` between its two marks.
+
+    Raises:
+        ValueError: the page lacks them.
+    """
+    before, _, rest = page.partition(begin)
+    _, mark, after = rest.partition(end)
     if not mark:
-        raise ValueError(f"no {BEGIN.strip()} ... {END} in the page")
-    return before + BEGIN + content + END + after
+        raise ValueError(f"no {begin.strip()} ... {end} in the page")
+    return before + begin + content + end + after
 
 
 def main() -> None:

@@ -1,0 +1,149 @@
+"""The README's table of time to loss, from results/time_to_loss.json and results/peers.json.
+
+python -m benchmarks.loss_table             # print it
+python -m benchmarks.loss_table --write     # put it into the README
+
+Each target is the final loss of another trainer's run, and the time is that run's. Beside it stand
+the shortest times of modded-nanogpt and of ours: of several seeds the mean, where all reached it.
+Between two validations the loss is taken to be linear where they are no more than a tenth of the
+time apart; otherwise the later one counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from benchmarks.curves import crossing
+from benchmarks.environment import RESULTS, ROOT
+from benchmarks.readme_table import replaced, unique
+
+BEGIN, END = "<!-- time to loss -->\n", "<!-- /time to loss -->"
+HEAD = (
+    "held-out loss, whose final one it is",
+    "its time",
+    "modded-nanogpt, best of 8 runs",
+    "minillm, plain AdamW",
+    "minillm, `--preset speedrun`",
+    "share of the peer's time",
+)
+REFERENCE = "modded-nanogpt"
+
+NEAR = 0.1
+"""Of the later one's time: validations further apart tell no more than that it lies between them."""
+
+Document = Mapping[str, Any]
+
+
+def table(folder: Path = RESULTS) -> str:
+    """Markdown: the table, and what it was measured on."""
+    ours, peers = (
+        json.loads((folder / f"{n}.json").read_text()) for n in ("time_to_loss", "peers")
+    )
+    jobs, runs = ours["figures"]["jobs"], peers["figures"]["runs"]
+    rows = [row(target, jobs, runs) for target in peers["figures"]["targets"]]
+    lines = [HEAD, ("---", *("--:" for _ in HEAD[1:])), *rows]
+    written = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"{written}\n\n{provenance(ours, peers)}\n"
+
+
+def row(target: Document, jobs: Sequence[Document], runs: Sequence[Document]) -> tuple[str, ...]:
+    """One target: {"loss": nats, "peer": whose}."""
+    loss, peer = target["loss"], target["peer"]
+    theirs = next(one["total_seconds"] for one in runs if one["val_loss"] == loss)
+    recipe, plain = (best(jobs, preset, loss) for preset in ("speedrun", "gpt2-124m"))
+    assert recipe is not None, f"{loss} was not reached"
+    seconds, settings, seeds = recipe
+    said = f"**{seconds:.1f} s** ({settings}{f', {seeds} seeds' if seeds > 1 else ''})"
+    return (
+        f"{loss:g}, {peer}",
+        f"{theirs:.1f} s",
+        told(soonest(runs, REFERENCE, loss)),
+        told(plain and plain[0]),
+        said,
+        f"**{seconds / theirs:.3f}**",
+    )
+
+
+def told(seconds: float | None) -> str:
+    """Seconds, or a dash."""
+    return "-" if seconds is None else f"{seconds:.1f} s"
+
+
+def soonest(runs: Sequence[Document], peer: str, loss: float) -> float | None:
+    """The shortest time of a peer's runs to a loss, seconds."""
+    times = [one["seconds"].get(f"{loss:g}") for one in runs if one["peer"] == peer]
+    return min((time for time in times if time is not None), default=None)
+
+
+def best(jobs: Sequence[Document], preset: str, loss: float) -> tuple[float, str, int] | None:
+    """(seconds, settings in words, seeds) of the settings that are soonest below a loss.
+
+    Runs of the same settings are one kind: it counts where every seed reached the loss.
+    """
+    kinds: dict[tuple[str, ...], list[Document]] = {}
+    for job in jobs:
+        if job["preset"] == preset and not job.get("plugins"):
+            kinds.setdefault(tuple(job["settings"]), []).append(job)
+    found = []
+    for kind in kinds.values():
+        crossed = [below(job["curve"], loss) for job in kind]
+        times = [seconds for seconds in crossed if seconds is not None]
+        if len(times) == len(kind):
+            found.append((mean(times), told_settings(kind[0]["settings"]), len(kind)))
+    return min(found, default=None)
+
+
+def told_settings(settings: Sequence[str]) -> str:
+    """``72 steps, train.cooldown=0.3``."""
+    steps = next(one.partition("=")[2] for one in settings if one.startswith("train.steps="))
+    others = [f"`{one}`" for one in settings if not one.startswith("train.steps=")]
+    return ", ".join([f"{steps} steps", *others])
+
+
+def below(curve: Sequence[Document], loss: float) -> float | None:
+    """Seconds from which on a curve stays below a loss; None: it does not."""
+    crossed = crossing(curve, loss)
+    if crossed is None:
+        return None
+    last = max((i for i, point in enumerate(curve) if point["val_loss"] > loss), default=-1)
+    before, after = curve[last]["seconds"] if last >= 0 else 0.0, curve[last + 1]["seconds"]
+    return crossed["seconds"] if after - before <= NEAR * after else after
+
+
+def provenance(ours: Document, peers: Document) -> str:
+    """What both were measured on."""
+    environment, theirs = ours["environment"], peers["environment"]
+    gpu = unique(one["name"] for one in environment["hardware"]["gpus"])
+    versions = environment["versions"]
+    return (
+        "Seconds of training steps and of waiting for data until the loss over 1,048,576 held-out "
+        "predictions stays below the target; the same tokens, tokenizer and 12 layers of 768 for "
+        f"all. One {gpu} a run; PyTorch {versions['torch']}, Python {versions['python']}; commit "
+        f"{environment['commit'][:7]}. Peers: their own code and recipes on one "
+        f"{unique(one['name'] for one in theirs['hardware']['gpus'])}, PyTorch "
+        f"{theirs['versions']['torch']}; modded-nanogpt is its record of 2025-02-01. With another "
+        "batch or length nanoGPT passes its target after 168 s, nanochat the first of its two after "
+        "121 s. How, and what failed: [docs/experiments.md](docs/experiments.md)."
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--write", action="store_true", help="into README.md")
+    if not parser.parse_args().write:
+        print(table(), end="")
+        return
+    page = ROOT / "README.md"
+    page.write_text(replaced(page.read_text(), table(), BEGIN, END))
+    print(f"wrote {page}")
+
+
+if __name__ == "__main__":
+    main()
