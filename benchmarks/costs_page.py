@@ -6,17 +6,15 @@ python -m benchmarks.costs_page --write     # put them into the page
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.environment import RESULTS, ROOT
-from benchmarks.readme_table import replaced
-from benchmarks.reliability_page import machine, markdown
+from benchmarks.page import Part, table
+from benchmarks.provenance import machine
 
-PAGE = ROOT / "docs" / "costs.md"
 STEPS, PLANNING = "step_costs", "planning"
 
 MOST = 1.3
@@ -71,7 +69,7 @@ def costs(figures: Document, explanations: Mapping[str, str]) -> Iterator[str]:
         beside = ", ".join(f"`{name}`" for name in company)
         yield f"Beside {beside}:" if company else "Beside the plain model:"
         yield ""
-        yield markdown(HEAD, rows).replace("--: |\n", "--- |\n", 1)  # the last column is text
+        yield table(HEAD, rows, text=(0, -1))
         yield ""
         for index, without in _companies(techniques, company).items():
             yield f"The step of their company{_run(index, figures['measured'], ', run')}: {_step(without)}."
@@ -87,15 +85,15 @@ def planning(document: Document) -> Iterator[str]:
     figures = document["figures"]
     parts = figures["parts_median_seconds"]
     of = ", ".join(f"{name} {parts[name]:.3f}" for name in ("settings", "plugins", "hooks", "hash"))
-    planning, whole, command = (
+    inside, whole, command = (
         tuple(one["median"] for one in figures[name].values())
         for name in ("planning", "process", "minillm_plan")
     )
     every = figures["planning"]["planning_seconds"]["all"]
     yield (
-        f"A run with {figures['plugins']} plugins is planned in **{planning[0]:.2f} s** (median of "
+        f"A run with {figures['plugins']} plugins is planned in **{inside[0]:.2f} s** (median of "
         f"{figures['repeats']} fresh processes, {min(every):.2f} to {max(every):.2f}; {of}), "
-        f"{planning[1]:.2f} s of the CPU. With the start of Python, pydantic, NumPy and minillm "
+        f"{inside[1]:.2f} s of the CPU. With the start of Python, pydantic, NumPy and minillm "
         f"itself it is {whole[0]:.2f} s ({whole[1]:.2f} of the CPU); the command `minillm plan`, "
         f"which draws tables, takes {command[0]:.2f} s ({command[1]:.2f}). Not imported: "
         f"{', '.join(figures['looked_for'])}. `python -m benchmarks.planning` on "
@@ -158,17 +156,7 @@ def _frameworks(versions: Mapping[str, str | None]) -> Sequence[str]:
     return [name for name in ("torch", "mlx") if versions.get(name)]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("--write", action="store_true", help="into docs/costs.md")
-    if not parser.parse_args().write:
-        print(tables(), end="")
-        return
-    PAGE.write_text(replaced(PAGE.read_text(), tables()))
-    print(f"wrote {PAGE}")
-
+PART = Part(ROOT / "docs" / "costs.md", tables)
 
 if __name__ == "__main__":
-    main()
+    PART.main(__doc__)

@@ -11,7 +11,6 @@ time apart; otherwise the later one counts.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,9 +19,10 @@ from typing import Any
 
 from benchmarks.curves import crossing
 from benchmarks.environment import RESULTS, ROOT
-from benchmarks.readme_table import replaced, unique
+from benchmarks.page import Part
+from benchmarks.page import table as markdown
+from benchmarks.provenance import unique
 
-BEGIN, END = "<!-- time to loss -->\n", "<!-- /time to loss -->"
 HEAD = (
     "held-out loss, whose final one it is",
     "its time",
@@ -46,9 +46,7 @@ def table(folder: Path = RESULTS) -> str:
     )
     jobs, runs = ours["figures"]["jobs"], peers["figures"]["runs"]
     rows = [row(target, jobs, runs) for target in peers["figures"]["targets"]]
-    lines = [HEAD, ("---", *("--:" for _ in HEAD[1:])), *rows]
-    written = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"{written}\n\n{provenance(ours, peers)}\n"
+    return f"{markdown(HEAD, rows)}\n\n{provenance(ours, peers)}\n"
 
 
 def row(target: Document, jobs: Sequence[Document], runs: Sequence[Document]) -> tuple[str, ...]:
@@ -132,18 +130,7 @@ def provenance(ours: Document, peers: Document) -> str:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("--write", action="store_true", help="into README.md")
-    if not parser.parse_args().write:
-        print(table(), end="")
-        return
-    page = ROOT / "README.md"
-    page.write_text(replaced(page.read_text(), table(), BEGIN, END))
-    print(f"wrote {page}")
-
+PART = Part(ROOT / "README.md", table, "time to loss")
 
 if __name__ == "__main__":
-    main()
+    PART.main(__doc__)

@@ -6,16 +6,17 @@ python -m benchmarks.readme_table --write     # put it into the README
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks.environment import RESULTS, ROOT
+from benchmarks.page import Part
+from benchmarks.page import table as markdown
+from benchmarks.provenance import unique
 
 FILES = ("torch_throughput", "mlx_throughput", "main_job_gpu")
-BEGIN, END = "<!-- measured -->\n", "<!-- /measured -->"
 HEAD = ("what", "tokens/s", "beside it, in the same run", "ratio", "peak GiB, both")
 GIB = 2**30
 
@@ -36,9 +37,7 @@ def table(folder: Path = RESULTS) -> str:
         compared("MLX, B = 8", "hand-written MLX", of_mlx, "plain", "hand-written"),
         main_job(job["figures"]),
     ]
-    lines = [HEAD, ("---", "--:", "---", "--:", "--:"), *rows]
-    written = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"{written}\n\n{provenance([torch, mlx, job])}\n"
+    return f"{markdown(HEAD, rows, text=(0, 2))}\n\n{provenance([torch, mlx, job])}\n"
 
 
 def compared(
@@ -79,36 +78,7 @@ def provenance(documents: Iterable[Document]) -> str:
     )
 
 
-def unique(values: Iterable[str | None]) -> str:
-    """Every value once, in order."""
-    return " and ".join(dict.fromkeys(value for value in values if value))
-
-
-def replaced(page: str, content: str, begin: str = BEGIN, end: str = END) -> str:
-    """The page with ``content`` between its two marks.
-
-    Raises:
-        ValueError: the page lacks them.
-    """
-    before, _, rest = page.partition(begin)
-    _, mark, after = rest.partition(end)
-    if not mark:
-        raise ValueError(f"no {begin.strip()} ... {end} in the page")
-    return before + begin + content + end + after
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("--write", action="store_true", help="into README.md")
-    if not parser.parse_args().write:
-        print(table(), end="")
-        return
-    page = ROOT / "README.md"
-    page.write_text(replaced(page.read_text(), table()))
-    print(f"wrote {page}")
-
+PART = Part(ROOT / "README.md", table)
 
 if __name__ == "__main__":
-    main()
+    PART.main(__doc__)

@@ -6,7 +6,6 @@ python -m benchmarks.reliability_page --write     # put them into the page
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,9 +13,9 @@ from typing import Any
 
 from benchmarks.environment import RESULTS, ROOT
 from benchmarks.faults import PLACES
-from benchmarks.readme_table import replaced, unique
+from benchmarks.page import Part, table
+from benchmarks.provenance import machine
 
-PAGE = ROOT / "docs" / "reliability.md"
 TRIALS = ("kills", "plugins_killed", "corruptions", "pairs", "headers", "full_disk", "faults")
 COST = "checkpoint_cost"
 HEAD = ("trial", "tried", "detected", "bit-equal", "failed")
@@ -43,7 +42,7 @@ def tables(folder: Path = RESULTS) -> str:
     """Markdown: the trials, what they were run on and how, and, once it is measured, the cost."""
     documents = {name: json.loads((folder / f"{name}.json").read_text()) for name in TRIALS}
     rows = [line for document in documents.values() for line in trials(document)]
-    parts = [markdown(HEAD, rows), "", unnoticed(documents["corruptions"]), ""]
+    parts = [table(HEAD, rows), "", unnoticed(documents["corruptions"]), ""]
     parts += [made_by(one) for one in documents.values()]
     parts += ["", *plugins(documents["plugins_killed"])]
     parts += ["", *faults(documents["faults"])]
@@ -101,9 +100,8 @@ def plugins(document: Document) -> Iterator[str]:
         rows.append((f"`{plugin}`", *(_equal(cell.get(name, ())) for name in backends)))
         rows[-1] += (", ".join(sorted(options)),)
     rows += [(f"`{name}`", *[""] * len(backends), why) for name, why in figures["left_out"].items()]
-    lines = [("a plugin, killed", *backends, "options tried; why not")]
-    lines += [("---", *["--:"] * len(backends), "---"), *sorted(rows)]
-    yield "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    head = ("a plugin, killed", *backends, "options tried; why not")
+    yield table(head, sorted(rows), text=(0, -1))
     yield ""
     yield (
         "A cell: trials that ended bit-equal, of those tried, each killed once a checkpoint was "
@@ -125,7 +123,7 @@ def faults(document: Document) -> Iterator[str]:
     rows = [
         (f"`{place}`", *(_cell(held.get((place, kind))) for kind in FAULTS)) for place in PLACES
     ]
-    yield "\n".join(f"| {' | '.join(line)} |" for line in (head, ("---",) * len(head), *rows))
+    yield table(head, rows, text=range(len(head)))
     yield ""
     yield (
         "A cell: the exit code; what the message names, *p* plugin, *v* version, *h* hook or "
@@ -160,7 +158,7 @@ def costs(document: Document) -> Iterator[str]:
         )
         for name, one in figures["savers"].items()
     ]
-    yield markdown(COST_HEAD, rows)
+    yield table(COST_HEAD, rows)
     yield ""
     yield (
         f"Preset `{figures['preset']}`, {figures['parameters']:,} parameters, "
@@ -168,39 +166,7 @@ def costs(document: Document) -> Iterator[str]:
     )
 
 
-def machine(document: Document) -> str:
-    """Hardware, versions and commit."""
-    environment = document["environment"]
-    hardware, versions = environment["hardware"], environment["versions"]
-    gpus = unique(gpu["name"] for gpu in hardware["gpus"])
-    named = ", ".join(
-        f"{label} {versions[name]}"
-        for label, name in (("Python", "python"), ("PyTorch", "torch"), ("MLX", "mlx"))
-        if versions[name]
-    )
-    full, changed, _ = environment["commit"].partition("-dirty")
-    commit = full[:7] + changed
-    where = f"one {gpus}" if gpus else f"{hardware['cores']} cores ({hardware['processor']})"
-    return f"{where}, {hardware['system'].split()[0]}; {named}; commit {commit}"
-
-
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table whose first column is text and the others numbers."""
-    lines = [head, ("---", *["--:"] * (len(head) - 1)), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("--write", action="store_true", help="into docs/reliability.md")
-    if not parser.parse_args().write:
-        print(tables(), end="")
-        return
-    PAGE.write_text(replaced(PAGE.read_text(), tables()))
-    print(f"wrote {PAGE}")
-
+PART = Part(ROOT / "docs" / "reliability.md", tables)
 
 if __name__ == "__main__":
-    main()
+    PART.main(__doc__)

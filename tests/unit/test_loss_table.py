@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.loss_table import BEGIN, END, below, best, row, soonest, table, told_settings
-from benchmarks.readme_table import replaced
+from benchmarks.loss_table import PART, below, best, row, soonest, told_settings
 
 TARGET = {"loss": 4.5, "peer": "theirs"}
 RUNS = [
@@ -30,10 +28,9 @@ def job(seconds: float | None, *, preset: str = "speedrun", steps: int = 10, **m
     return {"preset": preset, "settings": [f"train.steps={steps}"], "curve": [end], **more}
 
 
-def test_the_readme_shows_the_results(repository: Path) -> None:
-    page = (repository / "README.md").read_text()
-    assert page.count(BEGIN) == page.count(END) == 1
-    assert replaced(page, table(), BEGIN, END) == page, "python -m benchmarks.loss_table --write"
+def test_the_readme_shows_the_results() -> None:
+    page = PART.page.read_text()
+    assert PART.within(page) == page, "python -m benchmarks.loss_table --write"
 
 
 def test_a_targets_time_is_that_of_the_run_that_ended_there() -> None:

@@ -10,11 +10,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import costs_page
 from benchmarks.arithmetic import Arithmetic, arithmetic
-from benchmarks.costs_page import EXPLANATIONS, MOST, PAGE, costs, tables
+from benchmarks.costs_page import PART, costs, tables
 from benchmarks.environment import RESULTS
-from benchmarks.readme_table import BEGIN, END, replaced
 from benchmarks.step_costs import BANDWIDTH, collected, planned, predicted
 from minillm_core.backends.torch.backend import PEAK_FLOPS
 from minillm_core.config.load import load
@@ -164,17 +162,8 @@ def test_an_unfinished_or_repeated_measurement_is_refused(result: dict[str, Any]
 
 
 def test_the_page_shows_the_results() -> None:
-    page = PAGE.read_text()
-    assert page.count(BEGIN) == page.count(END) == 1
-    assert replaced(page, tables()) == page, "python -m benchmarks.costs_page --write"
-
-
-def test_every_technique_above_the_bound_is_explained() -> None:
-    path = RESULTS / f"{costs_page.STEPS}.json"
-    if path.exists():
-        rows = json.loads(path.read_text())["figures"]["techniques"]
-        dear = {row["technique"] for row in rows if row["step_time"]["ratio"] > MOST}
-        assert dear <= set(EXPLANATIONS)
+    page = PART.page.read_text()
+    assert PART.within(page) == page, "python -m benchmarks.costs_page --write"
 
 
 def test_a_dear_technique_without_a_reason_is_refused(figures: dict[str, Any]) -> None:
