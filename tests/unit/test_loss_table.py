@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.loss_table import PART, below, best, row, soonest, told_settings
+from benchmarks.loss_table import PART, below, best, row, sooner, soonest, told_settings
 
 TARGET = {"loss": 4.5, "peer": "theirs"}
 RUNS = [
@@ -46,8 +46,10 @@ def test_a_targets_time_is_that_of_the_run_that_ended_there() -> None:
 
 
 def test_a_target_that_was_not_reached_has_no_row() -> None:
-    with pytest.raises(AssertionError, match="was not reached"):
+    with pytest.raises(SystemExit, match=r"4\.5 of theirs was not reached"):
         row(TARGET, [job(None), job(1.0, preset="gpt2-124m")], RUNS)
+    with pytest.raises(SystemExit, match=r"no run of theirs in peers\.json ended at 4\.6"):
+        row(TARGET | {"loss": 4.6}, [job(1.0)], RUNS)
 
 
 @given(st.lists(st.floats(1, 1e3), min_size=1, max_size=5), st.floats(1, 1e3))
@@ -88,3 +90,5 @@ def test_validations_far_apart_tell_the_later_time(at: float, gap: float, share:
 def test_the_soonest_of_a_peers_runs() -> None:
     assert soonest(RUNS, "theirs", 4.5) == 90.0
     assert soonest(RUNS, "modded-nanogpt", 4.5) is None
+    assert sooner(TARGET, RUNS) == 90.0
+    assert sooner(TARGET, RUNS[:1]) is None
