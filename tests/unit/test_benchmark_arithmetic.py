@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.arithmetic import PHASES, Arithmetic, arithmetic
+from benchmarks.arithmetic import Arithmetic, arithmetic
+from benchmarks.counting import PHASES
 from minillm_core.backends.bind import bind
 from minillm_core.backends.detect import Detected
 from minillm_core.backends.torch.backend import TorchBackend

@@ -1,0 +1,89 @@
+"""Counts what passes through torch: FLOPs of products by its own formulas, and bytes.
+
+Every operation is seen as torch dispatches it, on tensors with contents or without.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+__all__ = ["PHASES", "Counts", "StepCounter"]
+
+PHASES: tuple[str, ...] = ("forward", "backward", "optimizer")
+
+aten = torch.ops.aten
+LOOKUPS = (aten.embedding, aten.index_select, aten.index, aten.gather)
+"""They read what they give, and not the whole table."""
+
+FREE = (aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty)
+
+
+class Counts:
+    """Numbers by phase."""
+
+    def __init__(self) -> None:
+        self.flops, self.least, self.apart = (dict.fromkeys(PHASES, 0.0) for _ in range(3))
+
+    def add(self, other: Counts, share: float) -> None:
+        """Add a part of others."""
+        for ours, theirs in zip(
+            (self.flops, self.least, self.apart),
+            (other.flops, other.least, other.apart),
+            strict=True,
+        ):
+            for phase, number in theirs.items():
+                ours[phase] += share * number
+
+
+class StepCounter(TorchDispatchMode):
+    """Sees every operation of a step; ``phase`` is what the trainer marks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts, self.phase = Counts(), ""
+
+    def mark(self, phase: str) -> None:
+        """Take the place of a trainer's ``mark``."""
+        self.phase = phase
+
+    def product(self, flops: float, *arrays: Tensor) -> None:
+        """A kernel of products that moves these arrays."""
+        if self.phase:
+            moved = sum(nbytes(array) for array in arrays)
+            self.counts.flops[self.phase] += flops
+            self.counts.least[self.phase] += moved
+            self.counts.apart[self.phase] += moved
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """One operation."""
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        packet = func.overloadpacket
+        if not self.phase or func.is_view or packet in FREE:
+            return out
+        results = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        operands = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if packet in LOOKUPS:
+            operands = results + operands[1:]
+        if packet in flop_registry:
+            flops = flop_registry[packet](*args, **kwargs, out_val=out)
+            self.product(flops, *operands, *results)
+            return out
+        moved = sum(nbytes(array) for array in (*operands, *results))
+        self.counts.apart[self.phase] += moved
+        if packet in LOOKUPS or packet is aten.embedding_dense_backward:
+            self.counts.least[self.phase] += moved
+        return out
+
+
+def nbytes(array: Tensor) -> int:
+    """What of it lies in memory: a broadcast axis once."""
+    held = prod(n for n, step in zip(array.shape, array.stride(), strict=True) if step or n == 0)
+    return held * array.element_size()
