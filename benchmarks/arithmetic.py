@@ -3,8 +3,8 @@
 The step that trains on PyTorch is run on tensors without contents, at its full size, and every
 product in it is counted by torch's own formulas (``torch.utils.flop_counter``): what plugins add to
 the model, and Muon's orthogonalisation, too. Two ops have kernels that differ by device and are
-counted as their contracts say (benchmarks/counted_ops.py): attention (4 B T W H D FLOPs forward, W the keys that a query sees) and
-the loss (2 N C V), each with twice that backward.
+counted as their contracts say (benchmarks/counted_ops.py): attention (4 B T W H D FLOPs forward, W
+the keys that a query sees) and the loss (2 N C V), each with twice that backward.
 
 FLOPs are those of products alone, two for a multiplication and its addition. What a causal mask
 hides is counted, as in the plan's estimate; recomputation is not.

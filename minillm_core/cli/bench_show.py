@@ -16,7 +16,8 @@ from minillm_core.cli.prepare import Asked, Prepared, prepare
 from minillm_core.config.presets import plugins_of
 from minillm_core.config.selection import added, taken_away
 from minillm_core.errors import Refusal
-from minillm_core.measure.bench import Contender, Request, bench
+from minillm_core.measure.bench import Request, bench
+from minillm_core.measure.contest import Contender
 
 __all__ = ["render", "show_bench"]
 

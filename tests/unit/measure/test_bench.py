@@ -17,7 +17,8 @@ from minillm_core.backends.base import Binding, StepResult
 from minillm_core.backends.detect import Detected
 from minillm_core.cli.bench_show import render
 from minillm_core.errors import BackendError, PluginCodeError, Refusal
-from minillm_core.measure.bench import WARM, Contender, Request, bench, shares
+from minillm_core.measure.bench import Request, bench
+from minillm_core.measure.contest import WARM, Contender, shares
 
 DETECTED = Detected("torch", "cpu", "the test says so")
 
