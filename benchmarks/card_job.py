@@ -1,12 +1,15 @@
 """One set of plugins of benchmarks.cards, in a process of its own: compiled, and trained in turn.
 
+    python -m benchmarks.card_job SHARE NAME    # as benchmarks/card_child.py starts it
+
 It tells its parent "ready" when a run could begin, and waits for a line before it does; "over" when
-the run is; "done" when all its runs are made. The process of the reference waits for another line then, and is trained for the time
-of the others. Where the parent is gone, it ends.
+the run is; "done" when all its runs are made. The process of the reference waits for another line
+then, and is trained for the time of the others. Where the parent is gone, it ends.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -89,7 +92,7 @@ class Share:
 
 
 class Turn:
-    """Leave to use the device: for one run at a time, so that another's trains while one's values are drawn."""
+    """Leave to use the device for a run: while one trains, another's values are drawn."""
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
@@ -129,3 +132,7 @@ def main(share: Share, name: str) -> None:
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main(Share.of(json.loads(sys.argv[1])), sys.argv[2])

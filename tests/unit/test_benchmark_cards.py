@@ -11,9 +11,9 @@ from hatchling.builders.wheel import WheelBuilder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.card_job import Share
+from benchmarks.card_child import Child, State, visible
+from benchmarks.card_job import DONE, OVER, READY, Share
 from benchmarks.card_table import REFERENCE, SHAPE, TABLE, active, divided
-from benchmarks.card_turns import visible
 
 WITHOUT = {"role_lr", "tensorboard", "trackio", "wandb"}
 """One that does nothing until it is told what, and those that change no training."""
@@ -59,6 +59,24 @@ def test_a_wheel_holds_the_cards(name: str, repository: Path, tmp_path: Path) ->
     (folder / "some.json").write_text("{}")
     held = {one.distribution_path for one in WheelBuilder(str(root)).recurse_included_files()}
     assert f"{name}/cards/some.json" in held
+
+
+@pytest.mark.parametrize("reference", [True, False])
+def test_a_child_is_where_its_words_say(reference: bool) -> None:
+    share = Share("out", TABLE[:1], "small", SHAPE, 550, 5, "cuda", "cache", None)
+    child = Child(share, 0, "baseline", reference=reference)
+    assert (child.state, child.busy, child.over) == (State.WAITING, False, False)
+    last = State.RESTING if reference else State.ENDING
+    for word, state in ((READY, State.READY), (OVER, State.DRAWING), (DONE, last)):
+        child.take(word)
+        assert child.state is state
+        assert child.busy == (word != DONE)
+    child.take("something else")
+    assert child.state is last
+    child.take(DONE)  # the reference's runs in the time of the others are made too
+    assert child.over
+    child.take(None)
+    assert (child.state, child.failure) == (State.ENDED, None)
 
 
 def test_a_share_gets_one_of_the_gpus_that_may_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
