@@ -43,7 +43,7 @@ def effects(result: Json) -> Markup:
         "Dots are means over pairs, with the plugin minus without it; lines are 95 % intervals. "
         "Equal seconds are those of the other set's run: the first set was trained for the steps "
         "that it makes in them, or its loss is read on the line through two such lengths that lie "
-        "close, in the logarithm of the steps."
+        "close, in the logarithm of the steps. What the times of the pairs vary by is in that interval."
     )
     rows = [_effect_cells(name, one) for name, one in plugins.items()]
     return page.section(
@@ -128,4 +128,4 @@ def _effect_cells(name: str, one: Json) -> list[object]:
 
 def _cell(row: Interval) -> Markup:
     told = tag("span", row.told, class_=row.verdict)
-    return joined(told, tag("small", row.note) if row.note else None)
+    return joined(told, tag("small", row.note, class_="wrap") if row.note else None)

@@ -1,10 +1,14 @@
-"""What a plugin is worth, from the runs of two variants: loss at equal tokens and seconds, speed, memory."""
+"""What a plugin is worth, from the runs of two variants: loss at equal tokens and seconds, speed, memory.
+
+At equal seconds the times of the pairs are part of the finding: where they differ from pair to pair,
+as on a machine that does other things too, the interval is the wider for it.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from statistics import median
+from statistics import fmean, linear_regression, median
 from typing import Any
 
 from minillm_core.measure.ladder import loss_at, neighbours
@@ -77,6 +81,8 @@ def steps_in_time(runs: Runs, reference: Runs, steps: int) -> int | None:
 def _in_equal_time(runs: Runs, reference: Lengths, steps: int, sign: int) -> dict[str, Any] | None:
     """The runs' loss minus the reference's in as many seconds, times a sign.
 
+    Each pair is held to its own time, so that what the speeds vary by is in the interval.
+
     Returns:
         The effect; ``steps``, which the reference makes in that time; ``between``, the trained
         lengths whose line tells its loss, the same twice where it was measured. None where the
@@ -87,6 +93,11 @@ def _in_equal_time(runs: Runs, reference: Lengths, steps: int, sign: int) -> dic
     if at is None or between is None:
         return None
     below, above = (reference[length] for length in between)
+    seeds = sorted(runs.keys() & reference[steps].keys() & below.keys() & above.keys())
+    if not seeds:
+        return None
+    times = [math.log(runs[seed].seconds / reference[steps][seed].seconds) for seed in seeds]
+    usual, slope = fmean(times), _slope(reference, steps)
     differences = [
         runs[seed].val_loss
         - loss_at(
@@ -94,12 +105,30 @@ def _in_equal_time(runs: Runs, reference: Lengths, steps: int, sign: int) -> dic
             {between[0]: below[seed].val_loss, between[1]: above[seed].val_loss},
             between,
         )
-        for seed in sorted(runs.keys() & below.keys() & above.keys())
+        - slope * (time - usual)  # a pair's own time is as many steps more of the reference
+        for seed, time in zip(seeds, times, strict=True)
     ]
-    if not differences:
-        return None
     found = effect_of([sign * difference for difference in differences])
     return {**found.data(), "steps": at, "between": list(between)}
+
+
+def _slope(reference: Lengths, steps: int) -> float:
+    """How the reference's loss changes with the logarithm of its steps.
+
+    By least squares through the trained lengths. Of a single one by the second half of its runs, which
+    a falling learning rate makes steeper: the interval is then too wide rather than too narrow.
+    """
+    shared = set[int].intersection(*({*runs} for runs in reference.values()))
+    if len(reference) > 1 and shared:
+        losses = [fmean(runs[seed].val_loss for seed in shared) for runs in reference.values()]
+        return linear_regression([math.log(length) for length in reference], losses).slope
+    slopes = []
+    for run in reference[steps].values():
+        early = [point for point in run.curve if 0 < 2 * point.step <= run.steps]
+        if early:
+            fallen = run.val_loss - early[-1].val_loss
+            slopes.append(fallen / math.log(run.steps / early[-1].step))
+    return fmean(slopes) if slopes else 0.0
 
 
 def _largest(runs: Iterable[Trained]) -> int | None:
