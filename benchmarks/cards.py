@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +38,7 @@ from typing import Any
 from benchmarks.card_job import Share
 from benchmarks.card_table import REFERENCE, SHAPE, TABLE, Judged, divided
 from benchmarks.card_turns import Turns
-from benchmarks.environment import RESULTS, environment
+from benchmarks.environment import RESULTS, environment, keep, own_command
 from minillm_core.checkpoint import lock
 from minillm_core.cli.cache import cache_folder
 from minillm_core.errors import MinillmError
@@ -59,7 +58,7 @@ def measure(arguments: argparse.Namespace) -> int:
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
     with lock(out):
-        about = {"command": ["cards.py", *sys.argv[1:]], **environment(arguments.commit)}
+        about = {"command": own_command(), **environment(arguments.commit)}
         (out / ENVIRONMENT).write_text(json.dumps(about, indent=1) + "\n")
         wanted = set(arguments.only.split(",")) if arguments.only else None
         judged = [one for one in TABLE if wanted is None or one.plugin in wanted]
@@ -106,15 +105,9 @@ def collect(results: Path, cards: Path | None, kept: Path) -> Iterator[str]:
             yield f"{write_card(folder, card)}"
         if without:
             yield f"{path.parent.name}: {without}"
-        document = {
-            "benchmark": f"cards/{path.parent.name}",
-            "command": command,
-            "environment": about,
-            "figures": _compact(result),
-        }
-        kept.mkdir(parents=True, exist_ok=True)
-        target = kept / f"{path.parent.name}.json"
-        target.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+        share = path.parent.name
+        target = kept / f"{share}.json"
+        keep(target, f"cards/{share}", _compact(result), command=command, about=about)
         yield f"{target}"
 
 

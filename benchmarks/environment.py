@@ -8,6 +8,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -56,16 +57,31 @@ def write(name: str, figures: Any, *, commit: str | None = None, folder: Path = 
     Returns:
         The file's path.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
-    document = {
-        "benchmark": name,
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-        "environment": environment(commit),
-        "figures": figures,
-    }
-    path.write_text(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    keep(path, name, figures, command=own_command(), about=environment(commit))
     return path
+
+
+def keep(
+    path: Path, name: str, figures: Any, *, command: Sequence[str], about: Mapping[str, Any]
+) -> None:
+    """Write a result file of figures that were measured elsewhere, or before.
+
+    Args:
+        path: the file; its folder is made.
+        name: of the benchmark.
+        figures: as JSON.
+        command: what measured them.
+        about: on what, as :func:`environment` said there.
+    """
+    document = {"benchmark": name, "command": command, "environment": about, "figures": figures}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def own_command() -> list[str]:
+    """What this process was started with, from the script's name on."""
+    return [Path(sys.argv[0]).name, *sys.argv[1:]]
 
 
 def _version(distribution: str) -> str | None:

@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import argparse
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 from minillm_core.backends.planned import check_planned
@@ -26,10 +24,10 @@ from minillm_core.errors import Refusal
 from minillm_core.plan import build_plan
 from minillm_core.plugins.manager import LoadedPlugin, load
 from tools.markdown import table
+from tools.repository import ROOT, ours
 
-__all__ = ["PAGE", "Outcomes", "made", "ours", "outcomes"]
+__all__ = ["PAGE", "Outcomes", "made", "outcomes"]
 
-ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "compose.md"
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {"role_lr": {"embedding": 2.0}}
@@ -43,15 +41,6 @@ class Outcomes:
     needs: Mapping[str, tuple[str, ...]]  # plugin -> those without which it is refused
     refused: Mapping[tuple[str, str], Refusal]  # pairs, each with what its two need
     pairs: int  # planned, the refused ones included
-
-
-def ours() -> list[str]:
-    """The names of the plugins in this repository, sorted."""
-    names: list[str] = []
-    for path in sorted(ROOT.glob("plugins/*/pyproject.toml")):
-        project = tomllib.loads(path.read_text())["project"]
-        names += project.get("entry-points", {}).get("minillm.plugins", {})
-    return sorted(names)
 
 
 @cache

@@ -13,7 +13,7 @@ from typing import Any
 from minillm_core.plugins.find import find
 from minillm_core.testing.rerun import as_typed
 from minillm_core.testing.subject import Subject
-from tools.compose_page import ours
+from tools.repository import ours
 
 __all__ = ["APART", "Form", "all_at_once", "forms"]
 

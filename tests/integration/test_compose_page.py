@@ -15,7 +15,8 @@ from minillm_core.plugins.discover import installed_plugins
 from minillm_core.plugins.find import find
 from minillm_core.plugins.manager import load
 from minillm_core.plugins.needs import unmet
-from tools.compose_page import OPTIONS, PAGE, made, ours, outcomes
+from tools.compose_page import OPTIONS, PAGE, made, outcomes
+from tools.repository import ours
 
 pytestmark = pytest.mark.slow
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -14,21 +13,16 @@ from hypothesis import strategies as st
 from benchmarks.card_child import Child, State, visible
 from benchmarks.card_job import DONE, OVER, READY, Share
 from benchmarks.card_table import REFERENCE, SHAPE, TABLE, active, divided
+from tools.repository import ours
 
 WITHOUT = {"role_lr", "tensorboard", "trackio", "wandb"}
 """One that does nothing until it is told what, and those that change no training."""
 
 
 def test_every_first_party_technique_is_judged_once() -> None:
-    ours = {
-        one.name
-        for one in entry_points(group="minillm.plugins")
-        if one.value.partition(".")[0]
-        in ("minillm_muon", "minillm_modded", "minillm_liger", "minillm_track")
-    }
     judged = [one.plugin for one in TABLE]
     assert len(judged) == len(set(judged))
-    assert set(judged) == ours - WITHOUT
+    assert set(judged) == set(ours()) - WITHOUT
 
 
 @given(judged=st.lists(st.sampled_from(TABLE), unique=True), parts=st.integers(1, 8))
