@@ -24,11 +24,10 @@ from minillm_core.train.events import Evaluated, Event, Stepped
 from minillm_core.train.evidence import Evidence
 from minillm_core.train.feed import Feed
 from minillm_core.train.held_out import validation
-from minillm_core.train.hooks import observers
+from minillm_core.train.hooks import observers_of
 from minillm_core.train.job import Job
 from minillm_core.train.loop import Loop
 from minillm_core.train.meter import Meter
-from minillm_core.train.observers import Observers
 from minillm_core.train.signals import StopRequest
 
 __all__ = ["Point", "Rig", "Trained", "with_steps"]
@@ -158,20 +157,7 @@ class Rig:
         with blaming(plugins, "a step"):
             job = self._job(loaded, plugins, plan, seed)
             counts = _Counted(watch, steps)
-            evidence = Evidence(
-                {planned.name: planned.expected for planned in plan.plugins},
-                job.trainer,
-                seen=job.seen,
-                say=self._say,
-                raised=job.raised,
-            )
-            told = Observers(
-                [counts, evidence],
-                observers(job.plugins),
-                say=self._say,
-                seen=job.seen,
-                raised=job.raised,
-            )
+            told = observers_of(job, [counts, Evidence.of(job, self._say)], say=self._say)
             with Feed(job, None) as feed, self._turn(), uncollected():
                 Loop(
                     job.trainer,

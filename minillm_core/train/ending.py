@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from minillm_core.checkpoint import layout
 from minillm_core.errors import Interrupted, MinillmError, NonFinite, Stopped
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.train.position import Position
 from minillm_core.train.signals import StopRequest
 
-__all__ = ["exit_code", "kept", "not_finite", "resume_line", "stopped", "unsaved"]
+__all__ = [
+    "exit_code",
+    "interrupted",
+    "kept",
+    "not_finite",
+    "resume_line",
+    "stopped",
+    "unsaved",
+]
 
 
 def exit_code(error: BaseException) -> int:
@@ -35,6 +44,21 @@ def stopped(stop: StopRequest, position: Position) -> MinillmError:
     return Stopped(
         f"ended by {name} after step {position.step}; "
         f"the checkpoint of step {position.saved} is there"
+    )
+
+
+def interrupted(
+    out: Path | None, stop: StopRequest, plugins: Sequence[LoadedPlugin]
+) -> MinillmError:
+    """What an interrupt outside the loop, which tells by itself, amounts to."""
+    name = stop.signal.name if stop.signal else "an interrupt"
+    kept = layout.folders(out) if out is not None else []
+    if out is None or not kept:
+        return Interrupted(f"ended by {name}; nothing was saved")
+    return Stopped(
+        f"ended by {name}; the checkpoint of step {kept[0][0]} is there",
+        where=str(out),
+        fix=resume_line(out, plugins),
     )
 
 

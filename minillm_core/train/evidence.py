@@ -17,13 +17,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 
 from minillm_core.errors import NoEvidence
 from minillm_core.train.events import Event, Stepped
 from minillm_core.train.observers import Raised
+
+if TYPE_CHECKING:
+    from minillm_core.train.job import Job
 
 __all__ = ["STEPS", "Evidence"]
 
@@ -75,6 +78,12 @@ class Evidence:
             self._initial = {name: np.array(arrays[f"model.{name}"]) for name in parameters}
         self._records: dict[str, dict[str, Any]] | None = None
         self._steps = 0  # of this process: a resumed run is looked at again
+
+    @classmethod
+    def of(cls, job: Job, say: Callable[[str], None]) -> Self:
+        """What a job's plan expects of its plugins; ``say`` is told what is missing."""
+        expected = {planned.name: planned.expected for planned in job.plan.plugins}
+        return cls(expected, job.trainer, seen=job.seen, say=say, raised=job.raised)
 
     def __call__(self, event: Event) -> None:
         """Look once, after ten steps.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,9 +15,12 @@ from minillm_core.plugins.builders.data import Field
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.streams import Streams
 from minillm_core.train.events import Event
-from minillm_core.train.observers import Observer
+from minillm_core.train.observers import Observer, Observers
 
-__all__ = ["batch_hook", "observers"]
+if TYPE_CHECKING:
+    from minillm_core.train.job import Job
+
+__all__ = ["batch_hook", "observers", "observers_of"]
 
 
 def batch_hook(
@@ -100,6 +104,17 @@ def _fields(batch: Batch, fields: Sequence[Field]) -> None:
                 f"on_batch gave {array[place]} as '{name}' at {place}",
                 fix="a batch holds finite numbers; a mask is an int32 field",
             )
+
+
+def observers_of(job: Job, core: Sequence[Observer], *, say: Callable[[str], None]) -> Observers:
+    """Everyone who is told of a job's events: the core's own, and each plugin's ``on_event``.
+
+    Args:
+        job: its plugins, and what is kept of them.
+        core: called first, in order.
+        say: is told of errors.
+    """
+    return Observers(core, observers(job.plugins), say=say, seen=job.seen, raised=job.raised)
 
 
 def observers(plugins: Iterable[LoadedPlugin]) -> dict[str, Observer]:

@@ -374,7 +374,9 @@ def test_a_signal_leaves_a_checkpoint(job: Job) -> None:
     assert json.loads((other / "run.json").read_text())["exit"] == 130
 
 
-@pytest.mark.parametrize("place", ["check", "describe.start", "Feed", "describe.end"])
+@pytest.mark.parametrize(
+    "place", ["run.check", "session.describe.start", "session.Feed", "session.describe.end"]
+)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_one_signal_outside_the_loop_ends_the_run(
     job: Job, monkeypatch: pytest.MonkeyPatch, place: str, number: int
@@ -387,8 +389,8 @@ def test_one_signal_outside_the_loop_ends_the_run(
         signal.raise_signal(number)  # all is done and recorded
         return []
 
-    ended = place == "describe.end"
-    monkeypatch.setattr(f"minillm_core.train.run.{place}", later if ended else at_once)
+    ended = place.endswith("describe.end")
+    monkeypatch.setattr(f"minillm_core.train.{place}", later if ended else at_once)
     if ended:
         assert job.train("checkpoint.every=0") == 0
         assert "a sample of what it writes:" not in job.said
@@ -397,7 +399,7 @@ def test_one_signal_outside_the_loop_ends_the_run(
     with pytest.raises(Interrupted, match="nothing was saved"):
         job.train()
     assert not (job.out / "lock.json").exists()
-    if place == "Feed":
+    if place.endswith("Feed"):
         assert job.record["exit"] == 130
 
 
@@ -406,7 +408,7 @@ def test_a_signal_before_a_run_goes_on_leaves_it_to_be_resumed(
 ) -> None:
     job.train(steps=4)
     monkeypatch.setattr(
-        "minillm_core.train.run.go_on", lambda *_: signal.raise_signal(signal.SIGTERM)
+        "minillm_core.train.session.go_on", lambda *_: signal.raise_signal(signal.SIGTERM)
     )
     with pytest.raises(Stopped, match="ended by SIGTERM; the checkpoint of step 4") as error:
         job.train(steps=9, resume=True)
