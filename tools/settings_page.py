@@ -55,8 +55,9 @@ that is no default with the place that it came from (`--json`: all of them):
 3. the command line: `minillm train train.lr=0.002 eval.tokens=10000 muon.lr=0.02`
 4. a flag: `--steps 500` is `train.steps=500`
 
-The options of a plugin: `minillm plugins info NAME`. A default `none` is
-what no value can be written for: leave the key out. Where no default stands, every preset states the value.
+The options of a plugin: `minillm plugins info NAME`; one that takes none is given it by `NAME.option=none`,
+which takes back what a preset says of it. A setting's default `none` is what no value can be written for:
+leave the key out. Where no default stands, every preset states the value.
 """
 
 RECIPES = """

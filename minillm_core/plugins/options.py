@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import annotated_types
@@ -64,7 +64,8 @@ def option(
 def validated(cls: type[_P], name: str, values: Mapping[str, Any]) -> _P:
     """Make the plugin ``name`` from the values that were given for its options, strictly typed.
 
-    A TOML integer is not taken for a string, nor 1 for true: a value of the wrong type is a slip.
+    A TOML integer is not taken for a string, nor 1 for true: a value of the wrong type is a slip. TOML
+    has no word for None, so that "none" is what is written where an option takes it.
 
     Raises:
         PluginError: an option is unknown, missing or ill-typed.
@@ -74,7 +75,10 @@ def validated(cls: type[_P], name: str, values: Mapping[str, Any]) -> _P:
         if key not in fields:
             raise _unknown(name, key, tuple(fields))
     try:
-        document = json.dumps(dict(values), default=_not_json)
+        document = json.dumps(
+            {key: _read(fields[key].annotation, value) for key, value in values.items()},
+            default=_not_json,
+        )
         return cls.model_validate_json(document, strict=True)
     except ValidationError as error:
         raise _refusal(cls, name, values, error) from None
@@ -90,23 +94,42 @@ def describe_option(name: str, field: FieldInfo) -> dict[str, Any]:
 
 def expected(field: FieldInfo) -> str:
     """What an option takes, in words: "an integer >= 1"."""
-    bounds = [text for item in field.metadata for text in _bounds(item)]
-    return " ".join([_words(field.annotation), ", ".join(bounds)]).strip()
+    return _bounded(field.annotation, field.metadata)
+
+
+def _read(annotation: Any, value: Any) -> Any:
+    return None if value == NONE and type(None) in typing.get_args(annotation) else value
+
+
+def _bounded(annotation: Any, metadata: Sequence[Any]) -> str:
+    words = _words(annotation)
+    bounds = [text for item in metadata for text in _bounds(item)]
+    if not bounds:
+        return words
+    return f"{words}{';' if words.startswith('a list') else ''} {', '.join(bounds)}"
 
 
 def _bounds(item: Any) -> list[str]:
-    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
-    words = {
-        "multiple_of": "a multiple of",
-        "min_length": "at least this long:",
-        "max_length": "at most this long:",
-        "pattern": "matching",
-    }
-    if isinstance(item, annotated_types.GroupedMetadata):
-        return [text for part in item for text in _bounds(part)]
-    found = ((key, getattr(item, key, None)) for key in (*signs, *words))
-    return [f"{(signs | words)[key]} {value}" for key, value in found if value is not None]
+    if isinstance(item, annotated_types.GroupedMetadata | FieldInfo):
+        parts = item.metadata if isinstance(item, FieldInfo) else item
+        return [text for part in parts for text in _bounds(part)]
+    found = ((text, getattr(item, key, None)) for key, text in _BOUNDS.items())
+    return [text.format(value) for text, value in found if value is not None]
 
+
+_BOUNDS = {
+    "ge": ">= {}",
+    "gt": "> {}",
+    "le": "<= {}",
+    "lt": "< {}",
+    "multiple_of": "a multiple of {}",
+    "min_length": "at least {} long",
+    "max_length": "at most {} long",
+    "pattern": "matching {}",
+}
+
+NONE = "none"
+"""How None is typed."""
 
 _WORDS: dict[Any, str] = {
     int: "an integer",
@@ -114,7 +137,7 @@ _WORDS: dict[Any, str] = {
     bool: "true or false",
     str: "a string",
     Layers: 'layers: "all", "every:2" or indices such as [0, -1]',
-    type(None): "nothing",
+    type(None): NONE,
 }
 
 
@@ -127,13 +150,15 @@ def _words(annotation: Any) -> str:
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_words(part) for part in arguments)
     if origin is typing.Annotated:
-        return _words(arguments[0])
+        return _bounded(arguments[0], arguments[1:])
     if origin is dict and arguments:
         return f"a table of {_words(arguments[1])} by {_words(arguments[0])}"
     if origin in (tuple, list) and arguments:
         if origin is list or arguments[-1] is Ellipsis:
             return f"a list, each item {_words(arguments[0])}"
-        return f"a list of {len(arguments)}: {', '.join(_words(part) for part in arguments)}"
+        items = [_words(part) for part in arguments]
+        told = f", each {items[0]}" if len({*items}) == 1 else f": {', '.join(items)}"
+        return f"a list of {len(items)}{told}"
     return getattr(annotation, "__name__", str(annotation))
 
 
@@ -192,7 +217,7 @@ def _example(field: FieldInfo, given: Any) -> str:
         return f"'\"{plain(str(given))}\"'"  # a number that should be a string needs TOML's quotes
     if not field.is_required():
         default = field.get_default(call_default_factory=True)
-        return "..." if default is None else f"{_shell(_json(default))} (its default)"
+        return f"{NONE if default is None else _shell(_json(default))} (its default)"
     lowest = next((m.ge for m in field.metadata if getattr(m, "ge", None) is not None), 1)
     samples = {int: lowest, float: lowest, bool: True, str: "text", Layers: "all"}
     if typing.get_origin(field.annotation) is Literal:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from minillm_core.config.values import read_value
 from minillm_core.errors import PluginError
 from minillm_core.plugins.layers import Layers
 from minillm_core.plugins.options import describe_option, option, validated
 from minillm_core.plugins.plugin import Plugin
+
+Share = Annotated[float, Field(gt=0)]
+Rate = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Example(Plugin, api=1):
@@ -29,6 +32,8 @@ class Example(Plugin, api=1):
     windows: list[int] = option([4], help="sizes")
     limit: int | None = option(None, help="at most")
     layers: Layers = option("all", help="where")
+    shares: tuple[Share, ...] = option((0.5,), min_length=1, help="of what")
+    decay: tuple[Rate, Rate] | None = option((0.9, 0.95), help="of the rule; none: the run's")
 
 
 class Demanding(Plugin, api=1):
@@ -101,9 +106,18 @@ def test_an_unknown_option_has_a_nearest_name() -> None:
         ("gated", "yes", "true or false", "x.gated=false"),
         ("tag", 5, "a string", "x.tag='\"5\"'"),
         ("adjust", "scale", '"shape" or "match_rms"', "x.adjust=shape"),
-        ("betas", [0.9], "a list of 2: a number, a number", "x.betas='[0.9, 0.95]'"),
+        ("betas", [0.9], "a list of 2, each a number", "x.betas='[0.9, 0.95]'"),
         ("windows", [1, "a"], "a list, each item an integer", "x.windows='[4]'"),
-        ("limit", "none", "an integer or nothing", "x.limit=..."),
+        ("limit", "None", "an integer or none", "x.limit=none (its default)"),
+        ("width", "none", "an integer >= 1, <= 64", "x.width=12"),
+        ("shares", [], "a list, each item a number > 0; at least 1 long", "x.shares='[0.5]'"),
+        ("shares", [-1], "a list, each item a number > 0; at least 1 long", "x.shares='[0.5]'"),
+        (
+            "decay",
+            [0.9, 1.5],
+            "a list of 2, each a number >= 0, < 1 or none",
+            "x.decay='[0.9, 0.95]'",
+        ),
         ("layers", "evry:2", '"all", "every:2"', "x.layers=all"),
         ("layers", [0.5], '"all", "every:2"', "x.layers=all"),
     ],
@@ -118,8 +132,15 @@ def test_an_ill_typed_option_says_what_to_type(
     assert types in str(refused.fix)
 
 
+def test_none_is_typed_where_an_option_takes_it() -> None:
+    assert validated(Example, "x", {"limit": 3, "decay": "none"}).options()["decay"] is None
+    assert validated(Example, "x", {"limit": "none"}).options()["limit"] is None
+    assert validated(Example, "x", {"tag": "none"}).options()["tag"] == "none"  # a text is a text
+
+
 def test_what_a_refusal_says_to_type_is_taken() -> None:
-    for key, wrong in {"width": "a", "betas": 3, "tag": 5, "adjust": "a", "layers": {}}.items():
+    wrongs = {"width": "a", "betas": 3, "tag": 5, "adjust": "a", "layers": {}, "limit": "a"}
+    for key, wrong in wrongs.items():
         typed = str(refusal(**{key: wrong}).fix).removeprefix(f"type x.{key}=")
         text = typed.removesuffix(" (its default)").removeprefix("'").removesuffix("'")
         validated(Example, "x", {key: read_value(text)})
@@ -154,7 +175,7 @@ def test_an_option_is_described() -> None:
     assert describe_option("layers", fields["layers"])["default"] == "all"
     assert describe_option("betas", fields["betas"]) == {
         "name": "betas",
-        "type": "a list of 2: a number, a number",
+        "type": "a list of 2, each a number",
         "required": False,
         "default": [0.9, 0.95],
         "help": "decay rates",
