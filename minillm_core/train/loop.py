@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from minillm_core.backends.base import Batch, StepResult, Trainer
-from minillm_core.data import Cancelled
+from minillm_core.backends.base import StepResult, Trainer
+from minillm_core.data import Cancelled, StepBatch
 from minillm_core.errors import DataError, NonFinite, PluginCodeError
 from minillm_core.plugins.watch import running
 from minillm_core.train import guard
@@ -38,37 +38,16 @@ from minillm_core.train.meter import Counts, Meter
 from minillm_core.train.position import Position
 from minillm_core.train.signals import StopRequest
 
-__all__ = ["EMPTY_IN_A_ROW", "Loop", "Saves", "StepBatch"]
+if TYPE_CHECKING:
+    from minillm_core.train.saving import Saves
+
+__all__ = ["EMPTY_IN_A_ROW", "Loop"]
 
 EMPTY_IN_A_ROW = 100
 """Batches without a supervised token, one after the other, after which the data is at fault."""
 
-
 _SLOWER = 5
 """Times the slowest step so far that one may last before somebody is looked for."""
-
-
-class StepBatch(Protocol):
-    """What the loader gives for one optimizer step."""
-
-    @property
-    def micro(self) -> tuple[Batch, ...]: ...  # noqa: D102
-    @property
-    def supervised(self) -> int: ...  # noqa: D102
-    @property
-    def real(self) -> int: ...  # noqa: D102
-    @property
-    def padded(self) -> int: ...  # noqa: D102
-    @property
-    def cursor(self) -> Mapping[str, Any]: ...  # noqa: D102
-
-
-class Saves(Protocol):
-    """What writes checkpoints in the background."""
-
-    def begin(self, position: Position) -> None: ...  # noqa: D102
-    def finished(self) -> Iterable[Event]: ...  # noqa: D102
-    def wait(self) -> Iterable[Event]: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
@@ -98,8 +77,8 @@ class Loop:
         stop: asked before every micro-batch.
         spike: nats over the median of the last losses from which on the run goes back; 0: never.
         rewind: puts trainer and batches back to a checkpoint that is old enough for a spike at a
-            step, of a run that went back so often before; gives its position and how many steps' batches it passed over, or None where no
-            checkpoint is old enough.
+            step, of a run that went back so often before; gives its position and how many steps'
+            batches it passed over, or None where no checkpoint is old enough.
         meter: measures; it is given this loop's clock readings.
         position: where to start.
         evaluated: the step that was evaluated last; the evaluation of that one is not made again.
@@ -349,7 +328,6 @@ class Loop:
         earlier, passed_over = found
         earlier.rewinds = position.rewinds + 1
         self._pending, self._evaluated = None, earlier.step
-        self._spent_before, self._clock_began = self.elapsed, self.clock()
         self.position, self._submitted = earlier, earlier.step
         self.emit(Rewound(step, loss, earlier.step, passed_over))
         self.meter.restart(self.clock())

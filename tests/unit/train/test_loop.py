@@ -363,6 +363,23 @@ def test_a_spike_goes_back_and_passes_over_batches(make) -> None:
     assert (position.step, position.rewinds) == (40, 1)
 
 
+def test_a_spike_gives_no_time_back(make) -> None:
+    def rewind(step: int, rewinds: int) -> tuple[Position, int]:
+        run.trainer.losses = {}
+        return Position(step=20, elapsed=20.0, saved=20), 7
+
+    run = make(
+        Budget(minutes=1),
+        trainer={"cost": 1.0, "losses": dict.fromkeys(range(1, 31), 2.0) | {30: 4.1}},
+        spike=2.0,
+        rewind=rewind,
+        evaluating=False,
+    )
+    assert 60 <= run.loop.run().elapsed < 62
+    assert len(run.of(Rewound)) == 1
+    assert run.progress == sorted(run.progress)
+
+
 def test_a_spike_without_a_checkpoint_that_is_old_enough_is_said(make) -> None:
     run = make(
         Budget(steps=30),
