@@ -197,7 +197,6 @@ def main() -> int:
     options.add_argument(
         "--whole", type=int, default=7, metavar="N", help="every N-th as a command"
     )
-    options.add_argument("--backend", choices=("torch", "mlx"), default="torch")
     given = options.parse_args()
     with workshop(given) as folder:
         reference = make_reference(TinyRun(folder, given.backend))

@@ -275,7 +275,6 @@ def trials_of(run: TinyRun, given: Namespace) -> list[Trial]:
 def main() -> int:
     options = parser(__doc__)
     options.add_argument("--hang", type=float, default=60.0, help="seconds that a hang lasts")
-    options.add_argument("--backend", choices=("torch", "mlx"), default="torch")
     options.add_argument("--only", help="trials whose names, such as on_batch-hang, fit this regex")
     given = options.parse_args()
     found: dict[str, Row] = {}

@@ -143,7 +143,6 @@ def _compare(reference: Reference, out: Path, outcome: Outcome) -> None:
 
 def main() -> int:
     options = parser(__doc__)
-    options.add_argument("--backend", choices=("torch", "mlx"), default="torch")
     options.add_argument("--inside", action="store_true", help="a namespace is there already")
     options.add_argument("--limit", action="store_true", help="RLIMIT_FSIZE, whatever can be had")
     given = options.parse_args()

@@ -23,13 +23,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.trials.bench import Row, each, finish, parser, workshop
+from benchmarks.trials.bench import Row, backends_of, each, finish, parser, workshop
 from benchmarks.trials.compare import identical
 from benchmarks.trials.hostile import MARKER, mutate
 from benchmarks.trials.reference import Reference, make_reference
@@ -229,17 +228,12 @@ def _peak() -> int:
 
 
 def main() -> int:
-    options = parser(__doc__)
+    options = parser(__doc__, both=True)
     options.add_argument("--tried", type=int, default=1000, help="for each backend")
-    options.add_argument("--backend", choices=("torch", "mlx", "both"), default="both")
     given = options.parse_args()
-    backends = ["torch", "mlx"] if given.backend == "both" else [given.backend]
-    if given.backend == "both" and not find_spec("mlx"):
-        print("mlx is not installed: torch alone", flush=True)
-        backends = ["torch"]
     with workshop(given) as folder:
         found, trials = {}, []
-        for backend in backends:
+        for backend in backends_of(given):
             reference = make_reference(replace(TinyRun(folder), backend=backend))
             found[backend] = Row(f"made-up headers and manifests, {backend}")
             seeds = [f"{given.seed} {number}" for number in range(given.tried)]

@@ -20,10 +20,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
-from benchmarks.trials.bench import Row, each, finish, parser, workshop
+from benchmarks.trials.bench import Row, backends_of, each, finish, parser, workshop
 from benchmarks.trials.compare import broken, differences, newest_step, state
 from benchmarks.trials.reference import Reference, make_reference, watch_checkpoints
 from benchmarks.trials.tiny_run import TinyRun
@@ -171,20 +170,17 @@ def rows(trials: list[Trial], jobs: int) -> list[Row]:
 
 
 def main() -> int:
-    options = parser(__doc__)
+    options = parser(__doc__, both=True)
     options.add_argument("--train", type=int, default=50, help="trials killed in training")
     options.add_argument("--save", type=int, default=50, help="trials killed in a save")
-    options.add_argument("--backend", choices=("torch", "mlx", "both"), default="both")
     options.add_argument("--plugins", default="", help="as for minillm train")
     options.add_argument("--only", help="one trial by its name, such as save-torch-7")
     given = options.parse_args()
-    backends = ["torch", "mlx"] if given.backend == "both" else [given.backend]
-    if given.backend == "both" and not find_spec("mlx"):
-        print("mlx is not installed: torch alone", flush=True)
-        backends = ["torch"]
     with workshop(given) as folder:
         run = TinyRun(folder, plugins=given.plugins)
-        references = [make_reference(replace(run, backend=backend)) for backend in backends]
+        references = [
+            make_reference(replace(run, backend=backend)) for backend in backends_of(given)
+        ]
         for one in references:
             print(
                 f"{one.run.backend}: {one.seconds:.2f} s a run, {one.saves} saves of "

@@ -195,7 +195,6 @@ def _owner(out: Path) -> int | None:
 def main() -> int:
     options = parser(__doc__)
     options.add_argument("--tried", type=int, default=20)
-    options.add_argument("--backend", choices=("torch", "mlx"), default="torch")
     given = options.parse_args()
     with workshop(given) as folder:
         reference = make_reference(TinyRun(folder, given.backend))

@@ -16,11 +16,10 @@ import signal
 import time
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.trials.bench import Row, each, finish, parser, workshop
+from benchmarks.trials.bench import Row, backends_of, each, finish, parser, workshop
 from benchmarks.trials.compare import broken, differences, newest_step
 from benchmarks.trials.forked import import_all, modules_of
 from benchmarks.trials.tiny_run import EVERY, STEPS, TinyRun
@@ -158,16 +157,12 @@ def attempt(planned: list[Trial], jobs: int) -> tuple[list[Row], Cells]:
 
 
 def main() -> int:
-    options = parser(__doc__)
+    options = parser(__doc__, both=True)
     options.add_argument("--tried", type=int, default=1, help="trials of each form and backend")
-    options.add_argument("--backend", choices=("torch", "mlx", "both"), default="both")
     options.add_argument("--only", metavar="NAME", help="one plugin, or 'all at once'")
     given = options.parse_args()
-    backends = ["torch", "mlx"] if given.backend == "both" else [given.backend]
-    if given.backend == "both" and not find_spec("mlx"):
-        print("mlx is not installed: torch alone", flush=True)
-        backends = ["torch"]
     left_out = {form.name: form.left_out for form in forms() if form.left_out}
+    backends = backends_of(given)
     with workshop(given) as folder:
         for name, why in left_out.items():
             print(f"{name} is left out: {why}", flush=True)

@@ -13,12 +13,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.environment import write
 
-__all__ = ["Row", "each", "finish", "parser", "table", "workshop"]
+__all__ = ["Row", "backends_of", "each", "finish", "parser", "table", "workshop"]
+
+BACKENDS = ("torch", "mlx")
 
 Trial, Outcome = TypeVar("Trial"), TypeVar("Outcome")
 
@@ -50,17 +53,29 @@ class Row:
         self.facts[fact] = self.facts.get(fact, 0) + number
 
 
-def parser(doc: str | None) -> argparse.ArgumentParser:
-    """With the options that all have."""
+def parser(doc: str | None, *, both: bool = False) -> argparse.ArgumentParser:
+    """With the options that all have; ``both``: trials are made on both backends where nothing is said."""
     made = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
     )
     made.add_argument("--seed", type=int, help="of all that is random; default: drawn anew")
+    choices = (*BACKENDS, "both") if both else BACKENDS
+    made.add_argument("--backend", choices=choices, default="both" if both else "torch")
     made.add_argument("--jobs", type=int, default=2, help="trials at a time")
     made.add_argument("--folder", type=Path, help="to work in; default: a temporary one")
     made.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
     made.add_argument("--commit", help="for a copy of the tree that came without .git")
     return made
+
+
+def backends_of(options: argparse.Namespace) -> list[str]:
+    """The backends that are asked for; of both those that are installed, and it is said."""
+    if options.backend != "both":
+        return [options.backend]
+    found = [name for name in BACKENDS if find_spec(name)]
+    for name in sorted(set(BACKENDS) - set(found)):
+        print(f"{name} is not installed: nothing is tried on it", flush=True)
+    return found
 
 
 @contextmanager
