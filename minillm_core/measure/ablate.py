@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -140,7 +141,7 @@ def readied(
         Refusal: it cannot be made.
     """
     config = loaded.config
-    _check(request, config.train.steps)
+    _check(request, loaded)
     check_support(plugins, detected.backend, detected.device)
     shape = leave_one_out if request.leave_one_out else one_at_a_time
     design = design or shape(loaded, plugins, request.judged)
@@ -212,7 +213,7 @@ def choose_folder(runs: Path) -> Path:
     return runs / f"ablation-{n}"
 
 
-def _check(request: Request, steps: int | None) -> None:
+def _check(request: Request, loaded: Loaded) -> None:
     if not request.judged:
         raise Refusal(
             "no plugin is to be judged",
@@ -225,9 +226,27 @@ def _check(request: Request, steps: int | None) -> None:
             where=f"--seeds {request.seeds}",
             fix="--seeds 3; 5 make a technique card",
         )
-    if request.minutes is None and steps is None:
+    steps = loaded.config.train.steps
+    if request.minutes is None:
+        if steps is None:
+            raise Refusal(
+                "nothing says how long each run is",
+                where="train.steps",
+                fix="--steps, or --minutes",
+            )
+        return
+    if not 0 < request.minutes < math.inf:
         raise Refusal(
-            "nothing says how long each run is", where="train.steps", fix="--steps, or --minutes"
+            f"no run can take {request.minutes:g} minutes",
+            where=f"--minutes {request.minutes:g}",
+            fix="--minutes 0.5",
+        )
+    origin = loaded.origins["train.steps"]
+    if steps is not None and not origin.startswith("preset "):  # a preset's give way
+        raise Refusal(
+            f"{steps:,} steps and {request.minutes:g} minutes are both given",
+            where=f"--minutes {request.minutes:g}; train.steps from {origin}",
+            fix="leave one of them out",
         )
 
 

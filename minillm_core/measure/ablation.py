@@ -153,6 +153,7 @@ class Ablation:
                 for one in self.design.variants
             },
             "steps": self.steps,
+            "minutes": self.minutes,
             "seeds": list(self.seeds),
             "runs": [
                 {"variant": planned.variant, **outcome.data()}
@@ -215,8 +216,9 @@ class Ablation:
         return {"plan_hash": with_steps(variant.plan, planned.steps).hash, **shared}
 
     def _steps_in_minutes(self) -> int:
-        """As many as the first variant makes; those of an earlier start, where there was one."""
-        if (earlier := _read(self.out / RESULT)) is not None and earlier.get("steps"):
+        """As many as the first variant makes; those of an earlier start for as many minutes."""
+        earlier = _read(self.out / RESULT) or {}
+        if earlier.get("steps") and earlier.get("minutes") == self.minutes:
             return int(earlier["steps"])
         assert self.minutes is not None
         first = self.reference

@@ -217,6 +217,7 @@ def test_minutes_become_steps_once(ablation: Any, rigged: Any) -> None:
     slower.speed = lambda *_: 0.5  # another day
     assert ablation(slower, ("rule",), steps=None, minutes=0.1).run()["steps"] == 60
     assert not slower.made
+    assert ablation(slower, ("rule",), steps=None, minutes=0.2).run()["steps"] == 24
 
 
 @pytest.mark.parametrize(
