@@ -144,6 +144,8 @@ def _cards(shown: dict[str, Any]) -> list[tuple[str, str]]:
     if not cards:
         named = shown["name"] if shown["distribution"] else shown["source"]
         how = f"not measured yet: minillm ablate --plugins {named} --seeds {PAIRS}"
+        if shown.get("slots_refused"):
+            how += "; --with names what it needs beside it"
         return [("worth", plain(shown.get("cards_refused", how), limit=4096))]
     return [("worth", "\n".join(map(plain, card_lines(card)))) for card in cards]
 

@@ -69,7 +69,7 @@ def one_at_a_time(loaded: Loaded, plugins: Sequence[LoadedPlugin], judged: Seque
             raise Refusal(
                 f"'{name}' cannot be judged alone: {error.what}",
                 where=error.where,
-                fix="--with the plugins that it builds on, or --leave-one-out",
+                fix=f"--with the plugins that it builds on, or --leave-one-out; else: {error.fix}",
             ) from error
     return Design(
         "one at a time",

@@ -89,7 +89,7 @@ class OptimizerSlots:
         return PlanError(
             f"plugin '{owner}' builds on the rule '{rule}', which no active plugin provides",
             where=where,
-            fix=f"add the plugin that provides it: --plugins {rule},{owner}",
+            fix=f"name the one that provides it too (--plugins {rule},{owner}), or leave out '{owner}'",
         )
 
     def rule(self, name: str) -> Rule:
