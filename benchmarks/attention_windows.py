@@ -12,12 +12,10 @@ step that waits for the device raises.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
-from benchmarks.environment import RESULTS, write
+from benchmarks.command import measuring, written
 from minillm_core.backends.torch.kernels.attention import composed, sdpa
 from minillm_core.backends.torch.kernels.blocks import block_mask, flex
 from minillm_core.ops import CONTRACTS, reference
@@ -36,11 +34,9 @@ DOCUMENT = 600  # tokens, on average
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = measuring(__doc__, "attention_windows")
     parser.add_argument("--shapes", default="64x1024,8x8192,1x65536", help="rows x tokens")
     parser.add_argument("--heads", default="6x128,12x64", help="heads x features")
-    parser.add_argument("--commit", help="for a copy of the tree that came without .git")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     asked = parser.parse_args()
     torch.manual_seed(0)
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}, bfloat16")
@@ -52,7 +48,7 @@ def main() -> None:
         for figure in timings(B, T, H, D)
     ]
     document = {"dtype": "bfloat16", "accuracy": accuracy, "timings": figures}
-    print(write("attention_windows", document, commit=asked.commit, folder=asked.out))
+    print(written(asked, document))
 
 
 def pairs(text: str) -> list[tuple[int, int]]:

@@ -38,6 +38,7 @@ from typing import Any
 from benchmarks.card_job import Share
 from benchmarks.card_table import REFERENCE, SHAPE, TABLE, Judged, divided
 from benchmarks.card_turns import Turns
+from benchmarks.command import parser
 from benchmarks.environment import RESULTS, environment, keep, own_command
 from minillm_core.checkpoint import lock
 from minillm_core.cli.cache import cache_folder
@@ -172,43 +173,43 @@ def _say(text: str) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    options = parser(__doc__)
+    options.add_argument("--collect", type=Path, metavar="OUT", help="write the cards of OUT")
+    options.add_argument("--cards", type=Path, help="with --collect: where all cards go instead")
+    options.add_argument("--kept", type=Path, default=RESULTS / "cards", help="and the runs")
+    options.add_argument("--train", help="the text to train on")
+    options.add_argument("--val", help="the text to validate on")
+    options.add_argument("--tokenizer")
+    options.add_argument("--out", type=Path)
+    options.add_argument("--gpus", type=int, default=1)
+    options.add_argument("--steps", type=int, default=550)
+    options.add_argument("--seeds", type=int, default=PAIRS)
+    options.add_argument("--minutes", type=float, default=600, help="everything ends after them")
+    options.add_argument(
+        "--patience", type=float, default=150, help="seconds for compilation alone"
     )
-    parser.add_argument("--collect", type=Path, metavar="OUT", help="write the cards of OUT")
-    parser.add_argument("--cards", type=Path, help="with --collect: where all cards go instead")
-    parser.add_argument("--kept", type=Path, default=RESULTS / "cards", help="and the runs")
-    parser.add_argument("--train", help="the text to train on")
-    parser.add_argument("--val", help="the text to validate on")
-    parser.add_argument("--tokenizer")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--gpus", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=550)
-    parser.add_argument("--seeds", type=int, default=PAIRS)
-    parser.add_argument("--minutes", type=float, default=600, help="everything ends after them")
-    parser.add_argument("--patience", type=float, default=150, help="seconds for compilation alone")
-    parser.add_argument("--ahead", type=int, default=12, help="processes on a GPU at once")
-    parser.add_argument(
+    options.add_argument("--ahead", type=int, default=12, help="processes on a GPU at once")
+    options.add_argument(
         "--reserve",
         type=float,
         default=1.5,
         help="sets' time kept for equal seconds; 0: a later call makes them",
     )
-    parser.add_argument(
+    options.add_argument(
         "--only", help="techniques, such as muon,relu2; they are divided anew: another --out"
     )
-    parser.add_argument("--preset", default="small")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--cache", type=Path)
-    parser.add_argument("--commit")
-    arguments = parser.parse_args()
+    options.add_argument("--preset", default="small")
+    options.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    options.add_argument("--device", default="cuda")
+    options.add_argument("--cache", type=Path)
+    options.add_argument("--commit")
+    arguments = options.parse_args()
     if arguments.collect:
         for line in collect(arguments.collect, arguments.cards, arguments.kept):
             _say(line)
         return 0
     if not all((arguments.train, arguments.val, arguments.tokenizer, arguments.out)):
-        parser.error("--train, --val, --tokenizer and --out are needed, or --collect")
+        options.error("--train, --val, --tokenizer and --out are needed, or --collect")
     return measure(arguments)
 
 

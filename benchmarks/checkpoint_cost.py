@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch.distributed.checkpoint import CheckpointException
 
-from benchmarks.environment import RESULTS, write
+from benchmarks.command import measuring, written
 from benchmarks.ours import PRESET, Ours, bound
 from benchmarks.savers import Saver, savers
 
@@ -142,9 +142,7 @@ def made_savers(ours: Ours, folder: Path, failed: dict[str, str]) -> dict[str, S
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
-    )
+    parser = measuring(__doc__, "checkpoint_cost")
     parser.add_argument("--preset", default=PRESET)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--set", action="append", default=[], help="key=value")
@@ -152,9 +150,6 @@ def parsed() -> argparse.Namespace:
     parser.add_argument(
         "--folder", type=Path, help="on the disk to measure; default: a temporary one"
     )
-    parser.add_argument("--name", default="checkpoint_cost", help="of the result file")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--commit", help="what is measured, where there is no .git")
     return parser.parse_args()
 
 
@@ -189,7 +184,7 @@ def main() -> None:
                 **bench.summary(),
                 "failed": failed,
             }  # saved after each turn: a machine may be taken away
-            path = write(given.name, figures, commit=given.commit, folder=given.out)
+            path = written(given, figures)
         for name, one in figures["savers"].items():
             median = one["median"]
             say(

@@ -10,18 +10,16 @@ installed, its function called by hand is measured too, and then in turns with m
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.environment import RESULTS, write
+from benchmarks.command import measuring, written
 from minillm_core.backends.torch.kernels import loss
 from minillm_core.ops import LossForm, TanhCap
 
@@ -51,12 +49,10 @@ def timed(step: Callable[[], Any]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = measuring(__doc__, "loss_kernels")
     parser.add_argument("--positions", type=int, default=65_536)
     parser.add_argument("--vocab", type=int, default=50_304)
     parser.add_argument("--width", type=int, default=768)
-    parser.add_argument("--commit", help="for a copy of the tree that came without .git")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     sizes = parser.parse_args()
     N, V, C = sizes.positions, sizes.vocab, sizes.width
     torch.manual_seed(0)
@@ -103,7 +99,7 @@ def main() -> None:
                 turns.append({"form": form.named, **taken})
     shape = {"positions": N, "vocab": V, "width": C, "dtype": "bfloat16"}
     document = {**shape, "kernels": figures, "liger_and_by_hand": turns}
-    print(write("loss_kernels", document, commit=sizes.commit, folder=sizes.out))
+    print(written(sizes, document))
 
 
 def in_turns(ours: Callable[[], None], by_hand: Callable[[], None]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ line of the run was printed, and when each event was written.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -21,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command import parser
 from benchmarks.environment import RESULTS, write
 
 WARM_STEPS = 10  # not counted in the medians: compilation, allocation
@@ -150,14 +150,12 @@ def _median(numbers: list[float]) -> float | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--name", default="main_job", help="of the result file")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="its folder")
-    parser.add_argument("--commit", help="what is measured, where there is no .git")
-    arguments, given = parser.parse_known_args()
+    options = parser(__doc__)
+    options.add_argument("--repeats", type=int, default=1)
+    options.add_argument("--name", default="main_job", help="of the result file")
+    options.add_argument("--results", type=Path, default=RESULTS, help="its folder")
+    options.add_argument("--commit", help="what is measured, where there is no .git")
+    arguments, given = options.parse_known_args()
     jobs = []
     for _ in range(arguments.repeats):
         with tempfile.TemporaryDirectory() as folder:

@@ -13,14 +13,13 @@ import argparse
 import time
 from collections.abc import Iterator
 from itertools import cycle
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
-from benchmarks.environment import RESULTS, write
+from benchmarks.command import measuring, written
 from benchmarks.handwritten import gpt_mlx
 from benchmarks.handwritten.shape import GPT2_124M, TINY
 from benchmarks.ours import Ours, bound
@@ -90,9 +89,7 @@ class HandWritten:
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = measuring(__doc__, "mlx_throughput")
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--steps", type=int, default=60, help="timed, a turn")
     parser.add_argument("--together", type=int, default=10, help="steps timed as one")
@@ -108,9 +105,6 @@ def parsed() -> argparse.Namespace:
     )
     parser.add_argument("--device", default="gpu")
     parser.add_argument("--tiny", action="store_true", help="try it on a CPU")
-    parser.add_argument("--name", default="mlx_throughput", help="of the result file")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--commit", help="what is measured, where there is no .git")
     return parser.parse_args()
 
 
@@ -175,7 +169,7 @@ def main() -> None:
             },
             "failed": turns.failed,
         }
-        path = write(arguments.name, figures, commit=arguments.commit, folder=arguments.out)
+        path = written(arguments, figures)
     for name, figure in figures["variants"].items():
         say(
             f"{name:16} {figure['tokens_per_second']:>9,} tokens/s  mfu {figure['mfu']}  "

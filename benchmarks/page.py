@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.command import parser
 from benchmarks.environment import ROOT
 
 __all__ = ["Part", "table"]
@@ -44,12 +44,10 @@ class Part:
 
     def main(self, about: str | None) -> None:
         """Print the part, or write it with ``--write``; ``about`` is what ``--help`` says."""
-        parser = argparse.ArgumentParser(
-            description=about, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
-        )
+        options = parser(about)
         where = self.page.relative_to(ROOT)
-        parser.add_argument("--write", action="store_true", help=f"into {where}")
-        if not parser.parse_args().write:
+        options.add_argument("--write", action="store_true", help=f"into {where}")
+        if not options.parse_args().write:
             print(self.made(), end="")
             return
         self.page.write_text(self.within(self.page.read_text()))

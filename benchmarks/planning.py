@@ -11,7 +11,6 @@ of its own, which a first round fills: it is what an installed package has.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -23,7 +22,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.environment import RESULTS, ROOT, write
+from benchmarks.command import measuring, written
+from benchmarks.environment import ROOT
 from benchmarks.planned import FRAMEWORKS, PLUGINS, PRESET, SETTINGS
 
 REPEATS = 15
@@ -112,14 +112,11 @@ def summary(values: Sequence[float]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
-    )
+    parser = measuring(__doc__, "planning")
     parser.add_argument("--repeats", type=int, default=REPEATS)
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where planning.json goes")
     given = parser.parse_args()
     figures = measured(given.repeats)
-    path = write("planning", figures, folder=given.out)
+    path = written(given, figures)
     median = figures["planning"]["planning_seconds"]["median"]
     print(json.dumps({key: figures[key] for key in ("planning", "process", "minillm_plan")}))
     print(f"{len(PLUGINS)} plugins: {median:.3f} s of planning; wrote {path}")

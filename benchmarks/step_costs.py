@@ -12,7 +12,6 @@ products and in memory, one after the other: (FLOPs / peak + bytes / bandwidth),
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.arithmetic import Arithmetic, arithmetic
+from benchmarks.command import parser
 from benchmarks.environment import RESULTS, write
 from minillm_core.backends.torch.backend import PEAK_FLOPS
 from minillm_core.config.load import load as load_settings
@@ -171,13 +171,11 @@ def _refuse_twice(rows: Iterable[Json]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("results", type=Path, nargs="+", help="ablation.json of minillm ablate")
-    parser.add_argument("--commit", help="what was measured, where ablation.json does not know")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where step_costs.json goes")
-    given = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("results", type=Path, nargs="+", help="ablation.json of minillm ablate")
+    options.add_argument("--commit", help="what was measured, where ablation.json does not know")
+    options.add_argument("--out", type=Path, default=RESULTS, help="where step_costs.json goes")
+    given = options.parse_args()
     documents = [json.loads(path.read_text()) for path in given.results]
     figures = collected(documents, given.commit)
     for row in figures["techniques"]:

@@ -14,7 +14,6 @@ validation are outside. Rows are validated at --window tokens, documents in the 
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import time
@@ -23,8 +22,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command import measuring, written
 from benchmarks.curves import crossings
-from benchmarks.environment import RESULTS, write
 from benchmarks.ours import activated
 from minillm_core.backends.base import Trainer
 from minillm_core.data import (
@@ -210,9 +209,7 @@ def jobs_of(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = measuring(__doc__, "time_to_loss")
     parser.add_argument("--train", required=True, help="the text to train on")
     parser.add_argument("--val", required=True, help="the text to validate on")
     parser.add_argument("--tokenizer", required=True)
@@ -223,9 +220,6 @@ def main() -> None:
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--cache", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=60, help="start no job after this long")
-    parser.add_argument("--name", default="time_to_loss")
-    parser.add_argument("--commit")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     bench = Bench(
         (
@@ -256,12 +250,7 @@ def main() -> None:
             short = {k: result[k] for k in ("val_loss", "seconds", "tokens_per_second", "peak_gib")}
             print("SUMMARY", result["run"], short, result["crossings"], flush=True)
         found.append(result)
-        write(
-            arguments.name,
-            {"targets": targets, "jobs": found},
-            commit=arguments.commit,
-            folder=arguments.out,
-        )
+        written(arguments, {"targets": targets, "jobs": found})
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.environment import RESULTS, write
+from benchmarks.command import measuring, written
 from benchmarks.nanogpt import NanoGPT
 from benchmarks.ours import Ours, bound
 from benchmarks.profiling import profiled
@@ -144,9 +144,7 @@ def ratios(measured: dict[str, Measured], rows: list[int]) -> dict[str, Any]:
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = measuring(__doc__, "torch_throughput")
     parser.add_argument("--nanogpt", type=Path, help="nanoGPT's model.py at 3adf61e")
     parser.add_argument(
         "--variants",
@@ -170,9 +168,6 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--profile", action="store_true", help="and list each one's kernels")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="try it on a CPU")
-    parser.add_argument("--name", default="torch_throughput", help="of the result file")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--commit", help="what is measured, where there is no .git")
     arguments = parser.parse_args()
     unknown = set(arguments.variants) - {"nanogpt", *PLUGINS}
     if unknown:
@@ -203,7 +198,7 @@ def main() -> None:
     attention = scale.layers * scale.dim * scale.seq_len
 
     def save(figures: dict[str, Any]) -> Path:
-        return write(arguments.name, figures, commit=arguments.commit, folder=arguments.out)
+        return written(arguments, figures)
 
     turns, figures = Turns(), {}
     for turns in rounds:  # saved after each: a machine may be taken away

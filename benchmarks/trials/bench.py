@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
+from benchmarks import command
 from benchmarks.environment import write
 
 __all__ = ["Row", "backends_of", "each", "finish", "parser", "table", "workshop"]
@@ -55,9 +56,7 @@ class Row:
 
 def parser(doc: str | None, *, both: bool = False) -> argparse.ArgumentParser:
     """With the options that all have; ``both``: trials are made on both backends where nothing is said."""
-    made = argparse.ArgumentParser(
-        description=doc, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
-    )
+    made = command.parser(doc)
     made.add_argument("--seed", type=int, help="of all that is random; default: drawn anew")
     choices = (*BACKENDS, "both") if both else BACKENDS
     made.add_argument("--backend", choices=choices, default="both" if both else "torch")

@@ -1,0 +1,32 @@
+"""The command line that benchmarks share, and the result file that it asks for."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from benchmarks.environment import RESULTS, write
+
+__all__ = ["measuring", "parser", "written"]
+
+
+def parser(about: str | None) -> argparse.ArgumentParser:
+    """Without options yet; ``--help`` shows the module's docstring as it stands there."""
+    return argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
+    )
+
+
+def measuring(about: str | None, name: str) -> argparse.ArgumentParser:
+    """Of a benchmark that writes a result file of this name: what :func:`written` asks of."""
+    made = parser(about)
+    made.add_argument("--name", default=name, help="of the result file")
+    made.add_argument("--out", type=Path, default=RESULTS, help="the result file's folder")
+    made.add_argument("--commit", help="what is measured, for a copy that came without .git")
+    return made
+
+
+def written(given: argparse.Namespace, figures: Any) -> Path:
+    """Write figures where they were asked for; the file's path."""
+    return write(given.name, figures, commit=given.commit, folder=given.out)
