@@ -73,8 +73,8 @@ def _speed(name: str, effect: Json | None, one: Json) -> Interval:
     mean, low, high = effect["effect"], effect["low"], effect["high"]
     told = f"{mean:.3f} ×" if low is None else f"{mean:.3f} × [{low:.3f}, {high:.3f}]"
     known = low is not None and not low <= 1 <= high
-    verdict = ("better" if mean > 1 else "worse") if known else "unknown"
-    return Interval(name, mean, low, high, verdict, told, "" if known else "not distinguishable")
+    judged = ("better" if mean > 1 else "worse") if known else "unknown"
+    return Interval(name, mean, low, high, judged, told, "" if known else "not distinguishable")
 
 
 def _read_between(effect: Json) -> str:

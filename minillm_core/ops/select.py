@@ -86,9 +86,8 @@ class Candidate:
     plain: bool = False  # composed of array functions: what --kernels reference takes
     within_tolerance: bool = True  # False: used only when named
     requires: tuple[str, ...] = ()  # distributions, as in a pyproject.toml: "liger-kernel>=0.8.5"
-    unless: str = (
-        ""  # the option that takes it back ("loss=false"): then it serves, or no run begins
-    )
+    # the option that takes it back ("loss=false"); where there is one it serves, or no run begins
+    unless: str = ""
     provider: str = "core"
 
     def refusal(self, request: Request) -> str | None:
