@@ -28,7 +28,10 @@ OF_A_LAYER = ("layers.", "model.mlp[", "model.attention[", "model.norm[layers.")
 
 def way_out(first: str, second: str, *, where: str) -> str:
     """What to type when two plugins want the same place."""
-    fix = f"leave out '{first}' or '{second}' (--plugins -{second} takes away what a file names)"
+    fix = (
+        f"leave out '{first}' or '{second}' (--plugins -{second} takes away what a preset or a file "
+        "names)"
+    )
     if where.startswith(OF_A_LAYER):
         fix += (
             "; or, where they have the option, give them different layers: "
