@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -192,5 +192,4 @@ def shares(waited: float, parts: dict[str, float]) -> dict[str, float]:
 
 def eager(plan: Plan) -> Plan:
     """The same plan, to be run without compilation."""
-    train = plan.config.train.model_copy(update={"compile": "off"})
-    return replace(plan, config=plan.config.model_copy(update={"train": train}))
+    return plan.with_train(compile="off")

@@ -234,5 +234,4 @@ class _Counted:
 
 def with_steps(plan: Plan, steps: int) -> Plan:
     """The same plan for another number of steps: schedules are fractions of them."""
-    train = plan.config.train.model_copy(update={"steps": steps, "minutes": None})
-    return replace(plan, config=plan.config.model_copy(update={"train": train}))
+    return plan.with_train(steps=steps, minutes=None)

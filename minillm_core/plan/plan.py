@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +77,14 @@ class Plan:
         """sha256 of :meth:`data`."""
         text = json.dumps(self.data(), sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
+
+    def with_train(self, **settings: Any) -> Plan:
+        """The same plan with other settings of ``train``, such as no plugin plans by.
+
+        Schedules are fractions of the steps; compilation is chosen when the plan is bound.
+        """
+        train = self.config.train.model_copy(update=settings)
+        return replace(self, config=self.config.model_copy(update={"train": train}))
 
     def data(self) -> dict[str, Any]:
         """The plan as JSON: model, loss, optimizer, schedules, data order, versions, digests.
