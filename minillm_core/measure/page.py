@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import resources
@@ -128,4 +129,6 @@ def _row(kinds: Sequence[str | None], name: object, *cells: object) -> Markup:
 def _value(key: str, value: Any) -> str:
     if key.endswith("_bytes") and isinstance(value, int):
         return sized(value)
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    if isinstance(value, bool | list | dict):  # as it is typed, nearly
+        return json.dumps(value, ensure_ascii=False)
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -105,4 +105,4 @@ def _sample(
         )
         return "".join(writer.text(generation)), None
     except (MinillmError, OSError) as error:  # a run that goes on may take a checkpoint away
-        return None, plain(str(error), 200)
+        return None, plain(error.what if isinstance(error, MinillmError) else str(error), 200)
