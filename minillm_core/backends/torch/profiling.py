@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from minillm_core.backends.base import Batch
 from minillm_core.backends.profiling import Profiler
+from minillm_core.backends.torch.marks import Marks
 from minillm_core.backends.torch.trainer import TorchTrainer
 from minillm_core.errors import BackendError
 
@@ -38,7 +38,7 @@ class TorchProfiler(Profiler):
         self, micro: Sequence[Batch], values: Mapping[str, float], supervised: int
     ) -> dict[str, float]:
         """Seconds of forward, backward and optimizer: by CUDA's events, or by the clock."""
-        marks = _Marks(self.trainer.device)
+        marks = Marks(self.trainer.device)
         self._busy(micro, values, supervised)
         with self._marked(marks):
             self._step(micro, values, supervised)
@@ -52,7 +52,7 @@ class TorchProfiler(Profiler):
         A block's backward pass is the time between the gradients of its result and of its input.
         """
         self._refuse_compiled()
-        marks = _Marks(self.trainer.device)
+        marks = Marks(self.trainer.device)
         blocks = dict(self._blocks())
         self._busy(micro, values, supervised)
         with self._marked(marks), ExitStack() as hooks:
@@ -132,42 +132,7 @@ class TorchProfiler(Profiler):
             )
 
 
-class _Marks:
-    """Moments with a name each; what lasts from one to the next has the name of the first."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._cuda = device, device.type == "cuda"
-        self._at: list[tuple[str, Any]] = []
-        self.part = ""
-
-    def __call__(self, part: str) -> None:
-        """A part of the step begins; the last one is "", when all is queued."""
-        self.part = part
-        # before the blocks is the embedding; behind them, and so first backward, the head
-        place = {"forward": " embedding", "backward": " head and loss"}.get(part, "")
-        self.note(part + place)
-
-    def note(self, name: str) -> None:
-        """Something begins."""
-        moment: Any = time.perf_counter()
-        if self._cuda:
-            moment = torch.cuda.Event(enable_timing=True)
-            moment.record(torch.cuda.current_stream(self._device))
-        self._at.append((name, moment))
-
-    def seconds(self) -> dict[str, float]:
-        """By name, those of several micro-batches added up; waits on CUDA."""
-        if self._cuda:
-            torch.cuda.synchronize(self._device)
-        found: dict[str, float] = {}
-        for (name, begin), (_, end) in zip(self._at, self._at[1:], strict=False):
-            lasted = begin.elapsed_time(end) / 1e3 if self._cuda else end - begin
-            for known_as in {name, name.partition(" ")[0]}:
-                found[known_as] = found.get(known_as, 0.0) + lasted
-        return {name: found[name] for name in found if name}
-
-
-def _timed(block: nn.Module, name: str, marks: _Marks) -> tuple[Any, Any]:
+def _timed(block: nn.Module, name: str, marks: Marks) -> tuple[Any, Any]:
     """Note when a block's passes begin and end; what is recomputed belongs to the backward pass."""
 
     def before(module: nn.Module, given: tuple[Any, ...]) -> None:

@@ -149,7 +149,7 @@ def test_on_cuda_events_of_the_trainers_own_device_are_what_is_timed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     torch = pytest.importorskip("torch")
-    from minillm_core.backends.torch.profiling import _Marks
+    from minillm_core.backends.torch.marks import Marks
 
     waited: list[Any] = []
     monkeypatch.setattr(Event, "made", [])
@@ -157,7 +157,7 @@ def test_on_cuda_events_of_the_trainers_own_device_are_what_is_timed(
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: ("stream of", device))
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
     device = torch.device("cuda:1")
-    marks = _Marks(device)
+    marks = Marks(device)
     for part in ("forward", "backward", "forward", "backward", "optimizer", ""):
         marks(part)
     found = marks.seconds()
