@@ -105,9 +105,12 @@ def ablate(
     with stop_on_signals(patient=True) as stop:
         ready.out.mkdir(parents=True, exist_ok=True)
         with lock(ready.out, say):
+            opened = ready.open(stop)
+            if opened.steps:
+                opened.find()  # runs of another ablation are refused before anything is said
             for line in ready.lines:
                 say(line)
-            result = ready.open(stop).run()
+            result = opened.run()
             _write_cards(result, cards, say)
             return result, ready.out
 

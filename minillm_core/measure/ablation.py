@@ -282,6 +282,9 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _difference(kept: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """The first entry that differs."""
-    key = next(key for key in now if kept.get(key) != now[key])
-    return f"its {key} is {str(kept.get(key))[:60]}, this one's {str(now[key])[:60]}"
+    """The first entry that differs, and in a table the first of its own."""
+    key = next(key for key in (*now, *kept) if kept.get(key) != now.get(key))
+    was, here = kept.get(key), now.get(key)
+    if isinstance(was, Mapping) and isinstance(here, Mapping):
+        return f"{key}: {_difference(was, here)}"
+    return f"its {key} is {str(was)[:60]}, this one's {str(here)[:60]}"

@@ -69,7 +69,9 @@ def one_at_a_time(loaded: Loaded, plugins: Sequence[LoadedPlugin], judged: Seque
             raise Refusal(
                 f"'{name}' cannot be judged alone: {error.what}",
                 where=error.where,
-                fix=f"--with the plugins that it builds on, or --leave-one-out; else: {error.fix}",
+                fix="--with the plugins that it builds on, or --leave-one-out"
+                if _together(loaded, plugins)
+                else f"{error.fix}; --with names plugins for every run",
             ) from error
     return Design(
         "one at a time",
@@ -143,6 +145,15 @@ def side_by_side(
             names.append(variants[active].name)
         comparisons.append(Comparison(name, *names))
     return Design("side by side", tuple(variants.values()), tuple(comparisons), {})
+
+
+def _together(loaded: Loaded, plugins: Sequence[LoadedPlugin]) -> bool:
+    """Whether all of them can be planned, so that leaving one out is a way."""
+    try:
+        _variant(ALL, loaded, plugins, [one.name for one in plugins])
+    except PlanError:
+        return False
+    return True
 
 
 def _variant(

@@ -220,6 +220,14 @@ def test_minutes_become_steps_once(ablation: Any, rigged: Any) -> None:
     assert ablation(slower, ("rule",), steps=None, minutes=0.2).run()["steps"] == 24
 
 
+def test_the_entry_that_differs_is_named(ablation: Any, rigged: Any) -> None:
+    ablation(rigged({}), ("rule",)).run()
+    newer = {**ABOUT, "versions": {"minillm-core": "1", "torch": "2"}}
+    with pytest.raises(Refusal) as refused:
+        ablation(rigged({}), ("rule",), about=newer).run()
+    assert "versions: its torch is None, this one's 2" in str(refused.value.where)
+
+
 @pytest.mark.parametrize(
     ("steps", "tokens", "expected"), [(10, 65_536, 2), (360, 65_536, 8), (100_000, 65_536, 10)]
 )
