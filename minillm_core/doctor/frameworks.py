@@ -128,7 +128,8 @@ def _for_cuda(framework: Framework, nvidia: Nvidia, keep: Mapping[str, str]) -> 
 
 def _mlx(machine: Machine, framework: Framework, facts: Mapping[str, Any]) -> Iterator[Finding]:
     where = f"{facts['gpu']}: {facts['device']}" if facts["gpu"] else "on the CPU"
-    speed = f", {facts['gflops']:.0f} GFLOP/s" if facts.get("gflops") else ""
+    rate = facts.get("gflops")
+    speed = f", {rate:.{0 if rate >= 10 else 1}f} GFLOP/s" if rate else ""
     what = f"{facts['version']}, {where}"
     if machine.apple and not facts["gpu"]:
         yield Finding("mlx", "warning", f"{what}: Metal does not answer")

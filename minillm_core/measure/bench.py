@@ -146,4 +146,4 @@ def _ratio(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
 
 def _beside(path: Path, name: str) -> Path:
     """trace.json -> trace-muon.json."""
-    return path.with_name(f"{path.stem}-{name}{path.suffix}")
+    return path.with_name(f"{path.stem}-{name.replace(' ', '-')}{path.suffix}")
