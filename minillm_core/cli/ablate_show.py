@@ -22,6 +22,7 @@ from minillm_core.measure.ablate import Request, ablate
 from minillm_core.measure.ablation import PAGE, RESULT, Watch
 from minillm_core.measure.card import FOLDER
 from minillm_core.measure.course import Going
+from minillm_core.text import counted
 from minillm_core.train.progress import duration
 from minillm_core.train.record import RUNS
 
@@ -139,7 +140,7 @@ def render(result: Mapping[str, Any]) -> Table:
     table = Table(
         box=box.SIMPLE_HEAD,
         pad_edge=False,
-        title=f"{result['design']}, {len(result['seeds'])} pairs of {result['steps']:,} steps, "
+        title=f"{result['design']}, {counted(len(result['seeds']), 'pair')} of {result['steps']:,} steps, "
         f"{result['device']}: with minus without, 95 % intervals",
         title_justify="left",
         caption="loss in nats a token of held-out text: below 0 is better",

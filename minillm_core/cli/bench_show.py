@@ -18,6 +18,7 @@ from minillm_core.config.selection import added, taken_away
 from minillm_core.errors import Refusal
 from minillm_core.measure.bench import Request, bench
 from minillm_core.measure.contest import Contender
+from minillm_core.text import counted
 
 __all__ = ["render", "show_bench"]
 
@@ -87,7 +88,7 @@ def render(result: Mapping[str, Any]) -> Iterator[Table]:
     sets, ratio = result["sets"], result["ratio"]
     speed = _table(
         f"{result['preset']} on {result['device']}, {result['backend']}: medians of "
-        f"{result['repeats']} turns of {result['steps']} steps",
+        f"{counted(result['repeats'], 'turn')} of {counted(result['steps'], 'step')}",
         ("plugins", "tokens/s", "ms a step", "MFU", "peak", "first step"),
     )
     for name, one in sets.items():

@@ -11,6 +11,7 @@ from minillm_core.measure.curves import at_equal_tokens, curves, finished
 from minillm_core.measure.effects import effects, verdict
 from minillm_core.measure.markup import Markup, joined, tag
 from minillm_core.plan.render import amount, sized
+from minillm_core.text import counted
 
 __all__ = ["ablation_page"]
 
@@ -50,7 +51,7 @@ def _headline(result: Json) -> str:
 
 def _state(result: Json) -> Markup:
     what = (
-        f"{_design(result)}: {len(result['seeds'])} pairs of runs with {result['steps']:,} steps "
+        f"{_design(result)}: {counted(len(result['seeds']), 'pair')} of runs with {result['steps']:,} steps "
         f"each on {result.get('device', 'a device of no name')}. Both runs of a pair have the same "
         "seed, the same text in the same order, and are held to the same text that was kept back."
     )
