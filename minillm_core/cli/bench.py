@@ -34,7 +34,7 @@ def bench(
         str | None,
         typer.Option(
             metavar="C,D",
-            help="Another set of plugins, timed in turns with the first; none: no more than the settings name.",
+            help="Another set of plugins, timed in turns with the first; none: without those of --plugins; or, where it is not given, without the preset's.",
             rich_help_panel=_HOW,
         ),
     ] = None,

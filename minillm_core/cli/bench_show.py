@@ -23,12 +23,12 @@ from minillm_core.text import counted
 __all__ = ["render", "show_bench"]
 
 NONE = "none"
-"""``--against none``: the settings' own plugins alone, which most often are none."""
+"""``--against none``: without the plugins that --plugins names; where it names none, without any."""
 
 
 def show_bench(asked: Asked, request: Request, *, against: str | None, json: bool) -> None:
     """Run it; tables, or one JSON document, on stdout."""
-    named = [asked.plugins] if against is None else [asked.plugins, _set(against)]
+    named = [asked.plugins] if against is None else [asked.plugins, _set(against, asked)]
     prepared = [
         prepare(_only(replace(asked, plugins=one), others), to_run=True)
         for one, others in zip(named, _elsewhere(named), strict=True)
@@ -56,18 +56,23 @@ def _name(prepared: Prepared) -> str:
     """``muon+windows``; of a preset that names plugins what differs: ``speedrun+xsa-smear``."""
     preset = prepared.loaded.config.preset
     has, named = {plugin.name for plugin in prepared.plugins}, plugins_of(preset).keys()
-    if not named:
+    if not (named and has):
         return "+".join(sorted(has)) or "plain"
     more = "".join(f"+{name}" for name in sorted(has - named))
     return preset + more + "".join(f"-{name}" for name in sorted(named - has))
 
 
-def _set(against: str) -> str | None:
+def _set(against: str, asked: Asked) -> str | None:
     if not against.strip():
         raise Refusal(
             "--against names nothing", where="--against", fix="--against none, or plugins' names"
         )
-    return None if against == NONE else against
+    if against != NONE:
+        return against
+    if asked.plugins:
+        return None  # the settings' own are left
+    own = prepare(asked, to_run=True).plugins
+    return ",".join(f"-{plugin.name}" for plugin in own) or None
 
 
 def _elsewhere(named: Sequence[str | None]) -> Iterator[set[str]]:

@@ -50,3 +50,12 @@ def test_a_bench_calls_the_sets_by_what_differs(
     assert main(["bench", *given, *asked, *short]) == 0
     sets = json.loads(capsys.readouterr().out)["sets"]
     assert list(sets) == ["speedrun+xsa-smear", "speedrun"]
+
+
+def test_a_bench_of_the_recipe_against_none_is_against_the_plain_model(
+    given: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = ("--steps", "1", "--repeats", "1", "--json")
+    assert main(["bench", *given, "--against", "none", "smear.width=8", *short]) == 0
+    sets = json.loads(capsys.readouterr().out)["sets"]
+    assert list(sets) == ["speedrun", "plain"]
