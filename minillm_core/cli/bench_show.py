@@ -28,11 +28,7 @@ NONE = "none"
 
 def show_bench(asked: Asked, request: Request, *, against: str | None, json: bool) -> None:
     """Run it; tables, or one JSON document, on stdout."""
-    named = [asked.plugins] if against is None else [asked.plugins, _set(against, asked)]
-    prepared = [
-        prepare(_only(replace(asked, plugins=one), others), to_run=True)
-        for one, others in zip(named, _elsewhere(named), strict=True)
-    ]
+    prepared = _prepared(asked, against)
     contenders: list[Contender] = []
     for one in prepared:
         name = _name(one)
@@ -62,17 +58,24 @@ def _name(prepared: Prepared) -> str:
     return preset + more + "".join(f"-{name}" for name in sorted(named - has))
 
 
-def _set(against: str, asked: Asked) -> str | None:
-    if not against.strip():
+def _prepared(asked: Asked, against: str | None) -> list[Prepared]:
+    """The set, and the one that it is held against where there is one."""
+    if against is not None and not against.strip():
         raise Refusal(
             "--against names nothing", where="--against", fix="--against none, or plugins' names"
         )
-    if against != NONE:
-        return against
-    if asked.plugins:
-        return None  # the settings' own are left
-    own = prepare(asked, to_run=True).plugins
-    return ",".join(f"-{plugin.name}" for plugin in own) or None
+    if against == NONE and not asked.plugins:
+        whole = prepare(asked, to_run=True)
+        own = [plugin.name for plugin in whole.plugins]
+        bare = replace(asked, plugins=",".join(f"-{name}" for name in own) or None)
+        return [whole, prepare(_only(bare, set(own)), to_run=True)]
+    named = [asked.plugins]
+    if against is not None:
+        named.append(None if against == NONE else against)
+    return [
+        prepare(_only(replace(asked, plugins=one), others), to_run=True)
+        for one, others in zip(named, _elsewhere(named), strict=True)
+    ]
 
 
 def _elsewhere(named: Sequence[str | None]) -> Iterator[set[str]]:
