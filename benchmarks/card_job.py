@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.card_table import REFERENCE, Judged, active
 from minillm_core.cli.prepare import Asked, Prepared, prepare
 from minillm_core.errors import Interrupted
@@ -112,6 +114,7 @@ class Turn:
         Raises:
             Interrupted: nobody is there to give one.
         """
+        torch.cuda.empty_cache()  # those that share the device need the memory
         print(word, flush=True)
         if not sys.stdin.readline():
             raise Interrupted("whoever gives the turns is gone")
