@@ -138,7 +138,8 @@ Kernels = Annotated[
     str | None,
     typer.Option(
         metavar="auto|strict|reference|OP=NAME,..",
-        help="Which kernels serve the ops: by a word, by name, or both: strict,attention=sdpa.",
+        help="Which kernels serve the ops: by a word, by name, or both: strict,attention=sdpa; "
+        "OP=reference takes an op's plain one.",
         rich_help_panel=_MACHINE,
     ),
 ]

@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 
 from minillm_core.errors import ConfigError
 
-__all__ = ["AUTO", "Policy", "parse_policy"]
+__all__ = ["AUTO", "REFERENCE", "Policy", "parse_policy"]
 
-MODES = ("auto", "strict", "reference")
+REFERENCE = "reference"
+"""The plain kernels: as a word those of all ops, as ``op=reference`` that of one."""
+
+MODES = ("auto", "strict", REFERENCE)
 
 
 @dataclass(frozen=True)
@@ -17,7 +20,7 @@ class Policy:
     """A mode for all ops, and kernels insisted on by name, whatever the mode says of their ops."""
 
     mode: str = "auto"
-    named: Mapping[str, str] = field(default_factory=dict)  # op -> candidate
+    named: Mapping[str, str] = field(default_factory=dict)  # op -> candidate, or REFERENCE
 
     def naming(self, op: str, kernel: str) -> Policy:
         """The same, and ``kernel`` for ``op``."""

@@ -140,6 +140,6 @@ class Config(Section):
     kernels: str = Field(
         "auto",
         description="auto: for each op the first kernel that serves; strict: the preferred one, or "
-        "no run; reference: the plain one; op=name,...: this one for that op, also after a word: "
-        "strict,attention=sdpa",
+        "no run; reference: the plain one; op=name,...: this one for that op, op=reference its plain "
+        "one, also after a word: strict,attention=sdpa",
     )

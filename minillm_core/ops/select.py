@@ -13,7 +13,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from minillm_core.config.kernels import AUTO, Policy, parse_policy
+from minillm_core.config.kernels import AUTO, REFERENCE, Policy, parse_policy
 from minillm_core.errors import BackendError, PluginCodeError
 from minillm_core.install import pip_line
 
@@ -83,7 +83,7 @@ class Candidate:
     devices: tuple[str, ...] = ("cpu", "cuda", "mps", "metal")
     accepts: Callable[[Request], str | None] = serves_all  # None: yes; else the reason why not
     rank: Callable[[Request], int] = first  # lower is preferred; equal ranks keep their order
-    plain: bool = False  # composed of array functions: what --kernels reference takes
+    plain: bool = False  # composed of array functions: for --kernels reference and op=reference
     within_tolerance: bool = True  # False: used only when named
     requires: tuple[str, ...] = ()  # distributions, as in a pyproject.toml: "liger-kernel>=0.8.5"
     # the option that takes it back ("loss=false"); where there is one it serves, or no run begins
@@ -142,7 +142,8 @@ def choose(request: Request, candidates: Iterable[Candidate], policy: Policy = A
     """Pick a kernel: the named one, else by mode.
 
     ``auto`` takes the first in order of preference that serves; ``strict`` refuses to go past the
-    first; ``reference`` takes the plain one. Order of preference: rank, then the order given.
+    first; ``reference``, as the mode or as the op's name, takes the plain one. Order of preference:
+    rank, then the order given.
 
     Raises:
         BackendError: the kernel that is asked for does not serve, or none does.
@@ -152,6 +153,8 @@ def choose(request: Request, candidates: Iterable[Candidate], policy: Policy = A
         (c for c in offers if request.backend in c.backends), key=lambda c: c.rank(request)
     )
     refused = {c.name: reason for c in ours if (reason := c.refusal(request)) is not None}
+    if policy.named.get(request.op) == REFERENCE:
+        return _plain(request, ours, refused)
     if request.op in policy.named:
         return _named(request, [*ours, *offers], policy.named[request.op], refused)
     for c in ours:
@@ -198,8 +201,7 @@ def _named(
     request: Request, offers: Sequence[Candidate], name: str, refused: Mapping[str, str]
 ) -> Choice:
     chosen = next((c for c in offers if c.name == name), None)
-    names = ", ".join(dict.fromkeys(c.name for c in offers if c.refusal(request) is None))
-    where, fix = f"--kernels {request.op}={name}", f"one of: {names or 'none serves'}"
+    where, fix = f"--kernels {request.op}={name}", _those_that_serve(request, offers)
     if chosen is None:
         raise BackendError(
             f"no kernel '{name}' for {request.op}",
@@ -214,11 +216,33 @@ def _named(
     return Choice(request.op, name, "named by --kernels", dict(refused))
 
 
+def _plain(request: Request, ours: Sequence[Candidate], refused: Mapping[str, str]) -> Choice:
+    """What ``op=reference`` asks for."""
+    where = f"--kernels {request.op}={REFERENCE}"
+    plain = [c for c in ours if c.plain]
+    for c in plain:
+        if c.name not in refused:
+            return Choice(request.op, c.name, f"the plain one, by {where}", dict(refused))
+    answers = "; ".join(f"{c.name}: {refused[c.name]}" for c in plain)
+    raise BackendError(
+        f"the reference of {request.op} cannot serve: {answers}"
+        if plain
+        else f"{request.op} has no reference on {request.backend}",
+        where=where,
+        fix=_those_that_serve(request, ours),
+    )
+
+
+def _those_that_serve(request: Request, offers: Sequence[Candidate]) -> str:
+    names = ", ".join(dict.fromkeys(c.name for c in offers if c.refusal(request) is None))
+    return f"one of: {names or 'none serves'}"
+
+
 def _by_mode(
     request: Request, ours: Sequence[Candidate], policy: Policy, refused: Mapping[str, str]
 ) -> Choice:
     ours = [c for c in ours if request.device in c.devices]
-    if policy.mode == "reference":
+    if policy.mode == REFERENCE:
         ours, reason = [c for c in ours if c.plain], "the plain implementation"
     else:
         ours, reason = [c for c in ours if c.within_tolerance], "preferred"

@@ -95,6 +95,17 @@ def test_the_reference_and_a_kernel_by_name(plan_of: Any, backend: str) -> None:
     assert {c.op: c.kernel for c in named.kernels}["attention"] == "composed"
 
 
+@pytest.mark.parametrize("op", [*CONTRACTS])
+@pytest.mark.parametrize("where", ["torch cpu", "torch cuda", "mlx cpu", "mlx gpu"])
+def test_the_reference_of_one_op(plan_of: Any, where: str, op: str) -> None:
+    here = Detected(*where.split(), "test")
+    alone, whole, usual = (
+        {choice.op: choice.kernel for choice in bind(here, plan_of(kernels=kernels))[0].kernels}
+        for kernels in (f"{op}=reference", "reference", "auto")
+    )
+    assert alone == {**usual, op: whole[op]}
+
+
 def test_a_kernel_that_cannot_serve_is_refused(plan_of: Any) -> None:
     here = Detected("torch", "cpu", "test")
     with pytest.raises((BackendError, ConfigError), match="fast_one"):

@@ -20,6 +20,7 @@ NAMES = st.text("abcdefgh_.:-0123456789", min_size=1, max_size=9)
         ("strict", Policy("strict")),
         ("reference", Policy("reference")),
         ("attention=sdpa", Policy(named={"attention": "sdpa"})),
+        ("rms_norm=reference", Policy(named={"rms_norm": "reference"})),
         ("auto,attention=sdpa", Policy(named={"attention": "sdpa"})),
         ("strict,attention=sdpa", Policy("strict", {"attention": "sdpa"})),
         (

@@ -72,6 +72,37 @@ def test_reference_takes_the_plain_one() -> None:
     assert choose(ASKED, offers, Policy("reference")).kernel == "b"
 
 
+@pytest.mark.parametrize("mode", ["auto", "strict", "reference"])
+def test_an_op_may_have_its_plain_one_alone(mode: str) -> None:
+    offers = [offer("a"), offer("b", plain=True), offer("reference")]
+    choice = choose(ASKED, offers, Policy(mode, {"linear": "reference"}))
+    assert (choice.kernel, choice.reason) == ("b", "the plain one, by --kernels linear=reference")
+
+
+@pytest.mark.parametrize("name", ["plain", "reference"])
+def test_the_plain_one_goes_by_whatever_name_it_has(name: str) -> None:
+    policy = parse_policy("linear=reference")
+    assert choose(ASKED, [offer("a"), offer(name, plain=True)], policy).kernel == name
+
+
+@pytest.mark.parametrize(
+    ("offers", "said"),
+    [
+        ([offer("a"), offer("b")], "linear has no reference on torch"),
+        ([offer("a"), offer("m", plain=True, backends=("mlx",))], "has no reference on torch"),
+        ([offer("a"), offer("b", "odd", plain=True)], "reference of linear cannot serve: b: odd"),
+    ],
+)
+def test_where_there_is_no_plain_one_those_that_serve_are_named(
+    offers: list[Candidate], said: str
+) -> None:
+    with pytest.raises(BackendError, match=said) as caught:
+        choose(ASKED, offers, Policy(named={"linear": "reference"}))
+    assert caught.value.where == "--kernels linear=reference"
+    able = [c.name for c in offers if c.refusal(ASKED) is None]
+    assert caught.value.fix == f"one of: {', '.join(able)}"
+
+
 def test_a_name_is_insisted_on() -> None:
     offers = [offer("a"), offer("b"), offer("c", "no"), offer("m", backends=("mlx",))]
     assert choose(ASKED, offers, Policy(named={"linear": "b"})).reason == "named by --kernels"
