@@ -18,6 +18,7 @@ from tools.repository import ours
 __all__ = ["APART", "Form", "all_at_once", "forms"]
 
 OPTIONS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
+    "bigram_hash": ({}, {"signs": 64, "behind_attention": True}),
     "moe": ({}, {"chosen": 2, "layers": "all"}),
     "muon": ({}, {"momentum_start": 0.85, "cooldown": 0.5, "adjust": "match_rms"}),
     "normuon": ({}, {"neurons": "rows"}),

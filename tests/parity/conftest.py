@@ -249,7 +249,7 @@ def completed(plan: Plan, batch: Batch, phase: str = "train") -> Batch:
     """The batch as the plan's installed plugins hand it on, documents that begin anywhere in it."""
     begins = np.random.default_rng(11).random(batch["ids"].shape) < 0.2
     batch = batch | {"documents": np.cumsum(begins, axis=1).astype(np.int32)}
-    ours = load_plugins([plugin.name for plugin in plan.plugins])
+    ours = load_plugins([p.name for p in plan.plugins], {p.name: p.options for p in plan.plugins})
     hook = batch_hook(plan.on_batch, ours, Counter(), plan.config.model.vocab, Streams(0))
     return hook(batch, phase) if hook else batch
 

@@ -8,6 +8,19 @@ What follows a pair of tokens need not be computed by attention: it is looked up
 model as it was, and the lambdas at 0.05. Ids are hashed in the loader's thread. The first column of
 a row has no token before it and reads the table's last row. (Hashed n-grams: arXiv:1607.01759.)
 nanochat found that it no longer pays in larger models.
+
+With ``signs`` = S a pair reads its row under signs that are drawn once, a row of S for each pair:
+
+    x   = x + lambda_i (signs[s_t] * table[h_t]),    s_t = (id_t xor id_(t-1)) mod S
+
+Two pairs in one row of the table then mostly differ in about half of its signs, so that what one
+learns is noise to the other, which cancels, and no bias (hashing with signs: arXiv:0902.2206; the
+record's by trianxy, 2026-06). The first column reads the first row of signs.
+
+The records' numbers: that of 2026-01 begins with lambda 0.1 and has 5 times the decay (``start=0.1``,
+``wd_mul=5``). From 2026-02 on all layers but the first add it to what attention gives
+(``behind_attention``). The state of 2026-08 has ``size=7.5`` and ``signs=8192``, and there each token
+opens a gate of its own in the place of lambda, a part of dense connections that are not done here.
 """
 
 from __future__ import annotations
@@ -17,9 +30,9 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from minillm_core import Geometry, Layers, Learned, Module, Param, Plugin, option, zeros
+from minillm_core import Buffer, Geometry, Layers, Learned, Module, Param, Plugin, option, zeros
 
-__all__ = ["BigramHash", "Table", "hashed", "rows_of"]
+__all__ = ["BigramHash", "Signed", "Table", "drawn_signs", "hashed", "rows_of", "signed"]
 
 ROLE = "embedding.bigram"
 HERE, BEFORE = 36313, 27191
@@ -32,7 +45,13 @@ class BigramHash(Plugin, api=1, identity_at_init=True):
     """An embedding of each pair of neighbouring tokens, hashed, at the entry of the layers."""
 
     size: float = option(5.0, gt=0, le=1000, help="rows of the table, in vocabularies")
+    signs: int = option(
+        0, ge=0, le=2**20, help="rows of signs that tell pairs of one row apart, 8192; 0: none"
+    )
     layers: Layers = option("all", help='layers at whose entry it is added: "all", [0, -1]')
+    behind_attention: bool = option(
+        False, help="join behind attention, not before it, in all of them but the model's first"
+    )
     start: float = option(0.05, help="of the learned coefficient at each of those layers")
     lr_mul: float = option(75.0, ge=0, help="factor on the table's learning rate")
     wd_mul: float = option(0.0, ge=0, help="factor on its weight decay")
@@ -45,17 +64,25 @@ class BigramHash(Plugin, api=1, identity_at_init=True):
 
     def build_data(self, data):
         data.field("bigram", "int32")
+        if self.signs:
+            data.field("bigram_sign", "int32")
 
     def on_batch(self, batch, phase, vocab):
-        return {**batch, "bigram": hashed(batch["ids"], rows_of(vocab, self.size))}
+        fields = {"bigram": hashed(batch["ids"], rows_of(vocab, self.size))}
+        if self.signs:
+            fields["bigram_sign"] = signed(batch["ids"], self.signs)
+        return {**batch, **fields}
 
     def build_model(self, model):
-        model.stream(
-            "bigram_embedding", Table, size=self.size, lr_mul=self.lr_mul, wd_mul=self.wd_mul
-        )
+        table = {"size": self.size, "lr_mul": self.lr_mul, "wd_mul": self.wd_mul}
+        if self.signs:
+            model.stream("bigram_embedding", Signed, signs=self.signs, **table)
+        else:
+            model.stream("bigram_embedding", Table, **table)
         for layer in self.layers.resolve(model.layers):
             coefficient = Learned(self.start, lr_mul=self.coefficient_lr_mul)
-            model.residual(f"layers.{layer}.in", "bigram_embedding", coefficient)
+            site = "mid" if self.behind_attention and layer > 0 else "in"
+            model.residual(f"layers.{layer}.{site}", "bigram_embedding", coefficient)
 
     def optimizer_factory(self, optimizer):
         if self.betas is not None:
@@ -75,6 +102,19 @@ def hashed(ids: np.ndarray, rows: int) -> np.ndarray:
     return np.concatenate([first, pairs % (rows - 1)], 1).astype(np.int32)
 
 
+def signed(ids: np.ndarray, rows: int) -> np.ndarray:
+    """ids int32 (B, T) -> int32 (B, T): each pair's row of signs, below ``rows``."""
+    pairs = (ids[:, 1:] ^ ids[:, :-1]) % rows
+    return np.concatenate([np.zeros((len(ids), 1), np.int32), pairs], 1).astype(np.int32)
+
+
+def drawn_signs(rows: int, width: int) -> np.ndarray:
+    """float32 (rows, width), -1 and 1: the same in every run, since no checkpoint holds them."""
+    words = np.random.Philox(key=rows).random_raw(-(-rows * width // 64))
+    bits = np.unpackbits(words.astype("<u8").view(np.uint8), count=rows * width)
+    return bits.reshape(rows, width).astype(np.float32) * 2 - 1
+
+
 class Table(Module):
     """bigram int32 (B, T) -> (B, T, C)."""
 
@@ -92,3 +132,20 @@ class Table(Module):
     def forward(self, bigram: Any) -> Any:
         """bigram int32 (B, T) -> (B, T, C)."""
         return self.ops.embedding(bigram, self.weight)
+
+
+class Signed(Table):
+    """bigram, bigram_sign int32 (B, T) -> (B, T, C)."""
+
+    def __init__(
+        self, geometry: Geometry, size: float, lr_mul: float, wd_mul: float, signs: int
+    ) -> None:
+        super().__init__(geometry, size, lr_mul, wd_mul)
+        shape = (signs, geometry.dim)
+        self.signs = Buffer(shape, lambda: drawn_signs(*shape))
+
+    def forward(self, bigram: Any, bigram_sign: Any) -> Any:
+        """bigram, bigram_sign int32 (B, T) -> (B, T, C)."""
+        ops, row = self.ops, super().forward(bigram)
+        signs = ops.take(self.signs, ops.reshape(bigram_sign, (-1,)), 0)
+        return ops.where(ops.reshape(signs, row.shape) > 0, row, -row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -14,10 +15,21 @@ from minillm_core.backends.numpy.model import materialise
 from minillm_core.config.load import load
 from minillm_core.nn.node import Scope
 from minillm_core.plan import Plan, build_plan
+from minillm_core.plugins.layers import Layers
 from minillm_core.plugins.manager import LoadedPlugin
-from minillm_modded.bigram_hash import BEFORE, HERE, BigramHash, hashed, rows_of
+from minillm_modded.bigram_hash import (
+    BEFORE,
+    HERE,
+    BigramHash,
+    drawn_signs,
+    hashed,
+    rows_of,
+    signed,
+)
 
 VOCAB = 13
+PINNED = [[1, 1, -1, -1, 1], [-1, 1, 1, 1, 1], [-1, 1, 1, 1, -1]]
+"""Three rows of five: checkpoints hold tables that were trained under these signs."""
 
 
 def planned(plugin: BigramHash | None, layers: int = 3) -> Plan:
@@ -50,12 +62,33 @@ def test_hashes_are_the_formula(ids: list[list[int]], rows: int) -> None:
             assert value == ((36313 * here) ^ (27191 * before)) % (rows - 1)
 
 
+@given(ids=st.lists(st.integers(0, 2**31 - 1), min_size=2, max_size=5), rows=st.integers(1, 2**20))
+def test_rows_of_signs_are_the_formula(ids: list[int], rows: int) -> None:
+    got = signed(np.array([ids], np.int32), rows)
+    assert got.dtype == np.int32
+    assert got.tolist() == [[0, *((a ^ b) % rows for a, b in itertools.pairwise(ids))]]
+
+
+@pytest.mark.parametrize("function", [hashed, signed])
 @given(ids=st.lists(st.integers(0, 50_000), min_size=2, max_size=9), cut=st.integers(1, 8))
-def test_a_continued_sequence_has_the_same_hashes(ids: list[int], cut: int) -> None:
+def test_a_continued_sequence_has_the_same_hashes(function: Any, ids: list[int], cut: int) -> None:
     """In phase decode the batch is all ids so far."""
-    whole = hashed(np.array([ids], np.int32), 999)
-    part = hashed(np.array([ids[:cut]], np.int32), 999)
+    whole = function(np.array([ids], np.int32), 999)
+    part = function(np.array([ids[:cut]], np.int32), 999)
     np.testing.assert_array_equal(part, whole[:, :cut])
+
+
+def test_signs_are_a_coin_s_and_always_the_same() -> None:
+    """Columns and rows are balanced, no two rows alike; the digits are those of every machine."""
+    signs = drawn_signs(500, 100)
+    assert signs.dtype == np.float32
+    assert set(np.unique(signs)) == {-1.0, 1.0}
+    for axis, count in ((0, 500), (1, 100)):
+        assert np.abs(signs.mean(axis)).max() < 5 * count**-0.5
+    between = signs @ signs.T / 100 - np.eye(500)
+    assert np.abs(between).max() < 0.6
+    np.testing.assert_array_equal(drawn_signs(500, 100), signs)
+    assert drawn_signs(3, 5).tolist() == PINNED
 
 
 def test_few_pairs_of_frequent_tokens_meet() -> None:
@@ -94,8 +127,31 @@ def test_it_enters_the_named_layers(layers: Any, at: list[int]) -> None:
             np.testing.assert_allclose(got, x + 0.25 * looked_up, rtol=1e-12)
 
 
-def test_at_the_start_the_model_is_as_it_was() -> None:
-    plugin = BigramHash()
+def test_behind_attention_it_joins_with_what_that_gives() -> None:
+    """The model's first layer has it at its entry, so that an attention can read it at once."""
+    model = materialise(planned(BigramHash(layers=Layers([0, 2]), behind_attention=True)), 0)
+    sites = [(block.site_in is not None, block.site_mid is not None) for block in model.layers]
+    assert sites == [(True, False), (False, False), (False, True)]
+
+
+def test_signs_turn_the_row_and_nothing_else() -> None:
+    plugin = BigramHash(signs=16)
+    plan = planned(plugin)
+    assert {"bigram", "bigram_sign"} <= set(plan.fields)
+    assert plan.parameters.keys() == planned(BigramHash()).parameters.keys()
+    batch = batch_of([[3, 4, 4, 9]], plugin)
+    assert batch["bigram_sign"].tolist() == [[0, 3 ^ 4, 0, 4 ^ 9]]
+    table = materialise(plan, 0).streams["bigram_embedding"]
+    table.weight = np.random.default_rng(1).standard_normal(table.weight.shape)
+    np.testing.assert_array_equal(
+        table(batch["bigram"], batch["bigram_sign"]),
+        table.weight[batch["bigram"]] * drawn_signs(16, 8)[batch["bigram_sign"]],
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"signs": 16}, {"behind_attention": True}])
+def test_at_the_start_the_model_is_as_it_was(options: Any) -> None:
+    plugin = BigramHash(**options)
     batch = batch_of([[3, 4, 4, 9], [1, 1, 2, 0]], plugin)
     values = {"normaliser": 0.125}
     ours, plain = (materialise(planned(one), 0)(dict(batch), values) for one in (plugin, None))

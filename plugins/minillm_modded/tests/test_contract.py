@@ -13,6 +13,7 @@ pytestmark = pytest.mark.slow
 test_attn_scale = conformance("attn_scale")
 test_backout = conformance("backout")
 test_bigram_hash = conformance("bigram_hash")
+test_bigram_hash_with_signs = conformance("bigram_hash", {"signs": 64})
 test_embed_norm = conformance("embed_norm")
 test_embed_skip = conformance("embed_skip")
 test_half_rope = conformance("half_rope")
