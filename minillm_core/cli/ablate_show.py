@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
-from rich.table import Table
-from rich.text import Text
+from rich.table import Column
 
 from minillm_core.cli.ablate_left import Left
+from minillm_core.cli.ablate_table import show_findings
 from minillm_core.cli.cache import cache_folder, data_folder
 from minillm_core.cli.console import emit, say
 from minillm_core.cli.prepare import Asked, prepare
@@ -22,11 +20,13 @@ from minillm_core.measure.ablate import Request, ablate
 from minillm_core.measure.ablation import PAGE, RESULT, Watch
 from minillm_core.measure.card import FOLDER
 from minillm_core.measure.course import Going
-from minillm_core.text import counted
 from minillm_core.train.progress import duration
 from minillm_core.train.record import RUNS
 
-__all__ = ["render", "show_ablation"]
+__all__ = ["show_ablation"]
+
+WIDE = 80
+"""Columns that hold the bar too; in fewer a run's name is broken rather than the time that is left."""
 
 
 def show_ablation(
@@ -64,7 +64,7 @@ def show_ablation(
     if json:
         emit(result)
         return
-    Console().print(render(result))
+    show_findings(result, Console())
     say(f"all of it: {folder / PAGE}, {folder / RESULT}")
 
 
@@ -75,9 +75,10 @@ def _watched(left: Left) -> Iterator[tuple[Watch, Callable[[str], None]]]:
     if not console.is_terminal:
         yield _Lines(left, say), say
         return
+    wide = console.width >= WIDE
     bar = Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
+        TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=wide)),
+        *((BarColumn(bar_width=24),) if wide else ()),
         TextColumn("{task.percentage:>3.0f} %"),
         TextColumn("{task.fields[left]}", markup=False),
         console=console,
@@ -133,57 +134,3 @@ def _ahead(going: Going, left: Left) -> str:
     seconds = left.seconds
     until = "" if seconds is None else f", {duration(seconds)} left"
     return f"run {going.number} of {going.runs}{until}"
-
-
-def render(result: Mapping[str, Any]) -> Table:
-    """One line a plugin: its effect on the loss, on speed and on memory, with intervals."""
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        title=f"{result['design']}, {counted(len(result['seeds']), 'pair')} of {result['steps']:,} steps, "
-        f"{result['device']}: with minus without, 95 % intervals",
-        title_justify="left",
-        caption="loss in nats a token of held-out text: below 0 is better",
-        caption_justify="left",
-    )
-    for column in ("plugin", "loss, equal tokens", "loss, equal seconds", "tokens/s", "peak"):
-        table.add_column(column, no_wrap=column == "plugin")
-    for name, found in result["plugins"].items():
-        if found["effect"] is None:
-            table.add_row(name, Text(f"{found['failed']} of its pairs failed", style="red"))
-            continue
-        table.add_row(
-            name,
-            _loss(found),
-            _loss(found["equal_seconds"]) if found["equal_seconds"] else "no pair finished",
-            _speed(found["speed"]),
-            _peak(found["peak_bytes"]),
-        )
-    for name, why in result["not_judged"].items():
-        table.add_row(name, Text(f"not judged: {why}", style="yellow"))
-    return table
-
-
-def _loss(effect: Mapping[str, Any]) -> Text:
-    mean, low, high = effect["effect"], effect["low"], effect["high"]
-    if low is None:
-        return Text(f"{mean:+.4f} (one pair: no interval)")
-    told = f"{mean:+.4f} [{low:+.4f}, {high:+.4f}]"
-    if effect["distinguishable"]:
-        return Text(told, style="green" if mean < 0 else "red")
-    needs = effect["pairs_needed"]
-    more = f"{needs} pairs would tell" if needs else "over 1,000 pairs would be needed"
-    return Text(f"{told} not distinguishable; {more}")
-
-
-def _speed(speed: Mapping[str, float | None]) -> str:
-    if speed["low"] is None or speed["high"] is None:
-        return f"{speed['effect']:.3f} x"
-    return f"{speed['effect']:.3f} x [{speed['low']:.3f}, {speed['high']:.3f}]"
-
-
-def _peak(peak: Mapping[str, int | None]) -> str:
-    having, without = peak["with"], peak["without"]
-    if having is None or without is None:
-        return "unknown"
-    return f"{having / without:.3f} x ({having / 2**30:.2f} GiB)"

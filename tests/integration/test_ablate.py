@@ -60,6 +60,22 @@ def test_an_ablation_shows_a_table_and_keeps_everything(
     assert "are not made again" in again.err
 
 
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_terminal_shows_the_time_that_is_left_whole(
+    given: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    width: int,
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert main(["ablate", "--plugins", "residual_decay", "--seeds", "1", *given]) == 0
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
+    bars = [line for line in re.split(r"[\r\n]+", shown) if " % run 2 of 2" in line]
+    assert max(map(len, bars)) <= width
+    assert re.search(r"^\+residual_decay, .* run 2 of 2, \d+:\d\d left", bars[-1])
+
+
 def test_an_ablation_is_what_training_gives(
     given: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
