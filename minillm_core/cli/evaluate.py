@@ -47,7 +47,11 @@ def evaluate(
     debug: options.Debug = False,
     show_help: options.Help = False,
 ) -> None:
-    """Measure a run's loss and bits per byte on text."""
+    """Measure a run's loss and bits per byte on text.
+
+    It need not be the run's machine: plugins are needed that shaped the model, its data or its
+    loss. What else does not serve here, kernels and observers, is left out, and a line says so.
+    """
     from minillm_core.cli.cache import cache_folder
     from minillm_core.cli.console import emit, say, write
     from minillm_core.config.selection import select

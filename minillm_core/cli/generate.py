@@ -88,7 +88,10 @@ def generate(
     debug: options.Debug = False,
     show_help: options.Help = False,
 ) -> None:
-    """Go on with a text: write it, and what a run's model puts after it."""
+    """Go on with a text: write it, and what a run's model puts after it.
+
+    It need not be the run's machine, as for minillm eval.
+    """
     import secrets
 
     from minillm_core.cli.console import emit, say

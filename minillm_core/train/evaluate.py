@@ -112,7 +112,7 @@ def evaluate_run(
     run = open_run(out, plugins=plugins, say=say)
     config, tokenizer = run.config, run.tokenizer
     length = seq_len or config.train.seq_len
-    model = run.model(detected, max_positions=length, create=create)
+    model = run.model(detected, max_positions=length, say=say, create=create)
     documents = open_documents(
         data, tokenizer=tokenizer, vocab=config.model.vocab, cache=cache, say=say
     )

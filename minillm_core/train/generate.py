@@ -212,5 +212,5 @@ def open_writer(
     # the kernels that were asked for were for training, perhaps in another dtype
     config = run.config.model_copy(update={"train": train, "kernels": "auto"})
     run = replace(run, config=config, plan=replace(run.plan, config=config))
-    model = run.model(detected, create=create)
+    model = run.model(detected, say=say, create=create)
     return Writer(model, tokenizer, train.seq_len, run.batch_hook(), run.plugins), run

@@ -16,13 +16,15 @@ from minillm_core.checkpoint import Checkpoint, newest_or_refuse
 from minillm_core.config.origins import Layer, Setting
 from minillm_core.config.schema import Config
 from minillm_core.data import OnBatch, Tokenizer
-from minillm_core.errors import Refusal
+from minillm_core.errors import PlanError, Refusal
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plugins.blame import blaming
-from minillm_core.plugins.manager import LoadedPlugin, check_support
+from minillm_core.plugins.discover import installed_names
+from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.manager import load as load_plugins
 from minillm_core.plugins.streams import Streams
 from minillm_core.train.hooks import batch_hook
+from minillm_core.train.reading import alike, for_reading
 from minillm_core.train.record import RUN, read_record
 from minillm_core.train.settings import config_of, layer_of
 
@@ -59,22 +61,32 @@ class Run:
         )
 
     def model(
-        self, detected: Detected, *, max_positions: int | None = None, create: Create | None = None
+        self,
+        detected: Detected,
+        *,
+        max_positions: int | None = None,
+        say: Callable[[str], None],
+        create: Create | None = None,
     ) -> Model:
         """The trained model on a device; it need not be the run's.
+
+        What only training needed may be missing there: see
+        :func:`minillm_core.train.reading.for_reading`.
 
         Args:
             detected: where.
             max_positions: longest row that will ever be fed; default: the run's seq_len.
+            say: is told what the model is read without.
             create: makes the backend; default: :func:`minillm_core.backends.create`.
 
         Raises:
-            Refusal: a plugin does not run there, or the checkpoint does not fit the plan.
+            Refusal: a plugin that shaped the model, its data or its loss does not run there, or the
+                checkpoint does not fit the plan.
         """
-        check_support(self.plugins, detected.backend, detected.device)
         with blaming(self.plugins, "while kernels are chosen"):
-            backend = (create or backends.create)(detected, self.plan)
-        model = backend.model(self.plan, self.config.seed, max_positions=max_positions)
+            plan = for_reading(self.plan, self.plugins, detected, say)
+            backend = (create or backends.create)(detected, plan)
+        model = backend.model(plan, self.config.seed, max_positions=max_positions)
         arrays = self.checkpoint.arrays("model.") | self.checkpoint.arrays("state.")
         try:
             model.load(arrays)
@@ -98,20 +110,51 @@ def open_run(
         say: is told what a person should know.
 
     Raises:
-        Refusal: OUT holds no run or no checkpoint, or its plugins cannot be had.
+        Refusal: OUT holds no run or no checkpoint, or plugins that shaped its model, its data or
+            its loss cannot be had.
         NoCheckpoint: none verifies.
         PluginCodeError: a plugin's own code raised.
     """
     record = read_record(out)
     config = config_of(record["config"], where=str(out / RUN))
-    active = tuple(load_plugins(specs_of(record, config, out, plugins or {}), config.plugins))
-    plan = build_plan(config, active)
-    if plan.hash != record["plan_hash"]:
-        say("warning: the installed versions make another plan of this run than it was trained by")
+    active, plan = _planned(record, config, specs_of(record, config, out, plugins or {}), say)
     checkpoint = newest_or_refuse(out, say)
     path = out / TOKENIZER
     tokenizer = Tokenizer.load(path, config.model.vocab) if path.exists() else None
     return Run(out, record, config, active, plan, checkpoint, tokenizer)
+
+
+def _planned(
+    record: Mapping[str, Any],
+    config: Config,
+    specs: Mapping[str, str],
+    say: Callable[[str], None],
+) -> tuple[tuple[LoadedPlugin, ...], Plan]:
+    """The run's plugins and its plan; without those that are not installed and shaped nothing.
+
+    Raises:
+        PluginError: a plugin cannot be had, and the record does not show that it shaped nothing.
+    """
+    named = {name for name, spec in specs.items() if name == spec}
+    absent = named - installed_names() if named else named
+    here = {name: spec for name, spec in specs.items() if name not in absent}
+    active = load_plugins(here, config.plugins)
+    try:
+        plan = build_plan(config, active)
+    except PlanError:
+        if absent:  # one that is here may build on one that is not
+            load_plugins(specs, config.plugins)  # refuses, and says what to install
+        raise
+    if absent and not alike(record.get("plan"), plan):
+        load_plugins(specs, config.plugins)
+    for name in sorted(absent):
+        say(
+            f"plugin '{name}' is not installed here: it shaped neither the model nor its data nor "
+            "its loss, and the run is read without it"
+        )
+    if not absent and plan.hash != record["plan_hash"]:  # without one of them it is another
+        say("warning: the installed versions make another plan of this run than it was trained by")
+    return active, plan
 
 
 def recorded(out: Path | None) -> dict[str, Any] | None:

@@ -179,7 +179,8 @@ def test_logits_are_the_same_elsewhere(
     result = export_run(out, tmp_path / "to", plugins=again, say=said.append, **options)
     assert result["layout"] == ("qwen3" if file else "llama")
     assert said == []
-    model = open_run(out, plugins=again, say=said.append).model(Detected("torch", "cpu", "test"))
+    run = open_run(out, plugins=again, say=said.append)
+    model = run.model(Detected("torch", "cpu", "test"), say=said.append)
     assert_the_same(model, [load(tmp_path / "to") for load in (transformers_logits, mlx_lm_logits)])
 
 
