@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 
-__all__ = ["counted", "few", "nearest", "plain", "printable", "printable_so_far"]
+__all__ = ["counted", "few", "nearest", "plain", "printable", "printable_so_far", "rounded"]
 
 # The counts are bounded so that a stream need not be held back for long; real ones stay below.
 _SEQUENCES = (
@@ -26,6 +27,10 @@ _CONTROL = re.compile(
 _COMMAND = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"  # C0 but tab and newline, C1, bidi
 )
+
+_DECIMAL = re.compile(r"(?<![\w.])\d+\.\d+(?:e[+-]?\d+)?(?![\w.])")  # no part of a version
+DIGITS = 6
+"""Significant ones of a number that is there to be read; whole numbers keep all of theirs."""
 
 
 def plain(text: str, limit: int = 300) -> str:
@@ -64,6 +69,22 @@ def few(names: Sequence[str], shown: int = 3) -> str:
     """The first of several names, and how many more there are."""
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
     return ", ".join(names[:shown]) + more
+
+
+def rounded(text: str) -> str:
+    """``text`` with its long decimal numbers at six significant digits: for people, never for data.
+
+    Whole numbers, short ones as they are written, and versions stay.
+    """
+    return _DECIMAL.sub(lambda found: _rounded(found[0]), text)
+
+
+def _rounded(number: str) -> str:
+    digits = number.partition("e")[0].replace(".", "").strip("0")
+    value = float(number)
+    if len(digits) <= DIGITS or value.is_integer() or math.isinf(value):
+        return number
+    return f"{value:.{DIGITS}g}"
 
 
 def counted(count: int, one: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from minillm_core.errors import Refusal
-from minillm_core.text import plain
+from minillm_core.text import plain, rounded
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -115,7 +115,8 @@ def _facts(shown: dict[str, Any]) -> list[tuple[str, str]]:
     if shown["requires"]:
         facts.append(("requires", _requires(shown)))
     if "slots" in shown:
-        facts.append(("slots", "\n".join(shown["slots"]) or shown.get("slots_refused", "none")))
+        slots = "\n".join(map(rounded, shown["slots"]))
+        facts.append(("slots", slots or shown.get("slots_refused", "none")))
     return [*facts, *_cards(shown)]
 
 

@@ -19,7 +19,7 @@ from minillm_core.plan.build import geometry_of
 from minillm_core.plan.declared import Declared
 from minillm_core.plan.render import columns
 from minillm_core.plan.why import Answer, Folded, Pattern, folded, nearest_names, slot_answers
-from minillm_core.text import plain
+from minillm_core.text import plain, rounded
 
 if TYPE_CHECKING:
     from minillm_core.plugins.manager import LoadedPlugin
@@ -109,7 +109,7 @@ def _render(chosen: Sequence[Folded], plugins: Sequence[LoadedPlugin]) -> None:
         place = (_short(one), one.where)
         for held in one.answer.held:
             owner = f"{held.owner} {versions.get(held.owner) or ''}".strip()
-            _row(table, *place, owner, held.what, held.why)
+            _row(table, *place, owner, rounded(held.what), held.why)
             place = ("", "")
         for refused in one.answer.refused:
             style = "red" if refused.how == "clash" else "dim"

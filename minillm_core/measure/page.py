@@ -11,6 +11,7 @@ from typing import Any
 from minillm_core.measure.figure import NARROW, WIDE, Size, colour
 from minillm_core.measure.markup import Markup, joined, tag
 from minillm_core.plan.render import sized
+from minillm_core.text import rounded
 
 __all__ = ["chart", "document", "facts", "legend", "pairs", "section", "signed", "small", "table"]
 
@@ -129,6 +130,6 @@ def _row(kinds: Sequence[str | None], name: object, *cells: object) -> Markup:
 def _value(key: str, value: Any) -> str:
     if key.endswith("_bytes") and isinstance(value, int):
         return sized(value)
-    if isinstance(value, bool | list | dict):  # as it is typed, nearly
-        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, bool | list | dict | float):  # as it is typed, nearly
+        return rounded(json.dumps(value, ensure_ascii=False))
     return f"{value:,}" if isinstance(value, int) else str(value)

@@ -12,7 +12,7 @@ from rich.text import Text
 from minillm_core.plan.fold import fold, ranges
 from minillm_core.plan.render import amount, columns, sized
 from minillm_core.plan.slots_of import Taken, taken
-from minillm_core.text import plain
+from minillm_core.text import plain, rounded
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -93,7 +93,7 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str
 def in_words(found: Mapping[str, Pair]) -> tuple[str, ...]:
     """One line a difference, layers that are alike folded: ``train.steps: 360 -> 720``."""
     lines = []
-    folded = fold((path, (_shown(old), _shown(new))) for path, (old, new) in found.items())
+    folded = fold((path, _shown(*pair)) for path, pair in found.items())
     for pattern, (old, new), layers in folded:
         place = plain(pattern.replace("*", ranges(layers) if layers else "*", 1))
         lines.append(f"{place}: {old} -> {new}")
@@ -145,7 +145,7 @@ def _slots(found: Difference) -> Any:
     table = columns("", "plugin", "slot", "where", "what")
     for sign, slots in zip("-+", found.slots, strict=True):
         for slot in slots:
-            _row(table, sign, slot.owner, slot.slot, slot.where, slot.what)
+            _row(table, sign, slot.owner, slot.slot, slot.where, rounded(slot.what))
     return table
 
 
@@ -168,8 +168,11 @@ def _change(old: float, new: float) -> str:
     return f"{new / old - 1:+.1%}" if old and new != old else "" if old == new else "new"
 
 
-def _shown(value: Any) -> str:
-    return value if value is ABSENT else plain(json.dumps(value), 60)
+def _shown(*pair: Any) -> tuple[str, str]:
+    """Both values, at all their digits where they would look alike without."""
+    exact = [value if value is ABSENT else json.dumps(value) for value in pair]
+    shown = [plain(rounded(text), 60) for text in exact]
+    return _two(shown if shown[0] != shown[1] else (plain(text, 60) for text in exact))
 
 
 def _two(pair: Any) -> tuple[Any, Any]:

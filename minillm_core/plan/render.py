@@ -17,7 +17,7 @@ from minillm_core.plan.estimate import Estimate
 from minillm_core.plan.fold import ranges
 from minillm_core.plan.plan import Plan, as_json
 from minillm_core.plan.slots_of import taken
-from minillm_core.text import plain
+from minillm_core.text import plain, rounded
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -207,12 +207,12 @@ def _plugins(plan: Plan, console: Console) -> Table:
     for entry in taken(plan):
         begins, last = entry.owner != last, entry.owner
         name = f"{entry.owner} {versions.get(entry.owner) or ''}" if begins else ""
-        _row(wide, name, entry.slot, entry.where, entry.what)
+        _row(wide, name, entry.slot, entry.where, rounded(entry.what))
         if begins:
             narrow.add_row(Text(plain(name), "bold"))
         narrow.add_row(
             Text(f"  {plain(entry.slot)}"),
-            *(Text(plain(cell)) for cell in (entry.where, entry.what)),
+            *(Text(plain(cell)) for cell in (entry.where, rounded(entry.what))),
         )
     anywhere = console.options.update(max_width=10_000)
     return wide if console.measure(wide, options=anywhere).maximum <= console.width else narrow

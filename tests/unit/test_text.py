@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import unicodedata
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minillm_core.text import counted, few, nearest, plain, printable, printable_so_far
+from minillm_core.text import counted, few, nearest, plain, printable, printable_so_far, rounded
 
 words = st.text(st.characters(categories=["L", "N", "P"]), min_size=1, max_size=9)
 SEQUENCES = "\x1b[31m \x1b[2J \x1b]0;title\x07 \x1b]8;;http://x\x1b\\ \x1bPq\x1b\\ \x1bc"
@@ -69,3 +70,29 @@ def test_the_nearest_name() -> None:
 
 def test_one_is_no_plural() -> None:
     assert [counted(n, "slot") for n in range(3)] == ["0 slots", "1 slot", "2 slots"]
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_a_long_number_is_read_at_six_digits(number: float) -> None:
+    shown = rounded(f"Table(std={number}, rows=50304)")
+    assert shown.endswith(", rows=50304)")
+    figure = shown.removeprefix("Table(std=").partition(",")[0]
+    assert float(figure) == pytest.approx(number, rel=5.01e-6, abs=1e-322)
+    mantissa = figure.lstrip("-").partition("e")[0]
+    assert number.is_integer() or len(mantissa.replace(".", "").strip("0")) <= 6
+    assert rounded(shown) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("std=0.036084391824351615", "std=0.0360844"),
+        ("[-0.5000000001, 1.2345678e-07]", "[-0.5, 1.23457e-07]"),
+        ("Gated(width=12, lr_mul=150.0, wd_mul=0.0)", "Gated(width=12, lr_mul=150.0, wd_mul=0.0)"),
+        ("1048577 50304.0 12345678.0", "1048577 50304.0 12345678.0"),
+        ("torch 2.13.0 1.2.34567891 v0.123456789", "torch 2.13.0 1.2.34567891 v0.123456789"),
+        ("12345678e95 1.2345678e999", "12345678e95 1.2345678e999"),
+    ],
+)
+def test_only_long_decimals_are_made_shorter(text: str, shown: str) -> None:
+    assert rounded(text) == shown

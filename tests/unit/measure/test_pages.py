@@ -272,6 +272,18 @@ def test_what_went_otherwise_is_told(tmp_path: Path) -> None:
         assert part in shown
 
 
+def test_numbers_are_read_at_six_digits_and_versions_at_all_of_theirs(tmp_path: Path) -> None:
+    planned = {
+        **RECORD["plan"],
+        "schedules": {"values": {"lr": {"owner": "core", "peak": 0.1 + 0.2, "at": [1 / 3]}}},
+    }
+    versions = {"minillm-core": "0.1.12345678", "torch": "2.13"}
+    out = folder(tmp_path, step(1), plan=planned, versions=versions)
+    shown = harmless(run_page(read_history(out), None, "why"))
+    assert "peak 0.3, at [0.333333]" in shown
+    assert "minillm-core 0.1.12345678" in shown
+
+
 def test_a_run_without_metrics_is_one_that_just_began(tmp_path: Path) -> None:
     folder(tmp_path, exit=None)
     (tmp_path / "metrics.jsonl").unlink()

@@ -107,6 +107,31 @@ def test_the_document_names_the_plugins_that_are_named(planned: Planned) -> None
     assert plan_document(planned())["plugins"] == []
 
 
+class Scaled(Plugin, api=1):
+    """Gates with a number."""
+
+    by: float = 0.0
+
+    def build_attention(self, attn):
+        attn.out.gate(Gate, label=f"by={self.by}")
+
+
+def test_numbers_are_read_at_six_digits_and_kept_at_all_of_theirs(planned: Planned) -> None:
+    long = 0.036084391824351615
+    plan, other = planned(scaled=Scaled(by=long)), planned(scaled=Scaled(by=0.5))
+    for text in (shown(plan, 200), shown_difference(plan, other, 200)):
+        assert "0.0360844" in text
+        assert str(long) not in text
+    assert plan.data()["plugins"]["scaled"]["by"] == long
+    assert str(long) in json.dumps(plan.data()["model"]["spec"])
+    assert str(long) in json.dumps(Difference.of(plan, other).as_json()["slots"])
+
+
+def test_values_that_would_be_read_alike_are_shown_at_all_their_digits() -> None:
+    near = {"a": (0.12345671, 0.12345672), "b": (0.12345671, 0.5)}
+    assert in_words(near) == ("a: 0.12345671 -> 0.12345672", "b: 0.123457 -> 0.5")
+
+
 def test_slots_of_a_plugin_are_a_line_each(planned: Planned) -> None:
     plan = planned(gates=Gates(), muon=Muon(), paired_heads=PairedHeads(layers=[0, 2]))
     assert slots_of(plan, "gates") == (
