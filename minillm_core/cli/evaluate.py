@@ -49,8 +49,7 @@ def evaluate(
 ) -> None:
     """Measure a run's loss and bits per byte on text.
 
-    It need not be the run's machine: plugins are needed that shaped the model, its data or its
-    loss. What else does not serve here, kernels and observers, is left out, and a line says so.
+    On any machine: only plugins that shaped the model, its data or its loss are needed.
     """
     from minillm_core.cli.cache import cache_folder
     from minillm_core.cli.console import emit, say, write

@@ -90,7 +90,7 @@ def generate(
 ) -> None:
     """Go on with a text: write it, and what a run's model puts after it.
 
-    It need not be the run's machine, as for minillm eval.
+    On any machine: only plugins that shaped the model, its data or its loss are needed.
     """
     import secrets
 
