@@ -11,7 +11,7 @@ from minillm_core.measure.history import History, smoothed, thinned
 from minillm_core.measure.markup import Markup, tag
 from minillm_core.measure.tables import plan, plugins
 from minillm_core.measure.ticks import BYTES, COUNT, TIME, Axis
-from minillm_core.plan.render import amount
+from minillm_core.plan.render import amount, sized
 
 __all__ = ["run_page"]
 
@@ -213,6 +213,7 @@ def _told(history: History) -> Markup:
                 )
                 if bound
                 else "",
+                "peak memory": _peak(history, bound),
                 "kernels": kernels,
                 "taken up again": "; ".join(
                     f"after step {one['step']:,} (exit code before: {one['exit_before']})"
@@ -224,6 +225,15 @@ def _told(history: History) -> Markup:
             }
         ),
     )
+
+
+def _peak(history: History, bound: Json) -> str:
+    """What the steps say of it; that nobody measured it, where they say nothing."""
+    if measured := [bytes_ for _, bytes_ in history.series("peak_bytes", "step")]:
+        return f"{sized(max(measured))}, by {bound.get('backend', 'the framework')}'s own count"
+    if not (history.steps and bound):
+        return ""
+    return f"not measured: {bound['backend']} does not count it on {bound['device']}"
 
 
 def _settings(config: Json, part: str) -> str:

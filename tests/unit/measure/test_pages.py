@@ -284,6 +284,28 @@ def test_numbers_are_read_at_six_digits_and_versions_at_all_of_theirs(tmp_path: 
     assert "minillm-core 0.1.12345678" in shown
 
 
+@pytest.mark.parametrize(
+    ("backend", "device", "peaks", "said"),
+    [
+        ("torch", "cpu", [None, None], "not measured: torch does not count it on cpu"),
+        ("mlx", "cpu", [2**30, 3 * 2**30, 2**31], "3.00 GiB, by mlx's own count"),
+        ("torch", "cuda:0", [None, 2**31], "2.00 GiB, by torch's own count"),
+    ],
+)
+def test_it_says_how_much_memory_was_held_or_that_nobody_knows(
+    tmp_path: Path, backend: str, device: str, peaks: list[int | None], said: str
+) -> None:
+    steps = [step(n, peak_bytes=peak) for n, peak in enumerate(peaks, 1)]
+    out = folder(tmp_path, *steps, binding={"backend": backend, "device": device})
+    shown = harmless(run_page(read_history(out), None, "why"))
+    assert f"peak memory{said}" in shown
+
+
+def test_of_memory_nothing_is_said_before_the_first_step(tmp_path: Path) -> None:
+    out = folder(tmp_path, binding={"backend": "torch", "device": "cpu"})
+    assert "peak memory" not in harmless(run_page(read_history(out), None, "why")).lower()
+
+
 def test_a_run_without_metrics_is_one_that_just_began(tmp_path: Path) -> None:
     folder(tmp_path, exit=None)
     (tmp_path / "metrics.jsonl").unlink()
