@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -89,7 +90,9 @@ def _quiet() -> Iterator[None]:
 
 def _again(request: pytest.FixtureRequest) -> str:
     """The command that runs this test alone."""
-    words = [str(request.config.cwd_relative_nodeid(request.node.nodeid))]
+    path, *names = str(request.node.nodeid).split("::")
+    here = os.path.relpath(request.config.rootpath / path, request.config.invocation_params.dir)
+    words = ["::".join((here, *names))]
     if backend := request.config.getoption("--minillm-backend", None):
         words += ["--minillm-backend", backend]
     return shlex.join(["python", "-m", "pytest", *words])

@@ -51,20 +51,25 @@ def test_nothing_heavy_was_imported():
 def run(tmp_path: Path) -> Run:
     """Run pytest in a folder with these files; what it prints."""
 
-    def run_pytest(*arguments: str, code: int, **files: str) -> str:
+    def run_pytest(*arguments: str, code: int, below: str = "", **files: str) -> str:
+        folder = tmp_path / below
+        folder.mkdir(exist_ok=True)
+        (tmp_path / "pytest.ini").write_text("[pytest]\n")  # pytest's root, wherever it runs
         for name, text in files.items():
-            (tmp_path / f"{name}.py").write_text(text)
+            (folder / f"{name}.py").write_text(text)
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
-        found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        found = subprocess.run(command, cwd=folder, capture_output=True, text=True)
         assert found.returncode == code, found.stdout + found.stderr
         return found.stdout + found.stderr
 
     return run_pytest
 
 
-def test_a_test_a_check_and_one_failure_for_one_fault(run: Run) -> None:
+@pytest.mark.parametrize("below", ["", "plugin"])
+def test_a_test_a_check_and_one_failure_for_one_fault(run: Run, below: str) -> None:
     strict = ("-W", "error", "--strict-markers", "--strict-config")
-    out = run("-rs", *strict, "-k", "contract", code=1, my_trick=PLUGIN, test_it=TESTS)
+    files = {"my_trick": PLUGIN, "test_it": TESTS}
+    out = run("-rs", *strict, "-k", "contract", code=1, below=below, **files)
     assert "minillm 0" in out
     assert ": ./my_trick.py:MyTrick on torch " in out
     assert "\nloads failed: " in out or "\nplans failed: " in out
@@ -74,7 +79,7 @@ def test_a_test_a_check_and_one_failure_for_one_fault(run: Run) -> None:
     (again,) = [line for line in out.splitlines() if line.startswith("  again: ")]
     words = shlex.split(again.removeprefix("  again: "))
     assert words[:3] == ["python", "-m", "pytest"]
-    alone = run(*words[3:], code=1)
+    alone = run(*words[3:], code=1, below=below)
     assert again in alone
     assert "collected 1 item" in alone
 
