@@ -24,7 +24,8 @@ from minillm_core.measure.rig import Rig
 from minillm_core.measure.variants import Design, leave_one_out, one_at_a_time
 from minillm_core.plan import Plan
 from minillm_core.plugins.manager import LoadedPlugin, check_support
-from minillm_core.train.record import RUN, hardware, versions
+from minillm_core.text import counted
+from minillm_core.train.record import RUN, hardware, refuse_unwritable, versions
 from minillm_core.train.signals import StopRequest, stop_on_signals
 
 __all__ = ["Ready", "Request", "ablate", "choose_folder", "readied"]
@@ -163,6 +164,7 @@ def readied(
             where=str(out / RUN),
             fix="--out with another folder",
         )
+    refuse_unwritable(out)
     distributions = [one.distribution for one in plugins if one.distribution]
     about = {
         "data": {"fingerprint": corpus.fingerprint, "description": corpus.description},
@@ -256,7 +258,7 @@ def _check(request: Request, loaded: Loaded) -> None:
 def _told(design: Design, request: Request, out: Path, data: str) -> list[str]:
     count = len(design.variants) * request.seeds
     lines = [
-        f"{design.kind}: {len(design.variants)} sets of plugins x {request.seeds} seeds, "
+        f"{design.kind}: {len(design.variants)} sets of plugins x {counted(request.seeds, 'seed')}, "
         f"{count} runs and those at equal seconds, into {out}",
         f"data    {data}",
     ]

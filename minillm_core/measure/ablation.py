@@ -23,10 +23,12 @@ from minillm_core.measure.rig import Rig, Trained, with_steps
 from minillm_core.measure.variants import Design, Variant
 from minillm_core.measure.worth import Lengths, steps_in_time, worth
 from minillm_core.plan import Plan
+from minillm_core.text import counted
+from minillm_core.train.record import ABLATION
 
 __all__ = ["PAGE", "RESULT", "Ablation", "Watch"]
 
-RUNS, RESULT, PAGE = "runs", "ablation.json", "ablation.html"
+RUNS, RESULT, PAGE = "runs", ABLATION, "ablation.html"
 
 Watch = Callable[[Going, float], None]
 
@@ -257,7 +259,7 @@ class Ablation:
         if not self.done:
             return Interrupted("ended by a signal; no run was finished")
         return Stopped(
-            f"ended by a signal; {len(self.done)} finished runs are kept",
+            f"ended by a signal; {counted(len(self.done), 'finished run')} kept",
             where=str(self.out / RUNS),
             fix="the same command with the same --out goes on with the others",
         )

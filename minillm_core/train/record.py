@@ -15,6 +15,7 @@ from minillm_core.checkpoint import disk
 from minillm_core.errors import Refusal
 
 __all__ = [
+    "ABLATION",
     "RUN",
     "Record",
     "choose_out",
@@ -22,10 +23,13 @@ __all__ = [
     "hardware",
     "read_record",
     "refuse_taken",
+    "refuse_unwritable",
     "versions",
 ]
 
 RUN = "run.json"
+ABLATION = "ablation.json"
+"""What ``minillm ablate`` writes, in a folder that is no run's."""
 RUNS = Path("runs")
 PACKAGES = ("minillm-core", "numpy", "pydantic", "safetensors", "tokenizers")
 FRAMEWORKS = {"torch": ("torch",), "mlx": ("mlx",), "numpy": ()}
@@ -37,7 +41,8 @@ def choose_out(
     """Where a run may write: ``given``, or runs/<preset>-<first free n>. Writes nothing.
 
     Raises:
-        Refusal: ``given`` holds a run and it is not to go on, or nothing can be written there.
+        Refusal: ``given`` holds a run and it is not to go on, or an ablation, or nothing can be
+            written there.
     """
     if given is None:
         n = 1
@@ -46,14 +51,29 @@ def choose_out(
         given = runs / f"{preset}-{n}"
     if not resume:
         refuse_taken(given)
-    place = given
+    if os.path.lexists(given / ABLATION):  # a run there, and the ablation could not go on
+        raise Refusal(
+            f"{given} holds an ablation of minillm ablate",
+            where=str(given / ABLATION),
+            fix="--out with another folder",
+        )
+    refuse_unwritable(given)
+    return given
+
+
+def refuse_unwritable(out: Path) -> None:
+    """Refuse a folder that nothing can be written to, there or not yet.
+
+    Raises:
+        Refusal: it is no folder, lies in none, or this account may not write there.
+    """
+    place = out
     while not os.path.lexists(place) and place != place.parent:
         place = place.parent
     if not place.is_dir():
-        raise _unwritable(given, f"{place} is not a folder")
+        raise _unwritable(out, f"{place} is not a folder")
     if not os.access(place, os.W_OK | os.X_OK):
-        raise _unwritable(given, f"no permission to write in {place}")
-    return given
+        raise _unwritable(out, f"no permission to write in {place}")
 
 
 def claim_out(

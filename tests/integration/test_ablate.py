@@ -125,6 +125,17 @@ def test_the_folder_of_a_run_is_refused(
     assert "holds a run of minillm train" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("below", ["", "below"])
+def test_a_file_in_the_place_of_the_folder_is_refused(
+    given: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str], below: str
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("text")
+    assert main(["ablate", "--plugins", "muon", *given, "--out", str(file / below)]) == 2
+    assert f"{file} is not a folder" in capsys.readouterr().err
+    assert file.read_text() == "text"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["kill", "term"])
 def test_finished_runs_are_not_repeated_after_a_kill(

@@ -159,7 +159,7 @@ def test_who_watches_is_told_what_is_ahead(ablation: Any, rigged: Any) -> None:
 def test_finished_runs_are_not_made_again(ablation: Any, rigged: Any, tmp_path: Path) -> None:
     rig = rigged({"rule": 0.2})
     rig.stop_after = 2
-    with pytest.raises(Stopped, match="2 finished runs are kept"):
+    with pytest.raises(Stopped, match="2 finished runs kept"):
         ablation(rig, ("rule",)).run()
     assert not json.loads((tmp_path / "ablation.json").read_bytes())["finished"]
     assert "Not finished: what 2 runs" in (tmp_path / "ablation.html").read_text(encoding="utf-8")

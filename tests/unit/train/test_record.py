@@ -10,6 +10,7 @@ import pytest
 
 from minillm_core.errors import Refusal
 from minillm_core.train.record import (
+    ABLATION,
     RUN,
     Record,
     choose_out,
@@ -61,6 +62,15 @@ def test_a_folder_with_a_run_is_refused(tmp_path: Path) -> None:
             choose("tiny", tmp_path)
         assert error.value.exit_code == 2
     assert [path.name for path in tmp_path.iterdir()] == [RUN]
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_folder_with_an_ablation_is_refused(resume: bool, tmp_path: Path) -> None:
+    (tmp_path / ABLATION).write_text("{}")
+    for choose in (choose_out, claim_out):
+        with pytest.raises(Refusal, match="holds an ablation"):
+            choose("tiny", tmp_path, resume=resume)
+    assert [path.name for path in tmp_path.iterdir()] == [ABLATION]
 
 
 def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
