@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from minillm_core.ops.contract import Rotary
     from minillm_core.ops.form import LossForm, SigmoidCap, TanhCap
     from minillm_core.ops.select import Candidate, Request
-    from minillm_core.optim.schedules import cosine, piecewise, scheduled, stages
+    from minillm_core.optim.schedules import cosine, piecewise, plateaus, scheduled, stages
     from minillm_core.optim.stage import INHERITED, Rule, stage
     from minillm_core.plugins.api import HOOK_API
     from minillm_core.plugins.layers import Layers
@@ -104,6 +104,7 @@ __all__ = [
     "ones",
     "option",
     "piecewise",
+    "plateaus",
     "random_stream",
     "scheduled",
     "stage",
@@ -132,7 +133,7 @@ _HOME = {
     "minillm_core.ops.contract": ("Rotary",),
     "minillm_core.ops.form": ("LossForm", "SigmoidCap", "TanhCap"),
     "minillm_core.ops.select": ("Candidate", "Request"),
-    "minillm_core.optim.schedules": ("cosine", "piecewise", "scheduled", "stages"),
+    "minillm_core.optim.schedules": ("cosine", "piecewise", "plateaus", "scheduled", "stages"),
     "minillm_core.optim.stage": ("INHERITED", "Rule", "stage"),
     "minillm_core.plugins.api": ("HOOK_API",),
     "minillm_core.plugins.layers": ("Layers",),

@@ -31,6 +31,7 @@ OPTIONS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "windows": (
         {"start": 8, "window": 32, "block": 8},
         {"start": 8, "window": 32, "block": 8, "documents": True},
+        {"start": 8, "window": 32, "block": 8, "yarn": True},
     ),
     "zero_init": ({}, {"head": True}),
 }

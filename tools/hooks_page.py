@@ -162,7 +162,8 @@ def contracts() -> str:
 
 def schedules() -> str:
     """Values that change along the run."""
-    targets = {name: getattr(core, name) for name in ("piecewise", "cosine", "scheduled", "stages")}
+    names = ("piecewise", "cosine", "scheduled", "plateaus", "stages")
+    targets = {name: getattr(core, name) for name in names}
     rows = [(f"`{called(name, one)}`", doc_of(one).summary) for name, one in targets.items()]
     return table(("schedule", "its number"), rows)
 

@@ -18,7 +18,7 @@ from minillm_core.nn.init import fan_in_residual
 from minillm_core.nn.linear import Linear, products
 from minillm_core.nn.module import Module
 from minillm_core.nn.node import Node, Scope
-from minillm_core.nn.rope import Rope, RopeSpec
+from minillm_core.nn.rope import RopeSpec, rope_of
 from minillm_core.nn.value import Setting
 
 __all__ = ["Apart", "Attention", "AttentionSpec", "Call", "Layout"]
@@ -84,6 +84,11 @@ class AttentionSpec:
         layout = (self.layout,) if self.layout else ()
         return (*self.before_rope, *positions, *self.after_rope, *self.v, *layout, *self.out)
 
+    def values(self) -> set[str]:
+        """The schedule values that it reads, beside those of its nodes."""
+        held = (self.window, self.scale, self.rope.staged)
+        return {one.value for one in held if one is not None and one.value is not None}
+
 
 class Attention(Module):
     """x (B, T, C) -> (B, T, C)."""
@@ -115,7 +120,7 @@ class Attention(Module):
         self.within_documents = spec.documents is not None
         self.rope_after = self.layout is not None and self.layout.rope == "after"
         self.stretch = 1 if self.layout is None else self.layout.stretch
-        self.rope = Rope(geometry, spec.rope, geometry.positions * self.stretch)
+        self.rope = rope_of(geometry, spec.rope, geometry.positions * self.stretch)
 
     def forward(self, x: Any, scope: Scope) -> Any:
         """x (B, T, C) -> (B, T, C); ``scope`` holds what the nodes read besides."""
@@ -130,7 +135,7 @@ class Attention(Module):
         else:
             positions = scope.apply(self.positions, {"x": x})
         if not self.rope_after:
-            q, k = ops.rotate(q, k, self.rope(positions))
+            q, k = ops.rotate(q, k, self.rope.at(scope.reads)(positions))
         for node in self.shift.values():
             q, k = scope.apply(node, {"q": q, "k": k, "x": x})
         added = [scope.apply(node, {"v": v, "x": x}) for node in self.v_terms.values()]
@@ -152,7 +157,7 @@ class Attention(Module):
         if self.layout is not None:
             call = scope.receive(self.layout, self.layout.enter(call))
         if self.rope_after:
-            q, k = self.ops.rotate(call.q, call.k, self.rope(call.positions))
+            q, k = self.ops.rotate(call.q, call.k, self.rope.at(scope.reads)(call.positions))
             call = call._replace(q=q, k=k)
         call = scope.attended(self, call)
         q, scale = call.q, call.scale

@@ -61,9 +61,7 @@ class BlockSpec:
         for site in self.sites():
             names |= site.reads()
         if isinstance(self.attention, AttentionSpec):
-            for setting in (self.attention.window, self.attention.scale):
-                if setting is not None and setting.value is not None:
-                    names.add(setting.value)
+            names |= self.attention.values()
             if self.attention.documents is not None:
                 names.add("documents")
         return tuple(sorted(names))

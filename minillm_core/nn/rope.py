@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from minillm_core.nn.param import Buffer
 from minillm_core.nn.reference import call_reference
 from minillm_core.ops.contract import Rotary
 
-__all__ = ["Rope", "RopeSpec", "llama_frequencies"]
+__all__ = ["Rope", "RopeSpec", "Staged", "StagedRope", "llama_frequencies", "rope_of"]
 
 
 def llama_frequencies(head_dim: int, base: float) -> np.ndarray:
@@ -28,6 +29,14 @@ Claimed = tuple[str, str, tuple[tuple[str, Any], ...]]
 
 
 @dataclass(frozen=True)
+class Staged:
+    """An argument that is another whole number in each stage of the run."""
+
+    value: str  # the staged value that holds it
+    numbers: tuple[int, ...]  # all that it is ever
+
+
+@dataclass(frozen=True)
 class RopeSpec:
     """What plugins claimed of the rotary embedding; None: Llama's."""
 
@@ -36,8 +45,19 @@ class RopeSpec:
     scaling: Claimed | None = None
     positions: Node | None = None
 
-    def radians(self, head_dim: int) -> np.ndarray:
-        """float64 (D/2,): the frequencies, claimed or Llama's, then scaled.
+    @property
+    def staged(self) -> Staged | None:
+        """The argument of ``scaling`` that changes from stage to stage, where one does."""
+        arguments = () if self.scaling is None else self.scaling[2]
+        return next((value for _, value in arguments if isinstance(value, Staged)), None)
+
+    @property
+    def numbers(self) -> tuple[int | None, ...]:
+        """What ``scaling`` is given in place of the staged argument; None alone: it has none."""
+        return (None,) if self.staged is None else self.staged.numbers
+
+    def radians(self, head_dim: int, number: int | None = None) -> np.ndarray:
+        """float64 (D/2,): the frequencies, claimed or Llama's, then scaled for one of ``numbers``.
 
         Raises:
             PlanError: a claimed function gave another shape.
@@ -49,19 +69,24 @@ class RopeSpec:
             theta = np.asarray(call_reference(reference, head_dim, **dict(arguments)), np.float64)
         if self.scaling is not None:
             _, reference, arguments = self.scaling
-            theta = np.asarray(call_reference(reference, theta, **dict(arguments)), np.float64)
+            given = {k: number if isinstance(v, Staged) else v for k, v in arguments}
+            theta = np.asarray(call_reference(reference, theta, **given), np.float64)
         if theta.shape != (head_dim // 2,):
             raise PlanError(f"rotary frequencies have shape {theta.shape}, not ({head_dim // 2},)")
         return theta
 
 
 class Rope(Module):
-    """Tables of cos and sin for ``length`` positions; angles in float64, tables in float32."""
+    """Tables of cos and sin for ``length`` positions; angles in float64, tables in float32.
 
-    def __init__(self, geometry: Geometry, spec: RopeSpec, length: int) -> None:
+    Args:
+        theta: float64 (D/2,), radians a position.
+        length: how many positions.
+    """
+
+    def __init__(self, theta: np.ndarray, length: int) -> None:
         super().__init__()
-        theta = spec.radians(geometry.head_dim)
-        half = geometry.head_dim // 2
+        half = len(theta)
 
         def angles() -> np.ndarray:
             return np.outer(np.arange(length), theta)  # (P, D/2)
@@ -73,3 +98,30 @@ class Rope(Module):
     def forward(self, positions: Any) -> Rotary:
         """positions None (0, 1, 2 ...), int32 (T,) or (B, T) -> what ``ops.rotate`` takes."""
         return Rotary(self.cos, self.sin, self.frequencies, positions)
+
+    def at(self, reads: Mapping[str, Any]) -> Self:
+        """The tables for what is read: always these."""
+        return self
+
+
+class StagedRope(Module):
+    """Tables for each number that a staged value takes: a compiled step holds those of its stage."""
+
+    def __init__(self, spec: RopeSpec, staged: Staged, head_dim: int, length: int) -> None:
+        super().__init__()
+        self.value = staged.value
+        self.stages = {
+            f"at_{number}": Rope(spec.radians(head_dim, number), length)
+            for number in staged.numbers
+        }
+
+    def at(self, reads: Mapping[str, Any]) -> Any:
+        """The :class:`Rope` of the stage that the step is in."""
+        return self.stages[f"at_{int(reads[self.value])}"]
+
+
+def rope_of(geometry: Geometry, spec: RopeSpec, length: int) -> Rope | StagedRope:
+    """One layer's tables, for ``length`` positions."""
+    if spec.staged is not None:
+        return StagedRope(spec, spec.staged, geometry.head_dim, length)
+    return Rope(spec.radians(geometry.head_dim), length)

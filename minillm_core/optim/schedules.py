@@ -9,21 +9,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 __all__ = [
     "SHAPES",
     "Cosine",
     "Piecewise",
+    "Plateaus",
     "Schedule",
     "Scheduled",
     "Stages",
     "TrainSchedule",
     "cosine",
     "piecewise",
+    "plateaus",
     "scheduled",
     "stages",
 ]
+
+
+Number = TypeVar("Number", float, int)
 
 
 @dataclass(frozen=True)
@@ -120,6 +125,17 @@ class Scheduled(Schedule):
 
 
 @dataclass(frozen=True)
+class Plateaus(Schedule):
+    """Numbers that are held, then jump: (from this fraction of the run on, number)."""
+
+    knots: tuple[tuple[float, float], ...]
+
+    def at(self, progress: float, run: TrainSchedule) -> float:
+        """The number at ``progress``."""
+        return _held(self.knots, progress)
+
+
+@dataclass(frozen=True)
 class Stages(Schedule):
     """Whole numbers that change the compiled step: (from this fraction of the run on, number)."""
 
@@ -127,7 +143,7 @@ class Stages(Schedule):
 
     def at(self, progress: float, run: TrainSchedule) -> int:
         """The number at ``progress``."""
-        return [number for start, number in self.knots if start < progress or start == 0][-1]
+        return _held(self.knots, progress)
 
     def all(self) -> tuple[int, ...]:
         """Every number that occurs."""
@@ -154,6 +170,17 @@ def scheduled(peak: float) -> Scheduled:
     return Scheduled(float(peak))
 
 
+def plateaus(*knots: tuple[float, float]) -> Plateaus:
+    """Any numbers, each from its fraction of the run on, as ``stages`` change; the first is 0.
+
+    Raises:
+        ValueError: no knots, fractions that do not rise, a first one that is not 0, or what is no
+            number.
+    """
+    _check_held(knots)
+    return Plateaus(tuple((float(x), float(y)) for x, y in knots))
+
+
 def stages(*knots: tuple[float, int]) -> Stages:
     """Whole numbers, each from its fraction of the run on; the first fraction is 0.
 
@@ -161,12 +188,21 @@ def stages(*knots: tuple[float, int]) -> Stages:
         ValueError: no knots, fractions that do not rise, a first one that is not 0, or numbers
             that are not whole.
     """
-    _check(knots)
-    if knots[0][0] != 0:
-        raise ValueError("the first stage begins at 0")
+    _check_held(knots)
     if any(int(y) != y for _, y in knots):
         raise ValueError(f"stages are whole numbers, not {[y for _, y in knots]}")
     return Stages(tuple((float(x), int(y)) for x, y in knots))
+
+
+def _held(knots: tuple[tuple[float, Number], ...], progress: float) -> Number:
+    """The number of the last knot that is past; a step at a knot is still of the one before."""
+    return [number for start, number in knots if start < progress or start == 0][-1]
+
+
+def _check_held(knots: tuple[tuple[float, float], ...]) -> None:
+    _check(knots)
+    if knots[0][0] != 0:
+        raise ValueError("the first stage begins at 0")
 
 
 def _check(knots: tuple[tuple[float, float], ...]) -> None:

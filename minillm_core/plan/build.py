@@ -145,7 +145,10 @@ def _model(config: Config, manager: Manager, said: Declared) -> DecoderSpec:
     model, loss, data = said.model, said.loss, said.data
     manager.call("build_model", lambda p: {"model": ModelBuilder(p.name, values, model)})
     said.heard.add("build_model")
-    manager.call("compute_loss", lambda p: {"loss": LossBuilder(p.name, values, loss)})
+    length = config.train.seq_len
+    manager.call(
+        "compute_loss", lambda p: {"loss": LossBuilder(p.name, values, loss, length=length)}
+    )
     said.heard.add("compute_loss")
     manager.call("build_data", lambda p: {"data": DataBuilder(p.name, values, data)})
     said.heard.add("build_data")

@@ -32,7 +32,8 @@ def rehearse(spec: DecoderSpec, manager: Manager) -> None:
             for claim, part in ((rope.frequencies, unscaled), (rope.scaling, rope)):
                 if claim is not None:
                     with plugins[claim[0]].contain("attn.rope"):
-                        part.radians(spec.geometry.head_dim)
+                        for number in part.numbers:
+                            part.radians(spec.geometry.head_dim, number)
 
 
 def nodes_of(spec: DecoderSpec) -> Iterator[tuple[Node, Geometry]]:

@@ -12,9 +12,9 @@ from minillm_core.errors import PlanError
 from minillm_core.nn.attention import Apart, AttentionSpec, Layout
 from minillm_core.nn.geometry import Geometry
 from minillm_core.nn.node import Node, node_of
-from minillm_core.nn.rope import RopeSpec
+from minillm_core.nn.rope import RopeSpec, Staged
 from minillm_core.nn.value import Setting
-from minillm_core.optim.schedules import Schedule
+from minillm_core.optim.schedules import Schedule, Stages
 from minillm_core.plugins.builders.base import Anchor, Builder, Function, Sealed, ValueTable
 from minillm_core.plugins.slots import Chain, Claim, Terms
 
@@ -103,7 +103,7 @@ class Out(Sealed):
 class RopeClaims(Sealed):
     """Claims on the rotary embedding, which compose: frequencies, then scaling; positions apart.
 
-    The two functions run once, on the host.
+    The two functions run on the host, while the model is built.
     """
 
     def __init__(self, builder: AttentionBuilder, slots: AttentionSlots) -> None:
@@ -127,13 +127,29 @@ class RopeClaims(Sealed):
 
         Args:
             function: of a module, called ``function(frequencies, **arguments)``.
+            arguments: JSON; one may be ``stages``: the function is called for each of their
+                numbers, and every stage of the run has tables of its own.
 
         ::
 
             attn.rope.scaling(yarn, factor=4.0, length=1024)
+
+        Raises:
+            PlanError: two staged arguments, or a schedule that is not staged.
         """
-        value = self._builder._function(self._slots.scaling.where, function, arguments)
-        self._slots.scaling.add(self._builder._owner, value)
+        builder, where = self._builder, self._slots.scaling.where
+        schedules = {k: v for k, v in arguments.items() if isinstance(v, Schedule)}
+        staged = {k: v for k, v in schedules.items() if isinstance(v, Stages)}
+        if len(schedules) > 1 or schedules != staged:
+            raise PlanError(
+                f"plugin '{builder._owner}', slot {where}: {', '.join(schedules)} cannot follow "
+                f"{'these schedules' if len(schedules) > 1 else 'this schedule'}",
+                fix="one argument may be stages((0, 128), (0.5, 256)): tables are made beforehand",
+            )
+        constants = {k: v for k, v in arguments.items() if k not in schedules}
+        owner, reference, given = builder._function(where, function, constants)
+        named = ((key, builder._staged(key, v)) for key, v in staged.items())
+        self._slots.scaling.add(owner, (owner, reference, tuple(sorted((*given, *named)))))
 
     def positions(self, cls: type, **arguments: Any) -> None:
         """Claim: x (B, T, C) -> int32 (T,) or (B, T), each token's position.
@@ -168,6 +184,11 @@ class AttentionBuilder(Builder):
         self.head_dim, self.seq_len = geometry.head_dim, geometry.positions
         self.qk, self.out = QK(self, slots.qk), Out(self, slots.out)
         self.rope = RopeClaims(self, slots)
+
+    def _staged(self, argument: str, schedule: Stages) -> Staged:
+        name = f"{self._owner}.rope.{argument}"
+        place = f"layers.{self.layer}"
+        return Staged(self._values.add(self._owner, name, schedule, place), schedule.all())
 
     def v(
         self,

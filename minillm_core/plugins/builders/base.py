@@ -118,7 +118,7 @@ class Builder(Sealed):
         if isinstance(number, bool) or not isinstance(number, (int, float)) or not isfinite(number):
             raise PlanError(
                 f"plugin '{self._owner}', slot {slot}: {number!r} is neither a number nor a "
-                "schedule (piecewise, cosine, scheduled, stages)"
+                "schedule (piecewise, cosine, scheduled, plateaus, stages)"
             )
         return Setting(self._owner, constant=number)
 

@@ -38,9 +38,10 @@ class LossSlots:
 class LossBuilder(Builder):
     """The loss, as one plugin sees it. The main target is the next token, with weight 1."""
 
-    def __init__(self, owner: str, values: ValueTable, slots: LossSlots) -> None:
+    def __init__(self, owner: str, values: ValueTable, slots: LossSlots, *, length: int) -> None:
         super().__init__(owner, values)
         self._slots = slots
+        self._length = length  # tokens of a row
 
     def logits(
         self,
@@ -94,8 +95,8 @@ class LossBuilder(Builder):
             loss.target(piecewise((0, 0.5), (0.3, 0.0)), offset=2, until=0.3)
 
         Raises:
-            PlanError: both or neither of offset and field; the main target's offset; an end
-                outside the run.
+            PlanError: both or neither of offset and field; the main target's offset, or one that
+                no token of a row has; an end outside the run.
         """
         if (offset is None) == (field is None):
             raise PlanError(f"plugin '{self._owner}', loss.target: give offset= or field=")
@@ -103,6 +104,13 @@ class LossBuilder(Builder):
             raise PlanError(
                 f"plugin '{self._owner}', loss.target: offset {offset}; 1 is the main target, "
                 "further ones begin at 2"
+            )
+        if offset is not None and offset > self._length:
+            raise PlanError(
+                f"plugin '{self._owner}', loss.target: offset {offset}, and a row of {self._length} "
+                "tokens has no token so far ahead",
+                where=f"train.seq_len={self._length}",
+                fix=f"train.seq_len={offset} or more, or nearer targets",
             )
         key = field or f"offset{offset}"
         if until is not None and not 0 < until <= 1:

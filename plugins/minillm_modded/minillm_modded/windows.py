@@ -9,6 +9,18 @@ W(t) grows by 128 tokens at a time up to 1,792; here in equal stages, each of wh
 step of its own, since a window is a constant of the kernel. Windows are multiples of 128, the blocks
 that FlexAttention skips; a row of T tokens needs none above T.
 
+``yarn`` makes a longer window look like the one before it (YaRN, arXiv:2309.00071; the record of
+2025-09, by classiclarryd). Where W(t) grows from W to W', in every layer and with the long windows:
+
+    r       = W theta / 2 pi                    turns that a pair of features makes within W
+    kept    = clip((r - 1) / (32 - 1), 0, 1)
+    theta  <- theta (kept + (1 - kept) W / W')  slow pairs are stretched, fast ones stay
+    scale  <- scale (0.2 ln(W' / W) + 1)        among more keys attention is as sharp as it was
+
+It claims the attention's scale, ``scale`` times D^-1/2 to begin with, and so takes the place of
+`attn_scale`. Each stage has tables of cos and sin of its own. The record's window for evaluation,
+longer still than the last of training, is not there.
+
 ``documents`` keeps documents apart as well: a token sees those of its own alone. Evaluation and
 generation take the windows of the last stage. Where heads are paired, a window counts the keys of
 both: half as many tokens.
@@ -16,9 +28,18 @@ both: half as many tokens.
 
 from __future__ import annotations
 
-from minillm_core import Layers, Plugin, option, stages
+import math
+from itertools import pairwise
 
-__all__ = ["Windows", "long_layers", "long_windows"]
+import numpy as np
+from pydantic import model_validator
+
+from minillm_core import Layers, Plugin, option, plateaus, stages
+
+__all__ = ["Windows", "long_layers", "long_windows", "sharpness", "yarn"]
+
+SLOW, FAST = 1.0, 32.0
+"""Turns within a window: up to SLOW a pair is stretched whole, from FAST on not at all."""
 
 
 class Windows(Plugin, api=1):
@@ -34,6 +55,18 @@ class Windows(Plugin, api=1):
         None, help="long layers, such as [0, -1]; none: first, last and evenly between, a third"
     )
     documents: bool = option(False, help="tokens see those of their own document alone")
+    yarn: bool = option(
+        False, help="rescale rotations and sharpen attention where windows grow, as YaRN does"
+    )
+    scale: float | None = option(
+        None, gt=0, help="with yarn, times D^-1/2 in the first stage; none: 1, 1.13 is the record's"
+    )
+
+    @model_validator(mode="after")
+    def _scale_is_yarn_s(self) -> Windows:
+        if self.scale is not None and not self.yarn:
+            raise ValueError("scale is for yarn=true; attn_scale scales attention without it")
+        return self
 
     def build_attention(self, attn):
         last = min(self.window, attn.seq_len)
@@ -41,14 +74,44 @@ class Windows(Plugin, api=1):
         short = [max(self.block, _multiple(window // 2, self.block)) for window in long]
         layers = long_layers(attn.layers) if self.long is None else self.long.resolve(attn.layers)
         name, windows = ("long", long) if attn.layer in layers else ("short", short)
-        changes = [
+        changes = self._changes(windows)
+        attn.window(stages(*changes) if len(changes) > 1 else windows[0], name=name)
+        if self.yarn:
+            self._rescale(attn, self._changes(long))
+        if self.documents:
+            attn.documents()
+
+    def _changes(self, windows: list[int]) -> list[tuple[float, int]]:
+        """(from this fraction of the run on, window), where it becomes another."""
+        return [
             (index / self.stages, window)
             for index, window in enumerate(windows)
             if index == 0 or window != windows[index - 1]
         ]
-        attn.window(stages(*changes) if len(changes) > 1 else windows[0], name=name)
-        if self.documents:
-            attn.documents()
+
+    def _rescale(self, attn, changes: list[tuple[float, int]]) -> None:
+        first = (1.0 if self.scale is None else self.scale) * attn.head_dim**-0.5
+        windows = [window for _, window in changes]
+        if len(windows) == 1:
+            attn.scale(first)
+            return
+        attn.rope.scaling(yarn, window=stages(*changes), windows=windows)
+        attn.scale(plateaus(*((at, first * sharpness(now, windows)) for at, now in changes)))
+
+
+def yarn(frequencies: np.ndarray, window: int, windows: list[int]) -> np.ndarray:
+    """float64 (D/2,) -> (D/2,): radians a position, after the windows have grown up to ``window``."""
+    theta = frequencies
+    for before, after in pairwise(w for w in windows if w <= window):
+        kept = np.clip((before * theta / (2 * math.pi) - SLOW) / (FAST - SLOW), 0.0, 1.0)
+        theta = theta * (kept + (1.0 - kept) * before / after)
+    return theta
+
+
+def sharpness(window: int, windows: list[int]) -> float:
+    """What the scale is multiplied by once the windows have grown up to ``window``."""
+    grown = pairwise(w for w in windows if w <= window)
+    return math.prod(0.2 * math.log(after / before) + 1.0 for before, after in grown)
 
 
 def long_layers(layers: int) -> tuple[int, ...]:

@@ -33,6 +33,7 @@ test_unet_skip_without_attention = conformance("unet_skip", {"attention": False}
 test_value_embeds = conformance("value_embeds")
 test_windows = conformance("windows", {"start": 4, "window": 16, "block": 4})
 test_windows_and_documents = conformance("windows", {"documents": True, "stages": 1})
+test_windows_and_yarn = conformance("windows", {"start": 4, "window": 16, "block": 4, "yarn": True})
 test_xsa = conformance("xsa")
 test_zero_init = conformance("zero_init")
 

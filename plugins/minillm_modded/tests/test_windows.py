@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -10,9 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minillm_core.backends.requests import requests_of
+from minillm_core.errors import PlanError
+from minillm_core.nn.rope import llama_frequencies
+from minillm_core.plan.plan import as_json
 from minillm_core.plan.stages import stages_of
+from minillm_modded.attn_scale import AttnScale
+from minillm_modded.half_rope import HalfRope, half_truncated
 from minillm_modded.paired_heads import PairedHeads
-from minillm_modded.windows import Windows, long_layers, long_windows
+from minillm_modded.windows import Windows, long_layers, long_windows, sharpness, yarn
 
 
 @pytest.mark.parametrize(
@@ -129,3 +136,90 @@ def test_documents_do_not_see_each_other(lab: Any, others: tuple[Any, ...]) -> N
     moved = np.abs(model.hidden(changed) - before).max(axis=2) > 1e-12
     assert moved[0].tolist() == [2 <= column < 4 for column in range(9)]
     assert moved[1].tolist() == [column >= 2 for column in range(9)]
+
+
+# YaRN
+
+RISING = st.lists(st.integers(1, 5000), min_size=1, max_size=5, unique=True).map(sorted)
+YARN = {"start": 4, "window": 16, "stages": 3, "block": 4, "yarn": True}
+
+
+@given(windows=RISING, base=st.floats(2, 1e6))
+def test_rotations_are_those_of_the_formula(windows: list[int], base: float) -> None:
+    """Pair by pair, in Python's numbers; a pair that does not turn stays."""
+    theta = half_truncated(16, base)
+    for now in windows:
+        got = yarn(theta, now, windows)
+        for start, scaled in zip(theta, got, strict=True):
+            for before, after in itertools.pairwise(w for w in windows if w <= now):
+                turns = before * start / (2 * math.pi)
+                kept = min(1.0, max(0.0, (turns - 1) / 31))
+                start = start * (before / after + kept * (1 - before / after))
+            assert scaled == pytest.approx(start, rel=1e-12)
+
+
+@given(windows=RISING)
+def test_slow_pairs_turn_in_a_longer_window_as_in_the_one_before(windows: list[int]) -> None:
+    slow, fast = np.array([1e-9]), np.array([1e3])
+    assert windows[-1] * yarn(slow, windows[-1], windows) == pytest.approx(windows[0] * slow)
+    assert yarn(fast, windows[-1], windows) == fast
+
+
+def test_the_record_s_scale() -> None:
+    """0.1 at 3 blocks of 128; its README says that it ranges between 0.1 and 0.14."""
+    windows = [128 * blocks for blocks in (3, 7, 11, 13)]
+    scales = [0.1 * sharpness(window, windows) for window in windows]
+    assert scales == pytest.approx([0.1, 0.116946, 0.127518, 0.131778], abs=1e-6)
+
+
+@pytest.mark.parametrize("others", [(), (HalfRope(),), (PairedHeads(),)], ids=len)
+def test_each_stage_has_its_rotations_and_its_scale(lab: Any, others: tuple[Any, ...]) -> None:
+    """Of the long windows, in short layers too."""
+    plan = lab.plan(Windows(**YARN), *others, dim=64, seq_len=16)
+    net = lab.model(plan).net
+    windows = [4, 12, 16]
+    (scaling,) = {block.attention.rope.scaling for block in plan.spec.blocks}
+    assert as_json(scaling[2])[0] == [
+        "window",
+        {"value": "windows.rope.window", "numbers": windows},
+    ]
+    start = (
+        half_truncated(16, 1024.0)
+        if any(isinstance(one, HalfRope) for one in others)
+        else llama_frequencies(16, 1e4)
+    )
+    for progress, window in zip((0.1, 0.5, 1.0), windows, strict=True):
+        values = plan.values(progress)
+        assert values["windows.scale"] == 16**-0.5 * sharpness(window, windows)
+        for layer in net.layers:
+            tables = layer.attention.rope.at(values)
+            theta = yarn(start, window, windows)
+            assert tables.frequencies == pytest.approx(theta, rel=1e-6)
+            angles = np.outer(np.arange(len(tables.cos)), theta)
+            assert np.abs(tables.cos - np.cos(angles)).max() < 1e-6
+
+
+def test_in_the_first_stage_nothing_differs(lab: Any) -> None:
+    batch = lab.batch(rows=1, length=16)
+    plans = [lab.plan(Windows(**{**YARN, "yarn": on}), seq_len=16) for on in (False, True)]
+    for progress, same in ((0.1, True), (0.5, False), (1.0, False)):
+        plain, ours = (lab.model(p).net.hidden(batch, p.values(progress))[0] for p in plans)
+        assert (np.abs(plain - ours).max() < 1e-12) == same
+
+
+def test_windows_that_do_not_grow_leave_rotations_alone(lab: Any) -> None:
+    plan = lab.plan(Windows(yarn=True, scale=1.13), seq_len=64)
+    attention = plan.spec.blocks[0].attention
+    assert (plan.staged, attention.rope.scaling) == ((), None)
+    assert attention.scale.constant == 1.13 * 8**-0.5
+
+
+def test_a_scale_is_refused_where_it_would_do_nothing() -> None:
+    with pytest.raises(ValueError, match="scale is for yarn=true"):
+        Windows(scale=1.13)
+
+
+def test_who_else_scales_attention_is_refused(lab: Any) -> None:
+    with pytest.raises(PlanError, match=r"attention\.scale is claimed by both") as refused:
+        lab.plan(Windows(**YARN), AttnScale())
+    assert "leave out 'attnscale' or 'windows'" in str(refused.value.fix)

@@ -15,6 +15,7 @@ from minillm_core.optim.schedules import (
     TrainSchedule,
     cosine,
     piecewise,
+    plateaus,
     scheduled,
     stages,
 )
@@ -77,6 +78,8 @@ def test_a_stage_holds_until_the_next_begins(
     schedule = stages(*held)
     assert schedule.at(where, train) == [n for x, n in held if x < where or x == 0][-1]
     assert set(schedule.all()) == {n for _, n in held}
+    jumps = plateaus(*((x, n / 4) for x, n in held))
+    assert jumps.at(where, train) == schedule.at(where, train) / 4  # at the same steps
 
 
 @given(run, progress)
@@ -118,7 +121,7 @@ def test_warm_up_alone_is_a_schedule() -> None:
     assert [train.factor(x) for x in (0.25, 1.0)] == [0.25, 1.0]
 
 
-@pytest.mark.parametrize("make", [piecewise, stages])
+@pytest.mark.parametrize("make", [piecewise, plateaus, stages])
 @pytest.mark.parametrize(
     "knots",
     [
@@ -140,14 +143,19 @@ def test_knots_that_make_no_schedule_are_refused(
 
 
 def test_stages_begin_at_zero_and_are_whole() -> None:
-    with pytest.raises(ValueError, match="the first stage begins at 0"):
-        stages((0.1, 1))
+    for make in (stages, plateaus):
+        with pytest.raises(ValueError, match="the first stage begins at 0"):
+            make((0.1, 1))
     with pytest.raises(ValueError, match="whole numbers"):
         stages((0, 2.5))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    "schedule", [piecewise((0, 1), (1, 0)), cosine(1, 0), scheduled(0.1), stages((0, 4), (0.5, 8))]
+    "schedule",
+    [
+        *(piecewise((0, 1), (1, 0)), cosine(1, 0), scheduled(0.1)),
+        *(plateaus((0, 0.5), (0.5, 1)), stages((0, 4), (0.5, 8))),
+    ],
 )
 def test_a_schedule_is_data(schedule: Cosine) -> None:
     data = json.loads(json.dumps(schedule.data(), allow_nan=False))

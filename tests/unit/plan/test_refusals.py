@@ -15,7 +15,7 @@ from minillm_core.nn.init import zeros
 from minillm_core.nn.module import Module
 from minillm_core.nn.param import Param
 from minillm_core.ops.select import Candidate
-from minillm_core.optim.schedules import piecewise
+from minillm_core.optim.schedules import piecewise, stages
 from minillm_core.optim.stage import stage
 from minillm_core.plan import Plan
 from minillm_core.plugins.layers import Layers
@@ -432,6 +432,14 @@ ALONE: dict[str, tuple[Made, str]] = {
     "frequencies of another shape": (
         attention(lambda a: a.rope.scaling(value, shape=(3,))),
         "rotary frequencies have shape (3,), not (4,)",
+    ),
+    "rotations that follow a schedule": (
+        attention(lambda a: a.rope.scaling(value, shape=piecewise((0, 1), (1, 2)))),
+        "slot layers.0.attention.rope.scaling: shape cannot follow this schedule",
+    ),
+    "rotations that follow two": (
+        attention(lambda a: a.rope.scaling(value, shape=stages((0, 4)), size=stages((0, 2)))),
+        "shape, size cannot follow these schedules",
     ),
     "a window of nothing": (attention(lambda a: a.window(0)), "a window of 0 keys"),
     "half a key": (attention(lambda a: a.window(2.5)), "a window of 2.5 keys"),
