@@ -108,8 +108,16 @@ def test_an_end_outside_the_run_is_refused() -> None:
     from minillm_core.plugins.builders import LossBuilder, LossSlots
     from minillm_core.plugins.builders.base import ValueTable
 
+    builder = LossBuilder("mine", ValueTable(), LossSlots(), length=LENGTH)
     with pytest.raises(PlanError, match=r"until=1.5"):
-        LossBuilder("mine", ValueTable(), LossSlots()).target(0.5, offset=2, until=1.5)
+        builder.target(0.5, offset=2, until=1.5)
+
+
+def test_a_target_beyond_the_row_is_refused() -> None:
+    """It would have no label: nothing to learn, and a loss of 0 in the reports."""
+    planned(MTP(weights=(0.5,) * (LENGTH - 1)))
+    with pytest.raises(PlanError, match=rf"offset {LENGTH + 1}, and a row of {LENGTH} tokens"):
+        planned(MTP(weights=(0.5,) * LENGTH))
 
 
 def test_it_leaves_the_model_as_it_is() -> None:
