@@ -32,7 +32,8 @@ def check_offers(
     asked = {request.op: request for request in requests}
     chosen = {choice.op: choice for choice in choices}
     taken = {(candidate.op, candidate.name) for candidate in core}
-    serving: dict[str, bool] = {}
+    offers = list(offers)
+    serving = {owner for owner, c in offers if c.op in chosen and chosen[c.op].kernel == c.name}
     passed: dict[str, list[_Passed]] = {}
     for owner, candidate in offers:
         key = f"{candidate.op}={candidate.name}"
@@ -50,13 +51,11 @@ def check_offers(
             )
         choice, reason = chosen[candidate.op], candidate.refusal(asked[candidate.op])
         if candidate.unless and reason:
-            raise insisted(owner, candidate, reason, choice.kernel)
-        serves = choice.kernel == candidate.name
-        serving[owner] = serving.get(owner, False) or serves
-        if not serves:
+            raise insisted(owner, candidate, reason, choice.kernel, others=owner in serving)
+        if choice.kernel != candidate.name:
             passed.setdefault(owner, []).append(_Passed(key, reason, choice))
     for owner, kernels in passed.items():
-        if not serving[owner]:
+        if owner not in serving:
             raise _useless(owner, kernels)
     return tuple(
         f"kernel {one.key} of plugin {owner} does not serve: {one.why}"
@@ -65,7 +64,9 @@ def check_offers(
     )
 
 
-def insisted(owner: str, candidate: Candidate, reason: str, instead: str) -> BackendError:
+def insisted(
+    owner: str, candidate: Candidate, reason: str, instead: str, *, others: bool
+) -> BackendError:
     """A kernel that is not to be passed over cannot serve.
 
     Args:
@@ -73,11 +74,14 @@ def insisted(owner: str, candidate: Candidate, reason: str, instead: str) -> Bac
         candidate: its kernel.
         reason: why it cannot.
         instead: the kernel that would serve without it.
+        others: other kernels of the plugin serve, so that it may do without this one.
     """
+    way_out = f"{owner}.{candidate.unless} leaves the op to '{instead}'; or leave the plugin out"
+    alone = f"leave the plugin out: '{instead}' serves then, and none of its others would here"
     return BackendError(
         f"plugin '{owner}' is there for {candidate.op}, and cannot serve it: {reason}",
         where=f"{candidate.op}={candidate.name}",
-        fix=f"{owner}.{candidate.unless} leaves the op to '{instead}'; or leave the plugin out",
+        fix=way_out if others else alone,
     )
 
 

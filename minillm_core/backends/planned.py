@@ -55,9 +55,15 @@ def _check_insisted(plan: Plan, owner: str, candidate: Candidate) -> None:
         dtype="bfloat16" if train.dtype == "auto" else train.dtype,
         compiled=train.compile != "off",
     )
-    (asked,) = (request for request in requests if request.op == candidate.op)
-    if reason := candidate.accepts(asked):
-        raise insisted(owner, candidate, reason, choose(asked, CORE[backend]).kernel)
+    asked = {request.op: request for request in requests}
+    if reason := candidate.accepts(asked[candidate.op]):
+        others = any(
+            choose(asked[one.op], (_installed(one), *CORE[backend])).kernel == one.name
+            for whose, one in plan.candidates
+            if whose == owner and one.op in asked and one is not candidate
+        )
+        instead = choose(asked[candidate.op], CORE[backend]).kernel
+        raise insisted(owner, candidate, reason, instead, others=others)
 
 
 def _installed(candidate: Candidate) -> Candidate:

@@ -120,7 +120,8 @@ def test_run_json_has_the_kernels_that_served(
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (("--plugins", "liger,mtp"), "liger.loss=false leaves the op to 'chunked'"),
+        (("--plugins", "liger,mtp"), "leave the plugin out: 'chunked' serves then"),
+        (("--plugins", "liger,mtp", "train.compile=off"), "liger.loss=false leaves the op to"),
         (("--plugins", "liger", "train.dtype=float16"), "float16"),
         (("--plugins", "liger", "--kernels", "reference"), "plugin 'liger' brings serves"),
         (("--plugins", "liger", "--kernels", "swiglu=liger"), "the compiled step fuses this op"),

@@ -141,8 +141,12 @@ def test_an_eager_run_takes_all_four() -> None:
 def test_a_loss_that_it_cannot_serve_is_refused_while_planning(plugin: Plugin) -> None:
     for refuse in (check_planned, lambda plan: bind(CUDA, plan)):
         with pytest.raises(BackendError, match="'liger' is there for linear_cross") as refused:
-            refuse(planned(plugin))
+            refuse(planned(plugin, compile="off"))
         assert "liger.loss=false leaves the op to 'chunked'" in (refused.value.fix or "")
+        with pytest.raises(BackendError, match="'liger' is there for linear_cross") as refused:
+            refuse(planned(plugin))  # where none of its others would serve: no way out by an option
+        assert (refused.value.fix or "").startswith("leave the plugin out: 'chunked' serves then")
+    check_planned(planned(plugin, loss=False, compile="off"), CUDA)
     plan = planned(plugin, loss="auto", compile="off")
     check_planned(plan)
     (note,) = (note for note in bind(CUDA, plan)[0].notes if "linear_cross_entropy=liger" in note)

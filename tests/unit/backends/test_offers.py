@@ -75,6 +75,13 @@ def test_one_that_is_insisted_on_serves_or_nothing_begins() -> None:
     assert "trick.norm=false leaves the op to 'fused'" in (refused.value.fix or "")
 
 
+def test_the_way_out_is_no_option_where_the_plugin_would_have_no_use_then() -> None:
+    for others in ((), (offer("swiglu", why="nor here"),), (offer("swiglu", rank=9),)):
+        with pytest.raises(BackendError, match="there for rms_norm") as refused:
+            notes(*others, offer("rms_norm", why="no CUDA here", unless="norm=false"))
+        assert (refused.value.fix or "").startswith("leave the plugin out: 'fused' serves then")
+
+
 @pytest.mark.parametrize(
     ("requirement", "said"),
     [
@@ -118,7 +125,7 @@ class Norms(Plugin, api=1):
 def test_a_plan_alone_refuses_what_no_device_would_serve(plan_of: Any) -> None:
     with pytest.raises(BackendError, match=r"'norms' .* compiled cuda, bfloat16") as refused:
         check_planned(plan_of({"norms": Norms()}))
-    assert "norms.norms=false leaves the op to 'fused'" in (refused.value.fix or "")
+    assert (refused.value.fix or "").startswith("leave the plugin out: 'fused' serves then")
     check_planned(plan_of({"norms": Norms()}, train_compile="off"))  # what is installed: later
     check_planned(plan_of({"norms": Norms(unless="")}))
 
