@@ -6,10 +6,18 @@ counted, one step late.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from statistics import median
 
-__all__ = ["LIMIT", "MEMORY", "REWINDS", "WINDOW", "is_spike", "recent"]
+from minillm_core.backends.base import StepResult
+from minillm_core.errors import NonFinite
+from minillm_core.train.ending import not_finite
+from minillm_core.train.events import Event, Guarded, Rewound
+from minillm_core.train.keeper import Keeper
+from minillm_core.train.position import Position
+
+__all__ = ["LIMIT", "MEMORY", "REWINDS", "WINDOW", "Guard", "Rewinding", "is_spike", "recent"]
 
 WINDOW = 100
 """Steps that are looked back on."""
@@ -34,3 +42,105 @@ def recent(guarded: Sequence[int], step: int) -> tuple[int, ...]:
 def is_spike(loss: float, losses: Sequence[float], nats: float) -> bool:
     """Whether a loss is more than ``nats`` over the median of those before it."""
     return len(losses) >= FEWEST and loss > median(losses) + nats
+
+
+Rewinding = Callable[[int, int], tuple[Position, int] | None]
+"""Puts a run back to a checkpoint that is old enough for a spike at a step, of a run that went back
+so often before; gives its position and how many steps' batches it passed over, or None."""
+
+
+class Guard:
+    """Counts the steps that were not finite, and goes back where the loss has a spike.
+
+    Args:
+        keeper: of the run's checkpoints: they are told of before a run ends or goes back.
+        emit: is told every event, in order.
+        say: prints a line.
+        spike: nats over the median of the last losses from which on the run goes back; 0: never.
+        rewind: goes back.
+    """
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        emit: Callable[[Event], None],
+        say: Callable[[str], None],
+        *,
+        spike: float,
+        rewind: Rewinding,
+    ) -> None:
+        self.keeper, self.emit, self.say = keeper, emit, say
+        self.spike, self.rewind = spike, rewind
+
+    def take(
+        self, position: Position, step: int, result: StepResult
+    ) -> tuple[Position, Rewound] | None:
+        """Take note of a step that was read.
+
+        Args:
+            position: the run's, one step ahead perhaps; its counts are kept there.
+            step: which.
+            result: how it went.
+
+        Returns:
+            Where the run went back to, and what is to be told; None: it goes on.
+
+        Raises:
+            NonFinite: too many steps were not finite, or had a spike.
+        """
+        if result.skipped or not math.isfinite(result.loss):
+            self._count(position, step, result)
+            return None
+        return self._look(position, step, result.loss) if self.spike else None
+
+    def end(self, position: Position) -> None:
+        """All steps are made.
+
+        Raises:
+            NonFinite: not one of them was finite.
+        """
+        if 0 < position.step == len(position.guarded):
+            raise self._failed(
+                f"none of the {position.step} steps was finite: nothing was learnt", position
+            )
+
+    def _count(self, position: Position, step: int, result: StepResult) -> None:
+        """Count a step that was not finite; float16's own overflows, which halve a scale, apart."""
+        if result.overflow:
+            return
+        guarded = (*recent(position.guarded, step), step)
+        position.guarded = guarded
+        self.emit(Guarded(step, result.loss, result.grad_norm, len(guarded)))
+        if len(guarded) >= LIMIT:
+            raise self._failed(
+                f"{len(guarded)} of the last {WINDOW} steps were not finite: the loss of "
+                f"step {step} is {result.loss}, the norm of its gradients {result.grad_norm}",
+                position,
+            )
+
+    def _look(self, position: Position, step: int, loss: float) -> tuple[Position, Rewound] | None:
+        """Go back where the loss has a spike."""
+        if not is_spike(loss, position.losses, self.spike):
+            position.losses = (*position.losses, loss)[-MEMORY:]
+            return None
+        if position.rewinds >= REWINDS:
+            raise self._failed(
+                f"the loss had a spike at step {step}, after {position.rewinds} others: {loss:.4f}",
+                position,
+            )
+        self.keeper.tell(position, wait=True)
+        found = self.rewind(step, position.rewinds)
+        if found is None:
+            self.say(
+                f"warning: the loss of step {step} is a spike ({loss:.4f}), and no checkpoint is "
+                "old enough to go back to: the run goes on"
+            )
+            position.losses = (*position.losses, loss)[-MEMORY:]
+            return None
+        earlier, passed_over = found
+        earlier.rewinds = position.rewinds + 1
+        return earlier, Rewound(step, loss, earlier.step, passed_over)
+
+    def _failed(self, what: str, position: Position) -> NonFinite:
+        self.keeper.settle(position)
+        return not_finite(what, position)

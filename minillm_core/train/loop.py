@@ -9,31 +9,22 @@ loop hands over a snapshot, and is told later what became of it.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from minillm_core.backends.base import StepResult, Trainer
+from minillm_core.backends.base import Trainer
 from minillm_core.data import Cancelled, StepBatch
-from minillm_core.errors import DataError, NonFinite, PluginCodeError
+from minillm_core.errors import PluginCodeError
 from minillm_core.plugins.watch import running
-from minillm_core.train import guard
 from minillm_core.train.budget import Budget, Cadence
-from minillm_core.train.ending import exit_code, not_finite, stopped, unsaved
-from minillm_core.train.events import (
-    Ended,
-    Evaluated,
-    Event,
-    Guarded,
-    Rewound,
-    Saved,
-    Skipped,
-    Stepped,
-    Unsaved,
-)
+from minillm_core.train.ending import exit_code, stopped
+from minillm_core.train.events import Ended, Evaluated, Event, Stepped
+from minillm_core.train.guard import Guard, Rewinding
+from minillm_core.train.keeper import Keeper
+from minillm_core.train.learnable import next_learnable
 from minillm_core.train.meter import Counts, Meter
 from minillm_core.train.position import Position
 from minillm_core.train.signals import StopRequest
@@ -41,10 +32,7 @@ from minillm_core.train.signals import StopRequest
 if TYPE_CHECKING:
     from minillm_core.train.saving import Saves
 
-__all__ = ["EMPTY_IN_A_ROW", "Loop"]
-
-EMPTY_IN_A_ROW = 100
-"""Batches without a supervised token, one after the other, after which the data is at fault."""
+__all__ = ["Loop"]
 
 _SLOWER = 5
 """Times the slowest step so far that one may last before somebody is looked for."""
@@ -76,9 +64,7 @@ class Loop:
         saves: writes checkpoints; None: never.
         stop: asked before every micro-batch.
         spike: nats over the median of the last losses from which on the run goes back; 0: never.
-        rewind: puts trainer and batches back to a checkpoint that is old enough for a spike at a
-            step, of a run that went back so often before; gives its position and how many steps'
-            batches it passed over, or None where no checkpoint is old enough.
+        rewind: puts trainer and batches back to a checkpoint.
         meter: measures; it is given this loop's clock readings.
         position: where to start.
         evaluated: the step that was evaluated last; the evaluation of that one is not made again.
@@ -101,7 +87,7 @@ class Loop:
         saves: Saves | None = None,
         stop: StopRequest | None = None,
         spike: float = 0.0,
-        rewind: Callable[[int, int], tuple[Position, int] | None] = lambda step, rewinds: None,
+        rewind: Rewinding = lambda step, rewinds: None,
         meter: Meter | None = None,
         position: Position | None = None,
         evaluated: int | None = None,
@@ -113,17 +99,17 @@ class Loop:
         self.trainer, self.batches, self.values = trainer, batches, values
         self.budget, self.emit, self.clock, self.say = budget, emit, clock, say
         self.cadence = cadence or Cadence()
-        self.evaluate, self.saves = evaluate, saves
+        self.evaluate = evaluate
         self.stop = stop or StopRequest()
-        self.spike, self.rewind = spike, rewind
         self.contain, self.at_work = contain, at_work
         self.meter = meter or Meter()
         self.position = position or Position()
+        self.keeper = Keeper(saves, self.position, emit, say)
+        self.guard = Guard(self.keeper, emit, say, spike=spike, rewind=rewind)
         self._spent_before = self.position.elapsed
         self._clock_began: float | None = None  # set when the first step, which compiles, is over
         self._pending: _Queued | None = None
         self._evaluated = evaluated
-        self._submitted = self.position.saved
         self._at = f"at step {self.position.step + 1}"  # what is being done, for errors
         self._slowest = 0.0
 
@@ -148,7 +134,7 @@ class Loop:
                 error.happened(self._at)
             # the first error is the one to report, whatever observers make of the end
             told, at_once = error, self._is_second_signal(error)
-            self._settle(wait=not at_once)
+            self.keeper.settle(self.position, wait=not at_once)
             if at_once:
                 told = stopped(self.stop, self.position)
             with suppress(Exception):
@@ -177,25 +163,26 @@ class Loop:
         while not self._is_over():
             if self.stop.requested:
                 self._end_early()
+            self._at = f"at step {self.position.step + 1}"
             try:
-                if not self._step(*self._next_batch()):
+                batch, skipped = next_learnable(
+                    self.batches, self.position.step + 1, self.position.skipped, self.emit
+                )
+                if not self._step(batch, skipped):
                     continue  # a signal came between two micro-batches: the step is dropped
             except Cancelled:
                 continue  # or while its batch was waited for
             step = self.position.step
-            self._tell_saves()
+            self.keeper.tell(self.position)
             save, evaluate = self.cadence.saves(step), self.cadence.evaluates(step)
             if save or evaluate:
                 self._pause(save=save, evaluate=evaluate)
         self._read_pending()
-        if 0 < self.position.step == len(self.position.guarded):
-            raise self._failed(
-                f"none of the {self.position.step} steps was finite: nothing was learnt"
-            )
+        self.guard.end(self.position)
         self._pause(save=True, evaluate=True)
         if self.stop.requested and self.evaluate and self._evaluated != self.position.step:
             self._end_early()  # all steps are done, and the last evaluation is not
-        self._tell_saves(wait=True, last=True)
+        self.keeper.tell(self.position, wait=True, last=True)
 
     def _is_over(self) -> bool:
         """Whether the budget is spent, and still is once the last step, maybe a spike, is read."""
@@ -205,31 +192,14 @@ class Loop:
         return self.budget.spent(self.position.step, self.elapsed)
 
     def _end_early(self) -> None:
-        if self.saves and self.stop.signal:
+        if self.keeper.saves and self.stop.signal:
             self.say(
                 f"{self.stop.signal.name}: saving step {self.position.step}; "
                 "a second signal ends the run at once"
             )
         self._pause(save=True)
-        self._tell_saves(wait=True)
+        self.keeper.tell(self.position, wait=True)
         raise stopped(self.stop, self.position)
-
-    def _next_batch(self) -> tuple[StepBatch, int]:
-        """The next one that can be learnt from, and how many could not be by then."""
-        skipped = self.position.skipped
-        self._at = f"at step {self.position.step + 1}"
-        for _ in range(EMPTY_IN_A_ROW):
-            with running(f"step {self.position.step + 1} waits for its batch", waits=True):
-                batch = next(self.batches)
-            if batch.supervised > 0:
-                return batch, skipped
-            skipped += 1
-            self.emit(Skipped(self.position.step + 1, skipped))
-        raise DataError(
-            f"{EMPTY_IN_A_ROW} batches in a row hold nothing to learn from",
-            where=f"the data, before step {self.position.step + 1}",
-            fix="check the labels: each of these batches has -1 (unsupervised) everywhere",
-        )
 
     def _step(self, batch: StepBatch, skipped: int) -> bool:
         """Queue a step and read the one before; False where a signal cut it short."""
@@ -288,58 +258,21 @@ class Loop:
                 terms=result.terms,
             )
         )
-        if result.skipped or not math.isfinite(result.loss):
-            self._guard(queued.step, result)
-        elif self.spike:
-            self._watch(queued.step, result.loss)
-
-    def _guard(self, step: int, result: StepResult) -> None:
-        """Count a step that was not finite; float16's own overflows, which halve a scale, apart."""
-        if result.overflow:
-            return
-        guarded = (*guard.recent(self.position.guarded, step), step)
-        self.position.guarded = guarded
-        self.emit(Guarded(step, result.loss, result.grad_norm, len(guarded)))
-        if len(guarded) >= guard.LIMIT:
-            raise self._failed(
-                f"{len(guarded)} of the last {guard.WINDOW} steps were not finite: the loss of "
-                f"step {step} is {result.loss}, the norm of its gradients {result.grad_norm}"
-            )
-
-    def _watch(self, step: int, loss: float) -> None:
-        """Go back where the loss has a spike."""
-        position = self.position
-        if not guard.is_spike(loss, position.losses, self.spike):
-            position.losses = (*position.losses, loss)[-guard.MEMORY :]
-            return
-        if position.rewinds >= guard.REWINDS:
-            raise self._failed(
-                f"the loss had a spike at step {step}, after {position.rewinds} others: {loss:.4f}"
-            )
-        self._tell_saves(wait=True)
-        found = self.rewind(step, position.rewinds)
-        if found is None:
-            self.say(
-                f"warning: the loss of step {step} is a spike ({loss:.4f}), and no checkpoint is "
-                "old enough to go back to: the run goes on"
-            )
-            position.losses = (*position.losses, loss)[-guard.MEMORY :]
-            return
-        earlier, passed_over = found
-        earlier.rewinds = position.rewinds + 1
-        self._pending, self._evaluated = None, earlier.step
-        self.position, self._submitted = earlier, earlier.step
-        self.emit(Rewound(step, loss, earlier.step, passed_over))
-        self.meter.restart(self.clock())
+        gone_back = self.guard.take(self.position, queued.step, result)
+        if gone_back is not None:
+            self.position, told = gone_back
+            self._pending, self._evaluated = None, self.position.step
+            self.keeper.went_back(self.position)
+            self.emit(told)
+            self.meter.restart(self.clock())
 
     def _pause(self, *, save: bool = False, evaluate: bool = False) -> None:
         """Read the step that is still open; then save first, since an evaluation may fail."""
         self._read_pending()
         step = self.position.step
         self.position.elapsed = self.elapsed
-        if save and self.saves and step > 0 and self._submitted != step:
-            self._submitted = step
-            self.saves.begin(self.position)
+        if save:
+            self.keeper.save(self.position)
         if evaluate and self.evaluate and self._evaluated != step:
             self._at = f"in the evaluation after step {step}"
             with self._watched():
@@ -349,27 +282,5 @@ class Loop:
                 self.emit(evaluated)
         self.meter.restart(self.clock())
 
-    def _tell_saves(self, *, wait: bool = False, last: bool = False) -> None:
-        """Tell of the saves that ended; after the last one nobody comes to write what it lacks."""
-        if self.saves is None:
-            return
-        for event in self.saves.wait() if wait else self.saves.finished():
-            if isinstance(event, Saved):
-                self.position.saved = event.step
-            self.emit(event)
-            if isinstance(event, Unsaved) and last and event.step == self.position.step:
-                raise unsaved(event.reason, self.position)
-
-    def _settle(self, *, wait: bool = True) -> None:
-        """Tell of the saves where something else failed, which stays the error to report."""
-        try:  # a save that is under way is worth waiting for, unless somebody is in a hurry
-            self._tell_saves(wait=wait)
-        except Exception as another:
-            self.say(f"warning: {another}")
-
     def _is_second_signal(self, error: BaseException) -> bool:
         return isinstance(error, KeyboardInterrupt) and self.stop.requested
-
-    def _failed(self, what: str) -> NonFinite:
-        self._settle()
-        return not_finite(what, self.position)

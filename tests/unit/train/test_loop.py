@@ -38,7 +38,8 @@ from minillm_core.train.events import (
     Stepped,
     Unsaved,
 )
-from minillm_core.train.loop import EMPTY_IN_A_ROW, Loop
+from minillm_core.train.learnable import EMPTY_IN_A_ROW
+from minillm_core.train.loop import Loop
 from minillm_core.train.position import Position
 from minillm_core.train.signals import StopRequest, stop_on_signals
 
