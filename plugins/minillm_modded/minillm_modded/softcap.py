@@ -13,9 +13,14 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import model_validator
+
 from minillm_core import Plugin, SigmoidCap, TanhCap, option
 
 __all__ = ["Softcap"]
+
+OTHERS = {"tanh": ("a", "b", "c"), "sigmoid": ("cap",)}
+"""Form -> the options of the other one."""
 
 
 class Softcap(Plugin, api=1):
@@ -27,6 +32,13 @@ class Softcap(Plugin, api=1):
     b: float = option(5.0, help="sigmoid: added to the product")
     c: float = option(7.5, gt=0, help="sigmoid: divides the product")
     scale: float = option(1.0, gt=0, help="of the product, before the cap")
+
+    @model_validator(mode="after")
+    def _of_its_own_form(self) -> Softcap:
+        fields = type(self).__pydantic_fields__
+        if idle := [n for n in OTHERS[self.form] if getattr(self, n) != fields[n].default]:
+            raise ValueError(f"form {self.form} does not read {' or '.join(idle)}")
+        return self
 
     def compute_loss(self, loss):
         caps = {"tanh": TanhCap(self.cap), "sigmoid": SigmoidCap(self.a, self.b, self.c)}

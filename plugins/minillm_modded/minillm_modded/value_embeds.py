@@ -33,6 +33,7 @@ from minillm_core import (
 __all__ = ["Gated", "Mixed", "Table", "ValueEmbeds"]
 
 ROLE = "embedding.value"
+GATE_WIDTH = 12
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -49,7 +50,7 @@ class ValueEmbeds(Plugin, api=1):
     mix: Literal["gates", "lambdas"] = option(
         "gates", help="v + 2 sigmoid(w x) table, or l0 v + l1 table from 0.5 and 0.5"
     )
-    gate_width: int = option(12, ge=1, help="features of x that a gate reads")
+    gate_width: int = option(GATE_WIDTH, ge=1, help="features of x that a gate reads")
     std: float | None = option(
         None, ge=0, help="of the tables at first; none: dim^-1/2 with gates, 1 with lambdas"
     )
@@ -63,6 +64,12 @@ class ValueEmbeds(Plugin, api=1):
     def _one_of_two(self) -> ValueEmbeds:
         if self.tables is not None and self.layers is not None:
             raise ValueError("tables are shared by first and last layers, layers have their own")
+        return self
+
+    @model_validator(mode="after")
+    def _width_is_of_gates(self) -> ValueEmbeds:
+        if self.mix == "lambdas" and self.gate_width != GATE_WIDTH:
+            raise ValueError("gate_width is for mix gates; lambdas have none")
         return self
 
     def build_attention(self, attn):

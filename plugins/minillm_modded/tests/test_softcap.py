@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minillm_core.errors import PlanError
+from minillm_core.errors import PlanError, PluginError
+from minillm_core.plugins.options import validated
 from minillm_modded.softcap import Softcap
 
 Curve = Callable[[np.ndarray], np.ndarray]
@@ -44,6 +45,20 @@ def test_the_loss_is_that_of_the_capped_logits(
 def test_the_record_of_2025_02_is_a_tanh_but_for_a_constant(z: float) -> None:
     sigmoid = 15 / (1 + np.exp(-z / 7.5))
     assert abs(sigmoid - 7.5 - 7.5 * np.tanh(z / 15)) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"form": "tanh", "a": 10.0, "c": 2.0}, "form tanh does not read a or c"),
+        ({"cap": 30.0}, "form sigmoid does not read cap"),
+    ],
+)
+def test_an_option_of_the_other_form_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(PluginError, match=said):
+        validated(Softcap, "softcap", options)
+    whole = Softcap().model_dump() | {"form": "tanh"}  # as a run's record names all of them
+    assert validated(Softcap, "softcap", whole).form == "tanh"
 
 
 def test_only_one_may_say_what_the_logits_are(lab: Any) -> None:

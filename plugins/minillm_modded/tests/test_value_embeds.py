@@ -50,7 +50,8 @@ def stirred(plan: Plan, seed: int) -> Any:
 def test_values_are_the_formulas(shape: tuple[int, int], mix: Any, seed: int) -> None:
     """With one token in the row attention gives its value as it is."""
     heads, kv_heads = shape
-    plan = planned(ValueEmbeds(mix=mix, gate_width=5), heads=heads, kv_heads=kv_heads)
+    width: dict[str, Any] = {"gate_width": 5} if mix == "gates" else {}
+    plan = planned(ValueEmbeds(mix=mix, **width), heads=heads, kv_heads=kv_heads)
     model = stirred(plan, seed)
     size, rng = DIM // heads, np.random.default_rng(seed)
     ids, x = rng.integers(0, VOCAB, (3, 1)), rng.standard_normal((3, 1, DIM))
@@ -142,3 +143,9 @@ def test_what_does_not_fit_the_model_is_refused(
 def test_tables_and_layers_are_refused_together() -> None:
     with pytest.raises(PluginError, match="layers have their own"):
         validated(ValueEmbeds, "value_embeds", {"tables": 2, "layers": "all"})
+
+
+def test_a_width_of_gates_that_are_not_there_is_refused() -> None:
+    with pytest.raises(PluginError, match="lambdas have none"):
+        validated(ValueEmbeds, "value_embeds", {"mix": "lambdas", "gate_width": 5})
+    validated(ValueEmbeds, "value_embeds", {"mix": "lambdas", "gate_width": 12})  # as in run.json
