@@ -203,10 +203,16 @@ class Residual(Plugin, api=1):
         model.residual("final", "x0", Weigh)
 
 
+def slowed(frequencies: np.ndarray, by: int) -> np.ndarray:
+    """Rotations of another stage."""
+    return frequencies / by
+
+
 class Window(Plugin, api=1):
-    """Windows and scales that are numbers, values of the schedule, staged values."""
+    """Windows, scales and rotations: numbers, values of the schedule, staged values."""
 
     def build_attention(self, attn: Any) -> None:
+        attn.rope.scaling(slowed, by=stages((0, 2), (0.5, 5)) if attn.layer else 3)
         attn.window((3, piecewise((0, 8), (1, 5)), stages((0, 2), (0.5, 4)))[attn.layer])
         attn.scale(0.5 if attn.layer else piecewise((0, 1.0), (1, 0.3)))
 
