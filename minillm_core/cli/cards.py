@@ -22,14 +22,11 @@ def card_sources(file: str) -> tuple[Path, ...]:
 
 def card_lines(card: Card) -> Iterator[str]:
     """A card in a few lines."""
-    worth = (
-        _interval(card, "+.4f") if card.told else f"not distinguishable: {_interval(card, '+.4f')}"
-    )
-    yield f"{worth} {card.unit}; {len(card.seeds)} pairs"
+    yield f"{_interval(card, '+.4f', plain=0)} {card.unit}; {len(card.seeds)} pairs"
     if card.equal_seconds:
-        yield f"{_interval(card.equal_seconds, '+.4f')} at equal seconds"
+        yield f"{_interval(card.equal_seconds, '+.4f', plain=0)} at equal seconds"
     if card.cost.speed:
-        yield f"{_interval(card.cost.speed, '.3f')} x tokens a second"
+        yield f"{_interval(card.cost.speed, '.3f', plain=1)} x tokens a second"
     if card.cost.peak_bytes:
         yield f"{card.cost.peak_bytes:.3f} x peak memory"
     preset = f" ({card.scale.preset})" if card.scale.preset else ""
@@ -41,5 +38,7 @@ def card_lines(card: Card) -> Iterator[str]:
     yield ", ".join(filter(None, (card.hardware, card.date.isoformat(), made)))
 
 
-def _interval(found: Interval, figures: str) -> str:
-    return f"{found.effect:{figures}} [{found.low:{figures}}, {found.high:{figures}}]"
+def _interval(found: Interval, figures: str, *, plain: float) -> str:
+    """An effect, and whether it can be told from ``plain``, that of a plugin that does nothing."""
+    shown = f"{found.effect:{figures}} [{found.low:{figures}}, {found.high:{figures}}]"
+    return shown if found.tells_from(plain) else f"not distinguishable: {shown}"

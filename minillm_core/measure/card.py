@@ -63,6 +63,10 @@ class Interval(Part):
             raise ValueError("the effect lies outside its interval")
         return self
 
+    def tells_from(self, value: float) -> bool:
+        """Whether that lies outside the interval: 0 of a difference, 1 of a ratio."""
+        return self.low > value or self.high < value
+
 
 class Scale(Part):
     """What was trained."""
@@ -93,11 +97,6 @@ class Card(Interval):
     date: date
     commit: str | None = None  # of minillm's repository, where it ran from one
     cost: Cost = Cost()
-
-    @property
-    def told(self) -> bool:
-        """Whether 0 lies outside the interval."""
-        return self.low > 0 or self.high < 0
 
 
 def read_cards(plugin: str, folders: Iterable[Path]) -> list[Card]:

@@ -67,8 +67,22 @@ def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, card:
 
 @given(card=cards())
 def test_an_interval_that_holds_zero_tells_nothing(card: Card) -> None:
-    assert card.told == (not card.low <= 0 <= card.high)
-    assert ("not distinguishable" in " ".join(card_lines(card))) == (not card.told)
+    assert card.tells_from(0) == (not card.low <= 0 <= card.high)
+    assert ("not distinguishable" in " ".join(card_lines(card))) == (not card.tells_from(0))
+
+
+def test_each_figure_says_whether_it_can_be_told() -> None:
+    def unsure() -> list[str]:
+        return [line for line in card_lines(card) if line.startswith("not distinguishable: ")]
+
+    card = Card.model_validate(FIRST)
+    assert unsure() == []
+    nothing = {"effect": 0.01, "low": -0.01, "high": 0.03}
+    card = Card.model_validate({**FIRST, "equal_seconds": nothing})
+    assert unsure() == ["not distinguishable: +0.0100 [-0.0100, +0.0300] at equal seconds"]
+    as_fast = {"effect": 1.01, "low": 0.98, "high": 1.04}
+    card = Card.model_validate({**FIRST, "cost": {"speed": as_fast}})
+    assert unsure() == ["not distinguishable: 1.010 [0.980, 1.040] x tokens a second"]
 
 
 @pytest.mark.parametrize(
