@@ -5,7 +5,9 @@
 The last block looks back on the first, the last but one on the second ... (modded-nanogpt, record
 11, by brendanh0gan; after U-Net, arXiv:1505.04597). The weights start at 1 and are trained at 5
 times the learning rate of the records' Adam. Later records keep a single skip from a
-quarter to the middle of the depth, ``skips = [[3, 6]]`` of 11, that starts at sigmoid(-1.5).
+quarter to the middle of the depth, ``skips = [[3, 6]]`` of 11, that starts at sigmoid(-1.5), half of
+that in 2026-08 (``start = 0.18`` and ``0.09``), times a gate that each token opens; here a weight is
+one number.
 
 Since record 17 the layer after the turn has no attention: 7 of 12, 6 of 11.
 """

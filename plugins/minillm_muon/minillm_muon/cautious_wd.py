@@ -4,7 +4,8 @@
 
 Decay then never works against the loss's own direction: it needs no trade-off with it, and the
 solutions that it looks for are those of the loss without decay. modded-nanogpt and nanochat decay
-so. Where u is 0, such as in the row of a token that was not seen, nothing decays.
+so; the former's Adam by lr^2 wd, here every rule by lr wd, as without the mask. Where u is 0, such as
+in the row of a token that was not seen, nothing decays.
 """
 
 from __future__ import annotations

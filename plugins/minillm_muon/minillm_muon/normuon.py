@@ -5,7 +5,8 @@
 
 A neuron is a row of the matrix in the paper; here, as in modded-nanogpt and nanochat, a row or
 column along the longer axis. The norm stays what orthogonalisation made of it, so that
-``muon.lr`` keeps its meaning (the paper sets it to 0.2 sqrt(rows x cols): ``muon.adjust``).
+``muon.lr`` keeps its meaning (the paper sets it to 0.2 sqrt(rows x cols): ``muon.adjust``). beta2 is
+the paper's; modded-nanogpt's state of 2026-08 has 0.9.
 """
 
 from __future__ import annotations
