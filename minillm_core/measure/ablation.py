@@ -30,6 +30,9 @@ __all__ = ["PAGE", "RESULT", "Ablation", "Watch"]
 
 RUNS, RESULT, PAGE = "runs", ABLATION, "ablation.html"
 
+BOUND = {"compile": "auto", "checkpointing": False, "kernels": "auto"}
+"""Settings that are in no plan's hash and change a run's speed: those of a run that names none."""
+
 Watch = Callable[[Going, float], None]
 
 
@@ -175,10 +178,10 @@ class Ablation:
         if (kept := _read(path)) is None:
             return False
         identity = self._identity(variant, planned)
-        if kept["identity"] != identity:
+        if (was := {**BOUND, **kept["identity"]}) != identity:
             raise Refusal(
                 f"{self.out} holds the runs of another ablation",
-                where=f"{path}: {_difference(kept['identity'], identity)}",
+                where=f"{path}: {_difference(was, identity)}",
                 fix="--out with another folder, or take that one away",
             )
         self.done[planned] = kept.get("failed") or Trained.of(kept["run"])
@@ -215,7 +218,9 @@ class Ablation:
     def _identity(self, variant: Variant, planned: Planned) -> dict[str, Any]:
         """What a run is of; all but the plan is what two must share to be compared."""
         shared = {key: self.about[key] for key in ("data", "device", "dtype", "versions")}
-        return {"plan_hash": with_steps(variant.plan, planned.steps).hash, **shared}
+        config, plan = variant.plan.config, with_steps(variant.plan, planned.steps)
+        bound = config.train.model_dump(include={"compile", "checkpointing"})
+        return {"plan_hash": plan.hash, **shared, **bound, "kernels": config.kernels}
 
     def _steps_in_minutes(self) -> int:
         """As many as the first variant makes; those of an earlier start for as many minutes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -91,10 +91,12 @@ def rigged() -> type[FakeRig]:
 
 @pytest.fixture
 def asked() -> Callable[..., tuple[Loaded, tuple[LoadedPlugin, ...]]]:
-    def asked(*names: str, steps: int = 100) -> tuple[Loaded, tuple[LoadedPlugin, ...]]:
+    def asked(
+        *names: str, steps: int = 100, settings: Sequence[str] = ()
+    ) -> tuple[Loaded, tuple[LoadedPlugin, ...]]:
         loaded = load(
             preset="tiny",
-            assignments=[f"train.steps={steps}"],
+            assignments=[f"train.steps={steps}", *settings],
             plugins=",".join(names) or None,
             default_preset=lambda: ("tiny", "the test"),
         )

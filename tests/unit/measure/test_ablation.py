@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from minillm_core.errors import Interrupted, Refusal, Stopped
-from minillm_core.measure.ablation import Ablation, points
+from minillm_core.measure.ablation import BOUND, Ablation, points
 from minillm_core.measure.variants import leave_one_out, one_at_a_time
 
 ABOUT = {"data": "text", "device": "a CPU", "dtype": "float32", "versions": {"minillm-core": "1"}}
@@ -18,7 +18,9 @@ ABOUT = {"data": "text", "device": "a CPU", "dtype": "float32", "versions": {"mi
 @pytest.fixture
 def ablation(tmp_path: Path, asked: Any) -> Any:
     def make(rig: Any, judged: tuple[str, ...], **more: Any) -> Ablation:
-        loaded, plugins = asked(*judged, *more.pop("company", ()), steps=more.get("steps") or 100)
+        settings = more.pop("settings", ())
+        named = (*judged, *more.pop("company", ()))
+        loaded, plugins = asked(*named, steps=more.get("steps") or 100, settings=settings)
         design = more.pop("design", one_at_a_time)(loaded, plugins, judged)
         given = {"steps": 100, "minutes": None, "about": ABOUT, "say": lambda text: None, **more}
         return Ablation(tmp_path, design, range(3), rig, **given)
@@ -187,6 +189,33 @@ def test_runs_of_another_ablation_are_refused(ablation: Any, rigged: Any, change
     with pytest.raises(Refusal, match="the runs of another ablation") as refused:
         ablation(rigged({}), ("rule",), about={**ABOUT, change: "another"}).run()
     assert change in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "setting", ["train.compile=off", "train.checkpointing=true", 'kernels="reference"']
+)
+def test_so_are_those_with_another_speed_and_the_same_plan(
+    ablation: Any, rigged: Any, tmp_path: Path, setting: str
+) -> None:
+    found = ablation(rigged({}), ("rule",)).run()
+    other = ablation(rigged({}), ("rule",), settings=(setting,))
+    hashes = [one["plan_hash"] for one in found["variants"].values()]
+    assert [one.plan.hash for one in other.design.variants] == hashes
+    name = setting.partition("=")[0].removeprefix("train.")
+    with pytest.raises(Refusal, match=f"its {name} is (auto|False), this one's"):
+        other.run()
+
+
+def test_a_run_that_names_no_kernels_had_the_usual_ones(
+    ablation: Any, rigged: Any, tmp_path: Path
+) -> None:
+    ablation(rigged({}), ("rule",)).run()
+    for path in (tmp_path / "runs").iterdir():
+        kept = json.loads(path.read_bytes())
+        kept["identity"] = {k: v for k, v in kept["identity"].items() if k not in BOUND}
+        path.write_text(json.dumps(kept))
+    ablation(again := rigged({}), ("rule",)).run()
+    assert not again.made
 
 
 def test_a_run_that_was_cut_short_is_made_again(ablation: Any, rigged: Any, tmp_path: Path) -> None:
