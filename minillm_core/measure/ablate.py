@@ -147,6 +147,7 @@ def readied(
     config = loaded.config
     _check(request, loaded)
     check_support(plugins, detected.backend, detected.device)
+    _refuse_watchers(plugins)
     shape = leave_one_out if request.leave_one_out else one_at_a_time
     design = design or shape(loaded, plugins, request.judged)
     first = design.variants[0].plan
@@ -253,6 +254,18 @@ def _check(request: Request, loaded: Loaded) -> None:
             where=f"--minutes {request.minutes:g}; train.steps from {origin}",
             fix="leave one of them out",
         )
+
+
+def _refuse_watchers(plugins: Sequence[LoadedPlugin]) -> None:
+    """Refuse trackers and their like: an ablation's runs would not be told apart by them, nor kept."""
+    for one in plugins:
+        if one.plugin.hooks == ("on_event",):
+            raise Refusal(
+                f"plugin '{one.name}' watches runs and changes none: there is nothing to judge, and "
+                "the runs of an ablation have no folder for it",
+                where=f"plugin '{one.name}'",
+                fix=f"leave it out; --plugins -{one.name} takes away what a preset or a file names",
+            )
 
 
 def _told(design: Design, request: Request, out: Path, data: str) -> list[str]:

@@ -101,6 +101,8 @@ def test_an_ablation_is_what_training_gives(
         (("--plugins", "muon", "--minutes", "0.1"), "6 steps and 0.1 minutes are both given"),
         (("--plugins", "moun"), "muon"),
         (("--plugins", "muon", "--with", "muon"), "named twice"),
+        (("--plugins", "tensorboard"), "'tensorboard' watches runs and changes none"),
+        (("--plugins", "muon", "--with", "tensorboard"), "--plugins -tensorboard takes away"),
     ],
 )
 def test_what_cannot_be_judged_is_refused_and_leaves_nothing(
