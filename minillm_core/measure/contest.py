@@ -71,7 +71,11 @@ class Contest:
         self.parts: list[dict[str, float]] = []
         self.layers: dict[str, tuple[float, float]] = {}
         self.traces: list[str] = []
-        self.notes: list[str] = []
+        self.notes = [
+            f"what '{p.name}' does at an event is not timed"
+            for p in one.plugins
+            if "on_event" in p.plugin.hooks
+        ]
         self.stepped = self._built(plan)
         self.profiler = profile(self.stepped.job.trainer)
 

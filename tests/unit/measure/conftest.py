@@ -42,6 +42,13 @@ class Scale(Plugin, api=1):
         attn.scale(0.5)
 
 
+class Watcher(Plugin, api=1):
+    """Is told of events, and changes nothing."""
+
+    def on_event(self, event: Any) -> None:
+        pass
+
+
 class FakeRig:
     """Each plugin takes ``gain`` off the loss and makes a step ``cost`` times as long."""
 
@@ -81,7 +88,7 @@ class FakeRig:
         return 0.1
 
 
-PLUGINS = {"rule": Rule, "extension": Extension, "scale": Scale}
+PLUGINS = {"rule": Rule, "extension": Extension, "scale": Scale, "watcher": Watcher}
 
 
 @pytest.fixture

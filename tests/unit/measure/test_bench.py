@@ -164,6 +164,13 @@ def test_what_nobody_counts_is_unknown(timed) -> None:
     assert result["ratio"]["peak_bytes"] is None
 
 
+def test_what_is_not_timed_is_said(timed) -> None:
+    result, _ = timed(Machine(), Request(1, 1), ("scale", "watcher"), ())
+    notes = {name: one["notes"] for name, one in result["sets"].items()}
+    said = "what 'watcher' does at an event is not timed"
+    assert notes == {"scale+watcher": ["a stand-in", said], "plain": ["a stand-in"]}
+
+
 def test_utilisation_is_that_of_tokens_which_are_no_padding(timed) -> None:
     result, _ = timed(Machine(), Request(2, 1), ())
     (one,) = result["sets"].values()
