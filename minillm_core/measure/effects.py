@@ -33,7 +33,7 @@ def effects(result: Json) -> Markup:
         page.small(
             "Tokens a second",
             interval_chart(
-                [_speed(n, speeds[n], one) for n, one in plugins.items()],
+                [_times(n, speeds[n], one, better_below=False) for n, one in plugins.items()],
                 Axis("times as many (better →)"),
                 reference=1.0,
             ),
@@ -67,14 +67,17 @@ def _row(name: str, effect: Json | None, one: Json) -> Interval:
     return Interval(name, mean, low, high, verdict(effect), _told(effect), note)
 
 
-def _speed(name: str, effect: Json | None, one: Json) -> Interval:
+def _times(name: str, effect: Json | None, one: Json, *, better_below: bool) -> Interval:
+    """With the plugin as many times as without it; 1 is none."""
     if effect is None:
         return Interval(name, None, note=_missing(one))
     mean, low, high = effect["effect"], effect["low"], effect["high"]
     told = f"{mean:.3f} ×" if low is None else f"{mean:.3f} × [{low:.3f}, {high:.3f}]"
-    known = low is not None and not low <= 1 <= high
-    judged = ("better" if mean > 1 else "worse") if known else "unknown"
-    return Interval(name, mean, low, high, judged, told, "" if known else "not distinguishable")
+    if low is not None and not low <= 1 <= high:
+        judged = "better" if (mean < 1) == better_below else "worse"
+        return Interval(name, mean, low, high, judged, told)
+    note = _undecided(effect) if "pairs_needed" in effect else "not distinguishable"
+    return Interval(name, mean, low, high, "unknown", told, note)
 
 
 def _read_between(effect: Json) -> str:
@@ -113,17 +116,22 @@ def verdict(effect: Json) -> str:
 def _effect_cells(name: str, one: Json) -> list[object]:
     if one["effect"] is None:
         return [name, tag("small", _missing(one), class_="wrap"), "", "", ""]
-    speed, peak = _speed(name, one["speed"], one), one["peak_bytes"]
-    memory = "unknown"
-    if peak["with"] and peak["without"]:
-        memory = f"{peak['with'] / peak['without']:.3f} ×"
     return [
         name,
         _cell(_row(name, one, one)),
         _cell(_row(name, one["equal_seconds"], one)),
-        _cell(speed),
-        memory,
+        _cell(_times(name, one["speed"], one, better_below=False)),
+        _memory(name, one),
     ]
+
+
+def _memory(name: str, one: Json) -> object:
+    peak = one["peak_bytes"]
+    if "effect" in peak:
+        return _cell(_times(name, peak, one, better_below=True))
+    return (
+        f"{peak['with'] / peak['without']:.3f} ×" if peak["with"] and peak["without"] else "unknown"
+    )
 
 
 def _cell(row: Interval) -> Markup:

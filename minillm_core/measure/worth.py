@@ -7,7 +7,7 @@ as on a machine that does other things too, the interval is the wider for it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, linear_regression, median
 from typing import Any
 
@@ -46,8 +46,9 @@ def worth(
     failed = pairs - len(seeds)
     if not seeds:
         return {"effect": None, "low": None, "high": None, "failed": failed}
-    rates = [math.log(ours[s].tokens_per_second / others[s].tokens_per_second) for s in seeds]
-    speed = effect_of(rates).data()
+    rates = [ours[s].tokens_per_second / others[s].tokens_per_second for s in seeds]
+    peaks = {"with": _largest(ours.values()), "without": _largest(others.values())}
+    more = [a / b for s in seeds if (a := ours[s].peak_bytes) and (b := others[s].peak_bytes)]
     return {
         **effect_of([ours[s].val_loss - others[s].val_loss for s in seeds]).data(),
         "unit": UNIT,
@@ -57,12 +58,16 @@ def worth(
             if reference
             else _in_equal_time(ours, without, steps, 1)
         ),
-        "speed": {
-            key: None if speed[key] is None else math.exp(speed[key])
-            for key in ("effect", "low", "high")
-        },
-        "peak_bytes": {"with": _largest(ours.values()), "without": _largest(others.values())},
+        "speed": _times(rates),
+        "peak_bytes": peaks | (_times(more) if more else {}),
     }
+
+
+def _times(ratios: Sequence[float]) -> dict[str, Any]:
+    """The effect behind the ratios of pairs, as many times: 1 is none."""
+    found = effect_of([math.log(ratio) for ratio in ratios]).data()
+    times = {key: found[key] for key in ("effect", "low", "high")}
+    return found | {key: None if log is None else math.exp(log) for key, log in times.items()}
 
 
 def steps_in_time(runs: Runs, reference: Runs, steps: int) -> int | None:

@@ -124,6 +124,18 @@ def test_a_page_says_what_the_pairs_say(differences: list[float], said: list[str
         assert part in shown
 
 
+def test_a_page_says_of_speed_and_memory_what_would_tell() -> None:
+    result = ablation([-0.1, -0.2])
+    unsure = {"low": 0.9, "high": 1.3, "distinguishable": False, "pairs": 2, "pairs_needed": 17}
+    result["plugins"]["muon"]["speed"] = {"effect": 1.1, **unsure}
+    heavy = {"effect": 1.2, "low": 1.1, "high": 1.25, "distinguishable": True}
+    result["plugins"]["muon"]["peak_bytes"] |= heavy
+    shown = harmless(ablation_page(result))
+    for part in ("1.100 × [0.900, 1.300]", "17 pairs would tell", "1.200 × [1.100, 1.250]"):
+        assert part in shown
+    assert '<span class="worse">1.200 ×' in ablation_page(result)
+
+
 def test_a_page_says_what_failed_and_what_is_not_finished() -> None:
     result = ablation([-0.1, -0.2], failed=2, finished=False, not_judged={"xsa": "it is needed"})
     shown = harmless(ablation_page(result))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -66,3 +67,31 @@ def test_both_designs_say_the_same_of_the_same_runs() -> None:
     flipped = other["equal_seconds"]
     assert flipped["effect"] == pytest.approx(-told["effect"])
     assert flipped["low"] == pytest.approx(-told["high"])
+
+
+def test_speed_and_memory_have_their_intervals_too() -> None:
+    def heavier(some: Runs, peaks: Sequence[int]) -> Runs:
+        return {s: replace(one, peak_bytes=peaks[s]) for s, one in some.items()}
+
+    ours = heavier(runs([12.5, 12.5, 12.5]), [220, 220, 220])
+    others = heavier(runs([10.0, 10.0, 10.0]), [200, 200, 200])
+    told = worth({STEPS: ours}, {STEPS: others}, STEPS, reference=False, pairs=3)
+    for key, ratio in (("speed", 0.8), ("peak_bytes", 1.1)):
+        assert told[key]["effect"] == pytest.approx(ratio)
+        assert told[key]["low"] == pytest.approx(ratio)
+        assert (told[key]["distinguishable"], told[key]["pairs"]) == (True, 3)
+    assert (told["peak_bytes"]["with"], told["peak_bytes"]["without"]) == (220, 200)
+
+    shaken = heavier(runs([9.0, 12.0, 10.0]), [190, 230, 210])
+    told = worth({STEPS: shaken}, {STEPS: others}, STEPS, reference=False, pairs=3)
+    for key in ("speed", "peak_bytes"):
+        assert told[key]["low"] < 1 < told[key]["high"]
+        assert not told[key]["distinguishable"]
+        assert told[key]["pairs_needed"] > 3
+
+
+def test_memory_that_nobody_counts_has_no_interval() -> None:
+    told = worth(
+        {STEPS: runs([1.0] * 3)}, {STEPS: runs([1.0] * 3)}, STEPS, reference=False, pairs=3
+    )
+    assert told["peak_bytes"] == {"with": None, "without": None}
