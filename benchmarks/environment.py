@@ -16,7 +16,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).resolve().parent / "results"
-DISTRIBUTIONS = ("minillm-core", "minillm-muon", "minillm-modded", "torch", "mlx", "numpy")
+DISTRIBUTIONS = (
+    *("minillm-core", "minillm-liger", "minillm-modded", "minillm-muon", "minillm-track"),
+    *("liger-kernel", "torch", "mlx", "numpy"),
+)
 
 
 def environment(commit: str | None = None) -> dict[str, Any]:

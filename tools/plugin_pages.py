@@ -4,7 +4,7 @@ python -m tools.plugin_pages             # say which pages are not as they shoul
 python -m tools.plugin_pages --write     # write them
 
 What stands between ``<!-- made: NAME -->`` and ``<!-- /made -->`` is made here, from entry points,
-docstrings and options; the rest of a page is written by hand.
+docstrings, options and cards; the rest of a page is written by hand.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
+from tools import worth
 from tools.markdown import table
 
 __all__ = ["PAGES", "made"]
@@ -41,12 +42,18 @@ def what(cls: Any) -> str:
 
 
 def everything() -> str:
-    """Each plugin of the repository, and who offers it."""
-    rows = []
+    """Each plugin of the repository, who offers it, and what it was measured to be worth."""
+    rows, cards, changed = [], [], []
     for page in PAGES[1:]:
         name, plugins = offered(page.parent)
-        rows += [(f"`{plugin}`", f"`{name}`", what(cls)) for plugin, cls in plugins.items()]
-    return table(("plugin", "distribution", "what it does"), sorted(rows))
+        for plugin, cls in plugins.items():
+            card = worth.card_of(plugin, cls)
+            if card:
+                cards.append(card)
+                changed += worth.changed(card, cls)
+            rows.append((f"`{plugin}`", f"`{name}`", what(cls), *worth.cells(card)))
+    head = ("plugin", "distribution", "what it does", *worth.HEAD)
+    return f"{table(head, sorted(rows))}\n\n{worth.told(cards, changed)}"
 
 
 def plugins_of(folder: Path) -> str:

@@ -148,7 +148,8 @@ def _cards(shown: dict[str, Any]) -> list[tuple[str, str]]:
         if shown.get("slots_refused"):
             how += "; --with names what it needs beside it"
         return [("worth", plain(shown.get("cards_refused", how), limit=4096))]
-    return [("worth", "\n".join(map(plain, card_lines(card)))) for card in cards]
+    defaults = {one["name"]: one.get("default") for one in shown["options"]}
+    return [("worth", "\n".join(map(plain, card_lines(card, defaults)))) for card in cards]
 
 
 def _options(shown: dict[str, Any]) -> Any:

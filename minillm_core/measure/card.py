@@ -12,7 +12,7 @@ from datetime import date
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from minillm_core.checkpoint import disk
 from minillm_core.text import plain
@@ -93,6 +93,7 @@ class Card(Interval):
     equal_seconds: Interval | None = None  # the effect on the loss in equal time
     scale: Scale
     company: tuple[str, ...] = ()  # plugins that were active in both runs of each pair
+    options: dict[str, JsonValue] = {}  # all of the plugin's own
     hardware: str
     date: date
     commit: str | None = None  # of minillm's repository, where it ran from one

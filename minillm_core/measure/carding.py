@@ -71,6 +71,7 @@ def _card(name: str, one: Json, result: Json) -> Card:
             preset=result["preset"],
         ),
         company=tuple(company["plugins"]),
+        options=having["options"].get(name, {}),
         hardware=_hardware(result),
         date=result["date"],
         commit=result["commit"],

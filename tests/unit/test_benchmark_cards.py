@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 
 from benchmarks.card_child import Child, State, visible
 from benchmarks.card_job import DONE, OVER, READY, Share
-from benchmarks.card_table import REFERENCE, SHAPE, TABLE, active, divided
+from benchmarks.card_table import REFERENCE, SHAPE, TABLE, Judged, active, divided
+from minillm_core.config.values import show
+from minillm_core.measure.card import FOLDER, PAIRS, read_cards
+from minillm_core.plugins.find import find
 from tools.repository import ours
 
 WITHOUT = {"role_lr", "tensorboard", "trackio", "wandb"}
@@ -23,6 +26,17 @@ def test_every_first_party_technique_is_judged_once() -> None:
     judged = [one.plugin for one in TABLE]
     assert len(judged) == len(set(judged))
     assert set(judged) == set(ours()) - WITHOUT
+
+
+@pytest.mark.parametrize("judged", TABLE, ids=lambda one: one.plugin)
+def test_every_judged_technique_ships_its_card(judged: Judged) -> None:
+    origin = find(judged.plugin).origin
+    (card,) = read_cards(judged.plugin, [Path(origin.file).parent / FOLDER])
+    assert card.company == judged.beside
+    assert len(card.seeds) >= PAIRS
+    assert card.commit
+    options = {f"{card.plugin}.{name}={show(value)}" for name, value in card.options.items()}
+    assert options.issuperset(judged.options)
 
 
 @given(judged=st.lists(st.sampled_from(TABLE), unique=True), parts=st.integers(1, 8))

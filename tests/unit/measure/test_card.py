@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from minillm_core.cli.cards import card_lines, card_sources
+from minillm_core.cli.cards import card_lines, card_sources, other_options
 from minillm_core.cli.main import main
 from minillm_core.measure.card import PAIRS, BadCard, Card, Scale, read_cards, write_card
 
@@ -28,6 +28,7 @@ FIRST = {
     "equal_seconds": {"effect": -0.02, "low": -0.03, "high": -0.01},
     "scale": {"parameters": 1_000_000, "tokens": 5_000_000, "preset": "tiny"},
     "company": ["paired_heads"],
+    "options": {"lr": 0.02, "rows": [1, 2]},
     "hardware": "one GPU",
     "date": "2026-11-01",
     "commit": "0123456789abcdef",
@@ -68,12 +69,12 @@ def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, card:
 @given(card=cards())
 def test_an_interval_that_holds_zero_tells_nothing(card: Card) -> None:
     assert card.tells_from(0) == (not card.low <= 0 <= card.high)
-    assert ("not distinguishable" in " ".join(card_lines(card))) == (not card.tells_from(0))
+    assert ("not distinguishable" in " ".join(card_lines(card, {}))) == (not card.tells_from(0))
 
 
 def test_each_figure_says_whether_it_can_be_told() -> None:
     def unsure() -> list[str]:
-        return [line for line in card_lines(card) if line.startswith("not distinguishable: ")]
+        return [line for line in card_lines(card, {}) if line.startswith("not distinguishable: ")]
 
     card = Card.model_validate(FIRST)
     assert unsure() == []
@@ -83,6 +84,20 @@ def test_each_figure_says_whether_it_can_be_told() -> None:
     as_fast = {"effect": 1.01, "low": 0.98, "high": 1.04}
     card = Card.model_validate({**FIRST, "cost": {"speed": as_fast}})
     assert unsure() == ["not distinguishable: 1.010 [0.980, 1.040] x tokens a second"]
+
+
+@given(
+    options=st.dictionaries(st.sampled_from("abc"), st.integers(0, 2)),
+    defaults=st.dictionaries(st.sampled_from("abc"), st.integers(0, 2)),
+)
+def test_options_are_told_where_they_were_not_the_defaults(
+    options: dict[str, int], defaults: dict[str, int]
+) -> None:
+    card = Card.model_validate({**FIRST, "options": options})
+    other = {f"muon.{name}={value}" for name, value in set(options.items()) - set(defaults.items())}
+    assert set(other_options(card, defaults)) == other
+    told = [line for line in card_lines(card, defaults) if line.startswith("with ")]
+    assert len(told) == bool(other)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,109 @@
+"""What plugins were measured to be worth, as columns of a table and the words below it.
+
+All of it stands in the cards that are shipped beside the plugins' modules.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from minillm_core.cli.cards import other_options
+from minillm_core.measure.card import FOLDER, Card, Interval, read_cards
+from minillm_core.plugins.options import describe_option
+
+__all__ = ["HEAD", "card_of", "cells", "changed", "told"]
+
+HEAD = ("loss, as many tokens", "loss, as many seconds", "speed")
+
+
+def card_of(name: str, cls: type[Any]) -> Card | None:
+    """The card beside a plugin's module; None: it has none."""
+    cards = read_cards(name, [Path(inspect.getfile(cls)).parent / FOLDER])
+    return cards[0] if cards else None
+
+
+def cells(card: Card | None) -> tuple[str, str, str]:
+    """The columns of HEAD; in brackets what cannot be told from no difference."""
+    if card is None:
+        return "", "", ""
+    return (
+        _figure(card, 0, "+.3f"),
+        _figure(card.equal_seconds, 0, "+.3f"),
+        _figure(card.cost.speed, 1, ".2f"),
+    )
+
+
+def changed(card: Card, cls: type[Any]) -> list[str]:
+    """The options that were not at their defaults, as they are typed."""
+    described = (describe_option(*one) for one in cls.__pydantic_fields__.items())
+    return other_options(card, {one["name"]: one.get("default") for one in described})
+
+
+def told(cards: Iterable[Card], options: Iterable[str]) -> str:
+    """What the figures are, and what they were measured on, beside what.
+
+    Args:
+        cards: those that are shown.
+        options: that were not at their defaults, as they are typed.
+    """
+    others = ", ".join(f"`{option}`" for option in options)
+    runs: dict[tuple[object, ...], list[Card]] = {}
+    for card in cards:
+        context = (len(card.seeds), card.hardware, card.date, card.commit, card.scale.tokens)
+        runs.setdefault(context, []).append(card)
+    said = (
+        "Loss: what the plugin adds to it on held-out text, in nats a token, so that below 0 is "
+        "better. Speed: tokens a second, with it over without. In brackets: the 95 % interval of "
+        "the pairs holds no difference."
+        + f" Options other than the defaults: {others}."
+        * bool(others)
+    )
+    return "\n".join([said, *(_measured(run, len(runs) > 1) for run in runs.values())])
+
+
+def _figure(one: Interval | None, none: float, form: str) -> str:
+    if one is None:
+        return ""
+    text = format(one.effect, form)
+    return text if one.tells_from(none) else f"({text})"
+
+
+def _measured(cards: list[Card], several: bool) -> str:
+    first = cards[0]
+    of = f" ({', '.join(f'`{card.plugin}`' for card in cards)})" if several else ""
+    return (
+        f"Measured{of} from {len(first.seeds)} paired seeds of {first.scale.tokens / 1e6:.1f} M "
+        f"tokens at {_parameters(cards)}, preset `{first.scale.preset}` with changes, on one "
+        f"{first.hardware}, {first.date}, commit {(first.commit or 'unknown')[:7]}; "
+        f"{'; '.join(_companies(cards))}."
+    )
+
+
+def _parameters(cards: Iterable[Card]) -> str:
+    least, most = min(_millions(cards)), max(_millions(cards))
+    return (
+        f"{least:.0f} M parameters" if least == most else f"{least:.0f} to {most:.0f} M parameters"
+    )
+
+
+def _millions(cards: Iterable[Card]) -> Iterator[int]:
+    return (round(card.scale.parameters / 1e6) for card in cards)
+
+
+def _companies(cards: Iterable[Card]) -> Iterator[str]:
+    """Which plugins were held against which, the most usual company without names."""
+    companies: dict[tuple[str, ...], list[str]] = {}
+    for card in cards:
+        companies.setdefault(card.company, []).append(card.plugin)
+    usual = max(companies, key=lambda company: len(companies[company]))
+    yield f"beside {_named(usual)}"
+    for company, plugins in companies.items():
+        if company != usual:
+            yield f"{_named(plugins)} beside {_named(company)}"
+
+
+def _named(plugins: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in plugins) or "the plain model"
