@@ -82,6 +82,27 @@ def test_fused_adamw_is_the_rule_in_stages(lab: Any, names: tuple[str, ...], dty
 
 
 @pytest.mark.parametrize(
+    ("names", "fused", "said"),
+    [
+        ((), True, ["the rule adamw is torch's fused kernel"]),
+        (("muon",), True, ["the rule adamw is torch's fused kernel"]),
+        (
+            ("cautious_wd",),
+            True,
+            ["the rule adamw is not torch's fused kernel: cautious_wd changed it"],
+        ),
+        ((), False, []),
+    ],
+)
+def test_it_is_said_what_adamw_is_in_this_run(
+    lab: Any, names: tuple[str, ...], fused: bool, said: list[str]
+) -> None:
+    run = lab.trainer(lab.plan(*names), fused=fused)
+    assert [note for note in run.binding.notes if "adamw" in note] == said
+    assert bool(run.optimizer.fused) == ("not" not in "".join(said) and fused)
+
+
+@pytest.mark.parametrize(
     ("backend", "options"),
     [("torch", {"fused": True}), ("torch", {"fused": False}), ("mlx", {})],
     ids=["torch-fused", "torch-stages", "mlx"],

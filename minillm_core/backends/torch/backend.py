@@ -71,7 +71,7 @@ class TorchBackend(Backend):
             )
         self.join, self.fused, self.compiler = join, fused, compiler
         self.candidates = candidates
-        self.binding = replace(binding, **_facts(self.device, binding, self.join, fused))
+        self.binding = replace(binding, **_facts(self.device, binding, self.join))
 
     def model(self, plan: Plan, seed: int, *, max_positions: int | None = None) -> TorchModel:
         """The plan's model, filled."""
@@ -113,12 +113,10 @@ class TorchBackend(Backend):
         return model, framework
 
 
-def _facts(device: torch.device, binding: Binding, join: bool, fused: bool) -> dict[str, object]:
+def _facts(device: torch.device, binding: Binding, join: bool) -> dict[str, object]:
     notes = ["float32 products in full float32 (TF32 off)"] if device.type == "cuda" else []
     if join:
         notes.append("q, k, v and gate, up are each multiplied as one")
-    if fused:
-        notes.append("the rule adamw is torch's fused kernel, unless a plugin extends it")
     name, peak = platform.processor() or platform.machine(), None
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from minillm_core.backends.torch.weights import Weights
 from minillm_core.optim.groups import Group
 from minillm_core.optim.update import State, clip_factor, initial_state, update
 from minillm_core.plan import Plan
+from minillm_core.text import few
 
 __all__ = ["Optimizer", "is_plain_adamw"]
 
@@ -56,6 +57,7 @@ class Optimizer:
         self.fused = {k: g for k, g in groups.items() if fused and is_plain_adamw(g)}
         self.alike = _alike(self.fused)
         self.staged = {k: g for k, g in groups.items() if k not in self.fused}
+        self.notes = _notes(groups.values()) if fused else ()
         self.run_stages: Callable[..., None] = self._stages
         if compiler is not None and self.staged:
             for group in self.staged.values():
@@ -169,6 +171,17 @@ class Optimizer:
                     for member, part in zip(group.members, parts, strict=True):
                         named[f"{anchor}.{entry}.{member.name}"] = part
         return named
+
+
+def _notes(groups: Iterable[Group]) -> tuple[str, ...]:
+    """What becomes of AdamW, where a parameter follows it: one rule, so one answer for all of them."""
+    group = next((group for group in groups if group.rule.name == "adamw"), None)
+    if group is None:
+        return ()
+    if is_plain_adamw(group):
+        return ("the rule adamw is torch's fused kernel",)
+    owners = sorted({owner for _, owner, _ in group.rule.stages} - {"core"})
+    return (f"the rule adamw is not torch's fused kernel: {few(owners)} changed it",)
 
 
 def _alike(fused: Mapping[str, Group]) -> dict[tuple[Any, ...], list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,7 @@ class TorchTrainer(TorchModel, Trainer):
             compiler=compiler if binding.compile else None,
             fused=fused,
         )
+        self.binding = replace(binding, notes=(*binding.notes, *self.optimizer.notes))
         self.compiler = compiler
         self.scaler = LossScaler(self.device) if binding.dtype == "float16" else None
         self.graphs: dict[tuple[float, ...], Any] = {}  # one a combination of staged values
