@@ -44,7 +44,13 @@ def parse_policy(text: str) -> Policy:
     named: dict[str, str] = {}
     for word in (part.strip() for part in text.split(",")):
         op, equals, name = (part.strip() for part in word.partition("="))
-        if equals and op and name and op not in named:
+        if equals and op in named:
+            raise ConfigError(
+                f"{op} is named twice",
+                where=f"--kernels {text}",
+                fix="keep one: " + " or ".join(f"{op}={k}" for k in {named[op]: 0, name: 0} if k),
+            )
+        if equals and op and name:
             named[op] = name
         elif not equals and op in MODES and not modes:
             modes.append(op)

@@ -49,8 +49,6 @@ WRONG = (
     ("strict,strict", "'strict'"),
     ("attention=", "'attention='"),
     ("=sdpa", "'=sdpa'"),
-    ("attention=a,attention=b", "'attention=b'"),
-    ("strict=yes,strict=no", "'strict=no'"),
     ("", "''"),
     ("strict,", "''"),
 )
@@ -65,6 +63,26 @@ def test_the_setting_takes_what_the_policy_takes_and_refuses_the_rest(text: str,
     for refused in (alone.value, loaded.value):
         assert said in refused.what
         assert "strict,attention=sdpa" in (refused.fix or "")
+    assert "(--kernels)" in (loaded.value.where or "")
+
+
+TWICE = (
+    ("attention=sdpa,attention=flex", "attention", "keep one: attention=sdpa or attention=flex"),
+    ("attention=sdpa,strict,attention=sdpa", "attention", "keep one: attention=sdpa"),
+    ("attention=sdpa,attention=", "attention", "keep one: attention=sdpa"),
+    ("strict=yes,strict=no", "strict", "keep one: strict=yes or strict=no"),
+)
+
+
+@pytest.mark.parametrize(("text", "op", "fix"), TWICE)
+def test_an_op_that_is_named_twice_is_said_to_be(text: str, op: str, fix: str) -> None:
+    with pytest.raises(ConfigError) as alone:
+        parse_policy(text)
+    with pytest.raises(ConfigError) as loaded:
+        load(flags={"--kernels": text}, default_preset=lambda: ("tiny", "test"))
+    for refused in (alone.value, loaded.value):
+        assert f"{op} is named twice" in refused.what
+        assert refused.fix == fix
     assert "(--kernels)" in (loaded.value.where or "")
 
 
