@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minillm_core.backends.requests import requests_of
@@ -82,10 +83,67 @@ def test_the_record_on_its_rows(lab: Any) -> None:
     assert (last["windows.window.long"], last["windows.window.short"]) == (1792, 896)
 
 
-def test_a_row_that_no_window_cuts_has_one_stage(lab: Any) -> None:
-    plan = lab.plan(Windows(), seq_len=128)
+def test_windows_that_reach_over_a_row_have_one_stage(lab: Any) -> None:
+    plan = lab.plan(Windows(), seq_len=256)
     assert plan.staged == ()
-    assert [seen(plan, layer) for layer in range(4)] == [128] * 4
+    assert [seen(plan, layer) for layer in range(4)] == [256, 128, 128, 256]
+
+
+NOTHING = [
+    ({}, 64, "windows.start=32 windows.block=16, a longer train.seq_len"),
+    ({}, 128, "windows.start=64 windows.block=32, a longer train.seq_len"),
+    ({"long": "all"}, 256, "windows.start=128, a longer train.seq_len"),
+    ({"start": 512, "block": 512}, 512, "windows.start=256 windows.block=128, a longer"),
+    ({"stages": 1, "long": "all"}, 1024, "windows.window=512, a longer train.seq_len"),
+    ({"stages": 1, "block": 64}, 64, "windows.window=32, a longer train.seq_len"),
+    ({}, 2, "windows.start=1 windows.block=1, a longer train.seq_len"),
+    ({}, 1, "a longer train.seq_len, or leave windows out"),
+]
+
+
+@pytest.mark.parametrize(("options", "row", "fix"), NOTHING)
+def test_windows_that_hide_nothing_are_refused(
+    lab: Any, options: dict[str, Any], row: int, fix: str
+) -> None:
+    with pytest.raises(PlanError) as refused:
+        lab.plan(Windows(**options), seq_len=row)
+    assert f"no window of 'windows' is shorter than a row of {row} tokens" in refused.value.what
+    for named in ("windows.start=", "windows.window=", f"train.seq_len={row}"):
+        assert named in str(refused.value.where)
+    assert str(refused.value.fix).startswith(fix)
+    assert lab.plan(Windows(**options, documents=True), seq_len=row).fields
+
+
+@given(
+    row=st.integers(2, 3000),
+    start=st.integers(1, 4000),
+    more=st.integers(0, 4000),
+    count=st.integers(1, 6),
+    block=st.integers(1, 512),
+    every=st.booleans(),
+)
+@settings(max_examples=40)
+def test_a_plan_hides_a_key_or_says_with_which_options_it_would(
+    lab: Any, row: int, start: int, more: int, count: int, block: int, every: bool
+) -> None:
+    options = {"start": start, "window": start + more, "stages": count, "block": block}
+    options |= {"long": "all" if every else [0]}
+    try:
+        plan = lab.plan(Windows(**options), seq_len=row, layers=2)
+    except PlanError as refused:
+        typed = re.findall(r"windows\.(\w+)=(\d+)", str(refused.fix))
+        options |= {key: int(number) for key, number in typed}
+        plan = lab.plan(Windows(**options), seq_len=row, layers=2)
+    numbers = [number for stage in stages_of(plan) for number in stage.values()]
+    numbers += [block.attention.window.constant or row for block in plan.spec.blocks]
+    assert min(numbers) < row
+
+
+@pytest.mark.parametrize("start", [129, 512])
+def test_windows_that_would_have_to_shrink_are_refused(start: int) -> None:
+    with pytest.raises(ValueError, match=f"start={start} is above window=128.* start=128 or less"):
+        Windows(start=start, window=128)
+    assert Windows(start=start, window=128, stages=1).window == 128
 
 
 def test_one_window_for_the_whole_run(lab: Any) -> None:
@@ -128,7 +186,7 @@ def test_a_token_sees_its_window_a_layer(lab: Any, others: tuple[Any, ...]) -> N
 
 @pytest.mark.parametrize("others", [(), (PairedHeads(),)])
 def test_documents_do_not_see_each_other(lab: Any, others: tuple[Any, ...]) -> None:
-    model = lab.model(lab.plan(Windows(documents=True, window=64), *others))
+    model = lab.model(lab.plan(Windows(documents=True, window=64, stages=1), *others))
     batch = {**lab.batch(rows=2, length=9), "documents": np.array([[0] * 4 + [1] * 5, [2] * 9])}
     before = model.hidden(batch)
     changed = {**batch, "ids": batch["ids"].copy()}
@@ -207,11 +265,26 @@ def test_in_the_first_stage_nothing_differs(lab: Any) -> None:
         assert (np.abs(plain - ours).max() < 1e-12) == same
 
 
-def test_windows_that_do_not_grow_leave_rotations_alone(lab: Any) -> None:
-    plan = lab.plan(Windows(yarn=True, scale=1.13), seq_len=64)
-    attention = plan.spec.blocks[0].attention
-    assert (plan.staged, attention.rope.scaling) == ((), None)
-    assert attention.scale.constant == 1.13 * 8**-0.5
+CONSTANT = [
+    ({}, 256, "windows.start=128 or less, or windows.yarn=false"),
+    ({"start": 1792}, 2048, "windows.start=1664 or less, or windows.yarn=false"),
+    ({"start": 300, "window": 500, "block": 512}, 1024, "windows.yarn=false"),
+    ({"stages": 1}, 2048, "windows.stages=2 or more, or windows.yarn=false"),
+]
+
+
+@pytest.mark.parametrize(("options", "row", "fix"), CONSTANT)
+def test_yarn_is_refused_where_windows_do_not_grow(
+    lab: Any, options: dict[str, Any], row: int, fix: str
+) -> None:
+    lab.plan(Windows(**options), seq_len=row)
+    with pytest.raises(PlanError, match=r"windows\.yarn rescales where windows grow") as refused:
+        lab.plan(Windows(**options, yarn=True), seq_len=row)
+    assert refused.value.fix == fix
+    if typed := re.match(r"windows\.start=(\d+)", fix):
+        assert lab.plan(
+            Windows(**{**options, "start": int(typed[1])}, yarn=True), seq_len=row
+        ).staged
 
 
 def test_a_scale_is_refused_where_it_would_do_nothing() -> None:
