@@ -88,8 +88,8 @@ def _rounded(number: str) -> str:
 
 
 def counted(count: int, one: str) -> str:
-    """``1 slot``, ``2 slots``: of a word whose plural is made by an s."""
-    return f"{count} {one}{'' if count == 1 else 's'}"
+    """``1 slot``, ``2,000 slots``: of a word whose plural is made by an s."""
+    return f"{count:,} {one}{'' if count == 1 else 's'}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

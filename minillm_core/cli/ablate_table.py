@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from minillm_core.measure.paired import MOST_PAIRS
+from minillm_core.measure.told import signed, times
 from minillm_core.text import counted, plain
 
 __all__ = ["show_findings"]
@@ -18,6 +19,8 @@ __all__ = ["show_findings"]
 LOSSES = ("loss, equal tokens", "loss, equal seconds")
 COSTS = ("tokens/s", "peak")
 UNDECIDED = "not distinguishable"
+
+Json = Mapping[str, Any]
 
 Rows = Mapping[str, Mapping[str, Text]]
 """Plugin -> heading -> figure, each of them on a line of its own."""
@@ -36,7 +39,7 @@ def show_findings(result: Mapping[str, Any], console: Console) -> None:
     console.print(
         Text(
             f"{result['design']}, {counted(len(result['seeds']), 'pair')} of "
-            f"{result['steps']:,} steps, {plain(result['device'])}: with minus without, "
+            f"{counted(result['steps'], 'step')}, {plain(result['device'])}: with minus without, "
             "95 % intervals"
         )
     )
@@ -79,36 +82,53 @@ def _beside(rows: Rows, headings: Sequence[str]) -> Table:
 
 
 def _stacked(rows: Rows) -> Table:
-    """The figures of a plugin below its name."""
-    table = Table.grid(padding=(0, 2, 0, 0))
-    for _ in range(2):
-        table.add_column(no_wrap=True)
+    """The figures of a plugin below its name, which may be longer than what they are called."""
+    table = Table.grid()
+    table.add_column(no_wrap=True)
+    labels = {heading: f"  {heading.removeprefix('loss, ')}" for heading in (*LOSSES, *COSTS)}
+    wide = 2 + max(map(len, labels.values()))
     for name, figures in rows.items():
         table.add_row(Text(name, style="bold"))
         for heading, figure in figures.items():
-            table.add_row(f"  {heading.removeprefix('loss, ')}", figure)
+            first, *more = figure.split("\n")
+            table.add_row(Text.assemble(labels[heading].ljust(wide), first))
+            for line in more:
+                table.add_row(Text.assemble(" " * wide, line))
     return table
 
 
 def _below(result: Mapping[str, Any]) -> Iterator[Text]:
     """What the tables mean, and which plugins are not in them."""
-    yield Text("loss in nats a token of held-out text: below 0 is better")
-    found = list(result["plugins"].values())
-    losses = [*found, *(one["equal_seconds"] for one in found if one.get("equal_seconds"))]
-    if any(_open(loss) for loss in losses):
+    found = [one for one in result["plugins"].values() if one["effect"] is not None]
+    if found:
+        yield Text("loss in nats a token of held-out text: below 0 is better")
+        yield Text("tokens/s and peak memory: as many times as without it")
+    shown = [effect for one in found for effect in _effects(one) if effect is not None]
+    if any(_open(effect) and not _same(effect) for effect in shown):
         yield Text(f"{UNDECIDED} (8): 8 pairs would tell, were they like these")
     for name, why in result["not_judged"].items():
         yield Text(f"{plain(name)} is not judged: {plain(why)}", style="yellow")
 
 
-def _open(loss: Mapping[str, Any]) -> bool:
-    return loss["low"] is not None and not loss["distinguishable"]
+def _effects(found: Json) -> Sequence[Json | None]:
+    """Loss at equal tokens and at equal seconds, speed, and memory where it has an interval."""
+    peak = found["peak_bytes"]
+    return found, found["equal_seconds"], found["speed"], peak if "effect" in peak else None
 
 
-def _figures(found: Mapping[str, Any]) -> dict[str, Text]:
+def _open(effect: Json) -> bool:
+    return effect["low"] is not None and not effect["distinguishable"]
+
+
+def _same(effect: Json) -> bool:
+    """All pairs differ by nothing: more of them would not tell more."""
+    return effect["low"] is not None and effect["low"] == effect["high"]
+
+
+def _figures(found: Json) -> dict[str, Text]:
     tokens, seconds = LOSSES
     if found["effect"] is None:
-        return {tokens: Text(f"{found['failed']} of its pairs failed", style="red")}
+        return {tokens: Text(f"{counted(found['failed'], 'pair')} failed", style="red")}
     later = found["equal_seconds"]
     return {
         tokens: _loss(found),
@@ -117,28 +137,44 @@ def _figures(found: Mapping[str, Any]) -> dict[str, Text]:
     }
 
 
-def _loss(effect: Mapping[str, Any]) -> Text:
+def _loss(effect: Json) -> Text:
     mean, low, high = effect["effect"], effect["low"], effect["high"]
     if low is None:
-        return Text(f"{mean:+.4f}\none pair: no interval")
-    told = Text(f"{mean:+.4f} [{low:+.4f}, {high:+.4f}]")
-    if _open(effect):
-        pairs = effect["pairs_needed"]
-        told.append(f"\n{UNDECIDED} ({f'{pairs:,}' if pairs else f'>{MOST_PAIRS:,}'})", "dim")
-    else:
-        told.stylize("green" if mean < 0 else "red")
-    return told
+        return Text(f"{signed(mean)}\none pair: no interval")
+    told = f"{signed(mean)} [{signed(low)}, {signed(high)}]"
+    return _judged(told, effect, better=mean < 0)
 
 
-def _speed(speed: Mapping[str, float | None]) -> Text:
-    told = f"{speed['effect']:.3f} x"
-    if speed["low"] is not None and speed["high"] is not None:
-        told += f" [{speed['low']:.3f}, {speed['high']:.3f}]"
-    return Text(told)
+def _speed(speed: Json) -> Text:
+    return _judged(_times(speed), speed, better=speed["effect"] > 1)
 
 
-def _peak(peak: Mapping[str, int | None]) -> Text:
+def _peak(peak: Json) -> Text:
     having, without = peak["with"], peak["without"]
     if having is None or without is None:
         return Text("unknown")
-    return Text(f"{having / without:.3f} x ({having / 2**30:.2f} GiB)")
+    held = f"{having / 2**30:.2f} GiB"
+    if "effect" not in peak:
+        return Text(f"{times(having / without)} x, {held}")
+    return _judged(f"{_times(peak)}, {held}", peak, better=peak["effect"] < 1)
+
+
+def _times(effect: Json) -> str:
+    told = f"{times(effect['effect'])} x"
+    if effect["low"] is None:
+        return told
+    return f"{told} [{times(effect['low'])}, {times(effect['high'])}]"
+
+
+def _judged(told: str, effect: Json, *, better: bool) -> Text:
+    """In the colour of its judgement; else how many pairs would make one, on a line of its own."""
+    text = Text(told)
+    if not _open(effect):
+        if effect["distinguishable"]:
+            text.stylize("green" if better else "red")
+    elif _same(effect):
+        text.append("\nthe same in every pair", "dim")
+    else:
+        pairs = effect["pairs_needed"]
+        text.append(f"\n{UNDECIDED} ({f'{pairs:,}' if pairs else f'>{MOST_PAIRS:,}'})", "dim")
+    return text

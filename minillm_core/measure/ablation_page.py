@@ -43,23 +43,25 @@ def _headline(result: Json) -> str:
         "better": "the loss at equal tokens is lower with",
         "worse": "the loss at equal tokens is higher with",
         "unknown": "no effect on the loss at equal tokens is distinguishable for",
-        "missing": "there is no pair of runs that tells of",
+        "missing": "no pair of runs tells of",
     }
+    if result.get("finished"):
+        told["missing"] = "all pairs of runs failed for"
     line = "; ".join(f"{told[verdict]} {_and(names)}" for verdict, names in by.items() if names)
     return f"{line[:1].upper()}{line[1:]}."
 
 
 def _state(result: Json) -> Markup:
     what = (
-        f"{_design(result)}: {counted(len(result['seeds']), 'pair')} of runs with {result['steps']:,} steps "
-        f"each on {result.get('device', 'a device of no name')}. Both runs of a pair have the same "
-        "seed, the same text in the same order, and are held to the same text that was kept back."
+        f"{_design(result)}: {counted(len(result['seeds']), 'pair')} of runs with "
+        f"{counted(result['steps'], 'step')} each on {result.get('device', 'a device of no name')}. "
+        "Both runs of a pair have the same seed, the same text in the same order, and are held to "
+        "the same text that was kept back."
     )
     made = tag("p", what, class_="soft")
     if result.get("finished"):
         return made
-    runs = len(result["runs"])
-    told = f"Not finished: what {runs} run{'s' if runs != 1 else ''} tell so far."
+    told = f"Not finished: what {counted(len(result['runs']), 'run')} tell so far."
     return joined(made, tag("p", told, class_="warn"))
 
 
@@ -90,7 +92,7 @@ def _set_cells(result: Json, name: str, one: Json) -> Iterator[object]:
     peaks = [run["peak_bytes"] for run in runs if run["peak_bytes"] is not None]
     yield name
     yield f"{one['parameters']:,}"
-    yield _losses(equal)
+    yield _losses(equal) or ("none" if result.get("finished") else "none yet")
     yield _other_lengths(runs, result["steps"])
     yield f"{median(speeds):,.0f}" if speeds else ""
     yield sized(max(peaks)) if peaks else "unknown"
@@ -107,7 +109,7 @@ def _other_lengths(runs: Sequence[Json], steps: int) -> Markup | str:
     told = [
         joined(
             _losses([run for run in runs if run["steps"] == length]),
-            tag("small", f"{length:,} steps"),
+            tag("small", counted(length, "step")),
         )
         for length in lengths
     ]
@@ -117,14 +119,14 @@ def _other_lengths(runs: Sequence[Json], steps: int) -> Markup | str:
 def _losses(runs: Sequence[Json]) -> Markup | str:
     losses = [run["curve"][-1]["val_loss"] for run in runs]
     if not losses:
-        return "none yet"
+        return ""
     spread = tag("small", f"{min(losses):.4f} to {max(losses):.4f}") if len(losses) > 1 else None
     return joined(f"{fmean(losses):.4f}", spread)
 
 
 def _failed(result: Json) -> Markup | None:
     rows = [
-        (f"{run['variant']}, seed {run['seed']}, {run['steps']:,} steps", run["error"])
+        (f"{run['variant']}, seed {run['seed']}, {counted(run['steps'], 'step')}", run["error"])
         for run in result["runs"]
         if "error" in run
     ]
@@ -155,7 +157,7 @@ def _what_was_run(result: Json) -> Markup:
             {
                 "design": result["design"],
                 "seeds": ", ".join(map(str, result["seeds"])),
-                "length": f"{result['steps']:,} steps"
+                "length": counted(result["steps"], "step")
                 + (f", {amount(max(tokens))} tokens at most" if tokens else ""),
                 "preset": result.get("preset"),
                 "model": page.pairs(shape),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from minillm_core.text import counted
+
 __all__ = ["Going", "Planned", "stem"]
 
 
@@ -24,7 +26,7 @@ class Planned:
     @property
     def label(self) -> str:
         """What it is called while it goes on."""
-        return f"{self.variant}, seed {self.seed}, {self.steps} steps"
+        return f"{self.variant}, seed {self.seed}, {counted(self.steps, 'step')}"
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from minillm_core.measure import page
 from minillm_core.measure.figure import Interval, interval_chart
 from minillm_core.measure.markup import Markup, joined, tag
 from minillm_core.measure.ticks import Axis
+from minillm_core.measure.told import signed, times
+from minillm_core.text import counted
 
 __all__ = ["effects", "verdict"]
 
@@ -21,19 +23,20 @@ def effects(result: Json) -> Markup:
     loss = Axis("nats a token, with minus without (← better)")
     timed = {name: one.get("equal_seconds") for name, one in plugins.items()}
     speeds = {name: one.get("speed") for name, one in plugins.items()}
+    why = {name: _missing(result, one) for name, one in plugins.items()}
     figures = [
         page.small(
             "Loss at equal tokens",
-            interval_chart([_row(n, one, one) for n, one in plugins.items()], loss),
+            interval_chart([_row(n, one, why[n]) for n, one in plugins.items()], loss),
         ),
         page.small(
             "Loss at equal seconds",
-            interval_chart([_row(n, timed[n], one) for n, one in plugins.items()], loss),
+            interval_chart([_row(n, timed[n], why[n]) for n in plugins], loss),
         ),
         page.small(
             "Tokens a second",
             interval_chart(
-                [_times(n, speeds[n], one, better_below=False) for n, one in plugins.items()],
+                [_times(n, speeds[n], why[n], better_below=False) for n in plugins],
                 Axis("times as many (better →)"),
                 reference=1.0,
             ),
@@ -45,7 +48,7 @@ def effects(result: Json) -> Markup:
         "that it makes in them, or its loss is read on the line through two such lengths that lie "
         "close, in the logarithm of the steps. What the times of the pairs vary by is in that interval."
     )
-    rows = [_effect_cells(name, one) for name, one in plugins.items()]
+    rows = [_effect_cells(name, one, why[name]) for name, one in plugins.items()]
     return page.section(
         "Effects",
         tag("p", how, class_="soft"),
@@ -57,22 +60,23 @@ def effects(result: Json) -> Markup:
     )
 
 
-def _row(name: str, effect: Json | None, one: Json) -> Interval:
+def _row(name: str, effect: Json | None, why: str) -> Interval:
     if effect is None or effect.get("effect") is None:
-        made = effect is None and one["effect"] is not None
-        return Interval(name, None, note="not run yet, or failed" if made else _missing(one))
+        return Interval(name, None, note=why)
     mean, low, high = effect["effect"], effect["low"], effect["high"]
     notes = ["" if effect["distinguishable"] else _undecided(effect), _read_between(effect)]
     note = "; ".join(filter(None, notes))
     return Interval(name, mean, low, high, verdict(effect), _told(effect), note)
 
 
-def _times(name: str, effect: Json | None, one: Json, *, better_below: bool) -> Interval:
+def _times(name: str, effect: Json | None, why: str, *, better_below: bool) -> Interval:
     """With the plugin as many times as without it; 1 is none."""
     if effect is None:
-        return Interval(name, None, note=_missing(one))
+        return Interval(name, None, note=why)
     mean, low, high = effect["effect"], effect["low"], effect["high"]
-    told = f"{mean:.3f} ×" if low is None else f"{mean:.3f} × [{low:.3f}, {high:.3f}]"
+    told = f"{times(mean)} ×"
+    if low is not None:
+        told += f" [{times(low)}, {times(high)}]"
     if low is not None and not low <= 1 <= high:
         judged = "better" if (mean < 1) == better_below else "worse"
         return Interval(name, mean, low, high, judged, told)
@@ -87,23 +91,35 @@ def _read_between(effect: Json) -> str:
 
 
 def _told(effect: Json) -> str:
-    mean = page.signed(effect["effect"])
-    if effect["low"] is None:
-        return mean
-    return f"{mean} [{page.signed(effect['low'])}, {page.signed(effect['high'])}]"
+    """The mean and its interval; a minus is as wide as the plus."""
+    mean, low, high = effect["effect"], effect["low"], effect["high"]
+    told = signed(mean) if low is None else f"{signed(mean)} [{signed(low)}, {signed(high)}]"
+    return told.replace("-", "−")
 
 
 def _undecided(effect: Json) -> str:
     if effect["low"] is None:
         return "one pair has no interval"
+    if effect["low"] == effect["high"]:
+        return "the same in every pair"
     needs = effect["pairs_needed"]
     more = f"{needs} pairs would tell" if needs else "more than 1,000 pairs would be needed"
     return f"not distinguishable; {more}"
 
 
-def _missing(one: Json) -> str:
-    failed = one.get("failed", 0)
-    return f"{failed} pairs are missing: not run yet, or failed" if failed else "no pair finished"
+def _missing(result: Json, one: Json) -> str:
+    """Why a figure of a plugin is not there: where all is over, what is missing has failed."""
+    failures = [run for run in result["runs"] if "error" in run]
+    if one["effect"] is not None:  # at equal tokens it is known
+        if result.get("finished"):
+            return "the runs for that time failed"
+        return "not run yet, or failed" if failures else "not run yet"
+    gone = one.get("failed", 0)
+    names = {one["with"], one["without"]}
+    failed = len({run["seed"] for run in failures if run["variant"] in names})
+    told = {"failed": gone if result.get("finished") else failed}
+    told["not run yet"] = max(0, gone - told["failed"])
+    return ", ".join(f"{counted(n, 'pair')} {what}" for what, n in told.items() if n)
 
 
 def verdict(effect: Json) -> str:
@@ -113,14 +129,14 @@ def verdict(effect: Json) -> str:
     return "better" if effect["effect"] < 0 else "worse"
 
 
-def _effect_cells(name: str, one: Json) -> list[object]:
+def _effect_cells(name: str, one: Json, why: str) -> list[object]:
     if one["effect"] is None:
-        return [name, tag("small", _missing(one), class_="wrap"), "", "", ""]
+        return [name, tag("small", why, class_="wrap"), "", "", ""]
     return [
         name,
-        _cell(_row(name, one, one)),
-        _cell(_row(name, one["equal_seconds"], one)),
-        _cell(_times(name, one["speed"], one, better_below=False)),
+        _cell(_row(name, one, why)),
+        _cell(_row(name, one["equal_seconds"], why)),
+        _cell(_times(name, one["speed"], why, better_below=False)),
         _memory(name, one),
     ]
 
@@ -128,10 +144,9 @@ def _effect_cells(name: str, one: Json) -> list[object]:
 def _memory(name: str, one: Json) -> object:
     peak = one["peak_bytes"]
     if "effect" in peak:
-        return _cell(_times(name, peak, one, better_below=True))
-    return (
-        f"{peak['with'] / peak['without']:.3f} ×" if peak["with"] and peak["without"] else "unknown"
-    )
+        return _cell(_times(name, peak, "", better_below=True))
+    having, without = peak["with"], peak["without"]
+    return f"{times(having / without)} ×" if having and without else "unknown"
 
 
 def _cell(row: Interval) -> Markup:

@@ -89,7 +89,7 @@ def line_chart(
     kept = [(line, [p for p in line.points if all(map(math.isfinite, p))]) for line in lines]
     points = [point for _, some in kept for point in some]
     if not points:
-        return tag("p", "Nothing to draw yet.", class_="empty")
+        return tag("p", "There is nothing to draw.", class_="empty")
     (x_by, x_name), (y_by, y_name) = (
         axis.unit(max(abs(point[i]) for point in points)) for i, axis in enumerate((x, y))
     )

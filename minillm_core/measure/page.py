@@ -13,7 +13,7 @@ from minillm_core.measure.markup import Markup, joined, tag
 from minillm_core.plan.render import sized
 from minillm_core.text import rounded
 
-__all__ = ["chart", "document", "facts", "legend", "pairs", "section", "signed", "small", "table"]
+__all__ = ["chart", "document", "facts", "legend", "pairs", "section", "small", "table"]
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """What a browser is told: nothing is to be loaded or run, whatever should be in the page."""
@@ -111,11 +111,6 @@ def facts(entries: Mapping[str, object]) -> Markup:
 def pairs(table: Mapping[str, Any]) -> str:
     """Settings in a line; those that are not set are left out."""
     return ", ".join(f"{key} {_value(key, v)}" for key, v in table.items() if v is not None)
-
-
-def signed(value: float, digits: int = 4) -> str:
-    """A difference, with its sign and a minus that is as wide as the plus."""
-    return f"{value:+.{digits}f}".replace("-", "−")
 
 
 def _row(kinds: Sequence[str | None], name: object, *cells: object) -> Markup:

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from minillm_core.cli.ablate_table import show_findings
 from minillm_core.measure.paired import effect_of
+from minillm_core.measure.told import signed
 
 NARROWEST = 50
 """Columns from which on nothing is wider than the terminal, with the names and figures of these tests."""
@@ -22,10 +23,16 @@ names = st.text("abcdefghijklmnopqrstuvwxyz_", min_size=1, max_size=24)
 
 def finding(differences: list[float], **more: Any) -> dict[str, Any]:
     effect = effect_of(differences).data()
-    speed = {"effect": 0.9, "low": 0.85, "high": 12.345}
-    peak = {"with": 3 * 2**30, "without": 2**30}
+    speed = judged(0.9, 0.85, 12.345)
+    peak = {"with": 3 * 2**30, "without": 2**30, **judged(3.001, 2.9, 3.1)}
     found = {"failed": 0, "equal_seconds": effect, "speed": speed, "peak_bytes": peak}
     return effect | found | more
+
+
+def judged(effect: float, low: float, high: float, needed: int | None = None) -> dict[str, Any]:
+    """As many times; told from 1 where nothing is needed for it."""
+    found = {"effect": effect, "low": low, "high": high, "pairs_needed": needed}
+    return {**found, "distinguishable": needed is None}
 
 
 def result(plugins: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -40,7 +47,7 @@ def shown(result: dict[str, Any], width: int) -> str:
 
 
 def interval(effect: dict[str, Any]) -> str:
-    return f"{effect['effect']:+.4f} [{effect['low']:+.4f}, {effect['high']:+.4f}]"
+    return f"{signed(effect['effect'])} [{signed(effect['low'])}, {signed(effect['high'])}]"
 
 
 @given(plugins=st.dictionaries(names, differences, min_size=1), width=st.integers(NARROWEST, 200))
@@ -52,13 +59,13 @@ def test_no_interval_is_ever_broken(plugins: dict[str, list[float]], width: int)
     for name, one in found.items():
         assert any(name in line.split() for line in lines)
         assert one["low"] is None or interval(one) in text
-    for figure in ("0.900 x [0.850, 12.345]", "3.000 x (3.00 GiB)"):
+    for figure in ("0.900 x [0.850, 12.345]", "3.001 x [2.900, 3.100], 3.00 GiB"):
         assert text.count(figure) == len(found)
 
 
 @pytest.mark.parametrize("count", [3, 25])
 @pytest.mark.parametrize(
-    ("width", "tables", "lines_each"), [(60, 0, 7), (80, 2, 3), (120, 1, 2)], ids=str
+    ("width", "tables", "lines_each"), [(60, 0, 7), (80, 2, 3), (140, 1, 2)], ids=str
 )
 def test_what_does_not_fit_beside_stands_below(
     count: int, width: int, tables: int, lines_each: int
@@ -101,11 +108,11 @@ def test_one_pair_and_none_have_no_interval() -> None:
     bare = {"effect": None, "low": None, "high": None, "failed": 5}
     unknown = {"with": None, "without": 2**30}
     alone = finding([0.5], equal_seconds=None, peak_bytes=unknown)
-    alone["speed"] = {"effect": 0.9, "low": None, "high": None}
+    alone["speed"] = {"effect": 0.9, "low": None, "high": None, "distinguishable": False}
     text = shown(result({"alone": alone, "gone": bare}), 80)
     for said in ("+0.5000", "one pair: no interval", "no pair finished", "0.900 x", "unknown"):
         assert said in text
-    assert "5 of its pairs failed" in text
+    assert "5 pairs failed" in text
     assert text.count("gone") == 1  # it has no line among the costs
 
 
@@ -114,3 +121,40 @@ def test_what_is_not_judged_is_said_below() -> None:
     text = shown(result({"muon": finding([0.1, 0.2])}, not_judged=why), 80)
     assert "role_lr is not judged: its defaults do nothing in so" in text
     assert "\x1b" not in text
+
+
+def test_speed_and_memory_are_judged_too() -> None:
+    open_, none = judged(1.1, 0.9, 1.3, 17), judged(1.0, 1.0, 1.0) | {"distinguishable": False}
+    heavy = {"with": 3 * 2**30, "without": 2**30, **judged(1.00002, 1.00001, 1.00003)}
+    better, worse = [-0.2, -0.21, -0.2], [0.2, 0.21, 0.2]
+    found = {
+        "vague": finding(better, speed=open_),
+        "alike": finding(better, speed=none),
+        "heavy": finding(better, peak_bytes=heavy),
+        "swift": finding(worse, speed=judged(1.2, 1.1, 1.3)),
+    }
+    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system="standard")
+    show_findings(result(found), console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "\x1b[31m1.00002 x [1.00001, 1.00003], 3.00 GiB" in text
+    assert "\x1b[32m1.200 x [1.100, 1.300]" in text
+    plain = shown(result(found), 80)
+    for part in ("not distinguishable (17)", "8 pairs would tell", "the same in every pair"):
+        assert part in plain
+    assert max(map(len, plain.splitlines())) <= 80
+
+
+def test_memory_that_is_not_counted_or_has_no_interval() -> None:
+    unknown, bare = ({"with": one, "without": one} for one in (None, 2**31))
+    text = shown(
+        result({"a": finding([0.1], peak_bytes=unknown), "b": finding([0.1], peak_bytes=bare)}), 80
+    )
+    assert "unknown" in text
+    assert "1.000 x, 2.00 GiB" in text
+
+
+def test_where_all_failed_nothing_is_explained() -> None:
+    text = shown(result({"gone": {"effect": None, "failed": 1}}, steps=1, seeds=[0]), 80)
+    assert "1 pair of 1 step, a device" in text
+    assert "1 pair failed" in text
+    assert "is better" not in text

@@ -51,7 +51,7 @@ def test_every_point_lies_inside_the_figure(
 ) -> None:
     svg = line_chart([Line("a", 0, given_)], x, y, size, level=level, from_zero=zero)
     if all(math.isnan(b) for _, b in given_):
-        assert "Nothing to draw" in svg
+        assert "nothing to draw" in svg
         return
     for px, py in places(svg):
         assert -0.1 <= px <= size.width + 0.1

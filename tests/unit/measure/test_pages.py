@@ -115,7 +115,7 @@ def ablation(
         ([0.05, 0.06, 0.055], ["higher with muon", "+0.0550"]),
         ([0.05, -0.02], ["No effect", "not distinguishable; ", "pairs would tell"]),
         ([0.05], ["+0.0500", "one pair has no interval"]),
-        ([], ["no pair of runs", "Nothing to draw yet"]),
+        ([], ["All pairs of runs failed for muon", "nothing to draw"]),
     ],
 )
 def test_a_page_says_what_the_pairs_say(differences: list[float], said: list[str]) -> None:
@@ -141,6 +141,28 @@ def test_a_page_says_what_failed_and_what_is_not_finished() -> None:
     shown = harmless(ablation_page(result))
     for part in ("Not finished: what 6 runs tell", "not finite", "seed 91", "not judged: it is"):
         assert part in shown
+
+
+def test_what_is_missing_has_failed_once_all_is_over() -> None:
+    over = ablation([], failed=3, seeds=[0, 1, 2], steps=1)
+    shown = harmless(ablation_page(over))
+    for part in ("All pairs of runs failed for muon", "3 pairs failed", "1 step each", "none"):
+        assert part in shown
+    assert "yet" not in shown
+    going = harmless(ablation_page(over | {"finished": False, "runs": over["runs"][:1]}))
+    assert "No pair of runs tells of muon" in going
+    assert "1 pair failed, 2 pairs not run yet" in going
+    half = ablation([-0.1, -0.2])
+    half["plugins"]["muon"]["equal_seconds"] = None
+    assert "the runs for that time failed" in harmless(ablation_page(half))
+    assert "not run yet" in harmless(ablation_page(half | {"finished": False}))
+
+
+def test_an_effect_too_small_for_four_decimals_is_not_none() -> None:
+    shown = harmless(ablation_page(ablation([-3e-5, -4e-5, -2.5e-5])))
+    assert "−3.2e−05 [−5.1e−05, −1.3e−05]" in shown
+    same = ablation([0.0, 0.0])
+    assert "the same in every pair" in harmless(ablation_page(same))
 
 
 def test_there_is_a_line_a_run_in_the_colour_of_its_set() -> None:
