@@ -93,6 +93,7 @@ def test_targets_leave_one_after_the_other(
 @pytest.mark.parametrize("backend", ["torch", "mlx"])
 def test_a_target_that_is_gone_is_not_computed(backend: str) -> None:
     """Trained through all three stages: reports name the targets that are there."""
+    pytest.importorskip({"torch": "torch", "mlx": "mlx.core"}[backend])
     plan = planned(MTP(end=2 / 3), "train.compile=off")
     run = create_traced(Detected(backend, "cpu", "test"), plan).trainer(plan, 0)
     rng, found = np.random.default_rng(0), []

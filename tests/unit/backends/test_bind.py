@@ -110,6 +110,11 @@ def test_a_kernel_that_cannot_serve_is_refused(plan_of: Any) -> None:
     here = Detected("torch", "cpu", "test")
     with pytest.raises((BackendError, ConfigError), match="fast_one"):
         bind(here, plan_of(kernels="attention=fast_one"))
+
+
+def test_torchs_own_loss_is_refused_where_it_cannot_serve(plan_of: Any) -> None:
+    pytest.importorskip("torch", minversion="2.13")  # an older one has no such loss, and says that
+    here = Detected("torch", "cpu", "test")
     plan = plan_of({"batcher": Batcher()}, kernels="linear_cross_entropy=torch")
     with pytest.raises(BackendError, match="one target"):
         bind(here, plan)

@@ -7,8 +7,13 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("mlx.core")
+
+@pytest.fixture(autouse=True, scope="session")
+def _both_frameworks() -> None:
+    """The contract compares them."""
+    pytest.importorskip("torch")
+    pytest.importorskip("mlx.core")
+
 
 RIGHT = '''
 """Each column is mixed with the one before it."""
