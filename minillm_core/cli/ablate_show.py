@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
+from minillm_core.cli.ablate_failed import refuse_nothing
 from minillm_core.cli.ablate_left import Left
 from minillm_core.cli.ablate_table import show_findings
 from minillm_core.cli.cache import cache_folder, data_folder
@@ -40,7 +41,11 @@ def show_ablation(
     out: Path | None,
     json: bool,
 ) -> None:
-    """Run it; a table, or one JSON document, on stdout."""
+    """Run it; a table, or one JSON document, on stdout.
+
+    Raises:
+        MinillmError: no pair of runs finished; what there is was shown and kept.
+    """
     prepared = prepare(asked, to_run=True)
     assert prepared.detected is not None  # or it would have been refused
     beside = added(company, flag="--with")
@@ -63,9 +68,10 @@ def show_ablation(
         )
     if json:
         emit(result)
-        return
-    show_findings(result, Console())
-    say(f"all of it: {folder / PAGE}, {folder / RESULT}")
+    else:
+        show_findings(result, Console())
+        say(f"all of it: {folder / PAGE}, {folder / RESULT}")
+    refuse_nothing(result, folder)
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from minillm_core.plan import Plan
 from minillm_core.text import counted
 from minillm_core.train.record import ABLATION
 
-__all__ = ["PAGE", "RESULT", "Ablation", "Watch"]
+__all__ = ["PAGE", "RESULT", "RUNS", "Ablation", "Watch"]
 
 RUNS, RESULT, PAGE = "runs", ABLATION, "ablation.html"
 

@@ -90,6 +90,29 @@ def test_an_ablation_is_what_training_gives(
     assert evaluated[-1]["val_loss"] == run["curve"][-1]["val_loss"]
 
 
+@pytest.mark.parametrize("form", [(), ("--json",)], ids=["table", "json"])
+def test_one_whose_runs_all_failed_ends_with_an_error(
+    given: tuple[str, ...],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    form: tuple[str, ...],
+) -> None:
+    command = ["ablate", "--plugins", "muon", "--seeds", "2", *given, *form]
+    command[command.index("--steps") + 1] = "60"
+    for _ in range(2):  # gone on with, it ends no better
+        assert main([*command, "train.lr=1e30", "train.clip=0"]) == 1
+        shown = capsys.readouterr()
+        assert "found nothing: no pair of runs finished" in shown.err
+        assert re.search(r"^  baseline, 2 runs failed: .*not finite", shown.err, re.MULTILINE)
+    if form:
+        assert json.loads(shown.out)["plugins"]["muon"]["effect"] is None
+    else:
+        assert "2 pairs failed" in shown.out
+    page = (tmp_path / "out" / "ablation.html").read_text(encoding="utf-8")
+    assert "All pairs of runs failed for muon" in page
+    assert "not run yet" not in page
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
