@@ -97,7 +97,7 @@ def _take(path: Path) -> tuple[int, bool, Owner]:
         raise Refusal(
             f"{path.parent} cannot be locked: {error.strerror}",
             where=str(path),
-            fix="make the folder writable, or train with another --out",
+            fix="make the folder writable, or give another --out",
         ) from error
     raise Refusal(f"{path} is made and removed all the time", where=str(path))
 
@@ -191,10 +191,10 @@ def _is_at(path: Path, handle: int) -> bool:
 
 def _refused(path: Path, owner: Owner | None, *, by_kernel: bool) -> Refusal:
     who = f"by {owner}" if owner else "by a process that left no name"
-    fix = "wait until it has ended, or end it; or train with another --out"
+    fix = "wait until it has ended, or end it; or give another --out"
     if by_kernel and owner and owner.here and not owner.alive():
         who += ", which has ended; but a process that it started still holds the file"
         fix = f"end that one: `fuser -v {path}` shows it"
     elif not by_kernel and not (owner and owner.here and owner.alive()):
-        fix = f"if you know that nobody trains there any more, delete {path}"
+        fix = f"if you know that nobody uses it any more, delete {path}"
     return Refusal(f"{path.parent} is in use {who}", where=str(path), fix=fix)

@@ -20,6 +20,7 @@ from minillm_core.measure.ablation_page import ablation_page
 from minillm_core.measure.course import Going, Planned, stem
 from minillm_core.measure.ladder import rungs
 from minillm_core.measure.rig import Rig, Trained, with_steps
+from minillm_core.measure.unlike import difference, settings
 from minillm_core.measure.variants import Design, Variant
 from minillm_core.measure.worth import Lengths, steps_in_time, worth
 from minillm_core.plan import Plan
@@ -181,11 +182,19 @@ class Ablation:
         if (was := {**BOUND, **kept["identity"]}) != identity:
             raise Refusal(
                 f"{self.out} holds the runs of another ablation",
-                where=f"{path}: {_difference(was, identity)}",
+                where=f"{path}: {self._unlike(was, identity, variant)}",
                 fix="--out with another folder, or take that one away",
             )
         self.done[planned] = kept.get("failed") or Trained.of(kept["run"])
         return True
+
+    def _unlike(self, was: Mapping[str, Any], now: Mapping[str, Any], variant: Variant) -> str:
+        """What differs: of two plans the settings, where OUT's result holds them."""
+        told = None
+        if was.get("plan_hash") != now["plan_hash"]:
+            earlier = _read(self.out / RESULT) or {}
+            told = settings(earlier, self.result(finished=False), variant.name)
+        return told or difference(was, now)
 
     def _make(self, variant: Variant, planned: Planned) -> None:
         """Make a run, or take it from OUT."""
@@ -286,12 +295,3 @@ def _read(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return document if isinstance(document, dict) else None
-
-
-def _difference(kept: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """The first entry that differs, and in a table the first of its own."""
-    key = next(key for key in (*now, *kept) if kept.get(key) != now.get(key))
-    was, here = kept.get(key), now.get(key)
-    if isinstance(was, Mapping) and isinstance(here, Mapping):
-        return f"{key}: {_difference(was, here)}"
-    return f"its {key} is {str(was)[:60]}, this one's {str(here)[:60]}"

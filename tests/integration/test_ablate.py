@@ -113,6 +113,22 @@ def test_one_whose_runs_all_failed_ends_with_an_error(
     assert "not run yet" not in page
 
 
+def test_the_option_by_which_a_folder_is_another_ablations_is_named(
+    given: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["ablate", "--plugins", "muon", "--seeds", "1", *given]
+    assert main(command) == 0
+    capsys.readouterr()
+    assert main([*command, "muon.momentum=0.5"]) == 2
+    error = capsys.readouterr().err
+    assert "holds the runs of another ablation" in error
+    assert re.search(
+        r"with-muon-seed\d+-6.json: its muon.momentum is 0.95, this one's 0.5$", error, re.M
+    )
+    assert main([*command, "train.rows=1"]) == 2
+    assert "its train.rows is 2, this one's 1\n" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [

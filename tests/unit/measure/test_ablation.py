@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from minillm_core.errors import Interrupted, Refusal, Stopped
 from minillm_core.measure.ablation import BOUND, Ablation, points
+from minillm_core.measure.unlike import settings
 from minillm_core.measure.variants import leave_one_out, one_at_a_time
 
 ABOUT = {"data": "text", "device": "a CPU", "dtype": "float32", "versions": {"minillm-core": "1"}}
@@ -255,6 +257,49 @@ def test_the_entry_that_differs_is_named(ablation: Any, rigged: Any) -> None:
     with pytest.raises(Refusal) as refused:
         ablation(rigged({}), ("rule",), about=newer).run()
     assert "versions: its torch is None, this one's 2" in str(refused.value.where)
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("train.rows=3", "its train.rows is 8, this one's 3"),
+        ("model.layers=1", "its model.layers is 4, this one's 1"),
+        ("train.betas=[0.5, 0.75]", "its train.betas is 0.9, 0.95, this one's 0.5, 0.75"),
+        ("data.seed=7", r"its plan is \w{12}, this one's \w{12}, by code or by a setting"),
+    ],
+)
+def test_of_two_plans_the_setting_that_differs_is_named(
+    ablation: Any, rigged: Any, setting: str, said: str
+) -> None:
+    first, other = (ablation(rigged({}), ("rule",), settings=more) for more in ((), (setting,)))
+    for one in (first, other):
+        config = one.design.variants[0].plan.config
+        tables = {"model": config.model, "train": config.train}
+        one.about |= {name: table.model_dump(mode="json") for name, table in tables.items()}
+    first.run()
+    with pytest.raises(Refusal) as refused:
+        other.run()
+    assert re.search(said, str(refused.value.where))
+
+
+def test_so_are_plugins_and_their_options() -> None:
+    def run(name: str, options: dict[str, Any], *plugins: str) -> dict[str, Any]:
+        return {"variants": {name: {"options": options, "plugins": list(plugins)}}}
+
+    was = run("+rule", {"rule": {"lr": 0.1, "for": ["*"]}}, "rule")
+    assert settings(was, run("+rule", {"rule": {"lr": 0.2, "for": ("*",)}}, "rule"), "+rule") == (
+        "its rule.lr is 0.1, this one's 0.2"
+    )
+    assert settings(was, run("+rule", {}, "rule", "scale"), "+rule") == (
+        "its set of plugins is rule, this one's rule, scale"
+    )
+    assert settings(was, was, "+rule") is None
+    for torn in ({}, {"variants": 3}, {"variants": {"+rule": []}, "model": "x"}):
+        assert settings(torn, was, "+rule") is None
+    many = {"train": {name: 0 for name in "abcde"}}
+    told = settings(many, {"train": {name: 1 for name in "abcde"}}, "+rule")
+    assert told is not None
+    assert told.endswith("its train.c is 0, this one's 1; and 2 more")
 
 
 @pytest.mark.parametrize(
