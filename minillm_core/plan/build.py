@@ -61,6 +61,7 @@ def build_plan(
     """
     manager = plugins if isinstance(plugins, Manager) else Manager(plugins)
     said = said or Declared.of(config, geometry_of(config))
+    said.layered |= {p.name for p in manager.plugins if _told_layers(p)}
     values, data, held = said.values, said.data, said.kernels
     spec = _model(config, manager, said)
     fields = data.fields.resolve()
@@ -132,6 +133,11 @@ def geometry_of(config: Config, positions: int | None = None) -> Geometry:
         vocab=model.vocab,
         positions=positions or config.train.seq_len,
     )
+
+
+def _told_layers(plugin: LoadedPlugin) -> bool:
+    """Whether it has an option ``layers`` that says which it goes into."""
+    return isinstance(dict(plugin.plugin).get("layers"), Layers)
 
 
 def _model(config: Config, manager: Manager, said: Declared) -> DecoderSpec:

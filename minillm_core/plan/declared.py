@@ -30,11 +30,13 @@ class Declared:
     values: ValueTable = field(default_factory=ValueTable)
     optimizer: OptimizerSlots | None = None
     kernels: dict[str, tuple[str, Candidate]] = field(default_factory=dict)  # op=name -> who, what
+    layered: set[str] = field(default_factory=set)  # plugins that can be told their layers
     heard: set[str] = field(default_factory=set)  # hooks that every plugin has answered
 
     @classmethod
     def of(cls, config: Config, geometry: Geometry) -> Declared:
         """Empty slots for a model of this geometry."""
-        base = config.model.rope_base
+        base, layered = config.model.rope_base, set[str]()
         layers = (replace(geometry, layer=i) for i in range(geometry.layers))
-        return cls(tuple(AttentionSlots(layer, base) for layer in layers), ModelSlots(geometry))
+        attention = tuple(AttentionSlots(layer, base, layered) for layer in layers)
+        return cls(attention, ModelSlots(geometry, layered), layered=layered)

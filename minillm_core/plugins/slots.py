@@ -10,7 +10,7 @@ Resolution never looks at the order of the calls: the order of ``--plugins`` doe
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -22,29 +22,34 @@ __all__ = ["Chain", "Claim", "Terms"]
 T = TypeVar("T")
 
 
-OF_A_LAYER = ("layers.", "model.mlp[", "model.attention[", "model.norm[layers.")
-"""How the names of slots begin that there is one of in each layer."""
+def way_out(one: str, other: str, layered: Collection[str] = ()) -> str:
+    """What to type when two plugins want the same place.
 
-
-def way_out(first: str, second: str, *, where: str) -> str:
-    """What to type when two plugins want the same place."""
+    Args:
+        one: the one.
+        other: the other.
+        layered: of a place that each layer has, the plugins that can be told their layers.
+    """
+    first, second = sorted((one, other))
     fix = (
         f"leave out '{first}' or '{second}' (--plugins -{second} takes away what a preset or a file "
         "names)"
     )
-    if where.startswith(OF_A_LAYER):
-        fix += (
-            "; or, where they have the option, give them different layers: "
-            f"{first}.layers=[0] {second}.layers=[1]"
-        )
+    if first in layered and second in layered:
+        fix += f"; or give them different layers: {first}.layers=[0] {second}.layers=[1]"
     return fix
 
 
 class Claim(Generic[T]):
-    """A slot with one owner."""
+    """A slot with one owner.
 
-    def __init__(self, where: str) -> None:
-        self.where = where
+    Args:
+        where: its name.
+        layered: where each layer has one, the plugins that can be told their layers.
+    """
+
+    def __init__(self, where: str, layered: Collection[str] = ()) -> None:
+        self.where, self.layered = where, layered
         self.held: dict[str, T] = {}
 
     def add(self, owner: str, value: T) -> None:
@@ -71,7 +76,7 @@ class Claim(Generic[T]):
             raise PlanError(
                 f"slot {self.where} is claimed by both '{first}' and '{second}'",
                 where=self.where,
-                fix=way_out(first, second, where=self.where),
+                fix=way_out(first, second, self.layered),
             )
         return next(iter(self.held.values()), default)
 
@@ -92,10 +97,16 @@ class Link:
 
 
 class Chain:
-    """Nodes in a row."""
+    """Nodes in a row.
 
-    def __init__(self, where: str, anchors: tuple[str, ...]) -> None:
-        self.where, self.anchors = where, anchors
+    Args:
+        where: its name.
+        anchors: in their order.
+        layered: where each layer has one, the plugins that can be told their layers.
+    """
+
+    def __init__(self, where: str, anchors: tuple[str, ...], layered: Collection[str] = ()) -> None:
+        self.where, self.anchors, self.layered = where, anchors, layered
         self.links: list[Link] = []
         self.closed: dict[str, list[tuple[str, str]]] = {}  # anchor -> (owner, reason)
 
@@ -124,7 +135,7 @@ class Chain:
                         f"'{link.node.owner}' cannot join {self.where}.{link.anchor}: "
                         f"'{owner}' closed it ({reason})",
                         where=self.where,
-                        fix=way_out(*sorted((owner, link.node.owner)), where=self.where),
+                        fix=way_out(owner, link.node.owner, self.layered),
                     )
             if link.node.name in links:
                 raise PlanError(
@@ -183,10 +194,15 @@ class Chain:
 
 
 class Terms(Generic[T]):
-    """A sum: entries under keys, each from one plugin."""
+    """A sum: entries under keys, each from one plugin.
 
-    def __init__(self, where: str) -> None:
-        self.where = where
+    Args:
+        where: its name.
+        layered: where each layer has one, the plugins that can be told their layers.
+    """
+
+    def __init__(self, where: str, layered: Collection[str] = ()) -> None:
+        self.where, self.layered = where, layered
         self.held: dict[Hashable, tuple[str, T]] = {}
 
     def add(self, owner: str, key: Hashable, value: T) -> None:
@@ -203,7 +219,7 @@ class Terms(Generic[T]):
             raise PlanError(
                 f"{place} is added by both '{min(other, owner)}' and '{max(other, owner)}'",
                 where=self.where,
-                fix=way_out(*sorted((other, owner)), where=self.where),
+                fix=way_out(other, owner, self.layered),
             )
         self.held[key] = (owner, value)
 

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping
+from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from minillm_core.backends.planned import check_planned
+from minillm_core.cli.main import main
 from minillm_core.config.load import load as load_config
-from minillm_core.errors import BackendError
+from minillm_core.errors import BackendError, Refusal
 from minillm_core.plan import build_plan
 from minillm_core.plugins.discover import installed_plugins
 from minillm_core.plugins.find import find
 from minillm_core.plugins.manager import load
 from minillm_core.plugins.needs import unmet
 from tools.compose_page import OPTIONS, PAGE, made, outcomes
+from tools.every_plugin import Form, forms
 from tools.repository import ours
 
 pytestmark = pytest.mark.slow
@@ -39,6 +47,53 @@ def test_every_refusal_names_both_and_the_way_out() -> None:
         assert named == list(pair) or (named and isinstance(refusal, BackendError)), told
         assert refusal.fix, told
         assert len(told.splitlines()) <= 12, told
+
+
+OPTION = re.compile(rf"\b({'|'.join(ours())})\.(\w+)(?:=(\[[^]]*\]|[^\s,;]+))?")
+"""Plugin, option, and the value where one is said."""
+
+
+def apart(a: Form, b: Form) -> Refusal | None:
+    """What planning says of the two, beside those that they build on; None where it plans them."""
+    options = {**OPTIONS, a.name: a.options, b.name: b.options}
+    try:
+        planned({*a.names, *b.names}, options)
+    except Refusal as refusal:
+        return refusal
+    return None
+
+
+def planned(names: Iterable[str], options: Mapping[str, Mapping[str, Any]]) -> None:
+    config = load_config(preset="tiny", default_preset=lambda: ("tiny", "test")).config
+    check_planned(build_plan(config, load(names, options)))
+
+
+def test_options_that_a_way_out_names_are_there_and_lead_out() -> None:
+    """Of every two plugins, in each form that is tried: also of those that clash by an option."""
+    clashes = 0
+    for a, b in combinations(forms(), 2):
+        if a.name == b.name or not (refusal := apart(a, b)):
+            continue
+        clashes += 1
+        options: dict[str, dict[str, Any]] = {
+            one.name: {**OPTIONS.get(one.name, {}), **one.options} for one in (a, b)
+        }
+        typed = [found.groups() for found in OPTION.finditer(str(refusal.fix))]
+        for plugin, option, value in typed:
+            assert option in find(plugin).cls.model_fields, f"{a}, {b}: {refusal}"
+            if value is not None:
+                options[plugin][option] = json.loads(value)
+        if any(value is not None for _, _, value in typed):
+            planned({*a.names, *b.names}, options)
+    assert clashes >= len(outcomes().refused)
+
+
+def test_who_has_no_layers_to_choose_is_not_told_to(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("windows.yarn=true", "windows.start=128", "--preset", "tiny")
+    assert main(["plan", "--plugins", "attn_scale,windows", *asked]) == 2
+    said = capsys.readouterr().err
+    assert "leave out 'attn_scale' or 'windows'" in said
+    assert "layers=" not in said
 
 
 def test_what_composes_by_pairs_composes_together(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ def attention_answers(layers: Iterable[AttentionSlots], model: ModelSlots) -> It
     for layer, slots in enumerate(layers):
         whole = model.attention[layer].held
         for answer in _slots(slots):
-            yield _replaced(answer, layer, min(whole)) if whole else answer
+            yield _replaced(answer, slots, min(whole)) if whole else answer
 
 
 def _slots(slots: AttentionSlots) -> Iterator[Answer]:
@@ -36,15 +36,16 @@ def _slots(slots: AttentionSlots) -> Iterator[Answer]:
     yield from chain_answers(slots.out)
 
 
-def _replaced(answer: Answer, layer: int, owner: str) -> Answer:
+def _replaced(answer: Answer, slots: AttentionSlots, owner: str) -> Answer:
     """The same slot in a layer whose whole attention ``owner`` replaces: there is none."""
+    layer = slots.geometry.layer
     what = f"'{owner}' replaces the whole attention of layer {layer}"
     others = sorted({held.owner for held in answer.held} - {CORE, owner})
     clashes = (
         Refused(
             tuple(sorted((owner, other))),
             f"{what}, and '{other}' wants a slot of it",
-            way_out(*sorted((owner, other)), where=f"layers.{layer}."),
+            way_out(owner, other, slots.layered),
         )
         for other in others
     )

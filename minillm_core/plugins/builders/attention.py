@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,21 +22,27 @@ __all__ = ["AttentionBuilder", "AttentionSlots"]
 
 
 class AttentionSlots:
-    """What plugins said about one layer's attention, and its resolution."""
+    """What plugins said about one layer's attention, and its resolution.
 
-    def __init__(self, geometry: Geometry, base: float) -> None:
-        self.geometry, self.base = geometry, base
+    Args:
+        geometry: the layer's.
+        base: of the rotation.
+        layered: the plugins that can be told their layers.
+    """
+
+    def __init__(self, geometry: Geometry, base: float, layered: Collection[str] = ()) -> None:
+        self.geometry, self.base, self.layered = geometry, base, layered
         at = f"layers.{geometry.layer}.attention"
-        self.qk = Chain(f"{at}.qk", ("project", "norm", "shift"))
-        self.frequencies: Claim[Function] = Claim(f"{at}.rope.frequencies")
-        self.positions: Claim[Node] = Claim(f"{at}.rope.positions")
-        self.scaling: Claim[Function] = Claim(f"{at}.rope.scaling")
-        self.v: Terms[Node] = Terms(f"{at}.v")
-        self.layout: Claim[Node] = Claim(f"{at}.layout")
-        self.window: Claim[Setting] = Claim(f"{at}.window")
-        self.documents: Claim[Apart] = Claim(f"{at}.documents")
-        self.scale: Claim[Setting] = Claim(f"{at}.scale")
-        self.out = Chain(f"{at}.out", ("correct", "project_out", "gate"))
+        self.qk = Chain(f"{at}.qk", ("project", "norm", "shift"), layered)
+        self.frequencies: Claim[Function] = Claim(f"{at}.rope.frequencies", layered)
+        self.positions: Claim[Node] = Claim(f"{at}.rope.positions", layered)
+        self.scaling: Claim[Function] = Claim(f"{at}.rope.scaling", layered)
+        self.v: Terms[Node] = Terms(f"{at}.v", layered)
+        self.layout: Claim[Node] = Claim(f"{at}.layout", layered)
+        self.window: Claim[Setting] = Claim(f"{at}.window", layered)
+        self.documents: Claim[Apart] = Claim(f"{at}.documents", layered)
+        self.scale: Claim[Setting] = Claim(f"{at}.scale", layered)
+        self.out = Chain(f"{at}.out", ("correct", "project_out", "gate"), layered)
 
     def owners(self) -> set[str]:
         """The plugins that said anything."""

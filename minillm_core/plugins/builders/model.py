@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,26 +20,33 @@ __all__ = ["ModelBuilder", "ModelSlots"]
 
 
 class ModelSlots:
-    """What plugins said about the model, and its resolution."""
+    """What plugins said about the model, and its resolution.
 
-    def __init__(self, geometry: Geometry) -> None:
+    Args:
+        geometry: the model's.
+        layered: the plugins that can be told their layers.
+    """
+
+    def __init__(self, geometry: Geometry, layered: Collection[str] = ()) -> None:
         self.geometry = geometry
         layers = range(geometry.layers)
         self.embed = Chain("model.embed", ("mix", "norm"))
         self.streams: Terms[Node] = Terms("model.streams")
         sites = [f"layers.{i}.{place}" for i in layers for place in ("in", "mid", "out")]
         self.residual: dict[str, Terms[Setting | Learned | Node]] = {
-            site: Terms(f"model.residual[{site}]") for site in (*sites, "final")
+            **{site: Terms(f"model.residual[{site}]", layered) for site in sites},
+            "final": Terms("model.residual[final]"),
         }
         self.taps: set[str] = set()  # sites that are read further on
         self.tap_names: Terms[str] = Terms("model.taps")  # name for forward() -> site
         self.attention: list[Claim[Node | Nothing]] = [
-            Claim(f"model.attention[{i}]") for i in layers
+            Claim(f"model.attention[{i}]", layered) for i in layers
         ]
-        self.mlp: list[Claim[Node | Nothing]] = [Claim(f"model.mlp[{i}]") for i in layers]
+        self.mlp: list[Claim[Node | Nothing]] = [Claim(f"model.mlp[{i}]", layered) for i in layers]
         norms = [f"layers.{i}.{part}" for i in layers for part in ("attention", "mlp")]
         self.norm: dict[str, Claim[Node | Nothing]] = {
-            site: Claim(f"model.norm[{site}]") for site in (*norms, "final")
+            **{site: Claim(f"model.norm[{site}]", layered) for site in norms},
+            "final": Claim("model.norm[final]"),
         }
         self.linear: dict[str, Claim[Node]] = {}
         self.init: dict[str, Claim[Init]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from itertools import permutations
 
 import pytest
@@ -30,7 +31,7 @@ def test_a_claim_replaces_the_default() -> None:
 
 @pytest.mark.parametrize("order", list(permutations(("one", "two", "three"))))
 def test_a_second_claimant_is_refused_by_name_slot_and_way_out(order: tuple[str, ...]) -> None:
-    claim: Claim[int] = Claim("layers.3.attention.layout")
+    claim: Claim[int] = Claim("layers.3.attention.layout", {"one", "three"})
     for owner in order:
         claim.add(owner, 1)
     with pytest.raises(PlanError) as refused:
@@ -41,8 +42,9 @@ def test_a_second_claimant_is_refused_by_name_slot_and_way_out(order: tuple[str,
     assert "one.layers=[0] three.layers=[1]" in str(refused.value.fix)
 
 
-def test_layers_are_no_way_out_of_a_place_that_is_there_once() -> None:
-    claim: Claim[int] = Claim("loss.logits[cap]")
+@pytest.mark.parametrize("layered", [(), {"one"}, {"two", "three"}])
+def test_layers_are_no_way_out_for_who_cannot_be_told_any(layered: Collection[str]) -> None:
+    claim: Claim[int] = Claim("loss.logits[cap]", layered)
     claim.add("one", 1)
     claim.add("two", 2)
     with pytest.raises(PlanError) as refused:
