@@ -17,7 +17,7 @@ from minillm_core.cli.cache import cache_folder, data_folder
 from minillm_core.cli.console import emit, say
 from minillm_core.cli.prepare import Asked, prepare
 from minillm_core.config.selection import added
-from minillm_core.measure.ablate import Request, ablate
+from minillm_core.measure.ablate import Job, Request, ablate
 from minillm_core.measure.ablation import PAGE, RESULT, Watch
 from minillm_core.measure.card import FOLDER
 from minillm_core.measure.course import Going
@@ -54,7 +54,7 @@ def show_ablation(
         tuple(name for name in named if name not in beside), seeds, minutes, leave_one_out
     )
     with _watched(Left()) as (watch, tell):
-        result, folder = ablate(
+        job = Job(
             request,
             prepared.loaded,
             prepared.plugins,
@@ -62,10 +62,10 @@ def show_ablation(
             out=out,
             runs=RUNS,
             cache=cache_folder(),
-            cards=data_folder() / FOLDER,
             say=tell,
             watch=watch,
         )
+        result, folder = ablate(job, cards=data_folder() / FOLDER)
     if json:
         emit(result)
     else:

@@ -28,7 +28,7 @@ from minillm_core.text import counted
 from minillm_core.train.record import RUN, hardware, refuse_unwritable, versions
 from minillm_core.train.signals import StopRequest, stop_on_signals
 
-__all__ = ["Ready", "Request", "ablate", "choose_folder", "readied"]
+__all__ = ["Job", "Ready", "Request", "ablate", "choose_folder", "readied"]
 
 MOST_SEEDS = 64
 
@@ -45,6 +45,22 @@ class Request:
 
 
 @dataclass(frozen=True)
+class Job:
+    """An ablation that is asked for, and what it needs of its surroundings."""
+
+    request: Request
+    loaded: Loaded  # settings of every run; they name the judged plugins and their company
+    plugins: Sequence[LoadedPlugin]  # all of those, loaded
+    detected: Detected  # backend and device
+    out: Path | None  # runs and results; some of this one's are gone on with. None: runs/ablation-N
+    runs: Path  # where folders without a name are made
+    cache: Path  # where tokens are kept
+    say: Callable[[str], None]  # prints a line
+    watch: Watch = lambda going, progress: None  # which run goes on, what is ahead, how far it is
+    create: Callable[[Detected, Plan], Backend] | None = None  # None: backends.create
+
+
+@dataclass(frozen=True)
 class Ready:
     """An ablation that can be run, in OUT, which is not locked yet."""
 
@@ -53,35 +69,12 @@ class Ready:
     lines: tuple[str, ...]  # what is to be said before
 
 
-def ablate(
-    request: Request,
-    loaded: Loaded,
-    plugins: Sequence[LoadedPlugin],
-    detected: Detected,
-    *,
-    out: Path | None,
-    runs: Path,
-    cache: Path,
-    cards: Path,
-    say: Callable[[str], None],
-    watch: Watch = lambda going, progress: None,
-    create: Callable[[Detected, Plan], Backend] | None = None,
-) -> tuple[dict[str, Any], Path]:
+def ablate(job: Job, *, cards: Path) -> tuple[dict[str, Any], Path]:
     """Measure what each judged plugin is worth.
 
     Args:
-        request: which plugins, how many seeds, how.
-        loaded: the settings of every run; they name the judged plugins and their company.
-        plugins: all of those, loaded.
-        detected: backend and device.
-        out: where runs and results go; one that holds some of this ablation's is gone on with.
-            None: runs/ablation-N.
-        runs: where folders without a name are made.
-        cache: where tokens are kept.
+        job: which plugins, how, and where.
         cards: where the technique cards of an ablation with enough pairs are written.
-        say: prints a line.
-        watch: is told which run goes on, what comes after it, and how far it is.
-        create: makes the backend; default: :func:`minillm_core.backends.create`.
 
     Returns:
         The result as in ablation.json, and the folder.
@@ -91,43 +84,23 @@ def ablate(
         Stopped: a signal; finished runs are kept, and the same call goes on.
         MinillmError: a plugin's own code raised, say.
     """
-    ready = readied(
-        request,
-        loaded,
-        plugins,
-        detected,
-        out=out,
-        runs=runs,
-        cache=cache,
-        say=say,
-        watch=watch,
-        create=create,
-    )
+    ready = readied(job)
     with stop_on_signals(patient=True) as stop:
         ready.out.mkdir(parents=True, exist_ok=True)
-        with lock(ready.out, say):
+        with lock(ready.out, job.say):
             opened = ready.open(stop)
             if opened.steps:
                 opened.find()  # runs of another ablation are refused before anything is said
             for line in ready.lines:
-                say(line)
+                job.say(line)
             result = opened.run()
-            _write_cards(result, cards, say)
+            _write_cards(result, cards, job.say)
             return result, ready.out
 
 
 def readied(
-    request: Request,
-    loaded: Loaded,
-    plugins: Sequence[LoadedPlugin],
-    detected: Detected,
+    job: Job,
     *,
-    out: Path | None,
-    runs: Path,
-    cache: Path,
-    say: Callable[[str], None],
-    watch: Watch = lambda going, progress: None,
-    create: Callable[[Detected, Plan], Backend] | None = None,
     turn: Callable[[], AbstractContextManager[None]] = nullcontext,
     at: str | None = None,
     design: Design | None = None,
@@ -135,8 +108,7 @@ def readied(
     """Check an ablation and open its text.
 
     Args:
-        request, loaded, plugins, detected, out, runs, cache, say, watch, create: as for
-            :func:`ablate`.
+        job: which plugins, how, and where.
         turn: as for :class:`~minillm_core.measure.rig.Rig`.
         at: the commit of minillm's repository, where it does not run from one.
         design: what is compared, where the request does not say it.
@@ -144,6 +116,7 @@ def readied(
     Raises:
         Refusal: it cannot be made.
     """
+    request, loaded, plugins, detected = job.request, job.loaded, job.plugins, job.detected
     config = loaded.config
     _check(request, loaded)
     check_support(plugins, detected.backend, detected.device)
@@ -151,14 +124,14 @@ def readied(
     shape = leave_one_out if request.leave_one_out else one_at_a_time
     design = design or shape(loaded, plugins, request.judged)
     first = design.variants[0].plan
-    binding = (create or backends.create)(detected, first).binding
+    binding = (job.create or backends.create)(detected, first).binding
     for variant in design.variants[1:]:  # a kernel that cannot serve is to be told now
         backends.bind(detected, variant.plan)
     notes: list[str] = list(loaded.notes)
     corpus = open_corpus(
-        config.data, config.model.vocab, config.train.seq_len, cache=cache, say=notes.append
+        config.data, config.model.vocab, config.train.seq_len, cache=job.cache, say=notes.append
     )
-    out = out or choose_folder(runs)
+    out = job.out or choose_folder(job.runs)
     if (out / RUN).exists():
         raise Refusal(
             f"{out} holds a run of minillm train",
@@ -187,12 +160,12 @@ def readied(
             out,
             design,
             [config.seed + index for index in range(request.seeds)],
-            Rig(corpus, detected, stop=stop, say=say, create=create, turn=turn),
+            Rig(corpus, detected, stop=stop, say=job.say, create=job.create, turn=turn),
             steps=None if request.minutes else config.train.steps,
             minutes=request.minutes,
             about=about,
-            say=say,
-            watch=watch,
+            say=job.say,
+            watch=job.watch,
             validations=request.validations,
         )
 
