@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -25,6 +25,9 @@ from minillm_core.plugins.manager import load as load_plugins
 from minillm_core.plugins.plugin import Plugin
 from minillm_core.plugins.streams import Streams
 from minillm_core.train.hooks import batch_hook
+
+if TYPE_CHECKING:
+    import torch
 
 Arrays = Mapping[str, Any]
 
@@ -70,11 +73,17 @@ def on_torch(
     outputs = listed(op(**given))
     chosen = outputs[:differentiable]
     pairs = zip(chosen, cotangents(chosen), strict=True)
-    sum((y.double() * torch.from_numpy(c)).sum() for y, c in pairs).backward()
+    torch.stack([(y.double() * torch.from_numpy(c)).sum() for y, c in pairs]).sum().backward()
     return Ran(
         [y.detach().double().numpy() for y in outputs],
-        {name: given[name].grad.double().numpy() for name in wanted},
+        {name: as_double(given[name].grad) for name in wanted},
     )
+
+
+def as_double(gradient: torch.Tensor | None) -> np.ndarray:
+    """On the host; there is one."""
+    assert gradient is not None
+    return gradient.double().numpy()
 
 
 def on_mlx(
@@ -305,10 +314,11 @@ def exact_gradients(plan: Plan, micro: Sequence[Batch], seed: int = 0) -> tuple[
     cpu = torch.device("cpu")
     model = materialise(plan, TorchFramework(TorchOps()), seed, cpu, plan.config.train.seq_len)
     model.double()
-    total = sum(
-        model({k: torch.from_numpy(v) for k, v in one.items()}, values_of(plan, micro)).objective
-        for one in micro
-    )
+    values = values_of(plan, micro)
+    objectives = [
+        model({k: torch.from_numpy(v) for k, v in one.items()}, values).objective for one in micro
+    ]
+    total = torch.stack(objectives).sum()
     total.backward()
     return total.item(), {
         name: np.zeros(p.shape)

@@ -67,15 +67,17 @@ def test_the_loss_keeps_its_contract(kernels: Any, case: Any) -> None:
         (kernels("loss").linear_cross_entropy, arrays),
         (core_loss.dense, exact),
     ):
-        total, sums, count = kernel(*given_, targets, weights, form)
+        hidden, weight = given_
+        total, sums, count = kernel(hidden, weight, targets, weights, form)
         assert not sums.requires_grad
         found = gradients([total], given_, [torch.tensor(0.375, dtype=total.dtype)])
         results.append([*found, sums.double().numpy(), count.double().numpy()])
         with torch.no_grad():
-            again = kernel(*given_, targets, weights, form)
+            again = kernel(hidden, weight, targets, weights, form)
         for with_, without in zip((total, sums, count), again, strict=True):
             torch.testing.assert_close(with_.detach(), without)
-    close(*results, CONTRACTS["linear_cross_entropy"].tolerance["float32"])
+    ours, theirs = results
+    close(ours, theirs, CONTRACTS["linear_cross_entropy"].tolerance["float32"])
 
 
 def test_nothing_is_computed_for_gradients_that_nobody_asks_for(
@@ -123,11 +125,11 @@ def test_rms_norm(kernels: Any, weighted: bool) -> None:
     x, weight, up = normal(0, (2, 3, 8), (8,), (2, 3, 8))
     arrays = [x, weight] if weighted else [x]
     given_ = (x, weight if weighted else None, 1e-5)
-    pair = [
+    ours, theirs = (
         gradients([kernel(*given_)], arrays, [up.detach()])
         for kernel in (kernels("rms_norm").rms_norm, norm.composed)
-    ]
-    close(*pair, CONTRACTS["rms_norm"].tolerance["float32"])
+    )
+    close(ours, theirs, CONTRACTS["rms_norm"].tolerance["float32"])
 
 
 @pytest.mark.parametrize("shape", [None, (5,), (2, 5)])
@@ -137,11 +139,11 @@ def test_rope(kernels: Any, shape: tuple[int, ...] | None) -> None:
     at = None if shape is None else torch.randint(0, 9, shape, dtype=torch.int32)
     table = Rotary(angles.cos(), angles.sin(), torch.ones(4), at)
     before = [x.detach().clone() for x in (q, k, *ups)]
-    pair = [
+    ours, theirs = (
         gradients(list(kernel(q, k, table)), [q, k], [up.detach() for up in ups])
         for kernel in (kernels("rope").rotate, rotary.rotate)
-    ]
-    close(*pair, CONTRACTS["rotate"].tolerance["float32"])
+    )
+    close(ours, theirs, CONTRACTS["rotate"].tolerance["float32"])
     for x, was in zip((q, k, *ups), before, strict=True):
         assert torch.equal(x, was), "an argument, or a gradient that others share, has changed"
 
@@ -149,9 +151,9 @@ def test_rope(kernels: Any, shape: tuple[int, ...] | None) -> None:
 def test_swiglu(kernels: Any) -> None:
     joined, up = normal(0, (2, 3, 16), (2, 3, 8))
     before = joined.detach().clone()
-    pair = [
+    ours, theirs = (
         gradients([kernel(*joined.chunk(2, -1))], [joined], [up.detach()])
         for kernel in (kernels("swiglu").swiglu, core_swiglu)
-    ]
-    close(*pair, CONTRACTS["swiglu"].tolerance["float32"])
+    )
+    close(ours, theirs, CONTRACTS["swiglu"].tolerance["float32"])
     assert torch.equal(joined, before)

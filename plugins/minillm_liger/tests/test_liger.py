@@ -159,10 +159,11 @@ def test_what_is_switched_off_is_not_offered() -> None:
 
 @pytest.mark.parametrize("option", ["rms_norm", "rope", "swiglu"])
 def test_what_is_insisted_on_is_refused_in_a_compiled_step(option: str) -> None:
+    wanted: dict[str, Any] = {option: True}
     with pytest.raises(BackendError, match="fuses") as refused:
-        check_planned(planned(**{option: True}))
+        check_planned(planned(**wanted))
     assert f"liger.{option}=false" in (refused.value.fix or "")
-    check_planned(planned(compile="off", **{option: True}))
+    check_planned(planned(compile="off", **wanted))
 
 
 def test_a_plugin_without_a_use_is_refused() -> None:

@@ -156,4 +156,5 @@ class Mixed(Module):
 
     def forward(self, v: Any, table: Any) -> Any:
         """-> (B, T, K, D)."""
-        return (self.l0 - 1.0) * v + self.l1 * self.ops.reshape(table, v.shape)
+        l0: Any = self.l0  # an array by now
+        return (l0 - 1.0) * v + self.l1 * self.ops.reshape(table, v.shape)

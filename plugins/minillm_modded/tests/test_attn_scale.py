@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minillm_core import Layers
 from minillm_modded.attn_scale import AttnScale
 
 
@@ -16,7 +17,7 @@ def test_the_records_scale_at_its_head_size() -> None:
 
 
 def test_the_softmax_is_as_sharp_as_said(lab: Any, rng: Any) -> None:
-    plan = lab.plan(AttnScale(factor=3.0, layers=[1]), kv_heads=4)
+    plan = lab.plan(AttnScale(factor=3.0, layers=Layers([1])), kv_heads=4)
     model = lab.model(plan)
     layers = [block.attention for block in model.net.layers]
     q, k, v = rng.standard_normal((3, 1, 5, 4, 8))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minillm_core import Layers
 from minillm_core.backends.numpy.ops import NumPyOps
 from minillm_core.errors import PlanError
 from minillm_modded.half_rope import HalfRope, half_truncated
@@ -40,7 +41,7 @@ def test_a_head_must_have_pairs_to_halve(lab: Any, sizes: dict[str, int]) -> Non
 
 
 def test_layers_that_are_not_named_keep_their_rotation(lab: Any) -> None:
-    blocks = lab.plan(HalfRope(layers=[0], base=64.0)).spec.blocks
+    blocks = lab.plan(HalfRope(layers=Layers([0]), base=64.0)).spec.blocks
     assert blocks[0].attention.rope.frequencies is not None
     assert blocks[1].attention.rope.frequencies is None
     np.testing.assert_allclose(blocks[0].attention.rope.radians(8), [1, 1 / 64, 0, 0])

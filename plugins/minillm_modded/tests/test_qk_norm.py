@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minillm_core import Layers
 from minillm_core.nn.node import Scope
 from minillm_modded.qk_norm import Norm, QKNorm
 
@@ -38,7 +39,7 @@ def test_the_scale_of_queries_and_keys_does_not_count(lab: Any, rng: Any) -> Non
 
 
 def test_gains_are_a_norms_parameters(lab: Any) -> None:
-    plan = lab.plan(QKNorm(gains=True, layers=[1]))
+    plan = lab.plan(QKNorm(gains=True, layers=Layers([1])))
     added = [info for info in plan.parameters.values() if info.owner == "qknorm"]
     assert {info.name for info in added} == {
         "layers.1.attention.qk.qknorm.q",

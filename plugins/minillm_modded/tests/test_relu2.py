@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minillm_core import Layers
 from minillm_core.config.presets import read_preset
 from minillm_modded.relu2 import MLP, ReLU2
 
@@ -37,7 +38,7 @@ def test_it_is_four_times_as_wide_as_the_stream_of_gpt2() -> None:
 
 
 def test_its_options_reach_the_parameters(lab: Any) -> None:
-    plan = lab.plan(ReLU2(hidden=20, down_lr_mul=2.0, layers=[0]))
+    plan = lab.plan(ReLU2(hidden=20, down_lr_mul=2.0, layers=Layers([0])))
     up, down = (plan.parameters[f"layers.0.mlp.{leaf}.weight"] for leaf in ("up", "down"))
     assert (up.shape, up.role, up.lr_mul) == ((20, 32), "mlp.up", 1.0)
     assert (down.shape, down.role, down.lr_mul) == ((32, 20), "mlp.down", 2.0)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minillm_core import Layers
 from minillm_core.errors import PlanError
 from minillm_modded.sparse_gate import Gate, SparseGate
 
@@ -39,7 +40,7 @@ def test_it_reads_no_more_than_there_is(lab: Any) -> None:
 
 
 def test_its_gates_are_neither_decayed_nor_orthogonalised(lab: Any) -> None:
-    plan = lab.plan(SparseGate(layers=[2], lr_mul=0.5))
+    plan = lab.plan(SparseGate(layers=Layers([2]), lr_mul=0.5))
     (gate,) = (info for info in plan.parameters.values() if info.owner == "sparsegate")
     assert gate.name == "layers.2.attention.out.sparsegate.gate.weight"
     assert (gate.shape, gate.role, gate.lr_mul, gate.wd_mul) == ((4, 12), "gate", 0.5, 0.0)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minillm_core import Layers
 from minillm_core.errors import PlanError
 from minillm_modded.embed_skip import EmbedSkip
 from minillm_modded.qk_norm import QKNorm
@@ -79,4 +80,4 @@ def test_a_layer_without_attention_is_in_nobodys_way(lab: Any) -> None:
     with pytest.raises(
         PlanError, match=r"qknorm\.layers names layer 3, whose attention 'unetskip'"
     ):
-        lab.plan(UNetSkip(attention=False), QKNorm(layers=[0, -1]))
+        lab.plan(UNetSkip(attention=False), QKNorm(layers=Layers([0, -1])))

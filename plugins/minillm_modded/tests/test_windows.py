@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minillm_core import Layers
 from minillm_core.backends.requests import requests_of
 from minillm_core.errors import PlanError
 from minillm_core.nn.rope import llama_frequencies
@@ -56,15 +57,24 @@ def stages(plan: Any) -> list[tuple[int, int]]:
     return [(s["windows.window.long"], s["windows.window.short"]) for s in stages_of(plan)]
 
 
-def seen(plan: Any, layer: int) -> str | float | None:
-    window = plan.spec.blocks[layer].attention.window
-    return window.value or window.constant
+def followed(plan: Any, layer: int) -> str:
+    """``long`` or ``short``: which windows the layer follows."""
+    value = plan.spec.blocks[layer].attention.window.value
+    assert isinstance(value, str)
+    return value.rpartition(".")[2]
+
+
+def constant(plan: Any, layer: int) -> float:
+    """The one window of a layer."""
+    number = plan.spec.blocks[layer].attention.window.constant
+    assert number is not None
+    return number
 
 
 def test_four_stages_of_a_row_of_1024(lab: Any) -> None:
     plan = lab.plan(Windows(), seq_len=1024)
     assert stages(plan) == [(256, 128), (512, 256), (768, 384), (1024, 512)]
-    assert [seen(plan, layer).rpartition(".")[2] for layer in range(4)] == [
+    assert [followed(plan, layer) for layer in range(4)] == [
         "long",
         "short",
         "short",
@@ -86,7 +96,7 @@ def test_the_record_on_its_rows(lab: Any) -> None:
 def test_windows_that_reach_over_a_row_have_one_stage(lab: Any) -> None:
     plan = lab.plan(Windows(), seq_len=256)
     assert plan.staged == ()
-    assert [seen(plan, layer) for layer in range(4)] == [256, 128, 128, 256]
+    assert [constant(plan, layer) for layer in range(4)] == [256, 128, 128, 256]
 
 
 NOTHING = [
@@ -126,8 +136,8 @@ def test_windows_that_hide_nothing_are_refused(
 def test_a_plan_hides_a_key_or_says_with_which_options_it_would(
     lab: Any, row: int, start: int, more: int, count: int, block: int, every: bool
 ) -> None:
-    options = {"start": start, "window": start + more, "stages": count, "block": block}
-    options |= {"long": "all" if every else [0]}
+    options: dict[str, Any] = {"start": start, "window": start + more, "stages": count}
+    options |= {"block": block, "long": "all" if every else [0]}
     try:
         plan = lab.plan(Windows(**options), seq_len=row, layers=2)
     except PlanError as refused:
@@ -147,9 +157,9 @@ def test_windows_that_would_have_to_shrink_are_refused(start: int) -> None:
 
 
 def test_one_window_for_the_whole_run(lab: Any) -> None:
-    plan = lab.plan(Windows(window=100, stages=1, block=16, long=[1]), seq_len=256)
+    plan = lab.plan(Windows(window=100, stages=1, block=16, long=Layers([1])), seq_len=256)
     assert plan.staged == ()
-    assert [seen(plan, layer) for layer in range(4)] == [64, 100, 64, 64]
+    assert [constant(plan, layer) for layer in range(4)] == [64, 100, 64, 64]
 
 
 def test_what_it_asks_of_the_kernel(lab: Any) -> None:

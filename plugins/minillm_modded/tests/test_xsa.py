@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minillm_core import Layers
 from minillm_core.errors import PlanError
 from minillm_modded.paired_heads import PairedHeads
 from minillm_modded.xsa import XSA, Exclude
@@ -48,4 +49,4 @@ def test_it_is_refused_where_heads_are_paired(lab: Any) -> None:
         lab.plan(XSA(), PairedHeads())
     assert "no longer line up" in refused.value.what
     assert "leave out 'pairedheads' or 'xsa'" in str(refused.value.fix)
-    assert lab.plan(XSA(layers=[1, 3]), PairedHeads(layers=[0, 2]))
+    assert lab.plan(XSA(layers=Layers([1, 3])), PairedHeads(layers=Layers([0, 2])))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minillm_core import Layers
 from minillm_core.errors import PlanError
 from minillm_modded.relu2 import ReLU2
 from minillm_modded.zero_init import ZeroInit
@@ -19,7 +20,7 @@ CASES: list[tuple[dict[str, bool], set[str]]] = [
 
 
 @pytest.mark.parametrize(("options", "roles"), CASES)
-@pytest.mark.parametrize("others", [(), (ReLU2(layers=[1, 2]),)])
+@pytest.mark.parametrize("others", [(), (ReLU2(layers=Layers([1, 2])),)])
 def test_these_roles_and_no_others_start_at_zero(
     lab: Any, options: dict[str, bool], roles: set[str], others: tuple[Any, ...]
 ) -> None:

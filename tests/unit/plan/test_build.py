@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minillm_core.config.schema import Config
+from minillm_core.nn.attention import AttentionSpec
 from minillm_core.nn.init import Constant, fan_in_residual, zeros
 from minillm_core.nn.linear import Linear
 from minillm_core.nn.module import Module
@@ -270,6 +271,7 @@ class OnlyBigram(Plugin, api=1):
 
 def test_chains_are_ordered_across_plugins(without_hole: Plan) -> None:
     attention = without_hole.spec.blocks[0].attention
+    assert isinstance(attention, AttentionSpec)
     assert [node.name for node in attention.before_rope] == ["attn", "shift_second"]
     assert [node.name for node in attention.after_rope] == ["shift"]
     assert [node.name for node in attention.out] == ["shift", "attn"]

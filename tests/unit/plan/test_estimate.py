@@ -16,6 +16,7 @@ from minillm_core.nn.param import Param
 from minillm_core.optim.schedules import stages
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plan.estimate import CORE, estimate
+from minillm_core.plugins.layers import Layers
 from minillm_core.plugins.plugin import Plugin
 from minillm_modded.paired_heads import PairedHeads
 from minillm_muon.muon import Muon
@@ -84,7 +85,7 @@ def test_presets_are_the_size_of_their_name(name: str, size: float) -> None:
 
 def test_paired_heads_double_the_scores_alone(planned: Planned) -> None:
     plain, paired = planned().estimate(), planned(paired_heads=PairedHeads()).estimate()
-    half = planned(paired_heads=PairedHeads(layers=[0, 1])).estimate()
+    half = planned(paired_heads=PairedHeads(layers=Layers([0, 1]))).estimate()
     scores = plain.part("attention.scores").flops
     assert paired.flops_per_token - plain.flops_per_token == scores
     assert half.flops_per_token - plain.flops_per_token == scores / 2

@@ -585,10 +585,10 @@ def test_an_attention_that_is_left_out_is_not_among_all(planned: Planned) -> Non
 def test_an_attention_that_is_left_out_cannot_be_named(planned: Planned) -> None:
     gone = model(lambda m: m.attention(-1, None))()
     with pytest.raises(PlanError) as refused:
-        planned(gone=gone, gate=Listed(where=[0, -1]))
+        planned(gone=gone, gate=Listed(where=Layers([0, -1])))
     last = len(planned().spec.blocks) - 1
     assert f"gate.where names layer {last}, whose attention 'gone'" in refused.value.what
-    assert planned(gone=gone, gate=Listed(where="all"))
+    assert planned(gone=gone, gate=Listed(where=Layers("all")))
 
 
 def test_roles_are_those_of_the_model(planned: Planned) -> None:
@@ -657,7 +657,7 @@ def test_odd_heads_cannot_pair(
 
 def test_layers_outside_the_model_are_refused(planned: Planned) -> None:
     with pytest.raises(PlanError, match="4"):
-        planned(paired_heads=PairedHeads(layers=[4]))
+        planned(paired_heads=PairedHeads(layers=Layers([4])))
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from minillm_core.plan.diff import ABSENT, Difference, differences, in_words, re
 from minillm_core.plan.fold import fold, ranges
 from minillm_core.plan.render import amount, plan_document, render_plan, sized
 from minillm_core.plan.slots_of import slots_of, taken
+from minillm_core.plugins.layers import Layers
 from minillm_core.plugins.plugin import Plugin
 from minillm_modded.paired_heads import PairedHeads
 from minillm_muon.muon import Muon
@@ -133,7 +134,7 @@ def test_values_that_would_be_read_alike_are_shown_at_all_their_digits() -> None
 
 
 def test_slots_of_a_plugin_are_a_line_each(planned: Planned) -> None:
-    plan = planned(gates=Gates(), muon=Muon(), paired_heads=PairedHeads(layers=[0, 2]))
+    plan = planned(gates=Gates(), muon=Muon(), paired_heads=PairedHeads(layers=Layers([0, 2])))
     assert slots_of(plan, "gates") == (
         "attention.out.gate, layers 0, 2-3: Gate(label=plain)",
         "model.mlp, layer 2: none",
