@@ -148,7 +148,7 @@ def test_state_is_written_once_a_step(lab: Any, backend: str, checkpointing: boo
     assert set(state) == {f"state.{node}.{name}" for name in ("bias", "total", "most")}
     sums = [one[f"state.{node}.total"] for one in each]
     assert np.abs(sums[0] - sums[1]).max() > 1e-4  # the halves differ
-    close = {"rtol": 1e-5, "atol": 1e-7}
+    close: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-7}
     np.testing.assert_allclose(state[f"state.{node}.total"], sums[0] + sums[1], **close)
     np.testing.assert_allclose(state[f"state.{node}.most"], np.maximum(*sums), **close)
     mean = (sums[0] + sums[1]) / 2

@@ -73,6 +73,7 @@ class LigerRMSNormFunction(torch.autograd.Function):
     def backward(ctx, dY):
         X, W = (x if x is None else x.detach().requires_grad_() for x in ctx.saved_tensors)
         with torch.enable_grad():
+            assert X is not None
             y = F.rms_norm(X, X.shape[-1:], W, ctx.eps)
         grads = torch.autograd.grad(y, [x for x in (X, W) if x is not None], dY)
         return grads[0], (grads[1] if W is not None else None), None, None, None, None, None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ from minillm_muon.muon import COEFFICIENTS, Muon, match_rms, newton_schulz, spec
 
 OPS: Any = NumPyOps()
 Arrays = dict[str, np.ndarray]
+Adjust = Literal["spectral", "match_rms"]
 Q = "layers.0.attention.q.weight"  # square
 K = "layers.0.attention.k.weight"  # wide
 UP = "layers.0.mlp.up.weight"  # tall
@@ -72,7 +73,7 @@ def drawn(plan: Plan, rng: np.random.Generator) -> Arrays:
 
 @pytest.mark.parametrize("adjust", ["spectral", "match_rms"])
 @pytest.mark.parametrize("momentum", [0.0, 0.95])
-def test_updates_are_the_definitions(adjust: str, momentum: float) -> None:
+def test_updates_are_the_definitions(adjust: Adjust, momentum: float) -> None:
     plan = planned(Muon(adjust=adjust, momentum=momentum), "train.weight_decay=0.3")
     rng = np.random.default_rng(0)
     params, grads = drawn(plan, rng), [drawn(plan, rng) for _ in range(4)]
@@ -87,7 +88,7 @@ def test_updates_are_the_definitions(adjust: str, momentum: float) -> None:
 
 @pytest.mark.parametrize("adjust", ["spectral", "match_rms"])
 @pytest.mark.parametrize("name", [Q, K, UP])
-def test_torchs_muon_agrees(adjust: str, name: str) -> None:
+def test_torchs_muon_agrees(adjust: Adjust, name: str) -> None:
     """Its momentum is the same running mean, its decay as decoupled; it iterates in bfloat16."""
     plan = planned(Muon(adjust=adjust), "train.weight_decay=0.3")
     rng = np.random.default_rng(1)

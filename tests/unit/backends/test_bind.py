@@ -98,7 +98,8 @@ def test_the_reference_and_a_kernel_by_name(plan_of: Any, backend: str) -> None:
 @pytest.mark.parametrize("op", [*CONTRACTS])
 @pytest.mark.parametrize("where", ["torch cpu", "torch cuda", "mlx cpu", "mlx gpu"])
 def test_the_reference_of_one_op(plan_of: Any, where: str, op: str) -> None:
-    here = Detected(*where.split(), "test")
+    backend, device = where.split()
+    here = Detected(backend, device, "test")
     alone, whole, usual = (
         {choice.op: choice.kernel for choice in bind(here, plan_of(kernels=kernels))[0].kernels}
         for kernels in (f"{op}=reference", "reference", "auto")

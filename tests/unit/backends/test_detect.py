@@ -32,7 +32,8 @@ def test_auto_follows_its_rule(machine: Machine) -> None:
         with pytest.raises(BackendError):
             choose(machine)
         return
-    torch_cuda = machine.nvidia and usable(machine.torch) and machine.torch.cuda
+    seen = machine.torch if usable(machine.torch) else None
+    torch_cuda = machine.nvidia and seen is not None and seen.cuda
     if torch_cuda:
         wanted = "torch"
     elif machine.apple and usable(machine.mlx):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -29,7 +30,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """What is installed here, as it seems to be."""
 
     def pretend(**examined: Examined) -> None:
-        frameworks = {name: Framework("2.13") for name in examined}
+        frameworks: dict[str, Any] = {name: Framework("2.13") for name in examined}
         home = "minillm_core.doctor.diagnosis"
         monkeypatch.setattr(f"{home}.probe", lambda: Machine(**frameworks))
         monkeypatch.setattr(f"{home}.examine", lambda name, limit: examined[name])

@@ -162,8 +162,10 @@ def test_messages_that_nobody_reads_stop_nothing() -> None:
         "sys.stdin.read()\n"
         "say('one'); say('two'); print('the run went on')"
     )
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", script], **pipes) as process:
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        assert process.stderr is not None
         process.stderr.close()
         assert process.communicate()[0] == b"the run went on\n"
     assert process.returncode == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ class Trick(Plugin, api=1, backends=("mlx",)):
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Let the probe find this machine."""
 
-    def become(**facts: object) -> None:
+    def become(**facts: Any) -> None:
         monkeypatch.setattr(detect, "probe", lambda: Machine(**facts))
 
     return become

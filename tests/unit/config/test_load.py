@@ -130,8 +130,8 @@ def test_a_file_changes_what_its_preset_gives_a_plugin(loaded: Load, settings_fi
     other = next(name for name in plugins_of(RECIPE) if name != "muon")
     path = settings_file(f'preset = "{RECIPE}"\nmuon.lr = 0.5\n[plugins.{other}]\nb = 1\n')
     result = loaded("muon.lr=0.6", file=path)
-    assert result.config.plugins["muon"] == plugins_of(RECIPE)["muon"] | {"lr": 0.6}
-    assert result.config.plugins[other] == plugins_of(RECIPE)[other] | {"b": 1}
+    assert result.config.plugins["muon"] == {**plugins_of(RECIPE)["muon"], "lr": 0.6}
+    assert result.config.plugins[other] == {**plugins_of(RECIPE)[other], "b": 1}
     assert (result.origins["muon.lr"], result.origins[f"{other}.b"]) == ("command line", str(path))
     assert loaded(file=path).origins["muon.lr"] == str(path)
     without = loaded(file=path, plugins=f"-muon,-{other}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +37,7 @@ def corpus_of(tmp_path: Path) -> Callable[..., Corpus]:
         vocab: int = 300,
         seq_len: int = 8,
         say: Callable[[str], None] = lambda line: None,
-        **config: object,
+        **config: Any,
     ) -> Corpus:
         settings = DataConfig(paths=tuple(map(str, paths)), **config)
         return open_corpus(settings, vocab, seq_len, cache=tmp_path / "cache", say=say)

@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -196,7 +197,8 @@ def test_what_dead_processes_left_is_swept_after_a_day(
     tokens = tmp_path / "cache" / "tokens"
     for name, age in (("old.tmp-00", 48 * 3600), ("new.tmp-00", 60)):
         (tokens / name).mkdir(parents=True)
-        os.utime(tokens / name, (time.time() - age,) * 2)
+        then = time.time() - age
+        os.utime(tokens / name, (then, then))
     corpus_of([jsonl(texts)])
     assert {folder.name for folder in tokens.glob("*.tmp-*")} == {"new.tmp-00"}
 
@@ -321,7 +323,7 @@ def test_another_process_may_be_faster(
     theirs = entry(tmp_path)
     shutil.move(theirs, tmp_path / "theirs")
 
-    def slow(*arguments: object) -> None:
+    def slow(*arguments: Any) -> None:
         encode(*arguments)
         shutil.move(tmp_path / "theirs", theirs)
 

@@ -7,6 +7,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -208,7 +209,7 @@ def test_a_step_that_nobody_waited_for_still_comes(documents: Documents) -> None
         goes_on.wait(10)
         return batch
 
-    sizes = {"rows": 1, "accumulate": 1, "seq_len": 4, "seed": 0}
+    sizes: dict[str, Any] = {"rows": 1, "accumulate": 1, "seq_len": 4, "seed": 0}
     with Loader(documents, **sizes) as loader:
         first = next(loader)
     with Loader(

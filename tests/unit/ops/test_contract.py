@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,5 +94,5 @@ def test_documents_do_not_see_each_other() -> None:
 
 
 def test_kernels_of_plugins_become_ops() -> None:
-    ops = NumPyOps({"relu_squared": lambda x: np.maximum(x, 0) ** 2})
+    ops: Any = NumPyOps({"relu_squared": lambda x: np.maximum(x, 0) ** 2})
     assert ops.relu_squared(np.array(3.0)) == 9.0

@@ -128,6 +128,7 @@ def test_clipping_is_torchs(seed: int, clip: float, size: float) -> None:
     total = torch.nn.utils.clip_grad_norm_(tensors, clip)
     assert norm == pytest.approx(float(total), rel=1e-12)
     for tensor, grad in zip(tensors, grads.values(), strict=True):
+        assert tensor.grad is not None
         np.testing.assert_allclose(grad * factor, tensor.grad.numpy(), rtol=1e-10)
 
 

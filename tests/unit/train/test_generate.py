@@ -116,7 +116,8 @@ def test_only_what_is_new_is_fed() -> None:
 
 
 def writer(model: Any, vocabulary: Any, **options: Any) -> Writer:
-    return Writer(model, vocabulary, **({"context": 8} | options))
+    given: dict[str, Any] = {"context": 8, **options}
+    return Writer(model, vocabulary, **given)
 
 
 @pytest.mark.parametrize("cached", [True, False])

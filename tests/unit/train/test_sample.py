@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -13,7 +15,8 @@ def write(bytewise, sure_of):
     """Sample what a model is sure of, and ends."""
 
     def written(text: bytes, **options) -> str:
-        return sample(sure_of(text), bytewise, **({"context": 8} | options))
+        given: dict[str, Any] = {"context": 8, **options}
+        return sample(sure_of(text), bytewise, **given)
 
     return written
 

@@ -86,6 +86,7 @@ def test_one_that_is_lost_ends_the_run_or_is_told(error: BaseException | None) -
     saves.begin(Position(step=3))
     lost, saved = saves.wait()
     assert isinstance(lost, Unsaved)
+    assert isinstance(saved, Saved)
     assert (lost.step, saved.step) == (2, 3)
     assert lost.reason == str(error or "the checkpoint of step 2 is lost")
 
@@ -102,7 +103,9 @@ def test_what_was_saved_before_an_error_is_told_first() -> None:
     saves.begin(Position(step=2))
     saves.begin(Position(step=3))
     told = iter(saves.wait())
-    assert next(told).step == 2
+    first = next(told)
+    assert isinstance(first, Saved)
+    assert first.step == 2
     with pytest.raises(MinillmError, match="full"):
         next(told)
 
