@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from minillm_core.cli.cache import data_folder
 from minillm_core.config.values import show
 from minillm_core.measure.card import FOLDER, Card, Interval
+from minillm_core.measure.told import signed
 
 __all__ = ["card_lines", "card_sources", "other_options"]
 
@@ -29,11 +30,11 @@ def card_lines(card: Card, defaults: Mapping[str, Any]) -> Iterator[str]:
         card: the card.
         defaults: of the plugin's options, as JSON has them: those that were others are told.
     """
-    yield f"{_interval(card, '+.4f', plain=0)} {card.unit}; {len(card.seeds)} pairs"
+    yield f"{_interval(card, signed, plain=0)} {card.unit}; {len(card.seeds)} pairs"
     if card.equal_seconds:
-        yield f"{_interval(card.equal_seconds, '+.4f', plain=0)} at equal seconds"
+        yield f"{_interval(card.equal_seconds, signed, plain=0)} at equal seconds"
     if card.cost.speed:
-        yield f"{_interval(card.cost.speed, '.3f', plain=1)} x tokens a second"
+        yield f"{_interval(card.cost.speed, '{:.3f}'.format, plain=1)} x tokens a second"
     if card.cost.peak_bytes:
         yield f"{card.cost.peak_bytes:.3f} x peak memory"
     preset = f" ({card.scale.preset})" if card.scale.preset else ""
@@ -56,7 +57,7 @@ def other_options(card: Card, defaults: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _interval(found: Interval, figures: str, *, plain: float) -> str:
+def _interval(found: Interval, form: Callable[[float], str], *, plain: float) -> str:
     """An effect, and whether it can be told from ``plain``, that of a plugin that does nothing."""
-    shown = f"{found.effect:{figures}} [{found.low:{figures}}, {found.high:{figures}}]"
+    shown = f"{form(found.effect)} [{form(found.low)}, {form(found.high)}]"
     return shown if found.tells_from(plain) else f"not distinguishable: {shown}"

@@ -111,6 +111,9 @@ def _missing(result: Json, one: Json) -> str:
     """Why a figure of a plugin is not there: where all is over, what is missing has failed."""
     failures = [run for run in result["runs"] if "error" in run]
     if one["effect"] is not None:  # at equal tokens it is known
+        reference = next(iter(result["variants"]))
+        if reference not in (one["with"], one["without"]):
+            return f"not measured: runs of other lengths are {reference}'s alone"
         if result.get("finished"):
             return "the runs for that time failed"
         return "not run yet, or failed" if failures else "not run yet"

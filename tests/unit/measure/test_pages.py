@@ -156,6 +156,9 @@ def test_what_is_missing_has_failed_once_all_is_over() -> None:
     half["plugins"]["muon"]["equal_seconds"] = None
     assert "the runs for that time failed" in harmless(ablation_page(half))
     assert "not run yet" in harmless(ablation_page(half | {"finished": False}))
+    (first, *_), sets = half["variants"], half["variants"]
+    aside = half | {"variants": {"the first": sets[first], **sets}}
+    assert "runs of other lengths are the first's alone" in harmless(ablation_page(aside))
 
 
 def test_an_effect_too_small_for_four_decimals_is_not_none() -> None:
