@@ -15,7 +15,7 @@ from minillm_core.optim.groups import Member, groups_of
 from minillm_core.plan import Plan
 from minillm_core.plugins.discover import installed_plugins
 from minillm_core.plugins.find import find
-from tools.every_plugin import APART
+from tools.every_plugin import APART, OPTIONS, Form
 
 pytest.importorskip("torch")
 pytest.importorskip("mlx.core")
@@ -28,7 +28,9 @@ def everything(lab: Any) -> Plan:
     """All installed plugins that shape the model or the loss, under AdamW alone."""
     found = {entry.name: find(entry.name).cls for entry in installed_plugins()}
     names = [name for name, cls in found.items() if SHAPING & set(cls.hooks)]
-    apart = {key: value for key, value in APART.items() if key.partition(".")[0] in names}
+    shorter = Form("windows", OPTIONS["windows"][0]).settings  # than a row of the lab
+    settings = {**shorter, **APART}
+    apart = {key: value for key, value in settings.items() if key.partition(".")[0] in names}
     plan = lab.plan(*names, train_clip=0.0, model_layers=3, **apart)
     rule = lab.plan().groups[0].rule
     members = (Member(name, p.shape, 1.0, 1.0) for name, p in plan.parameters.items())

@@ -13,25 +13,33 @@ from minillm_core import PlanError, PluginError
 from minillm_core.plan import Plan
 from minillm_core.plugins.options import validated
 from minillm_muon.muon import Muon
-from minillm_muon.role_lr import ROLES, RoleLR
+from minillm_muon.role_lr import ROLES, Role, RoleLR
 
-HERE = ("embedding", "head", "attention", "mlp", "down", "norm")  # roles of the plain model
+HERE: tuple[Role, ...] = (
+    "embedding",
+    "head",
+    "attention",
+    "mlp",
+    "down",
+    "norm",
+)  # roles of the plain model
 
 
 def members(plan: Plan) -> dict[str, Any]:
     return {m.name: (m, g.rule) for g in plan.groups for m in g.members}
 
 
-def fits(role: str, option: str) -> bool:
+def fits(role: str, option: Role) -> bool:
     return any(role == one or role.startswith(one + ".") for one in ROLES[option])
 
 
 @settings(max_examples=10)
 @given(factors=st.dictionaries(st.sampled_from(HERE), st.floats(0, 1e3), min_size=1))
-def test_the_rate_of_each_role_is_multiplied(planned: Any, factors: dict[str, float]) -> None:
+def test_the_rate_of_each_role_is_multiplied(planned: Any, factors: dict[Role, float]) -> None:
     if set(factors.values()) == {1.0}:
         return
-    plan = planned({"muon": Muon(), "role_lr": RoleLR(**factors)}, "model.tied=false")
+    options: dict[str, Any] = {**factors}
+    plan = planned({"muon": Muon(), "role_lr": RoleLR(**options)}, "model.tied=false")
     plain = members(planned({"muon": Muon()}, "model.tied=false"))
     for name, (member, rule) in members(plan).items():
         role = plan.parameters[name].role

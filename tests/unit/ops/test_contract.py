@@ -42,6 +42,7 @@ def test_a_caps_slope_is_its_derivative(cap: Cap, z: float) -> None:
 def test_caps_bound_and_keep_the_order(cap: Cap, z: list[float]) -> None:
     y = cap.apply(NumPyArrays, np.sort(np.array(z)))
     assert np.all(np.diff(y) >= 0)
+    assert isinstance(cap, (TanhCap, SigmoidCap))
     low, high = (-cap.cap, cap.cap) if isinstance(cap, TanhCap) else (0.0, cap.a)
     assert np.all((y >= low) & (y <= high))
 

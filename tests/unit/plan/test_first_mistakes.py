@@ -228,8 +228,8 @@ def test_a_kernel_that_is_not_there_is_refused(
 
 
 def test_a_kernel_of_what_is_not_installed_is_left_to_the_run(planned: Planned) -> None:
-    requires = {"requires": ("no-such-distribution>=1",)}
-    assert planned(one=Kernel(function="no_such:f", **requires)).candidates
+    needed = ("no-such-distribution>=1",)
+    assert planned(one=Kernel(function="no_such:f", requires=needed)).candidates
     assert planned(one=Kernel(function="tabnanny:check")).candidates
     assert "tabnanny" not in sys.modules
 

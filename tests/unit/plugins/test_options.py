@@ -82,7 +82,8 @@ def test_right_values_are_taken_and_come_back(given_values: dict[str, Any]) -> N
 @given(st.text(min_size=1))
 def test_an_unknown_option_is_refused(key: str) -> None:
     assume(key not in Example.__pydantic_fields__)
-    assert "has no option" in refusal(**{key: 1}).what
+    given: dict[str, Any] = {key: 1}
+    assert "has no option" in refusal(Example, **given).what
 
 
 def test_an_unknown_option_has_a_nearest_name() -> None:
