@@ -16,7 +16,9 @@ class Spy:
     """Keeps what it was called with."""
 
     def __init__(self, result: Any = None) -> None:
-        self.result, self.arguments, self.named = result, (), {}
+        self.result = result
+        self.arguments: tuple[Any, ...] = ()
+        self.named: dict[str, Any] = {}
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         self.arguments, self.named = arguments, named

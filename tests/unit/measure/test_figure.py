@@ -39,8 +39,11 @@ def places(svg: str) -> list[tuple[float, float]]:
     found = []
     for one in drawn(svg).iter():
         pairs = [pair.split(",") for pair in one.get("points", "").split()]
-        pairs += [(one.get(f"{c}x"), one.get(f"{c}y")) for c in ("", "c") if one.get(f"{c}x")]
-        pairs += [(one.get(f"x{n}"), one.get(f"y{n}")) for n in (1, 2) if one.get(f"x{n}")]
+        pairs += [
+            [one.attrib[x], one.attrib[y]]
+            for x, y in (("x", "y"), ("cx", "cy"), ("x1", "y1"), ("x2", "y2"))
+            if one.get(x)
+        ]
         found += [(float(x), float(y)) for x, y in pairs]
     return found
 

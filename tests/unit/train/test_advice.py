@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,9 +14,14 @@ from minillm_core.errors import OutOfMemory
 from minillm_core.train.advice import not_finite, out_of_memory
 
 
+def trained(**options: Any) -> TrainConfig:
+    """The rest as the schema has it."""
+    return TrainConfig(**options)
+
+
 @given(st.integers(2, 4096), st.integers(1, 64))
 def test_the_tokens_a_step_stay(rows: int, accumulate: int) -> None:
-    train = TrainConfig(rows=rows, accumulate=accumulate, seq_len=8, lr=0.1)
+    train = trained(rows=rows, accumulate=accumulate, seq_len=8, lr=0.1)
     error = out_of_memory(OutOfMemory("cannot allocate"), train, 3 * 2**30, 7)
     assert error.exit_code == 6
     assert "step 7" in error.what
@@ -27,9 +33,9 @@ def test_the_tokens_a_step_stay(rows: int, accumulate: int) -> None:
 
 
 def test_one_row_cannot_be_split() -> None:
-    train = TrainConfig(rows=1, seq_len=8, lr=0.1)
+    train = trained(rows=1, seq_len=8, lr=0.1)
     assert "train.checkpointing=true" in str(out_of_memory(MemoryError(), train, None, 1))
-    train = TrainConfig(rows=1, seq_len=8, lr=0.1, checkpointing=True)
+    train = trained(rows=1, seq_len=8, lr=0.1, checkpointing=True)
     assert "smaller train.seq_len" in str(out_of_memory(MemoryError("x"), train, None, 1))
 
 
@@ -47,5 +53,5 @@ def test_one_row_cannot_be_split() -> None:
     ],
 )
 def test_what_is_set_already_is_not_advised(clip: float, plugins: list[str], fix: str) -> None:
-    train = TrainConfig(rows=1, seq_len=8, lr=0.1, clip=clip)
+    train = trained(rows=1, seq_len=8, lr=0.1, clip=clip)
     assert not_finite(train, plugins).startswith(f"in a new run: {fix}")

@@ -108,9 +108,14 @@ def test_what_one_does_to_an_event_nobody_else_sees(said: list[str]) -> None:
         object.__setattr__(event, "step", -1)
 
     seen: list[int] = []
+
+    def see(event: Event) -> None:
+        assert isinstance(event, Evaluated)
+        seen.append(event.step)
+
     observers = Observers(
         [],
-        {"a": spoil, "b": lambda event: seen.append(event.step)},
+        {"a": spoil, "b": see},
         say=said.append,
         seen=Counter(),
     )
