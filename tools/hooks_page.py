@@ -22,7 +22,7 @@ from minillm_core.ops.arrays import ArrayFunctions
 from minillm_core.ops.contract import CONTRACTS, Operations
 from minillm_core.optim.stage import ANCHORS
 from minillm_core.plugins.builders import ParamInfo
-from minillm_core.plugins.builders.base import RESERVED, Anchor
+from minillm_core.plugins.builders.base import RESERVED, Anchor, Builder
 from minillm_core.plugins.hookspecs import HOOKS, Hooks
 from minillm_core.train import events
 from tools.markdown import called, entry, fields, link, table
@@ -198,6 +198,11 @@ def reserved() -> str:
     return ", ".join(f"`{name}`" for name in sorted(RESERVED)) + "."
 
 
+def note() -> str:
+    """What every builder takes: attn.note(text) and so on."""
+    return entry(called("builder.note", Builder.note), Builder.note)
+
+
 def refusal() -> str:
     """PlanError, with the arguments that every error of ours takes."""
     return entry(called("PlanError", core.PlanError), core.MinillmError)
@@ -207,6 +212,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "hooks": hooks,
     "chains": chains,
     "reserved": reserved,
+    "note": note,
     **{hook: partial(builder_section, hook) for hook in BUILDERS},
     "rules": rules,
     "kernels": kernels,

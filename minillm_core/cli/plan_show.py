@@ -22,7 +22,7 @@ def show_plan(asked: Asked, *, json: bool) -> None:
     prepared = prepare(asked, to_run=False)
     plan = export_checked(build_plan(prepared.loaded.config, prepared.plugins))
     kernels = check_planned(plan, prepared.detected)
-    _say_notes(*prepared.loaded.notes, *kernels)
+    _say_notes(*prepared.loaded.notes, *plan.notes, *kernels)
     if json:
         emit(plan_document(plan) | {"settings": settings(prepared.loaded)})
     else:
@@ -42,7 +42,8 @@ def show_diff(asked: Asked, first: str, second: str, *, json: bool) -> None:
         for plan, each in zip((one, other), both, strict=True)
         for note in check_planned(plan, each.detected)
     ]
-    _say_notes(*(note for each in both for note in each.loaded.notes), *kernels)
+    told = [note for each in both for note in each.loaded.notes]
+    _say_notes(*told, *one.notes, *other.notes, *kernels)
     if json:
         difference = Difference.of(one, other).as_json()
         emit({"plans": [plan_document(one), plan_document(other)], "difference": difference})

@@ -117,6 +117,7 @@ def build_plan(
         digests=digests(spec, parameters, groups, manager),
         core_version=importlib.metadata.version("minillm-core"),
         export=export(manager, placements),
+        notes=tuple(f"{owner}: {text}" for owner, text in values.notes),
     )
 
 

@@ -71,6 +71,7 @@ class Plan:
     digests: Mapping[str, str]  # module -> sha256 of its file, for what the plan refers to
     core_version: str
     export: Export
+    notes: tuple[str, ...] = ()  # what plugins tell a person of it
 
     @cached_property
     def hash(self) -> str:

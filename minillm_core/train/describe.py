@@ -40,7 +40,7 @@ def start(job: Job, out: Path) -> Iterator[str]:
     for choice in bound.kernels:
         if choice.reason != "preferred":
             yield f"kernel {choice.op} {choice.kernel}: {choice.reason}"
-    yield from (f"note: {note}" for note in (*bound.notes, *job.notes))
+    yield from (f"note: {note}" for note in (*plan.notes, *bound.notes, *job.notes))
     yield f"everything goes to {out}"
 
 

@@ -13,7 +13,7 @@ from minillm_core.nn.reference import json_arguments, reference_of
 from minillm_core.nn.value import Setting
 from minillm_core.optim.schedules import Schedule
 from minillm_core.plugins.slots import Chain
-from minillm_core.text import nearest
+from minillm_core.text import nearest, plain
 
 __all__ = ["RESERVED", "Anchor", "Builder", "Sealed", "ValueTable"]
 
@@ -28,10 +28,11 @@ Function = tuple[str, str, tuple[tuple[str, Any], ...]]
 
 
 class ValueTable:
-    """The schedule values of a plan, by name, each with its owner."""
+    """The schedule values of a plan, by name, each with its owner; and what plugins say of it."""
 
     def __init__(self) -> None:
         self.held: dict[str, tuple[str, Schedule]] = {}
+        self.notes: dict[tuple[str, str], None] = {}  # owner, text
 
     def add(self, owner: str, name: str, schedule: Schedule, place: str = "") -> str:
         """Note a value; equal schedules under one name are one value.
@@ -95,6 +96,17 @@ class Builder(Sealed):
 
     def __init__(self, owner: str, values: ValueTable) -> None:
         self._owner, self._values = owner, values
+
+    def note(self, text: str) -> None:
+        """Tell whoever plans or starts a run something, once: ``note: NAME: text``.
+
+        For what is not wrong and not what people would expect, such as options that do nothing at
+        the sizes of this run.
+
+        Args:
+            text: one line.
+        """
+        self._values.notes[self._owner, plain(text)] = None
 
     def _node(
         self,

@@ -7,8 +7,8 @@ Of 12 layers 0, 4, 7 and 11 are long, as in modded-nanogpt's records of 2025-01 
 and short windows from Gemma 2, arXiv:2408.00118; growing windows by fernbear.bsky.social). There
 W(t) grows by 128 tokens at a time up to 1,792; here in equal stages, each of which has a compiled
 step of its own, since a window is a constant of the kernel. Windows are multiples of 128, the blocks
-that FlexAttention skips; a row of T tokens needs none above T. Windows that would hide nothing in any
-stage of any layer are refused: the late ones may be as long as a row, as they are where they grow.
+that FlexAttention skips; a row of T tokens needs none above T. Where none is shorter than a row, or
+where they cannot grow, a note says so.
 
 ``yarn`` makes a longer window look like the one before it (YaRN, arXiv:2309.00071; the record of
 2025-09, by classiclarryd). Where W(t) grows from W to W', in every layer and with the long windows:
@@ -69,21 +69,12 @@ class Windows(Plugin, api=1):
             raise ValueError("scale is for yarn=true; attn_scale scales attention without it")
         return self
 
-    @model_validator(mode="after")
-    def _windows_grow(self) -> Windows:
-        if self.stages > 1 and self.start > self.window:
-            raise ValueError(
-                f"start={self.start} is above window={self.window}, and windows grow from the one "
-                f"to the other: start={self.window} or less, or stages=1 for one window throughout"
-            )
-        return self
-
     def build_attention(self, attn):
         last = min(self.window, attn.seq_len)
         long = long_windows(min(self.start, last), last, self.stages, self.block)
         short = [max(self.block, _multiple(window // 2, self.block)) for window in long]
         layers = long_layers(attn.layers) if self.long is None else self.long.resolve(attn.layers)
-        self._check_hides(attn.seq_len, long if len(layers) == attn.layers else long + short)
+        self._say_what_is_missing(attn, long if len(layers) == attn.layers else long + short)
         self._check_grows(attn.seq_len, long)
         name, windows = ("long", long) if attn.layer in layers else ("short", short)
         changes = self._changes(windows)
@@ -93,19 +84,18 @@ class Windows(Plugin, api=1):
         if self.documents:
             attn.documents()
 
-    def _check_hides(self, row: int, windows: list[int]) -> None:
-        """Refuse ``windows``, those of every layer and stage, where none is shorter than a row."""
-        if self.documents or min(windows) < row:
-            return
-        half = row // 2
-        smaller = f"windows.start={half}" if self.stages > 1 else f"windows.window={half}"
-        if self.stages > 1 and _multiple(half, self.block) >= row:
-            smaller += f" windows.block={max(1, half // 2)}"
-        raise PlanError(
-            f"no window of 'windows' is shorter than a row of {row} tokens, in any layer at any time",
-            where=f"{self._given} train.seq_len={row}",
-            fix=(f"{smaller}, " if half else "") + "a longer train.seq_len, or leave windows out",
-        )
+    def _say_what_is_missing(self, attn, windows: list[int]) -> None:
+        """Note it where ``windows``, those of every layer and stage, hide nothing or do not grow."""
+        if min(windows) >= attn.seq_len and not self.documents:
+            attn.note(
+                f"no window is shorter than a row of {attn.seq_len} tokens, so that none hides "
+                f"anything ({self._given})"
+            )
+        elif self.stages > 1 and self.start > self.window:
+            attn.note(
+                f"windows.start={self.start} is above windows.window={self.window}: there is one "
+                "window throughout"
+            )
 
     def _check_grows(self, row: int, windows: list[int]) -> None:
         """Refuse YaRN where ``windows``, those of the long layers, stay as they are."""

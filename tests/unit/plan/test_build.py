@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -569,3 +570,25 @@ def test_two_plugins_may_shape_different_parts_of_the_loss(planned: Planned) -> 
     loss = planned(capped=Capped(), z=ZLoss()).spec.loss
     assert (loss.form.cap, loss.form.z) == (TanhCap(15.0), 1e-4)
     assert loss.form_owners == (("cap", "capped"), ("z", "z"))
+
+
+class Noted(Plugin, api=1):
+    """Says the same in every layer, and something else once."""
+
+    sure: bool = True
+
+    def build_attention(self, attn):
+        attn.window(4)
+        if self.sure:
+            attn.note("nothing is hidden")
+
+    def build_model(self, model):
+        model.note("two\nlines")
+
+
+def test_a_plugins_notes_are_told_once_and_change_no_plan(planned: Planned) -> None:
+    plan, other = planned(noted=Noted()), planned(noted=Noted(sure=False))
+    assert sorted(plan.notes) == ["noted: nothing is hidden", "noted: two lines"]
+    assert other.notes == ("noted: two lines",)
+    with_options = [json.dumps(one.data(), sort_keys=True) for one in (plan, other)]
+    assert with_options[0].replace('"sure": true', '"sure": false') == with_options[1]
