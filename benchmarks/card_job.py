@@ -22,7 +22,7 @@ import torch
 from benchmarks.card_table import REFERENCE, Judged, active
 from minillm_core.cli.prepare import Asked, Prepared, prepare
 from minillm_core.errors import Interrupted
-from minillm_core.measure.ablate import Job, Ready, Request, readied
+from minillm_core.measure.ablate import Ready, Request, Study, readied
 from minillm_core.measure.ablation import Ablation
 from minillm_core.measure.variants import side_by_side
 from minillm_core.train.signals import stop_on_signals
@@ -78,7 +78,7 @@ class Share:
         prepared = self.prepared()
         assert prepared.detected is not None
         beside = {one.plugin: one.beside for one in self.judged}
-        job = Job(
+        study = Study(
             Request(tuple(beside), self.seeds, validations=self.validations),
             prepared.loaded,
             prepared.plugins,
@@ -89,7 +89,7 @@ class Share:
             say=_say,
         )
         return readied(
-            job,
+            study,
             turn=turn,
             at=self.commit,
             design=side_by_side(prepared.loaded, prepared.plugins, beside, REFERENCE),

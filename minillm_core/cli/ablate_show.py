@@ -17,7 +17,7 @@ from minillm_core.cli.cache import cache_folder, data_folder
 from minillm_core.cli.console import emit, say
 from minillm_core.cli.prepare import Asked, prepare
 from minillm_core.config.selection import added
-from minillm_core.measure.ablate import Job, Request, ablate
+from minillm_core.measure.ablate import Request, Study, ablate
 from minillm_core.measure.ablation import PAGE, RESULT, Watch
 from minillm_core.measure.card import FOLDER
 from minillm_core.measure.course import Going
@@ -54,7 +54,7 @@ def show_ablation(
         tuple(name for name in named if name not in beside), seeds, minutes, leave_one_out
     )
     with _watched(Left()) as (watch, tell):
-        job = Job(
+        study = Study(
             request,
             prepared.loaded,
             prepared.plugins,
@@ -65,7 +65,7 @@ def show_ablation(
             say=tell,
             watch=watch,
         )
-        result, folder = ablate(job, cards=data_folder() / FOLDER)
+        result, folder = ablate(study, cards=data_folder() / FOLDER)
     if json:
         emit(result)
     else:

@@ -28,7 +28,7 @@ from minillm_core.text import counted
 from minillm_core.train.record import RUN, hardware, refuse_unwritable, versions
 from minillm_core.train.signals import StopRequest, stop_on_signals
 
-__all__ = ["Job", "Ready", "Request", "ablate", "choose_folder", "readied"]
+__all__ = ["Ready", "Request", "Study", "ablate", "choose_folder", "readied"]
 
 MOST_SEEDS = 64
 
@@ -45,8 +45,8 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Job:
-    """An ablation that is asked for, and what it needs of its surroundings."""
+class Study:
+    """An ablation study that is asked for, and what it needs of its surroundings."""
 
     request: Request
     loaded: Loaded  # settings of every run; they name the judged plugins and their company
@@ -69,11 +69,11 @@ class Ready:
     lines: tuple[str, ...]  # what is to be said before
 
 
-def ablate(job: Job, *, cards: Path) -> tuple[dict[str, Any], Path]:
+def ablate(study: Study, *, cards: Path) -> tuple[dict[str, Any], Path]:
     """Measure what each judged plugin is worth.
 
     Args:
-        job: which plugins, how, and where.
+        study: which plugins, how, and where.
         cards: where the technique cards of an ablation with enough pairs are written.
 
     Returns:
@@ -84,22 +84,22 @@ def ablate(job: Job, *, cards: Path) -> tuple[dict[str, Any], Path]:
         Stopped: a signal; finished runs are kept, and the same call goes on.
         MinillmError: a plugin's own code raised, say.
     """
-    ready = readied(job)
+    ready = readied(study)
     with stop_on_signals(patient=True) as stop:
         ready.out.mkdir(parents=True, exist_ok=True)
-        with lock(ready.out, job.say):
+        with lock(ready.out, study.say):
             opened = ready.open(stop)
             if opened.steps:
                 opened.find()  # runs of another ablation are refused before anything is said
             for line in ready.lines:
-                job.say(line)
+                study.say(line)
             result = opened.run()
-            _write_cards(result, cards, job.say)
+            _write_cards(result, cards, study.say)
             return result, ready.out
 
 
 def readied(
-    job: Job,
+    study: Study,
     *,
     turn: Callable[[], AbstractContextManager[None]] = nullcontext,
     at: str | None = None,
@@ -108,7 +108,7 @@ def readied(
     """Check an ablation and open its text.
 
     Args:
-        job: which plugins, how, and where.
+        study: which plugins, how, and where.
         turn: as for :class:`~minillm_core.measure.rig.Rig`.
         at: the commit of minillm's repository, where it does not run from one.
         design: what is compared, where the request does not say it.
@@ -116,7 +116,7 @@ def readied(
     Raises:
         Refusal: it cannot be made.
     """
-    request, loaded, plugins, detected = job.request, job.loaded, job.plugins, job.detected
+    request, loaded, plugins, detected = study.request, study.loaded, study.plugins, study.detected
     config = loaded.config
     _check(request, loaded)
     check_support(plugins, detected.backend, detected.device)
@@ -124,14 +124,14 @@ def readied(
     shape = leave_one_out if request.leave_one_out else one_at_a_time
     design = design or shape(loaded, plugins, request.judged)
     first = design.variants[0].plan
-    binding = (job.create or backends.create)(detected, first).binding
+    binding = (study.create or backends.create)(detected, first).binding
     for variant in design.variants[1:]:  # a kernel that cannot serve is to be told now
         backends.bind(detected, variant.plan)
     notes: list[str] = list(loaded.notes)
     corpus = open_corpus(
-        config.data, config.model.vocab, config.train.seq_len, cache=job.cache, say=notes.append
+        config.data, config.model.vocab, config.train.seq_len, cache=study.cache, say=notes.append
     )
-    out = job.out or choose_folder(job.runs)
+    out = study.out or choose_folder(study.runs)
     if (out / RUN).exists():
         raise Refusal(
             f"{out} holds a run of minillm train",
@@ -160,12 +160,12 @@ def readied(
             out,
             design,
             [config.seed + index for index in range(request.seeds)],
-            Rig(corpus, detected, stop=stop, say=job.say, create=job.create, turn=turn),
+            Rig(corpus, detected, stop=stop, say=study.say, create=study.create, turn=turn),
             steps=None if request.minutes else config.train.steps,
             minutes=request.minutes,
             about=about,
-            say=job.say,
-            watch=job.watch,
+            say=study.say,
+            watch=study.watch,
             validations=request.validations,
         )
 

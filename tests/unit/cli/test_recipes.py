@@ -171,8 +171,8 @@ def test_an_ablation_judges_those_that_are_named_or_else_the_presets(
     class Enough(Exception):
         pass
 
-    def stop(request, loaded, *args, **more):
-        asked_for.append((request.judged, set(loaded.specs)))
+    def stop(study, **more):
+        asked_for.append((study.request.judged, set(study.loaded.specs)))
         raise Enough
 
     monkeypatch.setattr("minillm_core.cli.ablate_show.ablate", stop)
