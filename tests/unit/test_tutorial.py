@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,8 @@ c
 
 
 def typed(page: str, folder: Path) -> int:
-    return run_page(page, folder, {"PATH": os.environ["PATH"]})
+    here = Path(sys.executable).parent  # many systems have no `python` on their path
+    return run_page(page, folder, {"PATH": f"{here}{os.pathsep}{os.environ['PATH']}"})
 
 
 def test_a_page_that_is_so_is_run_from_top_to_end(tmp_path: Path) -> None:
