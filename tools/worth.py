@@ -83,14 +83,8 @@ def _measured(cards: list[Card], several: bool) -> str:
 
 
 def _parameters(cards: Iterable[Card]) -> str:
-    least, most = min(_millions(cards)), max(_millions(cards))
-    return (
-        f"{least:.0f} M parameters" if least == most else f"{least:.0f} to {most:.0f} M parameters"
-    )
-
-
-def _millions(cards: Iterable[Card]) -> Iterator[int]:
-    return (round(card.scale.parameters / 1e6) for card in cards)
+    millions = {round(card.scale.parameters / 1e6) for card in cards}
+    return f"{' to '.join(map(str, sorted({min(millions), max(millions)})))} M parameters"
 
 
 def _companies(cards: Iterable[Card]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from minillm_core.measure.paired import MOST_PAIRS
-from minillm_core.measure.told import signed, times
+from minillm_core.measure.told import interval, signed, times
 from minillm_core.text import counted, plain
 
 __all__ = ["show_findings"]
@@ -141,8 +141,7 @@ def _loss(effect: Json) -> Text:
     mean, low, high = effect["effect"], effect["low"], effect["high"]
     if low is None:
         return Text(f"{signed(mean)}\none pair: no interval")
-    told = f"{signed(mean)} [{signed(low)}, {signed(high)}]"
-    return _judged(told, effect, better=mean < 0)
+    return _judged(interval(signed, mean, low, high), effect, better=mean < 0)
 
 
 def _speed(speed: Json) -> Text:
@@ -160,10 +159,7 @@ def _peak(peak: Json) -> Text:
 
 
 def _times(effect: Json) -> str:
-    told = f"{times(effect['effect'])} x"
-    if effect["low"] is None:
-        return told
-    return f"{told} [{times(effect['low'])}, {times(effect['high'])}]"
+    return interval(times, effect["effect"], effect["low"], effect["high"], " x")
 
 
 def _judged(told: str, effect: Json, *, better: bool) -> Text:

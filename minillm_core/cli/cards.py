@@ -9,7 +9,7 @@ from typing import Any
 from minillm_core.cli.cache import data_folder
 from minillm_core.config.values import show
 from minillm_core.measure.card import FOLDER, Card, Interval
-from minillm_core.measure.told import signed
+from minillm_core.measure.told import interval, signed
 
 __all__ = ["card_lines", "card_sources", "other_options"]
 
@@ -59,5 +59,5 @@ def other_options(card: Card, defaults: Mapping[str, Any]) -> list[str]:
 
 def _interval(found: Interval, form: Callable[[float], str], *, plain: float) -> str:
     """An effect, and whether it can be told from ``plain``, that of a plugin that does nothing."""
-    shown = f"{form(found.effect)} [{form(found.low)}, {form(found.high)}]"
+    shown = interval(form, found.effect, found.low, found.high)
     return shown if found.tells_from(plain) else f"not distinguishable: {shown}"

@@ -9,7 +9,7 @@ from minillm_core.measure import page
 from minillm_core.measure.figure import Interval, interval_chart
 from minillm_core.measure.markup import Markup, joined, tag
 from minillm_core.measure.ticks import Axis
-from minillm_core.measure.told import signed, times
+from minillm_core.measure.told import interval, signed, times
 from minillm_core.text import counted
 
 __all__ = ["effects", "verdict"]
@@ -74,9 +74,7 @@ def _times(name: str, effect: Json | None, why: str, *, better_below: bool) -> I
     if effect is None:
         return Interval(name, None, note=why)
     mean, low, high = effect["effect"], effect["low"], effect["high"]
-    told = f"{times(mean)} ×"
-    if low is not None:
-        told += f" [{times(low)}, {times(high)}]"
+    told = interval(times, mean, low, high, " ×")
     if low is not None and not low <= 1 <= high:
         judged = "better" if (mean < 1) == better_below else "worse"
         return Interval(name, mean, low, high, judged, told)
@@ -92,8 +90,7 @@ def _read_between(effect: Json) -> str:
 
 def _told(effect: Json) -> str:
     """The mean and its interval; a minus is as wide as the plus."""
-    mean, low, high = effect["effect"], effect["low"], effect["high"]
-    told = signed(mean) if low is None else f"{signed(mean)} [{signed(low)}, {signed(high)}]"
+    told = interval(signed, effect["effect"], effect["low"], effect["high"])
     return told.replace("-", "−")
 
 

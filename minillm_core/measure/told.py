@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
-__all__ = ["signed", "times"]
+__all__ = ["interval", "signed", "times"]
 
 DECIMALS = 5
 """A difference that needs more is written with an exponent."""
 
 FINEST = 9
 """Decimals of a ratio at most: of 80 GB a thousandth of a millionth is 80 bytes."""
+
+
+def interval(
+    form: Callable[[float], str], mean: float, low: float | None, high: float | None, unit: str = ""
+) -> str:
+    """``mean unit [low, high]``; without the interval where a single pair gave none."""
+    told = f"{form(mean)}{unit}"
+    return told if low is None or high is None else f"{told} [{form(low)}, {form(high)}]"
 
 
 def signed(value: float) -> str:
