@@ -4,27 +4,41 @@
 #   make test       set up, and pass the fast tests (lint, types, tests)
 #   make test-all   the full tier: the fast tests and the slow ones
 #   make format     rewrite the source as the linter wants it
+#   make wheels     build every distribution into dist/, and check what was built
 #   make clean      remove $(VENV) and what the tools left behind
 
 PYTHON  ?= python3
 VENV    ?= .venv
 WORKERS ?= 2
 ARGS    ?=
+MAC     := $(filter Darwin-arm64,$(shell uname -s)-$(shell uname -m))
+# Of `make run` without ARGS: the recipe for this machine.
+RECIPE  ?= $(if $(shell command -v nvidia-smi),small,$(if $(MAC),mac,cpu))
 
 BIN     := $(VENV)/bin
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
-STAMP   := $(VENV)/.installed
 PYTEST  := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 PIP     := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
+# Editable, and with the pinned build backend: pip gives an isolated build the newest.
+EDIT    := $(PIP) --no-build-isolation
 
-.PHONY: run test test-all check format setup clean
+# What `make run` needs: one framework, and the plugins that its recipes name.
+RUN_FRAMEWORK := $(if $(MAC),mlx,torch)
+RUN_PLUGINS   := plugins/minillm_muon plugins/minillm_modded plugins/minillm_lab
+# What is installed: the build backend alone; with it, what a run needs; everything.
+BASE  := $(VENV)/.base
+RUN   := $(VENV)/.run
+STAMP := $(VENV)/.installed
+PINS  := pyproject.toml constraints.txt $(PLUGINS:%=%/pyproject.toml)
+
+.PHONY: run test test-all check format setup wheels clean
 .DEFAULT_GOAL := test
 
-run: $(STAMP)
-	$(BIN)/minillm train $(ARGS)
+run: $(RUN)
+	$(BIN)/minillm train $(or $(ARGS),--preset $(RECIPE))
 
 test: check
-	$(PYTEST) -m "not slow and not full and not gpu"
+	$(PYTEST) -m "not slow and not full and not gpu and not metal"
 
 test-all: check
 	$(PYTEST)
@@ -32,6 +46,7 @@ test-all: check
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/zizmor --offline --quiet --strict-collection .github
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
 format: $(STAMP)
@@ -40,13 +55,24 @@ format: $(STAMP)
 
 setup: $(STAMP)
 
-# The build backend first, so that it is the pinned one too: pip gives an isolated build the newest.
-$(STAMP): pyproject.toml constraints.txt $(PLUGINS:%=%/pyproject.toml)
+wheels: $(BASE)
+	$(PIP) --quiet build twine
+	$(BIN)/python -m tools.release build --to dist
+
+$(BASE): constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit(f"minillm needs Python 3.11 or newer, and $(PYTHON) is {sys.version.split()[0]}: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) hatchling editables
-	$(PIP) --no-build-isolation -e '.[torch,mlx,dev]' $(PLUGINS:%=-e %)
 	@touch $@
 
+$(RUN): $(BASE) $(PINS)
+	$(EDIT) -e '.[$(RUN_FRAMEWORK)]' $(RUN_PLUGINS:%=-e %)
+	@touch $@
+
+# The rest comes into the environment that `make run` began; where there is none, all in one go.
+$(STAMP): $(BASE) $(PINS)
+	$(EDIT) -e '.[torch,mlx,dev]' $(PLUGINS:%=-e %)
+	@touch $(RUN) $@
+
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist .pytest_cache .ruff_cache .hypothesis

@@ -1,11 +1,36 @@
-"""What the tests of the core and of every plugin share."""
+"""What the tests of the core and of every plugin share: the program, a small model, environments.
+
+MLX's wheel for Linux bundles the reference BLAS (4 GFLOP/s on one core). libmlx looks three
+symbols up when it is loaded, so a shim that was loaded before it may answer with those of the
+``scipy-openblas32`` wheel, some 25 times as fast. Without gcc or the wheel, tests run on the
+bundled one.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from minillm_core.cli.main import main
+from minillm_core.config.load import load
+from minillm_core.config.schema import Config
+from minillm_core.plan import Plan, build_plan
+from minillm_core.plugins.manager import LoadedPlugin
+from minillm_core.plugins.plugin import Plugin
+from tools.release import ROOT, build, distributions
 
 # No deadline: the first example often compiles or imports something, and machines differ.
 settings.register_profile(
@@ -13,8 +38,283 @@ settings.register_profile(
 )
 settings.load_profile("minillm")
 
+ROUTINES = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")
+JUMP = {"x86_64": "jmp scipy_{0}@PLT", "aarch64": "b scipy_{0}"}
+BLAS = pytest.StashKey[str]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Restore signals that the starting shell ignores, and load the BLAS before MLX."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so a shell starts what ends in "&"
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # so nohup starts what it starts
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    config.stash[BLAS] = "bundled with MLX" if "mlx.core" in sys.modules else _openblas()
+    # torch complains of itself: where torch.compile makes an instance of every autograd.Function
+    # that it traces, and where Inductor is imported.
+    for warning in (".*should not be instantiated", ".torch.jit.script_method. is deprecated"):
+        config.addinivalue_line("filterwarnings", f"ignore:{warning}:DeprecationWarning")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Name the BLAS that MLX uses."""
+    return f"BLAS of MLX: {config.stash[BLAS]}"
+
+
+def _openblas() -> str:
+    """Load the shim into this process; returns what MLX will use, and why not the faster one."""
+    jump, gcc = JUMP.get(platform.machine()), shutil.which("gcc")
+    if sys.platform != "linux" or jump is None:
+        return "the platform's own"
+    if gcc is None:
+        return "bundled reference (slow): no gcc to build a shim to OpenBLAS"
+    try:
+        import scipy_openblas32 as openblas
+    except ImportError:
+        return "bundled reference (slow): no scipy-openblas32 wheel"
+    lines = (f".globl {r}\\n{r}: {jump.format(r)}\\n" for r in ROUTINES)
+    source = "".join(f'__asm__("{line}");\n' for line in lines)
+    library = Path(openblas.get_lib_dir()) / f"lib{openblas.get_library()}.so"
+    with tempfile.TemporaryDirectory() as folder:
+        shim = Path(folder) / "shim.so"
+        command = [gcc, "-shared", "-fPIC", "-x", "c", "-", "-o", str(shim)]
+        try:
+            subprocess.run(command, input=source, text=True, check=True, capture_output=True)
+            ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+            ctypes.CDLL(str(shim), mode=ctypes.RTLD_GLOBAL)
+        except (OSError, subprocess.CalledProcessError) as error:
+            return f"bundled reference (slow): the shim to OpenBLAS failed: {error}"
+    return f"OpenBLAS of scipy-openblas32 {openblas.__version__}"
+
 
 @pytest.fixture(scope="session")
 def repository() -> Path:
     """The root of the repository."""
     return Path(__file__).parent
+
+
+@pytest.fixture
+def program(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run the program here: exit code, stdout, stderr."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = main(arguments)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+# Plugins and plans
+
+Planned = Callable[..., Plan]
+
+SMALL = (
+    "model.layers=4",
+    "model.dim=32",
+    "model.heads=4",
+    "model.kv_heads=2",
+    "model.hidden=48",
+    "model.vocab=64",
+    "model.tied=true",
+    "train.rows=2",
+    "train.seq_len=16",
+)
+
+GOOD = '''
+from minillm_core.plugins.layers import Layers
+from minillm_core.plugins.options import option
+from minillm_core.plugins.plugin import Plugin
+
+
+class Trick(Plugin, api=1):
+    """A trick.
+
+    More about it.
+    """
+
+    width: int = option(12, ge=1, help="features read")
+    layers: Layers = option("all", help="where it goes")
+
+    def build_attention(self, attn):
+        attn.append(self.width)
+'''
+
+
+class Site:
+    """A site-packages of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def write(self, path: str, text: str) -> Path:
+        """Write a file below it."""
+        file = self.folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        return file
+
+    def install(
+        self,
+        distribution: str,
+        points: Mapping[str, str],
+        files: Mapping[str, str] | None = None,
+        version: str = "1.0",
+        group: str = "minillm.plugins",
+    ) -> None:
+        """Write the metadata of a distribution, its entry points, and its files."""
+        info = f"{distribution.replace('-', '_')}-{version}.dist-info"
+        lines = "".join(f"{name} = {value}\n" for name, value in points.items())
+        self.write(f"{info}/entry_points.txt", f"[{group}]\n{lines}")
+        self.write(f"{info}/METADATA", f"Name: {distribution}\nVersion: {version}\n\nLong.\n")
+        for path, text in (files or {}).items():
+            self.write(path, text)
+
+    def trick(self, name: str, source: str = GOOD, *, point: str | None = None) -> None:
+        """Install ``dist-<name>`` with one plugin in ``pkg_<name>/trick.py``."""
+        self.install(
+            f"dist-{name}",
+            {name: point or f"pkg_{name}.trick:Trick"},
+            {f"pkg_{name}/__init__.py": "", f"pkg_{name}/trick.py": source},
+        )
+
+
+@pytest.fixture
+def good() -> str:
+    """The source of a plugin without a fault, class Trick."""
+    return GOOD
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """An empty site-packages at the head of the path; what it brings in is forgotten after."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    before = set(sys.modules)
+    yield Site(folder)
+    for name in set(sys.modules) - before:
+        if name.startswith(("pkg_", "minillm_file_")):
+            del sys.modules[name]
+
+
+@pytest.fixture(scope="session")
+def small_config() -> Callable[..., Config]:
+    """Settings of a small model, with those given as ``key=value``."""
+
+    def make(*settings: str) -> Config:
+        merged = dict(setting.split("=", 1) for setting in (*SMALL, *settings))
+        loaded = load(
+            preset="tiny",
+            assignments=[f"{key}={value}" for key, value in merged.items()],
+            default_preset=lambda: ("tiny", "test"),
+        )
+        return loaded.config
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def planned(small_config: Callable[..., Config]) -> Planned:
+    """``planned("train.lr=0.1", gate=Gate())``: a plan, plugins by the names they get."""
+
+    def make(*settings: str, **plugins: Plugin) -> Plan:
+        loaded = [LoadedPlugin.of(name, plugin) for name, plugin in plugins.items()]
+        return build_plan(small_config(*settings), loaded)
+
+    return make
+
+
+# Environments
+
+
+@pytest.fixture(scope="session")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Distribution -> its wheel, built from the working tree as `make wheels` does; examples too."""
+    folders = [*distributions(ROOT, "plugins", "examples")]
+    built = build(tmp_path_factory.mktemp("dist"), folders)
+    return {name: wheel for name, (_, wheel) in built.items()}
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A virtual environment; commands in it see neither the working tree nor this process's settings."""
+
+    folder: Path
+    variables: dict[str, str]
+
+    @property
+    def python(self) -> Path:
+        """Its interpreter."""
+        return self.folder / "bin" / "python"
+
+    @property
+    def site(self) -> Path:
+        """Where its packages are installed."""
+        (found,) = self.folder.glob("lib/python*/site-packages")
+        return found
+
+    def call(self, *arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+        """Run ``python -m arguments``, however it ends."""
+        return subprocess.run(
+            [self.python, "-m", *arguments],
+            cwd=cwd,
+            env=self.variables,
+            capture_output=True,
+            text=True,
+            timeout=1200,
+            check=False,
+        )
+
+    def run(self, *arguments: str | Path, cwd: Path) -> str:
+        """Return what ``python -m arguments`` prints; it has to end well."""
+        done = self.call(*arguments, cwd=cwd)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def install(self, *wheels: Path) -> None:
+        """Install wheels as they are: what they need is there."""
+        options = ("--quiet", "--no-index", "--no-deps", "--force-reinstall")
+        self.run("pip", "install", *options, *wheels, cwd=self.folder)
+
+
+def make(folder: Path, libraries: Path | str | None = None, **variables: str | Path) -> Environment:
+    """Make an environment.
+
+    Args:
+        folder: its venv, and its cache, go there.
+        libraries: a site-packages whose packages it has as well.
+        variables: set in it, beside this process's that do not lead back to the working tree.
+    """
+    venv = folder / "venv"
+    subprocess.run([sys.executable, "-m", "venv", venv], check=True)
+    if libraries is not None:  # an old setuptools of the venv's own would hide the one of libraries
+        remove = (venv / "bin" / "python", "-m", "pip", "uninstall", "-q", "-y", "setuptools")
+        subprocess.run(remove, check=False)
+    kept = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("PYTHON", "PYTEST", "MINILLM_")) and k != "VIRTUAL_ENV"
+    }
+    kept["PATH"] = f"{venv / 'bin'}{os.pathsep}{kept['PATH']}"
+    own = {"XDG_CACHE_HOME": folder / "cache", "OMP_NUM_THREADS": "1", **variables}
+    made = Environment(venv, kept | {name: str(value) for name, value in own.items()})
+    if libraries is not None:
+        # Editable installs are .pth files there, which Python reads in its own folders alone.
+        (made.site / "libraries.pth").write_text(str(libraries))
+    return made
+
+
+@pytest.fixture(scope="session")
+def make_environment() -> Callable[..., Environment]:
+    """Make an environment: :func:`make`."""
+    return make
+
+
+@pytest.fixture
+def environment(wheels: dict[str, Path], tmp_path: Path) -> Environment:
+    """One that has the wheels of the core, the kit and the lab, and this one's libraries."""
+    made = make(tmp_path, libraries=sysconfig.get_path("purelib"))
+    made.install(*(wheels[f"minillm-{name}"] for name in ("core", "kit", "lab")))
+    return made

@@ -34,7 +34,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from benchmarks.counted_ops import attention, cross_entropy
 from benchmarks.counting import PHASES, Counts, StepCounter
 from minillm_core.backends.base import Batch, Binding
-from minillm_core.backends.torch.module import TorchFramework
+from minillm_core.backends.torch.model import TorchFramework
 from minillm_core.backends.torch.ops import TorchOps
 from minillm_core.backends.torch.trainer import TorchTrainer
 from minillm_core.nn.decoder import decoder
@@ -120,7 +120,7 @@ def _traced(plan: Plan, dtype: str, values: Mapping[str, float]) -> Counts:
     counter = StepCounter()
     with FakeTensorMode(allow_non_fake_inputs=True):
         trainer = _trainer(plan, dtype, counter)
-        trainer.mark = counter.mark
+        trainer.step_timer = counter.mark
         micro = [_batch(plan)] * plan.config.train.accumulate
         with counter:
             trainer.step(micro, values, plan.tokens_per_step)
@@ -146,7 +146,7 @@ def _trainer(plan: Plan, dtype: str, counter: StepCounter) -> TorchTrainer:
         checkpointing=False,
         deterministic=False,
     )
-    return TorchTrainer(plan, binding, model, framework, join=False, fused=False)
+    return TorchTrainer(plan, binding, model, framework, fused=False)
 
 
 def _batch(plan: Plan) -> Batch:

@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
 from benchmarks.command import measuring, written
-from minillm_core.backends.torch.kernels.attention import composed, sdpa
-from minillm_core.backends.torch.kernels.blocks import block_mask, flex
+from minillm_core.backends.torch.blocks import block_mask, flex
+from minillm_core.backends.torch.ops import attention_composed, sdpa
 from minillm_core.ops import CONTRACTS, reference
 
 Kernel = Callable[..., Tensor]
@@ -67,7 +67,7 @@ def accuracies() -> Iterator[dict[str, Any]]:
             q, k, v, upstream = arrays(2, T, (H, K, K, H), D)
             documents = documents_of(2, T, mean=100) if with_documents else None
             masked = {"window": window, "documents": documents}
-            exact = gradients(composed, [x.double() for x in (q, k, v)], upstream, masked)
+            exact = gradients(attention_composed, [x.double() for x in (q, k, v)], upstream, masked)
             host = [x.detach().double().cpu().numpy() for x in (q, k, v)]
             numpy = masked | {"documents": documents.cpu().numpy() if with_documents else None}
             exact = [torch.from_numpy(reference.attention(*host, **numpy)), *exact[1:]]

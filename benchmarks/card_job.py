@@ -20,12 +20,12 @@ from typing import Any
 import torch
 
 from benchmarks.card_table import REFERENCE, Judged, active
-from minillm_core.cli.prepare import Asked, Prepared, prepare
 from minillm_core.errors import Interrupted
-from minillm_core.measure.ablate import Ready, Request, Study, readied
-from minillm_core.measure.ablation import Ablation
-from minillm_core.measure.variants import side_by_side
+from minillm_core.train.request import Prepared, RunRequest, prepare
 from minillm_core.train.signals import stop_on_signals
+from minillm_lab.ablate import Ready, Request, readied
+from minillm_lab.ablation import Ablation
+from minillm_lab.variants import side_by_side
 
 __all__ = ["DONE", "OVER", "READY", "Share", "main"]
 
@@ -64,7 +64,7 @@ class Share:
         """Settings, device, plugins."""
         options = [option for one in self.judged for option in one.options]
         return prepare(
-            Asked(
+            RunRequest(
                 plugins=",".join(active(self.judged)),
                 preset=self.preset,
                 assignments=(*self.settings, *options),
@@ -76,20 +76,19 @@ class Share:
     def ready(self, turn: Callable[[], AbstractContextManager[None]] = nullcontext) -> Ready:
         """The ablation of this share."""
         prepared = self.prepared()
-        assert prepared.detected is not None
         beside = {one.plugin: one.beside for one in self.judged}
-        study = Study(
-            Request(tuple(beside), self.seeds, validations=self.validations),
-            prepared.loaded,
-            prepared.plugins,
-            prepared.detected,
-            out=Path(self.folder),
+        request = Request(
+            tuple(beside),
+            prepared,
             runs=Path(self.folder).parent,
             cache=Path(self.cache),
             say=_say,
+            out=Path(self.folder),
+            seeds=self.seeds,
+            evaluations=self.validations,
         )
         return readied(
-            study,
+            request,
             turn=turn,
             at=self.commit,
             design=side_by_side(prepared.loaded, prepared.plugins, beside, REFERENCE),

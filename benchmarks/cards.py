@@ -41,13 +41,13 @@ from benchmarks.card_turns import Turns
 from benchmarks.command import parser
 from benchmarks.environment import RESULTS, environment, keep, own_command
 from minillm_core.checkpoint import lock
-from minillm_core.cli.cache import cache_folder
+from minillm_core.config.folders import cache_folder
 from minillm_core.errors import MinillmError
-from minillm_core.measure.ablation import RESULT
-from minillm_core.measure.card import FOLDER, PAIRS, write_card
-from minillm_core.measure.carding import cards_of
-from minillm_core.measure.variants import side_by_side
-from minillm_core.plugins.find import find
+from minillm_core.plugins.cards import FOLDER, PAIRS
+from minillm_core.plugins.manager import find
+from minillm_lab.ablation import RESULT
+from minillm_lab.cards import cards_of, write_card
+from minillm_lab.variants import side_by_side
 
 __all__ = ["collect", "main", "measure"]
 

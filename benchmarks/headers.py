@@ -159,7 +159,7 @@ def _loader(reference: Reference) -> Callable[[Path], str]:
 
     run = open_run(reference.out, say=lambda text: None)
     detected = choose(probe(), reference.run.backend, "cpu")
-    trainer = backends.create(detected, run.plan).trainer(run.plan, run.config.seed)
+    trainer = backends.create(detected, run.plan).trainer(run.plan, run.plan.config.seed)
 
     def load(out: Path) -> str:
         try:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.command import measuring, written
-from minillm_core.backends.torch.kernels import loss
+from minillm_core.backends.torch import loss
 from minillm_core.ops import LossForm, TanhCap
 
 Kernel = Callable[..., Any]

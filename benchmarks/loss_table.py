@@ -39,12 +39,12 @@ def table(folder: Path = RESULTS) -> str:
     )
     jobs, runs = ours["figures"]["jobs"], peers["figures"]["runs"]
     head = (
-        "held-out loss, whose final one it is",
-        "its time",
+        "target loss (whose final loss)",
+        "their time",
         f"{REFERENCE}, best of {sum(one['peer'] == REFERENCE for one in runs)} runs",
         "minillm, plain AdamW",
         f"minillm, `--preset {RECIPE}`",
-        "share of the peer's time",
+        "ours / theirs",
     )
     rows = [row(target, jobs, runs) for target in peers["figures"]["targets"]]
     return f"{markdown(head, rows)}\n\n{provenance(ours, peers)}\n"
@@ -66,7 +66,7 @@ def row(target: Document, jobs: Sequence[Document], runs: Sequence[Document]) ->
     seconds, settings, seeds = recipe
     said = f"**{seconds:.1f} s** ({settings}{f', {seeds} seeds' if seeds > 1 else ''})"
     return (
-        f"{loss:g}, {peer}",
+        f"{loss:g} ({peer})",
         f"{theirs:.1f} s",
         told(soonest(runs, REFERENCE, loss)),
         told(plain and plain[0]),
@@ -148,14 +148,14 @@ def provenance(ours: Document, peers: Document) -> str:
         if (time := sooner(target, runs)) is not None
     )
     return (
-        "Seconds of training steps and of waiting for data until the loss over 1,048,576 held-out "
-        "predictions stays below the target; the same tokens, tokenizer and 12 layers of 768 for "
-        f"all. One {gpu} a run; PyTorch {versions['torch']}, Python {versions['python']}; commit "
+        "Seconds of training, waiting for data included, until the loss over 1,048,576 held-out "
+        "predictions stays below the target; the same tokens and tokenizer, and 12 layers of 768, "
+        f"for all. One {gpu} per run; PyTorch {versions['torch']}, Python {versions['python']}; commit "
         f"{environment['commit'][:7]}. Peers: their own code and recipes on one "
         f"{unique(one['name'] for one in theirs['hardware']['gpus'])}, PyTorch "
         f"{theirs['versions']['torch']}; {REFERENCE} is its record of 2025-02-01. "
-        f"{f'With another batch or length {passed}. ' if passed else ''}"
-        "How, and what failed: [docs/experiments.md](docs/experiments.md)."
+        f"{f'With another batch size or length {passed}. ' if passed else ''}"
+        "How it was measured, and what failed: [docs/experiments.md](docs/experiments.md)."
     )
 
 

@@ -4,7 +4,7 @@
 
 A trial is a run of 24 steps with one plugin and what it builds on, or with all at once: killed at a
 random moment once a checkpoint is there, the 4th step's or a later one's, then resumed to its end and
-compared with a run that nobody touched. Plugins are found through their entry points, each in the
+compared with an uninterrupted run. Plugins are found through their entry points, each in the
 forms that make other code; what cannot be tried on this machine is told with the reason.
 """
 

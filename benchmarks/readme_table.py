@@ -17,7 +17,7 @@ from benchmarks.page import table as markdown
 from benchmarks.provenance import unique
 
 FILES = ("torch_throughput", "mlx_throughput", "main_job_gpu")
-HEAD = ("what", "tokens/s", "beside it, in the same run", "ratio", "peak GiB, both")
+HEAD = ("what", "tokens/s", "compared with, in the same run", "ratio", "peak GiB of both")
 GIB = 2**30
 
 Document = Mapping[str, Any]
@@ -73,7 +73,7 @@ def provenance(documents: Iterable[Document]) -> str:
     )
     return (
         "All rows but the last: preset `gpt2-124m`, bfloat16, compiled, T = 1,024; PyTorch 524,288 "
-        f"tokens a step. One {gpus}; {versions}; commit {commits}. Every repetition is in "
+        f"tokens per step. One {gpus}; {versions}; commit {commits}. Every repetition is in "
         "[benchmarks/results](benchmarks/results/README.md)."
     )
 

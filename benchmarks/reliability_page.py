@@ -17,7 +17,7 @@ from benchmarks.page import Part, table
 from benchmarks.provenance import machine
 
 TRIALS = ("kills", "plugins_killed", "corruptions", "pairs", "headers", "full_disk", "faults")
-COST = "checkpoint_cost"
+HOSTILE, COST = "hostile", "checkpoint_cost"
 HEAD = ("trial", "tried", "detected", "bit-equal", "failed")
 COST_HEAD = ("way", "MB", "stall, ms", "% of 1,000 steps", "saved, s", "loaded, s")
 
@@ -40,7 +40,8 @@ Document = Mapping[str, Any]
 
 def tables(folder: Path = RESULTS) -> str:
     """Markdown: the trials, what they were run on and how, and, once it is measured, the cost."""
-    documents = {name: json.loads((folder / f"{name}.json").read_text()) for name in TRIALS}
+    names = [*TRIALS, *([HOSTILE] if (folder / f"{HOSTILE}.json").exists() else [])]
+    documents = {name: json.loads((folder / f"{name}.json").read_text()) for name in names}
     rows = [line for document in documents.values() for line in trials(document)]
     parts = [table(HEAD, rows), "", unnoticed(documents["corruptions"]), ""]
     parts += [made_by(one) for one in documents.values()]

@@ -24,9 +24,9 @@ from benchmarks.environment import RESULTS, write
 from minillm_core.backends.torch.backend import PEAK_FLOPS
 from minillm_core.config.load import load as load_settings
 from minillm_core.config.schema import Config
-from minillm_core.measure.curves import at_equal_tokens
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plugins.manager import load as load_plugins
+from minillm_lab.ablation_page import at_equal_tokens
 
 __all__ = ["BANDWIDTH", "collected", "planned", "predicted"]
 

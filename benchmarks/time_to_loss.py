@@ -30,22 +30,20 @@ from minillm_core.data import (
     Corpus,
     Loader,
     OnBatch,
+    ValidationBatches,
     bytes_per_token,
     open_corpus,
-    validation_batches,
 )
 from minillm_core.data.corpus import open_documents
-from minillm_core.measure.graph import graph_of
-from minillm_core.measure.stepped import uncollected
 from minillm_core.plan import Plan
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.streams import Streams
+from minillm_core.studies import graph_of, without_gc
 from minillm_core.train.budget import Budget, Cadence
-from minillm_core.train.evaluate import Validation
 from minillm_core.train.events import Evaluated, Event, Stepped
 from minillm_core.train.hooks import batch_hook
-from minillm_core.train.loop import Loop
-from minillm_core.train.meter import Meter
+from minillm_core.train.loop import Loop, Meter
+from minillm_core.train.validation import Validation
 
 __all__ = ["Bench", "main"]
 
@@ -114,7 +112,7 @@ class Bench:
                 )
                 print(job["run"], curve[-1], flush=True)
 
-        with loader(plan, corpus, plugins) as batches, uncollected():
+        with loader(plan, corpus, plugins) as batches, without_gc():
             Loop(
                 trainer,
                 batches,
@@ -170,7 +168,7 @@ class Bench:
         documents = open_documents(
             [self.val], tokenizer=tokenizer, vocab=vocab, cache=self.cache, say=print
         )
-        batches = validation_batches(
+        batches = ValidationBatches(
             documents,
             rows=32,
             seq_len=self.window,

@@ -1,11 +1,11 @@
 """Every error that minillm raises on purpose, and the exit code each one ends the program with.
 
-MinillmError                 1   a defect: anything that nobody foresaw
+MinillmError                 1   a defect: anything unforeseen
 ├── Refusal                  2   bad input, config or plan; nothing was started
 │   ├── ConfigError              a key, a value, a file of settings
 │   ├── DataError                text, ids, tokenizer
 │   ├── PlanError                slots that clash, shapes that cannot be built
-│   ├── PluginError              what the core says about a plugin: unknown, other API, misspelt hook, option
+│   ├── PluginError              a plugin: unknown, other API, misspelt hook, option
 │   └── BackendError             no framework, no device, a kernel that cannot serve
 ├── PluginCodeError          3   a plugin's own code raised
 ├── NoEvidence               3   a plugin was named and nothing shows that it ran
@@ -17,6 +17,11 @@ MinillmError                 1   a defect: anything that nobody foresaw
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 __all__ = [
     "BackendError",
@@ -37,7 +42,7 @@ __all__ = [
 
 
 class MinillmError(Exception):
-    """What happened, where, and what to do about it; printed as at most twelve lines.
+    """An error that says what happened, where, and what to do about it, in at most twelve lines.
 
     Args:
         what: one sentence, no full stop needed.
@@ -69,37 +74,51 @@ class MinillmError(Exception):
 
 
 class Refusal(MinillmError):
-    """Refused before anything was started or written."""
+    """A refusal, before anything was started or written."""
 
     exit_code = 2
 
 
 class ConfigError(Refusal):
-    """A setting is unknown, ill-typed or impossible."""
+    """A setting that is unknown, ill-typed or impossible."""
 
 
 class DataError(Refusal):
-    """The text, the ids or the tokenizer cannot be used."""
+    """Text, ids or a tokenizer that cannot be used."""
 
 
 class PlanError(Refusal):
-    """The plugins and the model cannot be put together."""
+    """A conflict: the plugins and the model cannot be put together.
+
+    Attributes:
+        slots: the slots concerned, by their names in the plan; none: ``where`` says it.
+        plugins: the plugins concerned, sorted.
+    """
+
+    slots: tuple[str, ...] = ()
+    plugins: tuple[str, ...] = ()
+
+    def concerning(self, *slots: str, plugins: Iterable[str] = ()) -> Self:
+        """Attach the slots and the plugins concerned, so that no reader parses the message."""
+        self.slots, self.plugins = slots, tuple(sorted({*plugins}))
+        return self
 
 
 class PluginError(Refusal):
-    """What the core has to say about a plugin before it runs any of its code."""
+    """A mistake in a plugin that the core finds before it runs any of its code."""
 
 
 class BackendError(Refusal):
-    """No framework or device can run the plan, or a kernel cannot serve it."""
+    """A plan that no framework or device can run, or a kernel that cannot serve it."""
 
 
 class PluginCodeError(MinillmError):
-    """A plugin's own code raised, or gave what cannot be used; ``__cause__`` is what was raised.
+    """An error in a plugin's own code: it raised (``__cause__``), or returned what cannot be used.
 
     Args:
         plugin: its name.
         hook: what was running: ``build_model``, ``import``.
+        kind: ``plugin``, or ``command`` for a command of a distribution.
         did: ``raised in``, ``broke the batch in``.
         offered_by: distribution and version; None: a single file, which ``where`` names.
         where: file, line and what was raised.
@@ -113,13 +132,14 @@ class PluginCodeError(MinillmError):
         plugin: str,
         hook: str,
         *,
+        kind: str = "plugin",
         did: str = "raised in",
         offered_by: str | None = None,
         where: str | None = None,
         fix: str | None = None,
     ) -> None:
         self.plugin, self.hook = plugin, hook
-        self._did, self._offered_by, self._when = did, offered_by, ""
+        self._kind, self._did, self._offered_by, self._when = kind, did, offered_by, ""
         super().__init__(self._said(), where=where, fix=fix)
 
     def happened(self, when: str) -> None:
@@ -134,40 +154,40 @@ class PluginCodeError(MinillmError):
 
     def _said(self) -> str:
         version = f" ({self._offered_by})" if self._offered_by else ""
-        return f"plugin '{self.plugin}'{version} {self._did} {self.hook}{self._when}"
+        return f"{self._kind} '{self.plugin}'{version} {self._did} {self.hook}{self._when}"
 
 
 class NoEvidence(MinillmError):
-    """A plugin was named, and after ten steps nothing shows that it took part."""
+    """A missing effect: after ten steps nothing shows that a named plugin took part."""
 
     exit_code = 3
 
 
 class NoCheckpoint(MinillmError):
-    """Checkpoints were written, and none of them verifies."""
+    """A failed verification of every checkpoint that was written."""
 
     exit_code = 4
 
 
 class NonFinite(MinillmError):
-    """The loss or the gradients stopped being numbers."""
+    """A loss, or gradients, that became NaN or infinite."""
 
     exit_code = 5
 
 
 class OutOfMemory(MinillmError):
-    """The device's memory did not suffice."""
+    """A lack of memory on the device."""
 
     exit_code = 6
 
 
 class Stopped(MinillmError):
-    """A signal ended the run after a checkpoint was committed."""
+    """A stop by a signal, after a checkpoint was committed."""
 
     exit_code = 75
 
 
 class Interrupted(MinillmError):
-    """A signal ended the run and nothing was saved."""
+    """An interruption by a signal, with nothing saved."""
 
     exit_code = 130

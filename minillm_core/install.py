@@ -1,4 +1,6 @@
-"""The pip line that installs what is missing, and leaves the installed torch and mlx alone.
+"""Installed versions, and the pip line that installs the rest and leaves torch and mlx alone.
+
+Versions are read from the distributions' metadata: no package is imported.
 
 pip keeps an installed package only as long as nothing asks for more: a plugin that wants a newer
 torch gets one, and a build for CUDA gives way to one for CPUs, without a question. With the exact
@@ -9,29 +11,60 @@ version on the same line pip keeps it, or installs nothing and says who wants an
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
-
-__all__ = ["FRAMEWORKS", "frameworks", "pip_line"]
 
 FRAMEWORKS = ("torch", "mlx")
 
 
+def installed_version(distribution: str) -> str | None:
+    """Return the version of a distribution; None where it is not installed.
+
+    It is not kept: importlib remembers folders by their date, and what is installed may change.
+    """
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def unmet(requirements: Iterable[str]) -> dict[str, str]:
+    """Return the requirements that are not met, each with the reason.
+
+    Args:
+        requirements: as pip takes them: ``"tensorboard>=2.16"``.
+    """
+    reasons = {text: _reason(text) for text in requirements}
+    return {text: reason for text, reason in reasons.items() if reason}
+
+
+def _reason(text: str) -> str | None:
+    from packaging.requirements import InvalidRequirement, Requirement  # slow, and rarely needed
+    from packaging.version import InvalidVersion
+
+    try:
+        need = Requirement(text)
+    except InvalidRequirement as error:
+        return f"this is no requirement ({str(error).splitlines()[0]})"
+    if (found := installed_version(need.name)) is None:
+        return "it is not installed"
+    try:
+        met = need.specifier.contains(found, prereleases=True)
+    except InvalidVersion:
+        met = False
+    return None if met else f"here is {found}"
+
+
 def frameworks() -> dict[str, str]:
-    """Framework -> the version that is installed; those that are not are left out."""
-    found = {}
-    for name in FRAMEWORKS:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+    """Map each installed framework to its version."""
+    found = {name: installed_version(name) for name in FRAMEWORKS}
+    return {name: here for name, here in found.items() if here is not None}
 
 
 def pip_line(
     *requirements: str, upgrade: bool = False, keep: Mapping[str, str] | None = None
 ) -> str:
-    """What to type into a shell.
+    """Write the line to type into a shell.
 
     Args:
         requirements: as pip takes them: ``minillm-muon``, ``minillm-core[torch]``.

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
-
-__all__ = ["counted", "few", "nearest", "plain", "printable", "printable_so_far", "rounded"]
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 # The counts are bounded so that a stream need not be held back for long; real ones stay below.
 _SEQUENCES = (
@@ -34,19 +33,19 @@ DIGITS = 6
 
 
 def plain(text: str, limit: int = 300) -> str:
-    """``text`` on one line, without terminal control sequences, cut after ``limit`` characters."""
+    """Put ``text`` on one line, without terminal control sequences, cut after ``limit`` characters."""
     words = (_CONTROL.sub("", word) for word in _SEQUENCE.sub("", text).split())
     line = " ".join(filter(None, words))
     return line if len(line) <= limit else line[: limit - 3] + "..."
 
 
 def printable(text: str) -> str:
-    """``text`` with its lines and spaces, without what would command a terminal."""
+    """Remove what would command a terminal from ``text``; its lines and spaces stay."""
     return _COMMAND.sub("", _SEQUENCE.sub("", text))
 
 
 def printable_so_far(text: str) -> tuple[str, str]:
-    """The beginning of a text of which more will come, as :func:`printable` will show it.
+    """Return the beginning of a text of which more will come, as :func:`printable` will show it.
 
     Returns:
         What is settled; and what to put before the text that comes next: a control sequence that
@@ -59,20 +58,34 @@ def printable_so_far(text: str) -> tuple[str, str]:
 
 
 def _shortened(unsettled: str) -> str:
-    """Without a payload: only its kind, and an escape that may end it, matter from here on."""
+    """Drop the payload: only its kind, and an escape that may end it, matter from here on."""
     if unsettled[1:2] not in tuple("]PX^_"):
         return unsettled
     return unsettled[:2] + ("\x1b" if unsettled[2:].endswith("\x1b") else "")
 
 
 def few(names: Sequence[str], shown: int = 3) -> str:
-    """The first of several names, and how many more there are."""
+    """List the first of several names, and how many more there are."""
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
     return ", ".join(names[:shown]) + more
 
 
+def listed(names: Sequence[str]) -> str:
+    """Join names to ``a``, ``a and b``, ``a, b and c``."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
+def finite(value: Any) -> Any:
+    """Return ``value`` as JSON can hold it: None in the place of each NaN and infinity in it."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(part) for key, part in value.items()}
+    return [finite(part) for part in value] if isinstance(value, list | tuple) else value
+
+
 def rounded(text: str) -> str:
-    """``text`` with its long decimal numbers at six significant digits: for people, never for data.
+    """Round the long decimal numbers in ``text`` to six significant digits: for people, never for data.
 
     Whole numbers, short ones as they are written, and versions stay.
     """
@@ -88,12 +101,12 @@ def _rounded(number: str) -> str:
 
 
 def counted(count: int, one: str) -> str:
-    """``1 slot``, ``2,000 slots``: of a word whose plural is made by an s."""
+    """Count a word whose plural is made by an s: ``1 slot``, ``2,000 slots``."""
     return f"{count:,} {one}{'' if count == 1 else 's'}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The one of ``known`` that ``name`` most likely meant; None if none is near."""
+    """Find the one of ``known`` that ``name`` most likely meant; None if none is near."""
     import difflib
 
     found = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)

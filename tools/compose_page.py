@@ -17,7 +17,7 @@ from functools import cache
 from itertools import combinations
 from typing import Any
 
-from minillm_core.backends.planned import check_planned
+from minillm_core.backends.bind import kernel_preflight
 from minillm_core.config.load import load as load_config
 from minillm_core.config.schema import Config
 from minillm_core.errors import Refusal
@@ -77,7 +77,7 @@ def _needs(name: str, loaded: Mapping[str, LoadedPlugin], config: Config) -> tup
 
 
 def _plan(names: set[str], loaded: Mapping[str, LoadedPlugin], config: Config) -> None:
-    check_planned(build_plan(config, [loaded[name] for name in sorted(names)]))
+    kernel_preflight(build_plan(config, [loaded[name] for name in sorted(names)]))
 
 
 def summary() -> str:

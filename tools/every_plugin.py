@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from minillm_core.plugins.find import find
-from minillm_core.testing.rerun import as_typed
-from minillm_core.testing.subject import Subject
+from minillm_core.plugins.manager import find
+from minillm_kit.runner import as_typed
+from minillm_kit.subject import Subject
 from tools.repository import ours
 
 __all__ = ["APART", "Form", "all_at_once", "forms"]

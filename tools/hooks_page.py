@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import minillm_core as core
-from minillm_core import testing
+import minillm_kit
 from minillm_core.nn.init import fan_in
 from minillm_core.ops.arrays import ArrayFunctions
 from minillm_core.ops.contract import CONTRACTS, Operations
@@ -122,9 +122,9 @@ def declarations() -> str:
 
 
 def places() -> str:
-    """Geometry, Call and Layout."""
+    """ModelShape, Call and Layout."""
     parts = []
-    for name in ("Geometry", "Call", "Layout"):
+    for name in ("ModelShape", "Call", "Layout"):
         cls = getattr(core, name)
         doc = doc_of(cls)
         stated = [fields(cls)] if members(cls) else []
@@ -184,13 +184,13 @@ def event_table() -> str:
 def tests() -> str:
     """What authors test their own code with."""
     parts = [
-        entry(called(name, getattr(testing, name)), getattr(testing, name))
+        entry(called(name, getattr(minillm_kit, name)), getattr(minillm_kit, name))
         for name in ("conformance", "run_module", "one_step", "numpy_ops")
     ]
-    sizes = ", ".join(f"`{name}={value}`" for name, value in vars(testing.GEOMETRY).items())
+    sizes = ", ".join(f"`{name}={value}`" for name, value in vars(minillm_kit.GEOMETRY).items())
     about = f"### `GEOMETRY`\n\nWhat `run_module` gives for `geometry`: {sizes}."
-    step = "### `Step`\n\n" + doc_of(testing.Step).summary
-    return "\n\n".join((*parts[:2], about, parts[2], step, fields(testing.Step), parts[3]))
+    step = "### `Step`\n\n" + doc_of(minillm_kit.Step).summary
+    return "\n\n".join((*parts[:2], about, parts[2], step, fields(minillm_kit.Step), parts[3]))
 
 
 def reserved() -> str:

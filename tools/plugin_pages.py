@@ -1,4 +1,4 @@
-"""The tables of plugins and of their options in README.md and in each plugin distribution's.
+"""The tables of plugins, their options, and commands in README.md and in each distribution's.
 
 python -m tools.plugin_pages             # say which pages are not as they should be
 python -m tools.plugin_pages --write     # write them
@@ -18,6 +18,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
+from minillm_core.plugins.manifest import command_summary
 from tools import worth
 from tools.markdown import table
 
@@ -30,7 +31,7 @@ PAGES = (ROOT / "README.md", *sorted(ROOT.glob("plugins/*/README.md")))
 def offered(folder: Path) -> tuple[str, dict[str, Any]]:
     """A distribution's name, and its plugins' classes by name."""
     project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
-    targets = project["entry-points"]["minillm.plugins"]
+    targets = project["entry-points"].get("minillm.plugins", {})
     return project["name"], {n: EntryPoint(n, targets[n], "").load() for n in sorted(targets)}
 
 
@@ -67,6 +68,17 @@ def options_of(folder: Path) -> str:
     return table(("option", "default", "what it is"), _options(folder))
 
 
+def commands_of(folder: Path) -> str:
+    """The commands of one distribution."""
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    rows = []
+    for name, target in sorted(project["entry-points"]["minillm.commands"].items()):
+        module, _, function = target.partition(":")
+        source = (folder / Path(*module.split("."))).with_suffix(".py").read_bytes()
+        rows.append((f"`minillm {name.replace('.', ' ')}`", command_summary(source, function)))
+    return table(("command", "what it does"), rows)
+
+
 def _options(folder: Path) -> Iterator[tuple[str, str, str]]:
     for name, cls in offered(folder)[1].items():
         for option, field in cls.__pydantic_fields__.items():
@@ -78,6 +90,7 @@ SECTIONS: Mapping[str, Callable[[Path], str]] = {
     "all": lambda _: everything(),
     "plugins": plugins_of,
     "options": options_of,
+    "commands": commands_of,
 }
 
 

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import types
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from minillm_core.config.load import FLAGS
-from minillm_core.config.origins import SECTIONS, TOP
+from minillm_core.config.origins import FLAGS
 from minillm_core.config.presets import plugins_of, preset_names, read_preset, recipe_names
-from minillm_core.config.schema import Config
-from minillm_core.config.values import show
+from minillm_core.config.schema import SECTIONS, TOP, Config
+from minillm_core.config.values import Words, describe, show
 from minillm_core.plugins.first_party import FIRST_PARTY
 from tools.markdown import table
 
@@ -30,7 +28,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
 HEAD = """\
 # Settings
 
-What a run can be told. Made from `minillm_core/config/schema.py` and the presets by
+The settings of a run. Made from `minillm_core/config/schema.py` and the presets by
 `python -m tools.settings_page --write`.
 
 A setting is given in any of these places; the later one holds, and `minillm plan` shows each value
@@ -63,7 +61,8 @@ leave the key out. Where no default stands, every preset states the value.
 RECIPES = """
 ## Presets that name plugins
 
-`minillm train --preset {first}` trains with all of them. The distributions that offer them must be
+`speedrun` is for one large GPU, `cpu` and `mac` are for those.
+`minillm train --preset {first}` trains with all of its plugins. The distributions that offer them must be
 installed; where one is missing the run is refused before it starts, with the `pip` line for all.
 `--plugins -NAME` takes one away, with its options; a file or `NAME.option=value` gives it others.
 `minillm ablate --preset {first} --leave-one-out` judges each of them; with `--plugins a,b` only those
@@ -86,7 +85,7 @@ def made() -> str:
             rows.append((f"`{section}.{key}`", *_told(info), *shown))
         head = ("key", "type", "default", "meaning", *stated)
         parts += [f"\n## `[{section}]`\n", f"{about}\n", table(head, rows)]
-    parts.append(RECIPES.format(first=recipe_names()[0]))
+    parts.append(RECIPES.format(first="speedrun"))
     parts += [_recipe(name) for name in recipe_names()]
     return "\n".join(parts) + "\n"
 
@@ -102,7 +101,7 @@ def _recipe(name: str) -> str:
         )
         for plugin, options in plugins_of(name).items()
     ]
-    return table(head, rows)
+    return "\n" + table(head, rows)
 
 
 def _top() -> Iterator[Iterable[str]]:
@@ -113,35 +112,22 @@ def _top() -> Iterator[Iterable[str]]:
         yield f"`{key}`", *_told(Config.model_fields[key]), flag
 
 
+SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+
+WORDS = Words(
+    kinds={int: "integer", float: "number", str: "text", bool: "true or false", type(None): ""},
+    choices=lambda values: " or ".join(f"`{one}`" for one in values),
+    items=lambda parts, many: f"list of {parts[0]}" if many else f"{len(parts)} {parts[0]}s",
+    bounded=lambda kind, limits: ", ".join(
+        [kind, *(f"{SIGNS[name]} {value}" for name, value in limits.items())]
+    ),
+)
+
+
 def _told(info: FieldInfo) -> tuple[str, str, str]:
     """Type with its bounds, default, meaning."""
-    bounds = [f"{sign} {getattr(one, name)}" for one in info.metadata for name, sign in _signs(one)]
-    kind = ", ".join([_kind(info.annotation), *bounds])
     default = "" if info.is_required() else _code(info.default)
-    return kind, default, info.description or ""
-
-
-def _signs(bound: Any) -> list[tuple[str, str]]:
-    """How the bounds of a value are written."""
-    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
-    return [(name, sign) for name, sign in signs.items() if hasattr(bound, name)]
-
-
-KINDS = {int: "integer", float: "number", str: "text", bool: "true or false"}
-
-
-def _kind(annotation: Any) -> str:
-    """A type, as one says it."""
-    origin, inner = get_origin(annotation), get_args(annotation)
-    if origin is Literal:
-        return " or ".join(f"`{one}`" for one in inner)
-    if origin in (Union, types.UnionType):
-        return " or ".join(_kind(one) for one in inner if one is not type(None))
-    if origin is tuple:
-        if Ellipsis in inner:
-            return f"list of {_kind(inner[0])}"
-        return f"{len(inner)} {_kind(inner[0])}s"
-    return KINDS[annotation]
+    return describe(info.annotation, info.metadata, WORDS), default, info.description or ""
 
 
 def _code(value: Any) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+from minillm_core.config.load import load
+from minillm_core.plan.slots import SlotState
 from minillm_core.plugins.builders import (
     AttentionBuilder,
     DataBuilder,
@@ -18,6 +20,7 @@ from minillm_core.plugins.builders import (
 )
 from minillm_core.plugins.builders.attention import QK, Out, RopeClaims
 from minillm_core.plugins.builders.model import Embed
+from minillm_core.plugins.slots import Chain, slots_in
 from tools.markdown import called, entry, link, table
 from tools.reading import doc_of
 
@@ -46,9 +49,7 @@ class Slot:
     @property
     def anchors(self) -> tuple[str, ...]:
         """Of a chain, in order."""
-        if not isinstance(self.target, type):
-            return ()
-        return tuple(re.findall(r"self\.(\w+) = Anchor\(", inspect.getsource(self.target)))
+        return _anchors().get(self.path, ())
 
     @property
     def heading(self) -> str:
@@ -88,6 +89,16 @@ class Slot:
         doc = doc_of(self.target)  # its arguments are those of its anchors
         example = f"```python\n{doc.example}\n```"
         return "\n\n".join((f"### `{self.heading}`", stated, *doc.body, example))
+
+
+@cache
+def _anchors() -> Mapping[str, tuple[str, ...]]:
+    """Chain, as authors type it -> its anchors: as the slot table declares them."""
+    config = load(preset="tiny", default_preset=lambda: ("tiny", "the page")).config
+    state = SlotState.of(config)
+    declared = (*slots_in(state.attention[0]), *slots_in(state.model))
+    chains = [one for one in declared if isinstance(one, Chain)]
+    return {one.where.replace("layers.0.attention", "attn"): one.anchors for one in chains}
 
 
 def slots(hook: str) -> list[Slot]:

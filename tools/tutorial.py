@@ -4,10 +4,11 @@ A block of code is one of two kinds, and every block of the page has to be one o
 
     ```python title=my_trick.py      is written to that file (any language)
     ```console                       lines that begin with "$ " are typed, the others are the output
+    ```console figures=any           the same; a number stands for any other, digits apart
 
-In an output ``...`` stands for anything, on one line or several, and spaces count as one. A command
-without an output may say what it likes. One that fails is followed by ``$ echo $?`` and its code.
-``cd`` is kept from one command to the next.
+In an output ``...`` stands for anything, and on a line of its own for any lines or none; spaces count
+as one, and empty lines as none. A command without an output may say what it likes. One that fails is
+followed by ``$ echo $?`` and its code. ``cd`` is kept from one command to the next.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from pathlib import Path
 
 __all__ = ["Block", "PageError", "blocks", "run_page"]
 
-_FENCE = re.compile(r"^```(\w*)(?: title=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(
+    r"^```(\w*)(?: title=(\S+)| (figures=any))?\n(.*?)^```$", re.MULTILINE | re.DOTALL
+)
 _AT_ALL = re.compile(r"^```", re.MULTILINE)
+_NUMBER = re.compile(r"\d(?:[\d,.:]*\d)?")
 _LIMIT = 600  # seconds a command
-_LIKE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 class PageError(AssertionError):
@@ -38,6 +41,7 @@ class Block:
     line: int
     language: str
     title: str | None
+    figures: bool  # any will do
     text: str
 
     def commands(self) -> Iterator[tuple[int, str, str]]:
@@ -55,7 +59,7 @@ def blocks(page: str) -> list[Block]:
     found = []
     for match in _FENCE.finditer(page):
         line = page[: match.start()].count("\n") + 1
-        block = Block(line, match[1], match[2], match[3])
+        block = Block(line, match[1], match[2], match[3] is not None, match[4])
         if not (block.title or (block.language == "console" and block.text.startswith("$ "))):
             raise PageError(f"line {line}: neither a file (title=...) nor commands ($ ...)")
         found.append(block)
@@ -105,8 +109,20 @@ def run_page(page: str, folder: Path, environment: Mapping[str, str]) -> int:
             code, count = done.returncode, count + 1
             if code and (after is None or after[1] != "echo $?"):
                 raise PageError(f"line {line}: $ {command}\nended with {code}:\n{done.stdout}")
-            if shown.strip() and not doctest.OutputChecker().check_output(
-                shown, done.stdout, _LIKE
-            ):
+            if shown.strip() and not _alike(shown, done.stdout, figures=block.figures):
                 raise PageError(f"line {line}: $ {command}\nshown:\n{shown}\nsaid:\n{done.stdout}")
     return count
+
+
+def _alike(shown: str, said: str, *, figures: bool) -> bool:
+    """Whether a command says what the page shows."""
+    if figures:
+        shown, said = (_NUMBER.sub("0", text) for text in (shown, said))
+    want = "".join("..." if line == "..." else f"<{line}>" for line in _lines(shown))
+    got = "".join(f"<{line}>" for line in _lines(said))
+    return doctest.OutputChecker().check_output(want, got, doctest.ELLIPSIS)
+
+
+def _lines(text: str) -> list[str]:
+    """The lines that are not empty, spaces as one."""
+    return [" ".join(line.split()) for line in text.splitlines() if line.strip()]

@@ -10,13 +10,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from minillm_core.cli.cards import other_options
-from minillm_core.measure.card import FOLDER, Card, Interval, read_cards
+from minillm_core.plugins.cards import FOLDER, Card, Interval, other_options, read_cards
 from minillm_core.plugins.options import describe_option
 
 __all__ = ["HEAD", "card_of", "cells", "changed", "told"]
 
-HEAD = ("loss, as many tokens", "loss, as many seconds", "speed")
+HEAD = ("loss, equal tokens", "loss, equal seconds", "speed")
 
 
 def card_of(name: str, cls: type[Any]) -> Card | None:
@@ -55,10 +54,10 @@ def told(cards: Iterable[Card], options: Iterable[str]) -> str:
         context = (len(card.seeds), card.hardware, card.date, card.commit, card.scale.tokens)
         runs.setdefault(context, []).append(card)
     said = (
-        "Loss: what the plugin adds to it on held-out text, in nats a token, so that below 0 is "
-        "better. Speed: tokens a second, with it over without. In brackets: the 95 % interval of "
-        "the pairs holds no difference."
-        + f" Options other than the defaults: {others}."
+        "Loss: change in held-out loss, nats per token; negative is better. Speed: tokens per "
+        "second, with the plugin over without. In brackets: within noise (the 95 % interval "
+        "includes no difference)."
+        + f" Options that differ from the defaults: {others}."
         * bool(others)
     )
     return "\n".join([said, *(_measured(run, len(runs) > 1) for run in runs.values())])

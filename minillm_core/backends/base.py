@@ -18,26 +18,13 @@ from minillm_core.ops.select import Choice
 if TYPE_CHECKING:
     from minillm_core.plan import Plan
 
-__all__ = [
-    "Backend",
-    "Batch",
-    "Binding",
-    "Choice",
-    "Decoding",
-    "Model",
-    "Snapshot",
-    "StepResult",
-    "Trainer",
-    "lone_row",
-]
-
 Batch = Mapping[str, np.ndarray]
 """ids, labels, documents, positions: int32 (rows, T); weights: float32 (rows, T), optional; declared fields."""
 
 
 @dataclass(frozen=True)
 class Binding:
-    """What a plan is bound to on this machine: recorded in run.json, outside the plan's hash."""
+    """The decisions that bind a plan to this machine: recorded in run.json, outside the plan's hash."""
 
     backend: str  # "torch", "mlx", "numpy"
     device: str  # "cpu", "cuda:0", "gpu"
@@ -57,10 +44,10 @@ class Snapshot:
     """State at one moment. Call it once, in any thread, while training goes on."""
 
     bring: Callable[[], dict[str, np.ndarray]]  # waits until everything is on the host
-    note: str | None = None  # what a user should be told of how it was taken
+    note: str | None = None  # how it was taken, where a user should know
 
     def __call__(self) -> dict[str, np.ndarray]:
-        """The arrays, on the host."""
+        """Return the arrays, on the host."""
         return self.bring()
 
 
@@ -76,11 +63,11 @@ class StepResult:
 
 
 class Decoding(ABC):
-    """One sequence being continued: keys, values and what nodes look back on are kept."""
+    """One sequence being continued: its KV cache, and the columns that nodes look back on."""
 
     @abstractmethod
     def feed(self, batch: Batch) -> np.ndarray:
-        """Go on by some columns.
+        """Continue the sequence by some columns.
 
         Args:
             batch: one row of the columns that follow those fed so far, every field of it, with
@@ -95,18 +82,19 @@ class Model(ABC):
     """A model on one device, to be evaluated and sampled from."""
 
     binding: Binding
+    model: Any  # the framework's own module: torch.nn.Module, mlx.nn.Module
 
     @abstractmethod
     def evaluate(self, batches: Iterable[Batch]) -> tuple[float, int]:
-        """Nats of the main target over all batches, and the number of predictions. Waits."""
+        """Sum the nats of the main target over all batches, and count the predictions. Waits."""
 
     @abstractmethod
     def next_logits(self, batch: Batch) -> np.ndarray:
-        """float32 (V,): the logits after the last column of a batch of one row. Waits."""
+        """Return the logits after the last column of a batch of one row, float32 (V,). Waits."""
 
     @abstractmethod
     def decoding(self) -> Decoding:
-        """A sequence of no columns yet, to be continued with the weights that are loaded now."""
+        """Begin a sequence of no columns, to be continued with the weights that are loaded now."""
 
     @abstractmethod
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
@@ -120,6 +108,11 @@ class Model(ABC):
 
 class Trainer(Model):
     """A model, its optimizer state and its compiled step."""
+
+    step_timer: Callable[[str], None] | None = None
+    """Called while a step is queued, where it is set: with the name of each part of the step as that
+    begins (on torch forward, backward, optimizer; on MLX, which then runs gradients and optimizer
+    as two graphs, those), and with "" at its end. It takes the time, and waits where it has to."""
 
     @abstractmethod
     def step(
@@ -138,7 +131,7 @@ class Trainer(Model):
             micro: the step's micro-batches.
             values: dynamic schedule values at this step (``lr``, ``weight_decay``, ...).
             supervised: labels >= 0 over all micro-batches and ranks; losses are divided by it.
-            cancelled: asked before each micro-batch but the first.
+            cancelled: called before each micro-batch but the first.
 
         Returns:
             None where it was cancelled: nothing has changed.
@@ -150,7 +143,7 @@ class Trainer(Model):
 
     @abstractmethod
     def snapshot(self) -> Snapshot:
-        """Everything to save as it is after the steps queued so far.
+        """Take everything to save as it is after the steps queued so far.
 
         Does not wait for them, where the framework and the device's memory allow it; else the note
         says so.
@@ -162,12 +155,12 @@ class Trainer(Model):
         """
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """A snapshot's arrays. Waits."""
+        """Return a snapshot's arrays. Waits."""
         return self.snapshot()()
 
     @abstractmethod
     def resume(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """The inverse of :meth:`arrays`; generators that are not there go on as they are.
+        """Restore what :meth:`arrays` gave; generators that are not there stay as they are.
 
         Raises:
             KeyError: anything else that :meth:`arrays` would give is missing.
@@ -184,10 +177,10 @@ class Trainer(Model):
 
     @abstractmethod
     def witnesses(self) -> Mapping[str, int]:
-        """What was seen to take part so far -> how often (at trace time, or in eager).
+        """Return the evidence of plugins so far -> how often (at trace time, or in eager).
 
         ``node:<path>``, ``stage:<rule>.<stage>``; ``kernel:<op>=<name>`` where it is a plugin's;
-        ``init:<parameter>`` where it started as the plugin that claimed it said.
+        ``init:<parameter>`` where it started as the plugin that claimed it declares.
         """
 
     @abstractmethod
@@ -196,7 +189,12 @@ class Trainer(Model):
 
     @abstractmethod
     def peak_bytes(self) -> int | None:
-        """Largest memory in use since the start; None where the framework cannot say."""
+        """Return the largest memory in use since the start; None where that is not known.
+
+        Of what the framework allocated, since :meth:`restart` at the latest; torch does not count
+        that on a CPU, so there it is the resident memory of the whole process, which never falls:
+        Python, libraries, data and every model before are in it.
+        """
 
 
 class Backend(ABC):
@@ -207,7 +205,7 @@ class Backend(ABC):
 
     @abstractmethod
     def model(self, plan: Plan, seed: int, *, max_positions: int | None = None) -> Model:
-        """The plan's model with its seeded initial values, without an optimizer.
+        """Materialise the plan's model with its seeded initial values, without an optimizer.
 
         Args:
             max_positions: longest row that will ever be fed; default: the plan's seq_len.
@@ -226,7 +224,7 @@ class Backend(ABC):
 
 
 def lone_row(ids: np.ndarray) -> Batch:
-    """``ids`` (T,) as a batch of one row that nothing is predicted for."""
+    """Make a batch of one row of ``ids`` (T,), with no prediction in it."""
     row = np.asarray(ids, np.int32)[None]
     return {
         "ids": row,

@@ -1,27 +1,31 @@
-"""Plan + machine -> Binding: dtype, compilation, kernels with reasons; then the framework's backend."""
+"""Plan + machine -> Binding: dtype, compilation, and a kernel for every op with its reasons.
+
+:func:`verdicts` decides which kernel serves and why a run is refused. Binding a run raises that,
+``minillm plan`` asks for it before a device is there, and ``minillm plugins why`` prints it.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minillm_core.backends.base import Backend, Binding
-from minillm_core.backends.mlx.candidates import CANDIDATES as MLX_CANDIDATES
-from minillm_core.backends.offers import check_offers
-from minillm_core.backends.requests import requests_of
-from minillm_core.backends.torch.candidates import CANDIDATES as TORCH_CANDIDATES
-from minillm_core.config.kernels import parse_policy
+from minillm_core.backends.candidates import CORE
+from minillm_core.config.kernels import Policy, parse_policy
 from minillm_core.errors import BackendError
-from minillm_core.ops.select import Candidate, Request, choose_all
+from minillm_core.nn.node import Setting
+from minillm_core.ops.select import Candidate, Choice, Request, check_named_ops, choose
+from minillm_core.plan.slots import Holder, Refused, SlotReport
 
 if TYPE_CHECKING:
     from minillm_core.backends.detect import Detected
     from minillm_core.plan import Plan
 
-__all__ = ["CORE", "bind", "create", "requests_here"]
-
-CORE = {"torch": TORCH_CANDIDATES, "mlx": MLX_CANDIDATES}
-"""Backend -> the core's kernels. Neither module imports its framework."""
+Offers = Sequence[tuple[str, Candidate]]
+"""Plugin and candidate."""
 
 
 def bind(detected: Detected, plan: Plan) -> tuple[Binding, tuple[Candidate, ...]]:
@@ -38,48 +42,35 @@ def bind(detected: Detected, plan: Plan) -> tuple[Binding, tuple[Candidate, ...]
             where="--deterministic",
             fix="--backend torch, --device cpu, or leave --deterministic out",
         )
-    asked, candidates = requests_here(detected, plan)
-    choices = choose_all(asked, candidates, parse_policy(config.kernels))
+    found = verdicts(plan, detected)
     binding = Binding(
         backend=detected.backend,
         device=detected.device,
         device_name=detected.device,
         reason=detected.reason,
-        dtype=asked[0].dtype,
-        compile=asked[0].compiled,
+        dtype=found.requests[0].dtype,
+        compile=found.requests[0].compiled,
         checkpointing=config.train.checkpointing,
         deterministic=config.deterministic,
-        kernels=choices,
-        notes=check_offers(plan.candidates, CORE[detected.backend], asked, choices),
+        kernels=found.choices(),
+        notes=found.notes,
     )
-    return binding, candidates
-
-
-def requests_here(
-    detected: Detected, plan: Plan
-) -> tuple[tuple[Request, ...], tuple[Candidate, ...]]:
-    """What the plan asks of each op on this device, and who offers to serve: plugins, the core."""
-    train, slow = plan.config.train, detected.device.partition(":")[0] == "cpu"
-    dtype = train.dtype
-    if dtype == "auto":
-        dtype = "float32" if slow else "bfloat16"
-    compiled = train.compile == "on"
-    if train.compile == "auto":
-        compiled = not (slow and detected.backend == "torch")  # inductor takes a minute to start
-    requests = requests_of(
-        plan, backend=detected.backend, device=_kind(detected), dtype=dtype, compiled=compiled
-    )
-    return requests, (*(c for _, c in plan.candidates), *CORE[detected.backend])
+    return binding, found.candidates
 
 
 def create(detected: Detected, plan: Plan) -> Backend:
-    """The framework's backend, bound. Imports the framework.
+    """Bind the plan and make the framework's backend, which imports the framework.
 
     Raises:
         BackendError: as :func:`bind`, or the framework does not see the device.
     """
     binding, candidates = bind(detected, plan)
     if detected.backend == "torch":
+        if detected.device == "cpu":
+            # Read once, when torch loads OpenMP. By default its threads spin while they wait for
+            # the slowest of them: where another process holds a core, that made a sixth of the
+            # speed of what was left (docs/experiments.md).
+            os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         from minillm_core.backends.torch.backend import TorchBackend
 
         return TorchBackend(binding, candidates)
@@ -88,9 +79,364 @@ def create(detected: Detected, plan: Plan) -> Backend:
     return MLXBackend(binding, candidates)
 
 
-def _kind(detected: Detected) -> str:
-    """The kind of device by the kernels' names: MLX's one GPU is Metal's, or CUDA's on Linux."""
+# The decision
+
+
+class Conflict(NamedTuple):
+    """A plugin whose kernels a run is refused for."""
+
+    owner: str
+    ops: tuple[str, ...]
+    error: BackendError
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """The kernel of each op of a plan on a machine, and the reasons to refuse a run there."""
+
+    requests: tuple[Request, ...]
+    candidates: tuple[Candidate, ...]  # of the plugins, then of the core
+    policy: Policy
+    outcomes: Mapping[str, Choice | BackendError]  # by op
+    conflict: Conflict | None  # the first one, where every op has a kernel
+    notes: tuple[str, ...]  # one for each kernel of a plugin that another serves instead of
+
+    def choices(self) -> tuple[Choice, ...]:
+        """Return the kernel of every op.
+
+        Raises:
+            BackendError: the first thing that a run is refused for.
+        """
+        check_named_ops(self.policy, self.requests)
+        conflicts = (self.conflict.error,) if self.conflict else ()
+        for outcome in (*self.outcomes.values(), *conflicts):
+            if isinstance(outcome, BackendError):
+                raise outcome
+        return tuple(one for one in self.outcomes.values() if isinstance(one, Choice))
+
+
+def verdicts(plan: Plan, machine: Detected, *, installed: bool = True) -> Verdicts:
+    """Decide, by op, which kernel serves the plan on a machine. Raises nothing that it can report.
+
+    Args:
+        plan: the plan, with the kernels that its plugins offer and its ``--kernels``.
+        machine: where it is to run.
+        installed: whether a kernel needs the distributions that it requires; False: as if they
+            were installed, since a plan may be for another machine.
+
+    Raises:
+        ConfigError: ``--kernels`` is no policy.
+    """
+    requests, candidates = requests_here(machine, plan)
+    offers: Offers = plan.candidates
+    if not installed:
+        candidates = tuple(map(_as_installed, candidates))
+        offers = [(owner, _as_installed(candidate)) for owner, candidate in offers]
+    policy = parse_policy(plan.config.kernels)
+    outcomes: dict[str, Choice | BackendError] = {}
+    for request in requests:
+        try:
+            outcomes[request.op] = choose(request, candidates, policy)
+        except BackendError as error:
+            outcomes[request.op] = error
+    choices = [outcome for outcome in outcomes.values() if isinstance(outcome, Choice)]
+    conflict, notes = None, ()
+    if len(choices) == len(requests):
+        core = CORE[machine.backend]
+        conflict = next(kernel_conflicts(offers, core, requests, choices), None)
+        notes = () if conflict else kernel_notes(offers, requests, choices)
+    return Verdicts(requests, candidates, policy, outcomes, conflict, notes)
+
+
+def kernel_preflight(plan: Plan, detected: Detected | None = None) -> tuple[str, ...]:
+    """Refuse a plan as a run would be refused, but for packages that are not installed here.
+
+    Args:
+        plan: the plan.
+        detected: where it would run; None: anywhere, so that only required kernels are
+            checked, each on the device that it is for.
+
+    Returns:
+        A note for each kernel of a plugin that others would serve instead of.
+
+    Raises:
+        BackendError: an op that no kernel would serve, a kernel asked for by name that could not or
+            is not known, a plugin none of whose kernels could, or a required kernel that cannot.
+    """
+    for owner, candidate in plan.candidates:
+        if candidate.disable_option:
+            _check_required_kernel(plan, owner, candidate)
+    if detected is None:
+        return ()
+    found = verdicts(plan, detected, installed=False)
+    found.choices()
+    return found.notes
+
+
+def _check_required_kernel(plan: Plan, owner: str, candidate: Candidate) -> None:
+    """Refuse a required kernel that cannot serve on the device that it is for."""
+    train, backend = plan.config.train, candidate.backends[0]
+    requests = requests_of(
+        plan,
+        backend=backend,
+        device=candidate.devices[0],
+        dtype="bfloat16" if train.dtype == "auto" else train.dtype,
+        compiled=train.compile != "off",
+    )
+    asked = {request.op: request for request in requests}
+    if reason := candidate.accepts(asked[candidate.op]):
+        others = any(
+            choose(asked[one.op], (_as_installed(one), *CORE[backend])).kernel == one.name
+            for plugin, one in plan.candidates
+            if plugin == owner and one.op in asked and one is not candidate
+        )
+        instead = choose(asked[candidate.op], CORE[backend]).kernel
+        raise _required_kernel_error(owner, candidate, reason, instead, others=others)
+
+
+def _as_installed(candidate: Candidate) -> Candidate:
+    return replace(candidate, requires=())
+
+
+# Kernels that plugins offer: none is passed over without a word
+
+
+def kernel_conflicts(
+    offers: Offers,
+    core: Sequence[Candidate],
+    requests: Sequence[Request],
+    choices: Sequence[Choice],
+) -> Iterator[Conflict]:
+    """Yield the plugins' kernels that a run is refused for.
+
+    A kernel for an op that nothing asks for or with the name of one of the core's; a required one
+    that cannot serve; and a plugin none of whose kernels serves, so that it would do nothing.
+
+    Args:
+        offers: the plugins' candidates.
+        core: the core's candidates.
+        requests: those of the plan.
+        choices: the kernel of each request.
+    """
+    asked = {request.op: request for request in requests}
+    chosen = {choice.op: choice for choice in choices}
+    taken = {(candidate.op, candidate.name) for candidate in core}
+    serving = {owner for owner, c in offers if c.op in chosen and chosen[c.op].kernel == c.name}
+    idle: dict[str, list[Candidate]] = {}
+    for owner, candidate in offers:
+        op, error = candidate.op, None
+        if op not in asked:
+            error = BackendError(
+                f"plugin '{owner}' brings a kernel for '{op}', an op that nothing asks for",
+                where=_key(candidate),
+                fix=f"one of {', '.join(sorted(asked))}, or leave the plugin out",
+            )
+        elif (op, candidate.name) in taken:
+            error = BackendError(
+                f"plugin '{owner}' brings a kernel by the name of one of the core's",
+                where=_key(candidate),
+                fix="its authors should give it a name of its own; or leave the plugin out",
+            )
+        elif candidate.disable_option and (reason := candidate.refusal(asked[op])):
+            instead, others = chosen[op].kernel, owner in serving
+            error = _required_kernel_error(owner, candidate, reason, instead, others=others)
+        elif chosen[op].kernel != candidate.name:
+            idle.setdefault(owner, []).append(candidate)
+        if error:
+            yield Conflict(owner, (op,), error)
+    for owner, kernels in idle.items():
+        if owner not in serving:
+            ops = tuple(candidate.op for candidate in kernels)
+            yield Conflict(owner, ops, _idle_plugin_error(owner, kernels, asked, chosen))
+
+
+def kernel_notes(
+    offers: Offers, requests: Sequence[Request], choices: Sequence[Choice]
+) -> tuple[str, ...]:
+    """Make a note for each kernel of a plugin that another kernel serves in place of."""
+    asked = {request.op: request for request in requests}
+    chosen = {choice.op: choice for choice in choices}
+    idle = sorted(
+        (owner, _key(c), _idle_reason(c, asked[c.op], chosen[c.op]))
+        for owner, c in offers
+        if chosen[c.op].kernel != c.name
+    )
+    return tuple(
+        f"kernel {key} of plugin {owner} does not serve: {why}" for owner, key, why in idle
+    )
+
+
+def _key(candidate: Candidate) -> str:
+    """Name a kernel as ``--kernels`` does."""
+    return f"{candidate.op}={candidate.name}"
+
+
+def _required_kernel_error(
+    owner: str, candidate: Candidate, reason: str, instead: str, *, others: bool
+) -> BackendError:
+    """Make the refusal of a required kernel that cannot serve.
+
+    Args:
+        owner: the plugin.
+        candidate: its kernel.
+        reason: why it cannot.
+        instead: the kernel that would serve without it.
+        others: other kernels of the plugin serve, so that it may do without this one.
+    """
+    option = candidate.disable_option
+    way_out = f"{owner}.{option} leaves the op to '{instead}'; or leave the plugin out"
+    alone = f"leave the plugin out: '{instead}' serves then, and none of its others would here"
+    return BackendError(
+        f"plugin '{owner}' is there for {candidate.op}, and cannot serve it: {reason}",
+        where=_key(candidate),
+        fix=way_out if others else alone,
+    )
+
+
+def _idle_reason(candidate: Candidate, request: Request, choice: Choice) -> str:
+    return candidate.refusal(request) or f"{choice.kernel} does, {choice.reason}"
+
+
+def _idle_plugin_error(
+    owner: str,
+    kernels: Iterable[Candidate],
+    asked: Mapping[str, Request],
+    chosen: Mapping[str, Choice],
+) -> BackendError:
+    """Make the refusal of a plugin none of whose kernels serves."""
+    reasons = {_key(c): _idle_reason(c, asked[c.op], chosen[c.op]) for c in kernels}
+    able = [_key(c) for c in kernels if c.refusal(asked[c.op]) is None]
+    served = ", ".join(f"{c.op} by {chosen[c.op].kernel}" for c in kernels)
+    name = f"name one, as in --kernels {able[0]}, or " if able else ""
+    return BackendError(
+        f"none of the kernels that plugin '{owner}' brings {'serves' if able else 'can serve'}",
+        where="; ".join(f"{key}: {reason}" for key, reason in reasons.items()),
+        fix=f"{name}leave the plugin out: without it, {served}",
+    )
+
+
+# The plan's request to each op, once it is known where it will run
+
+
+def requests_here(
+    detected: Detected, plan: Plan
+) -> tuple[tuple[Request, ...], tuple[Candidate, ...]]:
+    """Return the plan's requests on this device, and all candidates: plugins', then the core's."""
+    train, slow = plan.config.train, detected.device.partition(":")[0] == "cpu"
+    dtype = train.dtype
+    if dtype == "auto":
+        dtype = "float32" if slow else "bfloat16"
+    compiled = train.compile == "on"
+    if train.compile == "auto":
+        compiled = not (slow and detected.backend == "torch")  # inductor takes a minute to start
     kind = detected.device.partition(":")[0]
-    if detected.backend == "mlx" and kind == "gpu":
-        return "metal" if sys.platform == "darwin" else "cuda"
-    return kind
+    if detected.backend == "mlx" and kind == "gpu":  # by the names that kernels use
+        kind = "metal" if sys.platform == "darwin" else "cuda"
+    requests = requests_of(
+        plan, backend=detected.backend, device=kind, dtype=dtype, compiled=compiled
+    )
+    return requests, (*(c for _, c in plan.candidates), *CORE[detected.backend])
+
+
+def requests_of(
+    plan: Plan,
+    *,
+    backend: str = "numpy",
+    device: str = "cpu",
+    dtype: str = "float32",
+    compiled: bool = False,
+) -> tuple[Request, ...]:
+    """Make one request an op, with the facts of the layer that demands most.
+
+    Args:
+        plan: the plan.
+        backend: torch, mlx or numpy.
+        device: its kind: cpu, cuda, mps, metal.
+        dtype: compute dtype.
+        compiled: whether the step is.
+    """
+    loss, train, geometry = plan.spec.loss, plan.config.train, plan.spec.geometry
+    specs = list(plan.spec.attentions.values())
+    windows = {_window(plan, spec.window) for spec in specs if spec.window is not None}
+    weights = "target" if loss.targets else None
+    facts: dict[str, dict[str, Any]] = {
+        "linear": {},
+        "embedding": {},
+        "rms_norm": {},
+        "rotate": {"positions": "batch" if any(spec.rope.positions for spec in specs) else None},
+        "attention": {
+            "window": min(windows, default=None),  # dynamic, where a layer has one
+            "documents": any(spec.documents is not None for spec in specs),
+            "grouped": geometry.kv_heads != geometry.heads,
+            "head_dim": geometry.head_dim,
+            "length": geometry.positions,
+        },
+        "swiglu": {},
+        "logits": {},  # of generation
+        "linear_cross_entropy": {
+            "targets": 1 + len(loss.targets),
+            "form": loss.form,
+            "weights": "position" if plan.on_batch else weights,  # on_batch may add them
+            "rows": train.rows * train.seq_len,
+            "width": plan.config.model.dim,
+            "vocab": plan.config.model.vocab,
+        },
+    }
+    return tuple(Request(op, backend, device, dtype, compiled, its) for op, its in facts.items())
+
+
+def _window(plan: Plan, window: Setting) -> str:
+    """A staged window is as static as a constant: each stage has a step of its own."""
+    return "static" if window.value is None or window.value in plan.staged else "dynamic"
+
+
+# The same decision, as ``plugins why`` prints it
+
+
+def kernel_answers(plan: Plan, detected: Detected | None) -> tuple[SlotReport, ...]:
+    """Report an op's kernel as a slot, ``kernel[op]``: its holder, and the candidates refused.
+
+    Args:
+        plan: the plan with the ops.
+        detected: where it would run; None: no backend is installed here, so nothing is chosen.
+
+    Raises:
+        ConfigError: ``kernels`` is no policy.
+    """
+    if detected is None:
+        unknown = Holder("core", "not chosen", "no backend is installed here")
+        return tuple(_report(request.op, unknown) for request in requests_of(plan))
+    found = verdicts(plan, detected)
+    owners = {(c.op, c.name): owner for owner, c in plan.candidates}
+    reports = []
+    for op, outcome in found.outcomes.items():
+        offers = [c for c in found.candidates if c.op == op and detected.backend in c.backends]
+        if isinstance(outcome, BackendError):
+            reports.append(_report(op, None, _clash(sorted(c.name for c in offers), outcome)))
+            continue
+        holder = Holder(owners.get((op, outcome.kernel), "core"), outcome.kernel, outcome.reason)
+        refused = [*_others(outcome, offers, found.policy)]
+        if found.conflict and op in found.conflict.ops:
+            refused.append(_clash([found.conflict.owner], found.conflict.error))
+        reports.append(_report(op, holder, *refused))
+    return tuple(reports)
+
+
+def _report(op: str, holder: Holder | None, *refused: Refused) -> SlotReport:
+    held = (holder,) if holder else ()
+    return SlotReport(f"kernel[{op}]", "query", held, refused, also=(op, f"kernels[{op}]"))
+
+
+def _clash(names: Sequence[str], error: BackendError) -> Refused:
+    return Refused(tuple(names), f"{error.what} ({error.where or ''})", error.fix)
+
+
+def _others(choice: Choice, offers: Sequence[Candidate], policy: Policy) -> Iterator[Refused]:
+    """Candidates that do not serve, each with its reason."""
+    why = "another was named" if choice.op in policy.named else f"{choice.kernel} is preferred"
+    for candidate in offers:
+        if candidate.name in choice.refused:
+            reason = choice.refused[candidate.name]
+            yield Refused((candidate.name,), reason, how="cannot serve")
+        elif candidate.name != choice.kernel:
+            yield Refused((candidate.name,), f"it could: {why}", how="passed over")

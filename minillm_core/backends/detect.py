@@ -14,21 +14,18 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
 from minillm_core.errors import BackendError
-from minillm_core.install import pip_line
-
-__all__ = ["DEVICES", "Detected", "Framework", "Machine", "choose", "default_preset", "probe"]
+from minillm_core.install import installed_version, pip_line
 
 DEVICES: Mapping[str, tuple[str, ...]] = {"torch": ("cpu", "cuda", "mps"), "mlx": ("cpu", "gpu")}
 """Backend -> the kinds of device that it knows."""
 
 
 @dataclass(frozen=True)
-class Framework:
+class InstalledFramework:
     """A framework that is installed."""
 
     version: str
@@ -38,12 +35,12 @@ class Framework:
 
 @dataclass(frozen=True)
 class Machine:
-    """What the probe found."""
+    """The findings of the probe."""
 
     apple: bool = False  # Apple silicon
     nvidia: int = 0  # GPUs that NVIDIA's driver shows to this process
-    torch: Framework | None = None
-    mlx: Framework | None = None
+    torch: InstalledFramework | None = None
+    mlx: InstalledFramework | None = None
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,7 @@ def probe() -> Machine:
 
 
 def choose(machine: Machine, backend: str = "auto", device: str = "auto") -> Detected:
-    """The backend and device for what was asked.
+    """Choose the backend and device for these options.
 
     Raises:
         BackendError: it is not installed or not importable, nothing is installed, or the backend
@@ -83,11 +80,11 @@ def choose(machine: Machine, backend: str = "auto", device: str = "auto") -> Det
         return Detected(backend, device, f"{reason}; {why}")
     if kind not in DEVICES[backend]:
         others = [name for name, kinds in DEVICES.items() if kind in kinds]
-        fix = f"--device {' or '.join(DEVICES[backend])}"
+        elsewhere = f"; {kind} belongs to --backend {others[0]}" if others else ""
         raise BackendError(
             f"{backend} knows no device '{device}'",
             where=f"--device {device}",
-            fix=f"{fix}; {kind} belongs to --backend {others[0]}" if others else fix,
+            fix=f"--device {' or '.join(DEVICES[backend])}{elsewhere}",
         )
     if kind == "mps" and not machine.apple:
         raise BackendError(
@@ -101,14 +98,14 @@ def choose(machine: Machine, backend: str = "auto", device: str = "auto") -> Det
 def default_preset(
     machine: Machine, backend: str = "auto", device: str = "auto"
 ) -> tuple[str, str]:
-    """The preset where nobody names one: tiny on a CPU, small on a GPU; and the reason.
+    """Choose the preset where none is named: tiny on a CPU, small on a GPU; and the reason.
 
     Where no backend can be had the plan alone can still be made: tiny.
     """
     try:
         detected = choose(machine, backend, device)
     except BackendError:
-        return "tiny", "no backend for it is installed"
+        return "tiny", "a machine without a usable backend"
     if detected.device == "cpu":
         return "tiny", f"{detected.backend} on a CPU"
     return "small", f"{detected.backend} on a GPU ({detected.device})"
@@ -127,14 +124,14 @@ def _automatic(machine: Machine, kind: str) -> tuple[str, str]:
             fix=f"one of {', '.join(known)}; a number picks one of several: cuda:1",
         )
     torch, mlx = _usable(machine.torch), _usable(machine.mlx)
-    if machine.nvidia and torch and torch.cuda:
-        return "torch", f"torch {torch.version}, since there is an NVIDIA GPU"
-    if machine.apple and mlx:
-        return "mlx", f"mlx {mlx.version}, since this is Apple silicon"
-    if torch:
-        return "torch", f"torch {torch.version}, since it is installed"
-    if mlx:
-        return "mlx", f"mlx {mlx.version}, since torch is not installed"
+    for name, framework, fits, reason in (
+        ("torch", torch, machine.nvidia and torch and torch.cuda, "there is an NVIDIA GPU"),
+        ("mlx", mlx, machine.apple, "this is Apple silicon"),
+        ("torch", torch, True, "it is installed"),
+        ("mlx", mlx, True, "torch is not installed"),
+    ):
+        if framework and fits:
+            return name, f"{name} {framework.version}, since {reason}"
     broken = machine.mlx.broken if machine.mlx else None
     raise BackendError(
         "no backend is installed" + (f", and mlx cannot be used: {broken}" if broken else ""),
@@ -160,28 +157,24 @@ def _best_device(machine: Machine, backend: str) -> tuple[str, str]:
 
 
 def _require(machine: Machine, backend: str) -> None:
-    """Refuse a backend that was asked for and cannot be imported."""
+    """Refuse a backend that is named and cannot be imported."""
     if backend not in DEVICES:
         raise BackendError(
             f"there is no backend '{backend}'", fix=f"--backend auto, {', '.join(DEVICES)}"
         )
-    framework: Framework | None = getattr(machine, backend)
+    framework: InstalledFramework | None = getattr(machine, backend)
+    problem = ""
     if framework is None:
-        raise BackendError(
-            f"{backend} is not installed",
-            where=f"--backend {backend}",
-            fix=_install(machine, backend),
-        )
-    if framework.broken:
-        raise BackendError(
-            f"{backend} {framework.version} is installed and cannot be imported: "
-            f"{framework.broken}",
-            where=f"--backend {backend}",
-            fix=_install(machine, backend),
-        )
+        problem = f"{backend} is not installed"
+    elif framework.broken:
+        version, reason = framework.version, framework.broken
+        problem = f"{backend} {version} is installed and cannot be imported: {reason}"
+    if problem:
+        fix = _install(machine, backend)
+        raise BackendError(problem, where=f"--backend {backend}", fix=fix)
 
 
-def _usable(framework: Framework | None) -> Framework | None:
+def _usable(framework: InstalledFramework | None) -> InstalledFramework | None:
     return framework if framework and not framework.broken else None
 
 
@@ -192,7 +185,7 @@ def _install(machine: Machine, backend: str) -> str:
 
 
 def _nvidia_gpus() -> int:
-    """GPUs that CUDA's driver library shows; it honours CUDA_VISIBLE_DEVICES and containers."""
+    """Count the GPUs that CUDA's driver library shows; it honours CUDA_VISIBLE_DEVICES and containers."""
     for name in ("libcuda.so.1", "nvcuda.dll"):
         try:
             driver = ctypes.CDLL(name)
@@ -204,7 +197,7 @@ def _nvidia_gpus() -> int:
     return 0
 
 
-def _torch() -> Framework | None:
+def _torch() -> InstalledFramework | None:
     spec = _located("torch")
     if spec is None or spec.origin is None:
         return None
@@ -213,18 +206,18 @@ def _torch() -> Framework | None:
     except OSError:
         facts = ""
     built = re.search(r"^cuda\b.*?=\s*['\"]", facts, re.MULTILINE)
-    return Framework(_version("torch"), cuda=built is not None)
+    return InstalledFramework(installed_version("torch") or "?", cuda=built is not None)
 
 
-def _mlx() -> Framework | None:
+def _mlx() -> InstalledFramework | None:
     spec = _located("mlx")
     folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
     if not any(found for folder in folders for found in folder.glob("core.*")):
         return None
     library = any(found for folder in folders for found in folder.glob("lib/libmlx.*"))
-    return Framework(
-        _version("mlx"),
-        cuda=any(_version(f"mlx-cuda-{major}") != "?" for major in (12, 13)),
+    return InstalledFramework(
+        installed_version("mlx") or "?",
+        cuda=any(installed_version(f"mlx-cuda-{major}") for major in (12, 13)),
         broken=None if library else "its library libmlx is missing",
     )
 
@@ -234,10 +227,3 @@ def _located(module: str) -> ModuleSpec | None:
         return find_spec(module)  # of a top-level module: imports nothing
     except ValueError:  # something without a spec stands in sys.modules
         return None
-
-
-def _version(distribution: str) -> str:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return "?"

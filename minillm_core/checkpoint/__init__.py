@@ -2,6 +2,7 @@
 
 OUT/lock.json               who trains here (lock)
 OUT/checkpoints/
+    best.json               the step with the lowest held-out loss, with checkpoint.best
     step-00000100/
         model.safetensors       model.<parameter>, float32
         optimizer.safetensors   everything else: optimizer.*, state.*, scaler.*, random.*
@@ -19,30 +20,42 @@ JSON are read, no pickle, and both are checked to the last byte before anything 
 
 from __future__ import annotations
 
-from minillm_core.checkpoint.commit import commit, discard, retain, sweep
-from minillm_core.checkpoint.lock import lock
+from minillm_core import disk, strict
+from minillm_core.checkpoint.commit import archive_orphans, commit, discard, retain, sweep
+from minillm_core.checkpoint.lock import Held, lock
 from minillm_core.checkpoint.manifest import verify
 from minillm_core.checkpoint.read import (
     Checkpoint,
+    chosen_or_refuse,
     newest,
     newest_and_set_aside,
     newest_or_refuse,
 )
-from minillm_core.checkpoint.stray import put_away
 from minillm_core.checkpoint.writer import Result, Writer
+from minillm_core.disk import read_file, read_lines
+
+LARGEST_TOKENIZER = 1 << 26
+"""Bytes of a tokenizer.json; one of 256,000 entries has half of that."""
 
 __all__ = [
+    "LARGEST_TOKENIZER",
     "Checkpoint",
+    "Held",
     "Result",
     "Writer",
+    "archive_orphans",
+    "chosen_or_refuse",
     "commit",
     "discard",
+    "disk",
     "lock",
     "newest",
     "newest_and_set_aside",
     "newest_or_refuse",
-    "put_away",
+    "read_file",
+    "read_lines",
     "retain",
+    "strict",
     "sweep",
     "verify",
 ]

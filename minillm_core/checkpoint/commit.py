@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from minillm_core.checkpoint import disk, layout, manifest, strict, tensors
+from minillm_core import disk, strict
+from minillm_core.checkpoint import layout, manifest, tensors
 from minillm_core.errors import Interrupted, MinillmError, NonFinite
-
-__all__ = ["commit", "discard", "retain", "sweep"]
 
 
 def commit(
@@ -32,7 +32,7 @@ def commit(
         step: how many optimizer steps the state has seen.
         arrays: by name; ``model.*`` go to a file of their own.
         scalars: whatever JSON can hold.
-        given_up: asked between tensors whether nobody wants it any more.
+        given_up: called between tensors; True ends the save.
 
     Returns:
         OUT/checkpoints/step-<step>.
@@ -49,10 +49,10 @@ def commit(
     if len(state) > strict.LARGEST:
         raise ValueError(f"{len(state):,} bytes of scalars could not be read back; save arrays")
     contents: dict[str, Iterable[disk.Buffer]] = {
-        layout.MODEL: tensors.parts(_chosen(arrays, model=True)),
-        layout.OPTIMIZER: tensors.parts(_chosen(arrays, model=False)),
-        layout.STATE: [state],
+        name: tensors.parts({n: a for n, a in arrays.items() if n.startswith("model.") == model})
+        for name, model in ((layout.MODEL, True), (layout.OPTIMIZER, False))
     }
+    contents[layout.STATE] = [state]
 
     def wanted(parts: Iterable[disk.Buffer]) -> Iterator[disk.Buffer]:
         for part in parts:
@@ -62,7 +62,7 @@ def commit(
 
     try:
         if not target.parent.is_dir():
-            target.parent.mkdir(parents=True)
+            target.parent.mkdir()  # not its parents: a run's folder that is gone is not made anew
             disk.sync(out)
         temporary.mkdir()
         written = {
@@ -97,17 +97,15 @@ def _give_name(temporary: Path, target: Path) -> None:
         if not os.path.lexists(target):
             old.rename(target)
         raise
-    _delete(old)
+    disk.remove(old)
 
 
 def _unwritten(target: Path, step: int, size: int, error: Exception) -> MinillmError:
-    place = target.parent if target.parent.is_dir() else target.parents[2]
-    try:
-        free = shutil.disk_usage(place).free
-    except OSError:
-        free = None
     where = f"{target}; {size / 1e6:,.1f} MB are needed"
-    if free is not None:
+    with suppress(OSError):
+        free = shutil.disk_usage(
+            target.parent if target.parent.is_dir() else target.parents[2]
+        ).free
         where += f", {free / 1e6:,.1f} MB are free"
     return MinillmError(
         f"the checkpoint of step {step} could not be written: {error}",
@@ -117,18 +115,22 @@ def _unwritten(target: Path, step: int, size: int, error: Exception) -> MinillmE
     )
 
 
-def retain(out: Path, keep: int) -> list[Path]:
+def retain(out: Path, keep: int, spare: Collection[int] = ()) -> list[Path]:
     """Remove what is older than the newest ``keep`` checkpoints that verify; returns what went.
+
+    Those of the steps ``spare`` stay in any case.
 
     One that does not verify neither counts nor is removed before that many good ones are there.
     Every byte of those that count is read anew each time: that it was right an hour ago says
     nothing about the disk now, and an older one that is still good may be the last.
     """
-    committed = [path for _, path in layout.folders(out)]
+    committed = layout.folders(out)
     good = 0
-    for place, path in enumerate(committed):
-        if len(committed) <= keep or good == keep:
-            return [_remove(old) for old in committed[place:]] if good == keep else []
+    for place, (_, path) in enumerate(committed):
+        if len(committed) <= keep:
+            return []
+        if good == keep:
+            return [_remove(old) for step, old in committed[place:] if step not in spare]
         good += not manifest.verify(path)
     return []
 
@@ -149,7 +151,7 @@ def sweep(out: Path) -> list[Path]:
             disk.rename(old, target)  # the one that was to replace it never got its name
     found = layout.leftovers(out)
     for path in found:
-        _delete(path)
+        disk.remove(path)
     return found
 
 
@@ -157,19 +159,8 @@ def _remove(path: Path) -> Path:
     # renamed first: a kill in between leaves something that is swept, not half a checkpoint
     doomed = disk.aside(path)
     disk.rename(path, doomed)
-    _delete(doomed)
+    disk.remove(doomed)
     return path
-
-
-def _delete(path: Path) -> None:
-    if path.is_symlink() or not path.is_dir():
-        path.unlink()
-    else:
-        shutil.rmtree(path)
-
-
-def _chosen(arrays: Mapping[str, np.ndarray], *, model: bool) -> dict[str, np.ndarray]:
-    return {name: array for name, array in arrays.items() if name.startswith("model.") == model}
 
 
 def _refuse_non_finite(step: int, arrays: Mapping[str, np.ndarray]) -> None:
@@ -179,3 +170,18 @@ def _refuse_non_finite(step: int, arrays: Mapping[str, np.ndarray]) -> None:
             low, high = array.min(), array.max()
             if not (np.isfinite(low) and np.isfinite(high)):
                 raise NonFinite(f"{name} is no longer finite after step {step}; it was not saved")
+
+
+def archive_orphans(out: Path) -> Path | None:
+    """Rename OUT/checkpoints if it holds checkpoints of no known run; return its new path.
+
+    They are kept, out of the way of the run that starts.
+    """
+    held = out / "checkpoints"
+    if not layout.folders(out) and not any(held.glob("*.corrupt*")):
+        return None
+    n = 1
+    while (target := out / f"checkpoints.before-{n}").exists():
+        n += 1
+    disk.rename(held, target)
+    return target

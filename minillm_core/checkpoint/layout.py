@@ -5,40 +5,34 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-__all__ = [
-    "FILES",
-    "MANIFEST",
-    "MODEL",
-    "OPTIMIZER",
-    "STATE",
-    "corrupt",
-    "folder",
-    "folders",
-    "leftovers",
-    "replaced",
-]
+from minillm_core.errors import Refusal
 
 MODEL = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
 MANIFEST = "manifest.json"
+BEST = "best.json"
+"""Beside the checkpoints: which of them is the best."""
 FILES = (MODEL, OPTIMIZER, STATE)
 """What a manifest must list; it cannot list itself."""
 
 _CORRUPT = re.compile(r"step-\d{8,}\.corrupt(-\d+)?")
 _STEP = re.compile(r"step-(\d{8,})")
-_LEFTOVER = re.compile(r"step-\d{8,}\.(tmp|old)-[0-9a-f]+")
-_HALF = re.compile(r"(run\.json|metrics\.jsonl)\.tmp-[0-9a-f]+")  # of disk.replace
+_LEFTOVER = re.compile(r"(step-\d{8,}\.(tmp|old)|best\.json\.tmp)-[0-9a-f]+")
+_HALF = re.compile(  # of disk.replace and Tokenizer.save, and of a lock that was being taken over
+    r"(run\.(json|toml)|metrics\.jsonl|tokenizer\.json|report\.html)"
+    r"\.tmp-[0-9a-f]+|lock\.json\.takeover"
+)
 _REPLACED = re.compile(r"step-(\d{8,})\.old-[0-9a-f]+")
 
 
 def folder(out: Path, step: int) -> Path:
-    """Where the checkpoint of a step lies."""
+    """Return the folder of a step's checkpoint."""
     return out / "checkpoints" / f"step-{step:08d}"
 
 
 def folders(out: Path) -> list[tuple[int, Path]]:
-    """Every committed checkpoint as (step, path), newest first; not yet verified."""
+    """List every committed checkpoint as (step, path), newest first; not yet verified."""
     found = []
     for path in _saved(out):
         match = _STEP.fullmatch(path.name)
@@ -48,18 +42,18 @@ def folders(out: Path) -> list[tuple[int, Path]]:
 
 
 def corrupt(out: Path) -> list[Path]:
-    """What did not verify and was set aside."""
+    """List the checkpoints that did not verify and were set aside."""
     return sorted(path for path in _saved(out) if _CORRUPT.fullmatch(path.name))
 
 
 def replaced(out: Path) -> list[tuple[int, Path]]:
-    """What gave up its name to a newer one of the same step, as (step, path)."""
+    """List the checkpoints renamed for a newer one of the same step, as (step, path)."""
     matches = ((_REPLACED.fullmatch(path.name), path) for path in _saved(out))
     return sorted((int(match[1]), path) for match, path in matches if match)
 
 
 def leftovers(out: Path) -> list[Path]:
-    """What a process that died while saving left behind."""
+    """List the leftovers of processes that died while saving."""
     half = [path for path in _entries(out) if _HALF.fullmatch(path.name)]
     return sorted(half + [path for path in _saved(out) if _LEFTOVER.fullmatch(path.name)])
 
@@ -73,3 +67,9 @@ def _entries(folder: Path) -> list[Path]:
         return list(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return []
+    except OSError as error:
+        raise Refusal(
+            f"{folder} cannot be read: {error.strerror}",
+            where=str(folder),
+            fix="make it a folder that this account can read",
+        ) from error

@@ -6,9 +6,9 @@ a number that another process got since means nothing to it. The file's content 
 Some file systems have no ``flock``. There the content decides: the file belongs to whoever made it
 (``O_EXCL``), until that process is dead. Only its own host can tell; another host's is refused.
 
-    free      -> made by us                                    ours
-    there     -> flock                                         ours, or refused
-              -> no flock, its owner is dead                   replaced by a rename, ours
+    free      -> made by this process                          held
+    there     -> flock                                         held, or refused
+              -> no flock, its owner is dead                   replaced by a rename, held
               -> no flock, anything else                       refused
 """
 
@@ -16,37 +16,138 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
-from minillm_core.checkpoint.owner import Owner
-from minillm_core.errors import Refusal
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-__all__ = ["LOCK", "lock"]
+from minillm_core.errors import MinillmError, Refusal
+from minillm_core.text import plain
+
+TICK = 0.02  # seconds; process start times are counted in ticks of 1/100 s
+
+
+class Owner(BaseModel):
+    """A process on a host, as lock.json holds it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    host: str = Field(max_length=300)
+    pid: int = Field(gt=0, lt=1 << 31)
+    started: float = Field(allow_inf_nan=False)  # seconds since 1970
+    uptime: float = Field(allow_inf_nan=False)  # the same in seconds since the host was started
+    since: str = Field(max_length=40)  # when it took the folder
+
+    @classmethod
+    def this(cls) -> Owner:
+        """Describe this process."""
+        pid = os.getpid()
+        started, uptime = _start(pid)
+        since = datetime.now(UTC).isoformat(timespec="seconds")
+        return cls(host=socket.gethostname(), pid=pid, started=started, uptime=uptime, since=since)
+
+    @classmethod
+    def parse(cls, data: bytes) -> Owner | None:
+        """Parse the owner that lock.json names; None if it names none."""
+        try:
+            return cls.model_validate_json(data)
+        except ValidationError:
+            return None
+
+    def encode(self) -> bytes:
+        """Encode the content of lock.json."""
+        return self.model_dump_json(indent=1).encode() + b"\n"
+
+    @property
+    def here(self) -> bool:
+        """True for a process of this host, running or ended."""
+        return self.host == socket.gethostname()
+
+    def alive(self) -> bool:
+        """Return whether the process still runs; only its own host can tell.
+
+        Setting the system's clock moves one of the two starts, which one depends on the system; a
+        process that took over the number agrees with neither.
+        """
+        import psutil
+
+        try:
+            if psutil.Process(self.pid).status() == psutil.STATUS_ZOMBIE:
+                return False
+            started, uptime = _start(self.pid)
+        except psutil.NoSuchProcess:
+            return False
+        except psutil.Error:
+            return True  # it is there, and may not be looked at
+        return abs(started - self.started) < TICK or abs(uptime - self.uptime) < TICK
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {plain(self.host, 80)} since {plain(self.since)}"
+
+
+def _start(pid: int) -> tuple[float, float]:
+    """When a process began: in seconds since 1970, and since the host was started."""
+    import psutil
+
+    started = psutil.Process(pid).create_time()
+    return started, started - psutil.boot_time()
+
 
 LOCK = "lock.json"
-TRIES = 1000  # each one but the last means that somebody let go of the folder meanwhile
+TRIES = 1000  # each one but the last means that another process let go of the folder meanwhile
 PATIENCE = 0.5  # seconds that an owner has to write its name after making the file
 LARGEST = 1 << 12  # bytes of a lock.json that are looked at
 FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 UNSUPPORTED = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL}
 
 
+@dataclass(frozen=True)
+class Held:
+    """A run's folder, held by this process."""
+
+    out: Path
+    owner: Owner
+    handle: int  # open on its lock.json
+
+    def is_ours(self) -> bool:
+        """Return whether the path still leads to the locked folder, by the file in it."""
+        return _is_at(self.out / LOCK, self.handle)
+
+    def check(self) -> None:
+        """Refuse to write into another folder of that name, or into one that another may train in.
+
+        Raises:
+            MinillmError: the folder was deleted, moved or replaced, or its lock.json was.
+        """
+        if self.is_ours():
+            return
+        if self.out.is_dir():
+            what = f"{self.out / LOCK} was removed or replaced while this run was training"
+            fix = "do not touch that file while a run lasts; --resume goes on from the last checkpoint"
+        else:
+            what = f"{self.out} was deleted or moved while this run was training"
+            fix = "where it was moved, --resume --out with its new path goes on from the last checkpoint"
+        raise MinillmError(f"{what}: nothing more is written", where=str(self.out), fix=fix)
+
+
 @contextmanager
-def lock(out: Path, say: Callable[[str], None] | None = None) -> Iterator[Owner]:
-    """Take a run's folder for this process; inside the block nobody else trains there.
+def lock(out: Path, say: Callable[[str], None] | None = None) -> Iterator[Held]:
+    """Take a run's folder for this process; inside the block no other process trains there.
 
     A forked child neither holds the lock nor gives it back.
 
     Args:
         out: the run's folder, which exists.
-        say: is told where the file system cannot lock, and what that means.
+        say: prints a note where the file system cannot lock files.
 
     Raises:
-        Refusal: somebody else trains there, or nothing can be written; nothing was changed.
+        Refusal: another process trains there, or nothing can be written; nothing was changed.
     """
     path = out / LOCK
     handle, by_kernel, owner = _take(path)
@@ -63,7 +164,7 @@ def lock(out: Path, say: Callable[[str], None] | None = None) -> Iterator[Owner]
 
     os.register_at_fork(after_in_child=forget)
     try:
-        yield owner
+        yield Held(out, owner, handle)
     finally:
         # The name goes first: whoever opened the file before finds out that it is not it any more.
         if held and _is_at(path, handle):
@@ -72,7 +173,7 @@ def lock(out: Path, say: Callable[[str], None] | None = None) -> Iterator[Owner]
 
 
 def _take(path: Path) -> tuple[int, bool, Owner]:
-    """(descriptor that is ours while it is open, whether the kernel locked it, we)."""
+    """Take the lock; return (descriptor that holds it, whether the kernel locked it, this process)."""
     owner = Owner.this()
     try:
         for _ in range(TRIES):
@@ -97,27 +198,33 @@ def _take(path: Path) -> tuple[int, bool, Owner]:
         raise Refusal(
             f"{path.parent} cannot be locked: {error.strerror}",
             where=str(path),
-            fix="make the folder writable, or give another --out",
+            fix=f"delete {path}, which no run made"
+            if error.errno in (errno.EINVAL, errno.EMLINK, errno.ELOOP, errno.EISDIR)
+            else "make the folder writable, or give another --out",
         ) from error
     raise Refusal(f"{path} is made and removed all the time", where=str(path))
 
 
 def _open(path: Path) -> tuple[int | None, bool]:
-    """(descriptor, whether we made the file); None: it went away in between."""
+    """Open or make the file; return (descriptor, whether it was made). None: it went away in between."""
     with suppress(FileExistsError):
         return os.open(path, FLAGS | os.O_CREAT | os.O_EXCL, 0o644), True
     try:
         handle = os.open(path, FLAGS)
     except FileNotFoundError:
         return None, False
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
         os.close(handle)
         raise OSError(errno.EINVAL, "it is not a regular file")
+    if status.st_nlink > 1:  # our name would be written over a file that lies elsewhere too
+        os.close(handle)
+        raise OSError(errno.EMLINK, "the file has another name elsewhere (a hard link)")
     return handle, False
 
 
 def _flock(handle: int) -> bool | None:
-    """Whether the kernel gave us the file; None if it cannot."""
+    """Lock the file by the kernel; return whether it could be locked, None: no lock is supported."""
     try:
         import fcntl
     except ImportError:
@@ -134,7 +241,7 @@ def _flock(handle: int) -> bool | None:
 
 
 def _sign(path: Path, handle: int, owner: Owner) -> int:
-    """Write our name into a file that is ours; returns its descriptor."""
+    """Write this process's name into a file that it holds; return its descriptor."""
     try:
         os.ftruncate(handle, 0)
         os.pwrite(handle, owner.encode(), 0)
@@ -145,7 +252,7 @@ def _sign(path: Path, handle: int, owner: Owner) -> int:
 
 
 def _take_over(path: Path, handle: int, owner: Owner) -> int | None:
-    """Replace a dead owner's file by ours in one step; None: look again, something moved.
+    """Replace a dead owner's file by this process's in one step; None: look again, something moved.
 
     Two may find the same owner dead. Only one at a time has the claim, and looks again under it.
     """
@@ -172,7 +279,7 @@ def _take_over(path: Path, handle: int, owner: Owner) -> int | None:
 
 
 def _holder(handle: int) -> Owner | None:
-    """Whom the file names; None if nobody within the time that it takes to write a name."""
+    """Read the owner that the file names; None if none is written within :data:`PATIENCE`."""
     deadline = time.monotonic() + PATIENCE
     while True:
         owner = Owner.parse(os.pread(handle, LARGEST, 0))
@@ -182,10 +289,10 @@ def _holder(handle: int) -> Owner | None:
 
 
 def _is_at(path: Path, handle: int) -> bool:
-    """Whether ``path`` still names the file that we have open."""
+    """Return whether ``path`` still names the file that is open."""
     try:
         return os.path.samestat(path.lstat(), os.fstat(handle))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 

@@ -1,64 +1,44 @@
-"""The manifest: what a checkpoint consists of, so that one changed bit is noticed.
+"""The manifest: the files of a checkpoint with their digests, so that one changed bit is noticed.
 
     {"format": 1, "step": 100, "files": [{"name", "size", "xxh3_128"}, ...], "xxh3_128": "..."}
 
 Its own digest is that of the same document without it. There is one way to write a manifest, and
 verifying compares bytes, so a flipped bit in the manifest itself is noticed too.
+
+A checkpoint's files are opened once. What is read is what was verified, whatever happens to the
+names meanwhile: a trainer that removes the checkpoint takes its name away, and the bytes stay until
+the last reader lets go of them.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import weakref
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import xxhash
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from minillm_core.checkpoint import layout, strict, tensors
-from minillm_core.checkpoint.disk import Written
-from minillm_core.checkpoint.opened import Opened
-
-__all__ = ["FORMAT", "encode", "reasons", "verify"]
+from minillm_core import disk, strict
+from minillm_core.checkpoint import layout, tensors
+from minillm_core.disk import Written
 
 FORMAT = 1
-LARGEST = 1 << 16  # bytes of a manifest; ours has under a thousand
-
-
-class Entry(BaseModel):
-    """One file of a checkpoint."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    name: str
-    size: int = Field(ge=0)
-    xxh3_128: str
-
-
-class Manifest(BaseModel):
-    """A checkpoint's list of files."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    format: int
-    step: int = Field(ge=0)
-    files: list[Entry]
-    xxh3_128: str = ""
+LARGEST = 1 << 16  # bytes of a manifest; one written here has under a thousand
+CHUNK = 1 << 22  # bytes hashed at a time
 
 
 def encode(step: int, written: Mapping[str, Written]) -> bytes:
-    """The manifest of files, by name."""
-    files = [
-        Entry(name=name, size=written[name].size, xxh3_128=written[name].xxh3_128)
-        for name in layout.FILES
-    ]
-    return _sealed(Manifest(format=FORMAT, step=step, files=files))
+    """Encode the manifest of files, by name."""
+    files = [{"name": name, **written[name]._asdict()} for name in layout.FILES]
+    return _sealed({"format": FORMAT, "step": step, "files": files})
 
 
 def verify(folder: Path) -> list[str]:
-    """Why a checkpoint cannot be trusted; empty when every byte is as it was written."""
+    """List the reasons why a checkpoint cannot be trusted; none when every byte is as it was written."""
     try:
         with Opened(folder) as files:
             return reasons(files)
@@ -67,65 +47,165 @@ def verify(folder: Path) -> list[str]:
 
 
 def reasons(files: Opened) -> list[str]:
-    """:func:`verify` for files that stay open."""
-    try:
-        manifest = _read(files)
-    except ValueError as error:
-        return [str(error)]
+    """Verify as :func:`verify` does, for files that stay open."""
     found = []
-    if files.folder.name != layout.folder(files.folder, manifest.step).name:
-        found.append(f"{layout.MANIFEST}: is that of step {manifest.step}")
-    for entry in manifest.files:
+    try:
+        step, written = _read(files)
+    except ValueError as error:
+        return [_named(layout.MANIFEST, error)]
+    if files.folder.name != layout.folder(files.folder, step).name:
+        found.append(f"{layout.MANIFEST}: is that of step {step}")
+    for name, expected in written.items():
         try:
-            _check(files, entry)
+            _check(files, name, expected)
         except ValueError as error:
-            found.append(str(error))
+            found.append(_named(name, error))
     return found
 
 
-def _read(files: Opened) -> Manifest:
-    """The manifest, itself intact; the files that it lists are not looked at."""
+def _named(name: str, error: ValueError) -> str:
+    return f"{name}: {str(error).removeprefix(f'{name}: ')}"
+
+
+def _read(files: Opened) -> tuple[int, dict[str, Written]]:
+    """Read and check the manifest: the step, and each file's size and digest by name."""
     data = files.content(layout.MANIFEST, LARGEST)
-    try:
-        manifest = Manifest.model_validate_json(data)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        place = ".".join(map(str, problem["loc"])) or "document"
-        raise ValueError(f"{layout.MANIFEST}: {place}: {problem['msg']}") from error
-    if manifest.format != FORMAT:
-        raise ValueError(
-            f"{layout.MANIFEST}: format {manifest.format}, this version reads {FORMAT}"
-        )
-    if data != _sealed(manifest):
-        raise ValueError(f"{layout.MANIFEST}: its own digest does not match")
-    names = [entry.name for entry in manifest.files]
-    for name in names:
-        if name not in layout.FILES:
-            raise ValueError(f"{layout.MANIFEST}: {name[:40]!r} is no file of a checkpoint")
+    document = strict.parse(data)
+    if (format := document.get("format")) != FORMAT:
+        raise ValueError(f"format {str(format)[:40]}, this version reads {FORMAT}")
+    document.pop("xxh3_128", None)
+    if data != _sealed(document):
+        raise ValueError("its own digest does not match")
+    _check_keys(document, {"format", "step", "files"})
+    step, entries = document["step"], document["files"]
+    if not (tensors.are_sizes([step]) and isinstance(entries, list)):
+        raise ValueError("needs a step from 0 on, and a list of files")
+    for entry in entries:
+        _check_keys(entry, {"name", "size", "xxh3_128"})
+        if entry["name"] not in layout.FILES:
+            raise ValueError(f"{str(entry['name'])[:40]!r} is no file of a checkpoint")
+        if not tensors.are_sizes([entry["size"]]):
+            raise ValueError(f"{entry['name']}: needs its size in bytes")
+    names = [entry["name"] for entry in entries]
     for name in layout.FILES:
         if names.count(name) != 1:
-            raise ValueError(f"{layout.MANIFEST}: lists {name} {names.count(name)} times")
-    return manifest
+            raise ValueError(f"lists {name} {names.count(name)} times")
+    return step, {entry.pop("name"): Written(**entry) for entry in entries}
 
 
-def _sealed(manifest: Manifest) -> bytes:
-    document: dict[str, Any] = manifest.model_dump(exclude={"xxh3_128"})
+def _check_keys(table: Any, keys: set[str]) -> None:
+    if not isinstance(table, dict) or table.keys() != keys:
+        wrong = min(table.keys() ^ keys) if isinstance(table, dict) else type(table).__name__
+        raise ValueError(f"{wrong[:40]}: {', '.join(sorted(keys))} are needed, and nothing else")
+
+
+def _sealed(document: Mapping[str, Any]) -> bytes:
     body = json.dumps(document, indent=1, sort_keys=True).encode()
-    document["xxh3_128"] = xxhash.xxh3_128_hexdigest(body)
-    return json.dumps(document, indent=1, sort_keys=True).encode() + b"\n"
+    sealed = {**document, "xxh3_128": xxhash.xxh3_128_hexdigest(body)}
+    return json.dumps(sealed, indent=1, sort_keys=True).encode() + b"\n"
 
 
-def _check(files: Opened, entry: Entry) -> None:
-    name, size = entry.name, files.size(entry.name)
-    if size != entry.size:
-        raise ValueError(f"{name}: {size:,} bytes, {entry.size:,} were written")
-    if files.digest(name) != entry.xxh3_128:
-        raise ValueError(f"{name}: its content changed since it was written")
+def _check(files: Opened, name: str, expected: Written) -> None:
+    size = files.size(name)
+    if size != expected.size:
+        raise ValueError(f"{size:,} bytes, {expected.size:,} were written")
+    if files.digest(name) != expected.xxh3_128:
+        raise ValueError("its content changed since it was written")
     # A digest proves that the file is the one that was written, not that it is harmless.
-    try:
-        if name == layout.STATE:
-            strict.parse(files.content(name, strict.LARGEST))
-        else:
-            tensors.header(partial(files.fill, name), size)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from error
+    if name == layout.STATE:
+        strict.parse(files.content(name, strict.LARGEST))
+    else:
+        tensors.header(partial(files.fill, name), size)
+
+
+class Opened:
+    """The open files of a checkpoint's folder, closed at the latest when it is collected.
+
+    Args:
+        folder: the checkpoint.
+
+    Raises:
+        ValueError: one of its files is missing or is no file; the reason.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._handles: dict[str, int] = {}
+        self._close = weakref.finalize(self, _close, self._handles)
+        try:
+            place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise ValueError(f"{folder.name}: {error.strerror}") from error
+        try:
+            for name in (*layout.FILES, layout.MANIFEST):
+                self._handles[name] = disk.regular(name, name, place)
+        except FileNotFoundError:
+            self.close()
+            raise ValueError(f"{name}: missing") from None
+        except ValueError:
+            self.close()
+            raise
+        finally:
+            os.close(place)
+
+    def size(self, name: str) -> int:
+        """Return the bytes of a file."""
+        return os.fstat(self._handles[name]).st_size
+
+    def fill(self, name: str, offset: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` with a file's bytes from ``offset`` on.
+
+        Raises:
+            ValueError: there are not so many, or they cannot be read.
+        """
+        done = 0
+        while done < len(buffer):
+            try:
+                count = os.preadv(self._handles[name], [buffer[done:]], offset + done)
+            except OSError as error:
+                raise ValueError(f"{name}: {error.strerror}") from error
+            if not count:
+                raise ValueError(f"{name}: ends before byte {offset + len(buffer):,}")
+            done += count
+
+    def content(self, name: str, limit: int) -> bytes:
+        """Read all of a small file.
+
+        Raises:
+            ValueError: it has more than ``limit`` bytes, or cannot be read.
+        """
+        if (size := self.size(name)) > limit:
+            raise ValueError(f"{name}: more than {limit:,} bytes")
+        buffer = bytearray(size)
+        self.fill(name, 0, memoryview(buffer))
+        return bytes(buffer)
+
+    def digest(self, name: str) -> str:
+        """Return the xxh3-128 of a file.
+
+        Raises:
+            ValueError: it cannot be read.
+        """
+        digest, size, place = xxhash.xxh3_128(), self.size(name), 0
+        buffer = memoryview(bytearray(min(CHUNK, size)))
+        while place < size:
+            chunk = buffer[: size - place]
+            self.fill(name, place, chunk)
+            digest.update(chunk)
+            place += len(chunk)
+        return digest.hexdigest()
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._close()
+
+    def __enter__(self) -> Opened:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _close(handles: dict[str, int]) -> None:
+    while handles:
+        os.close(handles.popitem()[1])

@@ -12,13 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from minillm_core.checkpoint import disk, layout, strict, tensors
-from minillm_core.checkpoint.manifest import reasons
-from minillm_core.checkpoint.opened import Opened
+from minillm_core import disk, strict
+from minillm_core.checkpoint import best as marker
+from minillm_core.checkpoint import layout, tensors
+from minillm_core.checkpoint.manifest import Opened, reasons
 from minillm_core.errors import MinillmError, NoCheckpoint, Refusal
 from minillm_core.text import few
 
-__all__ = ["Checkpoint", "newest", "newest_and_set_aside", "newest_or_refuse"]
+SHOWN = 8
+"""Checkpoints that do not verify that are named each on a line of its own."""
 
 
 class Checkpoint:
@@ -38,7 +40,7 @@ class Checkpoint:
         return f"Checkpoint({str(self.path)!r}, {self.step})"
 
     def arrays(self, prefix: str = "") -> dict[str, np.ndarray]:
-        """The arrays whose full names start with ``prefix``, such as ``"model."``.
+        """Read the arrays whose full names start with ``prefix``, such as ``"model."``.
 
         Raises:
             NoCheckpoint: it is gone, or was changed since it verified.
@@ -54,7 +56,7 @@ class Checkpoint:
 
     @property
     def scalars(self) -> dict[str, Any]:
-        """What was saved as JSON; raises as :meth:`arrays`."""
+        """Read the scalars, as JSON; raises as :meth:`arrays`."""
         with self._reading() as files:
             return strict.parse(files.content(layout.STATE, strict.LARGEST))
 
@@ -72,40 +74,39 @@ class Checkpoint:
 
 
 def newest(out: Path, say: Callable[[str], None] | None = None) -> Checkpoint | None:
-    """The checkpoint of the greatest step that verifies, or None; changes nothing.
+    """Find the checkpoint of the greatest step that verifies, or None; changes nothing.
 
     Args:
         out: the run's folder, in which a trainer may be saving and removing.
-        say: is told of each newer one that does not verify, with the first reason.
+        say: prints a line for each newer one that does not verify, with the first reason.
     """
-    found, bad = _search(out)
-    _tell(bad, say)
-    return found
+    return _search(out, say)[0]
 
 
-def _tell(bad: list[tuple[Path, str]], say: Callable[[str], None] | None) -> None:
-    for path, reason in bad:
-        if say:
-            say(f"{path.name} does not verify and is passed over: {reason}")
-
-
-def _search(out: Path) -> tuple[Checkpoint | None, list[tuple[Path, str]]]:
-    """The newest that verifies, and the newer ones that do not, with the first reason."""
-    while True:
+def _search(
+    out: Path, say: Callable[[str], None] | None
+) -> tuple[Checkpoint | None, list[tuple[Path, str]]]:
+    """Find the newest that verifies, and the newer ones that do not, with the first reason."""
+    found, complete = None, False
+    while not (found or complete):
         bad: list[tuple[Path, str]] = []
         for step, path in layout.folders(out):
             found, reason = _open(path, step)
-            if found:
-                return found, bad
-            if not os.path.lexists(path):
+            if found or not os.path.lexists(path):
                 break  # removed in between, which happens once there is a newer one
             bad.append((path, reason))
         else:
-            return None, bad
+            complete = True
+    if say:
+        for path, reason in bad[:SHOWN]:
+            say(f"{path.name} does not verify and is passed over: {reason}")
+        if len(bad) > SHOWN:
+            say(f"... and so are {len(bad) - SHOWN:,} more, down to {bad[-1][0].name}")
+    return found, bad
 
 
 def _open(path: Path, step: int) -> tuple[Checkpoint | None, str]:
-    """The checkpoint with its files open; or None and the first reason why it does not verify."""
+    """Open and verify a checkpoint; return it, or None and the first reason why it does not verify."""
     try:
         files = Opened(path)
     except ValueError as error:
@@ -118,14 +119,13 @@ def _open(path: Path, step: int) -> tuple[Checkpoint | None, str]:
 
 
 def newest_or_refuse(out: Path, say: Callable[[str], None] | None = None) -> Checkpoint:
-    """Like :func:`newest`, for a command that needs one.
+    """Find the newest checkpoint as :func:`newest` does, for a command that needs one.
 
     Raises:
         Refusal: no checkpoint was ever written.
         NoCheckpoint: none of those that are there verifies.
     """
-    found, bad = _search(out)
-    _tell(bad, say)
+    found, bad = _search(out, say)
     if found:
         return found
     if bad:
@@ -143,14 +143,73 @@ def newest_or_refuse(out: Path, say: Callable[[str], None] | None = None) -> Che
     )
 
 
+def chosen_or_refuse(
+    out: Path,
+    say: Callable[[str], None] | None = None,
+    *,
+    step: int | None = None,
+    best: bool = False,
+) -> Checkpoint:
+    """Open the checkpoint that a person chose: of a step, the best, or the newest.
+
+    Args:
+        out: the run's folder.
+        say: prints a line for each newer checkpoint that does not verify, where none was chosen.
+        step: how many optimizer steps it has seen.
+        best: the one that the run marked, which it does with ``checkpoint.best``.
+
+    Raises:
+        Refusal: both are given, or there is no such checkpoint; it lists those that are there.
+        NoCheckpoint: it does not verify.
+    """
+    if best and step is not None:
+        raise Refusal(
+            "--step and --best are both given",
+            where=f"--step {step} --best",
+            fix="one of them; the newest checkpoint is taken without",
+        )
+    if best:
+        found = marker.marked(out)
+        if found is None:
+            raise Refusal(
+                "the run has marked no checkpoint as its best",
+                where=str(out / "checkpoints"),
+                fix=f"train with checkpoint.best=true; or {_steps(out)}",
+            )
+        step = found.step
+    if step is None:
+        return newest_or_refuse(out, say)
+    path = layout.folder(out, step)
+    if not os.path.lexists(path):
+        raise Refusal(
+            f"the run has no checkpoint of step {step:,}",
+            where=str(out / "checkpoints"),
+            fix=_steps(out),
+        )
+    opened, reason = _open(path, step)
+    if opened is None:
+        raise NoCheckpoint(
+            f"the checkpoint of step {step:,} does not verify: {reason}",
+            where=str(path),
+            fix=_steps(out, without=step),
+        )
+    return opened
+
+
+def _steps(out: Path, without: int | None = None) -> str:
+    """Say what to type instead: the newest steps that are there."""
+    there = [str(step) for step, _ in layout.folders(out) if step != without]
+    return f"--step with one of {few(there, 8)}" if there else "wait until the run has saved one"
+
+
 def newest_and_set_aside(out: Path, say: Callable[[str], None]) -> Checkpoint | None:
-    """The checkpoint to go on from; newer ones that do not verify are renamed.
+    """Find the checkpoint to resume from; rename newer ones that do not verify.
 
     Only the one trainer of ``out`` may call it: a reader has no business renaming.
 
     Args:
         out: the run's folder.
-        say: is told of each that was set aside, with the first reason.
+        say: prints a line for each that was set aside, with the first reason.
 
     Returns:
         None if none was ever written.
@@ -159,22 +218,32 @@ def newest_and_set_aside(out: Path, say: Callable[[str], None]) -> Checkpoint | 
         NoCheckpoint: none of those that were written verifies, now or at an earlier try.
         MinillmError: one could not be renamed.
     """
+    many = 0
     for step, path in layout.folders(out):
         found, reason = _open(path, step)
         if found:
-            return found
-        aside = _set_aside(path)
-        say(f"{path.name} does not verify and is now {aside.name}: {reason}")
-    _refuse_corrupt(out)
-    return None
+            break
+        aside, many = _set_aside(path), many + 1
+        if many <= SHOWN:
+            say(f"{path.name} does not verify and is now {aside.name}: {reason}")
+    else:
+        found = None
+    if many > SHOWN:
+        say(f"... and {many - SHOWN:,} older ones that do not verify are renamed as well")
+    if many:
+        disk.sync(out / "checkpoints")
+    if found is None:
+        _refuse_corrupt(out)
+    return found
 
 
 def _set_aside(path: Path) -> Path:
+    """Rename a bad checkpoint; that the disk has the name is not waited for."""
     names = (f"{path.name}.corrupt{f'-{n}' if n > 1 else ''}" for n in itertools.count(1))
     # a rename would replace an empty folder of that name without a word
     aside = next(path.with_name(name) for name in names if not os.path.lexists(path.parent / name))
     try:
-        disk.rename(path, aside)
+        disk.rename(path, aside, wait=False)
     except OSError as error:
         raise MinillmError(
             f"{path.name} does not verify and cannot be renamed: {error.strerror}",

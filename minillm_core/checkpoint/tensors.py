@@ -4,7 +4,7 @@
     {"model.norm": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}, ...}
 
 The format is that of the ``safetensors`` package, whose reader takes every file that passes here.
-That package copies all tensors before it writes the first, lets nobody give up in between, and
+That package copies all tensors before it writes the first, cannot be interrupted in between, and
 opens files by name, so that what was verified and what is read need not be the same file. MLX
 reads out of range where a header lies; so headers are checked before a framework sees anything.
 """
@@ -19,10 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from minillm_core.checkpoint import strict
-from minillm_core.checkpoint.disk import Buffer
-
-__all__ = ["Stored", "header", "parts", "read"]
+from minillm_core import strict
+from minillm_core.disk import Buffer
 
 Read = Callable[[int, memoryview], None]
 """Fill the memory with a file's bytes from an offset on; ValueError where there are not so many."""
@@ -42,6 +40,10 @@ DTYPES = {
     "BOOL": "|b1",
 }
 NAMES = {np.dtype(code): name for name, code in DTYPES.items()}
+OWN = {name: np.dtype(code).itemsize for name, code in DTYPES.items()}
+"""Dtypes that this module writes -> bytes of an element."""
+WIDTHS = {**OWN, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1}
+"""Dtypes that other programs write as well."""
 METADATA = "__metadata__"
 LONGEST = 512  # characters of a name
 DIMENSIONS = 16
@@ -50,16 +52,16 @@ LENGTH = 1 << 31  # of a dimension; MLX counts in int32
 
 @dataclass(frozen=True)
 class Stored:
-    """Where a tensor lies in its file."""
+    """The place of a tensor in its file."""
 
-    dtype: np.dtype
+    dtype: str  # as the header has it: F32
     shape: tuple[int, ...]
     start: int
     stop: int
 
 
 def parts(arrays: Mapping[str, np.ndarray], written_by: str = "np") -> Iterator[Buffer]:
-    """The bytes of a file of ``arrays``, in order; holds a copy of one array at a time at most.
+    """Yield the bytes of a file of ``arrays``, in order, copying one array at a time at most.
 
     Args:
         arrays: by name.
@@ -91,15 +93,16 @@ def parts(arrays: Mapping[str, np.ndarray], written_by: str = "np") -> Iterator[
         yield array.reshape(-1).view(np.uint8).data
 
 
-def header(fill: Read, size: int) -> dict[str, Stored]:
-    """Where each tensor of a file lies.
+def header(fill: Read, size: int, widths: Mapping[str, int] = OWN) -> dict[str, Stored]:
+    """Read where each tensor of a file lies.
 
     Args:
         fill: reads the file.
         size: bytes of the file.
+        widths: the dtypes that it may have, with the bytes of an element.
 
     Raises:
-        ValueError: the reason why it is no file that we would write.
+        ValueError: the reason why it is no sound file.
     """
     if size < 8:
         raise ValueError("too short for a header")
@@ -115,7 +118,7 @@ def header(fill: Read, size: int) -> dict[str, Stored]:
         raise ValueError(f"header: {error}") from error
     if not _is_metadata(entries.pop(METADATA, {})):
         raise ValueError("header: metadata other than text")
-    found = {name: _stored(name, entry, 8 + length) for name, entry in entries.items()}
+    found = {name: _stored(name, entry, 8 + length, widths) for name, entry in entries.items()}
     place = 8 + length
     for name, stored in sorted(found.items(), key=lambda item: (item[1].start, item[1].stop)):
         if stored.start != place:
@@ -127,8 +130,8 @@ def header(fill: Read, size: int) -> dict[str, Stored]:
 
 
 def read(fill: Read, stored: Stored) -> np.ndarray:
-    """A tensor; ``fill`` is that of its file."""
-    array = np.empty(stored.shape, stored.dtype)
+    """Read a tensor; ``fill`` reads its file."""
+    array = np.empty(stored.shape, DTYPES[stored.dtype])
     fill(stored.start, array.reshape(-1).view(np.uint8).data)
     return array
 
@@ -139,27 +142,26 @@ def _bytes(fill: Read, offset: int, count: int) -> bytes:
     return bytes(buffer)
 
 
-def _stored(name: str, entry: Any, begin: int) -> Stored:
-    """One entry of a header, by itself."""
+def _stored(name: str, entry: Any, begin: int, widths: Mapping[str, int]) -> Stored:
+    """Check one entry of a header, by itself."""
     if _is_odd(name):
         raise ValueError(f"header: {name[:40]!r} is no name of a tensor")
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"{name}: needs dtype, shape and data_offsets")
     code, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(code, str) or code not in DTYPES:
+    if not isinstance(code, str) or code not in widths:
         raise ValueError(f"{name}: has dtype {str(code)[:40]!r}")
-    if not _are_sizes(shape) or len(shape) > DIMENSIONS or any(n >= LENGTH for n in shape):
+    if not are_sizes(shape) or len(shape) > DIMENSIONS or any(n >= LENGTH for n in shape):
         raise ValueError(f"{name}: has no shape that we could have written")
-    if not _are_sizes(offsets) or len(offsets) != 2:
+    if not are_sizes(offsets) or len(offsets) != 2:
         raise ValueError(f"{name}: has no place in the file")
-    dtype = np.dtype(DTYPES[code])
     start, stop = offsets
-    if stop - start != math.prod(shape) * dtype.itemsize:
+    if stop - start != math.prod(shape) * widths[code]:
         raise ValueError(f"{name}: its shape and its bytes differ in size")
     # an array of no elements still needs strides that fit
     if math.prod(n for n in shape if n) >= 1 << 48:
         raise ValueError(f"{name}: has no shape that we could have written")
-    return Stored(dtype, tuple(shape), begin + start, begin + stop)
+    return Stored(code, tuple(shape), begin + start, begin + stop)
 
 
 def _is_odd(name: str) -> bool:
@@ -170,5 +172,6 @@ def _is_metadata(value: Any) -> bool:
     return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
 
 
-def _are_sizes(value: Any) -> bool:
+def are_sizes(value: Any) -> bool:
+    """Return whether a value is a list of whole numbers from 0 on."""
     return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)

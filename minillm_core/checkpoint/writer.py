@@ -6,7 +6,7 @@ slows training down instead of filling the memory with snapshots.
 How it ends is a matter of what a checkpoint is worth:
 
 - leaving the block, by an error too, waits for the save under way: it is the run's last good state;
-- a KeyboardInterrupt while waiting loses nothing: what is under way goes on and is told later;
+- a KeyboardInterrupt while waiting loses nothing: what is under way goes on and is reported later;
 - leaving the block *by* a KeyboardInterrupt, which is how a second signal arrives, means now. The
   save gives up at the next tensor, removes what it wrote, and the one before it is the newest. Python
   waits for the thread when it exits, so that takes as long as the tensor or the fsync at hand. A daemon thread
@@ -19,12 +19,11 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent import futures
 from dataclasses import dataclass
 from pathlib import Path
 from traceback import clear_frames
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -32,12 +31,10 @@ import numpy as np
 from minillm_core.checkpoint.commit import commit, retain
 from minillm_core.errors import MinillmError
 
-__all__ = ["Result", "Writer"]
-
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one save."""
+    """The result of one save."""
 
     step: int
     path: Path | None  # of the checkpoint; None: it was not written
@@ -46,15 +43,18 @@ class Result:
 
 
 class Writer:
-    """Writes checkpoints in a thread of its own.
+    """A writer of checkpoints in a thread of its own.
 
     Args:
         out: the run's folder.
         keep: how many checkpoints that verify to keep.
+        spare: gives steps whose checkpoints stay in any case; called in the thread.
     """
 
-    def __init__(self, out: Path, *, keep: int) -> None:
-        self.out, self.keep = out, keep
+    def __init__(
+        self, out: Path, *, keep: int, spare: Callable[[], Collection[int]] = tuple
+    ) -> None:
+        self.out, self.keep, self.spare = out, keep, spare
         self._pool = futures.ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._saving: futures.Future[Result] | None = None
         self._results: list[Result] = []
@@ -81,18 +81,18 @@ class Writer:
         self._saving = self._pool.submit(self._save, step, snapshot, frozen)
 
     def finished(self) -> list[Result]:
-        """The saves that ended since this was last asked; does not wait."""
+        """Return the saves that ended since the last call; does not wait."""
         self._collect(wait=False)
         results, self._results = self._results, []
         return results
 
     def wait(self) -> list[Result]:
-        """Like :meth:`finished`, once nothing is under way."""
+        """Wait until nothing is under way, and return as :meth:`finished`."""
         self._collect(wait=True)
         return self.finished()
 
     def close(self, *, now: bool = False) -> None:
-        """Take no more; wait for the save under way, or make it give up. Its result can be asked.
+        """Take no more; wait for the save under way, or make it give up. Its result can still be read.
 
         Args:
             now: do not wait, and leave the save to its own clean-up.
@@ -104,12 +104,7 @@ class Writer:
     def __enter__(self) -> Writer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self.close(now=isinstance(error, KeyboardInterrupt))
 
     def _collect(self, *, wait: bool) -> None:
@@ -135,7 +130,7 @@ class Writer:
 
     def _retain(self, step: int) -> None:
         try:
-            retain(self.out, self.keep)
+            retain(self.out, self.keep, self.spare())
         except OSError as raised:
             raise MinillmError(
                 f"the checkpoint of step {step} is written, but an older one could not be removed: "

@@ -1,21 +1,26 @@
-"""What the commands write: documents and tables on stdout, messages on stderr."""
+"""What the commands write: documents and tables on stdout, messages and errors on stderr."""
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
+import traceback
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any, TextIO
 
+import typer
+
 from minillm_core.errors import MinillmError
-from minillm_core.text import printable
+from minillm_core.text import finite, printable
 
-__all__ = ["documents_alone", "emit", "nothing_more_to", "say", "write"]
+LINES = 12
+"""An explanation of an error is at most this many lines."""
 
+_PACKAGE = str(Path(__file__).parents[1])
 _DOCUMENTS: ContextVar[TextIO | None] = ContextVar("where documents go", default=None)
 
 
@@ -51,7 +56,7 @@ def write(text: str, end: str = "\n") -> None:
 def emit(document: Any) -> None:
     """Write one JSON document to stdout; numbers that JSON does not know become null."""
     with redirect_stdout(_DOCUMENTS.get() or sys.stdout):
-        write(json.dumps(_finite(document), indent=2, allow_nan=False))
+        write(json.dumps(finite(document), indent=2, allow_nan=False))
 
 
 @contextmanager
@@ -73,9 +78,47 @@ def nothing_more_to(stream: TextIO) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def explain(error: BaseException, *, debug: bool = False) -> tuple[str, int]:
+    """What to print about an error, and the exit code.
+
+    Args:
+        error: whatever a command raised.
+        debug: put the whole traceback before it.
+    """
+    if isinstance(error, typer.Abort) and error.__cause__ is not None:
+        error = error.__cause__  # an end of file that typer took for one of stdin's
+    text, code = _words(error)
+    lines = printable(text).split("\n")
+    if len(lines) > LINES:
+        lines = [*lines[: LINES - 1], "  ... (--debug shows everything)"]
+    if debug:
+        lines.insert(0, printable("".join(traceback.format_exception(error))).rstrip())
+    return "\n".join(lines), code
+
+
+def _words(error: BaseException) -> tuple[str, int]:
+    if isinstance(error, MinillmError):
+        return str(error), error.exit_code
+    if isinstance(error, typer.TyperException):  # a usage error: an unknown flag, a missing one
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else "minillm"
+        what = error.format_message().rstrip()
+        return f"{command}: {what}\n  fix:   {command} --help", error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted: nothing was saved", 130
+    place = _innermost(error)
+    first, *more = str(error).splitlines() or [""]  # some frameworks write pages
+    return (
+        f"a defect in minillm: {type(error).__name__}: {first}"
+        + (" ..." if more else "")
+        + (f"\n  where: {place}" if place else "")
+        + "\n  fix:   run it again with --debug for the traceback, and please report it",
+        1,
+    )
+
+
+def _innermost(error: BaseException) -> str | None:
+    """The last line of ours that the error passed."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if frame.filename.startswith(_PACKAGE)]
+    return f"{ours[-1].filename}:{ours[-1].lineno}" if ours else None

@@ -8,37 +8,31 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from minillm_core.cli import options
-
-__all__ = ["EXAMPLES", "export", "render"]
+from minillm_core.cli.console import emit, say, write
 
 EXAMPLES = """Examples:
 
 minillm export runs/tiny-1 --to my_model
+
+minillm export runs/tiny-1 --to my_model --best
 
 minillm export runs/tiny-1 --to my_model --json
 """
 
 
 def export(
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder of a run.")],
-    to: Annotated[
-        Path, typer.Option(metavar="DIR", help="Where the model goes: a new or empty folder.")
-    ],
+    out: options.Out,
+    to: Annotated[Path, options.value("DIR", "Folder to write the model to: new or empty.")],
+    step: options.Step = None,
+    best: options.Best = False,
     plugins: options.RunPlugins = None,
     as_json: options.AsJson = False,
-    debug: options.Debug = False,
-    show_help: options.Help = False,
 ) -> None:
-    """Write a run's model as Transformers, vLLM and mlx-lm load it."""
-    from minillm_core.cli.console import emit, say, write
-    from minillm_core.config.selection import select
-    from minillm_core.train.export import export_run
+    """Export a trained model for Transformers, vLLM and mlx-lm."""
+    from minillm_core.train.run import Run
 
-    specs, _ = select({}, plugins)
-    result = export_run(out, to, plugins=specs, say=say)
+    result = Run.open(out, plugins=plugins, step=step, best=best, say=say).export(to)
     if as_json:
         emit(result)
     else:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from minillm_core.cli import options
-
-__all__ = ["EXAMPLES", "generate"]
+from minillm_core.cli.console import emit, say, write
+from minillm_core.errors import Interrupted, MinillmError, Refusal
+from minillm_core.train.progress import display
 
 EXAMPLES = """Examples:
 
@@ -19,92 +20,76 @@ minillm generate runs/tiny-1 "Once upon a time"
 
 minillm generate runs/tiny-1 "def main():" --temperature 0 --max-tokens 50
 
+minillm generate runs/tiny-1 "def main():" --best
+
 minillm generate runs/tiny-1 - --top-k 50 --top-p 0.95 --seed 1 < prompt.txt
 """
 
-_DRAWING = "How tokens are drawn"
+_SAMPLING = "Sampling"
 
 
 def generate(
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder of a run.")],
+    out: options.Out,
     prompt: Annotated[
         str,
         typer.Argument(
             metavar="PROMPT",
-            help="The text to go on with; - reads it from stdin; without it a document begins. "
-            "One that begins with a dash comes last, after --.",
+            help="Text to continue; - reads it from stdin. Default: a new document. "
+            "A prompt that begins with a dash goes last, after --.",
             show_default=False,
         ),
     ] = "",
     max_tokens: Annotated[
-        int,
-        typer.Option(
-            metavar="N", min=1, help="Stop after so many tokens, if the text has not ended."
-        ),
+        int, options.value("N", "Generate at most N tokens; the text may end earlier.", min=1)
     ] = 256,
     temperature: Annotated[
         float,
-        typer.Option(
-            metavar="T",
-            help="Lower is safer; 0 always takes the likeliest token.",
-            rich_help_panel=_DRAWING,
+        options.value(
+            "T", "Lower is less random; 0 always takes the most likely token.", _SAMPLING
         ),
     ] = 0.8,
     top_k: Annotated[
         int | None,
-        typer.Option(
-            metavar="K",
-            help="Draw from the K likeliest tokens. Default: from all.",
-            rich_help_panel=_DRAWING,
-        ),
+        options.value("K", "Sample from the K most likely tokens. Default: all.", _SAMPLING),
     ] = None,
     top_p: Annotated[
         float,
-        typer.Option(
-            metavar="P",
-            help="Draw from the fewest likeliest tokens of probability P together; 1: from all.",
-            rich_help_panel=_DRAWING,
+        options.value(
+            "P",
+            "Sample from the most likely tokens whose probabilities add up to P; 1: all.",
+            _SAMPLING,
         ),
     ] = 1.0,
     seed: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
+        options.value(
+            "N",
+            "Seed of the sampling. Default: a new one each time, which is shown.",
+            _SAMPLING,
             min=0,
-            help="Draw the same again. Default: a new one each time, which is shown.",
-            rich_help_panel=_DRAWING,
         ),
     ] = None,
     no_cache: Annotated[
         bool,
-        typer.Option(
-            "--no-cache", metavar="", help="Compute every token from the whole text, slowly."
+        options.switch(
+            "--no-cache", "Use no KV cache: compute every token from the whole text, slowly."
         ),
     ] = False,
-    plugins: options.RunPlugins = None,
-    backend: options.Backend = None,
-    device: options.Device = None,
+    *,
+    read: options.InferenceOptions,
     as_json: options.AsJson = False,
-    debug: options.Debug = False,
-    show_help: options.Help = False,
 ) -> None:
-    """Go on with a text: write it, and what a run's model puts after it.
+    """Continue a prompt with a run's model.
 
-    On any machine: only plugins that shaped the model, its data or its loss are needed.
+    Runs on any machine, and needs only the plugins that change the model, its data or its loss.
     """
-    import secrets
-
-    from minillm_core.cli.console import emit, say
-    from minillm_core.config.selection import select
-    from minillm_core.train.generate import open_writer
-    from minillm_core.train.sampling import Sampling
+    from minillm_core.train.generate import Sampling
 
     sampling = Sampling(temperature, top_k, top_p)
     prompt = _prompt(prompt)
-    specs, _ = select({}, plugins)
-    writer, run = open_writer(
-        out, backend=backend or "auto", device=device or "auto", plugins=specs, say=say
-    )
+    with display(say) as shown:
+        run = read.open(out, shown)
+        writer = run.writer()
     if seed is None:
         seed = secrets.randbits(32)
         if temperature > 0:
@@ -122,8 +107,8 @@ def generate(
             "ids": generation.ids,
             "ended": generation.ended,
             "seed": seed,
-            "step": run.checkpoint.step,
-            "checkpoint": str(run.checkpoint.path),
+            "step": run.step,
+            "checkpoint": str(run.checkpoint),
         }
     )
 
@@ -134,8 +119,6 @@ def _prompt(given: str) -> str:
     Raises:
         Refusal: it is not UTF-8.
     """
-    from minillm_core.errors import Refusal
-
     try:
         if given == "-":
             return sys.stdin.buffer.read().decode("utf-8")
@@ -156,9 +139,6 @@ def _write(pieces: Iterator[str]) -> None:
     Raises:
         Interrupted: by Ctrl-C.
     """
-    from minillm_core.cli.console import write
-    from minillm_core.errors import Interrupted, MinillmError
-
     try:
         for piece in pieces:
             write(piece, end="")

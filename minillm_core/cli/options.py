@@ -1,4 +1,4 @@
-"""The flags that several commands share: their names, and what ``--help`` says about them.
+"""The options that several commands share, each written once: its name, type, default and help.
 
 Values are checked where settings are loaded, so that a wrong flag, a wrong line in a file and a
 wrong ``key=value`` are refused in the same words.
@@ -6,160 +6,79 @@ wrong ``key=value`` are refused in the same words.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 
+from minillm_core.cli.console import documents_alone
 from minillm_core.config.presets import SHAPES, recipe_names
 
-__all__ = [
-    "AsJson",
-    "Assignments",
-    "Backend",
-    "Data",
-    "Debug",
-    "Deterministic",
-    "Device",
-    "Help",
-    "Init",
-    "Kernels",
-    "Out",
-    "Plugins",
-    "Preset",
-    "Resume",
-    "RunPlugins",
-    "Seed",
-    "SettingsFile",
-    "Steps",
-    "help_without_command",
-]
+if TYPE_CHECKING:
+    from minillm_core.train.progress import Display
+    from minillm_core.train.request import RunRequest
+    from minillm_core.train.run import Run
 
 _CHOICE = "What and where"
 _SETTINGS = "Settings"
 _MACHINE = "Machine"
 
+
+def value(metavar: str, help: str, panel: str | None = None, **more: Any) -> Any:
+    """Declare an option with a value, on a panel of the help page."""
+    return typer.Option(
+        *more.pop("names", ()), metavar=metavar, help=help, rich_help_panel=panel, **more
+    )
+
+
+def switch(names: str, help: str, panel: str | None = None) -> Any:
+    """Declare a switch by its names; its metavar is empty, or the help would show "<bool>" beside it."""
+    return typer.Option(*names.split(), metavar="", help=help, rich_help_panel=panel)
+
+
+Out = Annotated[Path, typer.Argument(metavar="OUT", help="The folder of a run.")]
 Plugins = Annotated[
     str | None,
-    typer.Option(
-        metavar="A,B",
-        help="Plugins to add; -NAME takes one away; ./file.py:Class names a single file.",
-        rich_help_panel=_CHOICE,
+    value(
+        "A,B", "Plugins to add; -NAME removes one; ./file.py:Class loads a single file.", _CHOICE
     ),
 ]
 RunPlugins = Annotated[
     str | None,
-    typer.Option(
-        "--plugins",
-        metavar="A,./B.py:C",
-        help="Name the run's single-file plugins again: their code is not taken from OUT.",
+    value(
+        "A,./B.py:C",
+        "The run's single-file plugins, named again: OUT alone never causes code to be loaded.",
+        names=("--plugins",),
     ),
 ]
-Preset = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help=f"{', '.join(SHAPES)}; with plugins: {', '.join(recipe_names())}; "
-        "default: tiny on a CPU, small on a GPU or Mac.",
-        rich_help_panel=_CHOICE,
-    ),
+Step = Annotated[
+    int | None, value("N", "Read the checkpoint of step N. Default: the newest.", min=1)
 ]
-Data = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="PATH",
-        help="A text file or folder, may be repeated; default: Python's standard library.",
-        rich_help_panel=_CHOICE,
-    ),
-]
-Init = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR",
-        help="Start from a model directory: its shape, its weights, its tokenizer.",
-        rich_help_panel=_CHOICE,
-    ),
-]
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR", help="Where the run goes; default: runs/PRESET-N.", rich_help_panel=_CHOICE
-    ),
-]
-Resume = Annotated[
+Best = Annotated[
     bool,
-    typer.Option(
-        "--resume",
-        metavar="",
-        help="Go on with the run in --out from its newest good checkpoint.",
-        rich_help_panel=_CHOICE,
+    switch(
+        "--best",
+        "Read the checkpoint with the lowest held-out loss, which checkpoint.best=true keeps.",
     ),
 ]
-Steps = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="Optimizer steps.", rich_help_panel=_SETTINGS),
-]
-Seed = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        help="Initial weights and other randomness; the data order is data.seed's.",
-        rich_help_panel=_SETTINGS,
-    ),
-]
-SettingsFile = Annotated[
-    Path | None,
-    typer.Option(
-        "-c", "--config", metavar="TOML", help="A file of settings.", rich_help_panel=_SETTINGS
-    ),
-]
-Backend = Annotated[
-    str | None,
-    typer.Option(
-        metavar="auto|torch|mlx", help="The framework that trains.", rich_help_panel=_MACHINE
-    ),
-]
-Device = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME", help="cpu, cuda, cuda:1 or mps; gpu for mlx.", rich_help_panel=_MACHINE
-    ),
-]
-Deterministic = Annotated[
+Steps = Annotated[int | None, value("N", "Number of optimizer steps.", _SETTINGS)]
+Backend = Annotated[str | None, value("auto|torch|mlx", "Framework to use.", _MACHINE)]
+Device = Annotated[str | None, value("NAME", "cpu, cuda, cuda:1 or mps; gpu for mlx.", _MACHINE)]
+Verbose = Annotated[
     bool,
-    typer.Option(
-        "--deterministic",
-        metavar="",
-        help="The same bits again on the same GPU.",
-        rich_help_panel=_MACHINE,
+    switch(
+        "-v --verbose", "Show plugins, kernels, the plan's hash and notes before the first step."
     ),
 ]
-Kernels = Annotated[
-    str | None,
-    typer.Option(
-        metavar="auto|strict|reference|OP=NAME,..",
-        help="Which kernels serve the ops: by a word, by name, or both: strict,attention=sdpa; "
-        "OP=reference takes an op's plain one.",
-        rich_help_panel=_MACHINE,
-    ),
-]
-AsJson = Annotated[
-    bool,
-    typer.Option("--json", metavar="", help="Write one JSON document to stdout, nothing else."),
-]
-Assignments = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="KEY=VALUE",
-        help="Settings: train.lr=0.001, eval.tokens=10000 (all of them: docs/settings.md); "
-        "a plugin's options: NAME.option=value.",
-        show_default=False,
-    ),
-]
+AsJson = Annotated[bool, switch("--json", "Write one JSON document to stdout and nothing else.")]
 
 
 def help_without_command(context: typer.Context) -> None:
-    """Answer a group's name alone with its help."""
+    """Show the help of a group that is called without a command."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
@@ -170,7 +89,6 @@ def _show_help(context: typer.Context, wanted: bool) -> None:
         raise typer.Exit
 
 
-# A switch's metavar is empty, or the help would show "<bool>" beside it.
 # typer's own --help makes it import pydantic for every command, `minillm plugins list` as well.
 Help = Annotated[
     bool,
@@ -179,4 +97,261 @@ Help = Annotated[
     ),
 ]
 # main() takes --debug out of the arguments wherever it stands; here it is declared for --help.
-Debug = Annotated[bool, typer.Option("--debug", metavar="", help="Show the traceback of an error.")]
+Debug = Annotated[bool, switch("--debug", "Show the traceback of an error.")]
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The options that describe a run; a parameter of this type stands for all of them.
+
+    ``Annotated[RunOptions, Without("prompts")]`` leaves some out; they have their defaults.
+    """
+
+    assignments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE",
+            help="Settings: train.lr=0.001, eval.tokens=10000 (all of them: docs/settings.md); "
+            "a plugin's options: NAME.option=value.",
+            show_default=False,
+        ),
+    ] = None
+    plugins: Plugins = None
+    preset: Annotated[
+        str | None,
+        value(
+            "NAME",
+            f"{', '.join(SHAPES)}; with plugins: {', '.join(recipe_names())}; "
+            "default: tiny on a CPU, small on a GPU or Mac.",
+            _CHOICE,
+        ),
+    ] = None
+    data: Annotated[
+        list[str] | None,
+        value(
+            "PATH",
+            "A text file or folder; may be repeated. Default: the sources of Python's standard library.",
+            _CHOICE,
+        ),
+    ] = None
+    init: Annotated[
+        Path | None,
+        value(
+            "DIR",
+            "Start from the weights, shape and tokenizer of a model directory (Hugging Face format).",
+            _CHOICE,
+        ),
+    ] = None
+    out: Annotated[
+        Path | None, value("DIR", "Folder of the run; default: runs/PRESET-N.", _CHOICE)
+    ] = None
+    resume: Annotated[
+        bool,
+        switch("--resume", "Resume the run in --out from its newest valid checkpoint.", _CHOICE),
+    ] = False
+    branch: Annotated[
+        str | None,
+        value(
+            "RUN[@STEP]",
+            "Start a new run from a checkpoint of RUN, with its settings and those given here. "
+            "Default: the newest; @STEP: that step's; @best: the best.",
+            _CHOICE,
+        ),
+    ] = None
+    steps: Steps = None
+    seed: Annotated[
+        int | None,
+        value(
+            "N",
+            "Seed of the initial weights and all other randomness; data.seed fixes the data order.",
+            _SETTINGS,
+        ),
+    ] = None
+    prompts: Annotated[
+        list[str] | None,
+        value(
+            "TEXT",
+            "Prompt of the samples that are generated at the end; may be repeated. Default: the "
+            "beginnings of held-out documents.",
+            _SETTINGS,
+            names=("--prompt",),
+        ),
+    ] = None
+    file: Annotated[
+        Path | None, value("TOML", "Settings file.", _SETTINGS, names=("-c", "--config"))
+    ] = None
+    backend: Backend = None
+    device: Device = None
+    deterministic: Annotated[
+        bool,
+        switch("--deterministic", "Make results repeatable bit for bit on the same GPU.", _MACHINE),
+    ] = False
+    kernels: Annotated[
+        str | None,
+        value(
+            "auto|strict|reference|OP=NAME,..",
+            "Kernels to use: a policy, kernels by op, or both: strict,attention=sdpa; "
+            "OP=reference uses an op's plain implementation.",
+            _MACHINE,
+        ),
+    ] = None
+
+    def request(
+        self,
+        *,
+        plugins: str | None = None,
+        steps: int | None = None,
+        command: Sequence[str] | None = None,
+    ) -> RunRequest:
+        """Build the request for settings, plugins and a machine.
+
+        Args:
+            plugins: those of a command with an option of its own for them.
+            steps: the same of the steps.
+            command: as it was typed.
+
+        Raises:
+            Refusal: ``--resume`` without ``--out``, or with ``--branch``.
+        """
+        from minillm_core.errors import Refusal
+        from minillm_core.train.request import RunRequest
+
+        if self.resume and self.branch is not None:
+            raise Refusal(
+                "--resume continues a run, --branch starts a new one",
+                where=f"--resume --branch {self.branch}",
+                fix="one of them; a branch that was stopped is resumed by --resume --out alone",
+            )
+        if self.resume and self.out is None:
+            raise Refusal(
+                "--resume does not say which run",
+                where="--resume",
+                fix="--resume --out with the folder of the run, such as runs/tiny-1",
+            )
+        flags = {f"--{one}": getattr(self, one) for one in ("seed", "backend", "device", "kernels")}
+        flags |= {
+            "--steps": self.steps if steps is None else steps,
+            "--data": self.data or None,
+            "--prompt": self.prompts or None,
+            "--deterministic": self.deterministic or None,
+            "--init": str(self.init) if self.init else None,
+        }
+        return RunRequest(
+            plugins or self.plugins,
+            self.preset,
+            self.file,
+            tuple(self.assignments or ()),
+            flags,
+            resume=self.out if self.resume else None,
+            branch=self.branch,
+            command=tuple(command or ()),
+        )
+
+
+@dataclass(frozen=True)
+class InferenceOptions:
+    """The options that choose a checkpoint of a run and a machine to read it on.
+
+    A parameter of this type stands for all of them, as one of :class:`RunOptions` does.
+    """
+
+    step: Step = None
+    best: Best = False
+    plugins: RunPlugins = None
+    backend: Backend = None
+    device: Device = None
+
+    def open(self, out: Path, shown: Display) -> Run:
+        """Open a run's folder.
+
+        Raises:
+            Refusal: it holds no run.
+        """
+        from minillm_core.train.run import Run
+
+        return Run.open(
+            out,
+            plugins=self.plugins,
+            step=self.step,
+            best=self.best,
+            backend=self.backend or "auto",
+            device=self.device or "auto",
+            shown=shown,
+        )
+
+
+@dataclass(frozen=True)
+class Without:
+    """The options that a command leaves out of a bundle, separated by spaces."""
+
+    names: str
+
+
+PlanOptions = Annotated[RunOptions, Without("prompts")]
+"""What is planned and not run."""
+
+StudyOptions = Annotated[
+    RunOptions,
+    Without("plugins init out resume branch steps prompts deterministic"),
+]
+"""What is trained to be measured: the command has plugins and steps of its own."""
+
+
+BUNDLES = (RunOptions, InferenceOptions)
+"""Types of parameters that stand for several options."""
+
+
+def command(function: Callable[..., object]) -> Callable[..., None]:
+    """Turn a command's function into one that typer reads.
+
+    A parameter of a type in :data:`BUNDLES` becomes the options of the bundle, ``--debug`` and
+    ``--help`` are added, and with ``--json`` what is printed goes to stderr, except by ``emit``.
+    """
+    parameters: dict[str, inspect.Parameter] = {}
+    bundles: dict[str, tuple[Any, list[str]]] = {}
+    document = None  # the parameter of --json
+    signature = inspect.signature(function, eval_str=True)
+    for name, parameter in signature.parameters.items():
+        bundle, bundled = _bundled(parameter.annotation)
+        if bundled:
+            bundles[name] = bundle, list(bundled)
+        if parameter.annotation == AsJson:
+            document = name
+        parameters |= bundled or {name: parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)}
+    added = {
+        name: _option(name, annotation, False)
+        for name, annotation in (("debug", Debug), ("show_help", Help))
+        if name not in parameters
+    }
+
+    def run(**given: Any) -> None:
+        for name in added:
+            del given[name]
+        for name, (bundle, fields) in bundles.items():
+            given[name] = bundle(**{field: given.pop(field) for field in fields})
+        with documents_alone() if document and given[document] else nullcontext():
+            function(**given)
+
+    run.__name__, run.__doc__ = function.__name__, function.__doc__
+    every = [*parameters.values(), *added.values()]
+    setattr(run, "__signature__", inspect.Signature(every))  # noqa: B010
+    return run
+
+
+def _bundled(annotation: Any) -> tuple[Any, Mapping[str, inspect.Parameter]]:
+    """Find the bundle of a parameter's type and its options; none: it is a parameter like any other."""
+    bundle, *rest = get_args(annotation) or (annotation,)
+    if bundle not in BUNDLES:
+        return None, {}
+    left_out = {name for one in rest if isinstance(one, Without) for name in one.names.split()}
+    kinds = get_type_hints(bundle, include_extras=True)
+    return bundle, {
+        name: _option(name, kind, getattr(bundle, name))
+        for name, kind in kinds.items()
+        if name not in left_out
+    }
+
+
+def _option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=default, annotation=annotation)

@@ -1,15 +1,22 @@
-"""``minillm plan``."""
+"""``minillm plan``: what would be trained, where its settings come from, and what it costs."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from minillm_core.cli import options
+from minillm_core.cli.console import emit, say
+from minillm_core.cli.options import AsJson, PlanOptions, value
 from minillm_core.errors import Refusal
+from minillm_core.text import plain
+from minillm_core.train.request import Prepared, RunRequest, prepare
 
-__all__ = ["EXAMPLES", "plan"]
+if TYPE_CHECKING:
+    from minillm_core.config.load import Loaded
 
 EXAMPLES = """Examples:
 
@@ -22,61 +29,128 @@ minillm plan --diff muon muon,paired_heads
 minillm plan --preset speedrun --diff '' -smear
 """
 
+UNSAID = "default"
+"""Origins of values that no source gave: docs/settings.md lists them."""
+
 
 def plan(
-    assignments: options.Assignments = None,
+    run: PlanOptions,
     diff: Annotated[
         tuple[str, str] | None,
-        typer.Option(
-            metavar="A,B C,D",
-            help="Compare two sets of plugins; '' adds none, -NAME takes one away.",
-        ),
+        value("A,B C,D", "Compare the plans of two plugin sets; '' adds none, -NAME removes one."),
     ] = None,
-    as_json: options.AsJson = False,
-    plugins: options.Plugins = None,
-    preset: options.Preset = None,
-    data: options.Data = None,
-    init: options.Init = None,
-    out: options.Out = None,
-    resume: options.Resume = False,
-    steps: options.Steps = None,
-    seed: options.Seed = None,
-    file: options.SettingsFile = None,
-    backend: options.Backend = None,
-    device: options.Device = None,
-    deterministic: options.Deterministic = False,
-    kernels: options.Kernels = None,
-    debug: options.Debug = False,
-    show_help: options.Help = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Show what would be trained: by whom, at what cost. Needs no GPU and writes nothing."""
-    from minillm_core.cli.prepare import Asked
+    """Show what would be trained and what it costs: size, FLOPs, memory, time, disk.
 
-    if diff and plugins is not None:
+    Needs no GPU, trains nothing and writes nothing.
+    """
+    if diff and run.plugins is not None:
         raise Refusal(
             "--diff names both sets of plugins",
-            where=f"--plugins {plugins} --diff {diff[0]} {diff[1]}",
+            where=f"--plugins {run.plugins} --diff {diff[0]} {diff[1]}",
             fix="leave --plugins out",
         )
-    asked = Asked.of(
-        plugins=plugins,
-        preset=preset,
-        file=file,
-        assignments=assignments,
-        data=data,
-        steps=steps,
-        seed=seed,
-        backend=backend,
-        device=device,
-        deterministic=deterministic,
-        kernels=kernels,
-        init=init,
-        resume=resume,
-        out=out,
-    )
-    from minillm_core.cli.plan_show import show_diff, show_plan
-
     if diff:
-        show_diff(asked, *diff, json=as_json)
+        show_diff(run.request(), *diff, json=as_json)
     else:
-        show_plan(asked, json=as_json)
+        show_plan(run.request(), json=as_json)
+
+
+def show_plan(asked: RunRequest, *, json: bool) -> None:
+    """Write the plan and where its settings come from: tables, or one JSON document."""
+    from minillm_core.backends.bind import kernel_preflight
+    from minillm_core.checkpoint.huggingface import export_checked
+    from minillm_core.cli.plan_costs import costs_of
+    from minillm_core.plan import build_plan
+    from minillm_core.plan.estimate import vocabulary_note
+    from minillm_core.plan.render import plan_document, render_plan
+    from minillm_core.train.settings import settings
+
+    prepared = prepare(asked, to_run=False)
+    plan = export_checked(build_plan(prepared.loaded.config, prepared.plugins))
+    kernels = kernel_preflight(plan, prepared.detected)
+    of_vocabulary = vocabulary_note(plan.estimate())
+    _say_notes(*prepared.loaded.notes, *plan.notes, *kernels, *filter(None, (of_vocabulary,)))
+    costs = costs_of(prepared, plan, _dtype(prepared))
+    if json:
+        document = plan_document(plan) | {"settings": settings(prepared.loaded)}
+        emit(document | {"costs": costs.data()})
+    else:
+        console = Console()
+        render_plan(plan, console, _dtype(prepared), tuple(costs.lines()))
+        console.print()
+        console.print(settings_table(prepared.loaded))
+
+
+def show_diff(asked: RunRequest, first: str, second: str, *, json: bool) -> None:
+    """Write what differs between the plans with two sets of plugins."""
+    from minillm_core.backends.bind import kernel_preflight
+    from minillm_core.checkpoint.huggingface import export_checked
+    from minillm_core.plan import build_plan
+    from minillm_core.plan.diff import Difference, render_diff
+    from minillm_core.plan.render import plan_document
+
+    both = [prepare(replace(asked, plugins=plugins), to_run=False) for plugins in (first, second)]
+    plans = (build_plan(each.loaded.config, each.plugins) for each in both)
+    one, other = map(export_checked, plans)
+    kernels = [
+        note
+        for plan, each in zip((one, other), both, strict=True)
+        for note in kernel_preflight(plan, each.detected)
+    ]
+    settings_notes = [note for each in both for note in each.loaded.notes]
+    _say_notes(*settings_notes, *one.notes, *other.notes, *kernels)
+    if json:
+        difference = Difference.of(one, other).as_json()
+        emit({"plans": [plan_document(one), plan_document(other)], "difference": difference})
+    else:
+        render_diff(one, other, Console())
+
+
+def _say_notes(*notes: str) -> None:
+    """Each note once, and none before everything has been checked."""
+    for note in dict.fromkeys(notes):
+        say(f"note: {note}")
+
+
+def _dtype(prepared: Prepared) -> str | None:
+    """What ``auto`` would be here; None: as the settings say, or float32."""
+    on_gpu = prepared.detected is not None and prepared.detected.device != "cpu"
+    return "bfloat16" if on_gpu and prepared.loaded.config.train.dtype == "auto" else None
+
+
+def settings_table(loaded: Loaded) -> Table:
+    """A row a place, the preset first, in each the plugins that it names and then what it sets.
+
+    Settings at their defaults are left out.
+    """
+    by_place: dict[str, list[str]] = {}
+    names_first = sorted(loaded.origins.items(), key=lambda one: not one[0].startswith("plugins."))
+    for key, place in names_first:
+        if place != UNSAID:
+            by_place.setdefault(place, []).append(_given(loaded, key))
+    lowest = f"preset {loaded.config.preset}"
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
+    table.add_column("settings from", overflow="fold")
+    table.add_column("", overflow="fold")
+    for place in sorted(by_place, key=lambda place: (place != lowest, place)):
+        table.add_row(Text(plain(place)), Text("  ".join(map(plain, by_place[place]))))
+    return table
+
+
+def _given(loaded: Loaded, key: str) -> str:
+    """``train.lr=0.002``; the key alone where it has no value: a plugin's name, what was cleared."""
+    from minillm_core.config.values import show
+
+    owner, _, name = key.partition(".")
+    plugins = loaded.config.plugins
+    if owner == "plugins":
+        return name
+    value: Any = loaded.config
+    if owner in plugins:
+        value = plugins[owner][name]
+    else:
+        for part in key.split("."):
+            value = getattr(value, part)
+    return key if value is None else f"{key}={show(value)}"

@@ -1,20 +1,48 @@
-"""What ``minillm plugins info NAME`` shows: that one plugin is imported, no other."""
+"""``minillm plugins info``: everything about one plugin; no other is imported."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from minillm_core.cli import options
+from minillm_core.cli.console import emit
+from minillm_core.config.presets import plugins_of, recipe_names
 from minillm_core.errors import Refusal
+from minillm_core.install import pip_line, unmet
 from minillm_core.text import plain, rounded
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from minillm_core.plugins.manager import LoadedPlugin
 
-__all__ = ["info", "render_info"]
+EXAMPLES = """Examples:
+
+minillm plugins info muon
+
+minillm plugins info ./my_trick.py:MyTrick --preset small
+"""
+
+
+def info_command(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A plugin, or ./file.py:Class.")],
+    preset: Annotated[str, options.value("NAME", "Preset whose plan shows the slots.")] = "tiny",
+    as_json: options.AsJson = False,
+) -> None:
+    """Show one plugin: options with types and defaults, and the slots it takes on a preset.
+
+    This imports the plugin, and so runs its code; plugins list imports none.
+    """
+    shown = info(name, slots_on(preset), plugins_of(preset))
+    if as_json:
+        emit(shown)
+        return
+    render_info(shown, Console())
 
 
 def info(
@@ -34,15 +62,12 @@ def info(
         PluginError: unknown, broken, or of another hook API.
         PluginCodeError: the plugin's own code raised.
     """
-    from minillm_core.cli.cards import card_sources
-    from minillm_core.config.presets import plugins_of, recipe_names
-    from minillm_core.measure.card import BadCard, read_cards
-    from minillm_core.plugins.find import find
-    from minillm_core.plugins.manager import with_options
-    from minillm_core.plugins.needs import unmet
+    from minillm_core.config.selection import spec_of
+    from minillm_core.plugins.cards import BadCard, card_sources, read_cards
+    from minillm_core.plugins.manager import find, with_options
     from minillm_core.plugins.options import describe_option
 
-    found = find(named)
+    found = find(spec_of(named, where=f"plugin {plain(named)}"))
     manifest, origin = found.cls.manifest, found.origin
     shown: dict[str, Any] = {
         "name": origin.name,
@@ -74,22 +99,40 @@ def info(
     if slots is None:
         return shown
     try:
-        options = (given or {}).get(origin.name, {})
-        return shown | {"slots": list(slots(with_options(found, options)))}
+        with_given = with_options(found, (given or {}).get(origin.name, {}))
+        return shown | {"slots": list(slots(with_given))}
     except Refusal as refusal:  # a required option, or a preset that it does not fit
         return shown | {"slots": [], "slots_refused": refusal.what}
 
 
+def slots_on(preset: str) -> Callable[[LoadedPlugin], Sequence[str]]:
+    """What plans ``preset`` with one plugin, and says what that plugin put into the plan.
+
+    Of a preset that names plugins its shape and training are taken.
+
+    Raises:
+        ConfigError: there is no such preset.
+    """
+    from minillm_core.config.load import load
+    from minillm_core.plan import build_plan
+    from minillm_core.plan.slots import slots_of
+
+    config = load(preset=preset, default_preset=lambda: (preset, "asked for")).config
+    config = config.model_copy(update={"plugins": {}})
+
+    def slots(plugin: LoadedPlugin) -> Sequence[str]:
+        return slots_of(build_plan(config, [plugin]), plugin.name)
+
+    return slots
+
+
 def render_info(shown: dict[str, Any], console: Console) -> None:
     """Print what :func:`info` gave."""
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for heading, value in _facts(shown):
-        table.add_row(Text(heading, "bold"), Text(value))
+    for heading, text in _facts(shown):
+        table.add_row(Text(heading, "bold"), Text(text))
     console.print(table)
     if shown["options"]:
         console.print(_options(shown))
@@ -110,8 +153,8 @@ def _facts(shown: dict[str, Any]) -> list[tuple[str, str]]:
         facts.append(("at init", "the model's output is unchanged"))
     if shown["export"]:
         facts.append(("export", shown["export"]))
-    for preset, options in shown["presets"].items():
-        facts.append((f"in {preset}", _given(shown["name"], options)))
+    for preset, given in shown["presets"].items():
+        facts.append((f"in {preset}", _given(shown["name"], given)))
     if shown["requires"]:
         facts.append(("requires", _requires(shown)))
     if "slots" in shown:
@@ -129,8 +172,6 @@ def _given(name: str, options: Mapping[str, Any]) -> str:
 
 def _requires(shown: dict[str, Any]) -> str:
     """What it needs, and the line that installs what is not here."""
-    from minillm_core.install import pip_line
-
     lacking = shown["lacking"]
     lines = [f"{need} ({lacking[need]})" if need in lacking else need for need in shown["requires"]]
     return "\n".join([*lines, *([pip_line(*lacking)] if lacking else [])])
@@ -138,8 +179,7 @@ def _requires(shown: dict[str, Any]) -> str:
 
 def _cards(shown: dict[str, Any]) -> list[tuple[str, str]]:
     """What was measured of it; or how to."""
-    from minillm_core.cli.cards import card_lines
-    from minillm_core.measure.card import PAIRS, Card
+    from minillm_core.plugins.cards import PAIRS, Card, card_lines
 
     cards = [Card.model_validate(card) for card in shown["cards"]]
     if not cards:
@@ -152,20 +192,13 @@ def _cards(shown: dict[str, Any]) -> list[tuple[str, str]]:
     return [("worth", "\n".join(map(plain, card_lines(card, defaults)))) for card in cards]
 
 
-def _options(shown: dict[str, Any]) -> Any:
-    from rich.table import Table
-    from rich.text import Text
-
+def _options(shown: dict[str, Any]) -> Table:
     table = Table(box=None, padding=(1, 2, 0, 0), header_style="bold")
     for heading in ("option", "default", "takes", ""):
         table.add_column(heading, overflow="fold", no_wrap=heading == "option")  # to be copied
     for option in shown["options"]:
-        default = "required" if option["required"] else _default(option["default"])
+        default = "required" if option["required"] else json.dumps(option["default"])
+        default = "none" if default == "null" else default
         cells = (f"{shown['name']}.{option['name']}", default, option["type"], option["help"])
         table.add_row(*(Text(cell) for cell in cells))
     return table
-
-
-def _default(value: Any) -> str:
-    """As it is typed; what nobody gave is called none, as in the texts of the options."""
-    return "none" if value is None else json.dumps(value)

@@ -1,22 +1,50 @@
-"""What ``minillm plugins list`` shows: read from metadata and source, nothing is imported."""
+"""``minillm plugins list``: read from metadata and source, nothing is imported."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from minillm_core.install import pip_line
-from minillm_core.plugins.discover import PluginEntry, installed_plugins
+from minillm_core.cli.console import emit
+from minillm_core.cli.options import AsJson, switch
+from minillm_core.install import pip_line, unmet
+from minillm_core.plugins.discover import PluginEntry, installed_plugins, unreadable
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
-__all__ = ["list_json", "list_plugins", "render_list"]
+EXAMPLES = """Examples:
+
+minillm plugins list
+
+minillm plugins list -v
+
+minillm plugins list --json
+"""
+
+
+# Switches alone: any other kind of parameter makes typer import pydantic.
+def list_command(
+    as_json: AsJson = False,
+    verbose: Annotated[
+        bool, switch("-v --verbose", "Show whole summaries, versions and states.")
+    ] = False,
+) -> None:
+    """List the installed plugins without importing any; a broken one says why."""
+    entries = list_plugins()
+    if as_json:
+        emit(list_json(entries))
+        return
+    from rich.console import Console
+
+    render_list(entries, Console(), verbose=verbose)
 
 
 def list_plugins() -> list[PluginEntry]:
-    """Every installed plugin, sorted by name, the broken ones with their reason."""
-    return installed_plugins()
+    """Every installed plugin, sorted by name, then what cannot be read, each with its reason."""
+    return [*installed_plugins(), *unreadable()]
 
 
 def list_json(entries: Iterable[PluginEntry]) -> list[dict[str, Any]]:
@@ -24,8 +52,17 @@ def list_json(entries: Iterable[PluginEntry]) -> list[dict[str, Any]]:
     return [entry.data() for entry in entries]
 
 
-def render_list(entries: Iterable[PluginEntry], console: Console) -> None:
-    """Print the table; where it goes into a pipe or a file, a plugin is one line."""
+def render_list(entries: Iterable[PluginEntry], console: Console, *, verbose: bool = False) -> None:
+    """Print a line for each plugin.
+
+    In a pipe or a file, or where a terminal is wide enough, it holds everything; elsewhere plugins
+    stand under their distributions, and summaries are cut.
+
+    Args:
+        entries: the plugins.
+        console: where to.
+        verbose: print everything whatever the width, on several lines where need be.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -42,17 +79,41 @@ def render_list(entries: Iterable[PluginEntry], console: Console) -> None:
         table.add_row(
             Text(entry.name), Text(entry.offered_by), Text(entry.summary), Text(*_state(entry))
         )
-    if not console.is_terminal:
+    if not console.is_terminal and not os.environ.get("COLUMNS"):
         console = Console(file=console.file, width=10_000)
-    console.print(table)
+    anywhere = console.options.update(max_width=10_000)
+    if verbose or console.measure(table, options=anywhere).maximum <= console.width:
+        console.print(table)
+        return
+    wide = max(len(entry.name) for entry in rows)
+    for offered_by in dict.fromkeys(sorted(entry.offered_by for entry in rows)):
+        console.print(_cut(Text(offered_by, "bold"), console))
+        for entry in (entry for entry in rows if entry.offered_by == offered_by):
+            line = Text(f"  {entry.name:<{wide}}  ")
+            words, style = _state(entry)
+            if entry.broken:
+                console.print(line.append(words, style))  # whole: somebody has to mend it
+                continue
+            if style != "green":
+                line.append(f"{words.partition(': ')[0]}. ", style)
+            console.print(_cut(line.append(entry.summary), console))
+    hint = "-v shows everything; minillm plugins info NAME: one plugin"
+    console.print(_cut(Text(hint, "dim"), console))
+
+
+def _cut(line: Text, console: Console) -> Text:
+    if console.options.ascii_only and line.cell_len > console.width:
+        line.truncate(console.width - 3)
+        return line.append("...")
+    line.truncate(console.width, overflow="ellipsis")
+    return line
 
 
 def _state(entry: PluginEntry) -> tuple[str, str]:
     """In words, and in which style."""
-    from minillm_core.plugins.needs import unmet
-
     if entry.broken:
-        return f"broken: {entry.broken}", "red"
+        where = f" ({entry.file})" if not entry.value else ""  # of a whole distribution
+        return f"broken: {entry.broken}{where}", "red"
     if entry.manifest and (lacking := unmet(entry.manifest.requires)):
         return f"needs {', '.join(lacking)}: {pip_line(*lacking)}", "yellow"
     return "ok", "green"

@@ -1,33 +1,71 @@
-"""What ``minillm plugins why SLOT`` says: who owns it and why, who was refused."""
+"""``minillm plugins why``: which plugin fills a slot, why, and what conflicts with it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from minillm_core.backends.why import kernel_answers
+from minillm_core.backends.bind import kernel_answers
 from minillm_core.cli.console import emit, say
-from minillm_core.cli.prepare import Asked, prepare
+from minillm_core.cli.options import AsJson, RunOptions, Without, switch
 from minillm_core.errors import PlanError, Refusal
 from minillm_core.plan import build_plan
-from minillm_core.plan.build import geometry_of
-from minillm_core.plan.declared import Declared
 from minillm_core.plan.render import columns
-from minillm_core.plan.why import Answer, Folded, Pattern, folded, nearest_names, slot_answers
+from minillm_core.plan.slots import SlotState
+from minillm_core.plan.why import (
+    Pattern,
+    SlotGroup,
+    SlotReport,
+    grouped,
+    nearest_names,
+    slot_reports,
+)
 from minillm_core.text import plain, rounded
+from minillm_core.train.request import RunRequest, prepare
 
 if TYPE_CHECKING:
     from minillm_core.plugins.manager import LoadedPlugin
 
-__all__ = ["show_table", "show_why"]
+EXAMPLES = """Examples:
+
+minillm plugins why attn.qk --plugins qk_norm,paired_heads
+
+minillm plugins why layers.2.* --plugins muon,paired_heads
+
+minillm plugins why layers.0.attention.q.weight --plugins muon
+
+minillm plugins why opt --preset speedrun --all
+
+minillm plugins why linear_cross_entropy --device cpu --json
+"""
 
 
-def show_why(asked: Asked, slot: str, *, json: bool, everything: bool = False) -> None:
+def why_command(
+    slot: Annotated[
+        str,
+        typer.Argument(
+            metavar="SLOT",
+            help="A slot, parameter, rule or op, or its beginning; * is any text: attn.*, "
+            "model.mlp[3], opt.rule\\[muon].",  # escaped: this is rich's markup
+        ),
+    ],
+    run: Annotated[RunOptions, Without("prompts branch")],
+    everything: Annotated[
+        bool, switch("--all", "Show every parameter's defaults as well, as --json does.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show which plugin fills a slot, why, and what conflicts with it. Exit 2: a conflict."""
+    show_why(run.request(), slot, json=as_json, everything=everything)
+
+
+def show_why(asked: RunRequest, slot: str, *, json: bool, everything: bool = False) -> None:
     """Write the answer to stdout: a table, or one JSON document.
 
     Args:
@@ -42,16 +80,16 @@ def show_why(asked: Asked, slot: str, *, json: bool, everything: bool = False) -
     """
     prepared = prepare(asked, to_run=False)
     config = prepared.loaded.config
-    said, plan, refusal = Declared.of(config, geometry_of(config)), None, None
+    state, plan, refusal = SlotState.of(config), None, None
     try:
-        plan = build_plan(config, prepared.plugins, said)
+        plan = build_plan(config, prepared.plugins, state)
     except PlanError as error:
         refusal = error
-    answers = slot_answers(said, plan, refusal, [plugin.name for plugin in prepared.plugins])
+    reports = slot_reports(state, plan, refusal, [plugin.name for plugin in prepared.plugins])
     if plan is not None:
-        answers += kernel_answers(plan, prepared.detected)
-    chosen = folded(_chosen(slot, answers, refusal))
-    clashes = [(each, one) for each in chosen for one in each.answer.clashes]
+        reports += kernel_answers(plan, prepared.detected)
+    chosen = grouped(_chosen(slot, reports, refusal))
+    clashes = [(each, one) for each in chosen for one in each.report.clashes]
     if refusal and not clashes:
         say(f"note: the plan is refused elsewhere: {refusal.what}")
     if json:
@@ -60,20 +98,22 @@ def show_why(asked: Asked, slot: str, *, json: bool, everything: bool = False) -
         shown = chosen if everything else _notable(chosen)
         _render(shown, prepared.plugins)
         if hidden := len(chosen) - len(shown):
-            say(f"note: {hidden} defaults that no plugin claims are not shown: --all shows them")
+            say(f"note: {hidden} defaults that no plugin claims are hidden; --all shows them")
     if clashes:
         (first, clash), *_ = clashes
         raise PlanError(clash.what, where=_place(first), fix=clash.fix)
 
 
-def _chosen(slot: str, answers: Sequence[Answer], refusal: PlanError | None) -> list[Answer]:
+def _chosen(
+    slot: str, reports: Sequence[SlotReport], refusal: PlanError | None
+) -> list[SlotReport]:
     pattern = Pattern(slot)
-    chosen = [answer for answer in answers if pattern.picks(answer)]
+    chosen = [report for report in reports if pattern.picks(report)]
     if chosen:
         return chosen
     if refusal:
         raise refusal
-    near = nearest_names(slot, answers)
+    near = nearest_names(slot, reports)
     raise Refusal(
         f"this plan has no slot, parameter, rule or op '{plain(slot)}'",
         where="minillm plugins why",
@@ -81,14 +121,14 @@ def _chosen(slot: str, answers: Sequence[Answer], refusal: PlanError | None) -> 
     )
 
 
-def _notable(chosen: list[Folded]) -> list[Folded]:
+def _notable(chosen: list[SlotGroup]) -> list[SlotGroup]:
     """Without what is as it is everywhere, unless nothing else was asked for."""
-    return [one for one in chosen if not one.answer.usual] or chosen
+    return [one for one in chosen if not one.report.usual] or chosen
 
 
 def _document(
     slot: str,
-    chosen: Sequence[Folded],
+    chosen: Sequence[SlotGroup],
     plugins: Sequence[LoadedPlugin],
     refusal: PlanError | None,
 ) -> dict[str, object]:
@@ -102,16 +142,16 @@ def _document(
     }
 
 
-def _render(chosen: Sequence[Folded], plugins: Sequence[LoadedPlugin]) -> None:
+def _render(chosen: Sequence[SlotGroup], plugins: Sequence[LoadedPlugin]) -> None:
     versions = {plugin.name: plugin.version for plugin in plugins}
     table = columns("slot", "where", "owner", "what", "why")
     for one in chosen:
         place = (_short(one), one.where)
-        for held in one.answer.held:
+        for held in one.report.held:
             owner = f"{held.owner} {versions.get(held.owner) or ''}".strip()
             _row(table, *place, owner, rounded(held.what), held.why)
             place = ("", "")
-        for refused in one.answer.refused:
+        for refused in one.report.refused:
             style = "red" if refused.how == "clash" else "dim"
             how = "closed by" if refused.how == "closed" else refused.how
             _row(table, *place, how, ", ".join(refused.who), refused.what, style=style)
@@ -139,13 +179,13 @@ def _row(table: Table, *cells: str, style: str = "") -> None:
     table.add_row(*(Text(plain(cell), style) for cell in cells))
 
 
-def _place(one: Folded) -> str:
+def _place(one: SlotGroup) -> str:
     return ", ".join(filter(None, (_short(one), one.where)))
 
 
-def _short(one: Folded) -> str:
+def _short(one: SlotGroup) -> str:
     """As people name it: attn.qk.norm, model.mlp, model.residual[in][x0]."""
     bare = one.slot.replace("layers.*.", "").replace("[*]", "")
-    if one.answer.kind != "parameter" and bare.startswith("attention."):
+    if one.report.kind != "parameter" and bare.startswith("attention."):
         return f"attn.{bare.removeprefix('attention.')}"
     return bare

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from minillm_core.cli import options
+import typer
 
-__all__ = ["EXAMPLES", "train"]
+from minillm_core.cli.options import RunOptions, Verbose
 
 EXAMPLES = """Examples:
 
@@ -18,63 +18,42 @@ minillm train --preset speedrun --data texts/ --plugins -smear
 
 minillm train --resume --out runs/both --steps 4000
 
+minillm train --branch runs/both@2000 --out runs/lower train.lr=0.0005
+
+minillm train -c runs/both/run.toml
+
+minillm train --data my_texts/ --prompt "Once upon a time" eval.samples=1
+
 minillm train -c run.toml --plugins ./my_trick.py:MyTrick my_trick.width=8
 """
 
 
 def train(
-    assignments: options.Assignments = None,
-    plugins: options.Plugins = None,
-    preset: options.Preset = None,
-    data: options.Data = None,
-    init: options.Init = None,
-    out: options.Out = None,
-    resume: options.Resume = False,
-    steps: options.Steps = None,
-    seed: options.Seed = None,
-    file: options.SettingsFile = None,
-    backend: options.Backend = None,
-    device: options.Device = None,
-    deterministic: options.Deterministic = False,
-    kernels: options.Kernels = None,
-    debug: options.Debug = False,
-    show_help: options.Help = False,
+    context: typer.Context,
+    run: RunOptions,
+    verbose: Verbose = False,
 ) -> None:
     """Train a language model on text.
 
     Without arguments: a tiny model on the sources of Python's standard library, in minutes.
     """
-    from minillm_core.cli.prepare import Asked, prepare
+    from minillm_core.train.request import prepare
 
-    asked = Asked.of(
-        plugins=plugins,
-        preset=preset,
-        file=file,
-        assignments=assignments,
-        data=data,
-        steps=steps,
-        seed=seed,
-        backend=backend,
-        device=device,
-        deterministic=deterministic,
-        kernels=kernels,
-        init=init,
-        resume=resume,
-        out=out,
-    )
-    prepared = prepare(asked, to_run=True)
+    prepared = prepare(run.request(command=context.obj), to_run=True, fit=False)
     assert prepared.detected is not None  # or it would have been refused
 
-    from minillm_core.cli.cache import cache_folder
     from minillm_core.cli.console import say
-    from minillm_core.train.run import train as run
+    from minillm_core.config.folders import cache_folder
+    from minillm_core.train.run import train as train_model
 
-    run(
+    train_model(
         prepared.loaded,
         prepared.plugins,
         prepared.detected,
-        out=out,
-        resume=resume,
+        out=run.out,
+        resume=run.resume,
+        branch=prepared.branch,
         cache=cache_folder(),
         say=say,
+        verbose=verbose,
     )

@@ -1,1 +1,1 @@
-"""What a run is told: the schema, the presets, and how layers of settings become one."""
+"""The settings of a run: schema, presets, and layers of settings merged into one config."""

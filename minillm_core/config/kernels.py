@@ -1,4 +1,4 @@
-"""A user's say on kernels: a word for all ops, and kernels by name for some of them."""
+"""The policy for kernels, ``--kernels``: a word for all ops, and kernels by name for some of them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from minillm_core.errors import ConfigError
-
-__all__ = ["AUTO", "REFERENCE", "Policy", "parse_policy"]
 
 REFERENCE = "reference"
 """The plain kernels: as a word those of all ops, as ``op=reference`` that of one."""

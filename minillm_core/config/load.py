@@ -7,22 +7,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from minillm_core.config.origins import Layer, Setting, flatten
+from minillm_core.config import schema
+from minillm_core.config.check import check, check_option, is_known, known_keys, refusal, validated
+from minillm_core.config.origins import (
+    Layer,
+    Setting,
+    flatten,
+    from_assignments,
+    from_file,
+    from_flags,
+    from_python,
+)
 from minillm_core.config.presets import read_preset
-from minillm_core.config.rules import check
 from minillm_core.config.schema import Config
-from minillm_core.config.selection import check_name, select, taken_away
-from minillm_core.config.sources import FLAGS, from_assignments, from_file, from_flags
-from minillm_core.config.unknown import is_known, known_keys, refusal
-from minillm_core.config.values import check_option, show, validated
+from minillm_core.config.selection import Spec, check_name, select, taken_away
+from minillm_core.config.values import show
 from minillm_core.errors import ConfigError
-
-__all__ = ["FLAGS", "Loaded", "given", "load"]
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A config, and where each of its values came from.
+    """A config with the origin of each of its values.
 
     ``origins`` has every key of the config (``train.lr``, ``seed``), every plugin
     (``plugins.NAME``) and every option that was given (``NAME.option``).
@@ -30,8 +35,49 @@ class Loaded:
 
     config: Config
     origins: dict[str, str]
-    specs: dict[str, str] = field(default_factory=dict)  # plugin -> its name, or ./file.py:Class
-    notes: tuple[str, ...] = ()  # what a person should be told about how the values were chosen
+    specs: dict[str, Spec] = field(default_factory=dict)  # plugin -> what to load for it
+    notes: tuple[str, ...] = ()  # for a person: how the values were chosen
+    command: tuple[str, ...] = ()  # as it was typed; empty: none was
+
+    @property
+    def preset(self) -> str:
+        """The preset's name."""
+        return self.config.preset
+
+    @property
+    def seed(self) -> int:
+        """Of the initial weights and of all randomness but the data's order."""
+        return self.config.seed
+
+    @property
+    def model(self) -> schema.ModelConfig:
+        """The model's shape: layers, dim, heads, vocab, ..."""
+        return self.config.model
+
+    @property
+    def train(self) -> schema.TrainConfig:
+        """The optimisation: steps, rows, seq_len, lr, ..."""
+        return self.config.train
+
+    @property
+    def data(self) -> schema.DataConfig:
+        """The text: paths, val, tokenizer, seed."""
+        return self.config.data
+
+    @property
+    def eval(self) -> schema.EvalConfig:
+        """The evaluations on the way: every, tokens, samples, ..."""
+        return self.config.eval
+
+    @property
+    def checkpoint(self) -> schema.CheckpointConfig:
+        """The checkpoints: every, minutes, keep, best."""
+        return self.config.checkpoint
+
+    @property
+    def plugins(self) -> Mapping[str, Mapping[str, Any]]:
+        """Plugin -> the options that were given."""
+        return self.config.plugins
 
 
 def load(
@@ -40,27 +86,31 @@ def load(
     file: Path | None = None,
     assignments: Sequence[str] = (),
     flags: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
     plugins: str | None = None,
     recorded: Layer | None = None,
+    branch: bool = False,
     initial: Layer | None = None,
     default_preset: Callable[[], tuple[str, str]],
 ) -> Loaded:
-    """The config of a run.
+    """Load the config of a run.
 
     Args:
         preset: what ``--preset`` named.
         file: the ``-c`` file.
         assignments: ``key=value`` arguments.
         flags: flag (a key of :data:`FLAGS`) -> its value; None is a flag that was not given.
+        settings: key -> value, from Python: ``{"train.lr": 0.01, "muon.momentum": 0.9}``.
         plugins: what ``--plugins`` named: ``a,b,-c,./x.py:X``.
-        recorded: the settings of the run that is to go on, complete: they take the preset's place.
-        initial: what a model directory says of itself, above the preset.
-        default_preset: asked where nobody names a preset; a preset's name and the reason.
+        recorded: all settings of the run that is resumed: they take the preset's place.
+        branch: ``recorded`` is the run that a new one branches from.
+        initial: the settings of a model directory, above the preset.
+        default_preset: called where no source names a preset; returns one's name and the reason.
 
     Raises:
         ConfigError: anything in it cannot be used: what, where, and what to write instead.
     """
-    upper = _upper_layers(file, assignments, flags or {})
+    upper = _upper_layers(file, assignments, flags or {}, settings)
     if recorded is None:
         chosen, notes = _preset(preset, upper, default_preset)
         document = read_preset(chosen.value, origin=chosen.where)
@@ -73,19 +123,20 @@ def load(
     notes += [note for layer in upper for note in layer.notes]
 
     named = _named(layers)
-    specs, named_by = select(named, plugins, goes_on=recorded is not None)
-    settings, options = _merged(layers, set(specs), taken_away(plugins))
-    settings["preset"] = chosen
+    specs, named_by = select(named, plugins, goes_on=recorded is not None and not branch)
+    without = taken_away(plugins).union(*(layer.without for layer in layers)) - set(specs)
+    merged, options = _merged(layers, set(specs), without)
+    merged["preset"] = chosen
     budget, cleared = _budget(layers)
     for key, by in cleared.items():
-        notes.append(f"{budget} ({by}) takes the place of {key} ({settings.pop(key).origin})")
+        notes.append(f"{budget} ({by}) takes the place of {key} ({merged.pop(key).origin})")
 
     given_options = {name: {} for name in specs} | {
         name: {option: setting.value for option, setting in table.items()}
         for name, table in options.items()
     }
-    config = validated(settings, given_options)
-    origins = {key: settings[key].origin if key in settings else "default" for key in known_keys()}
+    config = validated(merged, given_options)
+    origins = {key: merged[key].origin if key in merged else "default" for key in known_keys()}
     origins |= {key: f"cleared by {by}" for key, by in cleared.items()}
     origins |= {f"plugins.{name}": origin for name, origin in named_by.items()}
     for name, table in options.items():
@@ -95,22 +146,45 @@ def load(
 
 
 def given(
-    key: str, *, file: Path | None, assignments: Sequence[str], flags: Mapping[str, Any]
+    key: str,
+    *,
+    file: Path | None,
+    assignments: Sequence[str],
+    flags: Mapping[str, Any],
+    settings: Mapping[str, Any] | None = None,
 ) -> Any:
-    """What the file, the arguments or the flags say about ``key``, the preset apart; or None.
+    """Find the value that any source but the preset gives to ``key``; None: none does.
 
     Raises:
         ConfigError: the file or an argument cannot be read.
     """
-    setting = _last(_upper_layers(file, assignments, flags), key)
+    setting = _last(_upper_layers(file, assignments, flags, settings), key)
     return setting.value if setting else None
 
 
+def absolute(config: Config) -> Config:
+    """Make the paths of a config absolute, so that a run can be resumed from another folder."""
+
+    def seen(path: str | None) -> str | None:
+        return str(Path(path).expanduser().absolute()) if path else path
+
+    data = {
+        "paths": tuple(map(seen, config.data.paths)),
+        "val": seen(config.data.val) if isinstance(config.data.val, str) else config.data.val,
+        "tokenizer": seen(config.data.tokenizer),
+    }
+    changed = {"data": config.data.model_copy(update=data), "init": seen(config.init)}
+    return config.model_copy(update=changed)
+
+
 def _upper_layers(
-    file: Path | None, assignments: Sequence[str], flags: Mapping[str, Any]
+    file: Path | None,
+    assignments: Sequence[str],
+    flags: Mapping[str, Any],
+    settings: Mapping[str, Any] | None,
 ) -> list[Layer]:
     layers = [from_file(file)] if file else []
-    return [*layers, from_assignments(assignments), from_flags(flags)]
+    return [*layers, from_assignments(assignments), from_flags(flags), from_python(settings or {})]
 
 
 def _last(layers: Iterable[Layer], key: str) -> Setting | None:
@@ -121,14 +195,14 @@ def _last(layers: Iterable[Layer], key: str) -> Setting | None:
 def _preset(
     flag: str | None, upper: Sequence[Layer], default: Callable[[], tuple[str, str]]
 ) -> tuple[Setting, list[str]]:
-    """The preset's name with its origin, and what to say about the choice."""
+    """Choose the preset; return its name with its origin, and notes on the choice."""
     if flag is not None:
         return Setting(flag, "--preset", f"--preset {flag}"), []
     chosen = _last(upper, "preset")
     if chosen is None:
         name, reason = default()
         return Setting(name, "device", f"this machine: {reason}"), [
-            f"preset {name}, since nobody named one: {reason}"
+            f"no --preset given; using {name}, the default for {reason}"
         ]
     if not isinstance(chosen.value, str):
         raise ConfigError(f"preset must be a name, not {show(chosen.value)}", where=chosen.where)
@@ -136,10 +210,10 @@ def _preset(
 
 
 def _same_preset(recorded: Layer, flag: str | None, upper: Sequence[Layer]) -> Setting:
-    """The preset of the run that goes on.
+    """Return the preset of the run that is resumed.
 
     Raises:
-        ConfigError: another one is asked for.
+        ConfigError: another preset is given.
     """
     first = recorded.settings["preset"]
     asked = Setting(flag, "--preset", f"--preset {flag}") if flag else _last(upper, "preset")
@@ -153,9 +227,11 @@ def _same_preset(recorded: Layer, flag: str | None, upper: Sequence[Layer]) -> S
 
 
 def _named(layers: Iterable[Layer]) -> dict[str, Setting]:
-    """The plugins that the layers name; the last one that does is the origin."""
+    """Collect the plugins that the layers name; the last layer that names one is its origin."""
     named: dict[str, Setting] = {}
     for layer in layers:
+        for name in layer.without:
+            named.pop(name, None)
         for name, setting in layer.named.items():
             check_name(name, where=setting.where)
             named[name] = setting
@@ -165,12 +241,12 @@ def _named(layers: Iterable[Layer]) -> dict[str, Setting]:
 def _merged(
     layers: Iterable[Layer], plugins: set[str], without: set[str]
 ) -> tuple[dict[str, Setting], dict[str, dict[str, Setting]]]:
-    """The winning settings of the config, and of each plugin.
+    """Merge the layers to the settings of the config, and of each plugin.
 
     Args:
         layers: the lowest first.
         plugins: those of the run.
-        without: those that were taken away; what a preset or a file says of them goes with them.
+        without: the plugins taken away; options that a preset or a file gives them go with them.
 
     Raises:
         ConfigError: a key is neither the config's nor an option of a plugin of this run; or one
@@ -202,7 +278,7 @@ _BUDGETS = ("train.steps", "train.minutes")
 
 
 def _budget(layers: Sequence[Layer]) -> tuple[str, dict[str, str]]:
-    """Steps or minutes, whichever the highest layer gives; the other -> who cleared it.
+    """Choose steps or minutes, as the highest layer gives; return it and the origin that cleared the other.
 
     Raises:
         ConfigError: one layer gives both, or none gives one.

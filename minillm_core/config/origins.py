@@ -1,4 +1,4 @@
-"""Where each setting comes from: layers of settings, flat, every value with its place.
+"""The sources of settings, each a flat layer of values with their places.
 
 A layer is one source: a preset, a file, the ``key=value`` arguments, the flags. Keys are dotted:
 ``train.lr`` for a section's, ``seed`` for a top-level one, ``NAME.option`` for a plugin's.
@@ -7,31 +7,20 @@ A layer is one source: a preset, a file, the ``key=value`` arguments, the flags.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from minillm_core.config.schema import Config, Section
+from minillm_core.config.schema import SECTIONS, TOP
+from minillm_core.config.values import read_value
 from minillm_core.errors import ConfigError
-
-__all__ = ["SECTIONS", "TOP", "Layer", "Setting", "flatten", "line_of"]
-
-SECTIONS: dict[str, type[Section]] = {
-    name: info.annotation
-    for name, info in Config.model_fields.items()
-    if isinstance(info.annotation, type) and issubclass(info.annotation, Section)
-}
-"""The tables of settings by name."""
-
-TOP: tuple[str, ...] = tuple(
-    name for name in Config.model_fields if name not in SECTIONS and name != "plugins"
-)
-"""Settings outside any table: preset, seed, backend, device, deterministic, kernels."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A value, who gave it, and the place to show when it is wrong."""
+    """A value, its origin, and the place to show when it is wrong."""
 
     value: Any
     origin: str  # "preset tiny", "run.toml", "command line", "--steps"
@@ -44,8 +33,9 @@ class Layer:
 
     settings: dict[str, Setting] = field(default_factory=dict)
     named: dict[str, Setting] = field(default_factory=dict)  # plugins that this source names
-    notes: list[str] = field(default_factory=list)  # what a person should be told
-    typed: bool = False  # for this run alone: what it says cannot be meant for another
+    without: set[str] = field(default_factory=set)  # plugins of lower layers that it takes away
+    notes: list[str] = field(default_factory=list)  # for a person to read
+    typed: bool = False  # typed for this run alone: its options cannot be meant for another run
 
     def add(self, key: str, setting: Setting) -> None:
         """Put one setting in.
@@ -65,7 +55,7 @@ class Layer:
 
 
 def flatten(document: Mapping[str, Any], *, origin: str, text: str | None = None) -> Layer:
-    """The layer of a TOML document.
+    """Make the layer of a TOML document.
 
     Tables that are no section and not ``plugins`` are read as a plugin's options; whether a plugin
     of that name is wanted is checked when all layers are known.
@@ -86,6 +76,9 @@ def flatten(document: Mapping[str, Any], *, origin: str, text: str | None = None
 
     for name, value in document.items():
         if name == "plugins":
+            if isinstance(value, Mapping):
+                layer.without.update(plugin for plugin, table in value.items() if table is False)
+                value = {plugin: table for plugin, table in value.items() if table is not False}
             for plugin, options in _tables(value, "plugins", place("plugins")):
                 layer.named[plugin] = Setting(plugin, origin, place("plugins", plugin))
                 for option, given in options.items():
@@ -94,7 +87,7 @@ def flatten(document: Mapping[str, Any], *, origin: str, text: str | None = None
         elif isinstance(value, Mapping) and name not in TOP:
             for option, given in value.items():
                 layer.add(f"{name}.{option}", Setting(given, origin, place(name, option)))
-            if not value and name not in SECTIONS:  # an empty table of a name nobody knows
+            if not value and name not in SECTIONS:  # an empty table of an unknown name
                 layer.add(name, Setting(value, origin, place(name)))
         else:
             layer.add(name, Setting(value, origin, place(name)))
@@ -118,8 +111,32 @@ _HEADER = re.compile(r"\s*\[+\s*([^\[\]]+?)\s*\]+\s*(?:#.*)?$")
 _KEY = re.compile(r"\s*([A-Za-z0-9_.\"' -]+?)\s*=")
 
 
+def from_python(settings: Mapping[str, Any]) -> Layer:
+    """The layer of settings that a script gives: ``{"train.lr": 0.01}``, ``{"train": {"lr": 0.01}}``.
+
+    Raises:
+        ConfigError: a key that is no text, or one that is given twice.
+    """
+    layer = Layer(typed=True)
+    for key, value in settings.items():
+        where = f"settings[{key!r}]"
+        if not isinstance(key, str) or key.partition(".")[0] == "plugins":
+            raise ConfigError(
+                "settings are keys with values, and plugins are named beside them",
+                where=where,
+                fix='load(plugins="NAME", settings={"train.lr": 0.01, "NAME.option": 1})',
+            )
+        parts = {key: value}
+        if "." not in key and isinstance(value, Mapping):
+            parts = {f"{key}.{name}": part for name, part in value.items()}
+        for name, part in parts.items():
+            plain = list(part) if isinstance(part, tuple) else part
+            layer.add(name, Setting(plain, "Python", where))
+    return layer
+
+
 def line_of(text: str, path: tuple[str, ...]) -> int | None:
-    """The line, from 1, that sets the dotted ``path`` in TOML source; None where it is not plain.
+    """Find the line, from 1, that sets the dotted ``path`` in TOML source; None where it is not plain.
 
     The parser gives no positions; this finds keys and headers that stand on lines of their own.
     """
@@ -138,3 +155,105 @@ def line_of(text: str, path: tuple[str, ...]) -> int | None:
 
 def _parts(dotted: str) -> tuple[str, ...]:
     return tuple(part.strip().strip("\"'") for part in dotted.split("."))
+
+
+FLAGS: Mapping[str, str] = {
+    "--data": "data.paths",
+    "--steps": "train.steps",
+    "--seed": "seed",
+    "--prompt": "eval.prompts",
+    "--init": "init",
+    "--backend": "backend",
+    "--device": "device",
+    "--deterministic": "deterministic",
+    "--kernels": "kernels",
+}
+"""A flag -> the key that it sets."""
+
+TOML = "run.toml"
+"""All settings of a run, in its folder."""
+
+
+def from_file(path: Path) -> Layer:
+    """Read the layer of a TOML file.
+
+    Raises:
+        ConfigError: it cannot be read, is not UTF-8, or is not TOML; with line and column.
+    """
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"the settings file cannot be read: {error.strerror or type(error).__name__}",
+            where=f"-c {path}",
+            fix="the path of a TOML file",
+        ) from None
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise ConfigError(
+            "the settings file is not UTF-8 text",
+            where=f"{path}, line {line}, byte {error.start}",
+            fix="save it as UTF-8",
+        ) from None
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        if text.lstrip().startswith("{"):
+            beside = path.with_name(TOML)
+            raise ConfigError(
+                "the settings file is JSON, not TOML",
+                where=str(path),
+                fix=f"-c {beside}" if beside.exists() else "-c with a TOML file",
+            ) from None
+        what, _, at = str(error).partition(" (at ")  # "... (at line 3, column 5)"
+        raise ConfigError(
+            f"the settings file is not TOML: {what}",
+            where=f"{path}, {at.rstrip(')')}" if at else str(path),
+            fix="lines are key = value, texts stand in quotes, tables are headed [train]",
+        ) from None
+    return flatten(document, origin=str(path), text=text)
+
+
+_ASSIGNED = re.compile(r"\s*([A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)\s*=(.*)", re.DOTALL)
+
+
+def from_assignments(assignments: Sequence[str]) -> Layer:
+    """Parse the layer of the ``key=value`` arguments; of a key given twice the last value holds.
+
+    Raises:
+        ConfigError: an argument of another form.
+    """
+    layer = Layer(typed=True)
+    for argument in assignments:
+        where = f"command line: {argument}"
+        match = _ASSIGNED.fullmatch(argument)
+        if not match:
+            raise ConfigError(
+                f"'{argument}' is not of the form key=value",
+                where="command line",
+                fix="train.lr=0.01, NAME.option=value; text goes to --data, a settings file to -c",
+            )
+        key, value = match[1], read_value(match[2].strip())
+        if key.split(".")[0] == "plugins":
+            raise ConfigError(
+                "plugins are named by --plugins, their options are NAME.option=value",
+                where=where,
+                fix="--plugins NAME NAME.option=value",
+            )
+        if key in SECTIONS and isinstance(value, Mapping):
+            for name, part in value.items():
+                layer.put(f"{key}.{name}", Setting(part, "command line", where))
+        else:
+            layer.put(key, Setting(value, "command line", where))
+    return layer
+
+
+def from_flags(flags: Mapping[str, Any]) -> Layer:
+    """Make the layer of the flags; a flag that is None was not given."""
+    layer = Layer()
+    for flag, value in flags.items():
+        if value is not None:
+            layer.add(FLAGS[flag], Setting(value, flag, f"{flag} {value}"))
+    return layer

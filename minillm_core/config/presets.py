@@ -2,7 +2,7 @@
 
 A shape says how large a model is and how the plain core trains it. A recipe names plugins as well,
 with their options: all that were measured to help together. Its plugins need not be installed for
-it to be named here; who asks for it is told what to install.
+it to be named here; a run that lacks them is refused with the pip line.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from typing import Any
 from minillm_core.errors import ConfigError
 from minillm_core.text import nearest
 
-__all__ = ["SHAPES", "plugins_of", "preset_names", "read_preset", "recipe_names"]
-
 SHAPES = ("tiny", "small", "gpt2-124m", "350m", "1b")
 """The presets that name no plugin, by size; all others are recipes."""
 
@@ -24,26 +22,26 @@ _FOLDER = Path(__file__).with_suffix("")  # not read here, and importlib.resourc
 
 
 def preset_names() -> list[str]:
-    """The names of all presets: shapes by size, then recipes."""
+    """List the names of all presets: shapes by size, then recipes."""
     return [*SHAPES, *recipe_names()]
 
 
 def recipe_names() -> list[str]:
-    """The presets that name plugins, sorted; no file is opened."""
+    """List the presets that name plugins, sorted; no file is opened."""
     return sorted({path.stem for path in _FOLDER.glob("*.toml")} - set(SHAPES))
 
 
 def plugins_of(name: str) -> Mapping[str, Mapping[str, Any]]:
-    """Plugin -> the options that a preset gives it, sorted by plugin; a shape has none."""
+    """Map the plugins of a preset, sorted, to the options that it gives them; a shape has none."""
     return dict(sorted(read_preset(name, origin=f"preset {name}").get("plugins", {}).items()))
 
 
 def read_preset(name: str, *, origin: str) -> dict[str, Any]:
-    """The TOML document of a preset.
+    """Read the TOML document of a preset.
 
     Args:
         name: the preset's name.
-        origin: who asked for it, for the message.
+        origin: the source that names it, for the message.
 
     Raises:
         ConfigError: there is no such preset.

@@ -1,4 +1,4 @@
-"""What a run can be told, and what each setting means. One place: help, validation and docs read it from here.
+"""The settings of a run and their meaning, for validation, help and docs.
 
 Defaults that depend on the model's size are not here but in ``presets/*.toml``; a field without a
 default is one that every preset must state.
@@ -10,21 +10,13 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = [
-    "CheckpointConfig",
-    "Config",
-    "DataConfig",
-    "EvalConfig",
-    "LogConfig",
-    "ModelConfig",
-    "TrainConfig",
-]
-
 
 class Section(BaseModel):
     """A table of settings: unknown keys are refused, values never change after loading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False
+    )
 
 
 class ModelConfig(Section):
@@ -48,10 +40,12 @@ class TrainConfig(Section):
         None, gt=0, description="stop by the clock; the schedule follows it"
     )
     rows: int = Field(ge=1, description="rows of one micro-batch on one device")
-    accumulate: int = Field(1, ge=1, description="micro-batches in a step")
+    accumulate: int = Field(1, ge=1, description="gradient accumulation: micro-batches in a step")
     seq_len: int = Field(ge=1, description="tokens in a row")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="compute dtype; auto: float32 on a CPU, bfloat16 on a GPU"
+        "auto",
+        description="compute dtype (mixed precision: masters stay float32); auto: float32 on a CPU, "
+        "bfloat16 on a GPU",
     )
     compile: Literal["auto", "on", "off"] = Field(
         "auto", description="auto: off for torch on a CPU, on elsewhere"
@@ -75,7 +69,9 @@ class TrainConfig(Section):
     weight_decay: float = Field(0.1, ge=0, description="decoupled, times the learning rate")
     clip: float = Field(1.0, ge=0, description="largest global gradient norm; 0 for none")
     spike: float = Field(
-        0.0, ge=0, description="nats over the median of the last 64 losses that rewind; 0: never"
+        0.0,
+        ge=0,
+        description="rewind when the loss exceeds the median of the last 64 by this many nats; 0: off",
     )
     rewind: int = Field(100, ge=1, description="steps to go back at least at a spike")
     skip: int = Field(200, ge=0, description="steps' batches to pass over after a rewind")
@@ -93,19 +89,46 @@ class DataConfig(Section):
 
 
 class EvalConfig(Section):
-    """Validation."""
+    """Evaluation on held-out text, and samples."""
 
-    every: int = Field(100, ge=0, description="steps between evaluations; 0: only at the end")
+    every: int | None = Field(
+        None,
+        ge=0,
+        description="steps between evaluations, from step 0 on; none: at every sixth of the run; "
+        "0: only at the end",
+    )
     tokens: int = Field(
-        65_536, ge=1, description="predictions in one evaluation; on a CPU fewer are sooner done"
+        65_536, ge=1, description="predictions in the evaluation at the end; fewer are faster"
+    )
+    share: float = Field(
+        1.0, gt=0, le=1, description="share of these that the evaluations before it make"
+    )
+    samples: int = Field(
+        0, ge=0, description="samples after each evaluation; at the end there are two at least"
+    )
+    prompts: tuple[str, ...] = Field(
+        (), description="prompts of the samples; none: the beginnings of two held-out documents"
     )
 
 
 class CheckpointConfig(Section):
     """Checkpoints."""
 
-    every: int = Field(1000, ge=0, description="steps between checkpoints; 0: none at all")
-    keep: int = Field(3, ge=1, description="how many verified ones to keep")
+    every: int | None = Field(
+        None,
+        ge=0,
+        description="steps between checkpoints; none: a twentieth of the run; 0: no checkpoints",
+    )
+    minutes: float = Field(
+        5.0,
+        ge=0,
+        description="most minutes of training between two checkpoints, beside every; 0: not by the "
+        "clock, nor with train.spike, whose rewinds must not depend on it",
+    )
+    keep: int = Field(3, ge=1, description="how many of the newest that verify to keep")
+    best: bool = Field(
+        False, description="keep the one with the lowest held-out loss as well (--best reads it)"
+    )
     on_error: Literal["stop", "continue"] = Field(
         "stop", description="when one cannot be written, such as on a full disk"
     )
@@ -118,7 +141,7 @@ class LogConfig(Section):
 
 
 class Config(Section):
-    """Everything that a run was told, origins apart."""
+    """Every setting of a run, without the origins."""
 
     preset: str = Field(description="a shape with its training, and plugins in a recipe")
     model: ModelConfig
@@ -136,10 +159,23 @@ class Config(Section):
         "auto", description="the framework that trains"
     )
     device: str = Field("auto", description="cpu, cuda, cuda:1, mps, gpu")
-    deterministic: bool = Field(False, description="the same bits again on the same GPU")
+    deterministic: bool = Field(False, description="bit-for-bit repeatable on the same GPU")
     kernels: str = Field(
         "auto",
         description="auto: for each op the first kernel that serves; strict: the preferred one, or "
         "no run; reference: the plain one; op=name,...: this one for that op, op=reference its plain "
         "one, also after a word: strict,attention=sdpa",
     )
+
+
+SECTIONS: dict[str, type[Section]] = {
+    name: info.annotation
+    for name, info in Config.model_fields.items()
+    if isinstance(info.annotation, type) and issubclass(info.annotation, Section)
+}
+"""The tables of settings by name."""
+
+TOP: tuple[str, ...] = tuple(
+    name for name in Config.model_fields if name not in SECTIONS and name != "plugins"
+)
+"""Settings outside any table, such as preset and seed."""

@@ -1,16 +1,16 @@
-"""The plugins of a run: what ``--plugins`` adds to the preset and the file, or takes away."""
+"""The selection of a run's plugins: ``--plugins`` adds to those of the preset and file, or takes away."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import PurePath
 
-from minillm_core.config.origins import SECTIONS, Setting
+from minillm_core.config.origins import Setting
+from minillm_core.config.schema import SECTIONS
 from minillm_core.errors import ConfigError
-from minillm_core.text import nearest
-
-__all__ = ["RESERVED", "added", "check_name", "name_of", "select", "taken_away"]
+from minillm_core.text import nearest, plain
 
 RESERVED = frozenset({*SECTIONS, "plugins"})
 """Names that no plugin may have: they are tables of the config."""
@@ -18,14 +18,39 @@ RESERVED = frozenset({*SECTIONS, "plugins"})
 _FILE = re.compile(r"(?P<file>.+\.py):(?P<attribute>[A-Za-z_]\w*)")
 
 
-def name_of(spec: str, *, where: str) -> str:
-    """The plugin's name: ``muon`` -> muon, ``./my_trick.py:MyTrick`` -> my_trick.
+@dataclass(frozen=True)
+class FileSpec:
+    """A single-file plugin: a file of code, which runs when it is loaded, and the class in it.
+
+    Only :func:`spec_of` makes one, of text that a person typed. Text that was read from a file of
+    a run stays text, which names an installed plugin and nothing else: no record can name code.
+    """
+
+    file: str
+    class_name: str
+
+    @property
+    def name(self) -> str:
+        """The plugin's name: that of the file."""
+        return PurePath(self.file).stem
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.class_name}"
+
+
+Spec = str | FileSpec
+"""What to load for a plugin: the name of an installed one, or a file."""
+
+
+def spec_of(text: str, *, where: str) -> Spec:
+    """Parse a plugin as a person types it: ``muon`` is a name, ``./my_trick.py:MyTrick`` a file.
 
     Raises:
-        ConfigError: the spec is neither a name nor a file with a class, or its name is reserved.
+        ConfigError: it is neither a name nor a file with a class, or its name is reserved.
     """
-    if single := _FILE.fullmatch(spec):
-        name = PurePath(single["file"]).stem
+    if single := _FILE.fullmatch(text):
+        found = FileSpec(single["file"], single["attribute"])
+        name = found.name
         meant = re.sub(r"\W", "_", name)
         if not name.isidentifier() and meant.isidentifier():
             raise ConfigError(
@@ -33,18 +58,28 @@ def name_of(spec: str, *, where: str) -> str:
                 where=where,
                 fix=f"rename the file: {PurePath(single['file']).with_stem(meant)}",
             )
-    elif spec.endswith(".py"):
+        check_name(name, where=where)
+        return found
+    if text.endswith(".py"):
         raise ConfigError(
-            f"'{spec}' does not say which class is the plugin", where=where, fix=f"{spec}:ClassName"
+            f"'{text}' does not say which class is the plugin", where=where, fix=f"{text}:ClassName"
         )
-    else:
-        name = spec
-    check_name(name, where=where)
-    return name
+    check_name(text, where=where)
+    return text
+
+
+def name_of(spec: Spec, *, where: str) -> str:
+    """Return the plugin's name: ``muon`` -> muon, ``./my_trick.py:MyTrick`` -> my_trick.
+
+    Raises:
+        ConfigError: as :func:`spec_of`.
+    """
+    found = spec_of(spec, where=where) if isinstance(spec, str) else spec
+    return found if isinstance(found, str) else found.name
 
 
 def check_name(name: str, *, where: str) -> None:
-    """Refuse what cannot be a plugin's name.
+    """Refuse a string that cannot be a plugin's name.
 
     Raises:
         ConfigError: the name is malformed, or a table of the config has it.
@@ -52,7 +87,9 @@ def check_name(name: str, *, where: str) -> None:
     if not name.isidentifier():
         meant = name.replace("-", "_")
         raise ConfigError(
-            f"'{name}' cannot be a plugin's name" if name else "a plugin's name is empty",
+            f"'{plain(name, 80)}' cannot be a plugin's name"
+            if name
+            else "a plugin's name is empty",
             where=where,
             fix=meant
             if meant.isidentifier()
@@ -66,20 +103,24 @@ def check_name(name: str, *, where: str) -> None:
         )
 
 
-def added(argument: str | None, *, flag: str = "--plugins") -> dict[str, str]:
-    """What the argument adds, name -> spec: of a run that goes on, plugins that are named again.
+def added(argument: str | None, *, flag: str = "--plugins") -> dict[str, Spec]:
+    """Map the names that the argument adds to their specs; for a resumed run, plugins named again.
 
     Raises:
         ConfigError: a malformed or reserved name.
     """
-    where = f"{flag} {argument}"
-    return {
-        name_of(item, where=where): item for item in _items(argument) if not item.startswith("-")
-    }
+    return dict(_added(argument, f"{flag} {argument}"))
+
+
+def _added(argument: str | None, where: str) -> Iterator[tuple[str, Spec]]:
+    for item in _items(argument):
+        if not item.startswith("-"):
+            spec = spec_of(item, where=where)
+            yield name_of(spec, where=where), spec
 
 
 def taken_away(argument: str | None) -> set[str]:
-    """The names that the argument takes away."""
+    """Return the names that the argument takes away."""
     return {item[1:] for item in _items(argument) if item.startswith("-")}
 
 
@@ -93,31 +134,28 @@ def select(
     *,
     flag: str = "--plugins",
     goes_on: bool = False,
-) -> tuple[dict[str, str], dict[str, str]]:
-    """The plugins of the run.
+) -> tuple[dict[str, Spec], dict[str, str]]:
+    """Select the plugins of the run.
 
     Args:
         named: the plugins that the preset and the file name.
         argument: ``a,b,-c,./x.py:X``: adds a, b and x, takes away c; empty or None changes nothing.
         flag: what the argument is called, for messages and origins.
-        goes_on: they are those of a run that goes on: what it started without may be taken away
-            again, so that the command that started it can be repeated.
+        goes_on: they are those of a resumed run: plugins that it started without may be taken
+            away again, so that the command that started it can be repeated.
 
     Returns:
         name -> spec, and name -> origin, both sorted by name: the order of naming never matters.
 
     Raises:
         ConfigError: a malformed or reserved name, one named twice, one both added and taken
-            away, or one taken away that nobody names.
+            away, or one taken away that is not named.
     """
     origins = {name: setting.origin for name, setting in named.items()}
-    specs = {name: name for name in named}
-    added: dict[str, str] = {}
+    specs: dict[str, Spec] = {name: name for name in named}
+    added: dict[str, Spec] = {}
     where = f"{flag} {argument}"
-    for spec in _items(argument):
-        if spec.startswith("-"):
-            continue
-        name = name_of(spec, where=where)
+    for name, spec in _added(argument, where):
         if name in added:
             raise ConfigError(
                 f"plugin '{name}' is named twice: {added[name]} and {spec}",

@@ -1,25 +1,28 @@
-"""Values: read from ``key=value``, checked against the schema, and described in plain words."""
+"""Values of settings and of plugins' options: read from text, shown and described by the same rules."""
 
 from __future__ import annotations
 
+import json
 import math
 import tomllib
-from collections.abc import Iterator, Mapping
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date, datetime, time
-from functools import cache
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import BaseModel, ValidationError
+from annotated_types import GroupedMetadata
+from pydantic.fields import FieldInfo
 
-from minillm_core.config.origins import SECTIONS, Setting
-from minillm_core.config.schema import Config
-from minillm_core.errors import ConfigError
+from minillm_core.text import plain
 
-__all__ = ["check_option", "describe", "expected", "purpose", "read_value", "show", "validated"]
+LIMITS = ("ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length", "pattern")
+"""The bounds that a value may have, by pydantic's names."""
 
 
 def read_value(text: str) -> Any:
-    """The value of a ``key=value``: as TOML, or else the text itself.
+    """Return the value of a ``key=value``: as TOML, or else the text itself.
 
     Dates stay text: no setting is one, and a path may look like one.
     """
@@ -38,142 +41,81 @@ def read_value(text: str) -> Any:
 
 
 def show(value: Any) -> str:
-    """A value as a person would type it in TOML, cut to one short line."""
+    """Return a value as it is typed in TOML, cut to one short line."""
     if isinstance(value, bool):
         shown = str(value).lower()
     elif isinstance(value, list | tuple):
         shown = f"[{', '.join(show(item) for item in value)}]"
     elif isinstance(value, Mapping):
         shown = f"{{{', '.join(f'{key} = {show(item)}' for key, item in value.items())}}}"
+    elif isinstance(value, str):
+        shown = plain(json.dumps(value, ensure_ascii=False))
     else:
-        shown = f'"{value}"' if isinstance(value, str) else str(value)
+        shown = plain(str(value))
     return shown if len(shown) <= 60 else f"{shown[:57]}..."
 
 
-def describe(schema: Mapping[str, Any]) -> str:
-    """What a JSON schema asks for, in plain words."""
-    if "anyOf" in schema:
-        return " or ".join(describe(part) for part in schema["anyOf"] if part.get("type") != "null")
-    if "enum" in schema:
-        return f"one of {', '.join(map(str, schema['enum']))}"
-    kind = schema.get("type")
-    if kind == "array":
-        if "prefixItems" in schema:
-            return f"a list of {len(schema['prefixItems'])} numbers"
-        return "a text or a list of texts"
-    words = {
-        "integer": "a whole number",
-        "number": "a number",
-        "string": "a text",
-        "boolean": "true or false",
-    }
-    return words.get(str(kind), "a value") + _bounds(schema)
+def is_finite(value: Any) -> bool:
+    """Return whether no number in a value is a NaN or an infinity."""
+    if isinstance(value, list | tuple):
+        return all(map(is_finite, value))
+    if isinstance(value, Mapping):
+        return all(map(is_finite, value.values()))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
-def _bounds(schema: Mapping[str, Any]) -> str:
-    low, high = schema.get("minimum"), schema.get("maximum")
-    if low is not None and high is not None:
-        return f" from {low:g} to {high:.10g}"
-    if low is not None:
-        return f" of at least {low:g}"
-    above = schema.get("exclusiveMinimum")
-    return f" above {above:g}" if above is not None else ""
+@dataclass(frozen=True)
+class Words:
+    """The words in which types and bounds are described.
+
+    Attributes:
+        kinds: type -> its name; an empty name is left out of a union.
+        choices: names the values of a Literal.
+        items: names a list by the names of its items, and whether it may have any number of them.
+        bounded: adds bounds, by the names in :data:`LIMITS`, to the name of a type.
+    """
+
+    kinds: Mapping[Any, str]
+    choices: Callable[[Sequence[Any]], str]
+    items: Callable[[Sequence[str], bool], str]
+    bounded: Callable[[str, Mapping[str, Any]], str]
 
 
-def _schema(key: str) -> Mapping[str, Any]:
-    section, _, name = key.rpartition(".")
-    return _properties(SECTIONS[section] if section else Config)[name]
-
-
-@cache
-def _properties(model: type[BaseModel]) -> Mapping[str, Any]:
-    return model.model_json_schema()["properties"]
-
-
-def expected(key: str) -> str:
-    """What ``key`` takes, in plain words."""
-    return describe(_schema(key))
-
-
-def purpose(key: str) -> str:
-    """What ``key`` is for: its description in the schema, or nothing."""
-    return _schema(key).get("description", "")
-
-
-def validated(settings: Mapping[str, Setting], plugins: Mapping[str, Mapping[str, Any]]) -> Config:
-    """The config that the settings make.
+def describe(annotation: Any, metadata: Iterable[Any], words: Words) -> str:
+    """Describe the values that a field takes.
 
     Args:
-        settings: dotted key of a section or the top level -> its setting; all keys are known.
-        plugins: plugin -> its options as given.
-
-    Raises:
-        ConfigError: a value is of the wrong type or out of its range, or one is missing.
+        annotation: the field's type.
+        metadata: its bounds, as pydantic keeps them.
+        words: the words to use.
     """
-    for key, setting in settings.items():
-        if not _finite(setting.value):
-            raise _wrong(key, setting)
-    tree: dict[str, Any] = {name: {} for name in SECTIONS}
-    for key, setting in settings.items():
-        section, _, name = key.rpartition(".")
-        (tree[section] if section else tree)[name] = _lists(key, setting.value)
-    tree["plugins"] = {name: dict(options) for name, options in plugins.items()}
-    try:
-        return Config.model_validate(tree, strict=True)
-    except ValidationError as error:
-        key = next(_keys(error))
-        if key in settings:
-            raise _wrong(key, settings[key]) from None
-        raise ConfigError(f"{key} has no value", fix=f"{key}=... ({purpose(key)})") from None
+    return words.bounded(_kind(annotation, words), _limits(metadata))
 
 
-def check_option(key: str, setting: Setting) -> None:
-    """Refuse what no plugin's option can be; its type is checked when the plugin is known.
-
-    Raises:
-        ConfigError: a key of more than two parts, or a number that JSON cannot hold.
-    """
-    plugin, _, option = key.partition(".")
-    name, _, inner = option.partition(".")
-    if inner:
-        raise ConfigError(
-            f"{key} has too many parts: a plugin's options are NAME.option",
-            where=setting.where,
-            fix=f"{plugin}.{name}={{{inner} = ...}}",
-        )
-    if not _finite(setting.value):
-        raise ConfigError(
-            f"{key} must be a finite number, not {show(setting.value)}", where=setting.where
-        )
+def _limits(metadata: Iterable[Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for item in metadata:
+        if isinstance(item, GroupedMetadata | FieldInfo):
+            found |= _limits(item.metadata if isinstance(item, FieldInfo) else item)
+        else:
+            values = {key: getattr(item, key, None) for key in LIMITS}
+            found |= {key: value for key, value in values.items() if value is not None}
+    return found
 
 
-def _keys(error: ValidationError) -> Iterator[str]:
-    for problem in error.errors(include_url=False):
-        path = [str(part) for part in problem["loc"]]
-        yield ".".join(path[:2] if path[0] in SECTIONS else path[:1])
-
-
-def _wrong(key: str, setting: Setting) -> ConfigError:
-    return ConfigError(
-        f"{key} must be {expected(key)}, not {show(setting.value)}",
-        where=setting.where,
-        fix=f"{key}: {purpose(key)}" if purpose(key) else None,
-    )
-
-
-def _lists(key: str, value: Any) -> Any:
-    """TOML's lists as the schema's tuples; one text where several may stand."""
-    schema = _schema(key)
-    if schema.get("type") != "array":
-        return value
-    if isinstance(value, str) and "prefixItems" not in schema:
-        return (value,)
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _finite(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return all(map(_finite, value))
-    if isinstance(value, Mapping):
-        return all(map(_finite, value.values()))
-    return not isinstance(value, float) or math.isfinite(value)
+def _kind(annotation: Any, words: Words) -> str:
+    if annotation in words.kinds:
+        return words.kinds[annotation]
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Literal:
+        return words.choices(arguments)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(filter(None, (_kind(part, words) for part in arguments)))
+    if origin is typing.Annotated:
+        return describe(arguments[0], arguments[1:], words)
+    if origin is dict and arguments:
+        return f"a table of {_kind(arguments[1], words)} by {_kind(arguments[0], words)}"
+    if origin in (tuple, list) and arguments:
+        parts = [_kind(part, words) for part in arguments if part is not Ellipsis]
+        return words.items(parts, origin is list or Ellipsis in arguments)
+    return getattr(annotation, "__name__", str(annotation))

@@ -5,13 +5,14 @@
         for step in loader:                        # StepBatch, without end
             step.micro, step.supervised            # int32 (rows, T) arrays; labels >= 0 in all
             step.cursor                            # JSON; Loader(..., cursor=) goes on from here
-    validation_batches(corpus.val, rows=8, seq_len=256, tokens=65_536, seed=config.data.seed)
+    ValidationBatches(corpus.val, rows=8, seq_len=256, tokens=65_536, seed=config.data.seed)
 
     sources, reading, formats, shards   files: which ones, how they are opened, what they mean
-    tokenizer                           byte-level BPE, trained here or loaded
-    tokenise, store, split, corpus      files to ids in the cache, to a training and a held-out part
-    documents, shuffle, packing         ids to an endless stream in seeded order, to rows
-    batch, loader, validation           what training and evaluation are fed with
+    tokenizer, bpe, cutting             byte-level BPE, trained here or loaded; words without an end
+    tokenise, store                     files to ids, kept on disk
+    corpus                              the training and the validation part
+    documents, batch                    ids to an endless stream in seeded order, packed into rows
+    loader                              the dataloaders of training and validation
 
 The order of the documents depends on data.seed and the epoch alone. Everything that is wrong with
 the data is a :class:`~minillm_core.errors.DataError`, raised before the first batch.
@@ -21,12 +22,11 @@ from __future__ import annotations
 
 from minillm_core.data.batch import Batch, OnBatch
 from minillm_core.data.corpus import Corpus, open_corpus, open_documents
-from minillm_core.data.documents import Documents
-from minillm_core.data.loader import Cancelled, Loader, StepBatch
+from minillm_core.data.documents import RULE, Cursor, Documents
+from minillm_core.data.loader import Cancelled, Loader, StepBatch, ValidationBatches
+from minillm_core.data.reading import Progress
 from minillm_core.data.shards import write_shard
-from minillm_core.data.shuffle import RULE, Cursor
 from minillm_core.data.tokenizer import END_OF_TEXT, Tokenizer, bytes_per_token
-from minillm_core.data.validation import ValidationBatches, validation_batches
 
 __all__ = [
     "END_OF_TEXT",
@@ -38,12 +38,12 @@ __all__ = [
     "Documents",
     "Loader",
     "OnBatch",
+    "Progress",
     "StepBatch",
     "Tokenizer",
     "ValidationBatches",
     "bytes_per_token",
     "open_corpus",
     "open_documents",
-    "validation_batches",
     "write_shard",
 ]

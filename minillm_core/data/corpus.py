@@ -1,4 +1,8 @@
-"""The data of a run: files to tokenised, split, fingerprinted documents, in one call."""
+"""The data of a run: files to tokenised, split, fingerprinted documents, in one call.
+
+Validation gets whole documents where there are at least 20, chosen by the seed; otherwise the tail
+of the token stream, which may begin in the middle of a document. Never less than one window.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +11,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from minillm_core.config.schema import DataConfig
-from minillm_core.data import shuffle
-from minillm_core.data.documents import Documents
-from minillm_core.data.prepare import Files
-from minillm_core.data.reading import Progress
-from minillm_core.data.sources import find
-from minillm_core.data.split import check_fraction, check_length, split
-from minillm_core.data.tokenizer import Tokenizer
+import numpy as np
 
-__all__ = ["Corpus", "open_corpus", "open_documents"]
+from minillm_core.config.schema import DataConfig
+from minillm_core.data.documents import Documents, fingerprint, order
+from minillm_core.data.reading import Progress, ticker
+from minillm_core.data.sources import find
+from minillm_core.data.tokenise import TokenCache
+from minillm_core.data.tokenizer import Tokenizer
+from minillm_core.errors import DataError
+from minillm_core.text import counted
 
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """What a run trains on and is validated with.
+    """The documents that a run trains on, and those that it is validated with.
 
     Attributes:
         train: the training part, in the order of the files.
@@ -38,6 +42,15 @@ class Corpus:
     fingerprint: str
     description: str
 
+    def check_unchanged(self) -> None:
+        """Look whether mapped files are still as they were opened: before each checkpoint.
+
+        Raises:
+            DataError: one was written to, so that steps since then have read other ids.
+        """
+        self.train.check_unchanged()
+        self.val.check_unchanged()
+
 
 def open_corpus(
     config: DataConfig,
@@ -46,6 +59,7 @@ def open_corpus(
     *,
     cache: Path,
     say: Callable[[str], None],
+    detail: Callable[[str], None] | None = None,
     progress: Progress | None = None,
 ) -> Corpus:
     """Find, read, check and tokenise the data, or map what an earlier start has left in the cache.
@@ -55,19 +69,25 @@ def open_corpus(
         vocab: rows of the embedding; every id is smaller.
         seq_len: tokens of a row; each part holds at least one window of them.
         cache: a folder to keep tokens and tokenizers in; made if it is missing.
-        say: told, a line at a time, what a person should know.
-        progress: told how far the reading has come.
+        say: prints what a person should know, line by line.
+        detail: prints what asks nothing of a person; None: ``say``.
+        progress: is given how far each phase has come: "checking the files", "reading", "training
+            the tokenizer" and "tokenising"; the first call comes at once.
 
     Raises:
         DataError: anything about the data, their tokenizer or the cache folder.
     """
-    if not isinstance(config.val, str):
-        check_fraction(config.val)
-    where = _listed(config.paths)
-    files = Files(find(config.paths, say), where, vocab, cache, say, progress)
+    if not isinstance(config.val, str) and not 0 <= config.val < 1:
+        raise DataError(
+            "the held-out part must be a fraction from 0 up to, but not, 1",
+            where=f"data.val={config.val}",
+            fix="set data.val=0.05, or give a path: data.val=valid.txt",
+        )
+    where, detail = _listed(config.paths), detail or say
+    ticker(progress, "checking the files", 0)
+    files = TokenCache(find(config.paths, say), where, vocab, cache, say, detail, progress)
     if config.tokenizer is None:
-        fraction = None if isinstance(config.val, str) else config.val
-        whole, tokenizer, end_of_text = files.documents_and_tokenizer(fraction, config.seed)
+        whole, tokenizer, end_of_text = files.documents_and_tokenizer()
     else:
         tokenizer = Tokenizer.load(Path(config.tokenizer).expanduser(), vocab)
         end_of_text = tokenizer.end_of_text
@@ -78,16 +98,20 @@ def open_corpus(
             f"{vocab - tokenizer.size:,} rows of the embedding are not used"
         )
     if isinstance(config.val, str):
-        beside = Files(find((config.val,), say), config.val, vocab, cache, say, progress)
-        val = beside.documents(tokenizer, end_of_text)
-        train = whole.replace(whole.spans, f"train, beside {val.digest}")
-        val = val.select(shuffle.order(len(val), config.seed), "held out")
+        found = find((config.val,), say)
+        other = TokenCache(found, config.val, vocab, cache, say, detail, progress)
+        val = other.documents(tokenizer, end_of_text)
+        train = whole.part(f"train, beside {val.digest}", whole.spans)
+        val = val.part("held out", val.spans[order(len(val), config.seed)])
         check_length(train, seq_len, where, "to train on")
         check_length(val, seq_len, config.val, "to validate with")
     else:
         train, val = split(whole, config.val, config.seed, seq_len, where)
-    fingerprint = shuffle.fingerprint(train, config.seed)
-    return Corpus(train, val, tokenizer, fingerprint, _description(config, files, train, val))
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    origin = where if config.paths else f"the standard library of Python {python}"
+    kept, held = _counted(train), _counted(val)
+    description = f"{kept} from {origin} ({counted(len(files.sources), 'file')}); {held} held out"
+    return Corpus(train, val, tokenizer, fingerprint(train, config.seed), description)
 
 
 def open_documents(
@@ -99,7 +123,7 @@ def open_documents(
     say: Callable[[str], None],
     progress: Progress | None = None,
 ) -> Documents:
-    """All documents of some files, nothing held out, as ``minillm eval`` wants them.
+    """Open all documents of some files, nothing held out, as for ``minillm eval``.
 
     Args:
         paths: files or folders; none for the standard library.
@@ -112,18 +136,9 @@ def open_documents(
     Raises:
         DataError: as there.
     """
-    files = Files(find(paths, say), _listed(paths), vocab, cache, say, progress)
+    ticker(progress, "checking the files", 0)
+    files = TokenCache(find(paths, say), _listed(paths), vocab, cache, say, say, progress)
     return files.documents(tokenizer, tokenizer.end_of_text if tokenizer else files.end_of_text)
-
-
-def _description(config: DataConfig, files: Files, train: Documents, val: Documents) -> str:
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    origin = files.where if config.paths else f"the standard library of Python {python}"
-    count = len(files.sources)
-    return (
-        f"{_counted(train)} from {origin} ({count:,} file{'s' * (count > 1)}); "
-        f"{_counted(val)} held out"
-    )
 
 
 def _listed(paths: Sequence[str]) -> str:
@@ -132,5 +147,71 @@ def _listed(paths: Sequence[str]) -> str:
 
 
 def _counted(documents: Documents) -> str:
-    count = len(documents)
-    return f"{count:,} document{'s' * (count != 1)} ({documents.tokens:,} tokens)"
+    return f"{counted(len(documents), 'document')} ({documents.tokens:,} tokens)"
+
+
+FEW = 20
+"""With fewer documents than this, the tail of the stream is held out."""
+
+
+def split(
+    documents: Documents, fraction: float, seed: int, seq_len: int, where: str
+) -> tuple[Documents, Documents]:
+    """Split documents into the training part, in file order, and the held-out part, as drawn.
+
+    Raises:
+        DataError: there is not enough for one window of each.
+    """
+    if len(documents) >= FEW:
+        train, val = _by_document(documents, fraction, seed, seq_len)
+    else:
+        train, val = _by_tail(documents, fraction, seq_len)
+    if min(train.tokens, val.tokens) <= seq_len:
+        raise DataError(
+            f"train.seq_len={seq_len} is longer than the data: {documents.tokens} tokens, of which "
+            f"{seq_len + 1} are needed to train on and as many to hold out",
+            where=where,
+            fix="give more text, or set a smaller train.seq_len",
+        )
+    return train, val
+
+
+def check_length(documents: Documents, seq_len: int, where: str, purpose: str) -> None:
+    """Refuse documents that do not fill one window and the label of its last token.
+
+    Raises:
+        DataError: they hold fewer than seq_len + 1 tokens.
+    """
+    if documents.tokens <= seq_len:
+        raise DataError(
+            f"train.seq_len={seq_len} is longer than the data: it takes {seq_len + 1} tokens "
+            f"{purpose}, and there are {documents.tokens}",
+            where=where,
+            fix="give more text, or set a smaller train.seq_len",
+        )
+
+
+def _by_document(
+    documents: Documents, fraction: float, seed: int, seq_len: int
+) -> tuple[Documents, Documents]:
+    shuffled = order(len(documents), seed)
+    count = min(max(round(fraction * len(documents)), 1), len(documents) - 1)
+    ends = np.cumsum(documents.lengths[shuffled])
+    enough = int(np.searchsorted(ends, seq_len + 1)) + 1  # documents until the first whole window
+    chosen = shuffled[: max(count, enough)]
+    return (
+        documents.part("train", np.delete(documents.spans, chosen, axis=0)),
+        documents.part("held out", documents.spans[chosen]),
+    )
+
+
+def _by_tail(documents: Documents, fraction: float, seq_len: int) -> tuple[Documents, Documents]:
+    held = max(round(fraction * documents.tokens), seq_len + 1)
+    cut = max(documents.tokens - held, 0)
+    before, after = documents.spans.copy(), documents.spans.copy()
+    position = documents.spans[:, 1] + np.clip(cut - documents.offsets[:-1], 0, documents.lengths)
+    before[:, 2], after[:, 1] = position, position
+    return (
+        documents.part("train", before[before[:, 2] > before[:, 1]]),
+        documents.part("held out", after[after[:, 2] > after[:, 1]]),
+    )

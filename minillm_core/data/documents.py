@@ -1,16 +1,109 @@
-"""Tokenised documents: views into id arrays, most of them memory maps of files."""
+"""Tokenised documents, their shuffled order, and the cursor: the place reached in that order.
+
+Documents are views into id arrays, most of them memory maps of files. Their order is one rule and
+one seed; neither it nor a cursor depends on rows, gradient accumulation, sequence length, processes
+or prefetching.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import xxhash
 
-from minillm_core.data.digest import digest
+from minillm_core.errors import DataError
 
-__all__ = ["Documents", "Layout"]
+
+class Digest:
+    """A running xxh3-128 of strings, bytes and arrays: against change and damage, not attack."""
+
+    def __init__(self, *contents: str | np.ndarray) -> None:
+        self._state = xxhash.xxh3_128()
+        for content in contents:
+            self.update(content)
+
+    def update(self, content: Any) -> Digest:
+        """Add some content; arrays by their bytes."""
+        if isinstance(content, np.ndarray):
+            content = np.ascontiguousarray(content).data
+        self._state.update(content.encode() if isinstance(content, str) else content)
+        return self
+
+    def hex(self) -> str:
+        """Return the digest so far."""
+        return self._state.hexdigest()
+
+
+def digest(*contents: str | np.ndarray) -> str:
+    """Digest several pieces of content, one after the other."""
+    return Digest(*contents).hex()
+
+
+@dataclass(frozen=True)
+class MappedFile:
+    """A memory-mapped file as it was when it was opened.
+
+    Nothing may write to it while it is mapped: the ids would change under the run, and reading past
+    the end of a file that was cut short kills the process (SIGBUS). A file that is removed, or
+    replaced by another of its name, stays as it was for those who have mapped it.
+
+    Attributes:
+        path: of the file.
+        size: bytes.
+        modified: its time stamp, in nanoseconds.
+        inode: device and number, which tell it from another file under its name.
+    """
+
+    path: Path
+    size: int
+    modified: int
+    inode: tuple[int, int]
+
+    @classmethod
+    def of(cls, path: Path, status: os.stat_result) -> MappedFile:
+        """Make one of the file behind ``path``, with a status that was taken while it was open."""
+        inode = status.st_dev, status.st_ino
+        return cls(path, status.st_size, status.st_mtime_ns, inode)
+
+    def check_length(self) -> None:
+        """Check that all of it is still there to be read.
+
+        Raises:
+            DataError: it was cut short.
+        """
+        if (now := self._now()) and now.st_size < self.size:
+            raise self._changed(f"cut short from {self.size:,} to {now.st_size:,} bytes")
+
+    def check_unchanged(self) -> None:
+        """Compare its size and time with what they were.
+
+        Raises:
+            DataError: they differ.
+        """
+        now = self._now()
+        if now and (now.st_size, now.st_mtime_ns) != (self.size, self.modified):
+            raise self._changed("written to")
+
+    def _now(self) -> os.stat_result | None:
+        try:
+            now = self.path.stat()
+        except OSError:
+            return None
+        return now if (now.st_dev, now.st_ino) == self.inode else None
+
+    def _changed(self, how: str) -> DataError:
+        return DataError(
+            f"the file was {how} while the run was reading it",
+            where=str(self.path),
+            fix="put it back as it was and resume from the last checkpoint, or start a new run; "
+            "put new data in a new file",
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,16 +118,18 @@ class Documents:
         spans: int64 (documents, 3): which array, first token, one past the last.
         vocab: ids are smaller than this.
         digest: names the content; the same text, tokenizer and split give the same digest.
+        files: those behind the arrays, None for one that is in memory; empty where all are.
     """
 
     arrays: tuple[np.ndarray, ...]
     spans: np.ndarray
     vocab: int
     digest: str
+    files: tuple[MappedFile | None, ...] = ()
 
     @classmethod
     def of(cls, documents: Sequence[Sequence[int] | np.ndarray], vocab: int) -> Documents:
-        """Documents from lists of ids, as they are: no end-of-text id is added.
+        """Make documents from lists of ids, as they are: no end-of-text id is added.
 
         Raises:
             ValueError: a document is empty or holds an id outside 0 <= id < vocab.
@@ -54,51 +149,37 @@ class Documents:
         return len(self.spans)
 
     def __getitem__(self, index: int) -> np.ndarray:
-        """The ids of one document: a view, (length,)."""
+        """Return the ids of one document: a view, (length,)."""
         array, first, last = self.spans[index].tolist()
         return self.arrays[array][first:last]
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """int64 (documents,): tokens in each."""
+        """Count the tokens of each document: int64 (documents,)."""
         return self.spans[:, 2] - self.spans[:, 1]
 
     @cached_property
     def offsets(self) -> np.ndarray:
-        """int64 (documents + 1,): where each would start, were they laid end to end."""
+        """Find where each document would start, were they laid end to end: int64 (documents + 1,)."""
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.lengths)])
 
     @property
     def tokens(self) -> int:
-        """Tokens in all documents."""
+        """Count the tokens of all documents."""
         return int(self.offsets[-1])
 
-    def select(self, indices: np.ndarray, part: str) -> Documents:
-        """Some of the documents, in the order of ``indices``; ``part`` names them in the digest."""
-        return self.replace(self.spans[indices], part)
+    def part(self, name: str, spans: np.ndarray) -> Documents:
+        """Take other spans of the same arrays, as a dataset of its own, which ``name`` tells apart."""
+        return replace(self, spans=spans, digest=digest(f"{self.digest} {name}", spans))
 
-    def replace(self, spans: np.ndarray, part: str) -> Documents:
-        """Other spans of the same arrays."""
-        return Documents(self.arrays, spans, self.vocab, digest(f"{self.digest} {part}", spans))
-
-
-class Layout:
-    """Documents laid end to end in a given order: one long row of ``tokens`` ids.
-
-    Args:
-        documents: what is laid out.
-        order: int (documents,), a permutation of their indices; None for file order.
-    """
-
-    def __init__(self, documents: Documents, order: np.ndarray | None = None) -> None:
-        spans = documents.spans if order is None else documents.spans[order]
-        self._arrays, self._spans = documents.arrays, spans
-        lengths = spans[:, 2] - spans[:, 1]
-        self.offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-        self.tokens = int(self.offsets[-1])
+    def ordered(self, permutation: np.ndarray | None) -> Documents:
+        """Lay the documents out in another order, int (documents,); None: as they are."""
+        if permutation is None:
+            return self
+        return replace(self, spans=self.spans[permutation])
 
     def locate(self, position: int) -> tuple[int, int]:
-        """The document at a position, counted in this order, and the offset within it."""
+        """Locate the document at a position of all laid end to end, and the offset within it."""
         document = int(np.searchsorted(self.offsets, position, side="right")) - 1
         return document, position - int(self.offsets[document])
 
@@ -109,18 +190,113 @@ class Layout:
             position: of the first token, 0 <= position <= tokens.
             ids: int32 (n,), written.
             starts: bool (n,), written: True where a document begins.
+
+        Raises:
+            DataError: a file changed since it was opened: it is too short, or holds an id that the
+                model has no row for, which a framework would read out of bounds.
         """
         count = min(len(ids), self.tokens - position)
         if count <= 0:
             return 0
         starts[:count] = False
         document, offset = self.locate(position)
-        filled = 0
+        files = self.files or (None,) * len(self.arrays)
+        filled, looked_at = 0, set[int]()
         while filled < count:
-            array, first, last = self._spans[document].tolist()
+            array, first, last = self.spans[document].tolist()
+            if array not in looked_at and (file := files[array]):
+                file.check_length()
+            looked_at.add(array)
             taken = min(last - first - offset, count - filled)
             begin = first + offset
-            ids[filled : filled + taken] = self._arrays[array][begin : begin + taken]
+            ids[filled : filled + taken] = self.arrays[array][begin : begin + taken]
             starts[filled] = offset == 0
             filled, document, offset = filled + taken, document + 1, 0
+        if ids[:count].max() >= self.vocab or ids[:count].min() < 0:
+            mapped = [file for array in sorted(looked_at) if (file := files[array])]
+            for file in mapped:
+                file.check_unchanged()
+            raise DataError(
+                f"an id outside 0 <= id < model.vocab={self.vocab} was read",
+                where=", ".join(sorted(str(file.path) for file in mapped)) or "the documents",
+                fix="the file has changed since it was opened: put it back as it was",
+            )
         return count
+
+    def check_unchanged(self) -> None:
+        """Check that the files behind the documents are still those that were opened.
+
+        Raises:
+            DataError: one was written to.
+        """
+        for file in filter(None, self.files):
+            file.check_unchanged()
+
+
+RULE = "default_rng(seed + epoch).permutation(documents)"
+"""Part of every fingerprint: another rule is another dataset."""
+
+
+def order(documents: int, seed: int, epoch: int = 0) -> np.ndarray:
+    """Shuffle the documents of an epoch: their indices in the order of training, int64 (documents,)."""
+    return np.random.default_rng(seed + epoch).permutation(documents)
+
+
+def fingerprint(documents: Documents, seed: int) -> str:
+    """Digest the dataset and its order: 32 hex digits that change with any id, boundary, seed or rule."""
+    return digest(f"{RULE}\n{seed}\n{documents.digest}")
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """A place in the shuffled documents: the next token to be read.
+
+    Attributes:
+        fingerprint: of the dataset and its order.
+        epoch: from 0.
+        document: index in the epoch's shuffled order.
+        offset: tokens of that document already read; less than its length.
+    """
+
+    fingerprint: str
+    epoch: int = 0
+    document: int = 0
+    offset: int = 0
+
+    def data(self) -> dict[str, Any]:
+        """Return the cursor as a JSON object."""
+        return asdict(self)
+
+    @classmethod
+    def resume(cls, data: Mapping[str, Any], documents: Documents, seed: int) -> Cursor:
+        """Make a cursor of its :meth:`data`, checked against the documents that it is to continue with.
+
+        Raises:
+            DataError: the data changed since, or this is no place in them.
+        """
+        names = ("epoch", "document", "offset")
+        if not isinstance(data.get("fingerprint"), str) or not all(
+            type(data.get(name)) is int and data[name] >= 0 for name in names
+        ):
+            raise DataError(
+                "the data cursor is not one",
+                where=repr(dict(data))[:200],
+                fix="continue from another checkpoint",
+            )
+        expected = fingerprint(documents, seed)
+        if data["fingerprint"] != expected:
+            raise DataError(
+                "the data are not those that the run was reading",
+                where=f"fingerprint {expected} now, {data['fingerprint']} in the cursor",
+                fix="give back the same files, tokenizer, data.val and data.seed, or start a new run",
+            )
+        cursor = cls(data["fingerprint"], *(data[name] for name in names))
+        if cursor.document < len(documents):
+            index = order(len(documents), seed, cursor.epoch)[cursor.document]
+            if cursor.offset < documents.lengths[index]:
+                return cursor
+        raise DataError(
+            "the data cursor points past the end of the data",
+            where=f"epoch {cursor.epoch}, document {cursor.document}, token {cursor.offset}",
+            fix="continue from another checkpoint",
+        )

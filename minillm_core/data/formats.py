@@ -10,19 +10,20 @@ import codecs
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from minillm_core.data.cutting import PIECE, Continued, divide
 from minillm_core.data.reading import Reading, opened
 from minillm_core.errors import DataError
 
-__all__ = ["FORMATS", "JSONL", "MAX_LINE_BYTES", "SHARD", "TEXT", "Document", "Format"]
-
 Document = str | np.ndarray
 Reader = Callable[[Path, str, Reading], Iterator[Document]]
+
+EMPTY = "left out: empty documents"
+"""A note that asks nothing of a person."""
 
 MAX_LINE_BYTES = 16 << 20
 """A longer line of JSON is refused before it fills the memory."""
@@ -44,37 +45,59 @@ class Format:
 
 
 def read_text(path: Path, packing: str, reading: Reading) -> Iterator[str]:
-    """One document: the whole file, without a byte order mark, line ends as they are."""
+    """Read one document: the whole file, without a byte order mark, line ends as they are.
+
+    A file of more than PIECE bytes comes in pieces, so that its size is not bounded by the memory.
+    """
+    kind: type[str] = str
+    text, undecoded, first, place, lines = "", b"", b"", 0, 0
     with opened(path, packing, reading) as file:
-        data = file.read()
-    mark = len(codecs.BOM_UTF8) if data.startswith(codecs.BOM_UTF8) else 0
-    try:
-        text = str(memoryview(data)[mark:], "utf-8")
-    except UnicodeDecodeError as error:
-        byte = mark + error.start
-        line = data.count(b"\n", 0, byte) + 1
-        where = f"{path}, line {line}, byte {byte}"
-        raise _not_utf8(data, error, where + _unpacked(packing)) from error
+        while True:
+            chunk = file.read(PIECE)
+            data = undecoded + chunk
+            if not place:
+                first = data[:4]
+                place = len(codecs.BOM_UTF8) if first.startswith(codecs.BOM_UTF8) else 0
+                data = data[place:]
+            try:
+                decoded, count = codecs.utf_8_decode(data, "strict", not chunk)
+            except UnicodeDecodeError as error:
+                line = lines + data.count(b"\n", 0, error.start) + 1
+                where = _Place(path, packing, line, place).name(error.start)
+                raise _not_utf8(first, error, where) from error
+            text, undecoded = text + decoded, data[count:]
+            place, lines = place + count, lines + data.count(b"\n", 0, count)
+            if not chunk:
+                break
+            if file.peek(1):
+                end = divide(text)
+                yield kind(text[:end])
+                kind, text = Continued, text[end:]
     if text:
-        yield text
-    else:
-        reading.notes["empty documents"] += 1
+        yield kind(text)
+    elif kind is str:
+        reading.notes[EMPTY] += 1
 
 
 def read_jsonl(path: Path, packing: str, reading: Reading) -> Iterator[Document]:
-    """One document a line: {"text": str} or {"ids": [int, ...]}; other keys are left alone."""
+    """Read one document a line: {"text": str} or {"ids": [int, ...]}; other keys are left alone."""
     with opened(path, packing, reading) as file:
-        for line, number, start in _lines(file, path, packing):
-            if not line.strip():
-                reading.notes["blank lines"] += 1
-                continue
+        number, start = 0, 0
+        while line := file.readline(MAX_LINE_BYTES + 1):  # only LF ends a line
+            number += 1
             place = _Place(path, packing, number, start)
-            record = _record(line, place)
-            document = _document(record, place, reading)
-            if len(document):
+            if len(line) > MAX_LINE_BYTES:
+                raise place.error(
+                    f"a line longer than {MAX_LINE_BYTES >> 20} MiB",
+                    "one JSON object a line; split the document, or give it as a text file",
+                )
+            start += len(line)
+            if not line.strip():
+                reading.notes["left out: blank lines"] += 1
+            elif len(document := _document(_record(line, place), place, reading)):
                 yield document
             else:
-                reading.notes["empty documents"] += 1
+                reading.notes[EMPTY] += 1
 
 
 _TEXT_SUFFIXES = (
@@ -101,23 +124,12 @@ class _Place:
     line: int  # from 1
     start: int  # byte in the unpacked file
 
+    def name(self, byte: int = 0) -> str:
+        unpacked = " of the unpacked file" if self.packing else ""
+        return f"{self.path}, line {self.line}, byte {self.start + byte}{unpacked}"
+
     def error(self, what: str, fix: str, byte: int = 0) -> DataError:
-        where = f"{self.path}, line {self.line}, byte {self.start + byte}{_unpacked(self.packing)}"
-        return DataError(what, where=where, fix=fix)
-
-
-def _lines(file: BufferedIOBase, path: Path, packing: str) -> Iterator[tuple[bytes, int, int]]:
-    """Lines with their number from 1 and the byte they start at; only LF ends a line."""
-    number, start = 0, 0
-    while line := file.readline(MAX_LINE_BYTES + 1):
-        number += 1
-        if len(line) > MAX_LINE_BYTES:
-            raise _Place(path, packing, number, start).error(
-                f"a line longer than {MAX_LINE_BYTES >> 20} MiB",
-                "one JSON object a line; split the document, or give it as a text file",
-            )
-        yield line, number, start
-        start += len(line)
+        return DataError(what, where=self.name(byte), fix=fix)
 
 
 def _record(line: bytes, place: _Place) -> dict[str, Any]:
@@ -125,8 +137,7 @@ def _record(line: bytes, place: _Place) -> dict[str, Any]:
     try:
         record = _DECODER.decode(text := line.decode("utf-8"))
     except UnicodeDecodeError as error:
-        where = place.error("", "", error.start).where or ""
-        raise _not_utf8(line, error, where) from error
+        raise _not_utf8(line, error, place.name(error.start)) from error
     except json.JSONDecodeError as error:
         if text.startswith("\ufeff"):
             raise place.error(
@@ -134,10 +145,12 @@ def _record(line: bytes, place: _Place) -> dict[str, Any]:
             ) from error
         byte = len(text[: error.pos].encode("utf-8", "surrogatepass"))
         raise place.error(f"not a line of JSON: {error.msg}", fix, byte) from error
-    except (ValueError, RecursionError) as error:
-        # Refused by our own checks, an integer of thousands of digits, or nested too deeply.
-        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise place.error(f"not a line of JSON: {reason.split(';')[0]}", fix) from error
+    except _NotJson as error:
+        raise place.error(f"not a line of JSON: {error}", fix) from error
+    except ValueError as error:
+        raise place.error("not a line of JSON: a number of thousands of digits", fix) from error
+    except RecursionError as error:
+        raise place.error("not a line of JSON: nested too deeply", fix) from error
     if not isinstance(record, dict):
         raise place.error(f"{_kind(record)} where a JSON object is needed", fix)
     return record
@@ -147,9 +160,14 @@ def _document(record: dict[str, Any], place: _Place, reading: Reading) -> Docume
     if "ids" in record:
         return _ids(record, place, reading)
     if "text" not in record:
-        chat = " (chat)" if "messages" in record or "conversations" in record else ""
+        if chat := next((key for key in ("messages", "conversations") if key in record), None):
+            raise place.error(
+                f'chat data cannot be trained on yet: "{chat}", and neither "text" nor "ids"',
+                "turn each conversation into one text: "
+                '{"text": "User: Hi!\\nAssistant: Hello, how can I help?"}',
+            )
         raise place.error(
-            f'an object{chat} with neither "text" nor "ids"', 'name the document\'s key "text"'
+            'an object with neither "text" nor "ids"', 'name the document\'s key "text"'
         )
     text = record["text"]
     if not isinstance(text, str):
@@ -178,7 +196,7 @@ def _ids(record: dict[str, Any], place: _Place, reading: Reading) -> np.ndarray:
             "use the tokenizer that the ids were made with, and a model.vocab that holds it",
         )
     if "labels" in record:
-        reading.notes['lines whose "labels" are not used'] += 1
+        reading.notes['left out: lines whose "labels" are not used'] += 1
     return np.array(ids, np.uint32)
 
 
@@ -190,17 +208,21 @@ def _not_utf8(data: bytes, error: UnicodeDecodeError, where: str) -> DataError:
     return DataError(what, where=where, fix="save it as UTF-8, or take the file away")
 
 
+class _NotJson(ValueError):
+    """The reason why a line that ``json`` would take is refused."""
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     record = dict(pairs)
     if len(record) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice[:40]!r} is there twice")
+        raise _NotJson(f"the key {twice[:40]!r} is there twice")
     return record
 
 
 def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
+    raise _NotJson(f"{name} is not JSON")
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
@@ -209,7 +231,3 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_consta
 def _kind(value: Any) -> str:
     kinds = {type(None): "null", bool: "a boolean", list: "a list", dict: "an object"}
     return kinds.get(type(value), "a string" if isinstance(value, str) else "a number")
-
-
-def _unpacked(packing: str) -> str:
-    return " of the unpacked file" if packing else ""

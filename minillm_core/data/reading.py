@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from minillm_core.errors import DataError
 
-__all__ = ["PACKINGS", "Progress", "Reading", "opened"]
-
 Progress = Callable[[str, int, int], None]
-"""``progress(what, done, total)``, in bytes of source files; called often, from one thread."""
+"""``progress(what, done, total)``, in bytes; total 0: unknown. Called when a phase begins, with
+nothing done, then several times a second, from one thread."""
 
 PACKINGS: dict[str, Callable[[Any], io.BufferedIOBase]] = {
     ".gz": lambda raw: gzip.GzipFile(fileobj=raw, mode="rb"),
@@ -26,17 +25,32 @@ PACKINGS: dict[str, Callable[[Any], io.BufferedIOBase]] = {
 }
 """Suffix -> what unpacks it."""
 
-_BUFFER = 1 << 20
+_BUFFER = 1 << 18
+
+
+def ticker(progress: Progress | None, what: str, total: int) -> Callable[[int], None]:
+    """Begin a phase: the function to call with each number of bytes that is done, or with 0."""
+    if progress is None:
+        return lambda count: None
+    done = 0
+
+    def tick(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(what, done, total)
+
+    tick(0)
+    return tick
 
 
 @dataclass
 class Reading:
-    """What every reader needs to know, and what it found that somebody should be told.
+    """The state of reading files: the bound of ids, the progress, and the notes taken.
 
     Attributes:
         vocab: ids must be smaller.
         tick: called with the number of bytes just read from a file.
-        notes: what was left out -> how often.
+        notes: "left out: blank lines", "cut: ..." -> how often.
     """
 
     vocab: int
@@ -45,7 +59,7 @@ class Reading:
 
 
 class _Counted(io.FileIO):
-    """A file that tells how much of it was read."""
+    """A file that reports how much of it was read."""
 
     def __init__(self, path: Path, tick: Callable[[int], None]) -> None:
         super().__init__(path, "rb")
@@ -63,8 +77,8 @@ class _Counted(io.FileIO):
 
 
 @contextmanager
-def opened(path: Path, packing: str, reading: Reading) -> Iterator[io.BufferedIOBase]:
-    """A source file's bytes, unpacked.
+def opened(path: Path, packing: str, reading: Reading) -> Iterator[io.BufferedReader]:
+    """Open a source file for its unpacked bytes.
 
     Args:
         path: a regular file.
@@ -80,7 +94,7 @@ def opened(path: Path, packing: str, reading: Reading) -> Iterator[io.BufferedIO
                 with PACKINGS[packing](raw) as unpacked:
                     yield io.BufferedReader(unpacked, _BUFFER)  # type: ignore[arg-type]
             else:
-                yield raw
+                yield cast("io.BufferedReader", raw)
     except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
         raise DataError(
             f"the {packing} file is damaged or cut short: {error}",

@@ -7,76 +7,74 @@ the tokens: version 1 in two bytes each (vocabularies up to 65,536), version 2 i
 from __future__ import annotations
 
 import os
-import secrets
+from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
+from minillm_core import disk
+from minillm_core.data.documents import MappedFile
 from minillm_core.errors import DataError
-
-__all__ = ["check_ids", "map_shard", "starts", "write_shard"]
 
 MAGIC = 20240520
 HEADER_BYTES = 256 * 4
 _DTYPES = {1: np.dtype("<u2"), 2: np.dtype("<u4")}
-_CHUNK = 1 << 24
+_CHUNK = 1 << 22
 
 
-def map_shard(path: Path) -> np.ndarray:
-    """A shard's tokens, mapped read-only: uint16 or uint32 (tokens,).
+def map_shard(path: Path) -> tuple[np.ndarray, MappedFile]:
+    """Map a shard's tokens read-only, uint16 or uint32 (tokens,); return them and the file behind them.
 
     Raises:
         DataError: it cannot be read, is no shard, is of another version, empty or cut short.
     """
-    fix = "write it again with minillm_core.data.write_shard, or take it away"
     try:
-        with path.open("rb") as file:
-            head = file.read(HEADER_BYTES)
-            size = os.fstat(file.fileno()).st_size
+        file = path.open("rb")
     except OSError as error:
         raise DataError(
             f"the shard cannot be read: {error.strerror}", where=str(path), fix="check the path"
         ) from error
+    with file:
+        return _map(file, path), MappedFile.of(path, os.fstat(file.fileno()))
+
+
+def _map(file: BinaryIO, path: Path) -> np.ndarray:
+    def refusal(what: str, byte: int) -> DataError:
+        fix = "write it again with minillm_core.data.write_shard, or take it away"
+        return DataError(what, where=f"{path}, byte {byte}", fix=fix)
+
+    head, size = file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size
     if len(head) < HEADER_BYTES:
-        raise DataError(
-            f"not a token shard: {size} bytes, less than its header's {HEADER_BYTES}",
-            where=f"{path}, byte 0",
-            fix=fix,
-        )
+        raise refusal(f"not a token shard: {size} bytes, less than its header's {HEADER_BYTES}", 0)
     magic, version, tokens = np.frombuffer(head, "<i4")[:3].tolist()
     if magic != MAGIC:
-        raise DataError(
-            f"not a token shard: it begins with {magic}, not {MAGIC}",
-            where=f"{path}, byte 0",
-            fix=fix,
-        )
+        raise refusal(f"not a token shard: it begins with {magic}, not {MAGIC}", 0)
     if version not in _DTYPES:
-        raise DataError(
-            f"token shard of version {version}; versions {', '.join(map(str, _DTYPES))} are read",
-            where=f"{path}, byte 4",
-            fix=fix,
-        )
+        known = ", ".join(map(str, _DTYPES))
+        raise refusal(f"token shard of version {version}; versions {known} are read", 4)
     dtype = _DTYPES[version]
     expected = HEADER_BYTES + tokens * dtype.itemsize
     if tokens < 1 or size != expected:
-        state = "cut short" if size < expected else "wrong"
-        raise DataError(
-            f"the shard is {state}: its header says {tokens} tokens, {max(expected, 0)} bytes in "
-            f"all, and it has {size}",
-            where=f"{path}, byte {min(size, expected) if tokens > 0 else 8}",
-            fix=fix,
+        raise refusal(
+            f"the shard is {'cut short' if size < expected else 'wrong'}: its header says {tokens} "
+            f"tokens, {max(expected, 0)} bytes in all, and it has {size}",
+            min(size, expected) if tokens > 0 else 8,
         )
-    return np.asarray(np.memmap(path, dtype, "r", HEADER_BYTES, (tokens,)))
+    return np.asarray(np.memmap(file, dtype, "r", HEADER_BYTES, (tokens,)))
 
 
-def check_ids(ids: np.ndarray, vocab: int, path: Path) -> None:
-    """Look at every id of a shard once.
+def check_ids(
+    ids: np.ndarray, vocab: int, path: Path, tick: Callable[[int], None] = lambda count: None
+) -> None:
+    """Check every id of a shard once; ``tick`` is called with each number of bytes.
 
     Raises:
         DataError: one is not in 0 <= id < vocab; names the shard, the token and its byte.
     """
     for first in range(0, len(ids), _CHUNK):
         chunk = ids[first : first + _CHUNK]
+        tick(chunk.nbytes)
         if int(chunk.max()) >= vocab:
             index = first + int(np.argmax(chunk >= vocab))
             raise DataError(
@@ -88,7 +86,7 @@ def check_ids(ids: np.ndarray, vocab: int, path: Path) -> None:
 
 
 def starts(ids: np.ndarray, end_of_text: int) -> np.ndarray:
-    """int64: where documents begin: at 0, if only in the middle of one, and at each end of text."""
+    """Find where documents begin, int64: at 0, if only in the middle of one, and at each end of text."""
     found = [
         first + np.flatnonzero(ids[first : first + _CHUNK] == end_of_text)
         for first in range(0, len(ids), _CHUNK)
@@ -116,12 +114,4 @@ def write_shard(path: Path, ids: np.ndarray, vocab: int) -> None:
     version = 1 if vocab <= 65_536 else 2
     header = np.zeros(256, "<i4")
     header[:3] = MAGIC, version, len(ids)
-    temporary = path.with_name(f"{path.name}.tmp-{secrets.token_hex(4)}")
-    try:
-        with temporary.open("xb") as file:
-            file.write(header.tobytes())
-            file.write(ids.astype(_DTYPES[version]).tobytes())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    disk.replace(path, [header.tobytes(), ids.astype(_DTYPES[version]).tobytes()])

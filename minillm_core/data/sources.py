@@ -3,7 +3,7 @@
 A folder is read recursively, its files in the order of their relative paths; hidden files and
 folders and files of other suffixes are left out, and counted aloud. A file that is named itself is
 read whatever its suffix: as text, where the suffix says nothing else. Without any path, the data
-are the sources of the running Python's standard library, without its tests.
+are the sources of the running Python's standard library, without its tests and its tables.
 """
 
 from __future__ import annotations
@@ -14,18 +14,23 @@ import sysconfig
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
-from minillm_core.data.digest import Digest
-from minillm_core.data.formats import FORMATS, SHARD, TEXT, Format
-from minillm_core.data.reading import PACKINGS
+from minillm_core.data.documents import Digest
+from minillm_core.data.formats import FORMATS, JSONL, SHARD, TEXT, Format
+from minillm_core.data.reading import PACKINGS, Reading, opened
 from minillm_core.errors import DataError
 
-__all__ = ["Source", "find"]
-
 _FOREIGN = {".zst", ".bz2", ".zip", ".7z", ".tar", ".tgz", ".parquet", ".arrow", ".pdf", ".docx"}
+UNPACKED = {".gz": 3, ".xz": 4}
+"""Bytes of text for a byte of a packed file, about."""
+
+# Tests, what others installed, and tables of characters and help texts: a model that reads those
+# writes tables (docs/experiments.md).
 _NOT_LIBRARY = {
+    "encodings",
+    "pydoc_data",
+    "lib2to3",
     "test",
     "tests",
     "idle_test",
@@ -37,7 +42,7 @@ _NOT_LIBRARY = {
 
 @dataclass(frozen=True)
 class Source:
-    """One file.
+    """A file of the data.
 
     Attributes:
         path: of the file.
@@ -53,9 +58,16 @@ class Source:
     size: int
     modified: int
 
-    @cached_property
-    def digest(self) -> str:
-        """Of the file's bytes and of how they are read; neither its name nor its time is in it.
+    @property
+    def unpacked(self) -> int:
+        """Estimate the bytes of the unpacked file."""
+        return self.size * UNPACKED.get(self.packing, 1)
+
+    def digest(self, tick: Callable[[int], None] = lambda count: None) -> str:
+        """Digest the file's bytes and how they are read; neither its name nor its time.
+
+        Args:
+            tick: called with each number of bytes.
 
         Raises:
             DataError: it cannot be read.
@@ -63,8 +75,9 @@ class Source:
         content = Digest().update(f"{self.format.name}{self.packing}\n")
         try:
             with self.path.open("rb") as file:
-                while chunk := file.read(1 << 22):
+                while chunk := file.read(1 << 20):
                     content.update(chunk)
+                    tick(len(chunk))
         except OSError as error:
             raise _unreadable(self.path, error) from error
         return content.hex()
@@ -85,11 +98,11 @@ class Source:
 
 
 def find(paths: Sequence[str], say: Callable[[str], None]) -> list[Source]:
-    """The files behind ``paths``, in the order given, folders sorted; none for the library.
+    """Find the files behind ``paths``, in the order given, folders sorted; none for the library.
 
     Args:
         paths: files or folders.
-        say: told what a folder holds that is not read.
+        say: is given a line about what a folder holds that is not read.
 
     Raises:
         DataError: a path is empty, does not exist, is no file or folder, or a folder holds no data.
@@ -98,6 +111,15 @@ def find(paths: Sequence[str], say: Callable[[str], None]) -> list[Source]:
         return _library()
     if not all(paths):  # an unset variable of a shell would be the current folder
         raise DataError("a path of the data is empty", where="--data ''", fix="name a file, or .")
+    for path in paths:
+        try:
+            path.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise DataError(
+                "the path is not UTF-8, and a run records its paths as such",
+                where=ascii(path),
+                fix="rename it, or name the folder that it is in",
+            ) from error
     return [source for path in paths for source in _expand(Path(path).expanduser(), say)]
 
 
@@ -107,8 +129,10 @@ def _expand(path: Path, say: Callable[[str], None]) -> list[Source]:
     found, skipped = [], Counter[str]()
     for file in _walk(path, lambda name: name.startswith(".")):
         format, packing = _kind(file)
-        if format is None or file.name.startswith("."):
-            skipped["hidden" if file.name.startswith(".") else file.suffix or "no suffix"] += 1
+        if file.name.startswith("."):
+            skipped["hidden"] += 1
+        elif format is None:
+            skipped[file.suffix or "no suffix"] += 1
         else:
             found.append(_source(file, format, packing))
     if not found:
@@ -148,7 +172,7 @@ def _library() -> list[Source]:
 
 
 def _walk(root: Path, left_out: Callable[[str], bool]) -> Iterator[Path]:
-    """Files below a folder, sorted by their relative paths; links to folders are not followed."""
+    """Yield files below a folder, sorted by their relative paths; links to folders are not followed."""
 
     def refuse(error: OSError) -> None:
         raise _unreadable(Path(error.filename), error) from error
@@ -162,8 +186,7 @@ def _walk(root: Path, left_out: Callable[[str], bool]) -> Iterator[Path]:
 
 def _kind(path: Path) -> tuple[Format | None, str]:
     packing = path.suffix.lower() if path.suffix.lower() in PACKINGS else ""
-    inner = path.with_suffix("") if packing else path
-    format = FORMATS.get(inner.suffix.lower())
+    format = FORMATS.get((path.with_suffix("") if packing else path).suffix.lower())
     if packing and format is SHARD:
         return None, packing  # shards are mapped, so they cannot be packed
     return format, packing
@@ -203,3 +226,54 @@ def _listed(skipped: Counter[str]) -> str:
     names = [f"{count} {name}" for name, count in skipped.most_common(4)]
     rest = len(skipped) - len(names)
     return ", ".join(names) + (f" and {rest} other suffixes" if rest else "")
+
+
+TEXT_PER_ENTRY = 800
+"""Bytes of text for each entry, at least: on 1.1 MB of Shakespeare 1,024 entries reach 2.21
+bits/byte and 4,096 reach 2.38 in the same minutes; on 8 MB of Python 4,096 beat 2,048
+(docs/experiments.md)."""
+
+SMALLEST = 512
+"""The rule never asks for fewer entries than this."""
+
+
+def fitting_vocabulary(
+    paths: Sequence[str], entries: int, say: Callable[[str], None] = lambda line: None
+) -> int:
+    """Return ``entries``, or for a small text a power of two: 800 bytes of text for each entry.
+
+    Sizes are those on the disk, so nothing is read but the first line of JSON lines.
+
+    Args:
+        paths: files or folders.
+        entries: of the preset.
+        say: is given the names of what a folder holds and is not read.
+
+    Returns:
+        ``entries`` as well where the data are token ids, whose tokenizer is another's; else at
+        least 512.
+
+    Raises:
+        DataError: a path does not exist or holds no data.
+    """
+    sources = find(paths, say)
+    if any(_holds_ids(source) for source in sources):
+        return entries
+    text = sum(source.unpacked for source in sources)
+    enough = max(text // TEXT_PER_ENTRY, SMALLEST)
+    if entries <= enough:
+        return entries
+    return min(entries, 1 << enough.bit_length() - 1)
+
+
+def _holds_ids(source: Source) -> bool:
+    """Return whether a file holds token ids: a shard, or JSON lines that begin with them."""
+    if source.format is SHARD:
+        return True
+    if source.format is not JSONL:
+        return False
+    try:
+        with opened(source.path, source.packing, Reading(vocab=2)) as file:
+            return b'"ids"' in file.readline(1 << 16)
+    except DataError:  # the reading that follows says what is wrong with it
+        return False

@@ -1,67 +1,87 @@
 """Token ids on disk: written once, in a folder named by what they were made from, then mapped.
 
 An entry of the cache holds ``ids.bin`` (uint16 or uint32, little-endian), ``spans.npy`` (see
-:class:`~minillm_core.data.documents.Documents`) and ``meta.json`` with a digest of both, which is
-checked every time the entry is opened; a tokenizer trained for it lies beside them.
+:class:`~minillm_core.data.documents.Documents`) and ``meta.json`` with a digest of both; a tokenizer
+trained for it lies beside them. Digest, ids and spans are checked every time it is opened: a
+framework would read out of bounds what an id leads it to. The digest tells damage, not malice, so
+that only folders of this account (or root's) are opened.
+
+While an entry is written its process holds a lock on it; a folder without one was left by a
+process that died, and goes at the next start.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
-import secrets
+import os
+import re
 import shutil
+import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from minillm_core.data.digest import Digest, digest
-from minillm_core.data.documents import Documents
-from minillm_core.data.tokenizer import Tokenizer
-
-__all__ = ["Entry", "Writer", "open_entry", "sweep"]
+from minillm_core import disk
+from minillm_core.data.documents import Digest, Documents, MappedFile, digest
+from minillm_core.data.reading import Progress, ticker
+from minillm_core.data.tokenizer import LARGEST_TOKENIZER, Tokenizer
+from minillm_core.errors import DataError
 
 _IDS, _SPANS, _META, _TOKENIZER = "ids.bin", "spans.npy", "meta.json", "tokenizer.json"
-_ABANDONED_SECONDS = 24 * 3600
+_NAME = re.compile(r"[0-9a-f]{32}(\.tmp-[0-9a-f]+)?")
+_ABANDONED_SECONDS = 24 * 3600  # where the file system knows no locks
+_LARGEST_META = 1 << 20  # bytes
+_ROOT = 0  # may write anywhere, so that its folders are no worse than one's own
+_CHUNK = 1 << 22  # ids looked at together
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What the cache held.
+    """An entry of the cache, opened.
 
     Attributes:
         documents: mapped.
         end_of_text: the id that they begin with.
-        notes: what was left out -> how often.
+        notes: "left out: ..." or "cut: ..." -> how often.
         tokenizer: the tokenizer.json that was trained for them; None where one was given, or none
             was needed.
+        sample: bytes of text that it was trained on, and bytes of text in all.
     """
 
     documents: Documents
     end_of_text: int
     notes: dict[str, int]
     tokenizer: Path | None
+    sample: tuple[int, int]
 
 
 class Writer:
-    """Collects documents into a temporary folder; :meth:`commit` renames it into place.
+    """A writer of documents into a temporary folder, which :meth:`commit` renames into place.
 
     A context manager: what was not committed is gone when it ends.
 
     Args:
         entry: the folder to be.
         vocab: ids are smaller; up to 65,536 they take two bytes each.
+        origin: what the documents come from, to be shown.
     """
 
-    def __init__(self, entry: Path, vocab: int) -> None:
+    def __init__(self, entry: Path, vocab: int, origin: str = "") -> None:
         entry.parent.mkdir(parents=True, exist_ok=True)
-        self._entry = entry
-        self._folder = entry.with_name(f"{entry.name}.tmp-{secrets.token_hex(4)}")
-        self._folder.mkdir()
+        self._entry, self._vocab, self._origin = entry, vocab, origin
+        self._folder = disk.aside(entry)
         self._dtype = np.dtype("<u2" if vocab <= 65_536 else "<u4")
-        self._file = (self._folder / _IDS).open("xb")
+        with _alone(entry.parent):
+            self._folder.mkdir()
+            self._file = (self._folder / _IDS).open("xb")
+            with suppress(OSError):
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._content = Digest()
         self._lengths: list[int] = []
         self._mapped: list[np.ndarray] = []
@@ -71,23 +91,26 @@ class Writer:
 
     def __exit__(self, *exception: object) -> None:
         """Leave nothing behind but what was committed."""
-        self._file.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+        self._file.close()  # and its lock
 
     @property
     def documents(self) -> int:
-        """How many there are so far."""
+        """Count the documents so far."""
         return len(self._lengths) + sum(map(len, self._mapped))
 
     def document(self, end_of_text: int, ids: np.ndarray) -> None:
         """Add a document; it gets its end-of-text id unless it begins with one."""
         marked = len(ids) > 0 and int(ids[0]) == end_of_text
-        data = np.empty(len(ids) + (not marked), self._dtype)
-        data[0] = end_of_text
-        data[len(data) - len(ids) :] = ids
+        self._lengths.append(0)
+        self.more(ids if marked else np.concatenate([[end_of_text], ids]))
+
+    def more(self, ids: np.ndarray) -> None:
+        """Add further ids to the last document."""
+        data = ids.astype(self._dtype)
         self._content.update(data)
         self._file.write(data.data)
-        self._lengths.append(len(data))
+        self._lengths[-1] += len(data)
 
     def shard(self, starts: np.ndarray, tokens: int) -> None:
         """Add the documents of a mapped shard, which stays where it is."""
@@ -95,17 +118,23 @@ class Writer:
         number = np.full_like(starts, len(self._mapped) + 1)
         self._mapped.append(np.stack([number, starts, ends], axis=1))
 
-    def commit(self, end_of_text: int, notes: dict[str, int], tokenizer: Tokenizer | None) -> None:
+    def commit(
+        self,
+        end_of_text: int,
+        notes: dict[str, int],
+        tokenizer: Tokenizer | None,
+        sample: tuple[int, int] = (0, 0),
+    ) -> None:
         """Finish the entry; where another process was faster, keep that one's.
 
         Raises:
-            OSError: it cannot be written.
+            OSError, DataError: it cannot be written.
         """
         lengths = np.array(self._lengths, np.int64)
         ends = np.cumsum(lengths)
         read = np.stack([np.zeros_like(ends), ends - lengths, ends], axis=1)
         spans = np.concatenate([read, *self._mapped])
-        self._file.close()
+        self._file.flush()
         np.save(self._folder / _SPANS, spans)
         if tokenizer:
             tokenizer.save(self._folder / _TOKENIZER)
@@ -114,67 +143,282 @@ class Writer:
             "dtype": self._dtype.str,
             "end_of_text": end_of_text,
             "notes": notes,
-            "tokenizer": _file_digest(self._folder / _TOKENIZER) if tokenizer else None,
+            "tokenizer": digest(tokenizer.text()) if tokenizer else None,
+            "sample": list(sample),
+            "origin": self._origin,
+            "vocab": self._vocab,
+            "documents": len(spans),
+            "tokens": int((spans[:, 2] - spans[:, 1]).sum()),
         }
         sealed = {**meta, "seal": digest(json.dumps(meta))}
         (self._folder / _META).write_text(json.dumps(sealed, indent=1), "utf-8")
         try:
             self._folder.rename(self._entry)
         except OSError:
-            if not self._entry.is_dir():
+            if not self._entry.is_dir():  # otherwise another process was faster
                 raise
 
 
 def sweep(cache: Path) -> None:
-    """Remove what processes left that died while writing, more than a day ago."""
-    if cache.is_dir():
-        for folder in cache.glob("*.tmp-*"):
-            if time.time() - folder.stat().st_mtime > _ABANDONED_SECONDS:
-                shutil.rmtree(folder, ignore_errors=True)
+    """Remove the leftovers of processes that died while writing."""
+    with suppress(OSError), _alone(cache):
+        for folder in _ours(cache):
+            if ".tmp-" in folder.name and _abandoned(folder):
+                disk.remove(folder)
 
 
 def open_entry(
     folder: Path,
-    shards: Sequence[np.ndarray],
+    shards: Sequence[tuple[np.ndarray, MappedFile]],
     vocab: int,
     content: str,
     say: Callable[[str], None],
+    progress: Progress | None = None,
 ) -> Entry | None:
-    """Map an entry.
+    """Map an entry and check all of it.
 
     Args:
         folder: of the entry.
-        shards: the arrays that its spans number from 1.
+        shards: the arrays that its spans number from 1, and their files.
         vocab: ids are smaller.
         content: digest of the shards, for the documents' digest.
-        say: told of a damaged entry.
+        say: is given a line about a damaged entry.
+        progress: of the check.
 
     Returns:
         None where there is no entry, or a damaged one, which is removed.
+
+    Raises:
+        DataError: the entry or the cache belongs to another account.
+        OSError: a damaged entry cannot be removed.
     """
-    if not folder.is_dir():
+    if not os.path.lexists(folder):
         return None
+    for place in (folder.parent, folder):
+        _check_owner(place)
     try:
-        meta = json.loads((folder / _META).read_text("utf-8"))
-        intact = meta.pop("seal") == digest(json.dumps(meta))
-        dtype = np.dtype(meta["dtype"])
-        ids = np.zeros(0, dtype)
-        if (folder / _IDS).stat().st_size:
-            ids = np.asarray(np.memmap(folder / _IDS, dtype, "r"))
-        spans = np.load(folder / _SPANS, allow_pickle=False)
-        tokenizer = folder / _TOKENIZER if meta["tokenizer"] else None
-        intact &= digest(ids, spans) == meta["digest"]
-        intact &= tokenizer is None or _file_digest(tokenizer) == meta["tokenizer"]
-        if intact:
-            whole = digest(meta["digest"], content)
-            documents = Documents((ids, *shards), spans, vocab, whole)
-            return Entry(documents, meta["end_of_text"], meta["notes"], tokenizer)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        pass  # damaged as well
-    say(f"the tokens kept in {folder} are damaged: they are made again")
-    shutil.rmtree(folder)
-    return None
+        entry = _checked(folder, shards, vocab, content, progress)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, MemoryError, OverflowError):
+        say(f"the tokens kept in {folder} are damaged: they are made again")
+        disk.remove(folder)
+        return None
+    with suppress(OSError):
+        os.utime(folder)  # when it was last used
+    return entry
 
 
-def _file_digest(path: Path) -> str:
-    return Digest().update(path.read_bytes()).hex()
+def _checked(
+    folder: Path,
+    shards: Sequence[tuple[np.ndarray, MappedFile]],
+    vocab: int,
+    content: str,
+    progress: Progress | None,
+) -> Entry:
+    """Check and map the entry; raise ValueError and its like for a damaged one."""
+    if folder.is_symlink():
+        raise ValueError("a link")
+    meta = _meta(folder)
+    if meta.pop("seal") != digest(json.dumps(meta)):
+        raise ValueError("meta.json")
+    dtype = np.dtype({"<u2": "<u2", "<u4": "<u4"}[meta["dtype"]])
+    ids = np.zeros(0, dtype)
+    with open(disk.regular(_IDS, folder / _IDS), "rb") as file:
+        mapped = MappedFile.of(folder / _IDS, os.fstat(file.fileno()))
+        if mapped.size:
+            ids = np.asarray(np.memmap(file, dtype, "r"))
+    with open(disk.regular(_SPANS, folder / _SPANS), "rb") as file:
+        spans = np.load(file, allow_pickle=False)
+    found, largest = Digest(), 0
+    tick = ticker(progress, "checking the files", ids.nbytes)
+    for first in range(0, len(ids), _CHUNK):
+        chunk = ids[first : first + _CHUNK]
+        found.update(chunk)
+        largest = max(largest, int(chunk.max()))
+        tick(chunk.nbytes)
+    if found.update(spans).hex() != meta["digest"] or largest >= vocab:
+        raise ValueError("ids")
+    arrays = (ids, *(array for array, _ in shards))
+    _check_spans(spans, arrays)
+    tokenizer = folder / _TOKENIZER if meta["tokenizer"] else None
+    if tokenizer:
+        text = disk.read_file(tokenizer, LARGEST_TOKENIZER).decode("utf-8")
+        if digest(text) != meta["tokenizer"]:
+            raise ValueError("tokenizer.json")
+    if not 0 <= int(meta["end_of_text"]) < vocab:
+        raise ValueError("end_of_text")
+    notes = {str(note): int(count) for note, count in dict(meta["notes"]).items()}
+    drawn, total = map(int, meta["sample"])
+    files = (mapped, *(file for _, file in shards))
+    documents = Documents(arrays, spans, vocab, digest(meta["digest"], content), files)
+    return Entry(documents, int(meta["end_of_text"]), notes, tokenizer, (drawn, total))
+
+
+def _check_spans(spans: np.ndarray, arrays: Sequence[np.ndarray]) -> None:
+    if spans.dtype != np.int64 or spans.ndim != 2 or spans.shape[1] != 3 or not len(spans):
+        raise ValueError("spans")
+    number, first, end = spans.T
+    if number.min() < 0 or number.max() >= len(arrays):
+        raise ValueError("spans")
+    sizes = np.array([len(array) for array in arrays])
+    if first.min() < 0 or (first >= end).any() or (end > sizes[number]).any():
+        raise ValueError("spans")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """An entry as it is listed; facts that a damaged or unfinished one does not have are None.
+
+    Attributes:
+        key: its name, a digest of what it was made from.
+        state: "complete", "damaged", "being written", or "left over" by a process that died.
+        bytes: on the disk.
+        origin: what it was made from, as it was named then.
+        documents: how many.
+        tokens: in all of them.
+        vocab: ids are smaller.
+        made: when, in seconds since 1970.
+        used: when it was last opened.
+    """
+
+    key: str
+    state: str
+    bytes: int
+    origin: str | None
+    documents: int | None
+    tokens: int | None
+    vocab: int | None
+    made: float
+    used: float
+
+
+def kept(cache: Path) -> list[Kept]:
+    """List the entries of a cache, the one that was used last first.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    try:
+        return sorted(map(_kept, _ours(cache)), key=lambda entry: -entry.used)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise _not_cleared(cache, error, "read") from error
+
+
+def clear(cache: Path, key: str | None = None) -> list[Kept]:
+    """Remove the entries of a cache, or one of them; a run that reads one keeps what it has opened.
+
+    Args:
+        cache: the folder.
+        key: of the one entry, or its beginning.
+
+    Returns:
+        What was removed; what is being written stays.
+
+    Raises:
+        DataError: there is no such entry, several begin so, or one cannot be removed.
+    """
+    chosen = [entry for entry in kept(cache) if entry.key.startswith(key or "")]
+    if key is not None and len(chosen) != 1:
+        raise DataError(
+            f"{len(chosen) or 'no'} entries of the cache begin with {key!r}",
+            where=str(cache),
+            fix="take a key from: minillm data cache list",
+        )
+    removed = []
+    try:
+        with _alone(cache) if chosen else nullcontext():
+            for entry in chosen:
+                if entry.state != "being written":
+                    disk.remove(cache / entry.key)
+                    removed.append(entry)
+    except OSError as error:
+        raise _not_cleared(cache, error, "cleared") from error
+    return removed
+
+
+def _kept(folder: Path) -> Kept:
+    own = folder.lstat()
+    statuses = [own]
+    for file in () if stat.S_ISLNK(own.st_mode) else folder.rglob("*"):
+        with suppress(OSError):  # it went meanwhile
+            statuses.append(file.lstat())
+    state, meta = "damaged", {}
+    if ".tmp-" in folder.name:
+        state = "left over" if _abandoned(folder) else "being written"
+    else:
+        with suppress(OSError, ValueError, RecursionError, MemoryError):
+            meta, state = _meta(folder), "complete"
+    kinds = {"origin": str, "documents": int, "tokens": int, "vocab": int}
+    return Kept(
+        key=folder.name,
+        state=state,
+        bytes=sum(status.st_size for status in statuses),
+        made=min(status.st_mtime for status in statuses),
+        used=own.st_mtime,
+        **{
+            fact: meta[fact] if type(meta.get(fact)) is kind else None
+            for fact, kind in kinds.items()
+        },
+    )
+
+
+def _not_cleared(cache: Path, error: OSError, verb: str) -> DataError:
+    return DataError(
+        f"the cache cannot be {verb}: {error.strerror or error}",
+        where=str(error.filename or cache),
+        fix="check who owns it and its permissions",
+    )
+
+
+def _ours(cache: Path) -> Iterator[Path]:
+    """Yield what is in the cache under a name that entries have."""
+    return (cache / name for name in sorted(os.listdir(cache)) if _NAME.fullmatch(name))
+
+
+def _meta(folder: Path) -> dict[str, Any]:
+    meta = json.loads(disk.read_file(folder / _META, _LARGEST_META).decode("utf-8"))
+    if not isinstance(meta, dict):
+        raise ValueError("meta.json")
+    return meta
+
+
+def _check_owner(folder: Path) -> None:
+    owner = folder.stat().st_uid if folder.exists() else folder.lstat().st_uid
+    if owner not in (os.geteuid(), _ROOT):
+        raise DataError(
+            f"the cache belongs to another account (uid {owner})",
+            where=str(folder),
+            fix="name a folder of your own in MINILLM_CACHE, or remove this one",
+        )
+
+
+@contextmanager
+def _alone(cache: Path) -> Iterator[None]:
+    """Hold the cache for a moment, so that a new entry is not swept before it is locked."""
+    handle = os.open(cache, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _abandoned(folder: Path) -> bool:
+    """Return whether no process is writing an entry any more."""
+    try:
+        handle = os.open(folder / _IDS, os.O_RDWR | os.O_NOFOLLOW | disk.FLAGS)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return time.time() - os.fstat(handle).st_mtime > _ABANDONED_SECONDS
+    finally:
+        os.close(handle)
+    return True

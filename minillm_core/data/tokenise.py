@@ -1,97 +1,279 @@
-"""From source files to token ids: streamed, so that no corpus has to fit into memory.
+"""From source files to token ids: streamed, so that no corpus has to fit into memory, and kept.
 
-The files are read once to look at every document, once to train a tokenizer where none is given,
-and once to encode. The next batch is read while the last one is encoded on all cores.
+The files are read once to check every document, and to draw a sample for a tokenizer, where none
+is given; and once to encode. The next batch is read while the last one is encoded on all cores.
+What was made from the same files under the same tokenizer is mapped from the cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import heapq
+import json
+import random
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 
 import numpy as np
+import tokenizers
 
-from minillm_core.data.formats import Document
-from minillm_core.data.reading import Progress, Reading
-from minillm_core.data.shards import check_ids, starts
+from minillm_core.data.bpe import frame, frames
+from minillm_core.data.cutting import Continued
+from minillm_core.data.documents import Documents, MappedFile, digest
+from minillm_core.data.formats import EMPTY, Document
+from minillm_core.data.reading import Progress, Reading, ticker
+from minillm_core.data.shards import check_ids, map_shard, starts
 from minillm_core.data.sources import Source
-from minillm_core.data.split import FEW, held_out
-from minillm_core.data.store import Writer
+from minillm_core.data.store import Entry, Writer, open_entry, sweep
 from minillm_core.data.tokenizer import Tokenizer, grouped
 from minillm_core.errors import DataError
+from minillm_core.text import plain
 
-__all__ = ["Survey", "encode", "reading", "survey", "training_texts"]
+_PLURAL = re.compile(r"(?<=document)s|(?<=line)s|(?<=word)s|(?<=time)s")  # in a note
 
-_BATCH = 1 << 22  # characters and ids encoded together
+_VERSION = 2
+"""Of everything that turns files into ids; another one makes the cache anew."""
+
+SAMPLE = 64 << 20
+"""Bytes of text, at the most, that a tokenizer is trained on."""
+
+_RUN = 1 << 14  # bytes; shorter documents are drawn with their neighbours
+_SEED = 0  # of the sample: one text, one tokenizer, whatever data.seed is
+_BATCH = 1 << 19  # characters and ids encoded together
+_SECONDS = 0.25  # between two reports while a batch is waited for
 
 
 @dataclass(frozen=True)
-class Survey:
-    """What the files hold, shards apart."""
+class TokenCache:
+    """A cache of the tokens of some files, on disk.
 
-    texts: int
-    characters: int
-    ids: int  # documents that are ids already
+    Attributes:
+        sources: the files.
+        where: their name in messages.
+        vocab: ids are smaller.
+        folder: the folder that keeps tokens and tokenizers.
+        say: prints notes that a person should read, line by line.
+        detail: prints notes that need no action: the tokenizer's choice, empty documents.
+        progress: called with how far each phase has come.
+    """
+
+    sources: Sequence[Source]
+    where: str
+    vocab: int
+    folder: Path
+    say: Callable[[str], None]
+    detail: Callable[[str], None]
+    progress: Progress | None
+
+    def documents(self, tokenizer: Tokenizer | None, end_of_text: int) -> Documents:
+        """Return the documents under a given tokenizer; without one, all must be ids.
+
+        Raises:
+            DataError: something about the files or the cache.
+        """
+        entry = self._entry([tokenizer.digest if tokenizer else None, end_of_text])
+        opened = self._open(entry) or self._make(entry, tokenizer, end_of_text, (0, 0))
+        return opened.documents
+
+    def documents_and_tokenizer(self) -> tuple[Documents, Tokenizer | None, int]:
+        """Return the documents under a tokenizer trained on them, it, and the id that begins each.
+
+        Neither depends on the validation part: losses of runs with another data.val or data.seed
+        are in the same units.
+
+        Returns:
+            No tokenizer where there is no text.
+
+        Raises:
+            DataError: something about the files or the cache.
+        """
+        entry = self._entry(["trained", SAMPLE, tokenizers.__version__])
+        opened = self._open(entry)
+        if opened is None:
+            tokenizer, sample = self._train()
+            end_of_text = tokenizer.end_of_text if tokenizer else self.end_of_text
+            opened = self._make(entry, tokenizer, end_of_text, sample)
+        if opened.tokenizer is None:
+            self.say(f"no tokenizer: documents begin with id {opened.end_of_text}")
+            return opened.documents, None, opened.end_of_text
+        tokenizer = Tokenizer.load(opened.tokenizer, self.vocab)
+        drawn, total = opened.sample
+        on = "this text"
+        if drawn < total:
+            on = f"a sample of {drawn / 1e6:,.1f} MB of the {total / 1e6:,.1f} MB of this text"
+        self.detail(
+            f"a byte-level BPE of {tokenizer.size:,} entries, trained on {on}, is in "
+            f"{opened.tokenizer}"
+        )
+        return opened.documents, tokenizer, tokenizer.end_of_text
+
+    @property
+    def end_of_text(self) -> int:
+        """Return the end-of-text id without a tokenizer: the first shard's first id, else 0."""
+        return int(self._shards[0][0][0]) if self._shards else 0
+
+    @cached_property
+    def _shards(self) -> list[tuple[np.ndarray, MappedFile]]:
+        return [map_shard(source.path) for source in self._mapped]
+
+    @property
+    def _mapped(self) -> list[Source]:
+        return [source for source in self.sources if source.format.read is None]
+
+    @cached_property
+    def _digests(self) -> dict[Source, str]:
+        total = sum(source.size for source in self.sources)
+        tick = ticker(self.progress, "checking the files", total)
+        return {source: source.digest(tick) for source in self.sources}
+
+    def _entry(self, rule: list[object]) -> Path:
+        digests = [self._digests[source] for source in self.sources]
+        return self.folder / "tokens" / digest(json.dumps([_VERSION, self.vocab, digests, rule]))
+
+    def _open(self, entry: Path) -> Entry | None:
+        content = digest(" ".join(self._digests[source] for source in self._mapped))
+        with self._writing():
+            sweep(entry.parent)
+            opened = open_entry(entry, self._shards, self.vocab, content, self.say, self.progress)
+        for source in self._mapped:
+            source.check_unchanged()
+        for note, count in sorted(opened.notes.items()) if opened else ():
+            tell = self.detail if note == EMPTY else self.say
+            what, _, which = note.partition(": ")
+            which = _PLURAL.sub("", which, 1) if count == 1 else which
+            tell(f"{what}: {count:,} {which}")
+        return opened
+
+    def _make(
+        self, entry: Path, tokenizer: Tokenizer | None, end_of_text: int, sample: tuple[int, int]
+    ) -> Entry:
+        with self._writing():
+            reading = self._reading("tokenising")
+            with Writer(entry, self.vocab, plain(self.where)) as writer:
+                files = self.sources, self._shards
+                encode(*files, tokenizer, end_of_text, reading, writer, self.progress)
+                for source in self.sources:
+                    source.check_unchanged()
+                if not writer.documents:
+                    raise DataError(
+                        "the data are empty", where=self.where, fix="give files with text in them"
+                    )
+                writer.commit(end_of_text, dict(reading.notes), tokenizer, sample)
+        opened = self._open(entry)
+        if opened is None:
+            raise DataError(
+                "the cache did not keep what was written to it",
+                where=str(entry),
+                fix="check the disk that it is on",
+            )
+        return opened
+
+    def _train(self) -> tuple[Tokenizer | None, tuple[int, int]]:
+        found = survey(self.sources, self._reading("reading"))
+        if not found.total:
+            return None, (0, 0)
+        if found.ids or self._mapped:
+            raise DataError(
+                "the data hold text and ids, and a tokenizer trained here would not be theirs",
+                where=self.where,
+                fix="name the tokenizer that the ids were made with: data.tokenizer=PATH",
+            )
+        beat = ticker(self.progress, "training the tokenizer", 0)
+        tokenizer = Tokenizer.train(found.texts(), self.vocab, lambda: beat(0))
+        return tokenizer, (found.drawn, found.total)
+
+    def _reading(self, what: str) -> Reading:
+        total = sum(source.size for source in self.sources if source.format.read)
+        return Reading(self.vocab, ticker(self.progress if total else None, what, total))
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise DataError(
+                f"the cache cannot be written: {error.strerror or error}",
+                where=str(self.folder),
+                fix="make room there, or make it writable; MINILLM_CACHE names another folder",
+            ) from error
 
 
-def reading(sources: Sequence[Source], vocab: int, what: str, progress: Progress | None) -> Reading:
-    """A reading of some files that reports how far it has come."""
-    if progress is None:
-        return Reading(vocab)
-    total, done = sum(source.size for source in sources if source.format.read), 0
+class Sample:
+    """A sample of a corpus's text: all of it up to SAMPLE bytes, else whole documents drawn evenly.
 
-    def tick(count: int) -> None:
-        nonlocal done
-        done += count
-        progress(what, done, total)
+    Each document, or piece of a long text file, or run of short documents gets a random number;
+    those with the lowest are the sample, in their order in the files.
 
-    return Reading(vocab, tick)
+    Attributes:
+        ids: documents that are ids already.
+        drawn: bytes of text in the sample.
+        total: bytes of text in all.
+    """
+
+    def __init__(self) -> None:
+        self.ids = self.drawn = self.total = 0
+        self._random = random.Random(_SEED)
+        self._lowest_left_out = 1.0
+        self._heap: list[tuple[float, int, bytes]] = []  # the highest number first
+        self._run: list[bytes] = []
+        self._size = self._count = 0
+
+    def add(self, document: Document) -> None:
+        """Look at the next document."""
+        if not isinstance(document, str):
+            self.ids += 1
+            return
+        data = frame(document)
+        self._run.append(data)
+        self._size += len(data)
+        if self._size >= _RUN:
+            self.draw()
+
+    def texts(self) -> Iterator[str]:
+        """Yield the texts drawn, in order."""
+        for _, _, data in sorted(self._heap, key=lambda run: run[1]):
+            yield from frames(data)
+
+    def draw(self) -> None:
+        """Draw, or leave out, the documents since the last time."""
+        number, size, self._count = self._random.random(), self._size, self._count + 1
+        self.total += size
+        if size and number < self._lowest_left_out:
+            heapq.heappush(self._heap, (-number, self._count, b"".join(self._run)))
+            self.drawn += size
+            while self.drawn > SAMPLE and len(self._heap) > 1:
+                highest, _, data = heapq.heappop(self._heap)
+                self._lowest_left_out = -highest
+                self.drawn -= len(data)
+        self._run, self._size = [], 0
 
 
-def survey(sources: Sequence[Source], reading: Reading) -> Survey:
-    """Read and check every document.
+def survey(sources: Sequence[Source], reading: Reading) -> Sample:
+    """Read and check every document, and draw a sample of the text.
 
     Raises:
         DataError: something cannot be read.
     """
-    texts = characters = ids = 0
+    sample = Sample()
     for document in _documents(sources, reading):
-        if isinstance(document, str):
-            texts, characters = texts + 1, characters + len(document)
-        else:
-            ids += 1
-    return Survey(texts, characters, ids)
-
-
-def training_texts(
-    sources: Sequence[Source], reading: Reading, found: Survey, fraction: float | None, seed: int
-) -> Iterator[str]:
-    """The texts that are not held out, all of them where ``fraction`` is None.
-
-    Where the tail of the stream is held out, it is measured in characters here: there are no
-    tokens yet.
-    """
-    texts = (text for text in _documents(sources, reading) if isinstance(text, str))
-    if fraction is None:
-        yield from texts
-    elif found.texts >= FEW:
-        held = set(held_out(found.texts, fraction, seed).tolist())
-        yield from (text for index, text in enumerate(texts) if index not in held)
-    else:
-        left = found.characters - round(fraction * found.characters)
-        for text in texts:
-            yield text[:left]
-            left -= min(left, len(text))
+        sample.add(document)
+    sample.draw()
+    return sample
 
 
 def encode(
     sources: Sequence[Source],
-    shards: Sequence[np.ndarray],
+    shards: Sequence[tuple[np.ndarray, MappedFile]],
     tokenizer: Tokenizer | None,
     end_of_text: int,
     reading: Reading,
     writer: Writer,
+    progress: Progress | None = None,
 ) -> None:
     """Write the ids of every document, texts and ids first, then the shards' documents.
 
@@ -102,23 +284,45 @@ def encode(
         end_of_text: the id that every document begins with.
         reading: for the files that are read.
         writer: takes the ids.
+        progress: of looking at the shards.
 
     Raises:
         DataError: something cannot be read, an id is too large, or there is text and no tokenizer.
     """
-    with ThreadPoolExecutor(1) as pool:
-        pending = None
+    pool, stop = ThreadPoolExecutor(1), threading.Event()
+
+    def ids_of(batch: list[Document]) -> list[np.ndarray]:
+        texts = [document for document in batch if isinstance(document, str)]
+        encoded = iter(tokenizer.encode(texts, reading.notes, stop.is_set) if tokenizer else [])
+        return [next(encoded) if isinstance(d, str) else d for d in batch]
+
+    def write(batch: list[Document], encoded: Future[list[np.ndarray]]) -> None:
+        while not wait([encoded], _SECONDS).done:
+            reading.tick(0)
+        for document, ids in zip(batch, encoded.result(), strict=True):
+            if isinstance(document, Continued):
+                writer.more(ids)
+            else:
+                writer.document(end_of_text, ids)
+
+    pending: tuple[list[Document], Future[list[np.ndarray]]] | None = None
+    try:
         documents = _documents(sources, reading, text=tokenizer is not None)
         for batch in grouped(documents, len, _BATCH):
-            encoded = pool.submit(_encode, batch, tokenizer)
+            encoded = pool.submit(ids_of, batch)
             if pending:
-                _write(writer, end_of_text, pending.result())
-            pending = encoded
+                write(*pending)
+            pending = batch, encoded
         if pending:
-            _write(writer, end_of_text, pending.result())
-    mapped = (source for source in sources if source.format.read is None)
-    for source, ids in zip(mapped, shards, strict=True):
-        check_ids(ids, reading.vocab, source.path)
+            write(*pending)
+    finally:
+        stop.set()
+        pool.shutdown(cancel_futures=True)
+    tick = ticker(
+        progress if shards else None, "checking the files", sum(ids.nbytes for ids, _ in shards)
+    )
+    for ids, file in shards:
+        check_ids(ids, reading.vocab, file.path, tick)
         writer.shard(starts(ids, end_of_text), len(ids))
 
 
@@ -136,14 +340,3 @@ def _documents(
                     fix="give ids; or train with data.tokenizer=PATH, the one the ids were made with",
                 )
             yield document
-
-
-def _encode(batch: list[Document], tokenizer: Tokenizer | None) -> list[np.ndarray]:
-    texts = [document for document in batch if isinstance(document, str)]
-    encoded = iter(tokenizer.encode(texts) if tokenizer else [])
-    return [next(encoded) if isinstance(d, str) else d for d in batch]
-
-
-def _write(writer: Writer, end_of_text: int, documents: list[np.ndarray]) -> None:
-    for ids in documents:
-        writer.document(end_of_text, ids)

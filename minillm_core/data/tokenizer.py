@@ -6,37 +6,40 @@ a document is encoded as the thirteen characters that it is.
 
 from __future__ import annotations
 
+import base64
 import codecs
 import hashlib
 import json
 import re
-import secrets
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import pre_tokenizers
 
+from minillm_core import disk
+from minillm_core.data import bpe
+from minillm_core.data.bpe import END_OF_TEXT
+from minillm_core.data.cutting import PIECE, WORD, Continued, Kind, divide, parts
 from minillm_core.errors import DataError
-
-__all__ = ["END_OF_TEXT", "Tokenizer", "bytes_per_token", "grouped"]
 
 T = TypeVar("T")
 
-END_OF_TEXT = "<|endoftext|>"
-
-_PART = 1 << 13  # characters; longer texts are cut, so that all cores share the work
-_TOGETHER = 1 << 21  # characters; what is being encoded takes some 30 times as many bytes
-# Where every tokenizer of the kind below has a boundary between two of its words: \S and \s of
-# Python and of the regular expressions inside ``tokenizers`` agree on these.
-_CUT = re.compile(r"\S(?=[ \n])")
+_TOGETHER = 1 << 17  # characters encoded in one call, which hears no signal
+_LONG = 1 << 20  # characters of words that are cut which a tokenizer is trained on
+LARGEST_TOKENIZER = 1 << 27  # bytes of a tokenizer.json; the largest in use have a quarter
+_CUT = f"cut: words longer than {WORD:,} characters"
+_DIVIDED = "cut: times, between lines, texts longer than 1 MiB"
+_GROWTH = 64  # times that a tokenizer may lengthen a text; NFKC makes 18 characters of one
 
 
 def grouped(items: Iterable[T], size: Callable[[T], int], limit: int) -> Iterator[list[T]]:
-    """Items in order, in lists that end when their sizes reach a limit."""
+    """Group items, in order, into lists that end when their sizes reach a limit."""
     group, total = [], 0
     for item in items:
         group.append(item)
@@ -61,14 +64,23 @@ class Tokenizer:
         self.end_of_text: int = end_of_text
 
     @classmethod
-    def train(cls, texts: Iterable[str], vocab: int) -> Tokenizer:
-        """A byte-level BPE of at most ``vocab`` entries, the end-of-text id being 0.
+    def train(
+        cls, texts: Iterable[str], vocab: int, beat: Callable[[], None] = lambda: None
+    ) -> Tokenizer:
+        """Train a byte-level BPE of at most ``vocab`` entries, the end-of-text id being 0.
 
         The same texts give the same tokenizer. Little text gives fewer entries: a pair of tokens
-        becomes an entry when it is met twice.
+        becomes an entry when it is met twice. Of words that are too long for one (see
+        :mod:`minillm_core.data.cutting`) a bounded amount is trained on.
+
+        Args:
+            texts: without lone surrogates.
+            vocab: entries.
+            beat: called several times a second.
 
         Raises:
-            DataError: vocab has no room for the 256 bytes and the end-of-text id.
+            DataError: vocab has no room for the 256 bytes and the end-of-text id, or the process
+                that trains cannot be started or has ended.
         """
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         if vocab < len(alphabet) + 1:
@@ -77,18 +89,16 @@ class Tokenizer:
                 where=f"model.vocab={vocab}",
                 fix=f"set model.vocab to {len(alphabet) + 1} or more, better 4096",
             )
-        native = tokenizers.Tokenizer(models.BPE())
-        native.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore
-        native.decoder = decoders.ByteLevel()  # type: ignore
-        trainer = trainers.BpeTrainer(  # type: ignore
-            vocab_size=vocab,
-            min_frequency=2,
-            special_tokens=[END_OF_TEXT],
-            initial_alphabet=sorted(alphabet),
-            show_progress=False,
-        )
-        native.train_from_iterator(texts, trainer)
-        return cls(native)
+        try:
+            learned = bpe.learn(_trained_on(texts, beat), vocab, beat)
+        except OSError as error:
+            reason = str(error) if isinstance(error, ChildProcessError) else error.strerror or error
+            raise DataError(
+                f"training the tokenizer failed: {reason}",
+                where="the process that trains it, and its files in $TMPDIR",
+                fix="make room in memory or there, or name a tokenizer: data.tokenizer=PATH",
+            ) from error
+        return cls(tokenizers.Tokenizer.from_str(learned))
 
     @classmethod
     def load(cls, path: Path, vocab: int) -> Tokenizer:
@@ -99,17 +109,27 @@ class Tokenizer:
             vocab: rows of the embedding; the tokenizer may have fewer entries, not more.
 
         Raises:
-            DataError: it cannot be read, is too large, has no special token <|endoftext|>, or
-                drops a part of its merges at random.
+            DataError: it cannot be read, is too large, has no special token <|endoftext|>, drops a
+                part of its merges at random, or can make a text many times as long.
         """
         try:
-            native = tokenizers.Tokenizer.from_str(path.read_text("utf-8"))
+            native = tokenizers.Tokenizer.from_str(
+                disk.read_file(path, LARGEST_TOKENIZER, links=True).decode("utf-8")
+            )
+            growth = _growth(json.loads(native.to_str()))
         except Exception as error:  # tokenizers raises Exception itself
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else error
             raise DataError(
-                f"the tokenizer cannot be read: {error}",
+                f"the tokenizer cannot be read: {reason}",
                 where=str(path),
                 fix="give a tokenizer.json as the tokenizers library writes it",
             ) from error
+        if growth > _GROWTH:
+            raise DataError(
+                f"the tokenizer can make a text {growth:,} times as long; {_GROWTH} are allowed",
+                where=f"{path}: Replace or Precompiled in normalizer or decoder",
+                fix="use another tokenizer: this one can fill the memory",
+            )
         native.no_truncation()
         native.no_padding()
         special = {t.content for t in native.get_added_tokens_decoder().values() if t.special}
@@ -134,15 +154,25 @@ class Tokenizer:
             )
         return tokenizer
 
-    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The ids of each text, int32 (tokens,), without end-of-text ids; on all cores.
+    def encode(
+        self,
+        texts: Sequence[str],
+        notes: Counter[str] | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> list[np.ndarray]:
+        """Encode each text, on all cores, to ids, int32 (tokens,), without end-of-text ids.
 
         Args:
             texts: without lone surrogates.
+            notes: counts what was cut.
+            stop: called several times a second; True ends it with an InterruptedError.
         """
-        parts = ((i, part) for i, text in enumerate(texts) for part in self._parts(text))
-        found: list[list[np.ndarray]] = [[] for _ in texts]
-        for group in grouped(parts, lambda part: len(part[1]), _TOGETHER):
+        notes = Counter() if notes is None else notes
+        pieces = ((i, part) for i, text in enumerate(texts) for part in self._parts(text, notes))
+        found: list[list[np.ndarray]] = [[np.zeros(0, np.int32)] for _ in texts]
+        for group in grouped(pieces, lambda piece: len(piece[1]), _TOGETHER):
+            if stop():
+                raise InterruptedError
             encoded = self._native.encode_batch_fast(
                 [part for _, part in group], add_special_tokens=False
             )
@@ -151,7 +181,7 @@ class Tokenizer:
         return [np.concatenate(arrays) for arrays in found]
 
     def decode(self, ids: Iterable[int], *, specials: bool = False) -> str:
-        """The text of some ids; bytes that are no UTF-8 become U+FFFD, unused ids nothing.
+        """Decode ids to text; bytes that are no UTF-8 become U+FFFD, unused ids nothing.
 
         Args:
             ids: each >= 0.
@@ -160,7 +190,7 @@ class Tokenizer:
         return self._native.decode([int(i) for i in ids], skip_special_tokens=not specials)
 
     def stream(self) -> Callable[[int], str]:
-        """What takes ids one by one and gives the text that each of them completes.
+        """Return a decoder that takes ids one by one and returns the text that each completes.
 
         A character is given once all its bytes are there; bytes that are no UTF-8 become U+FFFD
         and special and unused ids nothing, as in :meth:`decode`. What a decoder does to the
@@ -170,22 +200,29 @@ class Tokenizer:
         return lambda index: decoder.decode(self._bytes.get(int(index), b""))
 
     def known(self) -> np.ndarray:
-        """The ids in use, ascending, int32 (n,)."""
+        """Return the ids in use, ascending, int32 (n,)."""
         return np.array(sorted(self._bytes), np.int32)
 
+    def text(self) -> str:
+        """Return its tokenizer.json."""
+        return self._native.to_str(pretty=True)
+
     def save(self, path: Path) -> None:
-        """Write a tokenizer.json; readers see all of it or nothing."""
-        temporary = path.with_name(f"{path.name}.tmp-{secrets.token_hex(4)}")
-        try:
-            temporary.write_text(self._native.to_str(pretty=True), "utf-8")
-            temporary.replace(path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
+        """Write a tokenizer.json; readers see all of it or nothing.
+
+        What killed processes left beside it is removed: no other process may write there.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        for left in path.parent.glob(f"{path.name}.tmp-*"):
+            with suppress(OSError):
+                left.unlink()
+        disk.replace(path, self.text().encode("utf-8"))
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of everything that decides how it encodes."""
+        """Digest everything that decides how it encodes, by sha256."""
         return hashlib.sha256(self._native.to_str().encode("utf-8")).hexdigest()
 
     @cached_property
@@ -198,38 +235,75 @@ class Tokenizer:
 
         The tokenizer is byte-level, or of the SentencePiece kind.
         """
-        byte_level = '"ByteLevel"' in json.dumps(
-            [self._data["pre_tokenizer"], self._data["decoder"]]
-        )
-        spell = _byte_level() if byte_level else _sentence_piece
-        found = {
-            index: spell(token)
-            for token, index in self._native.get_vocab(with_added_tokens=False).items()
-        }
+        words = [self._data["pre_tokenizer"], self._data["decoder"]]
+        spell = _byte_level() if '"ByteLevel"' in json.dumps(words) else _sentence_piece
+        entries = self._native.get_vocab(with_added_tokens=False)
+        found = {index: spell(token) for token, index in entries.items()}
         for index, token in self._native.get_added_tokens_decoder().items():
             found[index] = b"" if token.special else token.content.encode("utf-8")
         return found
 
     @cached_property
-    def _cuts(self) -> bool:
-        """True where a long text may be cut before a space without changing its ids."""
+    def _divides(self) -> bool:
+        """True where a text may be divided between two words without changing its ids."""
         plain = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
         words = self._data["pre_tokenizer"] or {}
         return self._data["normalizer"] is None and plain.items() <= words.items()
 
-    def _parts(self, text: str) -> Iterator[str]:
-        start = 0
-        while self._cuts and len(text) - start > _PART:
-            cut = _CUT.search(text, start + _PART)
-            if cut is None:
-                break
-            yield text[start : cut.end()]
-            start = cut.end()
-        yield text[start:]
+    def _parts(self, text: str, notes: Counter[str]) -> Iterator[str]:
+        if self._divides:
+            goes_on = isinstance(text, Continued)  # perhaps in the middle of such a word
+            for part, kind in parts(text):
+                if kind is Kind.CUT and not goes_on:
+                    notes[_CUT] += 1
+                goes_on = False
+                yield part
+            return
+        notes.update([_DIVIDED] * isinstance(text, Continued))
+        while len(text) > PIECE:
+            end = divide(text[:PIECE])
+            notes[_DIVIDED] += 1
+            yield text[:end]
+            text = text[end:]
+        yield text
+
+
+def _trained_on(texts: Iterable[str], beat: Callable[[], None]) -> Iterator[str]:
+    """Yield the parts of some texts; of words that were cut, the first _LONG characters alone."""
+    left = _LONG
+    for text in texts:
+        beat()
+        for part, kind in parts(text):
+            if kind is not Kind.WHOLE:
+                left -= len(part)
+            if left >= 0 or kind is Kind.WHOLE:
+                yield part
+
+
+def _growth(data: dict[str, Any]) -> int:
+    """Bound how many times as long a text can become, before, in or after the model."""
+    return max(_factor(data[key]) for key in ("normalizer", "pre_tokenizer", "model", "decoder"))
+
+
+def _factor(step: Any) -> int:
+    if not isinstance(step, dict):
+        return 1
+    if step.get("type") == "Precompiled":  # a table of texts, behind a tree of so many bytes
+        table = base64.b64decode(step["precompiled_charsmap"])
+        texts = table[4 + int.from_bytes(table[:4], "little") :]
+        return max(1, *(len(text.decode("utf-8", "replace")) for text in texts.split(b"\0")))
+    factor = 1
+    for key in ("content", "prepend", "continuing_subword_prefix", "end_of_word_suffix"):
+        if isinstance(step.get(key), str):
+            factor *= max(len(step[key]), 1)
+    for key in ("normalizers", "pretokenizers", "decoders"):  # of a Sequence
+        for inner in step.get(key) or ():
+            factor *= _factor(inner)
+    return factor
 
 
 def bytes_per_token(tokenizer: Tokenizer, vocab: int | None = None) -> np.ndarray:
-    """UTF-8 bytes that each id stands for: int32 (vocab,), 0 for special and unused ids.
+    """Count the UTF-8 bytes that each id stands for: int32 (vocab,), 0 for special and unused ids.
 
     Args:
         tokenizer: byte-level, or of the SentencePiece kind.
@@ -242,8 +316,9 @@ def bytes_per_token(tokenizer: Tokenizer, vocab: int | None = None) -> np.ndarra
 
 
 def _byte_level() -> Callable[[str], bytes]:
-    """Token -> bytes where a character stands for a byte: for its own if that one can be printed,
-    the characters from U+0100 on for the others, in order.
+    """Make the map from a byte-level token to its bytes.
+
+    A printable character stands for its own byte, the characters from U+0100 on for the others.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     own = [character for character in alphabet if ord(character) < 256]

@@ -1,1 +1,1 @@
-"""Modules, written once; imports no framework. What they declare is what a plan is made of."""
+"""The model, written once for every framework; imports none. A plan is made of its declarations."""

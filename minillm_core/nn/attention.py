@@ -13,19 +13,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from minillm_core.nn.geometry import Geometry
 from minillm_core.nn.init import fan_in_residual
-from minillm_core.nn.linear import Linear, products
+from minillm_core.nn.layers import Linear
 from minillm_core.nn.module import Module
-from minillm_core.nn.node import Node, Scope
+from minillm_core.nn.node import ModelShape, Node, Scope, Setting
 from minillm_core.nn.rope import RopeSpec, rope_of
-from minillm_core.nn.value import Setting
-
-__all__ = ["Apart", "Attention", "AttentionSpec", "Call", "Layout"]
 
 
 class Call(NamedTuple):
-    """What the kernel is called with; a layout turns one into another."""
+    """The arguments of the attention kernel; a layout turns one call into another."""
 
     q: Any  # (B, T, H, D)
     k: Any  # (B, T, K, D)
@@ -37,7 +33,7 @@ class Call(NamedTuple):
 
 
 class Layout(Module):
-    """Base of what may claim ``attn.layout``: another arrangement of heads and positions.
+    """The base of a claim on ``attn.layout``: another arrangement of heads and positions.
 
     ``rope = "after"``: the core rotates what ``enter`` returned, at its positions, and ``shift``
     is closed on that layer. ``stretch``: positions of the entered sequence for one of the row,
@@ -49,19 +45,20 @@ class Layout(Module):
     stretch = 1
 
     def enter(self, call: Call) -> Call:
-        """The call to make instead."""
+        """Return the call to make instead."""
         raise NotImplementedError
 
     def leave(self, y: Any) -> Any:
-        """The entered call's y, back as (B, T, H, D)."""
+        """Return the entered call's y, back as (B, T, H, D)."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Apart:
-    """A claim that keeps documents apart: tokens see those of their own alone."""
+class DocumentMask:
+    """A claim that masks other documents: tokens attend within their own alone."""
 
     owner: str
+    inputs = ("documents",)
 
 
 @dataclass(frozen=True)
@@ -74,28 +71,15 @@ class AttentionSpec:
     v: tuple[Node, ...] = ()
     layout: Node | None = None
     window: Setting | None = None
-    documents: Apart | None = None
+    documents: DocumentMask | None = None
     scale: Setting | None = None
     out: tuple[Node, ...] = ()
 
-    def nodes(self) -> tuple[Node, ...]:
-        """Every node of the layer, in the order of the computation."""
-        positions = (self.rope.positions,) if self.rope.positions else ()
-        layout = (self.layout,) if self.layout else ()
-        return (*self.before_rope, *positions, *self.after_rope, *self.v, *layout, *self.out)
-
-    def values(self) -> set[str]:
-        """The schedule values that it reads, beside those of its nodes."""
-        held = (self.window, self.scale, self.rope.staged)
-        return {one.value for one in held if one is not None and one.value is not None}
-
 
 class Attention(Module):
-    """x (B, T, C) -> (B, T, C)."""
+    """Causal self-attention with its slots: x (B, T, C) -> (B, T, C)."""
 
-    joined = (("q", "k", "v"),)
-
-    def __init__(self, geometry: Geometry, spec: AttentionSpec) -> None:
+    def __init__(self, geometry: ModelShape, spec: AttentionSpec) -> None:
         super().__init__()
         heads, kv_heads, head_dim = geometry.heads, geometry.kv_heads, geometry.head_dim
         self.head_dim = head_dim
@@ -123,10 +107,10 @@ class Attention(Module):
         self.rope = rope_of(geometry, spec.rope, geometry.positions * self.stretch)
 
     def forward(self, x: Any, scope: Scope) -> Any:
-        """x (B, T, C) -> (B, T, C); ``scope`` holds what the nodes read besides."""
+        """Attend: x (B, T, C) -> (B, T, C); ``scope`` holds what the nodes read besides."""
         ops, (B, T, _) = self.ops, x.shape
         q, k, v = (
-            ops.reshape(y, (B, T, -1, self.head_dim)) for y in products(x, self.q, self.k, self.v)
+            ops.reshape(leaf(x), (B, T, -1, self.head_dim)) for leaf in (self.q, self.k, self.v)
         )
         for node in self.qk.values():
             q, k = scope.apply(node, {"q": q, "k": k, "x": x})
@@ -153,13 +137,13 @@ class Attention(Module):
         return self.o(ops.reshape(y, (B, T, -1)))
 
     def attend(self, call: Call, scope: Scope) -> Any:
-        """The kernel, inside its layout: (B, T, H, D) -> (B, T, H, D)."""
+        """Call the kernel inside its layout: (B, T, H, D) -> (B, T, H, D)."""
         if self.layout is not None:
-            call = scope.receive(self.layout, self.layout.enter(call))
+            call = scope.split_emitted(self.layout, self.layout.enter(call))
         if self.rope_after:
             q, k = self.ops.rotate(call.q, call.k, self.rope.at(scope.reads)(call.positions))
             call = call._replace(q=q, k=k)
-        call = scope.attended(self, call)
+        call = scope.with_cached_keys(self, call)
         q, scale = call.q, call.scale
         if scale is not None and not isinstance(scale, (int, float)):
             # A schedule's: kernels take a constant, and in bfloat16 the number itself would be off.

@@ -9,42 +9,120 @@ loss    = linear_cross_entropy(x, head) + terms
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from minillm_core.errors import PlanError
-from minillm_core.nn.block import Block, BlockSpec, Nothing, norm_of, normed
+from minillm_core.nn.attention import AttentionSpec
+from minillm_core.nn.block import Block, BlockSpec, Omitted, norm_of, normed
 from minillm_core.nn.decoding import check_lookbacks
-from minillm_core.nn.embedding import Embedding, head_of
-from minillm_core.nn.geometry import Geometry
-from minillm_core.nn.linear import Linear
-from minillm_core.nn.loss import LossSpec, shifted, stacked, target_weights
+from minillm_core.nn.layers import Embedding, Linear, head_of
 from minillm_core.nn.module import Module, named_modules, seal
-from minillm_core.nn.node import Node, Scope
+from minillm_core.nn.node import ModelShape, Node, Scope, Setting
 from minillm_core.nn.residual import Site, SiteSpec
+from minillm_core.ops.form import LossForm
 
-__all__ = ["Decoder", "DecoderSpec", "Loss", "decoder"]
+
+@dataclass(frozen=True)
+class Target:
+    """A further thing to predict from each position, train only."""
+
+    key: str
+    owner: str
+    weight: Setting
+    offset: int | None = None  # n: the token n ahead (1 is the main target)
+    field: str | None = None  # or a batch field, int32 (B, T), -1 where there is none
+    stage: str | None = None  # staged value that is 0 once it is gone; None: always there
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The batch field and the schedule value that it reads."""
+        return (*self.weight.inputs, *((self.field,) if self.field else ()))
+
+
+@dataclass(frozen=True)
+class Term:
+    """A further scalar, train only: a mean over its micro-batch, reported apart."""
+
+    key: str
+    owner: str
+    weight: Setting
+    node: Node | None = None  # computed after the last norm ...
+    emitted: str | None = None  # ... or emitted by nodes of this plugin under this name, summed
+
+
+@dataclass(frozen=True)
+class LossSpec:
+    """The loss, resolved."""
+
+    form: LossForm = field(default_factory=LossForm)
+    form_owners: tuple[tuple[str, str], ...] = ()  # (field of the form, plugin that set it)
+    targets: tuple[Target, ...] = ()  # sorted by key
+    terms: tuple[Term, ...] = ()  # sorted by key
+
+    def present(self, values: Mapping[str, Any]) -> tuple[Target, ...]:
+        """Return the further targets that are present at these staged values."""
+        return tuple(t for t in self.targets if t.stage is None or values[t.stage])
+
+
+def shifted(ops: Any, labels: Any, offset: int) -> Any:
+    """Shift labels (B, T) int32 to those ``offset`` - 1 further on, -1 past the row's end."""
+    if offset == 1:
+        return labels
+    steps = offset - 1
+    if steps >= labels.shape[1]:
+        return ops.full_like(labels, -1)
+    tail = ops.full_like(labels[:, :steps], -1)
+    return ops.concat([labels[:, steps:], tail], 1)
+
+
+def stacked(ops: Any, targets: list[Any], count: int) -> Any:
+    """Stack K targets (B, T) -> (K, N) int32."""
+    if len(targets) == 1:
+        return ops.reshape(targets[0], (1, count))
+    return ops.stack([ops.reshape(target, (count,)) for target in targets], 0)
+
+
+def target_weights(ops: Any, weights: list[Any], count: int) -> Any:
+    """Stack the targets' weights: None, number, 0-d or field (B, T) -> None, float32 (K,) or (K, N)."""
+    if all(weight is None for weight in weights):
+        return None
+    weights = [1.0 if weight is None else weight for weight in weights]
+    fields = [len(getattr(weight, "shape", ())) == 2 for weight in weights]
+    if not any(fields):
+        return ops.stack([ops.scalar(weight) for weight in weights], 0)
+    rows = [
+        ops.reshape(w, (count,)) if whole else ops.broadcast_to(ops.scalar(w), (count,))
+        for w, whole in zip(weights, fields, strict=True)
+    ]
+    return ops.stack(rows, 0)
 
 
 @dataclass(frozen=True)
 class DecoderSpec:
     """The whole model, resolved: what :func:`decoder` builds on any framework."""
 
-    geometry: Geometry
+    geometry: ModelShape
     tied: bool
     embed: tuple[Node, ...]
     streams: tuple[Node, ...]  # in an order in which each finds what it reads
     blocks: tuple[BlockSpec, ...]
     taps: tuple[tuple[str, str], ...]  # name that a plugin gave -> site, sorted
     final: SiteSpec | None
-    final_norm: Node | Nothing | None
+    final_norm: Node | Omitted | None
     loss: LossSpec
     linears: tuple[tuple[str, Node], ...] = ()  # leaf -> what replaces its product
 
+    @property
+    def attentions(self) -> dict[int, AttentionSpec]:
+        """Layer -> the core's attention; a layer with a plugin's own, or with none, is left out."""
+        found = {index: block.core_attention for index, block in enumerate(self.blocks)}
+        return {index: one for index, one in found.items() if one is not None}
+
 
 class Loss(NamedTuple):
-    """What a micro-batch gives; ``objective`` is the only differentiable one."""
+    """The loss of a micro-batch; ``objective`` alone is differentiable."""
 
     objective: Any  # 0-d float32, scaled
     sums: Any  # float32 (1 + targets present,): nats, main target first, unweighted
@@ -54,7 +132,7 @@ class Loss(NamedTuple):
 
 
 class Decoder(Module):
-    """batch, values -> Loss."""
+    """The model: batch, values -> Loss."""
 
     def __init__(self, spec: DecoderSpec, *, checkpointing: bool) -> None:
         super().__init__()
@@ -74,15 +152,11 @@ class Decoder(Module):
         self.loss = spec.loss
         self.checkpointing = checkpointing
         self.tap_aliases = {
-            f"layers.{index}.{tap}": tuple(
-                name for name, site in spec.taps if site == f"layers.{index}.{tap}"
-            )
-            for index, block in enumerate(spec.blocks)
-            for tap in block.taps
+            site: tuple(name for name, its in spec.taps if its == site) for _, site in spec.taps
         }
 
     def forward(self, batch: dict[str, Any], values: dict[str, Any]) -> Loss:
-        """The training loss of one micro-batch.
+        """Compute the training loss of one micro-batch.
 
         Args:
             batch: ids, labels (B, T) int32, and the fields that nodes read.
@@ -120,7 +194,7 @@ class Decoder(Module):
         return Loss(objective, sums, count, terms, statistics)
 
     def evaluate(self, batch: dict[str, Any], values: dict[str, Any]) -> tuple[Any, Any]:
-        """(nats, predictions) of the main target: what validation reports, both 0-d float32."""
+        """Compute (nats, predictions) of the main target, for validation, both 0-d float32."""
         hidden, _, _ = self.hidden(batch, values)
         B, T, C = hidden.shape
         _, sums, count = self.ops.linear_cross_entropy(
@@ -139,9 +213,9 @@ class Decoder(Module):
         at: Any,
         scope_of: Callable[[dict[str, Any]], Scope] = Scope,
     ) -> Any:
-        """float32 (B, V): the logits at column ``at`` (int32, (1,)) of each row.
+        """Compute the logits at column ``at`` (int32, (1,)) of each row, float32 (B, V).
 
-        ``scope_of`` a ``Past``: the batch's columns follow those that it has seen.
+        ``scope_of`` the ``scope`` of a KVCache: the batch's columns follow the cached ones.
         """
         hidden, _, _ = self.hidden(batch, values, scope_of)
         B, _, C = hidden.shape
@@ -154,7 +228,7 @@ class Decoder(Module):
         values: dict[str, Any],
         scope_of: Callable[[dict[str, Any]], Scope] = Scope,
     ) -> tuple[Any, Scope, dict[str, Any]]:
-        """(B, T, C) after the last norm, the scope behind the blocks, and the statistics."""
+        """Compute (B, T, C) after the last norm, the scope behind the blocks, and the statistics."""
         scope = scope_of({**batch, **values})
         x = self.embedding(batch["ids"])
         for node in self.embed.values():
@@ -164,11 +238,11 @@ class Decoder(Module):
             scope.reads[name] = scope.apply(node, {})
         statistics: dict[str, Any] = {}
         for block in self.layers:
-            x, *rest = scope.through(block, x, checkpointing=self.checkpointing)
+            x, *rest = scope.run_block(block, x, checkpointing=self.checkpointing)
             names = (*block.tap_names, *block.term_names, *block.statistic_names)
             for name, value in zip(names, rest, strict=True):
                 if name in block.tap_names:
-                    for known_as in (name, *self.tap_aliases[name]):
+                    for known_as in (name, *self.tap_aliases.get(name, ())):
                         scope.reads[known_as] = value
                 elif name in block.term_names:
                     scope.emitted[name] = value
@@ -182,12 +256,12 @@ class Decoder(Module):
         return x, scope, statistics
 
     def head_weight(self) -> Any:
-        """(V, C): the head, or the embedding that it is tied to."""
+        """Return the head, or the embedding that it is tied to, (V, C)."""
         return self.embedding.weight if self.head is None else self.head.weight
 
 
 def decoder(spec: DecoderSpec, *, checkpointing: bool = False) -> Any:
-    """The model on the current framework, every module knowing its path and its claims; sealed.
+    """Build the model on the current framework, every module knowing its path and claims; seal it.
 
     Args:
         spec: the model.
@@ -234,7 +308,7 @@ def decoder(spec: DecoderSpec, *, checkpointing: bool = False) -> Any:
 
 
 def _check_emits(path: str, module: Any) -> None:
-    """Only what is called as a node has what it emits collected."""
+    """Refuse terms and statistics of a module that is not called as a node: nothing collects them."""
     if not (module.terms or module.statistics):
         return
     if not hasattr(module, "owner") or path.endswith(".product"):
@@ -246,10 +320,10 @@ def _check_emits(path: str, module: Any) -> None:
 
 
 def emissions(modules: list[Any], kind: str) -> tuple[str, ...]:
-    """path.name of every term or statistic that ``modules`` emit, sorted."""
+    """List path.name of every term or statistic that ``modules`` emit, sorted."""
     return tuple(sorted(f"{m.path}.{name}" for m in modules for name in getattr(m, kind)))
 
 
-def layer_geometry(geometry: Geometry, layer: int) -> Geometry:
-    """The same sizes, at a layer."""
+def layer_geometry(geometry: ModelShape, layer: int) -> ModelShape:
+    """Return the same sizes, at a layer."""
     return replace(geometry, layer=layer)

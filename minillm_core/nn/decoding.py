@@ -1,8 +1,8 @@
-"""Decoding: the same forward pass over the columns that follow others.
+"""Decoding with a KV cache: the training model's own forward pass over the new columns alone.
 
-A node sees the new columns of each argument behind as many earlier ones as it looks back on; what
-it gives for those is dropped. Attention keeps keys and values as the kernel takes them, rotated
-and laid out. Nothing else of the past is needed, and nothing is computed by a second code.
+Attention caches keys and values as the kernel takes them, rotated and laid out. A node with a
+``lookback`` sees the new columns of each argument behind so many cached ones, and its results for
+those are dropped. There is no second forward pass for generation.
 """
 
 from __future__ import annotations
@@ -15,40 +15,38 @@ from minillm_core.errors import PlanError, PluginCodeError
 from minillm_core.nn.attention import Attention, Call, Layout
 from minillm_core.nn.node import Scope
 
-__all__ = ["EVERYTHING", "Continued", "Past", "check_lookbacks"]
-
 EVERYTHING = sys.maxsize
 """``lookback`` of a node that needs every earlier column, such as an attention of its own."""
 
 
-class Past:
-    """What is kept of one sequence: by path, the latest columns of what was seen there."""
+class KVCache:
+    """A KV cache of one sequence: by module path, the latest columns of its arguments."""
 
     def __init__(self) -> None:
         self.columns = 0
-        self.rows = self.new = 0  # B and T of the feed that is under way
+        self.rows = self.new = 0  # B and T of the pass that is under way
         self.kept: dict[str, list[Any]] = {}
-        self.fresh: dict[str, list[Any]] = {}  # takes the place of kept once the feed is through
+        self.fresh: dict[str, list[Any]] = {}  # replaces kept when the pass is committed
 
-    def scope(self, reads: dict[str, Any]) -> Continued:
-        """The scope of a model that is given the next columns, ``ids`` (B, T) among them."""
+    def scope(self, reads: dict[str, Any]) -> CachedScope:
+        """Return the scope of a pass over the next columns, ``ids`` (B, T) among them."""
         (self.rows, self.new), self.fresh = reads["ids"].shape, {}
-        return Continued(reads, self)
+        return CachedScope(reads, self)
 
     def commit(self) -> None:
-        """The feed is through: what it saw is the past now."""
+        """Commit this pass: append its columns to the KV cache."""
         self.columns, self.kept = self.columns + self.new, self.fresh
 
-    def joined(
+    def append(
         self, ops: Any, path: str, values: Iterable[Any], lookback: int, columns: int
     ) -> list[Any]:
-        """``values`` behind the earlier columns of the same, and the latest of them kept.
+        """Append ``values`` to their cached columns, and cache the latest of both.
 
         Args:
-            ops: the framework's.
-            path: whose they are.
-            values: arrays (B, T, ...) are joined, what else there is (numbers, None) stays.
-            lookback: how many columns to keep.
+            ops: the framework's array functions.
+            path: of the module that they are arguments of.
+            values: arrays (B, T, ...) are appended; anything else (numbers, None) stays as it is.
+            lookback: how many columns to cache.
             columns: T.
         """
         values = list(values)
@@ -66,53 +64,53 @@ class Past:
         return together
 
 
-class Continued(Scope):
-    """A scope whose columns follow those of a :class:`Past`."""
+class CachedScope(Scope):
+    """A scope of columns that follow those in a :class:`KVCache`."""
 
-    def __init__(self, reads: dict[str, Any], past: Past) -> None:
+    def __init__(self, reads: dict[str, Any], cache: KVCache) -> None:
         super().__init__(reads)
-        self.past = past
+        self.cache = cache
 
-    def through(self, block: Any, x: Any, *, checkpointing: bool) -> tuple[Any, ...]:
-        """A block, whose nodes look back as well; there is no backward pass to recompute for."""
+    def run_block(self, block: Any, x: Any, *, checkpointing: bool) -> tuple[Any, ...]:
+        """Run a block on the same cache; there is no backward pass to recompute for."""
         reads = {name: self.reads[name] for name in block.inputs}
-        return block.within(x, Continued(reads, self.past))
+        return block.within(x, CachedScope(reads, self.cache))
 
     def apply(self, node: Any, own: dict[str, Any]) -> Any:
-        """``node.forward`` over what it looks back on and the new columns; gives the new ones."""
+        """Run ``node.forward`` on its lookback and the new columns; return its results for the new."""
         if not node.lookback:
             return super().apply(node, own)
-        names, past = self.reads | own, self.past
+        names, cache = self.reads | own, self.cache
         given = (names[name] for name in node.bound)
-        result = self.receive(
-            node, node(*past.joined(node.ops, node.path, given, node.lookback, past.new))
+        result = self.split_emitted(
+            node, node(*cache.append(node.ops, node.path, given, node.lookback, cache.new))
         )
-        earlier = min(node.lookback, past.columns)
+        earlier = min(node.lookback, cache.columns)
         if isinstance(result, (tuple, list)):
-            return tuple(latest(node, y, earlier, past.new) for y in result)
-        return latest(node, result, earlier, past.new)
+            return tuple(latest(node, y, earlier, cache.new) for y in result)
+        return latest(node, result, earlier, cache.new)
 
     def positions(self, ops: Any) -> Any:
-        """int32 (T,): counted from the sequence's start."""
-        return ops.arange(self.past.columns + self.past.new)[self.past.columns :]
+        """Return the new columns' positions from the sequence's start, int32 (T,)."""
+        return ops.arange(self.cache.columns + self.cache.new)[self.cache.columns :]
 
-    def attended(self, attention: Attention, call: Call) -> Call:
-        """The call with the keys, values and documents of all columns, as the layout left them.
+    def with_cached_keys(self, attention: Attention, call: Call) -> Call:
+        """Return the call with the keys, values and documents of all columns, cached and new.
 
         Raises:
             PluginCodeError: a layout made another number of positions than it declares.
         """
-        columns = self.past.new * attention.stretch
+        columns = self.cache.new * attention.stretch
         if attention.layout is not None and (made := call.k.shape[1]) != columns:
             raise PluginCodeError(
                 attention.layout.owner,
                 f"{type(attention.layout).__name__}.enter",
-                did=f"made {made} positions of {self.past.new} columns in",
+                did=f"made {made} positions of {self.cache.new} columns in",
                 where=attention.layout.path,
                 fix=f"it declares stretch = {attention.stretch}: so many positions a column, each "
                 "column's after those of the columns before it",
             )
-        k, v, documents = self.past.joined(
+        k, v, documents = self.cache.append(
             attention.ops,
             attention.path,
             (call.k, call.v, call.documents),
@@ -123,10 +121,10 @@ class Continued(Scope):
 
 
 def latest(node: Any, y: Any, earlier: int, columns: int) -> Any:
-    """The new columns of what a node gave: y (B, earlier + columns, ...) or (earlier + columns,).
+    """Return a node's result y for the new columns; y is (B, earlier + columns, ...) or flat.
 
     Raises:
-        PluginCodeError: it gave another number of columns.
+        PluginCodeError: y has another number of columns.
     """
     shape = tuple(getattr(y, "shape", ()))
     axis = 1 if len(shape) > 1 else 0
@@ -142,43 +140,34 @@ def latest(node: Any, y: Any, earlier: int, columns: int) -> Any:
 
 
 def check_lookbacks(modules: Mapping[str, Any]) -> None:
-    """``lookback`` stands where it has an effect: on nodes that are fed columns.
+    """Check that ``lookback`` stands only where it has an effect: on nodes that are fed columns.
 
     Args:
         modules: of a model, by path.
 
     Raises:
-        PlanError: no whole number, or on a module that nothing feeds earlier columns.
+        PlanError: it is no whole number, or its module is never fed earlier columns.
     """
     nodes = {path: module for path, module in modules.items() if hasattr(module, "owner")}
     for path, module in modules.items():
         lookback = module.lookback
-        if type(lookback) is not int or lookback < 0:
-            raise PlanError(
-                f"{type(module).__name__} has lookback = {lookback!r}, no number of columns",
-                where=path,
-                fix="a whole number from 0 on, or EVERYTHING",
-            )
-        if not lookback:
-            continue
-        if isinstance(module, Layout) or path.endswith(".product"):
-            raise PlanError(
-                f"{type(module).__name__} has lookback = {lookback}, and is given new columns alone",
-                where=path,
-                fix="layouts and products of leaves work column by column; take another slot",
-            )
         node = next((nodes[around] for around in _outwards(path) if around in nodes), None)
-        if node is None or node.lookback < lookback:
-            raise PlanError(
-                f"{type(module).__name__} has lookback = {lookback}, and the node that it is part "
-                "of looks back on less",
-                where=path,
-                fix="declare it in the node's own class, all that its parts need together",
-            )
+        if type(lookback) is not int or lookback < 0:
+            problem = f"lookback = {lookback!r}, no number of columns"
+            fix = "a whole number from 0 on, or EVERYTHING"
+        elif lookback and (isinstance(module, Layout) or path.endswith(".product")):
+            problem = f"lookback = {lookback}, and is given new columns alone"
+            fix = "layouts and products of leaves work column by column; take another slot"
+        elif lookback and (node is None or node.lookback < lookback):
+            problem = f"lookback = {lookback}, and the node that it is part of looks back on less"
+            fix = "declare it in the node's own class, all that its parts need together"
+        else:
+            continue
+        raise PlanError(f"{type(module).__name__} has {problem}", where=path, fix=fix)
 
 
 def _outwards(path: str) -> Iterator[str]:
-    """A path and those around it, nearest first."""
+    """Yield a path and the paths of the modules around it, nearest first."""
     yield path
     while "." in path:
         path = path.rpartition(".")[0]

@@ -14,30 +14,17 @@ import numpy as np
 
 from minillm_core.nn.reference import call_reference
 
-__all__ = [
-    "Constant",
-    "Init",
-    "Normal",
-    "Referenced",
-    "Uniform",
-    "fan_in",
-    "fan_in_residual",
-    "generator",
-    "ones",
-    "zeros",
-]
-
 
 @dataclass(frozen=True)
 class Init:
-    """Base of all initialisers: ``draw`` fills an array, ``data`` says how as JSON."""
+    """The base of all initialisers: ``draw`` fills an array, ``data`` describes it as JSON."""
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        """float32 array of ``shape``."""
+        """Draw a float32 array of ``shape``."""
         raise NotImplementedError
 
     def data(self) -> dict[str, Any]:
-        """The initialiser as JSON: its name and its numbers."""
+        """Return the initialiser as JSON: its name and its numbers."""
         return {"init": type(self).__name__.lower(), **asdict(self)}
 
 
@@ -48,7 +35,7 @@ class Normal(Init):
     std: float
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        """float32 array of ``shape``."""
+        """Draw a float32 array of ``shape``."""
         return rng.standard_normal(shape, dtype=np.float32) * np.float32(self.std)
 
 
@@ -59,7 +46,7 @@ class Uniform(Init):
     bound: float
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        """float32 array of ``shape``."""
+        """Draw a float32 array of ``shape``."""
         return (rng.random(shape, dtype=np.float32) * 2 - 1) * np.float32(self.bound)
 
 
@@ -70,7 +57,7 @@ class Constant(Init):
     value: float
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        """float32 array of ``shape``."""
+        """Draw a float32 array of ``shape``."""
         return np.full(shape, self.value, np.float32)
 
 
@@ -82,7 +69,7 @@ class Referenced(Init):
     arguments: tuple[tuple[str, Any], ...] = ()
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        """float32 array of ``shape``.
+        """Draw a float32 array of ``shape``.
 
         Raises:
             ValueError: the function returned another shape.
@@ -94,12 +81,12 @@ class Referenced(Init):
 
 
 def fan_in(inputs: int) -> Normal:
-    """std = inputs^-1/2: a product of normed inputs has size one, whatever the width."""
+    """Scale a normal to std = inputs^-1/2: a product of normed inputs has size one, whatever the width."""
     return Normal(inputs**-0.5)
 
 
 def fan_in_residual(inputs: int, layers: int) -> Normal:
-    """:func:`fan_in`, over sqrt(2 layers): what 2 layers products add leaves the stream's size."""
+    """Divide :func:`fan_in` by sqrt(2 layers): the sum of 2 layers products keeps the stream's size."""
     return Normal((inputs * 2 * layers) ** -0.5)
 
 
@@ -108,6 +95,6 @@ ones = Constant(1.0)
 
 
 def generator(seed: int, name: str) -> np.random.Generator:
-    """The stream that belongs to ``name`` in a run with ``seed``."""
+    """Make the random generator that belongs to ``name`` in a run with ``seed``."""
     key = hashlib.sha256(f"{seed}/{name}".encode()).digest()[:16]
     return np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))

@@ -12,43 +12,44 @@ from minillm_core.nn.init import Init, generator
 from minillm_core.nn.module import declared
 from minillm_core.nn.param import Buffer, Param, State
 
-__all__ = ["initial_arrays", "initial_values", "witness_inits"]
+
+def _drawn(
+    model: Any, inits: Mapping[str, Init], seed: int, kind: type[Param] | type[State]
+) -> Iterator[tuple[str, Any, str, np.ndarray]]:
+    """Yield (name, module, attribute, first value) of every Param or State."""
+    for name, module, attribute, one in declared(model, kind):
+        init = inits.get(name, one.init) if kind is Param else one.init
+        yield name, module, attribute, init.draw(generator(seed, name), one.shape)
 
 
 def initial_values(
     model: Any, inits: Mapping[str, Init], seed: int
 ) -> Iterator[tuple[Any, str, np.ndarray]]:
-    """(module, attribute, value) of everything that ``model`` declares.
+    """Yield (module, attribute, value) of everything that ``model`` declares.
 
     Args:
         model: a materialised model.
         inits: parameter -> initialiser, where a plugin claimed it.
         seed: the run's.
     """
-    for name, module, attribute, param in declared(model, Param):
-        init = inits.get(name, param.init)
-        yield module, attribute, init.draw(generator(seed, name), param.shape)
-    for name, module, attribute, state in declared(model, State):
-        yield module, attribute, state.init.draw(generator(seed, name), state.shape)
+    for kind in (Param, State):
+        yield from (entry[1:] for entry in _drawn(model, inits, seed, kind))
     for _, module, attribute, buffer in declared(model, Buffer):
         yield module, attribute, buffer.fn()
 
 
 def initial_arrays(model: Any, inits: Mapping[str, Init], seed: int) -> dict[str, np.ndarray]:
-    """``model.<parameter>`` and ``state.<name>``, as :func:`initial_values` draws them.
+    """Draw ``model.<parameter>`` and ``state.<name>`` as :func:`initial_values` does.
 
     Args:
         model: materialised, or the outline alone.
         inits: parameter -> initialiser, where a plugin claimed it.
         seed: the run's.
     """
-    parameters = {
-        f"model.{name}": inits.get(name, param.init).draw(generator(seed, name), param.shape)
-        for name, _, _, param in declared(model, Param)
-    }
-    return parameters | {
-        f"state.{name}": state.init.draw(generator(seed, name), state.shape)
-        for name, _, _, state in declared(model, State)
+    return {
+        f"{kept}.{name}": value
+        for kept, kind in (("model", Param), ("state", State))
+        for name, _, _, value in _drawn(model, inits, seed, kind)
     }
 
 
@@ -66,7 +67,7 @@ def witness_inits(
         inits: parameter -> initialiser, where a plugin claimed it.
         seed: the run's.
         host: one of the framework's arrays as NumPy's.
-        witness: told of each parameter whose digest is its initialiser's.
+        witness: called with each parameter whose digest is its initialiser's.
     """
     for name, module, attribute, param in declared(model, Param):
         if name in inits:

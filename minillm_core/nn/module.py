@@ -9,42 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from minillm_core.errors import PlanError
 from minillm_core.nn.param import Declaration
 from minillm_core.nn.reference import place_of
-
-__all__ = [
-    "Framework",
-    "Module",
-    "Natives",
-    "check_begun",
-    "declared",
-    "materialising",
-    "named_modules",
-    "record",
-    "seal",
-]
-
-
-class Framework(Protocol):
-    """What makes neutral classes real."""
-
-    ops: Any
-
-    def native(self, cls: type[Module]) -> type:
-        """The class to instantiate for the neutral ``cls``."""
-        ...
-
-    def checkpoint(self, block: Callable[..., Any], *arguments: Any) -> Any:
-        """``block(*arguments)``, recomputed in the backward pass."""
-        ...
-
-    def witness(self, key: str) -> None:
-        """Note, while tracing or in eager, that ``key`` takes part; costs a compiled step nothing."""
-        ...
-
 
 _current: ContextVar[Framework | None] = ContextVar("framework", default=None)
 
@@ -60,7 +29,7 @@ def materialising(framework: Framework) -> Iterator[None]:
 
 
 class Module:
-    """Base of everything that computes.
+    """The base of everything that computes.
 
     Subclasses call ``super().__init__()`` first in their ``__init__``, then declare (Param, Buffer,
     State, other modules, plain values), and compute in ``forward`` with ``self.ops`` alone. Plain
@@ -74,8 +43,6 @@ class Module:
     reads: ClassVar[Mapping[str, str]] = {}
     """Argument of ``forward`` -> the name at hand that it takes, where that is another: names of
     schedule values have dots (``{"lr": "train.lr"}``)."""
-    joined: ClassVar[tuple[tuple[str, ...], ...]] = ()
-    """Linear leaves that read the same input: a backend may multiply each tuple of them as one."""
     terms: ClassVar[tuple[str, ...]] = ()
     """Named scalars that ``forward`` returns after its result, for the loss."""
     statistics: ClassVar[dict[str, str]] = {}
@@ -105,7 +72,7 @@ class Module:
             """What a backend or a subclass has put there."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """An instance of the current framework's subclass of this class."""
+        """Make an instance of the current framework's subclass of this class."""
         native: Any = cls
         if cls.framework is None:
             native = (_current.get() or OUTLINE).native(cls)
@@ -120,25 +87,25 @@ class Module:
         raise NotImplementedError(f"{type(self).__name__}.forward")
 
     def next_state(self, **statistics: Any) -> dict[str, Any]:
-        """New values of this module's State attributes, from the step's reduced statistics."""
+        """Return new values of this module's State attributes, from the step's reduced statistics."""
         raise NotImplementedError(f"{type(self).__name__} declares statistics but no next_state")
 
 
-class Natives:
-    """The part of a framework that makes native classes: each once, a subclass of both.
+class Framework:
+    """The base of all frameworks: it makes native classes, each once, and runs what they compute.
 
     Args:
         bases: the framework's own module classes by :attr:`Module.leaf`; None: for all others.
     """
 
-    ops: Any
+    ops: Any = None
 
     def __init__(self, bases: Mapping[str | None, type]) -> None:
         self._bases = bases
         self._native: dict[type, type] = {}
 
     def native(self, cls: type[Module]) -> type:
-        """``cls`` as a subclass of itself and of the framework's class for it."""
+        """Return ``cls`` as a subclass of itself and of the framework's class for it."""
         if cls not in self._native:
             base = self._bases.get(cls.leaf, self._bases[None])
             names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
@@ -146,8 +113,16 @@ class Natives:
             self._native[cls] = type(cls.__name__, (cls, base), body)
         return self._native[cls]
 
+    def checkpoint(self, block: Callable[..., Any], *arguments: Any) -> Any:
+        """Run ``block(*arguments)``, recomputed in the backward pass."""
+        raise NotImplementedError
+
+    def witness(self, key: str) -> None:
+        """Note, while tracing or in eager, that ``key`` takes part; costs a compiled step nothing."""
+        raise NotImplementedError
+
     def versions(self, arrays: Iterable[Any]) -> tuple[int, ...]:
-        """How often each was written in place, where the framework counts; else nothing."""
+        """Count how often each was written in place, where the framework does; else nothing."""
         return ()
 
 
@@ -198,13 +173,13 @@ def seal(model: Any) -> None:
 
 
 def _is_plain(name: str, value: Any) -> bool:
-    """Neither an array nor what a framework notes about its own module (torch's train, eval)."""
+    """Return whether it is neither an array nor a framework's own note (torch's train, eval)."""
     own = name.startswith("_") or name == "training"
     return not own and not (hasattr(value, "dtype") and hasattr(value, "shape"))
 
 
 def named_modules(module: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """(path, module) of everything below, this one first, on any framework."""
+    """Yield (path, module) of everything below, this one first, on any framework."""
     yield path, module
     for name, child in module.__dict__.get("_children", {}).items():
         yield from named_modules(child, f"{path}.{name}" if path else name)
@@ -213,7 +188,7 @@ def named_modules(module: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 def declared(
     module: Any, kind: type[Declaration] = Declaration
 ) -> Iterator[tuple[str, Any, str, Any]]:
-    """(name, owning module, attribute, declaration) of everything of ``kind`` below."""
+    """Yield (name, owning module, attribute, declaration) of everything of ``kind`` below."""
     for path, owner in named_modules(module):
         for attribute, declaration in owner.__dict__.get("_declared", {}).items():
             if isinstance(declaration, kind):
@@ -221,28 +196,12 @@ def declared(
 
 
 class OutlineModule:
-    """Base that only records."""
+    """A base that only records."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         record(self, name, value)
         self.__dict__[name] = value
 
 
-class Outline(Natives):
-    """The framework of planning: no arrays, only what modules declare."""
-
-    ops = None
-
-    def __init__(self) -> None:
-        super().__init__({None: OutlineModule})
-
-    def checkpoint(self, block: Callable[..., Any], *arguments: Any) -> Any:
-        """An outline computes nothing."""
-        raise NotImplementedError
-
-    def witness(self, key: str) -> None:
-        """An outline computes nothing."""
-        raise NotImplementedError
-
-
-OUTLINE = Outline()
+OUTLINE = Framework({None: OutlineModule})
+"""The framework of planning: no arrays, only what modules declare."""

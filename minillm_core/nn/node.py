@@ -2,26 +2,65 @@
 
 A node's ``forward`` names its arguments; each is bound while planning to one of the slot's own names
 (q, k, x ...) or to something the model has at hand (a batch field, stream, tap or schedule value),
-by the same name unless the class says otherwise in ``reads``.
+by the same name unless the class gives another in ``reads``.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
 from minillm_core.errors import PlanError, PluginCodeError
-from minillm_core.nn.geometry import Geometry
 from minillm_core.nn.module import Module, check_begun, named_modules
 from minillm_core.nn.reference import json_arguments, reference_of, resolve
 
-__all__ = ["Node", "Scope", "call_names", "node_of"]
+
+@dataclass(frozen=True)
+class Setting:
+    """A number, or the name of a schedule value that holds it."""
+
+    owner: str
+    constant: float | int | None = None
+    value: str | None = None
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The schedule value that it reads."""
+        return () if self.value is None else (self.value,)
+
+    def of(self, reads: Mapping[str, Any]) -> Any:
+        """Return the number: a constant of the compiled step, or one of its inputs."""
+        return self.constant if self.value is None else reads[self.value]
+
+    def data(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        number = self.constant if self.value is None else {"value": self.value}
+        return {"owner": self.owner, "number": number}
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The sizes of the model, and the place in it: a constructor that names ``geometry`` gets one."""
+
+    layers: int
+    dim: int  # C
+    heads: int  # H
+    kv_heads: int  # K; H is a multiple of it
+    head_dim: int  # D
+    hidden: int  # width inside the MLP
+    vocab: int  # V
+    positions: int  # longest row that will be fed; not part of the plan's hash
+    layer: int | None = None  # of this place; None outside the blocks
+
+
+Geometry = ModelShape
+"""The former name of :class:`ModelShape`; deprecated, and kept for plugins that use it."""
 
 
 RESERVED = frozenset(
-    ("bound", "framework", "joined", "leaf", "ops", "owner", "path", "reads", "statistics", "terms")
+    ("bound", "framework", "leaf", "ops", "owner", "path", "reads", "statistics", "terms")
 )
 """Attributes of every module that a node's constructor may not set."""
 
@@ -42,8 +81,13 @@ class Node:
         default=(), compare=False, repr=False
     )  # what the slot itself gives
 
-    def make(self, geometry: Geometry) -> Module:
-        """The node as a module of the current framework.
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The fields, streams and values that it reads beside those of its slot."""
+        return self.external
+
+    def make(self, geometry: ModelShape) -> Module:
+        """Make the node a module of the current framework.
 
         Raises:
             PlanError: its constructor, or that of a module in it, leaves out ``super().__init__()``,
@@ -67,7 +111,7 @@ class Node:
         return module
 
     def data(self) -> dict[str, Any]:
-        """The node as JSON."""
+        """Return the node as JSON."""
         return {
             "name": self.name,
             "owner": self.owner,
@@ -78,7 +122,7 @@ class Node:
 
 
 def call_names(function: Any) -> tuple[str, ...]:
-    """The argument names of a method, ``self`` apart.
+    """Return the argument names of a method, without ``self``.
 
     Raises:
         ValueError: ``*args`` or ``**kwargs``: nothing can be bound to those.
@@ -107,7 +151,7 @@ def node_of(
 ) -> Node:
     """Make the Node of a plugin's class for a slot that gives the names ``own``.
 
-    ``reads`` is of this node alone, and comes before what the class says.
+    ``reads`` is of this node alone, and comes before that of the class.
 
     Raises:
         ValueError: not a Module class, arguments its constructor does not take or lacks, a
@@ -124,12 +168,11 @@ def node_of(
             raise ValueError(f"{cls.__name__} takes *{key}: list each of its arguments")
     for key in arguments:
         if key not in parameters:
-            takes = ", ".join(parameters) or "none"
-            raise ValueError(f"{cls.__name__} takes no argument '{key}' (it takes {takes})")
-    for key, parameter in parameters.items():
-        required = parameter.default is parameter.empty
-        if required and key not in arguments and key != "geometry":
-            raise ValueError(f"{cls.__name__} needs the argument '{key}'")
+            known = ", ".join(parameters) or "none"
+            raise ValueError(f"{cls.__name__} takes no argument '{key}' (it takes {known})")
+    required = (key for key, one in parameters.items() if one.default is one.empty)
+    if missing := [key for key in required if key not in (*arguments, "geometry")]:
+        raise ValueError(f"{cls.__name__} needs the argument '{missing[0]}'")
     takes = call_names(getattr(cls, call))
     renamed = {**cls.reads, **(reads or {})}
     for argument in renamed:
@@ -156,9 +199,9 @@ def node_of(
 
 
 class Scope:
-    """What the nodes of one call may read, and what they emit. Local to a call: blocks stay pure.
+    """The arrays that the nodes of one call may read, and those that they emit; blocks stay pure.
 
-    This one is of whole rows; ``Continued`` (decoding.py) of columns that follow others.
+    This one is of whole rows; ``CachedScope`` (decoding.py) of columns that follow cached ones.
     """
 
     def __init__(self, reads: dict[str, Any]) -> None:
@@ -166,11 +209,11 @@ class Scope:
         self.emitted: dict[str, Any] = {}
 
     def apply(self, node: Any, own: dict[str, Any]) -> Any:
-        """``node.forward`` with its arguments by name; terms and statistics are set aside."""
+        """Run ``node.forward`` on its arguments by name; set its terms and statistics aside."""
         names = self.reads | own
         given = [names[name] for name in node.bound]
         before = node.framework.versions(given)
-        result = self.receive(node, node(*given))
+        result = self.split_emitted(node, node(*given))
         if node.framework.versions(given) != before:
             raise _did(
                 node, "changed an argument in place in", "return new arrays: x * 2, not x *= 2"
@@ -178,23 +221,23 @@ class Scope:
         _check_arrays(node, own, result)
         return result
 
-    def through(self, block: Any, x: Any, *, checkpointing: bool) -> tuple[Any, ...]:
-        """A block, given exactly what it reads; recomputed in the backward pass on request."""
+    def run_block(self, block: Any, x: Any, *, checkpointing: bool) -> tuple[Any, ...]:
+        """Run a block on exactly what it reads; with ``checkpointing`` recompute it in the backward pass."""
         reads = [self.reads[name] for name in block.inputs]
         if checkpointing:
             return block.framework.checkpoint(block, x, *reads)
         return block(x, *reads)
 
     def positions(self, ops: Any) -> Any:
-        """Where the columns stand where no plugin says so; None: 0, 1, 2 ..."""
+        """Return the columns' positions where no plugin sets them; None: 0, 1, 2 ..."""
         return None
 
-    def attended(self, attention: Any, call: Any) -> Any:
-        """The call with all keys that its queries may see: here those that it came with."""
+    def with_cached_keys(self, attention: Any, call: Any) -> Any:
+        """Return the call with all keys that its queries may see; without a KV cache, its own."""
         return call
 
-    def receive(self, node: Any, result: Any) -> Any:
-        """Note that ``node`` took part, and split what it emits from its result."""
+    def split_emitted(self, node: Any, result: Any) -> Any:
+        """Note that ``node`` took part; return its result without the terms and statistics emitted."""
         node.framework.witness(f"node:{node.path}")
         emits = (*node.terms, *node.statistics)
         if not emits:
@@ -215,10 +258,10 @@ ALIKE = (("y",), ("q", "k"))
 
 
 def _check_arrays(node: Any, own: Mapping[str, Any], result: Any) -> None:
-    """Refuse what is no array, or has another shape than it must have.
+    """Refuse a node's result that is no array, or has another shape than it must have.
 
     Raises:
-        PluginCodeError: it would fail somewhere in the core, or worse, not fail.
+        PluginCodeError: the core would fail on it later, or worse, would not fail.
     """
     parts = result if isinstance(result, (tuple, list)) else (result,)
     alike = next((names for names in ALIKE if all(name in own for name in names)), ())
@@ -231,10 +274,19 @@ def _check_arrays(node: Any, own: Mapping[str, Any], result: Any) -> None:
 
 
 def _shape(part: Any) -> tuple[int, ...] | str:
-    """An array's shape; the name of the type of what is none."""
+    """Return an array's shape; for anything else the name of its type."""
     return tuple(part.shape) if hasattr(part, "shape") else type(part).__name__
 
 
 def _did(node: Any, did: str, fix: str) -> PluginCodeError:
     name = f"{type(node).__name__}.forward"
     return PluginCodeError(node.owner, name, did=did, where=node.path, fix=fix)
+
+
+def inputs_of(spec: Any) -> set[str]:
+    """Collect the names of fields, streams, taps and schedule values that a resolved spec reads."""
+    if hasattr(spec, "inputs"):
+        return {*spec.inputs}
+    if is_dataclass(spec):
+        return inputs_of(tuple(vars(spec).values()))
+    return set().union(*map(inputs_of, spec)) if isinstance(spec, tuple) else set()

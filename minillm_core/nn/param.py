@@ -6,13 +6,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from minillm_core.errors import PlanError
 from minillm_core.nn.init import Init, Normal
-
-__all__ = ["Buffer", "Declaration", "Param", "State"]
 
 
 class Declaration:
-    """Base of the three; belongs to the one attribute that it is first assigned to."""
+    """The base of Param, Buffer and State; it belongs to the attribute that it is first assigned to."""
 
     shape: tuple[int, ...]
     owned: bool = False
@@ -59,6 +58,12 @@ class Param(Declaration):
         lr_mul: float = 1.0,
         wd_mul: float = 1.0,
     ) -> None:
+        for name, factor in (("lr_mul", lr_mul), ("wd_mul", wd_mul)):
+            if isinstance(factor, bool) or not isinstance(factor, (int, float)):
+                raise PlanError(
+                    f"a Param's {name} is a number, not {factor!r}",
+                    fix=f"a schedule goes into optimizer.set(where, {name}=...)",
+                )
         self.shape, self.axes, self.init, self.role = tuple(shape), axes, init, role
         self.lr_mul, self.wd_mul = lr_mul, wd_mul
 

@@ -10,13 +10,19 @@ import importlib
 import inspect
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["call_reference", "json_arguments", "place_of", "reference_of", "resolve"]
+
+class Function(NamedTuple):
+    """A function that a plugin put into a slot, as data."""
+
+    owner: str
+    reference: str  # module:qualname
+    arguments: tuple[tuple[str, Any], ...] = ()
 
 
 def reference_of(target: Any) -> str:
-    """``module:qualname`` of a class or function.
+    """Return ``module:qualname`` of a class or function.
 
     Raises:
         ValueError: a lambda, a local function, an instance or its method: nothing that can be
@@ -39,7 +45,7 @@ def _found_again(target: Any, reference: str) -> bool:
 
 
 def resolve(reference: str) -> Any:
-    """The object that ``reference`` names; its module is imported if need be."""
+    """Return the object that ``reference`` names; its module is imported if need be."""
     module, _, name = reference.partition(":")
     target: Any = importlib.import_module(module)
     for part in name.split("."):
@@ -48,7 +54,7 @@ def resolve(reference: str) -> Any:
 
 
 def place_of(function: Any) -> str | None:
-    """File and line of a function or method; None: it was not written in Python."""
+    """Return file and line of a function or method; None: it was not written in Python."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return code and f"{code.co_filename}:{code.co_firstlineno}"
 
@@ -59,7 +65,7 @@ def call_reference(reference: str, *positional: Any, **named: Any) -> Any:
 
 
 def json_arguments(arguments: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """Arguments as sorted pairs, lists as tuples, so that they can be hashed.
+    """Convert arguments to sorted pairs, lists to tuples, so that they can be hashed.
 
     Raises:
         ValueError: a value that is not JSON, or a mapping: its items are arguments themselves.

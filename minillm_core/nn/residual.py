@@ -5,19 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from minillm_core.nn.geometry import Geometry
 from minillm_core.nn.init import Constant
 from minillm_core.nn.module import Module
-from minillm_core.nn.node import Node, Scope
+from minillm_core.nn.node import ModelShape, Node, Scope, Setting, inputs_of
 from minillm_core.nn.param import Param
-from minillm_core.nn.value import Setting
-
-__all__ = ["Learned", "Site", "SiteSpec"]
 
 
 @dataclass(frozen=True)
 class Learned:
-    """A trained scalar as coefficient."""
+    """A coefficient that is a trained scalar."""
 
     start: float
     lr_mul: float = 1.0
@@ -26,39 +22,35 @@ class Learned:
 
 @dataclass(frozen=True)
 class SiteSpec:
-    """Source -> coefficient, sources sorted: float sums depend on their order."""
+    """A residual site: source -> coefficient, sources sorted, since float sums depend on the order."""
 
     name: str  # layers.i.in, .mid, .out, final
     terms: tuple[tuple[str, str, Setting | Learned | Node], ...] = field(default=())
     """(source, owner, coefficient); sources: carry, sublayer, a stream, a tap."""
 
-    def reads(self) -> set[str]:
-        """What the site needs besides carry and sublayer."""
+    @property
+    def inputs(self) -> set[str]:
+        """The site's inputs besides carry and sublayer."""
         names = {source for source, _, _ in self.terms} - {"carry", "sublayer"}
-        for _, _, coefficient in self.terms:
-            if isinstance(coefficient, Node):
-                names |= set(coefficient.external)
-            elif isinstance(coefficient, Setting) and coefficient.value:
-                names.add(coefficient.value)
-        return names
+        return names.union(*(inputs_of(coefficient) for _, _, coefficient in self.terms))
 
 
 class LearnedScalar(Module):
-    """One number, trained."""
+    """A trained number."""
 
     def __init__(self, start: float, lr_mul: float, wd_mul: float) -> None:
         super().__init__()
         self.scalar = Param((1,), init=Constant(start), role="scalar", lr_mul=lr_mul, wd_mul=wd_mul)
 
     def forward(self) -> Any:
-        """(1,)."""
+        """Return the number, (1,)."""
         return self.scalar
 
 
 class Site(Module):
-    """carry (B, T, C), sublayer (B, T, C) or None -> (B, T, C)."""
+    """A residual site: carry (B, T, C), sublayer (B, T, C) or None -> (B, T, C)."""
 
-    def __init__(self, geometry: Geometry, spec: SiteSpec) -> None:
+    def __init__(self, geometry: ModelShape, spec: SiteSpec) -> None:
         super().__init__()
         self.sources = tuple(source for source, _, _ in spec.terms)
         self.settings = {
@@ -77,7 +69,7 @@ class Site(Module):
         self.coefficients = coefficients
 
     def forward(self, carry: Any, sublayer: Any, scope: Scope) -> Any:
-        """The sum; carry and sublayer have coefficient 1 unless claimed."""
+        """Sum the sources; carry and sublayer have coefficient 1 unless claimed."""
         own = {"carry": carry, "sublayer": sublayer, "x": carry}
         x = self.scaled("carry", carry, own, scope) if "carry" in self.sources else carry
         if sublayer is not None:
@@ -89,7 +81,7 @@ class Site(Module):
         return x
 
     def scaled(self, source: str, value: Any, own: dict[str, Any], scope: Scope) -> Any:
-        """coefficient x value, in value's dtype."""
+        """Multiply coefficient and value, in value's dtype."""
         if source in self.settings:
             number = self.settings[source].of(scope.reads)
             return value * self.ops.like(number, value)
@@ -97,5 +89,5 @@ class Site(Module):
 
 
 def child(source: str) -> str:
-    """A source as the name of a child: a tap's name has dots."""
+    """Name the child module of a source: a tap's name has dots."""
     return source.replace(".", "_")

@@ -9,23 +9,16 @@ from typing import Any, Self
 import numpy as np
 
 from minillm_core.errors import PlanError
-from minillm_core.nn.geometry import Geometry
 from minillm_core.nn.module import Module
-from minillm_core.nn.node import Node
+from minillm_core.nn.node import ModelShape, Node
 from minillm_core.nn.param import Buffer
-from minillm_core.nn.reference import call_reference
+from minillm_core.nn.reference import Function, call_reference
 from minillm_core.ops.contract import Rotary
-
-__all__ = ["Rope", "RopeSpec", "Staged", "StagedRope", "llama_frequencies", "rope_of"]
 
 
 def llama_frequencies(head_dim: int, base: float) -> np.ndarray:
-    """float64 (D/2,): base^(-2i/D), radians a position."""
+    """Compute base^(-2i/D), radians a position, float64 (D/2,)."""
     return base ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
-
-
-Claimed = tuple[str, str, tuple[tuple[str, Any], ...]]
-"""owner, reference, arguments."""
 
 
 @dataclass(frozen=True)
@@ -35,29 +28,34 @@ class Staged:
     value: str  # the staged value that holds it
     numbers: tuple[int, ...]  # all that it is ever
 
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The staged value."""
+        return (self.value,)
+
 
 @dataclass(frozen=True)
 class RopeSpec:
-    """What plugins claimed of the rotary embedding; None: Llama's."""
+    """The claims on the rotary embedding; None: Llama's."""
 
     base: float
-    frequencies: Claimed | None = None
-    scaling: Claimed | None = None
+    frequencies: Function | None = None
+    scaling: Function | None = None
     positions: Node | None = None
 
     @property
     def staged(self) -> Staged | None:
         """The argument of ``scaling`` that changes from stage to stage, where one does."""
-        arguments = () if self.scaling is None else self.scaling[2]
+        arguments = () if self.scaling is None else self.scaling.arguments
         return next((value for _, value in arguments if isinstance(value, Staged)), None)
 
     @property
     def numbers(self) -> tuple[int | None, ...]:
-        """What ``scaling`` is given in place of the staged argument; None alone: it has none."""
+        """The values of the staged argument of ``scaling``; None alone: it has none."""
         return (None,) if self.staged is None else self.staged.numbers
 
     def radians(self, head_dim: int, number: int | None = None) -> np.ndarray:
-        """float64 (D/2,): the frequencies, claimed or Llama's, then scaled for one of ``numbers``.
+        """Compute the frequencies, claimed or Llama's, scaled for one of ``numbers``; float64 (D/2,).
 
         Raises:
             PlanError: a claimed function gave another shape.
@@ -96,11 +94,11 @@ class Rope(Module):
         self.frequencies = Buffer((half,), lambda: theta.astype(np.float32))
 
     def forward(self, positions: Any) -> Rotary:
-        """positions None (0, 1, 2 ...), int32 (T,) or (B, T) -> what ``ops.rotate`` takes."""
+        """Return what ``ops.rotate`` takes, for positions None (0, 1, 2 ...), int32 (T,) or (B, T)."""
         return Rotary(self.cos, self.sin, self.frequencies, positions)
 
     def at(self, reads: Mapping[str, Any]) -> Self:
-        """The tables for what is read: always these."""
+        """Return the tables of a step: always these."""
         return self
 
 
@@ -116,12 +114,12 @@ class StagedRope(Module):
         }
 
     def at(self, reads: Mapping[str, Any]) -> Any:
-        """The :class:`Rope` of the stage that the step is in."""
+        """Return the :class:`Rope` of the stage that the step is in."""
         return self.stages[f"at_{int(reads[self.value])}"]
 
 
-def rope_of(geometry: Geometry, spec: RopeSpec, length: int) -> Rope | StagedRope:
-    """One layer's tables, for ``length`` positions."""
+def rope_of(geometry: ModelShape, spec: RopeSpec, length: int) -> Rope | StagedRope:
+    """Make one layer's tables, for ``length`` positions."""
     if spec.staged is not None:
         return StagedRope(spec, spec.staged, geometry.head_dim, length)
     return Rope(spec.radians(geometry.head_dim), length)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from minillm_core.config.kernels import parse_policy
 from minillm_core.ops.contract import CONTRACTS, Contract, Operations, Rotary
 from minillm_core.ops.form import Cap, LossForm, SigmoidCap, TanhCap
 from minillm_core.ops.select import (
@@ -12,7 +13,6 @@ from minillm_core.ops.select import (
     choose,
     choose_all,
     load,
-    parse_policy,
 )
 
 __all__ = [

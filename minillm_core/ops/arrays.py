@@ -6,13 +6,12 @@ also know the operators ``+ - * / @ == < <= > >=`` and plain indexing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from minillm_core.text import nearest
 
-__all__ = ["ARRAY_FUNCTIONS", "ArrayFunctions", "Known", "last_first"]
-
+Kernel = Callable[..., Any]
 Array = Any  # torch.Tensor, mlx.core.array or numpy.ndarray
 Axis = int | tuple[int, ...] | None
 
@@ -31,11 +30,9 @@ class ArrayFunctions(Protocol):
     def sigmoid(self, x: Array) -> Array: ...
     def silu(self, x: Array) -> Array:
         """x * sigmoid(x)."""
-        ...
 
     def relu(self, x: Array) -> Array:
         """max(x, 0), with gradient 0 at 0."""
-        ...
 
     def maximum(self, x: Array, y: Array | float) -> Array: ...
     def minimum(self, x: Array, y: Array | float) -> Array: ...
@@ -45,7 +42,6 @@ class ArrayFunctions(Protocol):
     def permute_dims(self, x: Array, axes: Sequence[int]) -> Array: ...
     def matrix_transpose(self, x: Array) -> Array:
         """Swap the last two axes."""
-        ...
 
     def concat(self, arrays: Sequence[Array], axis: int = 0) -> Array: ...
     def stack(self, arrays: Sequence[Array], axis: int = 0) -> Array: ...
@@ -59,18 +55,15 @@ class ArrayFunctions(Protocol):
 
     def take(self, x: Array, indices: Array, axis: int) -> Array:
         """Entries of ``x`` along ``axis``: indices int32 (n,) keep it, a 0-d index drops it."""
-        ...
 
     def take_along_axis(self, x: Array, indices: Array, axis: int) -> Array:
         """One element for every index; indices int32 with as many axes as ``x``."""
-        ...
 
     def argsort(self, x: Array, axis: int = -1) -> Array:
         """int32: where along ``axis`` the smallest stands, the next ...; equal ones in any order.
 
         No gradient: give it an ``x`` under :meth:`stop_gradient`.
         """
-        ...
 
     def expand_dims(self, x: Array, axis: int) -> Array: ...
     def broadcast_to(self, x: Array, shape: Sequence[int]) -> Array: ...
@@ -86,27 +79,21 @@ class ArrayFunctions(Protocol):
         Schedule values are float32, and float32 times bfloat16 is bfloat16 on one framework and
         float32 on the other.
         """
-        ...
 
     def constant(self, numbers: Sequence[float], shape: Sequence[int]) -> Array:
         """float32, made once: a constant of the compiled step."""
-        ...
 
     def scalar(self, number: Array | float) -> Array:
         """0-d float32, from a number or a 0-d array."""
-        ...
 
     def arange(self, n: int, dtype: str = "int32") -> Array:
         """0, 1, ... n - 1 on the ops' device."""
-        ...
 
     def astype(self, x: Array, dtype: str) -> Array:
         """``dtype`` by name: "float32", "bfloat16", "int32", "bool" ..."""
-        ...
 
     def sum(self, x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
         """Over all axes, one or several; accurate to float32 at any size."""
-        ...
 
     def mean(self, x: Array, axis: Axis = None, keepdims: bool = False) -> Array: ...
     def max(self, x: Array, axis: Axis = None, keepdims: bool = False) -> Array: ...
@@ -118,7 +105,6 @@ class ArrayFunctions(Protocol):
         On MLX, return such outputs after the differentiable ones: before them they corrupt the
         gradients.
         """
-        ...
 
 
 ARRAY_FUNCTIONS: tuple[str, ...] = tuple(
@@ -127,7 +113,24 @@ ARRAY_FUNCTIONS: tuple[str, ...] = tuple(
 
 
 class Known:
-    """Base of every ops object: a name that is none of an op's is answered with the nearest."""
+    """Base of every ops object: a name that is none of an op's is answered with the nearest.
+
+    Kernels are plain attributes, so that a trace reads them without a lookup.
+    """
+
+    linear: Kernel
+    embedding: Kernel
+    rms_norm: Kernel
+    rotate: Kernel
+    attention: Kernel
+    swiglu: Kernel
+    logits: Kernel
+    linear_cross_entropy: Kernel
+
+    def take_kernels(self, kernels: Mapping[str, Kernel]) -> None:
+        """Serve each op by its function, ops of plugins included."""
+        for op, kernel in kernels.items():
+            setattr(self, op, kernel)
 
     if not TYPE_CHECKING:  # to which every name would be known
 
@@ -142,6 +145,24 @@ class Known:
                 else f"there is {', '.join(sorted(known))}"
             )
             raise AttributeError(f"there is no op '{name}', on any framework; {meant}")
+
+
+def visible(distance: Array, window: int | Array | None, documents: Array | None) -> Array:
+    """Which key each query sees in causal attention: bool (T, S), or (B, 1, T, S) with documents.
+
+    Args:
+        distance: (T, S): the query's position - the key's; the queries are the last T positions.
+        window: how many keys a query sees, itself included; None: all before it.
+        documents: int32 (B, S); only equal ones see each other. None: all do.
+    """
+    mask = distance >= 0
+    if window is not None:
+        mask = mask & (distance < window)
+    if documents is not None:
+        queries, keys = distance.shape
+        own = documents[:, None, keys - queries :, None] == documents[:, None, None, :]
+        mask = mask & own
+    return mask
 
 
 def last_first(axis: Axis, ndim: int) -> list[int]:

@@ -15,13 +15,6 @@ from typing import Any, NamedTuple, Protocol
 from minillm_core.ops.arrays import Array, ArrayFunctions
 from minillm_core.ops.form import LossForm
 
-__all__ = [
-    "CONTRACTS",
-    "Contract",
-    "Operations",
-    "Rotary",
-]
-
 
 class Rotary(NamedTuple):
     """Rotary angles: cos and sin are those of ``position * frequency``, computed in float64."""
@@ -37,18 +30,15 @@ class Operations(ArrayFunctions, Protocol):
 
     def linear(self, x: Array, weight: Array) -> Array:
         """x weight^T: x (..., C), weight (O, C) -> (..., O). 2 N C O FLOPs."""
-        ...
 
     def embedding(self, ids: Array, weight: Array) -> Array:
         """weight[ids]: ids int32 (...), weight (V, C) -> (..., C)."""
-        ...
 
     def rms_norm(self, x: Array, weight: Array | None, eps: float) -> Array:
         """x / sqrt(mean(x^2) + eps) * weight over the last axis, float32 inside.
 
         x (..., C), weight (C,) or None -> x's shape and dtype.
         """
-        ...
 
     def rotate(self, q: Array, k: Array, table: Rotary) -> tuple[Array, Array]:
         """Rotate each pair (a, b) = (x[i], x[i + D/2]) to [a cos - b sin, b cos + a sin].
@@ -75,18 +65,15 @@ class Operations(ArrayFunctions, Protocol):
         ``scale`` it is D ** -0.5. documents int32 (B, S). 4 B T S H D FLOPs where nothing is
         skipped.
         """
-        ...
 
     def logits(self, hidden: Array, weight: Array, form: LossForm) -> Array:
         """The head's logits where they are wanted themselves, for the next token of few rows.
 
         hidden (B, C), weight (V, C) -> float32 (B, V).
         """
-        ...
 
     def swiglu(self, gate: Array, up: Array) -> Array:
         """silu(gate) * up: both (..., F)."""
-        ...
 
     def linear_cross_entropy(
         self,
@@ -129,63 +116,33 @@ class Contract:
     tolerance: Mapping[str, float]
 
 
-def _contract(
-    function: Callable[..., Any], differentiable: tuple[str, ...], **tolerance: float
-) -> Contract:
+_DTYPES = ("float64", "float32", "float16", "bfloat16")
+_OPS: tuple[tuple[Callable[..., Any], tuple[str, ...], tuple[float, ...]], ...] = (
+    (Operations.linear, ("x", "weight"), (1e-13, 2e-6, 2e-3, 1e-2)),
+    (Operations.embedding, ("weight",), (1e-13, 1e-6, 2e-3, 1e-2)),
+    (Operations.rms_norm, ("x", "weight"), (1e-12, 3e-6, 3e-3, 2e-2)),
+    (Operations.rotate, ("q", "k"), (1e-13, 1e-6, 1e-3, 8e-3)),
+    (Operations.attention, ("q", "k", "v"), (1e-12, 5e-6, 5e-3, 4e-2)),
+    (Operations.logits, ("hidden", "weight"), (1e-6, 2e-6, 2e-3, 1e-2)),
+    (Operations.swiglu, ("gate", "up"), (1e-13, 1e-6, 2e-3, 2e-2)),
+    (Operations.linear_cross_entropy, ("hidden", "weight"), (1e-12, 5e-6, 5e-3, 4e-2)),
+)
+"""Op, its differentiable arguments, and its tolerance for each of the dtypes."""
+
+
+def _without_self(function: Callable[..., Any]) -> inspect.Signature:
     signature = inspect.signature(function)
-    arguments = list(signature.parameters.values())[1:]
-    return Contract(
-        name=function.__name__,
-        signature=signature.replace(parameters=arguments),
-        doc=inspect.getdoc(function) or "",
-        differentiable=differentiable,
-        tolerance=tolerance,
-    )
+    return signature.replace(parameters=[*signature.parameters.values()][1:])
 
 
 CONTRACTS: Mapping[str, Contract] = {
-    contract.name: contract
-    for contract in (
-        _contract(
-            Operations.linear,
-            ("x", "weight"),
-            **{"float64": 1e-13, "float32": 2e-6, "float16": 2e-3, "bfloat16": 1e-2},
-        ),
-        _contract(
-            Operations.embedding,
-            ("weight",),
-            **{"float64": 1e-13, "float32": 1e-6, "float16": 2e-3, "bfloat16": 1e-2},
-        ),
-        _contract(
-            Operations.rms_norm,
-            ("x", "weight"),
-            **{"float64": 1e-12, "float32": 3e-6, "float16": 3e-3, "bfloat16": 2e-2},
-        ),
-        _contract(
-            Operations.rotate,
-            ("q", "k"),
-            **{"float64": 1e-13, "float32": 1e-6, "float16": 1e-3, "bfloat16": 8e-3},
-        ),
-        _contract(
-            Operations.attention,
-            ("q", "k", "v"),
-            **{"float64": 1e-12, "float32": 5e-6, "float16": 5e-3, "bfloat16": 4e-2},
-        ),
-        _contract(
-            Operations.logits,
-            ("hidden", "weight"),
-            **{"float64": 1e-6, "float32": 2e-6, "float16": 2e-3, "bfloat16": 1e-2},
-        ),
-        _contract(
-            Operations.swiglu,
-            ("gate", "up"),
-            **{"float64": 1e-13, "float32": 1e-6, "float16": 2e-3, "bfloat16": 2e-2},
-        ),
-        _contract(
-            Operations.linear_cross_entropy,
-            ("hidden", "weight"),
-            **{"float64": 1e-12, "float32": 5e-6, "float16": 5e-3, "bfloat16": 4e-2},
-        ),
+    op.__name__: Contract(
+        name=op.__name__,
+        signature=_without_self(op),
+        doc=inspect.getdoc(op) or "",
+        differentiable=differentiable,
+        tolerance=dict(zip(_DTYPES, tolerance, strict=True)),
     )
+    for op, differentiable, tolerance in _OPS
 }
 """Op -> contract, for the ops of the core; a plugin may declare more."""

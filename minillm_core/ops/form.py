@@ -7,19 +7,15 @@ from typing import Any, Protocol
 
 from minillm_core.ops.arrays import Array
 
-__all__ = ["Cap", "LossForm", "SigmoidCap", "TanhCap"]
-
 
 class Cap(Protocol):
     """A bounded, increasing function of the logits."""
 
     def apply(self, xp: Any, logits: Array) -> Array:
         """The capped logits; ``xp`` has ``tanh`` and ``sigmoid`` (torch, mlx.core, reference)."""
-        ...
 
     def slope(self, capped: Array) -> Array:
         """The derivative, from the capped value alone."""
-        ...
 
 
 @dataclass(frozen=True)

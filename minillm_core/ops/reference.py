@@ -1,30 +1,22 @@
 """Every op in NumPy float64, forward only: the oracle of all kernels and the numpy backend's ops.
 
-Written for reading: no chunks, no fused forms, no care for memory.
+Written for reading: no chunks, no fused forms, no care for memory. Behind the ops, the array
+functions: every floating dtype is float64 there, whatever it is called.
 """
+
+# ruff: noqa: D102  (the array functions are described by ArrayFunctions)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from minillm_core.ops import arrays
 from minillm_core.ops.contract import Rotary
 from minillm_core.ops.form import LossForm
-from minillm_core.ops.reference_arrays import NumPyArrays
-
-__all__ = [
-    "attention",
-    "embedding",
-    "linear",
-    "linear_cross_entropy",
-    "logits",
-    "rms_norm",
-    "rotate",
-    "swiglu",
-    "visible",
-]
 
 Array = NDArray[Any]
 PLAIN = LossForm()
@@ -63,15 +55,9 @@ def rotate(q: Array, k: Array, table: Rotary) -> tuple[Array, Array]:
 def visible(
     queries: int, keys: int, window: float | None = None, documents: Array | None = None
 ) -> Array:
-    """Which key each query sees: bool (T, S), or (B, T, S) with documents (B, S)."""
+    """Return which key each query sees, bool (T, S), or (B, 1, T, S) with documents (B, S)."""
     i = np.arange(keys - queries, keys)[:, None]  # the queries are the last T positions
-    distance = i - np.arange(keys)
-    mask = distance >= 0
-    if window is not None:
-        mask = mask & (distance < window)
-    if documents is not None:
-        mask = mask & (documents[:, keys - queries :, None] == documents[:, None, :])
-    return mask
+    return arrays.visible(i - np.arange(keys), window, documents)
 
 
 def attention(
@@ -88,9 +74,7 @@ def attention(
     k, v = (np.repeat(_float64(x), group, axis=2) for x in (k, v))
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     scores = scale * np.einsum("bthd,bshd->bhts", _float64(q), k)
-    mask = visible(q.shape[1], k.shape[1], window, documents)
-    mask = mask if documents is None else mask[:, None]  # (T, S) or (B, 1, T, S)
-    scores = np.where(mask, scores, -np.inf)
+    scores = np.where(visible(q.shape[1], k.shape[1], window, documents), scores, -np.inf)
     p = np.exp(scores - NumPyArrays.logsumexp(scores, -1, keepdims=True))
     return np.einsum("bhts,bshd->bthd", p, v)
 
@@ -129,3 +113,107 @@ def linear_cross_entropy(
 
 def _float64(x: Array) -> Array:
     return np.asarray(x, dtype=np.float64)
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    return np.dtype(np.float64 if "float" in name else name)
+
+
+class NumPyArrays(arrays.Known):
+    """The functions of :class:`minillm_core.ops.arrays.ArrayFunctions`, for numpy.ndarray."""
+
+    matmul_dtype = "float64"
+
+    exp = staticmethod(np.exp)
+    log = staticmethod(np.log)
+    sqrt = staticmethod(np.sqrt)
+    square = staticmethod(np.square)
+    tanh = staticmethod(np.tanh)
+    maximum = staticmethod(np.maximum)
+    minimum = staticmethod(np.minimum)
+    where = staticmethod(np.where)
+    reshape = staticmethod(np.reshape)
+    permute_dims = staticmethod(np.transpose)
+    expand_dims = staticmethod(np.expand_dims)
+    broadcast_to = staticmethod(np.broadcast_to)
+    take = staticmethod(np.take)
+    take_along_axis = staticmethod(np.take_along_axis)
+    concat = staticmethod(np.concatenate)
+    stack = staticmethod(np.stack)
+    zeros_like = staticmethod(np.zeros_like)
+    ones_like = staticmethod(np.ones_like)
+    full_like = staticmethod(np.full_like)
+
+    @staticmethod
+    def like(number: Any, x: Array) -> Any:
+        return number
+
+    @staticmethod
+    def constant(numbers: Sequence[float], shape: Sequence[int]) -> Array:
+        return np.asarray(numbers, np.float64).reshape(shape)
+
+    @staticmethod
+    def scalar(number: Any) -> Array:
+        return np.asarray(number, np.float64).reshape(())
+
+    @staticmethod
+    def sigmoid(x: Array) -> Array:
+        return 0.5 * (1.0 + np.tanh(0.5 * x))  # does not overflow
+
+    @staticmethod
+    def argsort(x: Array, axis: int = -1) -> Array:
+        return np.argsort(x, axis).astype(np.int32)
+
+    @staticmethod
+    def silu(x: Array) -> Array:
+        return x * NumPyArrays.sigmoid(x)
+
+    @staticmethod
+    def relu(x: Array) -> Array:
+        return np.maximum(x, 0)
+
+    @staticmethod
+    def matrix_transpose(x: Array) -> Array:
+        return np.swapaxes(x, -1, -2)
+
+    @staticmethod
+    def split(x: Array, parts: int | Sequence[int], axis: int = -1) -> Sequence[Array]:
+        return np.split(x, parts if isinstance(parts, int) else np.cumsum(parts)[:-1], axis)
+
+    @staticmethod
+    def zeros(shape: Sequence[int], dtype: str = "float32") -> Array:
+        return np.zeros(shape, _dtype(dtype))
+
+    @staticmethod
+    def ones(shape: Sequence[int], dtype: str = "float32") -> Array:
+        return np.ones(shape, _dtype(dtype))
+
+    @staticmethod
+    def arange(n: int, dtype: str = "int32") -> Array:
+        return np.arange(n, dtype=_dtype(dtype))
+
+    @staticmethod
+    def astype(x: Array, dtype: str) -> Array:
+        return np.asarray(x).astype(_dtype(dtype))
+
+    @staticmethod
+    def sum(x: Array, axis: arrays.Axis = None, keepdims: bool = False) -> Array:
+        return np.sum(x, axis, keepdims=keepdims)
+
+    @staticmethod
+    def mean(x: Array, axis: arrays.Axis = None, keepdims: bool = False) -> Array:
+        return np.mean(x, axis, keepdims=keepdims)
+
+    @staticmethod
+    def max(x: Array, axis: arrays.Axis = None, keepdims: bool = False) -> Array:
+        return np.max(x, axis, keepdims=keepdims)
+
+    @staticmethod
+    def logsumexp(x: Array, axis: int = -1, keepdims: bool = False) -> Array:
+        top = np.max(x, axis, keepdims=True)
+        lse = top + np.log(np.sum(np.exp(x - top), axis, keepdims=True))
+        return lse if keepdims else np.squeeze(lse, axis)
+
+    @staticmethod
+    def stop_gradient(x: Array) -> Array:
+        return x

@@ -8,31 +8,18 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from packaging.requirements import Requirement
 
-from minillm_core.config.kernels import AUTO, REFERENCE, Policy, parse_policy
+from minillm_core.config.kernels import AUTO, REFERENCE, Policy
 from minillm_core.errors import BackendError, PluginCodeError
-from minillm_core.install import pip_line
-
-__all__ = [
-    "Candidate",
-    "Choice",
-    "Policy",
-    "Request",
-    "choose",
-    "choose_all",
-    "lacking",
-    "load",
-    "parse_policy",
-]
+from minillm_core.install import installed_version, pip_line
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a plan, bound to a device, asks of an op.
+    """The demands of a plan, bound to a device, on an op.
 
     Facts, each of which may be missing where it is not known yet:
         attention: ``window`` None, "static" or "dynamic"; ``documents`` bool; ``grouped`` bool;
@@ -61,11 +48,10 @@ def first(request: Request) -> int:
 
 
 def lacking(requirement: str) -> str | None:
-    """What this installation lacks of a requirement, read from metadata; None: nothing."""
+    """Say how this installation misses a requirement, read from metadata; None: it does not."""
     wanted = Requirement(requirement)
-    try:
-        found = version(wanted.name)
-    except PackageNotFoundError:
+    found = installed_version(wanted.name)
+    if found is None:
         return f"{wanted.name} is not installed ({pip_line(requirement)})"
     if not wanted.specifier.contains(found, prereleases=True):
         return f"needs {requirement}, and {found} is installed ({pip_line(requirement)})"
@@ -86,9 +72,16 @@ class Candidate:
     plain: bool = False  # composed of array functions: for --kernels reference and op=reference
     within_tolerance: bool = True  # False: used only when named
     requires: tuple[str, ...] = ()  # distributions, as in a pyproject.toml: "liger-kernel>=0.8.5"
-    # the option that takes it back ("loss=false"); where there is one it serves, or no run begins
-    unless: str = ""
+    # the option that disables it ("loss=false"); where there is one it serves, or no run begins
+    disable_option: str = ""
     provider: str = "core"
+    unless: str = field(default="", repr=False)  # deprecated alias of disable_option
+
+    def __post_init__(self) -> None:
+        """Give both names of ``disable_option`` the same value."""
+        option = self.disable_option or self.unless
+        object.__setattr__(self, "disable_option", option)
+        object.__setattr__(self, "unless", option)
 
     def refusal(self, request: Request) -> str | None:
         """Why this candidate does not serve the request; None where it does.
@@ -171,18 +164,27 @@ def choose_all(
     """A choice for every request.
 
     Raises:
-        BackendError: as :func:`choose`, or the policy names an op that nothing asks for.
+        BackendError: as :func:`choose` and :func:`check_named_ops`.
     """
     requests = list(requests)
-    asked = [request.op for request in requests]
+    check_named_ops(policy, requests)
+    return tuple(choose(request, candidates, policy) for request in requests)
+
+
+def check_named_ops(policy: Policy, requests: Iterable[Request]) -> None:
+    """Refuse a policy that names an op which no request is for.
+
+    Raises:
+        BackendError: it does.
+    """
+    asked = sorted(request.op for request in requests)
     for op, name in policy.named.items():
         if op not in asked:
             raise BackendError(
                 f"no op '{op}' in this plan, so kernel '{name}' cannot serve it",
                 where="--kernels",
-                fix=f"one of {', '.join(sorted(asked))}",
+                fix=f"one of {', '.join(asked)}",
             )
-    return tuple(choose(request, candidates, policy) for request in requests)
 
 
 def load(
@@ -217,7 +219,7 @@ def _named(
 
 
 def _plain(request: Request, ours: Sequence[Candidate], refused: Mapping[str, str]) -> Choice:
-    """What ``op=reference`` asks for."""
+    """The choice of ``op=reference``."""
     where = f"--kernels {request.op}={REFERENCE}"
     plain = [c for c in ours if c.plain]
     for c in plain:

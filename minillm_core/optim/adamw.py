@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-__all__ = ["adam", "decay", "write"]
-
 
 def adam(
     ops: Any,
@@ -23,7 +21,7 @@ def adam(
     epsilon: float,
     updates: Any,
 ) -> tuple[Any, dict[str, Any]]:
-    """Gradient -> m^ / (sqrt(v^) + eps), moments in float32, ``updates`` counted from 1."""
+    """Turn the gradient into m^ / (sqrt(v^) + eps), moments in float32, ``updates`` counted from 1."""
     m = state["m"] * beta1 + update * (1 - beta1)
     v = state["v"] * beta2 + ops.square(update) * (1 - beta2)
     m_hat = m / (1 - ops.exp(updates * math.log(beta1)) if beta1 else 1.0)
@@ -34,12 +32,12 @@ def adam(
 def decay(
     ops: Any, update: Any, param: Any, state: dict[str, Any], *, weight_decay: float, wd_mul: Any
 ) -> tuple[Any, dict[str, Any]]:
-    """Decoupled weight decay, added to the update."""
+    """Add decoupled weight decay to the update."""
     return update + param * (weight_decay * wd_mul), state
 
 
 def write(
     ops: Any, update: Any, param: Any, state: dict[str, Any], *, lr: Any, lr_mul: Any
 ) -> tuple[Any, dict[str, Any]]:
-    """The new parameter."""
+    """Return the new parameter."""
     return param - update * (lr * lr_mul), state

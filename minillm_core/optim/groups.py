@@ -8,8 +8,6 @@ from typing import Any
 
 from minillm_core.optim.stage import Rule, Stage
 
-__all__ = ["Group", "Member", "groups_of"]
-
 
 @dataclass(frozen=True)
 class Member:
@@ -17,8 +15,8 @@ class Member:
 
     name: str
     shape: tuple[int, ...]
-    lr_mul: float
-    wd_mul: float
+    lr_mul: float | str  # a number, or the name of the schedule value that holds it
+    wd_mul: float | str
     overrides: tuple[tuple[str, Any], ...] = ()  # stage argument -> number, of this parameter alone
 
 
@@ -35,7 +33,7 @@ class Group:
         return self.members[0].shape
 
     def state_shapes(self) -> dict[str, dict[str, tuple[int, ...]]]:
-        """anchor -> entry -> (N, ...) of the stack; without N where the rule does not stack."""
+        """Map anchor -> entry -> (N, ...) of the stack; without N where the rule does not stack."""
         n = (len(self.members),) if self.rule.stacked else ()
         shapes = {
             anchor: {entry: (*n, *s) for entry, s in stage.shapes(self.shape).items()}
@@ -44,7 +42,7 @@ class Group:
         return {anchor: entries for anchor, entries in shapes.items() if entries}
 
     def data(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return it as JSON."""
         members = [
             {"name": m.name, "lr_mul": m.lr_mul, "wd_mul": m.wd_mul, "overrides": dict(m.overrides)}
             for m in self.members
@@ -53,7 +51,7 @@ class Group:
 
 
 def groups_of(assigned: Mapping[str, tuple[Rule, Member]]) -> tuple[Group, ...]:
-    """Parameter -> (rule, member) as groups, in the order of the parameters' names."""
+    """Group parameters -> (rule, member), in the order of the parameters' names."""
     buckets: dict[Any, list[tuple[Rule, Member]]] = {}
     for name in sorted(assigned):
         rule, member = assigned[name]

@@ -11,23 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-__all__ = [
-    "SHAPES",
-    "Cosine",
-    "Piecewise",
-    "Plateaus",
-    "Schedule",
-    "Scheduled",
-    "Stages",
-    "TrainSchedule",
-    "cosine",
-    "piecewise",
-    "plateaus",
-    "scheduled",
-    "stages",
-]
-
-
 Number = TypeVar("Number", float, int)
 
 
@@ -40,7 +23,7 @@ class TrainSchedule:
     cooldown: float = 0.2  # fraction of what follows the warm-up, for shapes that have one
 
     def factor(self, progress: float) -> float:
-        """The factor at ``progress`` in (0, 1]."""
+        """Return the factor at ``progress`` in (0, 1]."""
         if progress < self.warmup:
             return progress / self.warmup
         rest = 1.0 - self.warmup
@@ -48,12 +31,12 @@ class TrainSchedule:
 
 
 def _cosine(x: float, cooldown: float) -> float:
-    """1 to 0.1 along half a cosine."""
+    """Fall from 1 to 0.1 along half a cosine."""
     return 0.1 + 0.45 * (1 + math.cos(math.pi * min(x, 1.0)))
 
 
 def _wsd(x: float, cooldown: float) -> float:
-    """1, then linearly to 0 at the end (warm-up, stable, decay: arXiv:2404.06395)."""
+    """Hold 1, then fall linearly to 0 at the end (warm-up, stable, decay: arXiv:2404.06395)."""
     return min(1.0, (1.0 - x) / cooldown)
 
 
@@ -73,11 +56,11 @@ class Schedule:
     """Base of all schedule values."""
 
     def at(self, progress: float, run: TrainSchedule) -> float:
-        """The number at ``progress`` in (0, 1]."""
+        """Return the number at ``progress`` in (0, 1]."""
         raise NotImplementedError
 
     def data(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return it as JSON."""
         return {"schedule": type(self).__name__.lower(), **asdict(self)}
 
 
@@ -88,7 +71,7 @@ class Piecewise(Schedule):
     knots: tuple[tuple[float, float], ...]
 
     def at(self, progress: float, run: TrainSchedule) -> float:
-        """The number at ``progress``."""
+        """Return the number at ``progress``."""
         before = self.knots[0]
         for knot in self.knots:
             if progress <= knot[0]:
@@ -109,7 +92,7 @@ class Cosine(Schedule):
     end: float
 
     def at(self, progress: float, run: TrainSchedule) -> float:
-        """The number at ``progress``."""
+        """Return the number at ``progress``."""
         return self.end + (self.start - self.end) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
@@ -120,7 +103,7 @@ class Scheduled(Schedule):
     peak: float
 
     def at(self, progress: float, run: TrainSchedule) -> float:
-        """The number at ``progress``."""
+        """Return the number at ``progress``."""
         return self.peak * run.factor(progress)
 
 
@@ -131,7 +114,7 @@ class Plateaus(Schedule):
     knots: tuple[tuple[float, float], ...]
 
     def at(self, progress: float, run: TrainSchedule) -> float:
-        """The number at ``progress``."""
+        """Return the number at ``progress``."""
         return _held(self.knots, progress)
 
 
@@ -142,11 +125,11 @@ class Stages(Schedule):
     knots: tuple[tuple[float, int], ...]
 
     def at(self, progress: float, run: TrainSchedule) -> int:
-        """The number at ``progress``."""
+        """Return the number at ``progress``."""
         return _held(self.knots, progress)
 
     def all(self) -> tuple[int, ...]:
-        """Every number that occurs."""
+        """List every number that occurs, sorted."""
         return tuple(sorted({number for _, number in self.knots}))
 
 
@@ -154,7 +137,7 @@ def piecewise(*knots: tuple[float, float]) -> Piecewise:
     """Linear between ``(fraction of the run, number)`` knots.
 
     Raises:
-        ValueError: no knots, fractions that do not rise, or what is no number.
+        ValueError: no knots, fractions that do not rise, or a value that is no number.
     """
     _check(knots)
     return Piecewise(tuple((float(x), float(y)) for x, y in knots))
@@ -174,8 +157,8 @@ def plateaus(*knots: tuple[float, float]) -> Plateaus:
     """Any numbers, each from its fraction of the run on, as ``stages`` change; the first is 0.
 
     Raises:
-        ValueError: no knots, fractions that do not rise, a first one that is not 0, or what is no
-            number.
+        ValueError: no knots, fractions that do not rise, a first one that is not 0, or a value
+            that is no number.
     """
     _check_held(knots)
     return Plateaus(tuple((float(x), float(y)) for x, y in knots))
@@ -195,7 +178,7 @@ def stages(*knots: tuple[float, int]) -> Stages:
 
 
 def _held(knots: tuple[tuple[float, Number], ...], progress: float) -> Number:
-    """The number of the last knot that is past; a step at a knot is still of the one before."""
+    """Return the number of the last knot that is past; a step at a knot still has the one before."""
     return [number for start, number in knots if start < progress or start == 0][-1]
 
 

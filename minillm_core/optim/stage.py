@@ -11,8 +11,6 @@ from typing import Any
 from minillm_core.nn.reference import call_reference, json_arguments, reference_of, resolve
 from minillm_core.optim.schedules import Schedule
 
-__all__ = ["ANCHORS", "INHERITED", "SUPPLIED", "Rule", "Stage", "stage"]
-
 ANCHORS = ("momentum", "orthogonalise", "precondition", "scale", "decay", "write")
 """The stages of a rule, in order."""
 
@@ -24,11 +22,11 @@ NEEDS = ("element", "matrix")
 
 
 class Inherited:
-    """What :data:`INHERITED` is made of."""
+    """The class of :data:`INHERITED`."""
 
 
 INHERITED = Inherited()
-"""As an argument of a stage that extends a rule: what the stage in its place was given."""
+"""As an argument of a stage that extends a rule: the argument of the stage that it replaces."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +41,12 @@ class Stage:
     supplied: tuple[str, ...] = ()
 
     def shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        """Entry -> its shape for one parameter of ``shape``; a scalar has as many axes, all 1."""
+        """Map each entry to its shape for a parameter of ``shape``; a scalar has as many axes, all 1."""
         return {entry: _shape(kind, shape) for entry, kind in self.state}
 
     @cached_property
     def function(self) -> Any:
-        """What computes it; a trace must find it imported, since it cannot import."""
+        """The function that computes it; a trace must find it imported, since it cannot import."""
         return resolve(self.reference)
 
     def apply(
@@ -64,7 +62,7 @@ class Stage:
         return self.function(ops, update, param, state, **named)
 
     def data(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return it as JSON."""
         return {
             "reference": self.reference,
             "state": dict(self.state),
@@ -88,7 +86,7 @@ class Draft:
     inherited: tuple[str, ...] = ()  # arguments still to be taken over
 
     def instead_of(self, other: Draft | None) -> Draft:
-        """The draft with what it inherits from the one in whose place it comes.
+        """Take over the arguments that are inherited from the replaced stage.
 
         Raises:
             ValueError: that has no such argument, or there is none.
@@ -103,7 +101,7 @@ class Draft:
         return Draft(replace(self.stage, arguments=tuple(sorted(constants.items()))), schedules)
 
     def named(self, prefix: str) -> Stage:
-        """The stage with its values called ``prefix.argument``."""
+        """Make the stage, its schedule values named ``prefix.argument``."""
         return replace(
             self.stage, values=tuple((a, f"{prefix}.{a}") for a in sorted(self.schedules))
         )
@@ -123,7 +121,7 @@ def stage(
         state: entry -> "like" (the parameter's shape), "scalar", or a function of the shape.
         needs: "element", or "matrix" where whole matrices must be at hand, stacked (N, R, C).
         arguments: its keyword arguments: numbers are constants of the compiled step, schedules
-            are inputs of it; INHERITED is what the stage had that this one takes the place of.
+            are inputs of it; INHERITED is the argument of the stage that this one replaces.
             ``lr_mul``, ``wd_mul`` and ``updates`` are supplied where the function names them.
 
     Raises:
@@ -164,11 +162,11 @@ class Rule:
         return any(s.needs == "matrix" for _, _, s in self.stages)
 
     def takes(self, *arguments: str) -> bool:
-        """Whether there is a stage for each of these constants."""
+        """Return whether there is a stage for each of these constants."""
         return set(arguments) <= {name for _, _, s in self.stages for name, _ in s.arguments}
 
     def data(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return it as JSON."""
         return {
             "name": self.name,
             "owner": self.owner,

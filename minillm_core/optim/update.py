@@ -11,8 +11,7 @@ from typing import Any
 from minillm_core.errors import PluginCodeError
 from minillm_core.optim.groups import Group
 from minillm_core.optim.stage import Stage
-
-__all__ = ["State", "clip_factor", "global_norm", "initial_state", "update"]
+from minillm_core.text import few
 
 State = dict[str, dict[str, dict[str, Any]]]
 """group key -> anchor -> entry -> float32, (N, ...) where the rule stacks."""
@@ -21,20 +20,20 @@ EPSILON = 1e-6  # torch's, in clip_grad_norm_
 
 
 def global_norm(ops: Any, grads: Iterable[Any]) -> Any:
-    """0-d float32: sqrt of the sum of squares over all arrays; last axes are reduced first."""
+    """Compute the norm over all arrays together, 0-d float32; last axes are reduced first."""
     squares = [ops.sum(ops.square(ops.astype(grad, "float32"))) for grad in grads]
     return ops.sqrt(ops.sum(ops.stack(squares, 0)))
 
 
 def clip_factor(ops: Any, norm: Any, clip: float) -> Any:
-    """0-d float32: what gradients are multiplied by so that their norm is at most ``clip``."""
+    """Compute the factor on gradients, 0-d float32, that makes their norm at most ``clip``."""
     if not clip:
         return ops.ones_like(norm)
     return ops.minimum(clip / (norm + EPSILON), ops.ones_like(norm))
 
 
 def initial_state(groups: Mapping[str, Group], zeros: Callable[[tuple[int, ...]], Any]) -> State:
-    """State of a run's start: zeros everywhere."""
+    """Make the state of a run's start: zeros everywhere."""
     return {
         key: {
             anchor: {entry: zeros(shape) for entry, shape in entries.items()}
@@ -43,6 +42,19 @@ def initial_state(groups: Mapping[str, Group], zeros: Callable[[tuple[int, ...]]
         for key, group in groups.items()
         if group.state_shapes()
     }
+
+
+def by_parameter(groups: Mapping[str, Group], state: State) -> dict[str, Any]:
+    """Map ``anchor.entry.parameter`` to that parameter's part of a stack."""
+    named = {}
+    for key, anchors in state.items():
+        group = groups[key]
+        for anchor, entries in anchors.items():
+            for entry, stack in entries.items():
+                parts = list(stack) if group.rule.stacked else [stack]
+                for member, part in zip(group.members, parts, strict=True):
+                    named[f"{anchor}.{entry}.{member.name}"] = part
+    return named
 
 
 def update(
@@ -57,7 +69,7 @@ def update(
     witness: Callable[[str], None] = lambda key: None,
     versions: Callable[[Iterable[Any]], tuple[int, ...]] = lambda arrays: (),
 ) -> tuple[dict[str, Any], State]:
-    """One optimizer step.
+    """Compute one optimizer step.
 
     Args:
         ops: the backend's array functions.
@@ -68,7 +80,7 @@ def update(
         state: as of :func:`initial_state`.
         updates: 0-d float32: how many updates there were, this one included.
         values: schedule value -> 0-d float32.
-        witness: told of every stage that ran, at trace time.
+        witness: called with every stage that ran, at trace time.
         versions: how often arrays were written in place, where that can be told.
 
     Raises:
@@ -80,7 +92,7 @@ def update(
         names = [member.name for member in group.members]
         u = joined(ops, group, [ops.astype(grads[name], "float32") for name in names]) * factor
         p = joined(ops, group, [params[name] for name in names])
-        given = {**values, "updates": updates, **multipliers(ops, group)}
+        given = {**values, "updates": updates, **multipliers(ops, group, values)}
         old = state.get(key, {})
         new: dict[str, dict[str, Any]] = {}
         for anchor, owner, stage in group.rule.stages:
@@ -93,50 +105,100 @@ def update(
                     stage, owner, "changed param or state in place in", "return new arrays instead"
                 )
             u, entries = made
+            _check_state(entries, held, stage, owner, f"{group.rule.name}.{anchor}")
             if entries:
                 new[anchor] = entries
             for _ in names:
                 witness(f"stage:{group.rule.name}.{anchor}")
         if new:
             new_state[key] = new
+        if u.dtype != p.dtype:
+            _, owner, stage = group.rule.stages[-1]
+            did = f"returned parameters of {dtype_name(u)} from"
+            fix = f"parameters stay {dtype_name(p)}: ops.astype(param, {dtype_name(p)!r})"
+            raise _did(stage, owner, did, fix, f"{group.rule.name}, parameter '{names[0]}'")
         new_params.update(zip(names, apart(ops, group, u), strict=True))
     return new_params, new_state
 
 
 def joined(ops: Any, group: Group, arrays: list[Any]) -> Any:
-    """(*shape) each -> (N, *shape); the one array itself where the rule does not stack."""
+    """Stack arrays (*shape) to (N, *shape); a rule that does not stack gets its single array."""
     return ops.stack(arrays, 0) if group.rule.stacked else arrays[0]
 
 
 def apart(ops: Any, group: Group, stack: Any) -> list[Any]:
-    """The inverse of :func:`joined`."""
+    """Invert :func:`joined`."""
     if not group.rule.stacked:
         return [stack]
     rows = ops.split(stack, len(group.members), 0)
     return [ops.reshape(row, group.shape) for row in rows]
 
 
-def multipliers(ops: Any, group: Group) -> dict[str, Any]:
-    """lr_mul and wd_mul: a number where all members agree, else float32 (N, 1, ...)."""
+def multipliers(ops: Any, group: Group, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Make lr_mul and wd_mul: a number, or 0-d, where all members agree, else float32 (N, 1, ...)."""
     given = {}
     for field in ("lr_mul", "wd_mul"):
-        numbers = [getattr(member, field) for member in group.members]
-        if len(set(numbers)) == 1:
-            given[field] = numbers[0]
+        factors = [getattr(member, field) for member in group.members]
+        shape = (len(factors),) + (1,) * len(group.shape)
+        if len(set(factors)) == 1:
+            given[field] = multiplier(factors[0], values)
+        elif any(isinstance(factor, str) for factor in factors):
+            scalars = [ops.scalar(multiplier(factor, values)) for factor in factors]
+            given[field] = ops.reshape(ops.stack(scalars, 0), shape)
         else:
-            given[field] = ops.constant(numbers, (len(numbers),) + (1,) * len(group.shape))
+            given[field] = ops.constant(factors, shape)
     return given
 
 
+def multiplier(factor: float | str, values: Mapping[str, Any]) -> Any:
+    """Return a factor: a constant of the compiled step, or the schedule value of that name."""
+    return values[factor] if isinstance(factor, str) else factor
+
+
 def _check(made: Any, u: Any, stage: Stage, owner: str, where: str) -> None:
-    """A stage gives (update, state): an array like the update that it was given, and a dict."""
+    """Refuse anything but (update, state): an array like the update that went in, and a dict."""
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Mapping)):
         raise _did(stage, owner, "returned no (update, state) from", "return update, state", where)
-    shape = getattr(made[0], "shape", None)
-    if shape is None or tuple(shape) != tuple(u.shape):
-        got = type(made[0]).__name__ if shape is None else f"shape {tuple(shape)}"
+    if got := _unlike(made[0], u):
         fix = f"an update has the shape that it came with, here {tuple(u.shape)}"
         raise _did(stage, owner, f"returned an update of {got} from", fix, where)
+
+
+def _check_state(
+    made: Mapping[str, Any], held: Mapping[str, Any], stage: Stage, owner: str, where: str
+) -> None:
+    """Refuse another state than the stage declares, entry by entry, in shape and dtype.
+
+    torch would cast another dtype into its place without a word, and MLX would keep that dtype until
+    the first checkpoint cannot be written.
+    """
+    if made.keys() != held.keys():
+        names = sorted({*made} ^ {*held})
+        did = f"returned the state {sorted(made)} instead of {sorted(held)} from"
+        raise _did(stage, owner, did, f"give back what state= declares: {few(names)}", where)
+    for name, old in held.items():
+        if got := _unlike(made[name], old):
+            fix = f"state keeps the shape that it is declared with, here {tuple(old.shape)}"
+        elif made[name].dtype != old.dtype:
+            got, kept = dtype_name(made[name]), dtype_name(old)
+            fix = f"state is kept in {kept}: ops.astype({name}, {kept!r})"
+        else:
+            continue
+        did = f"returned state '{name}' of {got} from"
+        raise _did(stage, owner, did, fix, f"{where}, state '{name}'")
+
+
+def _unlike(made: Any, old: Any) -> str | None:
+    """Describe an array of another shape than ``old``, or anything that is no array."""
+    shape = getattr(made, "shape", None)
+    if shape is None:
+        return type(made).__name__
+    return None if tuple(shape) == tuple(old.shape) else f"shape {tuple(shape)}"
+
+
+def dtype_name(array: Any) -> str:
+    """Name a dtype alike on every framework: ``float32``."""
+    return str(array.dtype).rpartition(".")[2]
 
 
 def _did(stage: Stage, owner: str, did: str, fix: str, where: str | None = None) -> PluginCodeError:

@@ -1,96 +1,88 @@
-"""config + plugins -> Plan: every hook is called once, every clash is an error, nothing is computed."""
+"""config + plugins -> Plan: every hook is called once, a conflict is an error, nothing is computed."""
 
 from __future__ import annotations
 
-import importlib.metadata
-from collections.abc import Iterable
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from importlib.metadata import version
 from typing import Any
 
+from minillm_core.config.load import Loaded
 from minillm_core.config.schema import Config
 from minillm_core.errors import PlanError
-from minillm_core.nn.block import BlockSpec, Nothing
-from minillm_core.nn.decoder import DecoderSpec, decoder
-from minillm_core.nn.geometry import Geometry
+from minillm_core.nn.block import BlockSpec, Omitted
+from minillm_core.nn.decoder import DecoderSpec, decoder, layer_geometry
+from minillm_core.nn.init import Init
+from minillm_core.nn.module import declared, named_modules
+from minillm_core.nn.node import Node
+from minillm_core.nn.param import Param
+from minillm_core.nn.reference import place_of
+from minillm_core.optim.groups import Group
 from minillm_core.optim.schedules import TrainSchedule
-from minillm_core.plan.declared import Declared
-from minillm_core.plan.owners import digests, expected, export
-from minillm_core.plan.parameters import parameters_of, started
-from minillm_core.plan.placements import (
-    Placement,
-    field_placements,
-    init_placements,
-    model_placements,
-    optimizer_placements,
-)
-from minillm_core.plan.plan import Plan, PlannedPlugin
-from minillm_core.plan.reads import BATCH, check_reads
-from minillm_core.plan.rehearse import rehearse
-from minillm_core.plugins.builders import (
-    AttentionBuilder,
-    AttentionSlots,
-    DataBuilder,
-    DataSlots,
-    KernelBuilder,
-    LossBuilder,
-    ModelBuilder,
-    ModelSlots,
-    OptimizerBuilder,
-    OptimizerSlots,
-)
+from minillm_core.plan.plan import BATCH, Export, Plan, PlannedPlugin, as_json
+from minillm_core.plan.slots import Placement, SlotState, SlotTable, hook_reports, kernel_reports
+from minillm_core.plugins import builders
+from minillm_core.plugins.attribution import digest_of
+from minillm_core.plugins.builders import AttentionSlots, DataSlots, ModelSlots
 from minillm_core.plugins.layers import Layers
-from minillm_core.plugins.manager import LoadedPlugin, Manager
+from minillm_core.plugins.manager import LoadedPlugin, Manager, load
+from minillm_core.plugins.slots import AFTER, EMBED
+from minillm_core.text import nearest
 
-__all__ = ["build_plan", "geometry_of"]
+_REFERENCE = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_][\w.]*")
 
 
 def build_plan(
-    config: Config,
-    plugins: Manager | Iterable[LoadedPlugin] = (),
-    said: Declared | None = None,
+    config: Config | Loaded,
+    plugins: Manager | Iterable[LoadedPlugin] | None = None,
+    state: SlotState | None = None,
 ) -> Plan:
-    """Resolve a run.
+    """Resolve a run: call every plugin's hooks, and compute nothing.
 
     Args:
-        config: the settings.
-        plugins: those that the run names.
-        said: empty slots; also where planning is refused they hold what came until then.
+        config: the settings, as :func:`minillm_core.load` gives them.
+        plugins: the active ones; None: those that the settings name are imported.
+        state: empty slots; where planning is refused they keep what was put there until then.
 
     Raises:
-        PlanError: slots that clash, shapes that cannot be built, a plugin that put nothing in.
+        PlanError: slots that conflict, shapes that cannot be built, a plugin that put nothing in.
         PluginCodeError: a plugin's own code raised.
     """
-    manager = plugins if isinstance(plugins, Manager) else Manager(plugins)
-    said = said or Declared.of(config, geometry_of(config))
-    said.layered |= {p.name for p in manager.plugins if _told_layers(p)}
-    values, data, held = said.values, said.data, said.kernels
-    spec = _model(config, manager, said)
+    settings = None
+    if isinstance(config, Loaded):
+        settings, config = config, config.config
+        plugins = load(settings.specs, config.plugins) if plugins is None else plugins
+    manager = plugins if isinstance(plugins, Manager) else Manager(plugins or ())
+    state = state or SlotState.of(config)
+    state.layered |= {p.name for p in manager.plugins if _has_layers(p)}
+    values, data, kernels = state.values, state.data, state.kernels
+    spec = _model(config, manager, state)
     fields = data.fields.resolve()
     _check_data(data, manager)
-    rehearse(spec, manager)
+    table = state.table()
+    build_nodes_once(spec, table, manager)
     model = decoder(spec)
     _check_terms(model, spec)
-    parameters = parameters_of(model)
-    inits = said.model.inits({name: parameter.role for name, parameter in parameters.items()})
-    parameters |= started(parameters, inits)
-    said.optimizer = optimizer = OptimizerSlots(parameters, values, config.train)
+    parameters = _parameters_of(model)
+    inits = state.model.init.resolve({name: info.role for name, info in parameters.items()})
+    parameters |= _started(parameters, inits)
+    state.optimizer = optimizer = builders.OptimizerSlots(parameters, values, config.train)
     manager.call(
-        "optimizer_factory", lambda p: {"optimizer": OptimizerBuilder(p.name, values, optimizer)}
+        "optimizer_factory",
+        lambda p: {"optimizer": builders.OptimizerBuilder(p.name, values, optimizer)},
     )
-    said.heard.add("optimizer_factory")
+    state.called.add("optimizer_factory")
     groups = optimizer.resolve()
-    check_reads(spec, (name for name, _, _ in fields), values.held)
-    manager.call("kernel_provider", lambda p: {"kernels": KernelBuilder(p.name, values, held)})
-    candidates = tuple(held[key] for key in sorted(held))
-    batchers, observers = manager.implementing("on_batch"), manager.implementing("on_event")
-    placements = (
-        *model_placements(spec),
-        *init_placements(inits),
-        *optimizer_placements(optimizer),
-        *field_placements(fields),
-        *(Placement(o, f"kernel[{c.op}]", c.name, shapes=False) for o, c in candidates),
-        *(Placement(p.name, "on_batch", "batches", shapes=False) for p in batchers),
-        *(Placement(p.name, "on_event", "events", shapes=False) for p in observers),
+    check_reads(spec, table, {*BATCH, *values.held, *(name for name, _, _ in fields)})
+    manager.call(
+        "kernel_provider", lambda p: {"kernels": builders.KernelBuilder(p.name, values, kernels)}
     )
+    on_batch = data.order(tuple(p.name for p in manager.implementing("on_batch")))
+    observers = tuple(p.name for p in manager.implementing("on_event"))
+    table = state.table(*kernel_reports(kernels), *hook_reports(on_batch, observers))
+    placements = tuple(sorted(table.placements()))
     return Plan(
         config=config,
         spec=spec,
@@ -100,8 +92,8 @@ def build_plan(
         schedule=TrainSchedule(config.train.schedule, config.train.warmup, config.train.cooldown),
         schedules=dict(sorted(values.held.items())),
         batch_fields=fields,
-        on_batch=data.order(tuple(p.name for p in batchers)),
-        candidates=candidates,
+        on_batch=on_batch,
+        candidates=tuple(kernels[key] for key in sorted(kernels)),
         plugins=tuple(
             PlannedPlugin(
                 name=plugin.name,
@@ -109,56 +101,45 @@ def build_plan(
                 version=plugin.version,
                 digest=plugin.digest,
                 options=plugin.plugin.options(),
-                expected=expected(plugin, model, parameters, placements),
+                expected=_expected(plugin, model, parameters, table),
             )
             for plugin in manager.plugins
         ),
-        placements=tuple(sorted(placements)),
-        digests=digests(spec, parameters, groups, manager),
-        core_version=importlib.metadata.version("minillm-core"),
-        export=export(manager, placements),
+        placements=placements,
+        digests=_digests(spec, parameters, groups, manager),
+        core_version=version("minillm-core"),
+        export=_export(manager, placements),
+        table=table,
         notes=tuple(f"{owner}: {text}" for owner, text in values.notes),
+        active=manager.plugins,
+        settings=settings,
     )
 
 
-def geometry_of(config: Config, positions: int | None = None) -> Geometry:
-    """The sizes of the configured model; ``positions`` defaults to the row's length."""
-    model = config.model
-    return Geometry(
-        layers=model.layers,
-        dim=model.dim,
-        heads=model.heads,
-        kv_heads=model.kv_heads,
-        head_dim=model.dim // model.heads,
-        hidden=model.hidden,
-        vocab=model.vocab,
-        positions=positions or config.train.seq_len,
-    )
-
-
-def _told_layers(plugin: LoadedPlugin) -> bool:
-    """Whether it has an option ``layers`` that says which it goes into."""
+def _has_layers(plugin: LoadedPlugin) -> bool:
+    """Return whether an option ``layers`` chooses the layers of a plugin."""
     return isinstance(dict(plugin.plugin).get("layers"), Layers)
 
 
-def _model(config: Config, manager: Manager, said: Declared) -> DecoderSpec:
-    attention, values = said.attention, said.values
+def _model(config: Config, manager: Manager, state: SlotState) -> DecoderSpec:
+    attention, values = state.attention, state.values
     for slots in attention:
         manager.call(
             "build_attention",
-            lambda p, slots=slots: {"attn": AttentionBuilder(p.name, values, slots)},
+            lambda p, slots=slots: {"attn": builders.AttentionBuilder(p.name, values, slots)},
         )
-    said.heard.add("build_attention")
-    model, loss, data = said.model, said.loss, said.data
-    manager.call("build_model", lambda p: {"model": ModelBuilder(p.name, values, model)})
-    said.heard.add("build_model")
-    length = config.train.seq_len
-    manager.call(
-        "compute_loss", lambda p: {"loss": LossBuilder(p.name, values, loss, length=length)}
-    )
-    said.heard.add("compute_loss")
-    manager.call("build_data", lambda p: {"data": DataBuilder(p.name, values, data)})
-    said.heard.add("build_data")
+    state.called.add("build_attention")
+    model, loss, data, length = state.model, state.loss, state.data, config.train.seq_len
+    calls: dict[str, Callable[[LoadedPlugin], dict[str, Any]]] = {
+        "build_model": lambda p: {"model": builders.ModelBuilder(p.name, values, model)},
+        "compute_loss": lambda p: {
+            "loss": builders.LossBuilder(p.name, values, loss, length=length)
+        },
+        "build_data": lambda p: {"data": builders.DataBuilder(p.name, values, data)},
+    }
+    for hook, arguments in calls.items():
+        manager.call(hook, arguments)
+        state.called.add(hook)
     geometry = model.geometry
     return DecoderSpec(
         geometry=geometry,
@@ -175,21 +156,21 @@ def _model(config: Config, manager: Manager, said: Declared) -> DecoderSpec:
 
 
 def _block(index: int, slots: AttentionSlots, model: ModelSlots, manager: Manager) -> BlockSpec:
-    at = f"layers.{index}"
-    claimed = model.attention[index].resolve()
-    if isinstance(claimed, Nothing):
+    at, whole = f"layers.{index}", model.sublayer["attention", index]
+    claimed = whole.resolve()
+    if isinstance(claimed, Omitted):
         _check_unnamed(claimed.owner, slots, manager)
     elif claimed is not None and (other := min(slots.owners(), default=None)):
         raise PlanError(
             f"'{claimed.owner}' replaces the whole attention of layer {index}, and '{other}' "
             "wants a slot of it",
-            where=model.attention[index].where,
+            where=whole.where,
             fix=f"give them different layers, or leave out '{other}'",
-        )
+        ).concerning(f"{at}.attention", plugins=(claimed.owner, other))
     attention: Any = slots.resolve() if claimed is None else claimed
-    mlp = model.mlp[index].resolve()
+    mlp = model.sublayer["mlp", index].resolve()
     for part, place, site in ((attention, "attention", "mid"), (mlp, "mlp", "out")):
-        if isinstance(part, Nothing):
+        if isinstance(part, Omitted):
             _check_absent(part.owner, place, at, site, model)
     return BlockSpec(
         attention=attention,
@@ -204,7 +185,7 @@ def _block(index: int, slots: AttentionSlots, model: ModelSlots, manager: Manage
 
 
 def _check_unnamed(owner: str, slots: AttentionSlots, manager: Manager) -> None:
-    """Who is in every layer's attention is in none that is left out; who lists that layer errs."""
+    """Refuse a plugin that lists a layer whose attention another leaves out; "all" means the rest."""
     layer, layers = slots.geometry.layer or 0, slots.geometry.layers
     for plugin in manager.plugins:
         listed = [
@@ -218,11 +199,11 @@ def _check_unnamed(owner: str, slots: AttentionSlots, manager: Manager) -> None:
                 "out",
                 where=f"model.attention[{layer}]",
                 fix=f"take {layer} from {plugin.name}.{listed[0]}, or leave out '{owner}'",
-            )
+            ).concerning(plugins=(plugin.name, owner))
 
 
 def _check_absent(owner: str, place: str, at: str, site: str, model: ModelSlots) -> None:
-    """Neither the norm nor the share of a sublayer that a plugin leaves out may be claimed."""
+    """Refuse a claim on the norm or the share of a sublayer that a plugin leaves out."""
     norm, residual = model.norm[f"{at}.{place}"], model.residual[f"{at}.{site}"]
     share = residual.held.get("sublayer")
     claimants = {*norm.held, *(() if share is None else share[:1])}
@@ -232,11 +213,11 @@ def _check_absent(owner: str, place: str, at: str, site: str, model: ModelSlots)
             f"'{owner}' leaves out the {place} of {at}, and '{min(claimants)}' claims {where}",
             where=where,
             fix=f"give them different layers, or leave out '{owner}'",
-        )
+        ).concerning(where, plugins=(owner, min(claimants)))
 
 
 def _check_data(data: DataSlots, manager: Manager) -> None:
-    """Who declares a field writes it; who reads one finds it."""
+    """Refuse a declared field that no ``on_batch`` writes, and one that is read and not there."""
     batchers = {plugin.name for plugin in manager.implementing("on_batch")}
     fields = {name for name, _, _ in data.fields.resolve()}
     for name, owner, _ in data.fields.resolve():
@@ -245,18 +226,18 @@ def _check_data(data: DataSlots, manager: Manager) -> None:
                 f"plugin '{owner}' declares the batch field '{name}', and has no on_batch",
                 where=f"data.field[{name}]",
                 fix="write the field in on_batch(batch, phase)",
-            )
+            ).concerning(plugins=(owner,))
     for owner, names in sorted(data.reads.items()):
         for name in sorted(names - fields - set(BATCH)):
             raise PlanError(
                 f"on_batch of plugin '{owner}' reads '{name}', which no plugin writes",
                 where="data.reads",
                 fix="what there is: " + ", ".join(sorted(fields | set(BATCH))),
-            )
+            ).concerning(plugins=(owner,))
 
 
 def _check_terms(model: Any, spec: DecoderSpec) -> None:
-    """A term of the loss that nodes emit is emitted by one at least."""
+    """Refuse a term of the loss that no node emits."""
     for term in spec.loss.terms:
         if term.emitted is not None and not model.term_sources[term.key]:
             raise PlanError(
@@ -264,4 +245,219 @@ def _check_terms(model: Any, spec: DecoderSpec) -> None:
                 "its nodes emits it",
                 where=f"loss.term[{term.key}]",
                 fix=f"name it in a node's class: terms = ('{term.emitted}',)",
+            ).concerning(plugins=(term.owner,))
+
+
+def build_nodes_once(spec: DecoderSpec, table: SlotTable, manager: Manager) -> None:
+    """Construct each node under its plugin's name, so that whatever raises there is the plugin's.
+
+    Claimed rotary frequencies are computed as well.
+
+    Raises:
+        PluginCodeError: a plugin's own code raised.
+    """
+    plugins = {plugin.name: plugin for plugin in manager.plugins}
+    for node, layer in table.nodes():
+        geometry = spec.geometry if layer is None else layer_geometry(spec.geometry, layer)
+        name = node.reference.rpartition(":")[2]
+        with plugins[node.owner].contain(f"{name}.__init__, {node.slot}"):
+            node.make(geometry)
+    for attention in spec.attentions.values():
+        rope = attention.rope
+        unscaled = replace(rope, scaling=None)  # scaling is not to blame for these
+        for claim, part in ((rope.frequencies, unscaled), (rope.scaling, rope)):
+            if claim is not None:
+                with plugins[claim.owner].contain("attn.rope"):
+                    for number in part.numbers:
+                        part.radians(spec.geometry.head_dim, number)
+
+
+def check_reads(spec: DecoderSpec, table: SlotTable, known: set[str]) -> None:
+    """Follow the computation from the batch to the loss.
+
+    Args:
+        spec: the model.
+        table: its slots.
+        known: batch fields and schedule values; what streams and taps bring is added.
+
+    Raises:
+        PlanError: a name is read that nothing provides there, or has two meanings.
+    """
+    _check_held(table, EMBED, known)
+    known.add("x0")
+    for node in spec.streams:
+        _check_node(node, known)
+        if node.name in known:
+            raise PlanError(
+                f"plugin '{node.owner}': stream '{node.name}' has the name of a batch field",
+                where=node.slot,
+                fix="give one of them another name",
+            ).concerning(plugins=(node.owner,))
+        known.add(node.name)
+    for name, site in spec.taps:
+        if name in known:
+            raise PlanError(
+                f"the tap '{name}' of {site} has a name that is taken",
+                where="model.taps",
+                fix="give one of them another name",
             )
+    for index, block in enumerate(spec.blocks):
+        _check_held(table, index, known)
+        here = {f"layers.{index}.{tap}" for tap in block.taps}
+        known |= here | {name for name, site in spec.taps if site in here}
+    _check_held(table, AFTER, known)
+
+
+def _check_held(table: SlotTable, order: int, known: set[str]) -> None:
+    """Check all that is computed at one time."""
+    held = list(table.held(order))
+    for _, holder in held:
+        if holder.node is not None:
+            _check_node(holder.node, known)
+    for report, holder in held:
+        for name in holder.inputs:
+            if name not in known:
+                raise PlanError(
+                    f"plugin '{holder.owner}' reads '{name}', which nothing provides there",
+                    where=report.slot,
+                    fix="what can be read there: " + ", ".join(sorted(known)),
+                ).concerning(plugins=(holder.owner,))
+
+
+def _check_node(node: Node, known: set[str]) -> None:
+    """Check what a node's ``forward`` reads beside what its slot gives.
+
+    Raises:
+        PlanError: nothing provides one of them; it says what there is, and where it is read.
+    """
+    for name in node.external:
+        if name in known:
+            continue
+        close = nearest(name, {*node.own, *known})
+        meant = f"did you mean {close}? " if close else ""
+        own = f"the slot gives {', '.join(node.own)}; " if node.own else ""
+        raise PlanError(
+            f"plugin '{node.owner}' reads '{name}', which nothing provides there",
+            where=node.slot,
+            fix=f"{meant}{own}there is also {', '.join(sorted(known))}; a stream or a named tap "
+            "brings more (model.stream, model.tap)",
+            line=place_of(node.cls.forward) if node.cls else None,  # type: ignore[attr-defined]
+        ).concerning(plugins=(node.owner,))
+
+
+def _parameters_of(model: Any) -> dict[str, builders.ParamInfo]:
+    """Collect the parameters of an outline by name, with the initial values of their modules."""
+    owners = owners_of(model)
+    return {
+        name: builders.ParamInfo(
+            name=name,
+            shape=param.shape,
+            axes=param.axes,
+            role=param.role,
+            init=as_json(param.init),
+            owner=owners.get(module.path, "core"),
+            lr_mul=param.lr_mul,
+            wd_mul=param.wd_mul,
+        )
+        for name, module, _, param in declared(model, Param)
+    }
+
+
+def _started(
+    parameters: Mapping[str, builders.ParamInfo], inits: Mapping[str, tuple[str, Init]]
+) -> dict[str, builders.ParamInfo]:
+    """Return the parameters whose initial values plugins claim, with those values.
+
+    Args:
+        parameters: all of the model.
+        inits: parameter -> (owner, initialiser).
+
+    Raises:
+        PlanError: a claim on what is no parameter.
+    """
+    for name, (owner, _) in inits.items():
+        if name not in parameters:
+            near = nearest(name, parameters)
+            raise PlanError(
+                f"plugin '{owner}' gives initial values to '{name}', which is no parameter",
+                where=f"model.init[{name}]",
+                fix=f"did you mean {near}?" if near else "minillm plan --json lists them",
+            ).concerning(plugins=(owner,))
+    return {
+        name: replace(parameters[name], init=as_json(init)) for name, (_, init) in inits.items()
+    }
+
+
+def owners_of(model: Any) -> dict[str, str]:
+    """Map the path of each module of a plugin, parts included, to the plugin."""
+    owners: dict[str, str] = {}
+    for path, module in named_modules(model):
+        around = path  # of a list or dict of modules, no module stands at the path itself
+        while around and around not in owners:
+            around = around.rpartition(".")[0]
+        if owner := getattr(module, "owner", None) or owners.get(around):
+            owners[path] = owner
+    return owners
+
+
+def _expected(
+    plugin: LoadedPlugin, model: Any, parameters: Mapping[str, builders.ParamInfo], table: SlotTable
+) -> tuple[str, ...]:
+    """List the evidence that a run must show of a plugin: minillm_core.train.evidence looks for it.
+
+    Numbers are evidence of a plugin that put nothing else in: they are true once planned.
+
+    Raises:
+        PlanError: it put nothing into the plan.
+    """
+    name, named = plugin.name, plugin.name if plugin.distribution else plugin.source
+    keys = [f"node:{path}" for path, m in named_modules(model) if getattr(m, "owner", None) == name]
+    keys += [f"parameter:{p.name}" for p in parameters.values() if p.owner == name]
+    keys += table.evidence(name)
+    keys = keys or [f"slot:{p.slot}" for p in table.placements() if p.owner == name and p.settled]
+    if not keys:
+        raise PlanError(
+            f"plugin '{name}' put nothing into the plan",
+            where=plugin.source,
+            fix=f"look at its options (minillm plugins info {named}), or leave it out",
+        ).concerning(plugins=(name,))
+    return tuple(keys)
+
+
+def _digests(
+    spec: DecoderSpec,
+    parameters: Mapping[str, builders.ParamInfo],
+    groups: Iterable[Group],
+    manager: Manager,
+) -> dict[str, str]:
+    """Compute the sha256 of every file outside the core that the plan refers to."""
+    found = {plugin.name: plugin.digest for plugin in manager.plugins}
+    data = (as_json(spec), as_json(dict(parameters)), [group.rule.data() for group in groups])
+    for module in set(_modules(data)):
+        file = getattr(sys.modules.get(module), "__file__", None)
+        if file and not module.startswith("minillm_core."):
+            found[module] = digest_of(file)
+    return found
+
+
+def _modules(data: Any) -> Iterator[str]:
+    """Yield the module of every text in JSON that has the form of a reference."""
+    if isinstance(data, Mapping):
+        for item in data.values():
+            yield from _modules(item)
+    elif isinstance(data, (list, tuple)):
+        for item in data:
+            yield from _modules(item)
+    elif isinstance(data, str) and (match := _REFERENCE.fullmatch(data)):
+        yield match[1]
+
+
+def _export(manager: Manager, placements: Iterable[Placement]) -> Export:
+    """Find the layout that fits; plugins that leave the model's function alone do not count."""
+    inside = {placement.owner for placement in placements if placement.shapes}
+    layouts = {p.name: p.plugin.manifest.export for p in manager.plugins if p.name in inside}
+    blocked = sorted(name for name, layout in layouts.items() if layout is None)
+    wanted = {layout for layout in layouts.values() if layout is not None}
+    if blocked or len(wanted) > 1:
+        return Export(None, tuple(blocked or sorted(layouts)))
+    return Export(wanted.pop() if wanted else "llama")

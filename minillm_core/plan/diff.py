@@ -9,17 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from minillm_core.plan.fold import fold, ranges
 from minillm_core.plan.render import amount, columns, sized
-from minillm_core.plan.slots_of import Taken, taken
+from minillm_core.plan.slots import Taken, taken
+from minillm_core.plan.words import fold, ranges
 from minillm_core.text import plain, rounded
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from minillm_core.plan.plan import Plan
-
-__all__ = ["ABSENT", "Difference", "differences", "in_words", "render_diff"]
 
 ABSENT = "(none)"
 """Stands for what one of two plans does not have."""
@@ -69,7 +67,7 @@ class Difference:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """As JSON, pairs as lists of two."""
+        """Return it as JSON, pairs as lists of two."""
         return {
             "plan_hash": list(self.hashes),
             "plugins": [list(names) for names in self.plugins],
@@ -83,7 +81,7 @@ class Difference:
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Pair]:
-    """Path -> the two values, of two plans' :meth:`Plan.data`, wherever they differ.
+    """Map each path where two plans' :meth:`Plan.data` differ to the two values.
 
     Groups of the optimizer are compared parameter by parameter; what one plan lacks is ABSENT.
     """
@@ -91,7 +89,7 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str
 
 
 def in_words(found: Mapping[str, Pair]) -> tuple[str, ...]:
-    """One line a difference, layers that are alike folded: ``train.steps: 360 -> 720``."""
+    """Write a line for each difference, layers that are alike folded: ``train.steps: 360 -> 720``."""
     lines = []
     folded = fold((path, _shown(*pair)) for path, pair in found.items())
     for pattern, (old, new), layers in folded:
@@ -127,15 +125,11 @@ def _figures(found: Difference, names: list[str]) -> Any:
     for name, (old, new) in found.parts.items():
         for kind, index in (("parameters", 0), ("FLOP/token", 1)):
             if old[index] != new[index]:
-                cells = (amount(old[index]), amount(new[index]), _change(old[index], new[index]))
-                _row(table, f"  {plain(name)}, {kind}", *cells)
+                pair = (old[index], new[index])
+                _row(table, f"  {plain(name)}, {kind}", *map(amount, pair), _change(*pair))
     for name, pair in found.rules.items():
-        _row(
-            table,
-            f"rule {plain(name)}",
-            *(f"{arrays} arrays" if arrays else "" for arrays, _ in pair),
-            "",
-        )
+        counts = (f"{arrays} arrays" if arrays else "" for arrays, _ in pair)
+        _row(table, f"rule {plain(name)}", *counts, "")
     if found.export[0] != found.export[1]:
         _row(table, "export", *(layout or "none" for layout in found.export), "")
     return table
@@ -150,7 +144,7 @@ def _slots(found: Difference) -> Any:
 
 
 def _rest(found: Difference) -> tuple[str, ...]:
-    """Settings, schedules and options: what the tables above do not say."""
+    """List the differences that no table shows: settings, schedules, options."""
     said = ("model.spec", "model.parameters", "model.inits", "optimizer", "versions", "digests")
     rest = {
         path: pair
@@ -169,7 +163,7 @@ def _change(old: float, new: float) -> str:
 
 
 def _shown(*pair: Any) -> tuple[str, str]:
-    """Both values, at all their digits where they would look alike without."""
+    """Write both values, at all their digits where they would look alike without."""
     exact = [value if value is ABSENT else json.dumps(value) for value in pair]
     shown = [plain(rounded(text), 60) for text in exact]
     return _two(shown if shown[0] != shown[1] else (plain(text, 60) for text in exact))
@@ -188,7 +182,7 @@ def _unlike(first: Mapping[str, Any], second: Mapping[str, Any], missing: Any) -
 
 
 def _compare(path: str, old: Any, new: Any) -> Iterator[tuple[str, Pair]]:
-    """(dotted path, the two values), as deep as both sides go."""
+    """Yield (dotted path, the two values), as deep as both sides go."""
     lists = isinstance(old, (list, tuple)) and isinstance(new, (list, tuple))
     if lists and len(old) == len(new):
         old, new = ({str(i): item for i, item in enumerate(side)} for side in (old, new))
@@ -201,7 +195,7 @@ def _compare(path: str, old: Any, new: Any) -> Iterator[tuple[str, Pair]]:
 
 
 def _by_parameter(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The same, the optimizer's groups as parameter -> rule and factors."""
+    """Write the optimizer's groups of a plan's data as parameter -> rule and factors."""
     optimizer = dict(data["optimizer"])
     members = {
         member["name"]: {"rule": group["rule"], **{k: v for k, v in member.items() if k != "name"}}

@@ -7,37 +7,25 @@ hides. Recomputation is not counted. MFU = tokens/s x flops_per_token / peak.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from minillm_core.nn.attention import AttentionSpec
-from minillm_core.nn.block import BlockSpec
 from minillm_core.nn.decoder import decoder
-from minillm_core.nn.linear import Linear
+from minillm_core.nn.layers import Linear
 from minillm_core.nn.module import named_modules
 from minillm_core.plugins.builders import ParamInfo
 
 if TYPE_CHECKING:
     from minillm_core.plan.plan import Plan
 
-__all__ = ["ITEMSIZE", "Estimate", "Part", "RuleCost", "estimate"]
-
 ITEMSIZE: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 MASTER = 4  # float32
 
-CORE = (
-    "embedding",
-    "attention.q",
-    "attention.k",
-    "attention.v",
-    "attention.o",
-    "attention.scores",
-    "mlp",
-    "norms",
-    "head",
-)
+CORE = ("embedding", "attention.q", "attention.k", "attention.v", "attention.o")
+CORE += ("attention.scores", "mlp", "norms", "head")
 """The core's parts, in the order of the computation."""
 
 
@@ -97,12 +85,17 @@ class Estimate:
         """Everything in ``memory``: a step's peak, about."""
         return sum(self.memory.values())
 
+    @property
+    def checkpoint_bytes(self) -> int:
+        """A checkpoint's arrays: master weights, and the state that the rules' stages declare."""
+        return MASTER * self.parameters + sum(rule.state_bytes for rule in self.rules)
+
     def part(self, name: str) -> Part:
-        """The part of that name, empty where the plan has none."""
+        """Return the part of that name, empty where the plan has none."""
         return next((p for p in self.parts if p.name == name), Part(name, 0, 0, 0))
 
     def data(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return it as JSON."""
         return {
             "dtype": self.dtype,
             "parameters": self.parameters,
@@ -110,17 +103,28 @@ class Estimate:
             "flops_per_token": self.flops_per_token,
             "flops_per_step": self.flops_per_step,
             "bytes": self.bytes,
-            "parts": {
-                part.name: {k: v for k, v in vars(part).items() if k != "name"}
-                for part in self.parts
-            },
-            "rules": {
-                rule.name: {k: v for k, v in vars(rule).items() if k != "name"}
-                for rule in self.rules
-            },
+            "parts": _by_name(self.parts),
+            "rules": _by_name(self.rules),
             "memory": dict(self.memory),
             "uncounted": list(self.uncounted),
         }
+
+
+def _by_name(entries: Iterable[Part | RuleCost]) -> dict[str, dict[str, Any]]:
+    return {one.name: {k: v for k, v in vars(one).items() if k != "name"} for one in entries}
+
+
+def vocabulary_note(estimate: Estimate) -> str | None:
+    """Word a note where the vocabulary holds most of the parameters; None where it does not."""
+    held = estimate.part("embedding").parameters + estimate.part("head").parameters
+    if held <= estimate.parameters / 2:
+        return None
+    own = estimate.part("head").parameters
+    who = "the embedding and the head hold" if own else "the embedding holds"
+    return (
+        f"{who} {held / estimate.parameters:.0%} of the parameters: a smaller model.vocab would "
+        "leave more for the blocks"
+    )
 
 
 def estimate(
@@ -157,7 +161,8 @@ def estimate(
 def _parts(plan: Plan, model: Any, scores: int) -> Iterator[Part]:
     parameters: dict[str, int] = {}
     multiplied: dict[str, int] = {}
-    shares = {f"{path}.weight": m.share for path, m in named_modules(model) if _is_leaf(m)}
+    leaves = ((path, m) for path, m in named_modules(model) if isinstance(m, Linear))
+    shares = {f"{path}.weight": leaf.share for path, leaf in leaves}
     for info in plan.parameters.values():
         name = _part_of(info)
         parameters[name] = parameters.get(name, 0) + info.size
@@ -181,25 +186,22 @@ def _part_of(info: ParamInfo) -> str:
 
 
 def _is_multiplied(info: ParamInfo) -> bool:
-    """A lookup is free, and so is what has one axis: it scales elements."""
+    """Return whether tokens are multiplied with it; lookups and scales of one axis are free."""
     return len(info.shape) > 1 and not info.role.startswith("embedding")
 
 
-def _is_leaf(module: Any) -> bool:
-    return isinstance(module, Linear)
-
-
 def _scores(plan: Plan, model: Any, progress: float) -> tuple[int, tuple[str, ...]]:
-    """FLOPs a token of q k^T and of its product with v, over all layers; and what has none here."""
+    """Count FLOPs a token of q k^T and of its product with v, over all layers; list those uncounted."""
     geometry, seq_len = plan.spec.geometry, plan.config.train.seq_len
     width = geometry.heads * geometry.head_dim
     total, uncounted = 0, []
-    for index, (spec, block) in enumerate(zip(plan.spec.blocks, model.layers, strict=True)):
-        if isinstance(spec.attention, AttentionSpec):
+    attentions = plan.spec.attentions
+    for index, block in enumerate(model.layers):
+        if index in attentions:
             # a layout: seq_len x stretch positions of heads / stretch heads each
             layout = block.attention.layout
             keys = seq_len * (1 if layout is None else layout.stretch)
-            window = _window(plan, spec.attention, progress)
+            window = _window(plan, attentions[index], progress)
             total += 12 * width * (keys if window is None else min(keys, window))
         elif block.attention is not None:
             uncounted.append(f"layers.{index}.attention of '{block.attention.owner}'")
@@ -219,24 +221,16 @@ def _rules(plan: Plan) -> Iterator[RuleCost]:
     for name in sorted({group.rule.name for group in plan.groups}):
         groups = [group for group in plan.groups if group.rule.name == name]
         members = [member.name for group in groups for member in group.members]
-        state = [
-            shape
-            for group in groups
-            for entries in group.state_shapes().values()
-            for shape in entries.values()
-        ]
-        yield RuleCost(
-            name,
-            len(members),
-            sum(plan.parameters[member].size for member in members),
-            MASTER * sum(prod(shape) for shape in state),
-        )
+        states = [entries for group in groups for entries in group.state_shapes().values()]
+        state = sum(prod(shape) for entries in states for shape in entries.values())
+        size = sum(plan.parameters[member].size for member in members)
+        yield RuleCost(name, len(members), size, MASTER * state)
 
 
 def _memory(
     plan: Plan, model: Any, rules: tuple[RuleCost, ...], itemsize: int, dense_logits: bool
 ) -> dict[str, int]:
-    """Bytes; in float32 the master weights *are* the weights."""
+    """Count bytes; in float32 the master weights *are* the weights."""
     train, count = plan.config.train, plan.num_parameters
     low = itemsize < MASTER
     tokens = train.rows * train.seq_len  # of a micro-batch
@@ -251,20 +245,21 @@ def _memory(
 
 
 def _activations(plan: Plan, model: Any) -> int:
-    """Numbers kept for the backward pass, a token."""
+    """Count the numbers kept for the backward pass, a token."""
     dim = plan.spec.geometry.dim
-    blocks = [_kept(*pair, dim) for pair in zip(plan.spec.blocks, model.layers, strict=True)]
+    blocks = [_kept(block, dim) for block in model.layers]
     if plan.config.train.checkpointing:
         blocks = [dim] * len(blocks) + [max(blocks)]  # every input, and one block at a time
     ends = 2 * dim  # what enters the first block, and the last norm
     return sum(blocks) + ends + dim * len(plan.spec.streams)
 
 
-def _kept(spec: BlockSpec, block: Any, dim: int) -> int:
-    """Of one block: each product's result, each norm's, and what goes into the last products."""
-    kept = sum(round(m.out_features * m.share) for _, m in named_modules(block) if _is_leaf(m))
+def _kept(block: Any, dim: int) -> int:
+    """Count those of a block: results of products and norms, and the inputs of the last products."""
+    leaves = [m for _, m in named_modules(block) if isinstance(m, Linear)]
+    kept = sum(round(leaf.out_features * leaf.share) for leaf in leaves)
     kept += sum(dim for norm in (block.attention_norm, block.mlp_norm) if norm is not None)
-    if isinstance(spec.attention, AttentionSpec):
+    if block.plain_attention:
         kept += block.attention.o.in_features
     if block.plain_mlp and block.mlp is not None:
         kept += block.mlp.down.in_features

@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 import hashlib
+import html
+import io
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from minillm_core.config.schema import Config
 from minillm_core.nn.decoder import DecoderSpec
-from minillm_core.nn.geometry import Geometry
 from minillm_core.nn.init import Init
-from minillm_core.nn.node import Node
+from minillm_core.nn.node import ModelShape, Node, Setting, inputs_of
 from minillm_core.nn.param import Param, State
-from minillm_core.nn.value import Setting
 from minillm_core.ops.select import Candidate
 from minillm_core.optim.groups import Group
 from minillm_core.optim.schedules import Schedule, Stages, TrainSchedule
 from minillm_core.optim.stage import Rule
-from minillm_core.plan.placements import Placement
-from minillm_core.plan.reads import BATCH
+from minillm_core.plan.slots import Placement, SlotTable
 from minillm_core.plugins.builders import ParamInfo
 from minillm_core.plugins.builders.data import Field
 
 if TYPE_CHECKING:
+    from minillm_core.config.load import Loaded
     from minillm_core.plan.estimate import Estimate
+    from minillm_core.plugins.manager import LoadedPlugin
 
-__all__ = ["Export", "Plan", "PlannedPlugin", "as_json"]
+BATCH = ("ids", "labels", "documents", "positions", "weights")
+"""The core's batch fields; weights where a plugin or the data give them."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +69,14 @@ class Plan:
     on_batch: tuple[str, ...]  # plugins, in the order in which they are called
     candidates: tuple[tuple[str, Candidate], ...]  # owner, candidate
     plugins: tuple[PlannedPlugin, ...]
-    placements: tuple[Placement, ...]  # what each plugin put where, sorted
+    placements: tuple[Placement, ...]  # the slots that plugins fill, sorted
     digests: Mapping[str, str]  # module -> sha256 of its file, for what the plan refers to
     core_version: str
     export: Export
-    notes: tuple[str, ...] = ()  # what plugins tell a person of it
+    table: SlotTable = field(compare=False, repr=False)  # every slot, with the core's defaults
+    notes: tuple[str, ...] = ()  # of plugins, for people
+    active: tuple[LoadedPlugin, ...] = field(default=(), repr=False, compare=False)
+    settings: Loaded | None = field(default=None, repr=False, compare=False)  # with their origins
 
     @cached_property
     def hash(self) -> str:
@@ -147,15 +152,8 @@ class Plan:
     @cached_property
     def fields(self) -> tuple[str, ...]:
         """Batch fields that the model reads: all that has to reach the device."""
-        spec = self.spec
-        nodes = [*spec.embed, *spec.streams]
-        nodes += [term.node for term in spec.loss.terms if term.node is not None]
-        nodes += [spec.final_norm] if isinstance(spec.final_norm, Node) else []
-        reads = {name for node in nodes for name in node.external}
-        reads |= {name for place in (*spec.blocks, spec.final) if place for name in place.reads()}
-        reads |= {target.field for target in spec.loss.targets if target.field}
         offered = {*BATCH, *(name for name, _, _ in self.batch_fields)}
-        return tuple(sorted({"ids", "labels", "weights"} | (reads & offered)))
+        return tuple(sorted({"ids", "labels", "weights"} | (inputs_of(self.spec) & offered)))
 
     @property
     def tokens_per_step(self) -> int:
@@ -174,12 +172,26 @@ class Plan:
         """Numbers that are trained."""
         return sum(info.size for info in self.parameters.values())
 
+    def __str__(self) -> str:
+        """The table that ``minillm plan`` prints, 100 columns wide."""
+        from rich.console import Console
+
+        from minillm_core.plan.render import render_plan
+
+        console = Console(file=io.StringIO(), width=100, color_system=None)
+        render_plan(self, console)
+        return console.file.getvalue()  # type: ignore[attr-defined]
+
+    def _repr_html_(self) -> str:
+        """The table, for a notebook."""
+        return f"<pre>{html.escape(str(self))}</pre>"
+
 
 def as_json(value: Any) -> Any:
     """Dataclasses of a plan as JSON; classes themselves are left out, references say enough."""
     if isinstance(value, (Node, Setting, Init, Schedule)):
         return value.data()
-    if isinstance(value, Geometry):  # how long a row will be fed is not part of the model
+    if isinstance(value, ModelShape):  # how long a row will be fed is not part of the model
         return {k: v for k, v in asdict(value).items() if k != "positions"}
     if isinstance(value, (Param, State)):
         raise TypeError(f"{value!r} is a declaration, not data")
@@ -190,3 +202,22 @@ def as_json(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return [as_json(item) for item in value]
     return value
+
+
+def stages_of(plan: Plan) -> tuple[dict[str, int], ...]:
+    """The stages of a run in order: every combination of staged values, as value -> number.
+
+    Each has a compiled step of its own. All of them are warmed up before the clock starts, so that
+    "no recompilation" means none after that. One empty stage where nothing is staged.
+    """
+    schedules = {name: schedule for name, (_, schedule) in sorted(plan.schedules.items())}
+    staged = {name: one for name, one in schedules.items() if isinstance(one, Stages)}
+    starts = sorted({start for schedule in staged.values() for start, _ in schedule.knots})
+    found: list[dict[str, int]] = []
+    for start in starts or [0.0]:
+        # a stage holds after its knot, and at the run's beginning from the first step on
+        just_after = start + 1e-9
+        stage = {n: int(s.at(just_after, plan.schedule)) for n, s in staged.items()}
+        if stage not in found:
+            found.append(stage)
+    return tuple(found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
@@ -10,25 +10,21 @@ from rich.table import Table
 from rich.text import Text
 
 from minillm_core.config.schema import EvalConfig
-from minillm_core.nn.attention import AttentionSpec
-from minillm_core.nn.block import BlockSpec, Nothing
-from minillm_core.nn.node import Node
+from minillm_core.nn.block import Omitted
 from minillm_core.plan.estimate import Estimate
-from minillm_core.plan.fold import ranges
 from minillm_core.plan.plan import Plan, as_json
-from minillm_core.plan.slots_of import taken
-from minillm_core.text import plain, rounded
+from minillm_core.plan.slots import CORE, taken
+from minillm_core.plan.words import located
+from minillm_core.text import listed, plain, rounded
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-__all__ = ["amount", "columns", "exportable", "plan_document", "render_plan", "sized"]
 
 SAMPLES = 200  # points of a schedule that are looked at for its peak
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
-    """What ``minillm plan --json`` writes; only named plugins appear."""
+    """Return the document of ``minillm plan --json``; only named plugins appear."""
     return {
         "plan": plan.data(),
         "plan_hash": plan.hash,
@@ -37,10 +33,19 @@ def plan_document(plan: Plan) -> dict[str, Any]:
     }
 
 
-def render_plan(plan: Plan, console: Console, dtype: str | None = None) -> None:
-    """Print the plan; bytes are for compute in ``dtype``, that of the settings by default."""
+def render_plan(
+    plan: Plan, console: Console, dtype: str | None = None, costs: Sequence[tuple[str, str]] = ()
+) -> None:
+    """Print the plan.
+
+    Args:
+        plan: what to print.
+        console: where to.
+        dtype: that of the compute, which bytes are counted for; default: as the settings say.
+        costs: heading and words of what the run costs on this machine.
+    """
     estimate = plan.estimate(dtype)
-    console.print(_facts(plan, estimate))
+    console.print(_facts(plan, estimate, costs))
     if plan.plugins:
         console.print()
         console.print(_plugins(plan, console))
@@ -60,7 +65,7 @@ def render_plan(plan: Plan, console: Console, dtype: str | None = None) -> None:
 
 
 def columns(*headings: str, names: int = 0) -> Table:
-    """A table without lines; headings that begin with ``>`` stand to the right.
+    """Make a table without lines; headings that begin with ``>`` stand to the right.
 
     Args:
         *headings: of the columns.
@@ -75,26 +80,25 @@ def columns(*headings: str, names: int = 0) -> Table:
 
 
 def amount(number: float) -> str:
-    """1,048,576 as 1.05 M."""
-    for unit, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+    """Write 1,048,576 as 1.05 M."""
+    for unit, size in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(number) >= size:
             return f"{number / size:.3g} {unit}"
     return f"{number:g}"
 
 
 def exportable(plan: Plan) -> str:
-    """The layout that the model can be exported in, or who stands in the way."""
+    """Name the layout that the model can be exported in, or the plugins that rule it out."""
     if plan.export.layout is not None:
         return f"a {plan.export.layout} directory"
     if plan.export.reason:
         return f"none: {plan.export.reason}"
-    blockers = ", ".join(plan.export.blocked_by)
-    verb = "stands" if len(plan.export.blocked_by) == 1 else "stand"
-    return f"none: {blockers} {verb} in the way"
+    verb = "has" if len(plan.export.blocked_by) == 1 else "have"
+    return f"none: {listed(plan.export.blocked_by)} {verb} no equivalent elsewhere"
 
 
 def sized(count: float) -> str:
-    """Bytes as MiB or GiB."""
+    """Write bytes as MiB or GiB."""
     if count >= 2**30:
         return f"{count / 2**30:,.2f} GiB"
     return f"{count / 2**20:,.1f} MiB"
@@ -104,16 +108,18 @@ def _row(table: Table, *cells: str) -> None:
     table.add_row(*(Text(plain(cell)) for cell in cells))
 
 
-def _facts(plan: Plan, estimate: Estimate) -> Table:
+def _facts(plan: Plan, estimate: Estimate, costs: Sequence[tuple[str, str]]) -> Table:
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for heading, value in _lines(plan, estimate):
+    for heading, value in _lines(plan, estimate, costs):
         _row(table, heading, value)
     return table
 
 
-def _lines(plan: Plan, estimate: Estimate) -> Iterator[tuple[str, str]]:
+def _lines(
+    plan: Plan, estimate: Estimate, costs: Sequence[tuple[str, str]]
+) -> Iterator[tuple[str, str]]:
     config, train = plan.config, plan.config.train
     model = config.model
     yield "plan", f"{plan.hash[:12]}  preset {config.preset}"
@@ -130,6 +136,7 @@ def _lines(plan: Plan, estimate: Estimate) -> Iterator[tuple[str, str]]:
         f"seq_len {train.seq_len}; {amount(estimate.flops_per_step)}FLOP; {_clip(train.clip)}",
     )
     yield "run", _run(plan, estimate)
+    yield from costs
     yield "evaluation", _evaluation(config.eval)
     yield "export", exportable(plan)
     for entry in estimate.uncounted:
@@ -155,51 +162,47 @@ def _run(plan: Plan, estimate: Estimate) -> str:
 
 
 def _evaluation(settings: EvalConfig) -> str:
-    every = f"after every {settings.every:,} steps and " if settings.every else ""
-    return f"{every}at the end, {settings.tokens:,} predictions at most (eval.tokens)"
+    often = "sixth of the run" if settings.every is None else f"{settings.every:,} steps"
+    on_the_way = f"at the start, at every {often}, and " if settings.every != 0 else ""
+    fewer = (
+        f", {settings.share:.3g} of them on the way" if on_the_way and settings.share < 1 else ""
+    )
+    return f"{on_the_way}at the end, {settings.tokens:,} predictions at most (eval.tokens){fewer}"
 
 
 def _layers(plan: Plan) -> list[tuple[str, str]]:
-    """Blocks in words, those that are alike under one heading."""
+    """Word the blocks, those that are alike under one heading."""
     alike: dict[str, list[int]] = {}
-    for index, block in enumerate(plan.spec.blocks):
-        alike.setdefault(_block(plan, block), []).append(index)
-    return [
-        (f"layer{'s' if len(layers) > 1 else ''} {ranges(layers)}", what)
-        for what, layers in alike.items()
-    ]
+    for index in range(len(plan.spec.blocks)):
+        alike.setdefault(_block(plan, index), []).append(index)
+    return [(located(layers), what) for what, layers in alike.items()]
 
 
-def _block(plan: Plan, block: BlockSpec) -> str:
-    g = plan.spec.geometry
-    kv = "" if g.kv_heads == g.heads else f" ({g.kv_heads} key-value)"
-    attention = f"attention {g.heads} x {g.head_dim}{kv}"
-    parts = [
-        _place(block.attention, attention, "attention"),
-        _place(block.mlp, f"SwiGLU {g.hidden}", "MLP"),
-    ]
-    norms = (block.attention_norm, block.mlp_norm)
-    owners = sorted({f"norm by {norm.owner}" for norm in norms if norm is not None})
-    owners += sorted({f"residual by {o}" for site in block.sites() for _, o, _ in site.terms})
-    return ", ".join([*parts, *owners])
+def _block(plan: Plan, index: int) -> str:
+    """Word a layer: its sublayers, then the owners of its norms and of its residual sites."""
+    owners: dict[str, set[str]] = {}
+    for report, holder in plan.table.held(index):
+        owners.setdefault(report.slot.partition("[")[0], set()).add(holder.owner)
+    inside = {o for slot, those in owners.items() if slot.startswith("layers.") for o in those}
+    attention = _place(plan, f"model.attention[{index}]", "attention", inside)
+    parts = [attention, _place(plan, f"model.mlp[{index}]", "MLP")]
+    for name in ("norm", "residual"):
+        parts += [f"{name} by {owner}" for owner in sorted(owners.get(f"model.{name}", ()))]
+    return ", ".join(parts)
 
 
-def _place(claim: Any, default: str, name: str) -> str:
-    if isinstance(claim, Nothing):
-        return f"no {name} ({claim.owner})"
-    if isinstance(claim, Node):
-        return f"{claim.reference.rpartition(':')[2]} ({claim.owner})"
-    if isinstance(claim, AttentionSpec):
-        settings = (claim.window, claim.documents, claim.scale)
-        owners = {node.owner for node in claim.nodes()} | {s.owner for s in settings if s}
-        rope = (claim.rope.frequencies, claim.rope.scaling)
-        owners |= {claimed[0] for claimed in rope if claimed}
-        return f"{default} with {', '.join(sorted(owners))}" if owners else default
-    return default
+def _place(plan: Plan, slot: str, name: str, inside: Collection[str] = ()) -> str:
+    """Word a sublayer: the core's and the owners of slots in it, a plugin's, or none."""
+    (holder,) = plan.table[slot].held
+    if holder.owner == CORE:
+        return f"{holder.what} with {', '.join(sorted(inside))}" if inside else holder.what
+    if isinstance(holder.value, Omitted):
+        return f"no {name} ({holder.owner})"
+    return f"{holder.what.partition('(')[0]} ({holder.owner})"
 
 
 def _plugins(plan: Plan, console: Console) -> Table:
-    """The slots that plugins take; below their plugin where the names would not fit beside it."""
+    """List the slots that plugins fill; below their plugin where the names would not fit beside it."""
     versions = {plain(p.name): p.version for p in plan.plugins}
     wide = columns("plugin", "slot", "where", "what", names=3)
     narrow = columns("plugin, slot", "where", "what", names=2)
@@ -210,10 +213,8 @@ def _plugins(plan: Plan, console: Console) -> Table:
         _row(wide, name, entry.slot, entry.where, rounded(entry.what))
         if begins:
             narrow.add_row(Text(plain(name), "bold"))
-        narrow.add_row(
-            Text(f"  {plain(entry.slot)}"),
-            *(Text(plain(cell)) for cell in (entry.where, rounded(entry.what))),
-        )
+        rest = (Text(plain(cell)) for cell in (entry.where, rounded(entry.what)))
+        narrow.add_row(Text(f"  {plain(entry.slot)}"), *rest)
     anywhere = console.options.update(max_width=10_000)
     return wide if console.measure(wide, options=anywhere).maximum <= console.width else narrow
 
@@ -223,14 +224,8 @@ def _parts(estimate: Estimate) -> Table:
     table.show_footer = True
     parameters, flops = max(estimate.parameters, 1), max(estimate.flops_per_token, 1)
     for part in estimate.parts:
-        _row(
-            table,
-            part.name,
-            f"{part.parameters:,}",
-            f"{part.parameters / parameters:.0%}",
-            amount(part.flops),
-            f"{part.flops / flops:.0%}",
-        )
+        share, work = f"{part.parameters / parameters:.0%}", f"{part.flops / flops:.0%}"
+        _row(table, part.name, f"{part.parameters:,}", share, amount(part.flops), work)
     totals = ("all", f"{estimate.parameters:,}", "", amount(estimate.flops_per_token), "")
     for column, total in zip(table.columns, totals, strict=True):
         column.footer = total
@@ -260,9 +255,6 @@ def _schedules(plan: Plan) -> Table:
     places = [1 / steps, *((i + 1) / SAMPLES for i in range(SAMPLES))]
     for name, (owner, schedule) in plan.schedules.items():
         numbers = [schedule.at(place, plan.schedule) for place in places]
-        _row(table, name, owner, *_figures((numbers[0], max(numbers), numbers[-1])))
+        figures = (numbers[0], max(numbers), numbers[-1])
+        _row(table, name, owner, *(f"{number:.3g}" for number in figures))
     return table
-
-
-def _figures(numbers: Iterable[float]) -> Iterator[str]:
-    return (f"{number:.3g}" for number in numbers)

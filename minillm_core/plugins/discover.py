@@ -1,48 +1,49 @@
-"""The installed plugins, from entry-point metadata and source alone: none of them is imported."""
+"""The installed plugins and commands, from entry-point metadata and source alone: none is imported."""
 
 from __future__ import annotations
 
+import ast
 import email.parser
 import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib.machinery import ModuleSpec
-from importlib.metadata import Distribution, EntryPoint, entry_points
-from typing import Any
+from importlib.metadata import Distribution, EntryPoint, EntryPoints, distributions
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
 
-from minillm_core.plugins.manifest import RESERVED, Manifest, ManifestError, read_class
-from minillm_core.text import plain
-
-__all__ = [
-    "GROUP",
-    "PluginEntry",
-    "bad_name",
-    "find_module",
-    "installed_names",
-    "installed_plugins",
-]
+from minillm_core.plugins.manifest import (
+    RESERVED,
+    Manifest,
+    ManifestError,
+    command_summary,
+    read_class,
+)
+from minillm_core.text import nearest, plain
 
 GROUP = "minillm.plugins"
+COMMANDS = "minillm.commands"
 _VALUE = re.compile(r"\s*([\w.]+)\s*:\s*(\w+)\s*")
+_COMMAND = re.compile(r"[a-z][a-z0-9_-]*(\.[a-z][a-z0-9_-]*)*")
 
 
 @dataclass(frozen=True)
-class PluginEntry:
-    """One entry point of the group ``minillm.plugins``, and what could be read without importing."""
+class Offer:
+    """An entry point of a distribution, and what could be read of it without importing."""
 
     name: str
     distribution: str
     version: str
     value: str  # "minillm_modded.paired_heads:PairedHeads"
-    file: str | None = None  # the source that defines the class, as the system has it
+    file: str | None = None  # the source that defines it, as the system has it
     summary: str = ""
-    manifest: Manifest | None = None
-    options: tuple[str, ...] = ()
     broken: str | None = None  # why it cannot be used
     unparsable: bool = False  # broken because its source is no Python
+
+    kind: ClassVar[str] = "object"
 
     @property
     def module(self) -> str:
@@ -50,8 +51,8 @@ class PluginEntry:
         return self.value.partition(":")[0].strip()
 
     @property
-    def class_name(self) -> str:
-        """The class that the entry point names."""
+    def defined(self) -> str:
+        """The class or function that the entry point names."""
         return self.value.partition(":")[2].strip()
 
     @property
@@ -59,50 +60,150 @@ class PluginEntry:
         """Distribution and version."""
         return f"{self.distribution} {self.version}"
 
+
+@dataclass(frozen=True)
+class PluginEntry(Offer):
+    """An entry point of the group ``minillm.plugins``."""
+
+    manifest: Manifest | None = None
+    options: tuple[str, ...] = ()
+
+    kind: ClassVar[str] = "Class"
+
     def data(self) -> dict[str, Any]:
-        """The entry as a JSON object."""
+        """Return the entry as a JSON object."""
         facts = asdict(self)
-        manifest = facts.pop("manifest") or {}
+        manifest, broken = facts.pop("manifest") or {}, facts.pop("broken")
         del facts["unparsable"]
-        return facts | {"state": "broken" if self.broken else "ok", **manifest}
+        return facts | {"broken": broken, "state": "broken" if broken else "ok", **manifest}
+
+
+@dataclass(frozen=True)
+class CommandEntry(Offer):
+    """An entry point of the group ``minillm.commands``: a function, or a typer app."""
+
+    kind: ClassVar[str] = "function"
+
+
+_Entry = TypeVar("_Entry", bound=Offer)
+
+
+def entry_points(*, group: str) -> EntryPoints:
+    """Read a group's entry points, of every distribution whose metadata can be read.
+
+    ``importlib.metadata.entry_points`` reads those of all that is installed in one go: one file that
+    is no UTF-8, or one line that is no ``name = value``, would end every command.
+    """
+    return EntryPoints(_scan(group)[0])
+
+
+def unreadable() -> list[PluginEntry]:
+    """List the distributions whose metadata cannot be read: they may or may not offer plugins."""
+    return _scan(GROUP)[1]
+
+
+def _scan(group: str) -> tuple[list[EntryPoint], list[PluginEntry]]:
+    points: list[EntryPoint] = []
+    broken: list[PluginEntry] = []
+    seen: set[str] = set()
+    for one in distributions():
+        folder = str(getattr(one, "_path", "an installed distribution"))
+        called = os.path.basename(folder)
+        # as importlib tells two of one name: by the folder's, without a look at the metadata
+        name = re.sub(r"[-_.]+", "-", called.rpartition(".")[0].partition("-")[0]).lower()
+        if name and name in seen:
+            continue
+        seen.add(name)
+        try:
+            points += one.entry_points.select(group=group)
+        except (ValueError, TypeError, OSError) as error:
+            distribution, version = _by_folder(called)
+            # importlib splits each line at "=" and does not look whether there is one
+            why = "a line is no 'name = value'" if isinstance(error, TypeError) else str(error)
+            reason = f"its entry_points.txt cannot be read: {plain(why)}"
+            broken.append(PluginEntry("?", distribution, version, "", folder, broken=reason))
+    return points, broken
+
+
+def _by_folder(folder: str) -> tuple[str, str]:
+    """Name and version of a distribution by what its folder is called."""
+    name, _, version = folder.rpartition(".")[0].partition("-")
+    return plain(name.replace("_", "-")) or "(nameless)", plain(version) or "(no version)"
 
 
 def installed_names() -> set[str]:
-    """The names alone, broken ones included."""
+    """Return the names of the installed plugins, broken ones included."""
     return {plain(name) for name in entry_points(group=GROUP).names}
 
 
 def installed_plugins(only: str | Collection[str] | None = None) -> list[PluginEntry]:
-    """Every installed plugin, sorted by name, the broken ones with their reason.
+    """List every installed plugin, sorted by name, broken ones with their reason.
 
-    Asked of several names at once, it looks through what is installed once.
+    Asked of several names at once, it looks through what is installed once. Distributions that
+    cannot be read are not among them: :func:`unreadable`.
 
     Args:
         only: read those of this name, or of these names, and leave the others alone.
     """
     names = (only,) if isinstance(only, str) else only
-    points = entry_points(group=GROUP)
-    entries = [_read(point) for point in points if names is None or plain(point.name) in names]
+
+    def facts(source: bytes, name: str) -> dict[str, Any]:
+        return vars(read_class(source, name))
+
+    return _installed(
+        GROUP,
+        lambda point: _read(point, PluginEntry, bad_name, facts),
+        lambda name: names is None or name in names,
+    )
+
+
+def installed_commands(prefix: str = "") -> list[CommandEntry]:
+    """Every command that an installed distribution offers, as :func:`installed_plugins`.
+
+    Args:
+        prefix: read those whose names begin with it, such as ``plugins.``.
+    """
+
+    def facts(source: bytes, name: str) -> dict[str, Any]:
+        return {"summary": command_summary(source, name)}
+
+    return _installed(
+        COMMANDS,
+        lambda point: _read(point, CommandEntry, _bad_command, facts),
+        lambda name: name.startswith(prefix),
+    )
+
+
+def _installed(
+    group: str, read: Callable[[EntryPoint], _Entry], wanted: Callable[[str], bool]
+) -> list[_Entry]:
+    entries = [read(point) for point in entry_points(group=group) if wanted(plain(point.name))]
     times = Counter(entry.name for entry in entries)
     entries.sort(key=lambda entry: (entry.name, entry.distribution, entry.value))
     return [entry if times[entry.name] == 1 else _clash(entry, entries) for entry in entries]
 
 
 def bad_name(name: str) -> str | None:
-    """Why no plugin may be called ``name``; None if one may."""
+    """Say why no plugin may be called ``name``; None if one may."""
     if name in RESERVED:
         return f"the name '{name}' is reserved for a table of settings"
-    if not name.isidentifier():
-        return f"the name '{name}' is no identifier: letters, digits and _ only"
+    if not name.isidentifier() or not name.isascii():
+        return f"the name {name!a} is no identifier: letters a to z, digits and _ only"
     return None
+
+
+def _bad_command(name: str) -> str | None:
+    if _COMMAND.fullmatch(name):
+        return None
+    return f"the name {name!a} is no command's: a to z, digits, - and _; a dot after a group"
 
 
 def find_module(module: str) -> ModuleSpec | None:
     """Locate a module without importing it or its parents.
 
     ``importlib.util.find_spec("pkg.mod")`` imports ``pkg``; asking the finders part by part, each
-    time with the parent's search locations, does not. The finders of editable installs are asked
-    as well.
+    time with the parent's search locations, does not. The finders of editable installs are
+    used as well.
     """
     path: list[str] | None = None
     spec: ModuleSpec | None = None
@@ -131,14 +232,33 @@ def _find_part(name: str, path: list[str] | None) -> ModuleSpec | None:
     return None
 
 
-def _read(point: EntryPoint) -> PluginEntry:
-    distribution, version = _identity(point.dist)
-    entry = PluginEntry(plain(point.name), distribution, version, plain(point.value))
+def _read(
+    point: EntryPoint,
+    kind: type[_Entry],
+    bad_name: Callable[[str], str | None],
+    read: Callable[[bytes, str], Mapping[str, Any]],
+) -> _Entry:
+    """Read one entry point.
+
+    Args:
+        point: the entry point.
+        kind: the class of the result.
+        bad_name: says why a name cannot be used.
+        read: source and name of what the entry point names -> fields of the result.
+    """
+    try:
+        distribution, version = _identity(point.dist)
+    except (ValueError, OSError) as error:
+        folder = str(getattr(point.dist, "_path", ""))
+        distribution, version = _by_folder(os.path.basename(folder))
+        entry = kind(plain(point.name), distribution, version, plain(point.value), folder)
+        return replace(entry, broken=f"its METADATA cannot be read: {plain(str(error))}")
+    entry = kind(plain(point.name), distribution, version, plain(point.value))
     if reason := bad_name(entry.name):
         return replace(entry, broken=reason)
     if not (match := _VALUE.fullmatch(point.value)):
-        return replace(entry, broken=f"'{entry.value}' is not of the form module:Class")
-    module, class_name = match.groups()
+        return replace(entry, broken=f"'{entry.value}' is not of the form module:{kind.kind}")
+    module, name = match.groups()
     spec = find_module(module)
     if spec is None or spec.origin is None:
         return replace(entry, broken=f"module not found: {module}")
@@ -146,13 +266,13 @@ def _read(point: EntryPoint) -> PluginEntry:
     if not spec.origin.endswith(".py") or not hasattr(spec.loader, "get_data"):
         return replace(entry, broken=f"module {module} is not Python source")
     try:
-        facts = read_class(spec.loader.get_data(spec.origin), class_name)  # type: ignore[union-attr]
+        facts = read(spec.loader.get_data(spec.origin), name)  # type: ignore[union-attr]
     except SyntaxError as error:
         reason = f"syntax error, line {error.lineno}: {plain(error.msg)}"
         return replace(entry, broken=reason, unparsable=True)
     except (ManifestError, OSError) as error:
         return replace(entry, broken=plain(str(error)))
-    return replace(entry, summary=facts.summary, manifest=facts.manifest, options=facts.options)
+    return replace(entry, **facts)
 
 
 def _identity(distribution: Distribution | None) -> tuple[str, str]:
@@ -164,6 +284,64 @@ def _identity(distribution: Distribution | None) -> tuple[str, str]:
     return plain(headers.get("Name", "(nameless)")), plain(headers.get("Version", "(no version)"))
 
 
-def _clash(entry: PluginEntry, entries: list[PluginEntry]) -> PluginEntry:
+def _clash(entry: _Entry, entries: list[_Entry]) -> _Entry:
     rivals = sorted(e.offered_by for e in entries if e.name == entry.name and e is not entry)
     return replace(entry, broken=f"duplicate name: also offered by {', '.join(rivals)}")
+
+
+def local_package(name: str, folder: Path) -> Path | None:
+    """Find the package in ``folder``, or in a folder of it, whose pyproject.toml names the plugin."""
+    import tomllib  # `plugins list` starts without it
+
+    for project in (folder / "pyproject.toml", *sorted(folder.glob("*/pyproject.toml"))):
+        try:
+            entry_points = tomllib.loads(project.read_text())["project"]["entry-points"]
+            if name in entry_points[GROUP]:
+                return project.parent
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # another project's pyproject.toml, which may be anything
+    return None
+
+
+_REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+
+
+def missing_reference(reference: str) -> str | None:
+    """Say why ``package.module:function`` does not exist; None: it does, or only an import could tell.
+
+    Nothing is imported: a kernel's module imports its framework, and a plan may be made where that
+    is not installed.
+    """
+    if not _REFERENCE.fullmatch(reference):
+        return "it is not of the form package.module:function"
+    module, _, name = reference.partition(":")
+    loaded = sys.modules.get(module)
+    if loaded is not None:
+        return None if hasattr(loaded, name) else _lacks(module, name, set(vars(loaded)))
+    spec = find_module(module)
+    if spec is None:
+        return f"there is no module {module}"
+    if spec.origin is None or not spec.origin.endswith(".py"):
+        return None
+    try:
+        names = set(_names(ast.parse(Path(spec.origin).read_bytes())))
+    except (OSError, SyntaxError, ValueError):
+        return None
+    defined = name in names or names & {"*", "__getattr__"}
+    return None if defined else _lacks(module, name, names)
+
+
+def _lacks(module: str, name: str, names: set[str]) -> str:
+    close = nearest(name, names)
+    return f"{module} has no {name}" + (f"; did you mean {close}?" if close else "")
+
+
+def _names(tree: ast.AST) -> Iterator[str]:
+    """Yield the names that a module may define, also under a condition; rather too many than too few."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, ast.alias):
+            yield node.asname or node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id

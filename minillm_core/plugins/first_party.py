@@ -1,10 +1,18 @@
-"""Our own plugins that are not part of the core, and what to install for each."""
+"""First-party plugins and commands outside the core, and what to install for each."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-__all__ = ["FIRST_PARTY"]
+from minillm_core.errors import PluginError
+from minillm_core.install import installed_version, pip_line
+
+if TYPE_CHECKING:
+    from minillm_core.plugins.discover import Offer
+
+CORE = "minillm-core"
 
 _OFFERED = {
     "minillm-liger[cuda]": "liger",
@@ -22,3 +30,117 @@ FIRST_PARTY: Mapping[str, str] = {
     name: requirement for requirement, names in _OFFERED.items() for name in names.split()
 }
 """Plugin -> what pip installs for it; an extra where the plugin needs another package to run."""
+
+_COMMANDS = {
+    "minillm-chat": "chat",
+    "minillm-data": (
+        "data.tokenize data.train-tokenizer data.inspect data.dedup data.filter data.mix"
+    ),
+    "minillm-kernels": "kernels",
+    "minillm-kit": "plugins.new plugins.check",
+    "minillm-lab": "ablate report bench doctor",
+    "minillm-search": "search",
+}
+
+FIRST_PARTY_COMMANDS: Mapping[str, str] = {
+    name: distribution for distribution, names in _COMMANDS.items() for name in names.split()
+}
+"""Command, as the entry point of its distribution is named -> what pip installs for it."""
+
+DISTRIBUTIONS = frozenset(
+    {CORE, "minillm-kit", "minillm-lab", *(one.partition("[")[0] for one in _OFFERED)}
+)
+"""Distributions that carry one version and work only beside others of the same version."""
+
+
+def check_versions(active: Iterable[str | None]) -> None:
+    """Refuse a run whose first-party distributions are not all of the core's version.
+
+    A mix can only fail later and less clearly: names that one version moved, options that another
+    does not know. Distributions that the run does not use are not looked at.
+
+    Args:
+        active: the distributions of the run; those of others, and None for a file, are passed over.
+
+    Raises:
+        PluginError: one is of another version than the core; the fix upgrades all that are installed.
+    """
+    ours = DISTRIBUTIONS.intersection(active)
+    mixed = (
+        ours and version_mix(_installed({CORE, *ours})) and version_mix(_installed(DISTRIBUTIONS))
+    )
+    if mixed:
+        what, fix = mixed
+        raise PluginError(what, where=f"installed for {sys.executable}", fix=fix)
+
+
+def version_mix(versions: Mapping[str, str]) -> tuple[str, str] | None:
+    """Describe a mix of first-party versions.
+
+    Args:
+        versions: distribution -> its installed version, the core's among them or nothing is compared.
+
+    Returns:
+        What does not match, and the pip line that mends it; None where all are of one version. The
+        line names every distribution given: one that was left out would not match afterwards.
+    """
+    core = versions.get(CORE)
+    others = {name: here for name, here in versions.items() if core not in (None, here)}
+    if not others:
+        return None
+    listed = ", ".join(f"{name} {here}" for name, here in sorted(others.items()))
+    what = f"{listed} beside {CORE} {core}: they work only with their own version"
+    return what, pip_line(CORE, *sorted(versions.keys() - {CORE}), upgrade=True)
+
+
+def _installed(names: Iterable[str]) -> dict[str, str]:
+    found = {name: installed_version(name) for name in names}
+    return {name: here for name, here in found.items() if here is not None}
+
+
+def missing_plugins(missing: Collection[str]) -> PluginError:
+    """Say why a run cannot start without some first-party plugins, with one pip line for all.
+
+    Args:
+        missing: names of :data:`FIRST_PARTY` that no installed distribution offers.
+    """
+    return PluginError(
+        f"{len(missing)} plugins of this run are not installed: {', '.join(sorted(missing))}",
+        where=f"looked among the plugins installed for {sys.executable}",
+        fix=installing(FIRST_PARTY[name] for name in missing),
+    )
+
+
+def installing(requirements: Iterable[str]) -> str:
+    """Write the pip line for first-party distributions; an installed one lacks the name: it is too old."""
+    needed = sorted(set(requirements))
+    old = any(installed_version(requirement.partition("[")[0]) for requirement in needed)
+    return pip_line(*needed, upgrade=old)
+
+
+def unusable(kind: str, name: str, offers: Sequence[Offer], requirement: str) -> PluginError | None:
+    """Say why a name cannot be used, from its metadata and source; None: it can be imported.
+
+    Args:
+        kind: ``plugin`` or ``command``.
+        name: as it was typed.
+        offers: the entry points of that name, at least one.
+        requirement: what brings the first-party one of that name; it is never the one to uninstall.
+    """
+    ours, distributions = requirement.partition("[")[0], {one.distribution for one in offers}
+    (first, *more) = offers
+    if more:
+        others = sorted(distributions - {ours}) or [one.file or one.value for one in offers]
+        known = f" (minillm's own '{name}' is that of {ours})" if ours in distributions else ""
+        return PluginError(
+            f"{kind} '{name}' is offered by {' and '.join(one.offered_by for one in offers)}",
+            where=", ".join(one.value for one in offers),
+            fix=f"uninstall the one that you did not mean: {' or '.join(others)}{known}",
+        )
+    if first.broken and not first.unparsable:  # Python refuses what cannot be parsed: line, caret
+        return PluginError(
+            f"{kind} '{name}' of {first.offered_by} cannot be used: {first.broken}",
+            where=first.file or first.value,
+            fix=pip_line(first.distribution, upgrade=True),
+        )
+    return None

@@ -8,16 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
-    from minillm_core.plugins.builders import (
-        AttentionBuilder,
-        DataBuilder,
-        KernelBuilder,
-        LossBuilder,
-        ModelBuilder,
-        OptimizerBuilder,
-    )
-
-__all__ = ["HOOKS", "PROJECT", "Hooks", "hookimpl"]
+    from minillm_core.plugins import builders
 
 PROJECT = "minillm"
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -28,27 +19,27 @@ class Hooks:
     """What a plugin may implement. Builders are bound to the plugin: every entry knows its owner."""
 
     @hookspec
-    def build_attention(self, attn: AttentionBuilder) -> None:
+    def build_attention(self, attn: builders.AttentionBuilder) -> None:
         """While planning, once a layer: the slots of that layer's attention."""
 
     @hookspec
-    def build_model(self, model: ModelBuilder) -> None:
+    def build_model(self, model: builders.ModelBuilder) -> None:
         """While planning: embedding, streams, residual sites, whole sublayers, norms, initial values."""
 
     @hookspec
-    def compute_loss(self, loss: LossBuilder) -> None:
+    def compute_loss(self, loss: builders.LossBuilder) -> None:
         """While planning: the form of the logits, further targets, further terms."""
 
     @hookspec
-    def optimizer_factory(self, optimizer: OptimizerBuilder) -> None:
+    def optimizer_factory(self, optimizer: builders.OptimizerBuilder) -> None:
         """While planning, last: rules, their stages, which parameter follows which, multipliers."""
 
     @hookspec
-    def kernel_provider(self, kernels: KernelBuilder) -> None:
+    def kernel_provider(self, kernels: builders.KernelBuilder) -> None:
         """While planning: candidates for ops, which are asked when the plan is bound to a device."""
 
     @hookspec
-    def build_data(self, data: DataBuilder) -> None:
+    def build_data(self, data: builders.DataBuilder) -> None:
         """While planning: further fields of the batch, and what ``on_batch`` reads."""
 
     @hookspec

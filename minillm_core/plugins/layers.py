@@ -12,8 +12,6 @@ from pydantic_core import CoreSchema, core_schema
 
 from minillm_core.errors import PlanError
 
-__all__ = ["Layers"]
-
 _EVERY = re.compile(r"every:([1-9]\d{0,5})")
 
 

@@ -1,26 +1,193 @@
-"""Loads the plugins that a run names, and no others, and calls their hooks one by one."""
+"""The plugins that a run names, and no others: imported, given their options, their hooks called."""
 
 from __future__ import annotations
 
+import importlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pluggy
 
+from minillm_core.config.selection import FileSpec, Spec, check_name
 from minillm_core.errors import PluginError
-from minillm_core.install import pip_line
-from minillm_core.plugins.find import FoundPlugin, find_all
+from minillm_core.install import pip_line, unmet
+from minillm_core.plugins.attribution import Origin, digest_of, root_of
+from minillm_core.plugins.discover import (
+    PluginEntry,
+    installed_names,
+    installed_plugins,
+    local_package,
+    unreadable,
+)
+from minillm_core.plugins.first_party import (
+    FIRST_PARTY,
+    check_versions,
+    installing,
+    missing_plugins,
+    unusable,
+)
 from minillm_core.plugins.hookspecs import PROJECT, Hooks
-from minillm_core.plugins.needs import unmet
+from minillm_core.plugins.manifest import HOOK_API, ManifestError, plugin_classes, read_class
 from minillm_core.plugins.options import validated
-from minillm_core.plugins.origin import Origin, digest_of
 from minillm_core.plugins.plugin import Plugin
-from minillm_core.text import plain
+from minillm_core.text import few, nearest, plain
 
-__all__ = ["LoadedPlugin", "Manager", "check_support", "load", "with_options"]
+
+@dataclass(frozen=True)
+class FoundPlugin:
+    """An imported plugin class with its origin."""
+
+    cls: type[Plugin]
+    origin: Origin
+
+
+def find(named: Spec) -> FoundPlugin:
+    """Import one plugin's class.
+
+    Args:
+        named: the name of an installed plugin, or a file and its class; text is never a file.
+
+    Raises:
+        ConfigError: the text cannot be a plugin's name.
+        PluginError: unknown, broken, of another hook API, or a first-party one of another version
+            than the core.
+        PluginCodeError: its module raised while it was imported.
+    """
+    return find_all((named,))[0]
+
+
+def find_all(named: Iterable[Spec]) -> list[FoundPlugin]:
+    """Import several plugins' classes, one after the other; as :func:`find`.
+
+    What is installed is looked through once for all of them: with a hundred distributions it
+    takes as long as a plugin's own import.
+    """
+    specs = list(named)
+    for one in specs:
+        check_name(one if isinstance(one, str) else one.name, where=f"plugin {plain(str(one))}")
+    wanted = {one for one in specs if isinstance(one, str)}
+    entries = installed_plugins(only=wanted) if wanted else []
+    ours = wanted & FIRST_PARTY.keys() - {entry.name for entry in entries}
+    if len(ours) > 1:  # the refusal of a single one has a longer fix
+        raise missing_plugins(ours)
+    offers = {name: [entry for entry in entries if entry.name == name] for name in wanted}
+    # several offers of one name are refused as such
+    check_versions(found[0].distribution for found in offers.values() if len(found) == 1)
+    return [
+        _find_file(one) if isinstance(one, FileSpec) else _find_installed(one, offers[one])
+        for one in specs
+    ]
+
+
+def _find_installed(name: str, entries: Sequence[PluginEntry]) -> FoundPlugin:
+    if not entries:
+        raise _unknown(name)
+    entry = entries[0]
+    if refused := unusable("plugin", name, entries, FIRST_PARTY.get(name, "")):
+        if len(entries) == 1:
+            refused.fix = f"{refused.fix}; or leave it out"
+        raise refused
+    file = entry.file or entry.value
+    origin = Origin(
+        name,
+        entry.distribution,
+        entry.version,
+        entry.value,
+        file,
+        digest_of(file),
+        root_of(entry.module, file),
+    )
+    return _import_class(origin, entry.defined, lambda: importlib.import_module(entry.module))
+
+
+def _find_file(spec: FileSpec) -> FoundPlugin:
+    name, text, class_name = spec.name, spec.file, spec.class_name
+    path = Path(text).absolute()
+    if not path.is_file():
+        raise PluginError(
+            f"there is no file {plain(text)}",
+            where=f"looked for {plain(str(path), limit=4096)}",
+            fix="give the path from the current folder: --plugins ./my_trick.py:MyTrick",
+        )
+    try:
+        with suppress(SyntaxError):  # raised again, with its place, when the file is run
+            read_class(path.read_bytes(), class_name)
+    except ManifestError as error:
+        there = [one for one in plugin_classes(path.read_bytes()) if one != class_name]
+        state = f"in the file: class {class_name}(Plugin, api={HOOK_API})"
+        others = " or ".join(f"{plain(text)}:{one}" for one in there)
+        raise PluginError(
+            f"plugin '{name}', class {class_name}: {error.what}",
+            where=str(path),
+            fix=error.fix or (f"it has {others}; or, {state}" if others else state),
+        ) from error
+    origin = Origin(name, None, None, str(spec), str(path), digest_of(str(path)), str(path))
+    return _import_class(origin, class_name, lambda: _run_file(name, path))
+
+
+def _import_class(
+    origin: Origin, class_name: str, import_module: Callable[[], ModuleType]
+) -> FoundPlugin:
+    with origin.contain("import"):
+        cls = getattr(import_module(), class_name, None)
+    if not (isinstance(cls, type) and issubclass(cls, Plugin)):
+        raise PluginError(
+            f"{origin.called}: {class_name} does not extend Plugin",
+            where=origin.file,
+            fix=f"from minillm_core import Plugin; class {class_name}(Plugin, api=1)",
+        )
+    return FoundPlugin(cls, origin)
+
+
+def _run_file(name: str, path: Path) -> ModuleType:
+    """Run a single file as a module that references can name: anew at every load, never cached."""
+    module = ModuleType(f"minillm_file_{name}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module
+    try:
+        exec(compile(path.read_bytes(), str(path), "exec", dont_inherit=True), module.__dict__)
+    except BaseException:
+        del sys.modules[module.__name__]
+        raise
+    return module
+
+
+def _unknown(name: str) -> PluginError:
+    installed = installed_names()
+    close = name if name in FIRST_PARTY else nearest(name, installed | set(FIRST_PARTY))
+    if (package := local_package(name, Path())) is not None:
+        fix = f"its package lies here and is not installed: {pip_line('-e', f'./{package}')}"
+    elif specs := _in_file(name):
+        fix = f"a file of that name lies here: --plugins {' or '.join(specs)}"
+    elif close is None:
+        fix = "minillm plugins list shows those that are installed"
+    elif close in installed:
+        fix = f"did you mean '{close}'?"
+    else:
+        question = "" if close == name else f"did you mean '{close}'? "
+        fix = f"{question}{installing([FIRST_PARTY[close]])}"
+    lost = [one.file or one.distribution for one in unreadable()]
+    return PluginError(
+        f"there is no plugin '{plain(name)}' here",
+        where=f"looked among the plugins installed for {sys.executable}"
+        + (f", but for what cannot be read: {few(lost)}" if lost else ""),
+        fix=fix,
+    )
+
+
+def _in_file(name: str) -> list[str]:
+    """List the plugins of a single file of this name in the current folder, as ``--plugins`` takes them."""
+    try:
+        classes = plugin_classes(Path(f"{name}.py").read_bytes())
+    except (OSError, SyntaxError):
+        return []
+    return [f"./{name}.py:{one}" for one in classes]
 
 
 @dataclass(frozen=True)
@@ -32,7 +199,7 @@ class LoadedPlugin:
 
     @classmethod
     def of(cls, name: str, plugin: Plugin) -> LoadedPlugin:
-        """A plugin that was made in Python, under the name that it is to have."""
+        """Make one of a plugin that was made in Python, under the given name."""
         file = inspect.getfile(type(plugin))
         source = f"{type(plugin).__module__}:{type(plugin).__qualname__}"
         return cls(plugin, Origin(name, None, None, source, file, digest_of(file), file))
@@ -44,7 +211,7 @@ class LoadedPlugin:
 
     @property
     def distribution(self) -> str | None:
-        """Who offers it; None for a single file."""
+        """The distribution that offers it; None for a single file."""
         return self.origin.distribution
 
     @property
@@ -71,7 +238,7 @@ class LoadedPlugin:
         return self.origin.contain(doing)
 
     def data(self) -> dict[str, Any]:
-        """The plugin as a JSON object, for run.json."""
+        """Return the plugin as a JSON object, for run.json."""
         return {
             "name": self.name,
             "distribution": self.distribution,
@@ -83,14 +250,14 @@ class LoadedPlugin:
 
 
 def load(
-    specs: Mapping[str, str] | Iterable[str],
+    specs: Mapping[str, Spec] | Iterable[Spec],
     options: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> tuple[LoadedPlugin, ...]:
     """Import the plugins that are named and type their options; nothing else is imported.
 
     Args:
-        specs: names or files (``./my_trick.py:MyTrick``); or name -> either, as
-            :func:`minillm_core.config.load` gives them.
+        specs: names, or files that a person named; or name -> either, as
+            :func:`minillm_core.config.load` gives them. A path that is text is refused.
         options: name -> the options given.
 
     Returns:
@@ -180,7 +347,7 @@ class Manager:
                 ) from error
 
     def implementing(self, hook: str) -> tuple[LoadedPlugin, ...]:
-        """The plugins that implement ``hook``, sorted by name."""
+        """Return the plugins that implement ``hook``, sorted by name."""
         return tuple(one for one in self.plugins if hook in one.plugin.hooks)
 
     def call(self, hook: str, make_arguments: Callable[[LoadedPlugin], Mapping[str, Any]]) -> None:
@@ -209,7 +376,7 @@ class Manager:
 
 
 class _Registry(pluggy.PluginManager):
-    """Looks for hooks among the names that the class found, not in all that pydantic adds."""
+    """A registry that looks for hooks among the plugin class's own, not in all that pydantic adds."""
 
     def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
         if isinstance(plugin, Plugin) and name not in type(plugin).hooks:

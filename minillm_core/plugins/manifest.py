@@ -1,4 +1,4 @@
-"""What a plugin's class says of itself, read from its source with ``ast``: nothing is imported.
+"""The facts that a plugin's class or a command's function states, read with ``ast``: nothing is imported.
 
 Standard library only: ``minillm plugins list`` must start at once and run no plugin's code.
 """
@@ -8,23 +8,14 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from minillm_core.plugins.api import HOOK_API
 from minillm_core.text import plain
 
-__all__ = [
-    "BACKENDS",
-    "EXPORTS",
-    "RESERVED",
-    "Manifest",
-    "ManifestError",
-    "plugin_classes",
-    "read_class",
-    "summary",
-]
+HOOK_API = 1
+"""The number of the hook API; a change that can break a plugin raises it, with a CHANGELOG line."""
 
 BACKENDS = ("torch", "mlx", "numpy")
 EXPORTS = ("llama", "qwen3")
@@ -33,7 +24,7 @@ RESERVED = frozenset({"model", "train", "eval", "checkpoint", "data", "log", "pl
 
 
 class ManifestError(ValueError):
-    """What is wrong with the statement of a class, in a few words; and what to write, if known."""
+    """A mistake in the statement of a class, in a few words; and the fix, if known."""
 
     def __init__(self, what: str, fix: str | None = None) -> None:
         super().__init__(f"{what}: {fix}" if fix else what)
@@ -57,7 +48,7 @@ class Manifest:
         """Check the keywords and fill in the defaults.
 
         Raises:
-            ManifestError: ``api`` is missing or not ours, a keyword is unknown or ill-typed.
+            ManifestError: ``api`` is missing or another, a keyword is unknown or ill-typed.
         """
         if "api" not in keywords:
             raise ManifestError(f"states no hook API: write class Name(Plugin, api={HOOK_API})")
@@ -78,40 +69,40 @@ class Manifest:
         return cls(**checked)
 
 
-def _names_of(known: tuple[str, ...]) -> Any:
+def _some(fits: Callable[[Any], Any]) -> Callable[[Any], bool]:
+    """Make the test of a tuple or list that is not empty and whose items all fit."""
     return lambda value: (
-        isinstance(value, (tuple, list)) and len(value) > 0 and all(v in known for v in value)
+        isinstance(value, (tuple, list)) and len(value) > 0 and all(map(fits, value))
     )
 
 
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][\w.-]*(\[[\w, -]+\])?[\w\s<>=!~.,*+-]*")
 
 
-def _requirements(value: Any) -> bool:
-    """Whether they look like it; what a version means is asked before a run."""
-    return (
-        isinstance(value, (tuple, list))
-        and len(value) > 0
-        and all(isinstance(v, str) and _REQUIREMENT.fullmatch(v) for v in value)
-    )
+def _is_requirement(value: Any) -> bool:
+    """Return whether it looks like a requirement; versions are compared before a run."""
+    return isinstance(value, str) and _REQUIREMENT.fullmatch(value) is not None
 
 
 _DEVICES = ("cpu", "cuda", "mps", "gpu")
 _EXPECTED: dict[str, tuple[str, Any]] = {
     "api": (f"{HOOK_API}", lambda value: value == HOOK_API),
-    "backends": (f"a tuple of some of {', '.join(BACKENDS)}", _names_of(BACKENDS)),
-    "devices": (f"a tuple of some of {', '.join(_DEVICES)}", _names_of(_DEVICES)),
+    "backends": (f"a tuple of some of {', '.join(BACKENDS)}", _some(BACKENDS.__contains__)),
+    "devices": (f"a tuple of some of {', '.join(_DEVICES)}", _some(_DEVICES.__contains__)),
     "identity_at_init": ("True or False", lambda value: isinstance(value, bool)),
     "discrete": ("True or False", lambda value: isinstance(value, bool)),
     "export": (f"one of {', '.join(EXPORTS)}, or None", lambda v: v is None or v in EXPORTS),
-    "requires": ('a tuple of what pip takes, such as ("tensorboard>=2.16",)', _requirements),
+    "requires": (
+        'a tuple of what pip takes, such as ("tensorboard>=2.16",)',
+        _some(_is_requirement),
+    ),
 }
 """Keyword -> what it should be, in words, and the test of it."""
 
 
 @dataclass(frozen=True)
 class ClassFacts:
-    """A plugin's class as its source has it."""
+    """The facts about a plugin's class that its source states."""
 
     manifest: Manifest
     summary: str
@@ -137,7 +128,7 @@ def read_class(source: bytes, name: str) -> ClassFacts:
 
 
 def plugin_classes(source: bytes) -> list[str]:
-    """The classes of ``source`` that state a hook API.
+    """List the classes of ``source`` that state a hook API.
 
     Raises:
         SyntaxError: Python cannot parse the source.
@@ -149,18 +140,55 @@ def plugin_classes(source: bytes) -> list[str]:
     ]
 
 
+def command_summary(source: bytes, name: str) -> str:
+    """Read the summary of a command: the first line of its function's docstring.
+
+    Of a typer app it is that of the app's callback, or the app's ``help``.
+
+    Raises:
+        SyntaxError: Python cannot parse the source.
+        ManifestError: ``source`` defines no such function or app at its top level.
+    """
+    body = _body(source)
+    for node in reversed(body):
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            return summary(ast.get_docstring(node))
+        if isinstance(node, ast.Assign) and name in map(ast.unparse, node.targets):
+            callbacks = (
+                ast.get_docstring(one)
+                for one in body
+                if isinstance(one, ast.FunctionDef)
+                and any(
+                    ast.unparse(by).startswith(f"{name}.callback(") for by in one.decorator_list
+                )
+            )
+            keywords = node.value.keywords if isinstance(node.value, ast.Call) else []
+            texts = (one.value for one in keywords if one.arg == "help")
+            given = (one.value for one in texts if isinstance(one, ast.Constant))
+            return summary(str(next(given, next(callbacks, None) or "")))
+    raise ManifestError(f"its module defines no function or typer app {name}")
+
+
 def _classes(source: bytes) -> list[ast.ClassDef]:
+    return [node for node in _body(source) if isinstance(node, ast.ClassDef)]
+
+
+def _body(source: bytes) -> list[ast.stmt]:
+    """The statements of a module.
+
+    Raises:
+        SyntaxError: Python cannot parse it.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an author's "\d" is no concern of who lists plugins
         try:
-            tree = ast.parse(source)
+            return ast.parse(source).body
         except (ValueError, RecursionError, MemoryError) as error:  # null bytes; nested too deep
             raise SyntaxError(plain(str(error)) or type(error).__name__) from error
-    return [node for node in tree.body if isinstance(node, ast.ClassDef)]
 
 
 def summary(docstring: str | None) -> str:
-    """The first line of a docstring."""
+    """Return the first line of a docstring."""
     return plain((docstring or "").strip().split("\n", 1)[0])
 
 
@@ -201,7 +229,7 @@ def _is_option(value: ast.expr) -> TypeGuard[ast.Call]:
 
 
 def _type_of(option: ast.Call) -> str:
-    """The type of its default, where that is a plain number, text or truth."""
+    """Name the type of an option's default, where that is a plain number, text or truth."""
     default = option.args[0] if option.args else None
     kind = type(default.value) if isinstance(default, ast.Constant) else None
     return kind.__name__ if kind in (bool, int, float, str) else "TYPE"

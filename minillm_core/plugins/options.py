@@ -1,25 +1,22 @@
-"""The options of a plugin: how a class declares them, and how given values are checked and typed."""
+"""The options of a plugin: declared by its class, checked and typed by the rules of settings."""
 
 from __future__ import annotations
 
 import json
-import types
 import typing
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-import annotated_types
 from pydantic import Field, ValidationError
 from pydantic.fields import FieldInfo
 
+from minillm_core.config.values import Words, describe, show
 from minillm_core.errors import PluginError
 from minillm_core.plugins.layers import Layers
 from minillm_core.text import nearest, plain
 
 if TYPE_CHECKING:
     from minillm_core.plugins.plugin import Plugin
-
-__all__ = ["describe_option", "expected", "option", "validated"]
 
 _P = TypeVar("_P", bound="Plugin")
 
@@ -36,6 +33,7 @@ def option(
     min_length: int | None = None,
     max_length: int | None = None,
     pattern: str | None = None,
+    again: bool = False,
 ) -> Any:
     """Declare an option of a plugin.
 
@@ -54,11 +52,26 @@ def option(
         min_length: least number of characters or items.
         max_length: largest number of characters or items.
         pattern: regular expression that a string matches.
+        again: a value other than the default must be given again to resume a run; it is never
+            taken from run.json alone, which may come from another person. For options that send
+            data away.
     """
     bounds = {"ge": ge, "gt": gt, "le": le, "lt": lt, "multiple_of": multiple_of}
     bounds |= {"min_length": min_length, "max_length": max_length, "pattern": pattern}
     given: dict[str, Any] = {key: bound for key, bound in bounds.items() if bound is not None}
+    given |= {"json_schema_extra": {"again": True}} if again else {}
     return Field(default, description=help, **given)
+
+
+def named_again(plugin: Plugin) -> list[str]:
+    """Return the options with ``again`` whose values are not the defaults."""
+    found = []
+    for name, field in type(plugin).__pydantic_fields__.items():
+        extra = field.json_schema_extra
+        if isinstance(extra, dict) and extra.get("again"):
+            default = field.get_default(call_default_factory=True)
+            found += [name] if getattr(plugin, name) != default else []
+    return found
 
 
 def validated(cls: type[_P], name: str, values: Mapping[str, Any]) -> _P:
@@ -85,7 +98,7 @@ def validated(cls: type[_P], name: str, values: Mapping[str, Any]) -> _P:
 
 
 def describe_option(name: str, field: FieldInfo) -> dict[str, Any]:
-    """One option as a JSON object: name, type in words, default, help."""
+    """Return one option as a JSON object: name, type in words, default, help."""
     described = {"name": name, "type": expected(field), "required": field.is_required()}
     if not field.is_required():
         described["default"] = _json(field.get_default(call_default_factory=True))
@@ -93,28 +106,12 @@ def describe_option(name: str, field: FieldInfo) -> dict[str, Any]:
 
 
 def expected(field: FieldInfo) -> str:
-    """What an option takes, in words: "an integer >= 1"."""
-    return _bounded(field.annotation, field.metadata)
+    """Describe the values that an option takes: "an integer >= 1"."""
+    return describe(field.annotation, field.metadata, _WORDS)
 
 
 def _read(annotation: Any, value: Any) -> Any:
     return None if value == NONE and type(None) in typing.get_args(annotation) else value
-
-
-def _bounded(annotation: Any, metadata: Sequence[Any]) -> str:
-    words = _words(annotation)
-    bounds = [text for item in metadata for text in _bounds(item)]
-    if not bounds:
-        return words
-    return f"{words}{';' if words.startswith('a list') else ''} {', '.join(bounds)}"
-
-
-def _bounds(item: Any) -> list[str]:
-    if isinstance(item, annotated_types.GroupedMetadata | FieldInfo):
-        parts = item.metadata if isinstance(item, FieldInfo) else item
-        return [text for part in parts for text in _bounds(part)]
-    found = ((text, getattr(item, key, None)) for key, text in _BOUNDS.items())
-    return [text.format(value) for text, value in found if value is not None]
 
 
 _BOUNDS = {
@@ -131,48 +128,40 @@ _BOUNDS = {
 NONE = "none"
 """How None is typed."""
 
-_WORDS: dict[Any, str] = {
-    int: "an integer",
-    float: "a number",
-    bool: "true or false",
-    str: "a string",
-    Layers: 'layers: "all", "every:2" or indices such as [0, -1]',
-    type(None): NONE,
-}
+
+def _items(parts: Sequence[str], any_number: bool) -> str:
+    if any_number:
+        return f"a list, each item {parts[0]}"
+    each = f", each {parts[0]}" if len({*parts}) == 1 else f": {', '.join(parts)}"
+    return f"a list of {len(parts)}{each}"
 
 
-def _words(annotation: Any) -> str:
-    if annotation in _WORDS:
-        return _WORDS[annotation]
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is Literal:
-        return " or ".join(json.dumps(choice) for choice in arguments)
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(_words(part) for part in arguments)
-    if origin is typing.Annotated:
-        return _bounded(arguments[0], arguments[1:])
-    if origin is dict and arguments:
-        return f"a table of {_words(arguments[1])} by {_words(arguments[0])}"
-    if origin in (tuple, list) and arguments:
-        if origin is list or arguments[-1] is Ellipsis:
-            return f"a list, each item {_words(arguments[0])}"
-        items = [_words(part) for part in arguments]
-        told = f", each {items[0]}" if len({*items}) == 1 else f": {', '.join(items)}"
-        return f"a list of {len(items)}{told}"
-    return getattr(annotation, "__name__", str(annotation))
+def _bounded(kind: str, limits: Mapping[str, Any]) -> str:
+    bounds = ", ".join(_BOUNDS[name].format(value) for name, value in limits.items())
+    return f"{kind}{';' if kind.startswith('a list') else ''} {bounds}" if bounds else kind
+
+
+_WORDS = Words(
+    kinds={
+        int: "an integer",
+        float: "a number",
+        bool: "true or false",
+        str: "a string",
+        Layers: 'layers: "all", "every:2" or indices such as [0, -1]',
+        type(None): NONE,
+    },
+    choices=lambda values: " or ".join(json.dumps(value) for value in values),
+    items=_items,
+    bounded=_bounded,
+)
 
 
 def _unknown(plugin: str, key: str, known: tuple[str, ...]) -> PluginError:
-    close = nearest(key, known)
-    if not known:
-        fix = "leave it out: the plugin has no options"
-    elif close:
-        fix = f"did you mean {plugin}.{close}? known: {', '.join(known)}"
-    else:
-        fix = f"known: {', '.join(known)}"
-    return PluginError(
-        f"plugin '{plugin}' has no option '{plain(key)}'", where=f"{plugin}.{plain(key)}", fix=fix
-    )
+    fix = f"known: {', '.join(known)}" if known else "leave it out: the plugin has no options"
+    if close := nearest(key, known):
+        fix = f"did you mean {plugin}.{close}? {fix}"
+    what, where = f"plugin '{plugin}' has no option '{plain(key)}'", f"{plugin}.{plain(key)}"
+    return PluginError(what, where=where, fix=fix)
 
 
 def _refusal(
@@ -183,36 +172,30 @@ def _refusal(
     reason = plain(first["msg"].removeprefix("Value error, "))
     field = cls.__pydantic_fields__.get(key)
     if field is None:  # a validator of the whole class
+        what = f"plugin '{plugin}' does not take these options together: {reason}"
+        where = ", ".join(f"{plugin}.{k}={show(_json(v))}" for k, v in values.items())
         return PluginError(
-            f"plugin '{plugin}' does not take these options together: {reason}",
-            where=", ".join(f"{plugin}.{k}={_toml(v)}" for k, v in values.items()),
-            fix=f"minillm plugins info {plugin} shows its options",
+            what, where=where, fix=f"minillm plugins info {plugin} shows its options"
         )
-    where, takes = f"{plugin}.{key}", expected(field)
+    where, takes, given = f"{plugin}.{key}", expected(field), values.get(key)
+    what, fix = f"option '{key}' of plugin '{plugin}' is", f"type {where}={_example(field, given)}"
     if first["type"] == "missing" and len(first["loc"]) == 1:
-        return PluginError(
-            f"option '{key}' of plugin '{plugin}' is required: {takes}",
-            where=where,
-            fix=f"type {where}={_example(field, None)}",
-        )
-    if key not in values:
-        return PluginError(
-            f"the default of option '{key}' of plugin '{plugin}' is not valid: {reason}",
-            where=where,
-            fix=f"type {where}=VALUE ({takes}), and tell the plugin's authors",
-        )
-    given = values[key]
-    if first["type"] in ("value_error", "assertion_error"):  # the author's or a type's own words
-        takes += f" ({reason})"
-    return PluginError(
-        f"option '{key}' of plugin '{plugin}' is {_toml(given)}; it takes {takes}",
-        where=where,
-        fix=f"type {where}={_example(field, given)}",
-    )
+        what = f"{what} required: {takes}"
+    elif key not in values:
+        what = f"the default of option '{key}' of plugin '{plugin}' is not valid: {reason}"
+        fix = f"type {where}=VALUE ({takes}), and tell the plugin's authors"
+    else:
+        if first["type"] in (
+            "value_error",
+            "assertion_error",
+        ):  # the author's or a type's own words
+            takes += f" ({reason})"
+        what = f"{what} {show(_json(given))}; it takes {takes}"
+    return PluginError(what, where=where, fix=fix)
 
 
 def _example(field: FieldInfo, given: Any) -> str:
-    """A value that may be typed on the command line."""
+    """Return a value that may be typed on the command line."""
     if field.annotation is str and given is not None and not isinstance(given, (dict, list)):
         return f"'\"{plain(str(given))}\"'"  # a number that should be a string needs TOML's quotes
     if not field.is_required():
@@ -226,16 +209,9 @@ def _example(field: FieldInfo, given: Any) -> str:
 
 
 def _shell(value: Any) -> str:
-    """A value as it is typed: a bare word, or TOML within quotes where a shell would split it."""
-    text = value if isinstance(value, str) else _toml(value)
+    """Return a value as it is typed: a bare word, or quoted TOML where a shell would split it."""
+    text = value if isinstance(value, str) else show(value)
     return f"'{text}'" if set(text) & set(' []{}"*?$') else text
-
-
-def _toml(value: Any) -> str:
-    try:
-        return plain(json.dumps(_json(value), ensure_ascii=False), limit=60)
-    except (TypeError, ValueError):
-        return plain(str(value), limit=60)
 
 
 def _json(value: Any) -> Any:
@@ -245,5 +221,5 @@ def _json(value: Any) -> Any:
 
 
 def _not_json(value: Any) -> Any:
-    """TOML knows dates, JSON does not: such a value arrives as a string."""
+    """Turn a value that JSON does not know into one that it does: a date of TOML into text."""
     return value.data() if isinstance(value, Layers) else str(value)

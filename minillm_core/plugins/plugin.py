@@ -10,12 +10,9 @@ from pydantic import BaseModel, ConfigDict
 
 from minillm_core.errors import PluginError
 from minillm_core.nn.reference import place_of
-from minillm_core.plugins.api import HOOK_API
 from minillm_core.plugins.hookspecs import HOOKS, hookimpl
-from minillm_core.plugins.manifest import Manifest, ManifestError, summary
+from minillm_core.plugins.manifest import HOOK_API, Manifest, ManifestError, summary
 from minillm_core.text import nearest
-
-__all__ = ["Plugin"]
 
 
 class Plugin(BaseModel):
@@ -78,12 +75,12 @@ class Plugin(BaseModel):
         cls.hooks = tuple(name for name in HOOKS if name in _public_methods(cls))
 
     def options(self) -> dict[str, Any]:
-        """Every option with its value, as JSON."""
+        """Return every option with its value, as JSON."""
         return self.model_dump(mode="json")
 
     @classmethod
     def summary(cls) -> str:
-        """The first line of the docstring."""
+        """Return the first line of the docstring."""
         return summary(cls.__dict__.get("__doc__"))
 
 
@@ -91,7 +88,7 @@ _TAKEN = frozenset(name for name in dir(Plugin) if not name.startswith("_")) | f
 
 
 def _public_methods(cls: type[Plugin]) -> dict[str, Callable[..., Any]]:
-    """Public plain functions of ``cls`` and its bases up to Plugin; the most derived one counts."""
+    """Collect the public plain functions of ``cls`` and its bases up to Plugin; the most derived one counts."""
     members: dict[str, Any] = {}
     for base in reversed([base for base in cls.__mro__ if base not in Plugin.__mro__]):
         members |= vars(base)
@@ -109,35 +106,29 @@ _OVERRIDABLE = frozenset({"model_post_init"})
 
 
 def _check_hook(cls: type[Plugin], name: str, method: Any) -> None:
-    where = _place(method if inspect.isfunction(method) else cls)
+    """Refuse a public method that is no hook, or that its hook cannot call."""
+    stated = f"def {name}(self, {', '.join(HOOKS.get(name, ()))})"
     if name not in HOOKS:
         close = nearest(name, HOOKS)
         helper = f"a helper of your own starts with an underscore: _{name}"
-        raise PluginError(
-            f"{cls.__name__}.{name} is no hook",
-            where=where,
-            fix=f"did you mean {close}? {helper}" if close else helper,
-        )
-    stated = f"def {name}(self, {', '.join(HOOKS[name])})"
-    if not inspect.isfunction(method):
-        raise PluginError(
-            f"{cls.__name__}.{name} is a hook, and not a plain method", where=where, fix=stated
-        )
-    if inspect.iscoroutinefunction(method) or inspect.isgeneratorfunction(method):
-        raise PluginError(
-            f"{cls.__name__}.{name} is a generator or coroutine: its body would never run",
-            where=where,
-            fix=f"{stated}, without yield, async and await",
-        )
-    problem = _arguments_problem(list(inspect.signature(method).parameters.values()), HOOKS[name])
+        problem, stated = "is no hook", f"did you mean {close}? {helper}" if close else helper
+    elif not inspect.isfunction(method):
+        problem = "is a hook, and not a plain method"
+    elif inspect.iscoroutinefunction(method) or inspect.isgeneratorfunction(method):
+        problem = "is a generator or coroutine: its body would never run"
+        stated += ", without yield, async and await"
+    else:
+        parameters = list(inspect.signature(method).parameters.values())
+        problem = _arguments_problem(parameters, HOOKS[name])
     if problem:
+        where = _place(method if inspect.isfunction(method) else cls)
         raise PluginError(f"{cls.__name__}.{name} {problem}", where=where, fix=stated)
 
 
 def _arguments_problem(
     parameters: Sequence[inspect.Parameter], known: tuple[str, ...]
 ) -> str | None:
-    """What is wrong with a hook's arguments. It may leave some out, as pluggy allows."""
+    """Describe the mistake in a hook's arguments; it may leave some out, as pluggy allows."""
     if not parameters:
         return "does not take self"
     for parameter in parameters[1:]:
@@ -151,5 +142,5 @@ def _arguments_problem(
 
 
 def _place(target: Any) -> str:
-    """File and line of a function; file or module of a class that is still being made."""
+    """Locate a function by file and line, or a class that is still being made by module and name."""
     return place_of(target) or f"{target.__module__}.{target.__qualname__}"

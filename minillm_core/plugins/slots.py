@@ -1,34 +1,39 @@
-"""The merge kinds: how what several plugins say about one place becomes one thing, or an error.
+"""The merge kinds of slots: how the entries of several plugins become one value, or a conflict.
 
-    claim   one owner, who replaces the default; a second claimant is an error
+    claim   one owner replaces the default; a second claimant is a conflict
     chain   nodes in a row, ordered by named anchors, then by before/after
     term    a sum, in sorted order
     query   yes, or a reason (candidates: minillm_core.ops.select)
 
 Resolution never looks at the order of the calls: the order of ``--plugins`` does not matter.
+
+A slot is declared once, where it is constructed (``AttentionSlots`` and its like): its name, its
+merge kind, the core's default in words. The slot table (minillm_core.plan.slots) is made from that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
+import sys
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from minillm_core.errors import PlanError
 from minillm_core.nn.node import Node
 
-__all__ = ["Chain", "Claim", "Terms"]
-
 T = TypeVar("T")
+
+EMBED, STREAMS, AFTER = -2, -1, 1 << 30
+"""The times of a step outside its layers; a layer's own time is its number."""
 
 
 def way_out(one: str, other: str, layered: Collection[str] = ()) -> str:
-    """What to type when two plugins want the same place.
+    """Word the fix of a conflict between two plugins.
 
     Args:
-        one: the one.
-        other: the other.
-        layered: of a place that each layer has, the plugins that can be told their layers.
+        one: a plugin.
+        other: another.
+        layered: of a slot that each layer has, the plugins with an option ``layers``.
     """
     first, second = sorted((one, other))
     fix = (
@@ -40,20 +45,91 @@ def way_out(one: str, other: str, layered: Collection[str] = ()) -> str:
     return fix
 
 
-class Claim(Generic[T]):
-    """A slot with one owner.
+def filled_at() -> str:
+    """Return file and line of the call that fills a slot: the first frame beyond the builders."""
+    frame = sys._getframe(1)
+    while frame.f_globals.get("__name__", "").startswith("minillm_core.plugins.") and frame.f_back:
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def in_order(waiting: Mapping[str, Collection[str]]) -> tuple[list[str], list[str]]:
+    """Order names so that each comes after those that it waits for, then by name.
 
     Args:
-        where: its name.
-        layered: where each layer has one, the plugins that can be told their layers.
+        waiting: name -> the names before it; others than those of the mapping are passed over.
+
+    Returns:
+        The names in order; and those that wait for each other in a circle, sorted.
+    """
+    order, left = [], sorted(waiting)
+    while ready := [name for name in left if not {*left}.intersection(waiting[name])]:
+        order.append(ready[0])
+        left.remove(ready[0])
+    return order, left
+
+
+class Slot:
+    """Base of the merge kinds: the declaration of a place that plugins may fill.
+
+    Args:
+        where: its name in the plan: ``layers.0.attention.window``.
+        layered: of a slot that each layer has, the plugins with an option ``layers``.
+        default: what the core does there, in words.
+        also: further names by which it is found.
+        order: when a step computes it: EMBED, STREAMS, the number of its layer, or AFTER them.
+        shapes: whether the model's function differs by it; not by a loss or an optimizer.
+        listed: whether a plan lists what plugins put there.
     """
 
-    def __init__(self, where: str, layered: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        where: str,
+        layered: Collection[str] = (),
+        *,
+        default: str = "none",
+        also: tuple[str, ...] = (),
+        order: int = AFTER,
+        shapes: bool = True,
+        listed: bool = True,
+    ) -> None:
         self.where, self.layered = where, layered
-        self.held: dict[str, T] = {}
+        self.default, self.also, self.order = default, also, order
+        self.shapes, self.listed = shapes, listed
 
-    def add(self, owner: str, value: T) -> None:
+    @property
+    def owners(self) -> set[str]:
+        """The plugins that fill it."""
+        raise NotImplementedError
+
+
+def slots_in(kept: object) -> Iterator[Slot]:
+    """Yield every slot among an object's attributes, in the order of their declaration."""
+    for value in vars(kept).values():
+        several = value.values() if isinstance(value, dict) else (value,)
+        yield from (one for one in several if isinstance(one, Slot))
+
+
+class Claim(Slot, Generic[T]):
+    """A slot with one owner."""
+
+    def __init__(self, where: str, layered: Collection[str] = (), **declared: Any) -> None:
+        super().__init__(where, layered, **declared)
+        self.held: dict[str, T] = {}
+        self.lines: dict[str, str] = {}  # claimant -> file and line
+
+    @property
+    def owners(self) -> set[str]:
+        """The claimants."""
+        return {*self.held}
+
+    def add(self, owner: str, value: T, line: str | None = None) -> None:
         """Claim the slot.
+
+        Args:
+            owner: the plugin.
+            value: of the slot.
+            line: file and line of the claim; None: of the plugin's call that is running.
 
         Raises:
             PlanError: the same plugin claims it twice.
@@ -62,11 +138,11 @@ class Claim(Generic[T]):
             raise PlanError(
                 f"plugin '{owner}' claims slot {self.where} twice",
                 fix="claim it once; which of the two holds would be a guess",
-            )
-        self.held[owner] = value
+            ).concerning(self.where, plugins=(owner,))
+        self.held[owner], self.lines[owner] = value, line or filled_at()
 
     def resolve(self, default: Any = None) -> Any:
-        """The claimed value, or the default.
+        """Return the claimed value, or the default.
 
         Raises:
             PlanError: two claimants; names both, the slot and the way out.
@@ -77,18 +153,19 @@ class Claim(Generic[T]):
                 f"slot {self.where} is claimed by both '{first}' and '{second}'",
                 where=self.where,
                 fix=way_out(first, second, self.layered),
-            )
+                line=f"{self.lines[first]} and {self.lines[second]}",
+            ).concerning(self.where, plugins=self.held)
         return next(iter(self.held.values()), default)
 
     @property
     def owner(self) -> str:
-        """Who holds it."""
+        """The claimant, or core."""
         return next(iter(self.held), "core")
 
 
 @dataclass(frozen=True)
 class Link:
-    """One node of a chain, and where it wants to stand."""
+    """A node of a chain, with its anchor and the names that it precedes or follows."""
 
     anchor: str
     node: Node
@@ -96,19 +173,32 @@ class Link:
     after: tuple[str, ...]
 
 
-class Chain:
+class Chain(Slot):
     """Nodes in a row.
 
     Args:
         where: its name.
         anchors: in their order.
-        layered: where each layer has one, the plugins that can be told their layers.
+        layered: of a slot that each layer has, the plugins with an option ``layers``.
+        declared: see :class:`Slot`.
     """
 
-    def __init__(self, where: str, anchors: tuple[str, ...], layered: Collection[str] = ()) -> None:
-        self.where, self.anchors, self.layered = where, anchors, layered
+    def __init__(
+        self,
+        where: str,
+        anchors: tuple[str, ...],
+        layered: Collection[str] = (),
+        **declared: Any,
+    ) -> None:
+        super().__init__(where, layered, **declared)
+        self.anchors = anchors
         self.links: list[Link] = []
         self.closed: dict[str, list[tuple[str, str]]] = {}  # anchor -> (owner, reason)
+
+    @property
+    def owners(self) -> set[str]:
+        """The plugins with a node in it."""
+        return {link.node.owner for link in self.links}
 
     def add(
         self, anchor: str, node: Node, before: tuple[str, ...] = (), after: tuple[str, ...] = ()
@@ -121,7 +211,7 @@ class Chain:
         self.closed.setdefault(anchor, []).append((owner, reason))
 
     def resolve(self) -> tuple[tuple[str, Node], ...]:
-        """(anchor, node) in order.
+        """Return (anchor, node) in order.
 
         Raises:
             PlanError: a closed anchor, two nodes of a name, an order that is not stated, a cycle,
@@ -136,19 +226,19 @@ class Chain:
                         f"'{owner}' closed it ({reason})",
                         where=self.where,
                         fix=way_out(owner, link.node.owner, self.layered),
-                    )
+                    ).concerning(f"{self.where}.{link.anchor}", plugins=(owner, link.node.owner))
             if link.node.name in links:
                 raise PlanError(
                     f"two nodes named '{link.node.name}' in {self.where}",
                     where=self.where,
                     fix="give one of them another name=",
-                )
+                ).concerning(plugins=(link.node.owner, links[link.node.name].node.owner))
             links[link.node.name] = link
         self.check_stated(links)
         return tuple((links[name].anchor, links[name].node) for name in self.ordered(links))
 
     def check_stated(self, links: dict[str, Link]) -> None:
-        """Refuse before= and after= that anchors contradict; that they say the same is no harm."""
+        """Refuse before= and after= that the order of the anchors contradicts."""
         place = self.anchors.index
         for name, link in links.items():
             stated = [("before", other) for other in link.before]
@@ -163,10 +253,10 @@ class Chain:
                         f"which is in {links[other].anchor}: anchors come first",
                         where=f"{self.where}.{link.anchor}",
                         fix=f"join at {links[other].anchor}, or leave out '{link.node.owner}'",
-                    )
+                    ).concerning(plugins=(link.node.owner, links[other].node.owner))
 
     def ordered(self, links: dict[str, Link]) -> list[str]:
-        """Names, by anchor, then by before/after; the order must be total."""
+        """Order the names by anchor, then by before/after; the order must be total."""
         order: list[str] = []
         for anchor in self.anchors:
             waiting = {name: link for name, link in links.items() if link.anchor == anchor}
@@ -185,7 +275,7 @@ class Chain:
                         where=f"{self.where}.{anchor}",
                         fix="one of them must say before= or after= the other; or leave out "
                         f"'{links[first].node.owner}'",
-                    )
+                    ).concerning(plugins=(links[one].node.owner for one in (first, second)))
                 order += ready
                 del earlier[ready[0]]
                 for others in earlier.values():
@@ -193,17 +283,38 @@ class Chain:
         return order
 
 
-class Terms(Generic[T]):
+class Terms(Slot, Generic[T]):
     """A sum: entries under keys, each from one plugin.
 
     Args:
         where: its name.
-        layered: where each layer has one, the plugins that can be told their layers.
+        layered: of a slot that each layer has, the plugins with an option ``layers``.
+        keyed: whether each key is a place of its own in the plan, ``where[key]``.
+        always: of the core's own entries, key -> what it is; a plugin may claim one.
+        kind: of the places: a sum's key that the core holds is claimed, not added.
+        why: why an entry is there; or a function of its key.
+        declared: see :class:`Slot`.
     """
 
-    def __init__(self, where: str, layered: Collection[str] = ()) -> None:
-        self.where, self.layered = where, layered
+    def __init__(
+        self,
+        where: str,
+        layered: Collection[str] = (),
+        *,
+        keyed: bool = True,
+        always: Mapping[str, str] | None = None,
+        kind: str = "term",
+        why: str | Callable[[str], str] = "adds it",
+        **declared: Any,
+    ) -> None:
+        super().__init__(where, layered, **declared)
+        self.keyed, self.always, self.kind, self.why = keyed, always or {}, kind, why
         self.held: dict[Hashable, tuple[str, T]] = {}
+
+    @property
+    def owners(self) -> set[str]:
+        """The plugins with an entry in it."""
+        return {owner for owner, _ in self.held.values()}
 
     def add(self, owner: str, key: Hashable, value: T) -> None:
         """Add an entry.
@@ -215,14 +326,16 @@ class Terms(Generic[T]):
             other = self.held[key][0]
             place = f"{self.where}[{key}]"
             if other == owner:
-                raise PlanError(f"plugin '{owner}' adds {place} twice", fix="add it once")
+                raise PlanError(
+                    f"plugin '{owner}' adds {place} twice", fix="add it once"
+                ).concerning(place, plugins=(owner,))
             raise PlanError(
                 f"{place} is added by both '{min(other, owner)}' and '{max(other, owner)}'",
                 where=self.where,
                 fix=way_out(other, owner, self.layered),
-            )
+            ).concerning(place, plugins=(other, owner))
         self.held[key] = (owner, value)
 
     def resolve(self) -> tuple[tuple[Any, str, T], ...]:
-        """(key, owner, value), sorted by key: float sums depend on their order."""
+        """Return (key, owner, value), sorted by key: float sums depend on their order."""
         return tuple((key, *self.held[key]) for key in sorted(self.held, key=str))

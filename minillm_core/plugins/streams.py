@@ -11,15 +11,13 @@ import numpy as np
 
 from minillm_core.nn.init import generator
 
-__all__ = ["Streams", "random_stream"]
-
 _current: ContextVar[Callable[[str], np.random.Generator] | None] = ContextVar(
     "random_stream", default=None
 )
 
 
 def random_stream(name: str = "") -> np.random.Generator:
-    """A stream of random numbers of the plugin whose ``on_batch`` is running.
+    """Return a stream of random numbers of the plugin whose ``on_batch`` is running.
 
     In phase train it goes on from batch to batch, and a resumed run goes on where the checkpoint
     was; in the other phases it starts anew with every batch, so that evaluations are alike. It
@@ -54,7 +52,7 @@ class Streams:
             self._made(name).bit_generator.state = one
 
     def data(self) -> dict[str, Any]:
-        """Every generator's state as JSON, by name."""
+        """Return every generator's state as JSON, by name."""
         return {name: _plain(self._held[name].bit_generator.state) for name in sorted(self._held)}
 
     @contextmanager

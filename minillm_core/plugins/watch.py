@@ -1,7 +1,7 @@
-"""Says, while it lasts, that a plugin's code has been running for long, or that a step waits.
+"""Reports, while it lasts, that a plugin's code has been running for long, or that a step waits.
 
-A thread looks once a second at what is running: a call costs a few microseconds, and nothing is
-said of one that ends in time.
+A thread looks once a second at what is running: a call costs a few microseconds, and one that ends
+in time is not reported.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-__all__ = ["FIRST", "Watch", "running", "watching"]
-
 FIRST = 10.0
-"""Seconds after which it is said for the first time; then after twice as many, and so on."""
+"""Seconds before the first report; the next comes after twice as many, and so on."""
 
 _LOOK_SECONDS = 1.0
 
@@ -25,15 +23,15 @@ _current: ContextVar[Watch | None] = ContextVar("watch", default=None)
 
 @dataclass(eq=False)
 class _Activity:
-    what: Callable[[], str | None]  # None: nothing that anybody should hear of
+    what: Callable[[], str | None]  # None: nothing to report
     began: float
-    due: float  # seconds after which to say so next
+    due: float  # seconds after which to report it next
     waits: bool
-    told: bool = False
+    reported: bool = False
 
 
 class Watch:
-    """What is running, in whichever thread, since when.
+    """A watch of long-running code: what runs, in whichever thread, since when.
 
     Args:
         say: prints a line.
@@ -60,13 +58,13 @@ class Watch:
         """Note that something runs inside.
 
         Args:
-            what: ``plugin 'x', on_batch``; or a function that says it when it is asked for, or
-                gives None where there is nothing to say.
+            what: ``plugin 'x', on_batch``; or a function that returns it for a report, or
+                None where there is nothing to report.
             waits: it waits for another thread, which is what matters where a plugin runs there.
             after: seconds before it is mentioned, where :data:`FIRST` are too few.
         """
-        said = what if callable(what) else lambda: what
-        one = _Activity(said, self._clock(), max(self._first, after), waits)
+        words = what if callable(what) else lambda: what
+        one = _Activity(words, self._clock(), max(self._first, after), waits)
         self._running[one] = None
         if self._thread is None:
             self._start()
@@ -76,7 +74,7 @@ class Watch:
             del self._running[one]
 
     def look(self) -> None:
-        """Say what has been running for long enough to be said, again where it goes on."""
+        """Report what has been running for long enough, and again where it goes on."""
         now = self._clock()
         at_work = list(self._running)
         late = [one for one in at_work if now - one.began >= one.due]
@@ -91,11 +89,11 @@ class Watch:
             line = f"{what}: {'for' if one.waits else 'running for'} {seconds:.0f} s"
             if not one.waits:
                 line += "".join(f"; {other.what()}" for other in blocked)
-            self._say(line + ("" if one.told else " (Ctrl-C twice ends the run)"))
-            one.told = True
+            self._say(line + ("" if one.reported else " (Ctrl-C twice ends the run)"))
+            one.reported = True
 
     def _is_waited_for(self, one: _Activity, now: float) -> bool:
-        """Whether it has been running for so long that it, and not who waits, is to be told of."""
+        """Return whether it has run for so long that it is reported, and not the thread that waits for it."""
         return not one.waits and now - one.began >= self._first / 2 and one.what() is not None
 
     def close(self) -> None:
@@ -128,6 +126,6 @@ def watching(say: Callable[[str], None], *, first: float = FIRST) -> Iterator[No
 def running(
     what: str | Callable[[], str | None], *, waits: bool = False, after: float = 0.0
 ) -> AbstractContextManager[None]:
-    """As :meth:`Watch.running`, on the watch that looks on; without one, nothing."""
+    """Note that something runs inside, as :meth:`Watch.running`, on the current watch; without one, nothing."""
     watch = _current.get()
     return nullcontext() if watch is None else watch.running(what, waits=waits, after=after)

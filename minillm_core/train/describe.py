@@ -2,78 +2,150 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from minillm_core.backends.base import Binding
+from minillm_core.config.schema import TrainConfig
 from minillm_core.plan.render import amount, exportable
+from minillm_core.train.errors import command
 from minillm_core.train.events import Evaluated, Throughput
 from minillm_core.train.job import Job
+from minillm_core.train.progress import duration, losses
+from minillm_core.train.validation import Trend
 
-__all__ = ["binding", "end", "start"]
+EPOCHS = 4
+"""Readings of a text that are nearly as good as new text (arXiv:2305.16264)."""
 
 
-def start(job: Job, out: Path) -> Iterator[str]:
-    """Backend, device and reason first; then plugins, data, model, plan, and what to know."""
-    bound, config, plan = job.trainer.binding, job.config, job.plan
+def start(job: Job, *, verbose: bool = False) -> Iterator[str]:
+    """Write data, model and budget in two lines; then notes to act on; with ``verbose`` everything."""
+    config, plan = job.config, job.plan
+    yield f"data: {job.corpus.description}"
+    model, parts = config.model, [f"{amount(plan.num_parameters)} parameters"]
+    parts[0] += f" ({model.layers} layers, {model.dim} wide)"
+    if plan.plugins:
+        parts.append(f"plugins {', '.join(one.name for one in plan.plugins)}")
+    yield f"model: {'; '.join([', '.join(parts), _budget(job)])}"
+    yield from (f"warning: {warning}" for warning in job.warnings)
+    yield from (f"note: {note}" for note in (*plan.notes, *job.notes))
+    if verbose:
+        yield from _details(job)
+
+
+def _details(job: Job) -> Iterator[str]:
+    bound, plan = job.trainer.binding, job.plan
     how = [bound.dtype, "compiled" if bound.compile else "eager"]
     if bound.checkpointing:
         how.append("activation checkpointing")
     if bound.deterministic:
         how.append("deterministic")
-    yield f"{bound.backend} on {bound.device} ({bound.device_name}): {bound.reason}"
+    yield f"device: {bound.device_name}; {', '.join(how)}"
     for plugin in plan.plugins:
         origin = f"{plugin.distribution} {plugin.version}" if plugin.distribution else "a file"
         yield f"plugin {plugin.name} ({origin})"
-    yield from (f"warning: {warning}" for warning in job.warnings)
-    yield f"data: {job.corpus.description}"
-    model = config.model
-    yield (
-        f"model: {config.preset}, {amount(plan.num_parameters)} parameters "
-        f"({model.layers} layers, {model.dim} wide); {', '.join(how)}"
-    )
-    yield f"{_budget(job)}, {plan.tokens_per_step:,} tokens a step; plan {plan.hash[:12]}"
+    yield f"plan: {plan.hash[:12]}"
     yield f"export: {exportable(plan)}"
     yield "kernels: " + ", ".join(f"{choice.op} {choice.kernel}" for choice in bound.kernels)
     for choice in bound.kernels:
         if choice.reason != "preferred":
             yield f"kernel {choice.op} {choice.kernel}: {choice.reason}"
-    yield from (f"note: {note}" for note in (*plan.notes, *bound.notes, *job.notes))
-    yield f"everything goes to {out}"
+    yield from (f"note: {note}" for note in (*bound.notes, *job.details))
 
 
-def end(
-    job: Job, out: Path, evaluated: Evaluated | None, speed: Throughput | None, steps: int
-) -> Iterator[str]:
-    """The result, the speed, and where everything is."""
-    if evaluated is not None:
-        rate = (
-            "" if evaluated.bits_per_byte is None else f", {evaluated.bits_per_byte:.4f} bits/byte"
-        )
-        yield f"done: {steps:,} steps, validation loss {evaluated.val_loss:.4f}{rate}"
-    epochs = job.plan.tokens_per_step * steps / job.corpus.train.tokens
-    if epochs > 4:  # arXiv:2305.16264: up to four readings are nearly as good as new text
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a run, or of one of its lives."""
+
+    steps: int  # in all
+    evaluated: Evaluated | None  # the last evaluation
+    trend: Trend
+    speed: Throughput | None
+    preparing: float  # seconds of this process
+    training: float
+    evaluating: float
+    prompts: Sequence[str] = ()
+
+
+def end(job: Job, out: Path, made: Outcome) -> Iterator[str]:
+    """Write how long the run took, its result, and where its files are."""
+    parts = ("training", made.training), ("preparing", made.preparing)
+    parts = (*parts, ("evaluating", made.evaluating))
+    total = duration(sum(seconds for _, seconds in parts))
+    spent = ", ".join(f"{what} {duration(seconds)}" for what, seconds in parts)
+    speed = "" if made.speed is None else f", {made.speed.real:,.0f} tokens/s"
+    epochs = _epochs(job, made.steps)
+    yield f"done in {total} ({spent})"
+    yield f"{made.steps:,} steps, {_counted(epochs)}{speed}"
+    if (found := made.evaluated) is not None:
+        yield f"held-out loss {losses(found.val_loss, found.bits_per_byte)}{_best(made)}"
+    if epochs > EPOCHS:
         yield f"the text was read {epochs:.0f} times: more text (--data) would help the most"
-    if speed is not None:
-        yield f"{speed.real:,.0f} tokens/s (without the first step)"
-    kept = "checkpoints/, " if job.config.checkpoint.every else ""
+    kept = "checkpoints/, " if job.config.checkpoint.every != 0 else ""
     own = "tokenizer.json, " if job.corpus.tokenizer else ""
-    yield f"{out}: {kept}{own}metrics.jsonl, run.json"
+    yield f"in {out}: {kept}{own}metrics.jsonl, run.json, run.toml"
+
+
+def _best(made: Outcome) -> str:
+    """Name the step with the lowest held-out loss, where that is not the last one."""
+    best, last = made.trend.best, made.trend.newest
+    if best is None or last is None or best.step == last.step:
+        return ""
+    return f"; step {best.step:,} was the best, {last.val_loss - best.val_loss:.3f} lower"
+
+
+def next_steps(job: Job, out: Path, made: Outcome) -> Iterator[str]:
+    """Write commands that may come next, as they can be typed."""
+    plan, plugins, kept = job.plan, job.plugins, job.config.checkpoint.every != 0
+    lines = [command(["report", str(out)])]
+    if kept:
+        more = ["train", "--resume", "--out", str(out), *_more(job.config.train, made.steps)]
+        lines.append(command(more, plugins))
+    if kept and job.corpus.tokenizer is not None:
+        lines.insert(0, command(["generate", str(out)], plugins, last=made.prompts[:1]))
+    if kept and plan.export.layout is not None:
+        to = out.with_name(f"{out.name}-model")
+        lines.append(command(["export", str(out), "--to", str(to)], plugins))
+    yield "next:"
+    yield from (f"  {line}" for line in lines)
+    if plan.export.layout is None:
+        yield f"  (export: {exportable(plan)})"
+
+
+def _more(train: TrainConfig, steps: int) -> list[str]:
+    """Give the budget of a run that is twice as long."""
+    if train.steps is not None and train.minutes is None:
+        return ["--steps", str(2 * steps)]
+    assert train.minutes is not None
+    longer = [f"train.minutes={2 * train.minutes:g}"]
+    return longer if train.steps is None else [*longer, f"train.steps={2 * train.steps}"]
 
 
 def binding(bound: Binding) -> dict[str, Any]:
-    """The binding as JSON."""
+    """Give the binding as JSON."""
     document = asdict(bound)
     document["kernels"] = [asdict(choice) for choice in bound.kernels]
     return document
 
 
 def _budget(job: Job) -> str:
-    parts = []
+    tokens, parts = job.plan.tokens_per_step, []
     if job.budget.steps is not None:
-        parts.append(f"{job.budget.steps:,} steps")
+        epochs = _epochs(job, job.budget.steps)
+        parts.append(f"{job.budget.steps:,} steps of {tokens:,} tokens, {_counted(epochs)}")
     if job.budget.minutes is not None:
-        parts.append(f"{job.budget.minutes:g} minutes")
-    return " or ".join(parts)
+        beside = "" if parts else f" at {tokens:,} tokens a step"
+        parts.append(
+            f"{job.budget.minutes:g} minutes of training{beside}; start and evaluation come on top"
+        )
+    return ", or ".join(parts)
+
+
+def _epochs(job: Job, steps: int) -> float:
+    return job.plan.tokens_per_step * steps / job.corpus.train.tokens
+
+
+def _counted(epochs: float) -> str:
+    return f"{epochs:.2g} epochs" if epochs < 10 else f"{epochs:,.0f} epochs"

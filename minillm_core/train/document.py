@@ -1,31 +1,51 @@
-"""What run.json says of a run: what it was told, what it runs on, and how it came about."""
+"""What a run writes down of itself: run.json, and run.toml, whose settings repeat it."""
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+from minillm_core.config.presets import plugins_of
+from minillm_core.text import plain
 from minillm_core.train import describe
+from minillm_core.train.budget import Position
 from minillm_core.train.evidence import Evidence
+from minillm_core.train.initial import BRANCHED_FROM, Branch, Initial
 from minillm_core.train.job import Job
-from minillm_core.train.position import Position
 from minillm_core.train.record import hardware, versions
-from minillm_core.train.resume import Earlier
+from minillm_core.train.run_folder import RunFolder
 from minillm_core.train.settings import settings
 
-__all__ = ["document", "taking_part"]
+MOMENTS = ("command", "started", "ended", "seconds", "git")
+"""Entries of run.json that are of one of the run's lives; those of earlier ones are in resumed."""
 
 
-def document(job: Job, earlier: Earlier | None, position: Position) -> dict[str, Any]:
-    """The record at the start of one of the run's lives.
+def document(
+    job: Job, earlier: RunFolder | None, position: Position, tokenizer: str | None
+) -> dict[str, Any]:
+    """Make the record at the start of one of the run's lives.
 
     Args:
         job: what is run.
         earlier: the life before this one.
         position: where this one begins.
+        tokenizer: sha256 of the run's tokenizer.json; None: it is trained on ids.
     """
     binding = job.trainer.binding
     distributions = [one.distribution for one in job.plugins if one.distribution]
     return {
+        "command": list(job.loaded.command) or None,
+        "started": job.started.isoformat(timespec="seconds"),
+        "ended": None,
+        "seconds": None,
+        "git": git(Path()),
         "config": settings(job.loaded),
         "plan": job.plan.data(),
         "plan_hash": job.plan.hash,
@@ -35,29 +55,136 @@ def document(job: Job, earlier: Earlier | None, position: Position) -> dict[str,
         "hardware": hardware(binding.device_name),
         "seed": job.config.seed,
         "data": {"fingerprint": job.corpus.fingerprint, "description": job.corpus.description},
+        "tokenizer": {"sha256": tokenizer} if tokenizer else None,
         "resumed": _lives(earlier, position),
-        "initial": _initial(job, earlier),
+        "initial": _inherited("initial", job.initial, earlier),
+        BRANCHED_FROM: _inherited(BRANCHED_FROM, job.branch, earlier),
     }
 
 
 def taking_part(job: Job, evidence: Evidence) -> list[dict[str, Any]]:
-    """The plugins, with what shows that they took part."""
+    """List the plugins, with what shows that they took part."""
     shown = evidence.records()
     return [one.data() | {"evidence": shown.get(one.name)} for one in job.plugins]
 
 
-def _initial(job: Job, earlier: Earlier | None) -> dict[str, Any] | None:
-    """The directory that the weights came from, in whichever of the run's lives."""
-    if job.initial is not None:
-        return job.initial.data()
-    return earlier.record.get("initial") if earlier else None
+def _inherited(
+    key: str, source: Initial | Branch | None, earlier: RunFolder | None
+) -> dict[str, Any] | None:
+    """Describe where the weights came from, in whichever of the run's lives; None: new ones."""
+    if source is not None:
+        return source.data()
+    return earlier.record.get(key) if earlier else None
 
 
-def _lives(earlier: Earlier | None, position: Position) -> list[dict[str, Any]]:
-    """One entry for each time that the run was taken up again: where, and how it had ended."""
+def _lives(earlier: RunFolder | None, position: Position) -> list[dict[str, Any]]:
+    """List each resume of the run: at which step, and what is known of the life before it."""
     if earlier is None:
         return []
     return [
         *earlier.record.get("resumed", ()),
-        {"step": position.step, "exit_before": earlier.exit},
+        {
+            "step": position.step,
+            "exit_before": earlier.exit,
+            "versions_before": earlier.record.get("versions"),
+            "hardware_before": earlier.record.get("hardware"),
+            **{f"{name}_before": earlier.record.get(name) for name in MOMENTS},
+        },
     ]
+
+
+def ended(job: Job) -> dict[str, Any]:
+    """Give the entries of the record that are known once a life of the run is over."""
+    now = datetime.now(UTC)
+    seconds = (now - job.started).total_seconds()
+    return {"ended": now.isoformat(timespec="seconds"), "seconds": round(seconds, 1)}
+
+
+def git(folder: Path) -> dict[str, Any] | None:
+    """Find the commit that a folder is at, and whether it changed since; None outside a repository.
+
+    No hook and no monitor of the repository's is run.
+    """
+    quiet = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
+
+    def ask(*words: str) -> str | None:
+        command = ["git", *quiet, "-C", str(folder), *words]
+        try:
+            found = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                timeout=5,
+                check=True,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+            )
+        except (OSError, ValueError, subprocess.SubprocessError):  # no git, no repository, too slow
+            return None
+        return found.stdout.strip()
+
+    commit = ask("rev-parse", "--verify", "HEAD")
+    if not commit:
+        return None
+    changed = ask("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=all")
+    return {"commit": commit, "dirty": None if changed is None else bool(changed)}
+
+
+def settings_file(job: Job, earlier: RunFolder | None) -> str:
+    """Write all settings as TOML that ``-c`` reads; those without a value are left out."""
+    config = job.config
+    settings = config.model_dump(mode="json")
+    plugins = settings.pop("plugins")
+    lines = [f"# {line}" for line in _remarks(job, earlier)]
+    tables = {name: table for name, table in settings.items() if isinstance(table, dict)}
+    top = {name: value for name, value in settings.items() if name not in tables}
+    lines += ["", *_pairs(top)]
+    for name, table in tables.items():
+        lines += ["", f"[{name}]", *_pairs(table)]
+    absent = sorted(set(plugins_of(config.preset)) - set(plugins))
+    if absent:
+        lines += [
+            "",
+            "[plugins]  # the preset names these",
+            *(f"{name} = false" for name in absent),
+        ]
+    for name, options in plugins.items():
+        lines += ["", f"[plugins.{name}]", *_pairs(options)]
+    return "\n".join(lines) + "\n"
+
+
+def _remarks(job: Job, earlier: RunFolder | None) -> Iterator[str]:
+    """Say how to repeat the run, and what it ran with."""
+    files = [one for one in job.plugins if one.distribution is None]
+    specs = ",".join(str(Path(one.origin.source).absolute()) for one in files)
+    branched = _inherited(BRANCHED_FROM, job.branch, earlier)
+    words = ["minillm", "train", "-c", "run.toml"]
+    if branched is not None:
+        words += ["--branch", f"{branched['out']}@{branched['step']}"]
+    if specs:
+        words += ["--plugins", specs]
+    yield f"All settings of a run. To repeat it: {plain(shlex.join(words), 2000)}"
+    if job.loaded.command:
+        yield f"command: {plain(shlex.join(job.loaded.command), 2000)}"
+    held = versions(job.trainer.binding.backend)
+    installed = ", ".join(f"{name} {number}" for name, number in held.items() if number)
+    yield f"{job.started:%Y-%m-%d %H:%M} UTC; plan {job.plan.hash[:12]}; {installed}"
+
+
+def _pairs(table: Mapping[str, Any]) -> Iterator[str]:
+    return (f"{_key(name)} = {_toml(value)}" for name, value in table.items() if value is not None)
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)
+
+
+def _toml(value: Any) -> str:
+    """Write a value of JSON's kinds as TOML."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(_pairs(value)) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    if isinstance(value, str):  # JSON's escapes are TOML's as well, but for one character
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return json.dumps(value)

@@ -1,25 +1,10 @@
-"""What happens during a run, as typed events: the console, metrics.jsonl and observers read these."""
+"""Events of a run, typed: the console, metrics.jsonl and observers read these."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
-
-__all__ = [
-    "Ended",
-    "Evaluated",
-    "Event",
-    "Guarded",
-    "Resumed",
-    "Rewound",
-    "Saved",
-    "Skipped",
-    "Started",
-    "Stepped",
-    "Throughput",
-    "Unsaved",
-]
 
 
 @dataclass(frozen=True)
@@ -44,7 +29,7 @@ class Throughput:
 
 @dataclass(frozen=True)
 class Started(Event):
-    """The run begins, or goes on: everything has been checked and bound."""
+    """The run starts or resumes: everything has been checked and bound."""
 
     event: ClassVar[str] = "run"
     plan_hash: str
@@ -78,7 +63,7 @@ class Stepped(Event):
 
 @dataclass(frozen=True)
 class Skipped(Event):
-    """A batch without one supervised token was passed over; the step took the next one."""
+    """A batch without one supervised token was skipped; the step took the next one."""
 
     event: ClassVar[str] = "skip"
     step: int  # the step that the batch would have been
@@ -93,6 +78,17 @@ class Evaluated(Event):
     step: int
     val_loss: float  # nats per token, main target
     bits_per_byte: float | None  # None without a tokenizer
+    tokens: int = 0  # predictions made
+
+
+@dataclass(frozen=True)
+class Sampled(Event):
+    """The model continued a prompt."""
+
+    event: ClassVar[str] = "sample"
+    step: int
+    prompt: str  # empty: the beginning of a document
+    text: str  # what the model wrote after it
 
 
 @dataclass(frozen=True)
@@ -107,7 +103,7 @@ class Saved(Event):
 
 @dataclass(frozen=True)
 class Unsaved(Event):
-    """A checkpoint could not be written, and the run goes on."""
+    """A checkpoint could not be written, and the run continues."""
 
     event: ClassVar[str] = "unsaved"
     step: int
@@ -116,7 +112,7 @@ class Unsaved(Event):
 
 @dataclass(frozen=True)
 class Resumed(Event):
-    """The run goes on from a checkpoint."""
+    """The run was resumed from a checkpoint."""
 
     event: ClassVar[str] = "resume"
     step: int
@@ -136,13 +132,13 @@ class Guarded(Event):
 
 @dataclass(frozen=True)
 class Rewound(Event):
-    """The loss had a spike: the run went back to a checkpoint and passed over some batches."""
+    """The loss had a spike: the run went back to a checkpoint and skipped some batches."""
 
     event: ClassVar[str] = "rewind"
     step: int  # of the spike
     loss: float
     to: int  # the checkpoint's step
-    skipped: int  # steps' batches passed over
+    skipped: int  # steps whose batches are skipped
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ The plan says what to expect of each plugin, as witness keys:
     event:<plugin>      its ``on_event`` took events
     slot:<slot>         a number in the plan, true by construction
 
-Whatever else the trainer witnesses is asked of it by the same rule.
+Other keys are looked up among the trainer's witnesses by the same rule.
 """
 
 from __future__ import annotations
@@ -23,12 +23,10 @@ import numpy as np
 
 from minillm_core.errors import NoEvidence
 from minillm_core.train.events import Event, Stepped
-from minillm_core.train.observers import Raised
+from minillm_core.train.hooks import Raised
 
 if TYPE_CHECKING:
     from minillm_core.train.job import Job
-
-__all__ = ["STEPS", "Evidence"]
 
 STEPS = 10
 """Steps after which a plugin that left no trace ends the run."""
@@ -36,8 +34,8 @@ STEPS = 10
 SHOWN = 8  # keys that a record lists
 
 
-class Witness(Protocol):
-    """The part of a trainer that is asked."""
+class _Witness(Protocol):
+    """The part of a trainer that evidence needs."""
 
     def witnesses(self) -> Mapping[str, int]: ...
     def arrays(self) -> dict[str, np.ndarray]: ...
@@ -48,16 +46,16 @@ class Evidence:
 
     Args:
         expected: plugin -> the keys that its part of the plan must leave.
-        trainer: asked for witnesses, and for parameters where any is expected to move.
+        trainer: gives witnesses, and parameters where any is expected to move.
         seen: live counts of ``batch:`` and ``event:`` keys.
-        say: is told what is missing.
+        say: prints a line about missing evidence.
         raised: live; plugin -> what its observer raised.
     """
 
     def __init__(
         self,
         expected: Mapping[str, Sequence[str]],
-        trainer: Witness,
+        trainer: _Witness,
         *,
         seen: Counter[str],
         say: Callable[[str], None],
@@ -81,7 +79,7 @@ class Evidence:
 
     @classmethod
     def of(cls, job: Job, say: Callable[[str], None]) -> Self:
-        """What a job's plan expects of its plugins; ``say`` is told what is missing."""
+        """Make the evidence that a job's plan expects of its plugins; ``say`` prints a line."""
         expected = {planned.name: planned.expected for planned in job.plan.plugins}
         return cls(expected, job.trainer, seen=job.seen, say=say, raised=job.raised)
 
@@ -106,7 +104,7 @@ class Evidence:
                 self._say(f"warning: plugin '{name}' did not show everywhere: {_few(missing)}")
 
     def records(self) -> dict[str, dict[str, Any]]:
-        """Plugin -> ``{"shown": bool, "what": [...]}``, and ``missing`` where something is.
+        """Map each plugin to ``{"shown": bool, "what": [...]}``, with ``missing`` where something is.
 
         As after ten steps; a shorter run is looked at now. ``switched_off`` says of an observer
         that raised too often what it was.
@@ -138,7 +136,7 @@ class Evidence:
         return {name: raised for name, raised in sorted(self._raised.items()) if raised.off}
 
     def _nothing_of(self, name: str) -> NoEvidence:
-        """The error for a plugin that left no trace: what it raised, where it did."""
+        """Make the error for a plugin that left no trace: what it raised, where it did."""
         raised = self._raised.get(name)
         if raised is not None:
             off = " and was switched off" if raised.off else ""
@@ -174,7 +172,7 @@ class Evidence:
         return records
 
     def _moved(self) -> Counter[str]:
-        """``parameter:`` keys of those that a gradient reached.
+        """Count the ``parameter:`` keys of those that a gradient reached.
 
         An optimizer's state of the parameter's own shape tells (a moment, a momentum); a change
         alone may be weight decay. Where there is no such state the change must do.
@@ -197,7 +195,7 @@ class Evidence:
 
 
 def _owner(key: str, names: Set[str]) -> str | None:
-    """The parameter of an ``optimizer.<stage>.<entry>.<parameter>``: the longest that fits."""
+    """Find the parameter of an ``optimizer.<stage>.<entry>.<parameter>``: the longest that fits."""
     kind, _, rest = key.partition(".")
     while kind == "optimizer" and rest:
         if rest in names:

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from minillm_core.data import Loader, StepBatch
+from minillm_core.errors import DataError
 from minillm_core.plugins.streams import Streams
-from minillm_core.train.hooks import batch_hook
+from minillm_core.plugins.watch import running
+from minillm_core.train.events import Event, Skipped
+from minillm_core.train.hooks import plan_hook
 from minillm_core.train.job import Job
-
-__all__ = ["Feed"]
 
 _GRACE = 2.0
 """Seconds that the end of a run waits for an ``on_batch`` which does not return."""
@@ -22,7 +23,7 @@ class Feed(Iterator[StepBatch]):
     Args:
         job: data, plugins and sizes.
         cursor: of a checkpoint; None: from the start.
-        cancelled: asked while the next batch is waited for.
+        cancelled: polled while the next batch is awaited.
     """
 
     def __init__(
@@ -35,10 +36,10 @@ class Feed(Iterator[StepBatch]):
         self._loader = self._open(cursor)
 
     def __next__(self) -> StepBatch:
-        """The next step's; waits for it.
+        """Wait for the next step's batch.
 
         Raises:
-            Cancelled: nobody wants to wait any more.
+            Cancelled: ``cancelled`` returned true.
         """
         return next(self._loader)
 
@@ -51,18 +52,11 @@ class Feed(Iterator[StepBatch]):
         return dict(cursor)
 
     def _open(self, cursor: Mapping[str, Any] | None) -> Loader:
-        config = self._job.config
+        job, config = self._job, self._job.config
         streams = Streams(config.seed, (cursor or {}).get("random"))
-        on_batch = batch_hook(
-            self._job.plan.on_batch,
-            self._job.plugins,
-            self._job.seen,
-            config.model.vocab,
-            streams,
-            self._job.plan.batch_fields,
-        )
+        on_batch = plan_hook(job.plan, job.plugins, job.seen, streams)
         return Loader(
-            self._job.corpus.train,
+            job.corpus.train,
             rows=config.train.rows,
             accumulate=config.train.accumulate,
             seq_len=config.train.seq_len,
@@ -78,3 +72,38 @@ class Feed(Iterator[StepBatch]):
 
     def __exit__(self, *exception: object) -> None:
         self._loader.close(_GRACE)
+
+
+EMPTY_IN_A_ROW = 100
+"""Consecutive batches without a supervised token after which the run ends."""
+
+
+def next_supervised_batch(
+    batches: Iterator[StepBatch], step: int, skipped: int, emit: Callable[[Event], None]
+) -> tuple[StepBatch, int]:
+    """Take the next batch with a supervised token; gives it and the batches skipped so far.
+
+    Args:
+        batches: one a step, without end.
+        step: the step that the batch is for.
+        skipped: batches skipped before this call.
+        emit: takes an event for each batch that is skipped.
+
+    Raises:
+        DataError: too many batches in a row have none.
+    """
+    for _ in range(EMPTY_IN_A_ROW):
+        with running(f"step {step} waits for its batch", waits=True):
+            batch = next(batches)
+        if batch.supervised > 0:
+            return batch, skipped
+        skipped += 1
+        emit(Skipped(step, skipped))
+    raise DataError(
+        f"{EMPTY_IN_A_ROW} batches in a row hold no supervised token: every label is -1",
+        where=f"the data, before step {step}",
+        fix="check the text and the on_batch of each plugin; then --resume goes on from the last "
+        "checkpoint"
+        if step > 1
+        else "check the text and the on_batch of each plugin",
+    )

@@ -1,25 +1,22 @@
-"""Generation: a trained model goes on with a text, id by id."""
+"""Generation: a trained model continues a text, id by id; and the samples that a run writes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+import math
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
 from minillm_core.backends.base import Decoding, Model, lone_row
-from minillm_core.backends.detect import choose, probe
-from minillm_core.data import OnBatch
-from minillm_core.errors import Refusal
-from minillm_core.plugins.blame import blaming
+from minillm_core.data import Documents, OnBatch, Tokenizer
+from minillm_core.errors import NonFinite, Refusal
+from minillm_core.plugins.attribution import attribute_errors
 from minillm_core.plugins.manager import LoadedPlugin
-from minillm_core.train.restore import Create, Run, open_run
-from minillm_core.train.sampling import Sampling
-from minillm_core.train.streaming import pieces
-
-__all__ = ["Generation", "Vocabulary", "Window", "Writer", "open_writer"]
+from minillm_core.text import printable, printable_so_far
 
 Say = Callable[[str], None]
 
@@ -30,15 +27,15 @@ class Vocabulary(Protocol):
     end_of_text: int
 
     def known(self) -> np.ndarray:
-        """The ids in use, int32 (n,)."""
+        """Give the ids in use, int32 (n,)."""
         ...
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The ids of each text."""
+        """Give the ids of each text."""
         ...
 
     def stream(self) -> Callable[[int], str]:
-        """What takes ids one by one and gives the text that each of them completes."""
+        """Make a function that takes ids one by one and gives the text that each of them completes."""
         ...
 
 
@@ -53,7 +50,7 @@ class Window:
         context: columns at most.
         cached: feed only what is new, and let the model keep the rest.
         on_batch: the plugins'; it is given all ids that the model is shown.
-        say: is told, once, when ids are dropped.
+        say: prints a line, once, when ids are dropped.
     """
 
     def __init__(
@@ -72,7 +69,7 @@ class Window:
         self._past = 0  # columns that it was fed
 
     def next_logits(self, new: Sequence[int]) -> np.ndarray:
-        """float32 (V,): the logits after some more ids. Waits."""
+        """Feed some more ids; waits for the logits after them, float32 (V,)."""
         self._ids += new
         if len(self._ids) > self._context:
             self._forget()
@@ -92,14 +89,14 @@ class Window:
         del self._ids[:-stay]
         self._decoding = None
         self._say(
-            f"the model is shown {self._context:,} tokens at most: it goes on from the last {stay:,}"
+            f"the model sees {self._context:,} tokens at most: it continues from the last {stay:,}"
         )
         self._say = lambda line: None
 
 
 @dataclass
 class Generation:
-    """Ids that a model goes on with; made by iterating, once."""
+    """A continuation: iterate over it once to draw its ids."""
 
     window: Window
     new: Sequence[int]  # what the window is to be shown first
@@ -141,7 +138,7 @@ class Writer:
         cached: bool = True,
         say: Say = lambda line: None,
     ) -> Generation:
-        """The ids that follow a prompt, which begins a document.
+        """Prepare the continuation of a prompt, which begins a document.
 
         Ids that the vocabulary does not know, rows of padding in the embedding, are never drawn.
 
@@ -151,7 +148,7 @@ class Writer:
             tokens: how many at most; the end of the text ends it earlier.
             seed: of the draws, which move no other randomness.
             cached: let the model keep what it computed for earlier ids.
-            say: is told when the beginning is forgotten.
+            say: prints a line when the beginning is dropped.
         """
         known, random = self.vocabulary.known(), np.random.default_rng(seed)
 
@@ -164,53 +161,189 @@ class Writer:
         return Generation(window, [end_of_text, *ids.tolist()], choose, end_of_text, tokens)
 
     def text(self, generation: Generation, prompt: str = "") -> Iterator[str]:
-        """The prompt and what follows it, in pieces that can be printed as they come.
+        """Yield the prompt and its continuation, in pieces that can be printed as they come.
 
         Raises:
             PluginCodeError: a plugin's node raised.
         """
-        with blaming(self.plugins, "for the next token"):
+        with attribute_errors(self.plugins, "for the next token"):
             yield from pieces(generation, self.vocabulary.stream(), prompt)
 
 
-def open_writer(
-    out: Path,
-    *,
-    backend: str = "auto",
-    device: str = "auto",
-    plugins: Mapping[str, str] | None = None,
-    say: Say,
-    create: Create | None = None,
-) -> tuple[Writer, Run]:
-    """The writer of a run's newest good checkpoint, in float32: bfloat16 rounds the logits of one
-    new column otherwise than those of the whole row, and the cache would change the text.
+@dataclass(frozen=True)
+class Sampling:
+    """How an id is drawn.
 
     Args:
-        out: the run's folder.
-        backend: as for training; it need not be the run's.
-        device: as for training.
-        plugins: name -> what to load for it, for plugins that must be named again.
-        say: is told what a person should know.
-        create: makes the backend; default: :func:`minillm_core.backends.create`.
+        temperature: logits are divided by it; 0: the likeliest is taken, nothing is drawn.
+        top_k: only so many of the likeliest may be drawn; None: all.
+        top_p: of those, only the fewest likeliest that have this probability together.
 
     Raises:
-        Refusal: OUT holds no run, no checkpoint or no tokenizer, or anything given cannot be used.
-        NoCheckpoint: none verifies.
-        PluginCodeError: a plugin's own code raised.
+        Refusal: one of them is out of range.
     """
-    detected = choose(probe(), backend, device)
-    run = open_run(out, plugins=plugins, say=say)
-    tokenizer = run.tokenizer
-    if tokenizer is None:
-        raise Refusal(
-            "the run has no tokenizer, so there is no text to go on with: it was trained on ids",
-            where=str(out),
-            fix="train on text, or with data.tokenizer=tokenizer.json",
-        )
-    exact = {"dtype": "float32", "compile": "off"}
-    train = run.config.train.model_copy(update=exact)
-    # the kernels that were asked for were for training, perhaps in another dtype
-    config = run.config.model_copy(update={"train": train, "kernels": "auto"})
-    run = replace(run, config=config, plan=replace(run.plan, config=config))
-    model = run.model(detected, say=say, create=create)
-    return Writer(model, tokenizer, train.seq_len, run.batch_hook(), run.plugins), run
+
+    temperature: float = 0.8
+    top_k: int | None = None
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        likely = "0 for the likeliest, or more, like 0.8"
+        for name, given, allowed, fix in (
+            ("temperature", self.temperature, 0 <= self.temperature < math.inf, likely),
+            ("top-k", self.top_k, self.top_k is None or self.top_k >= 1, "1 or more, like 50"),
+            ("top-p", self.top_p, 0 < self.top_p <= 1, "more than 0 and at most 1, like 0.95"),
+        ):
+            if not allowed:
+                raise Refusal(f"{name} cannot be {given}", where=f"--{name}", fix=fix)
+
+    def draw(self, logits: np.ndarray, random: np.random.Generator) -> int:
+        """Draw an index of ``logits``.
+
+        Args:
+            logits: float (n,), n > 0.
+            random: one number is drawn from it, none at temperature 0.
+
+        Raises:
+            NonFinite: a logit is not a number.
+        """
+        if not np.isfinite(logits).all():
+            raise NonFinite(
+                "the model's logits are not finite, so nothing can be drawn from them",
+                fix="train it again, with a lower train.lr",
+            )
+        if self.temperature == 0:
+            return int(np.argmax(logits))
+        weights = self.weights(logits)
+        (kept,) = np.nonzero(weights)
+        edges = np.cumsum(weights[kept])
+        return int(kept[np.searchsorted(edges, random.random() * edges[-1], side="right")])
+
+    def weights(self, logits: np.ndarray) -> np.ndarray:
+        """Compute weights proportional to the probability of being drawn, float64 (n,); 0: never.
+
+        Args:
+            logits: float (n,), finite; the temperature is above 0.
+        """
+        exact = logits.astype(np.float64)
+        with np.errstate(over="ignore"):  # -inf: at this temperature it is never drawn
+            weights = np.exp((exact - exact.max()) / self.temperature)
+        if self.top_k is None and self.top_p == 1:
+            return weights
+        order = np.argsort(-exact, kind="stable")[: self.top_k]  # the likeliest first
+        if self.top_p < 1:  # at 1 the rounding of sums must not take the least likely away
+            before = np.cumsum(weights[order]) - weights[order]
+            order = order[before < self.top_p * weights[order].sum()]
+        kept = np.zeros_like(weights)
+        kept[order] = weights[order]
+        return kept
+
+
+def pieces(ids: Iterable[int], decode: Callable[[int], str], before: str = "") -> Iterator[str]:
+    """Yield the text of ids, piece by piece as they come; joined it is ``printable`` of the whole.
+
+    A control sequence that is not over yet is held back, also where it begins in ``before``; half
+    a character at the end is left out.
+
+    Args:
+        ids: of the text.
+        decode: id -> the text that it completes, as ``Tokenizer.stream`` gives it.
+        before: the text that they continue: the first piece.
+    """
+    settled, held = printable_so_far(before)
+    if settled:
+        yield settled
+    for index in ids:
+        settled, held = printable_so_far(held + decode(index))
+        if settled:
+            yield settled
+    if rest := printable(held):
+        yield rest
+
+
+TOKENS = 96
+"""Of a sample, at most."""
+
+SECONDS = 15.0
+"""After which a sample ends where it is: a large model on a slow machine."""
+
+_LOOKED_AT = 64  # documents in which beginnings are looked for
+_PARTS = 8  # places in a long document where they are looked for as well
+_READ = 64  # tokens that are read of each
+_WORDS, _LONGEST = 8, 60  # most words and characters of a prompt
+
+
+def sample(
+    model: Model,
+    vocabulary: Vocabulary,
+    prompt: str = "",
+    *,
+    tokens: int = TOKENS,
+    context: int,
+    temperature: float = 0.8,
+    seed: int = 0,
+    on_batch: OnBatch | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+    seconds: float = SECONDS,
+    clock: Callable[[], float] = time.perf_counter,
+) -> str:
+    """Continue a prompt.
+
+    Args:
+        model: gives the logits.
+        vocabulary: encodes and decodes; ids that it does not know are never drawn.
+        prompt: without lone surrogates; empty: the beginning of a document.
+        tokens: how many at most; the end of the document ends it earlier.
+        context: most tokens that the model is shown.
+        temperature: lower is safer.
+        seed: of the draws, which move no other randomness.
+        on_batch: the plugins'.
+        stopped: polled before every token; the sample ends where it returns true.
+        seconds: after which it ends as well.
+        clock: seconds that never go back.
+
+    Returns:
+        The text after the prompt, without terminal control sequences and without half a character
+        at its end.
+    """
+    writer = Writer(model, vocabulary, context, on_batch)
+    ids = iter(writer.go_on(prompt, Sampling(temperature), tokens=tokens, seed=seed))
+    ends = clock() + seconds
+
+    def in_time() -> Iterator[int]:
+        while not stopped() and clock() < ends and (one := next(ids, None)) is not None:
+            yield one
+
+    return "".join(pieces(in_time(), vocabulary.stream()))
+
+
+def prompts(documents: Documents, tokenizer: Tokenizer, count: int) -> list[str]:
+    """Beginnings of documents: of the first line as many as eight words; fewer where few do."""
+    found: list[str] = []
+    for text in _texts(documents, tokenizer, count):
+        if len(found) == count:
+            break
+        beginning = _beginning(text)
+        if beginning and beginning not in found:
+            found.append(beginning)
+    return found
+
+
+def _texts(documents: Documents, tokenizer: Tokenizer, count: int) -> Iterator[str]:
+    """Yield texts to find prompts in: beginnings of documents, then lines within long ones."""
+    for index in range(min(len(documents), _LOOKED_AT)):
+        yield tokenizer.decode(documents[index][:_READ].tolist())
+    for index in range(min(len(documents), count)):
+        ids = documents[index]
+        for part in range(1, _PARTS):
+            inside = ids[len(ids) * part // _PARTS :][:_READ].tolist()
+            yield tokenizer.decode(inside).partition("\n")[2]
+
+
+def _beginning(text: str) -> str | None:
+    """Take the first words of a text, where they are worth continuing."""
+    line = next((line for line in text.splitlines() if line.strip()), "").strip()
+    words = re.findall(r"\S+", line)
+    short = " ".join(words[:_WORDS])[:_LONGEST].rstrip("\ufffd ")
+    letters = sum(character.isalpha() for character in short)
+    return short if letters >= 6 and not short.startswith("#!") else None

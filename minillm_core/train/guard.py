@@ -12,12 +12,10 @@ from statistics import median
 
 from minillm_core.backends.base import StepResult
 from minillm_core.errors import NonFinite
-from minillm_core.train.ending import not_finite
+from minillm_core.train.budget import Position
+from minillm_core.train.checkpoints import CheckpointManager
+from minillm_core.train.errors import kept
 from minillm_core.train.events import Event, Guarded, Rewound
-from minillm_core.train.keeper import Keeper
-from minillm_core.train.position import Position
-
-__all__ = ["LIMIT", "MEMORY", "REWINDS", "WINDOW", "Guard", "Rewinding", "is_spike", "recent"]
 
 WINDOW = 100
 """Steps that are looked back on."""
@@ -35,42 +33,33 @@ REWINDS = 10
 
 
 def recent(guarded: Sequence[int], step: int) -> tuple[int, ...]:
-    """Those of the steps ``guarded`` that are among the hundred up to ``step``."""
+    """Keep those of the steps ``guarded`` that are among the hundred up to ``step``."""
     return tuple(one for one in guarded if one > step - WINDOW)
 
 
 def is_spike(loss: float, losses: Sequence[float], nats: float) -> bool:
-    """Whether a loss is more than ``nats`` over the median of those before it."""
+    """Tell whether a loss is more than ``nats`` over the median of those before it."""
     return len(losses) >= FEWEST and loss > median(losses) + nats
-
-
-Rewinding = Callable[[int, int], tuple[Position, int] | None]
-"""Puts a run back to a checkpoint that is old enough for a spike at a step, of a run that went back
-so often before; gives its position and how many steps' batches it passed over, or None."""
 
 
 class Guard:
     """Counts the steps that were not finite, and goes back where the loss has a spike.
 
     Args:
-        keeper: of the run's checkpoints: they are told of before a run ends or goes back.
-        emit: is told every event, in order.
+        checkpoints: the run's, whose events come before a run ends or goes back to one.
+        emit: takes every event, in order.
         say: prints a line.
         spike: nats over the median of the last losses from which on the run goes back; 0: never.
-        rewind: goes back.
     """
 
     def __init__(
         self,
-        keeper: Keeper,
+        checkpoints: CheckpointManager,
         emit: Callable[[Event], None],
         say: Callable[[str], None],
-        *,
         spike: float,
-        rewind: Rewinding,
     ) -> None:
-        self.keeper, self.emit, self.say = keeper, emit, say
-        self.spike, self.rewind = spike, rewind
+        self.checkpoints, self.emit, self.say, self.spike = checkpoints, emit, say, spike
 
     def take(
         self, position: Position, step: int, result: StepResult
@@ -83,7 +72,7 @@ class Guard:
             result: how it went.
 
         Returns:
-            Where the run went back to, and what is to be told; None: it goes on.
+            The earlier position and the event to emit; None: the run was not rewound.
 
         Raises:
             NonFinite: too many steps were not finite, or had a spike.
@@ -94,7 +83,7 @@ class Guard:
         return self._look(position, step, result.loss) if self.spike else None
 
     def end(self, position: Position) -> None:
-        """All steps are made.
+        """Check, after the last step, that the run learnt anything.
 
         Raises:
             NonFinite: not one of them was finite.
@@ -128,8 +117,8 @@ class Guard:
                 f"the loss had a spike at step {step}, after {position.rewinds} others: {loss:.4f}",
                 position,
             )
-        self.keeper.tell(position, wait=True)
-        found = self.rewind(step, position.rewinds)
+        self.checkpoints.report(position, wait=True)
+        found = self.checkpoints.rewind(step, position.rewinds)
         if found is None:
             self.say(
                 f"warning: the loss of step {step} is a spike ({loss:.4f}), and no checkpoint is "
@@ -142,5 +131,5 @@ class Guard:
         return earlier, Rewound(step, loss, earlier.step, passed_over)
 
     def _failed(self, what: str, position: Position) -> NonFinite:
-        self.keeper.settle(position)
-        return not_finite(what, position)
+        self.checkpoints.settle(position)
+        return NonFinite(what, where=kept(position))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,16 +13,15 @@ import numpy as np
 from minillm_core.data import Batch, OnBatch
 from minillm_core.data.batch import checked
 from minillm_core.errors import DataError, PluginCodeError
+from minillm_core.plan import Plan
 from minillm_core.plugins.builders.data import Field
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.streams import Streams
+from minillm_core.text import plain
 from minillm_core.train.events import Event
-from minillm_core.train.observers import Observer, Observers
 
 if TYPE_CHECKING:
     from minillm_core.train.job import Job
-
-__all__ = ["batch_hook", "observers", "observers_of"]
 
 
 def batch_hook(
@@ -31,14 +32,15 @@ def batch_hook(
     streams: Streams,
     fields: Sequence[tuple[str, str, Field]] = (),
 ) -> OnBatch | None:
-    """All ``on_batch`` as one function, called in ``order``; None where there is none.
+    """Join all ``on_batch`` into one function, called in ``order``; None where there is none.
 
     It raises PluginCodeError where a plugin's code raises or returns what is no batch.
 
     Args:
         order: names of plugins, from the plan.
         plugins: those of the run.
-        seen: ``batch:<plugin>`` is counted there.
+        seen: ``batch:<plugin>`` is counted there, and ``unlabelled:<plugin>`` for each batch of an
+            evaluation whose last label it took.
         vocab: ids and labels are below it.
         streams: the random numbers that they draw from.
         fields: name, plugin and declaration of what they add to a batch, from the plan.
@@ -54,37 +56,49 @@ def batch_hook(
     def on_batch(batch: Batch, phase: str) -> Batch:
         shape = batch["ids"].shape
         for one in chain:
-            hook = f"on_batch, phase {phase}"
+            hook, labelled = f"on_batch, phase {phase}", phase == "eval" and _labelled(batch)
             with one.contain(hook), streams.of(one.name, phase):
                 batch = _call(one.plugin.on_batch, batch=batch, phase=phase, vocab=vocab)  # type: ignore[attr-defined]
             try:
                 _fields(checked(batch, vocab), declared.get(one.name, ()))
             except DataError as error:
-                raise PluginCodeError(
-                    one.name,
+                raise _broken(one, hook, "broke the batch in", error.what, error.fix) from error
+            if batch["ids"].shape != shape:
+                raise _broken(
+                    one,
                     hook,
-                    did="broke the batch in",
-                    offered_by=one.origin.offered_by,
-                    where=error.what,
-                    fix=error.fix,
-                ) from error
-            if phase == "decode" and batch["ids"].shape != shape:
-                raise PluginCodeError(
-                    one.name,
-                    hook,
-                    did="changed the columns in",
-                    offered_by=one.origin.offered_by,
-                    where=f"'ids' {batch['ids'].shape}, not {shape}",
-                    fix="drop and pack in phase train alone",
+                    "changed the rows or columns in",
+                    f"'ids' {batch['ids'].shape}, not {shape}",
+                    "keep the batch's shape (rows, T): -1 as a label drops a position in phase "
+                    "train; train.rows and train.seq_len set the shape",
                 )
             seen[f"batch:{one.name}"] += 1
+            if labelled and not _labelled(batch):
+                seen[f"unlabelled:{one.name}"] += 1
         return batch
 
     return on_batch
 
 
+def plan_hook(
+    plan: Plan, plugins: Iterable[LoadedPlugin], seen: Counter[str], streams: Streams
+) -> OnBatch | None:
+    """Join all ``on_batch`` of a plan as :func:`batch_hook` does."""
+    vocab = plan.config.model.vocab
+    return batch_hook(plan.on_batch, plugins, seen, vocab, streams, plan.batch_fields)
+
+
+def _broken(one: LoadedPlugin, hook: str, did: str, where: str, fix: str | None) -> PluginCodeError:
+    offered_by = one.origin.offered_by
+    return PluginCodeError(one.name, hook, did=did, offered_by=offered_by, where=where, fix=fix)
+
+
+def _labelled(batch: Batch) -> bool:
+    return bool((batch["labels"] >= 0).any())
+
+
 def _fields(batch: Batch, fields: Sequence[Field]) -> None:
-    """What a plugin declared that it writes is there, as it was declared, and finite.
+    """Check the fields that a plugin declared: there, as declared, and finite.
 
     Raises:
         DataError: it is not.
@@ -107,18 +121,18 @@ def _fields(batch: Batch, fields: Sequence[Field]) -> None:
 
 
 def observers_of(job: Job, core: Sequence[Observer], *, say: Callable[[str], None]) -> Observers:
-    """Everyone who is told of a job's events: the core's own, and each plugin's ``on_event``.
+    """Join the observers of a job's events: the core's own, and each plugin's ``on_event``.
 
     Args:
         job: its plugins, and what is kept of them.
         core: called first, in order.
-        say: is told of errors.
+        say: prints a line about an error.
     """
     return Observers(core, observers(job.plugins), say=say, seen=job.seen, raised=job.raised)
 
 
 def observers(plugins: Iterable[LoadedPlugin]) -> dict[str, Observer]:
-    """Plugin -> its ``on_event``."""
+    """Map each plugin to its ``on_event``."""
     return {one.name: _observer(one) for one in plugins if "on_event" in one.plugin.hooks}
 
 
@@ -136,3 +150,85 @@ def _call(hook: Callable, **arguments: object):
     """Call a hook, which may leave arguments out, as pluggy allows."""
     taken = hook.__code__.co_varnames[1 : hook.__code__.co_argcount]
     return hook(**{name: arguments[name] for name in taken})
+
+
+STRIKES = 3
+"""Errors after which an observer is switched off."""
+
+Observer = Callable[[Event], None]
+
+
+@dataclass(frozen=True)
+class Raised:
+    """What became of an observer that raised."""
+
+    times: int
+    last: str  # what it was, and in which line
+
+    @property
+    def off(self) -> bool:
+        """Whether it gets no more events."""
+        return self.times >= STRIKES
+
+
+class Observers:
+    """Hands every event to the core's observers, then to the plugins'.
+
+    What the core's raise ends the run: metrics.jsonl that cannot be written is no detail.
+
+    Args:
+        core: called first, in order.
+        plugins: plugin name -> its ``on_event``, contained; called in the order of the names.
+        say: prints a line about an error.
+        seen: ``event:<plugin>`` -> events that it took; the evidence reads it.
+        raised: plugin -> what its raised; the evidence reads it.
+    """
+
+    def __init__(
+        self,
+        core: Sequence[Observer],
+        plugins: Mapping[str, Observer],
+        *,
+        say: Callable[[str], None],
+        seen: Counter[str],
+        raised: dict[str, Raised] | None = None,
+    ) -> None:
+        self._core, self._plugins = list(core), dict(sorted(plugins.items()))
+        self._say, self._seen = say, seen
+        self._raised = {} if raised is None else raised
+
+    def __call__(self, event: Event) -> None:
+        """Tell everyone.
+
+        Whatever a plugin's raises is isolated, SystemExit too; and what it does to an event is seen
+        by no other observer.
+        """
+        for observer in self._core:
+            observer(event)
+        for name, observer in list(self._plugins.items()):
+            try:
+                observer(copy.deepcopy(event))
+            except Exception as error:  # contained: SystemExit and its like are causes
+                self._strike(name, event, error)
+            else:
+                self._seen[f"event:{name}"] += 1
+
+    def _strike(self, name: str, event: Event, error: Exception) -> None:
+        before = self._raised.get(name)
+        count = before.times + 1 if before else 1
+        said, cause = f"plugin '{name}' raised in on_event for '{event.event}'", error
+        if isinstance(error, PluginCodeError):
+            said, cause = error.what, error.__cause__
+        last = plain(f"{type(cause).__name__}: {cause}", 160) + _place(error)
+        self._raised[name] = Raised(count, last)
+        self._say(f"warning: {said} ({count} of {STRIKES}): {last}")
+        if self._raised[name].off:
+            del self._plugins[name]
+            self._say(f"warning: plugin '{name}' gets no more events; the run continues")
+
+
+def _place(error: Exception) -> str:
+    """Find the plugin's innermost line, where it is known."""
+    where = error.where if isinstance(error, PluginCodeError) else None
+    frames = (where or "").splitlines()[:-1]  # the last line is the error itself
+    return f", at {frames[-1].strip()}" if frames else ""

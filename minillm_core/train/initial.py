@@ -1,33 +1,47 @@
-"""Starting from a model directory: what it says of itself as settings, and its weights."""
+"""The state that a new run begins with: of a model directory (``--init``), or of another run's checkpoint.
+
+``minillm train --branch RUN[@STEP] --out NEW``: the new run takes the old one's settings, overlaid by
+those that are given, its weights, optimizer state, step and place in the data. Where its plan differs,
+arrays are taken by name and shape, and the others start anew.
+"""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from minillm_core.backends.base import Trainer
-from minillm_core.checkpoint.directory import Fitted, ModelDirectory, fit, read_model_directory
-from minillm_core.checkpoint.directory.read import CONFIG
+from minillm_core.checkpoint import Checkpoint, chosen_or_refuse
+from minillm_core.checkpoint.huggingface import Fitted, ModelDirectory, fit, read_model_directory
+from minillm_core.checkpoint.huggingface.read import CONFIG
 from minillm_core.config.origins import Layer, Setting
-from minillm_core.errors import Refusal
+from minillm_core.config.schema import Config
+from minillm_core.data import Corpus, Tokenizer
+from minillm_core.errors import ConfigError, DataError, Refusal
 from minillm_core.plan import Plan
 from minillm_core.text import few
-from minillm_core.train.record import RUN
+from minillm_core.train.budget import Budget, Position
+from minillm_core.train.record import RUN, read_record
+from minillm_core.train.run_folder import TOKENIZER, RunFolder
 
-__all__ = ["Initial", "initial_layer"]
 
-
-def initial_layer(directory: str | None) -> Layer | None:
-    """The shape and the tokenizer of a model directory as settings; None without one.
+def initial_layer(directory: object) -> Layer | None:
+    """Read the shape and the tokenizer of a model directory as settings; None without one.
 
     Raises:
         Refusal: it is no model directory, or one that cannot be started from.
     """
     if directory is None:
         return None
+    if not isinstance(directory, str):  # init=5: settings are checked after this one is read
+        raise ConfigError(
+            f"init is the path of a model directory, not {directory!r}",
+            where=f"init={directory!r}",
+            fix=f"init='./{directory}' where the directory is called that, or leave it out",
+        )
     path, layer = Path(directory), Layer()
     if (path / RUN).is_file() and not (path / CONFIG).exists():
         raise Refusal(
@@ -58,7 +72,7 @@ class Initial:
         return cls(found, fit(plan, found))
 
     def load(self, trainer: Trainer) -> Iterator[str]:
-        """Give the trainer the weights; yields what a person should be told."""
+        """Give the trainer the weights; yields lines to print."""
         trainer.load(trainer.arrays() | self.fitted.arrays)
         yield f"the weights are those of {self.directory.path}"
         yield from self.directory.notes
@@ -68,3 +82,136 @@ class Initial:
     def data(self) -> dict[str, Any]:
         """For run.json."""
         return {"directory": str(self.directory.path), "digest": self.directory.digest}
+
+
+BRANCHED_FROM = "branched_from"
+"""The entry of run.json."""
+
+BEST = "best"
+
+
+@dataclass(frozen=True)
+class Branch(RunFolder):
+    """The checkpoint that a new run begins with, and the folder, absolute, of its run."""
+
+    checkpoint: Checkpoint
+
+    @classmethod
+    def of(cls, given: str, say: Callable[[str], None]) -> Branch:
+        """Find what ``--branch`` names: ``RUN``, ``RUN@STEP`` or ``RUN@best``.
+
+        Raises:
+            Refusal: there is no such run or checkpoint.
+            NoCheckpoint: it does not verify.
+        """
+        folder, _, which = (given, "", "") if Path(given).exists() else given.rpartition("@")
+        if not folder:
+            folder, which = given, ""
+        if which not in ("", BEST) and not (which.isascii() and which.isdecimal()):
+            raise Refusal(
+                f"'{which}' is no step of a run",
+                where=f"--branch {given}",
+                fix="--branch RUN, --branch RUN@STEP or --branch RUN@best",
+            )
+        out = Path(folder).absolute()
+        record = read_record(out)
+        step = int(which) if which and which != BEST else None
+        return cls(out, record, chosen_or_refuse(out, say, step=step, best=which == BEST))
+
+    def data(self) -> dict[str, Any]:
+        """For run.json."""
+        return {
+            "out": str(self.out),
+            "step": self.checkpoint.step,
+            "plan_hash": self.record["plan_hash"],
+        }
+
+    def below(self, *, other_text: bool) -> Layer:
+        """Give the old run's settings, as the lowest layer of the new one's.
+
+        Args:
+            other_text: other text is given: ids keep their meaning by the old run's tokenizer alone.
+        """
+        layer = self.layer()
+        layer.settings.pop("init", None)  # the weights are the checkpoint's
+        own = self.out / TOKENIZER
+        if other_text and own.exists():
+            layer.settings["data.tokenizer"] = Setting(str(own), "--branch", str(own))
+        return layer
+
+    def load(
+        self, trainer: Trainer, corpus: Corpus, config: Config, budget: Budget
+    ) -> tuple[Position, tuple[str, ...]]:
+        """Put a trainer where the checkpoint was, as far as it fits.
+
+        Returns:
+            Where the new run begins; and what a person should know of it.
+
+        Raises:
+            Refusal: no weight fits, or the new run's budget is spent there already.
+            DataError: the tokenizer is another one.
+        """
+        self._check_tokenizer(corpus, config)
+        position = Position.of(self.checkpoint.scalars)
+        position.saved = None  # in the new folder nothing is saved yet
+        if budget.spent(position.step, position.elapsed):
+            raise Refusal(
+                f"step {position.step:,} of {self.out} is the end of this run already",
+                where=f"train.steps = {budget.steps}, train.minutes = {budget.minutes}",
+                fix=f"--steps with more than {position.step:,}, all steps from 0 on being counted",
+            )
+        same_seed = self.config.seed == config.seed
+        notes = [*self._take(trainer, same_seed), *self._place(position, corpus, same_seed)]
+        return position, tuple(notes)
+
+    def _take(self, trainer: Trainer, same_seed: bool) -> Iterator[str]:
+        """Give the trainer what fits by name and shape, and say what does not."""
+        old, new = self.checkpoint.arrays(), trainer.arrays()
+        if not same_seed:
+            old = {name: array for name, array in old.items() if not name.startswith("random.")}
+        fits = {
+            name: array
+            for name, array in old.items()
+            if name in new and (new[name].shape, new[name].dtype) == (array.shape, array.dtype)
+        }
+        if not any(name.startswith("model.") for name in fits):
+            raise Refusal(
+                "no weight of the checkpoint fits this model",
+                where=str(self.checkpoint.path),
+                fix="model.* as in the run that is branched from",
+            )
+        trainer.resume(new | fits)
+        yield f"branched from step {self.checkpoint.step:,} of {self.out}"
+        weights = [name for name in new if name.startswith(("model.", "state."))]
+        for what, names in (
+            ("weights that start anew", [name for name in weights if name not in fits]),
+            (
+                "optimizer state that starts anew",
+                [n for n in new if n.startswith("optimizer.") and n not in fits],
+            ),
+            (
+                "left behind, since this model has no place for it",
+                [n for n in old if n not in new and not n.startswith("random.")],
+            ),
+        ):
+            if names:
+                yield f"{what}: {few(sorted(names))}"
+
+    def _place(self, position: Position, corpus: Corpus, same_seed: bool) -> Iterator[str]:
+        """Keep the place in the data where they are the same, else begin them anew."""
+        if self.checkpoint.scalars.get("fingerprint") != corpus.fingerprint:
+            position.cursor = {}
+            yield "the data or their order are others: they are read from their start"
+        elif not same_seed:
+            position.cursor = {k: v for k, v in position.cursor.items() if k != "random"}
+
+    def _check_tokenizer(self, corpus: Corpus, config: Config) -> None:
+        own = self.out / TOKENIZER
+        if not own.exists() or corpus.tokenizer is None:
+            return
+        if Tokenizer.load(own, config.model.vocab).digest != corpus.tokenizer.digest:
+            raise DataError(
+                "the tokenizer is not the one that the branched run's weights were trained with",
+                where=str(own),
+                fix=f"data.tokenizer={own}",
+            )

@@ -4,38 +4,34 @@
 
 Reading late keeps the device busy while the host looks at figures; it also bounds how far a run
 that is limited by the clock can run ahead of it. Checkpoints are written in the background: the
-loop hands over a snapshot, and is told later what became of it.
+loop hands over a snapshot, and emits an event when it is on the disk.
 """
 
 from __future__ import annotations
 
+import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from minillm_core.backends.base import Trainer
 from minillm_core.data import Cancelled, StepBatch
-from minillm_core.errors import PluginCodeError
+from minillm_core.errors import DataError, PluginCodeError
 from minillm_core.plugins.watch import running
-from minillm_core.train.budget import Budget, Cadence
-from minillm_core.train.ending import exit_code, stopped
-from minillm_core.train.events import Ended, Evaluated, Event, Stepped
-from minillm_core.train.guard import Guard, Rewinding
-from minillm_core.train.keeper import Keeper
-from minillm_core.train.learnable import next_learnable
-from minillm_core.train.meter import Counts, Meter
-from minillm_core.train.position import Position
+from minillm_core.train.budget import EVALUATIONS, Budget, Cadence, Last, Position
+from minillm_core.train.checkpoints import CheckpointManager
+from minillm_core.train.errors import exit_code, stopped
+from minillm_core.train.events import Ended, Evaluated, Event, Stepped, Throughput
+from minillm_core.train.feed import next_supervised_batch
+from minillm_core.train.guard import Guard
+from minillm_core.train.progress import Display, LineDisplay
 from minillm_core.train.signals import StopRequest
 
-if TYPE_CHECKING:
-    from minillm_core.train.saving import Saves
-
-__all__ = ["Loop"]
-
 _SLOWER = 5
-"""Times the slowest step so far that one may last before somebody is looked for."""
+"""Times the slowest step so far that one may last before a culprit is looked for."""
 
 
 @dataclass(frozen=True)
@@ -51,27 +47,26 @@ class _Queued:
 
 
 class Loop:
-    """Trains until the budget is spent or somebody asks it to stop.
+    """A training loop: until the budget is spent or a signal stops it.
 
     Args:
         trainer: steps, reads and evaluates.
         batches: one :class:`StepBatch` a step, without end.
         values: progress in 0..1 -> the schedules' values; ``train.lr`` is among them.
         budget: how long.
-        emit: is told every event, in order.
+        emit: takes every event, in order.
         cadence: when to evaluate and save on the way.
         evaluate: evaluates after a step, or gives None where it was cut short; None: never.
-        saves: writes checkpoints; None: never.
-        stop: asked before every micro-batch.
+        samples: after an evaluation, and last of all (True): what the model writes, as events.
+        checkpoints: saves, and goes back at a spike; default: neither.
         spike: nats over the median of the last losses from which on the run goes back; 0: never.
-        rewind: puts trainer and batches back to a checkpoint.
+        stop: polled before every micro-batch.
         meter: measures; it is given this loop's clock readings.
         position: where to start.
         evaluated: the step that was evaluated last; the evaluation of that one is not made again.
         contain: around everything: makes errors of what they are by nature.
         at_work: whose code a step (``at step 7``) is in, if it takes long; None: the core's.
-        say: prints a line.
-        clock: seconds that never go back.
+        shown: the console, which has the clock; default: nothing is printed.
     """
 
     def __init__(
@@ -84,37 +79,46 @@ class Loop:
         *,
         cadence: Cadence | None = None,
         evaluate: Callable[[int], Evaluated | None] | None = None,
-        saves: Saves | None = None,
-        stop: StopRequest | None = None,
+        samples: Callable[[int, bool], Iterable[Event]] = lambda step, last: (),
+        checkpoints: CheckpointManager | None = None,
         spike: float = 0.0,
-        rewind: Rewinding = lambda step, rewinds: None,
+        stop: StopRequest | None = None,
         meter: Meter | None = None,
         position: Position | None = None,
         evaluated: int | None = None,
         contain: Callable[[], AbstractContextManager[None]] = nullcontext,
         at_work: Callable[[str], str | None] = lambda when: None,
-        say: Callable[[str], None] = lambda text: None,
-        clock: Callable[[], float] = time.perf_counter,
+        shown: Display | None = None,
     ) -> None:
-        self.trainer, self.batches, self.values = trainer, batches, values
-        self.budget, self.emit, self.clock, self.say = budget, emit, clock, say
-        self.cadence = cadence or Cadence()
-        self.evaluate = evaluate
-        self.stop = stop or StopRequest()
+        self.trainer, self.batches, self.values, self.budget = trainer, batches, values, budget
+        self.emit, self.evaluate, self.samples = emit, evaluate, samples
         self.contain, self.at_work = contain, at_work
-        self.meter = meter or Meter()
-        self.position = position or Position()
-        self.keeper = Keeper(saves, self.position, emit, say)
-        self.guard = Guard(self.keeper, emit, say, spike=spike, rewind=rewind)
+        self.shown = shown or LineDisplay(lambda line: None)
+        self.clock, self.say = self.shown.clock, self.shown.say
+        self.cadence, self.stop = cadence or Cadence(), stop or StopRequest()
+        self.meter, self.position = meter or Meter(), position or Position()
+        self.checkpoints = checkpoints or CheckpointManager(emit, self.say)
+        self.guard = Guard(self.checkpoints, emit, self.say, spike)
         self._spent_before = self.position.elapsed
         self._clock_began: float | None = None  # set when the first step, which compiles, is over
         self._pending: _Queued | None = None
         self._evaluated = evaluated
-        self._at = f"at step {self.position.step + 1}"  # what is being done, for errors
+        self._part = budget.part(EVALUATIONS, self.position.step, self.position.elapsed)
+        self._at = f"at step {self.position.step + 1}"  # the work under way, for errors
         self._slowest = 0.0
+        self._saved_share = self.progress
+        self._saved_at = self._looked = self.clock()  # when a save was begun, and last thought of
 
     def run(self, *, evaluate_first: bool = False) -> Position:
-        """Train to the end, evaluate and save there.
+        """Train to the end without a pause: see :meth:`steps`."""
+        for _ in self.steps(evaluate_first=evaluate_first):
+            pass
+        return self.position
+
+    def steps(self, *, evaluate_first: bool = False) -> Generator[None]:
+        """Train to the end, evaluate and save there; yields between two optimizer steps.
+
+        A caller that closes the iterator leaves the model after the last step that was queued.
 
         Args:
             evaluate_first: the evaluation that was due at the start is still to be made.
@@ -128,22 +132,36 @@ class Loop:
         began = self.clock()
         try:
             with self.contain():
-                self._train(evaluate_first)
+                yield from self._train(evaluate_first)
+        except GeneratorExit:
+            self._read_pending()
+            self.checkpoints.settle(self.position)
+            raise
         except BaseException as error:
             if isinstance(error, PluginCodeError):
                 error.happened(self._at)
+            if isinstance(error, DataError) and self.position.step:
+                error.exit_code = 1  # 2 says that nothing was started
             # the first error is the one to report, whatever observers make of the end
-            told, at_once = error, self._is_second_signal(error)
-            self.keeper.settle(self.position, wait=not at_once)
+            ending, at_once = error, self._is_second_signal(error)
+            self.checkpoints.settle(self.position, wait=not at_once)
             if at_once:
-                told = stopped(self.stop, self.position)
+                ending = stopped(self.stop, self.position)
             with suppress(Exception):
-                self.emit(Ended(self.position.step, exit_code(told), self.clock() - began))
-            if told is error:
+                self.emit(Ended(self.position.step, exit_code(ending), self.clock() - began))
+            if ending is error:
                 raise
-            raise told from None
+            raise ending from None
         self.emit(Ended(self.position.step, 0, self.clock() - began))
-        return self.position
+
+    def save(self) -> None:
+        """Save the model as it is between two steps, and wait until it is on the disk.
+
+        Raises:
+            MinillmError: it could not be written.
+        """
+        self._pause(save=True)
+        self.checkpoints.report(self.position, wait=True)
 
     @property
     def progress(self) -> float:
@@ -157,15 +175,16 @@ class Loop:
             return self._spent_before
         return self._spent_before + self.clock() - self._clock_began
 
-    def _train(self, evaluate_first: bool) -> None:
+    def _train(self, evaluate_first: bool) -> Iterator[None]:
         self.meter.restart(self.clock())
         self._pause(evaluate=evaluate_first)
+        yield
         while not self._is_over():
             if self.stop.requested:
                 self._end_early()
             self._at = f"at step {self.position.step + 1}"
             try:
-                batch, skipped = next_learnable(
+                batch, skipped = next_supervised_batch(
                     self.batches, self.position.step + 1, self.position.skipped, self.emit
                 )
                 if not self._step(batch, skipped):
@@ -173,32 +192,53 @@ class Loop:
             except Cancelled:
                 continue  # or while its batch was waited for
             step = self.position.step
-            self.keeper.tell(self.position)
-            save, evaluate = self.cadence.saves(step), self.cadence.evaluates(step)
+            self.checkpoints.report(self.position)
+            save, evaluate = self._is_to_be_saved(step), self._evaluates(step)
             if save or evaluate:
                 self._pause(save=save, evaluate=evaluate)
+            yield
         self._read_pending()
         self.guard.end(self.position)
         self._pause(save=True, evaluate=True)
         if self.stop.requested and self.evaluate and self._evaluated != self.position.step:
             self._end_early()  # all steps are done, and the last evaluation is not
-        self.keeper.tell(self.position, wait=True, last=True)
+        with self.shown.phase("saving the last checkpoint"):
+            self.checkpoints.report(self.position, wait=True, last=True)
+        self._sample(last=True)
+
+    def _evaluates(self, step: int) -> bool:
+        """Tell whether an evaluation on the way follows ``step``; the last one has its own place."""
+        elapsed = self.elapsed
+        before, self._part = self._part, self.budget.part(EVALUATIONS, step, elapsed)
+        due = self.cadence.evaluates(step, sixth=self._part > before)
+        return due and not self.budget.spent(step, elapsed)
+
+    def _sample(self, *, last: bool = False) -> None:
+        for event in self.samples(self.position.step, last):
+            self.emit(event)
+
+    def _is_to_be_saved(self, step: int) -> bool:
+        now = self.clock()
+        took, self._looked = now - self._looked, now
+        last = Last(self._saved_share, now - self._saved_at, took + self.checkpoints.seconds)
+        return self.cadence.saves(step, self.progress, last)
 
     def _is_over(self) -> bool:
-        """Whether the budget is spent, and still is once the last step, maybe a spike, is read."""
+        """Tell whether the budget is spent, also once the last step, maybe a spike, is read."""
         if not self.budget.spent(self.position.step, self.elapsed):
             return False
         self._read_pending()
         return self.budget.spent(self.position.step, self.elapsed)
 
     def _end_early(self) -> None:
-        if self.keeper.saves and self.stop.signal:
-            self.say(
-                f"{self.stop.signal.name}: saving step {self.position.step}; "
-                "a second signal ends the run at once"
-            )
-        self._pause(save=True)
-        self.keeper.tell(self.position, wait=True)
+        if self.checkpoints.writer and self.stop.signal:
+            again = "press Ctrl-C again to stop"
+            if self.stop.signal is not signal.SIGINT:
+                again = f"{self.stop.signal.name}, and a second signal stops"
+            self.say(f"saving step {self.position.step:,}; {again} without saving")
+        with self.shown.phase(f"saving step {self.position.step:,}"):
+            self._pause(save=True)
+            self.checkpoints.report(self.position, wait=True)
         raise stopped(self.stop, self.position)
 
     def _step(self, batch: StepBatch, skipped: int) -> bool:
@@ -225,7 +265,7 @@ class Loop:
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """Around what plugins' nodes and stages run in, on a machine that may be slow."""
+        """Watch plugins' nodes and stages inside the block, on a machine that may be slow."""
         began = time.monotonic()
         with running(lambda: self.at_work(self._at), after=_SLOWER * self._slowest):
             yield
@@ -260,10 +300,10 @@ class Loop:
         )
         gone_back = self.guard.take(self.position, queued.step, result)
         if gone_back is not None:
-            self.position, told = gone_back
+            self.position, rewound = gone_back
             self._pending, self._evaluated = None, self.position.step
-            self.keeper.went_back(self.position)
-            self.emit(told)
+            self._saved_share, self._saved_at = self.progress, self.clock()
+            self.emit(rewound)
             self.meter.restart(self.clock())
 
     def _pause(self, *, save: bool = False, evaluate: bool = False) -> None:
@@ -272,7 +312,8 @@ class Loop:
         step = self.position.step
         self.position.elapsed = self.elapsed
         if save:
-            self.keeper.save(self.position)
+            self.checkpoints.save(self.position)
+            self._saved_share, self._saved_at = self.progress, self.clock()
         if evaluate and self.evaluate and self._evaluated != step:
             self._at = f"in the evaluation after step {step}"
             with self._watched():
@@ -280,7 +321,93 @@ class Loop:
             if evaluated is not None:
                 self._evaluated = step
                 self.emit(evaluated)
-        self.meter.restart(self.clock())
+                self.checkpoints.evaluated(self.position, evaluated)
+                if not self.budget.spent(step, self.elapsed):
+                    self._sample()
+        self._looked = self.clock()
+        self.meter.restart(self._looked)
 
     def _is_second_signal(self, error: BaseException) -> bool:
         return isinstance(error, KeyboardInterrupt) and self.stop.requested
+
+
+WAITED = 0.1  # share of the time since queueing above which a read counts as having waited
+SHORTEST = 1e-9  # seconds; a clock may stand still between two steps
+
+
+class Counts(NamedTuple):
+    """Tokens of one step."""
+
+    real: int  # not padding
+    padded: int  # all positions
+    supervised: int  # labels >= 0
+
+
+@dataclass(frozen=True)
+class Figures:
+    """A step's speed."""
+
+    seconds: float  # of this step alone
+    tokens_per_second: Throughput  # over the last steps
+    mfu: float | None  # over the last steps; None where the peak is unknown
+
+
+class Meter:
+    """Measures a run's speed over its last steps, and over all of it.
+
+    The first step compiles and allocates: its own figure is its own time, and no later one holds it.
+
+    Args:
+        flops_per_token: forward and backward, from the plan.
+        peak_flops: the device's dense FLOP/s in the compute dtype, where known.
+        window: how many steps a figure covers.
+    """
+
+    def __init__(
+        self, *, flops_per_token: float = 0.0, peak_flops: float | None = None, window: int = 20
+    ) -> None:
+        self._flops, self._peak = flops_per_token, peak_flops
+        self._recent: deque[tuple[float, Counts]] = deque(maxlen=window)
+        self._ended = 0.0
+        self._warm = False
+        self._total = (0.0, Counts(0, 0, 0))
+
+    def restart(self, now: float) -> None:
+        """Steps follow from here on: what happened before (an evaluation, a save) is not theirs."""
+        self._ended = now
+
+    def add(self, counts: Counts, *, queued: float, asked: float, read: float) -> Figures:
+        """Add a step, and give its figures.
+
+        Args:
+            counts: its tokens.
+            queued: when the call that queued it returned.
+            asked: when the read of its figures began.
+            read: when they were there.
+        """
+        waited = read - asked > WAITED * (read - queued)
+        ended = max(read if waited else queued, self._ended + SHORTEST)
+        seconds, self._ended = ended - self._ended, ended
+        steps = [(seconds, counts)]
+        if self._warm:
+            self._recent.append(steps[0])
+            self._total = _sum([self._total, steps[0]])
+            steps = list(self._recent)
+        self._warm = True
+        rate = _rate(*_sum(steps))
+        mfu = rate.real * self._flops / self._peak if self._peak else None
+        return Figures(seconds, rate, mfu)
+
+    def overall(self) -> Throughput | None:
+        """Give the rate of all steps but the first; None when there was no other."""
+        seconds, _ = self._total
+        return _rate(*self._total) if seconds else None
+
+
+def _sum(steps: list[tuple[float, Counts]]) -> tuple[float, Counts]:
+    columns = zip(*(counts for _, counts in steps), strict=True)
+    return sum(seconds for seconds, _ in steps), Counts(*map(sum, columns))
+
+
+def _rate(seconds: float, counts: Counts) -> Throughput:
+    return Throughput(*(count / seconds for count in counts))

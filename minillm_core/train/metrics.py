@@ -7,51 +7,83 @@ later steps, so that each step is there once.
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, Self
 
-from minillm_core.checkpoint import disk
+from minillm_core.checkpoint import disk, read_lines, strict
+from minillm_core.errors import MinillmError, Refusal
+from minillm_core.text import finite
 from minillm_core.train.events import Ended, Event, Rewound, Stepped
 
-__all__ = ["METRICS", "Metrics", "cut", "line"]
-
 METRICS = "metrics.jsonl"
+LONGEST = 1 << 20  # bytes of a line that is read; ours have a few hundred
+LARGEST = 1 << 32  # bytes of the file that are read: some ten million steps
+MOST = 50_000  # events of steps, and others, that are held in memory
+FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def line(event: Event) -> bytes:
-    """The event as a line of JSON; what is not finite becomes null, which every reader knows."""
-    return json.dumps(_finite(event.data()), allow_nan=False).encode() + b"\n"
+    """Write the event as a line of JSON; numbers that are not finite become null."""
+    return json.dumps(finite(event.data()), allow_nan=False).encode() + b"\n"
+
+
+def events(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
+    """Yield the lines and their events, one at a time; None for one that is cut short or no event.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        Refusal: it is a link, no file, or larger than any run writes it.
+    """
+    try:
+        for text in read_lines(path, longest=LONGEST, limit=LARGEST):
+            event = None
+            if text.endswith(b"\n"):
+                with suppress(ValueError):
+                    event = strict.parse(text)
+            yield text, event
+    except ValueError as error:
+        raise Refusal(
+            f"the events of the run cannot be read: {error}",
+            where=str(path),
+            fix="move it away: without it the run goes on, and only its history is lost",
+        ) from error
 
 
 def cut(path: Path, step: int) -> list[dict[str, Any]]:
-    """Take out of the file what was told of later steps, the end, and a torn last line.
+    """Take events of later steps, the end, and a torn last line out of the file.
 
-    Readers see the file as it was or as it is now.
+    Readers see the file as it was or as it is now. It may be large, and is not held in memory.
 
     Returns:
-        The events that stay.
+        The events that stay, in order; where there are very many, some of them.
+
+    Raises:
+        Refusal: as :func:`events`.
     """
-    try:
-        lines = path.read_bytes().splitlines(keepends=True)
-    except FileNotFoundError:
-        return []
-    kept: list[dict[str, Any]] = []
-    stay: list[bytes] = []
-    for one in lines:
-        try:
-            event = json.loads(one)
-        except ValueError:
-            continue
-        if not one.endswith(b"\n") or not isinstance(event, dict):
-            continue
-        if event.get("event") != Ended.event and _is_of(event, step):
-            kept.append(event)
-            stay.append(one)
-    disk.replace(path, b"".join(stay))
-    return kept
+    steps: list[tuple[int, dict[str, Any]]] = []
+    others: list[tuple[int, dict[str, Any]]] = []
+
+    def stay() -> Iterator[bytes]:
+        for place, (text, event) in enumerate(events(path)):
+            if event is None or event.get("event") == Ended.event or not _is_of(event, step):
+                continue
+            held = steps if event.get("event") == Stepped.event else others
+            held.append((place, event))
+            thin(held)
+            yield text
+
+    with suppress(FileNotFoundError):
+        disk.replace(path, stay())
+    return [event for _, event in sorted(steps + others, key=lambda one: one[0])]
+
+
+def thin(held: list[Any]) -> None:
+    """Drop every second item of a list that is too long to be held; the newest stays."""
+    if len(held) > MOST:
+        del held[len(held) % 2 :: 2]
 
 
 class Metrics:
@@ -70,7 +102,23 @@ class Metrics:
 
     def _open(self) -> BinaryIO:
         # unbuffered: one write a line, so that a kill tears at most the last one
-        return self._path.open("ab", buffering=0)
+        return open(os.open(self._path, FLAGS, 0o666), "ab", buffering=0)
+
+    def check(self) -> None:
+        """Refuse to write on into a file that no longer has its name in the folder.
+
+        Raises:
+            MinillmError: the file was removed, moved or replaced while it was open.
+        """
+        with suppress(FileNotFoundError, NotADirectoryError):
+            if os.path.samestat(self._path.lstat(), os.fstat(self._file.fileno())):
+                return
+        raise MinillmError(
+            f"{self._path} was removed or replaced while this run was training",
+            where=str(self._path),
+            fix="leave the files of a run alone while it lasts; --resume goes on from the last "
+            "checkpoint",
+        )
 
     def __call__(self, event: Event) -> None:
         """Write an event."""
@@ -92,28 +140,13 @@ class Metrics:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._file.close()
 
 
 def _is_of(event: Mapping[str, Any], step: int) -> bool:
-    """Whether the state after ``step`` knows of the event: of going back, once it went on again."""
+    """Tell whether the state after ``step`` includes the event; a rewind only once the run went on."""
     if event.get("event") == Rewound.event:
         return isinstance(event.get("to"), int) and event["to"] < step
     at = event.get("step", 0)
     return isinstance(at, int) and at <= step
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(part) for key, part in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_finite(part) for part in value]
-    return value

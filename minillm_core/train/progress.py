@@ -1,235 +1,442 @@
-"""The console during a run: a bar on a terminal, a line now and then elsewhere; on stderr."""
+"""The console while a command works, on stderr: a bar on a terminal, a line now and then elsewhere.
+
+    with display(say) as shown:
+        with shown.phase("importing torch"):          # elapsed time
+            ...
+        shown.progress("tokenising", done, total)     # bytes: amount, share, time left
+        shown.train(Course(...))                      # from here on an observer of a run's events
+
+What takes less than two seconds is not mentioned in a pipe; what takes longer is, and never are
+there ten seconds without a line.
+"""
 
 from __future__ import annotations
 
+import math
+import threading
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Self
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from minillm_core.text import printable
+from minillm_core.train import events
+from minillm_core.train.events import Evaluated, Event, Sampled, Saved, Stepped
 
-from minillm_core.train.events import (
-    Evaluated,
-    Event,
-    Guarded,
-    Rewound,
-    Saved,
-    Skipped,
-    Stepped,
-    Unsaved,
-)
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
 
-__all__ = ["BarView", "LineView", "View", "describe", "duration", "view"]
-
-QUIET = 10.0  # seconds between two lines where there is no terminal
-PATIENCE = 3.0  # seconds of an evaluation of which nothing is said there
+PATIENCE = 2.0  # seconds of a task before it is mentioned where there is no terminal
+QUIET = 9.0  # seconds between two lines there: ten with what a busy machine adds
+SKIPS = 60.0  # seconds between two lines about batches that are skipped
+MEAN = 32  # steps whose mean loss the bar shows
+BAR = range(8, 25)  # columns of the bar
+_TICK = 0.25  # seconds between two looks at the clock
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them: 0:07, 12:34, 3:05:00."""
+    """Write seconds for people: 0:07, 12:34, 3:05:00."""
     minutes, rest = divmod(round(max(0.0, seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
+def losses(nats: float, bits: float | None) -> str:
+    """Write a loss in nats per token, and in bits per byte where that is known."""
+    return f"{nats:.3f}" + ("" if bits is None else f", {bits:.3f} bits/byte")
+
+
+def held_out(found: Evaluated, vocab: int | None = None) -> str:
+    """Write the held-out loss after a step; at the start beside that of a model which knows nothing."""
+    text = f"step {found.step:,}: held-out loss {losses(found.val_loss, found.bits_per_byte)}"
+    if found.step > 0 or not vocab:
+        return text
+    uniform = math.log(vocab)
+    near = abs(found.val_loss - uniform) < 0.05 * uniform
+    knows = "knows nothing yet" if near else "to know nothing is"
+    return f"{text}: {knows} (ln {vocab:,} = {uniform:.2f})"
+
+
 def describe(event: Event) -> str | None:
-    """One line for an event that deserves one."""
+    """Write one line for an event that deserves one."""
     if isinstance(event, Evaluated):
-        rate = "" if event.bits_per_byte is None else f", {event.bits_per_byte:.4f} bits/byte"
-        return f"step {event.step}: validation loss {event.val_loss:.4f}{rate}"
+        return held_out(event)
     if isinstance(event, Saved):
-        return f"step {event.step}: checkpoint {event.path} ({event.seconds:.1f} s)"
-    if isinstance(event, Skipped):
+        return f"step {event.step:,}: saved {event.path} ({event.seconds:.1f} s)"
+    if isinstance(event, Sampled):
+        return f"step {event.step:,}: {sampled(event.prompt, event.text)}"
+    if isinstance(event, events.Unsaved):
+        return f"warning: {event.reason}\n  the run continues without it (checkpoint.on_error=continue)"
+    if isinstance(event, events.Guarded):
         return (
-            f"step {event.step}: a batch without supervised tokens was passed over "
-            f"({event.skipped} so far)"
-        )
-    if isinstance(event, Unsaved):
-        return f"warning: {event.reason}\n  the run goes on, as checkpoint.on_error=continue says"
-    if isinstance(event, Guarded):
-        return (
-            f"warning: step {event.step} was not finite (loss {event.loss}, gradients "
+            f"warning: step {event.step:,} was not finite (loss {event.loss}, gradient norm "
             f"{event.grad_norm}): its update was left out ({event.recent} of the last hundred)"
         )
-    if isinstance(event, Rewound):
+    if isinstance(event, events.Rewound):
         return (
-            f"the loss of step {event.step} is a spike ({event.loss:.4f}): back to step "
-            f"{event.to}, and {event.skipped} steps' batches were passed over"
+            f"step {event.step:,}: the loss has a spike ({event.loss:.4f}): back to step "
+            f"{event.to:,}; the batches of {event.skipped} steps are skipped"
         )
     return None
 
 
-def figures(event: Stepped) -> str:
-    """A step's figures in a few words."""
-    speed = f"{event.tokens_per_second.real:,.0f} tokens/s"
-    mfu = "" if event.mfu is None else f"  MFU {event.mfu:.1%}"
-    return f"loss {event.loss:.4f}  {speed}{mfu}"
+def sampled(prompt: str, text: str) -> str:
+    """Write a sample, the model's words apart from the prompt, runs of empty lines as one."""
+    lines: list[str] = []
+    for line in text.rstrip().splitlines() or ["(nothing)"]:
+        if line.strip() or (lines and lines[-1].strip()):
+            lines.append(line)
+    head = f"the model continues {' '.join(prompt.split())!r}" if prompt else "the model begins"
+    return "\n".join([f"{head}:", *(f"  | {line}" for line in lines)])
 
 
-class View(ABC):
-    """What both views share: a context manager and observer.
+@dataclass
+class Task:
+    """Something that takes time: how far it is, in bytes or in units with a name."""
+
+    what: str
+    began: float
+    done: int = 0
+    total: int = 0  # 0: not known, or nothing to count
+    unit: str = ""  # what is counted; nothing: bytes
+
+    def amount(self) -> str:
+        """Write how much of it is done."""
+        if not self.done and not self.total:
+            return ""
+        if self.unit:
+            return f"{self.done:,} of {self.total:,} {self.unit}"
+        done, total = (f"{count / 2**20:,.1f}" for count in (self.done, self.total))
+        return f"{done} of {total} MiB" if 0 < self.done < self.total else f"{done} MiB"
+
+    def left(self, now: float) -> float | None:
+        """Estimate the seconds that are left at the rate so far; None where no rate is known."""
+        spent = now - self.began
+        if not 0 < self.done < self.total or spent < 1.0:
+            return None
+        return spent / self.done * (self.total - self.done)
+
+    def parts(self, now: float) -> list[str]:
+        """Amount and time, for a line or beside a bar."""
+        amount, left = self.amount(), self.left(now)
+        share = f" ({100 * self.done / self.total:.0f} %)" if 0 < self.done < self.total else ""
+        time_ = duration(now - self.began) if left is None else f"{duration(left)} left"
+        return [f"{amount}{share}", time_] if amount else [time_]
+
+    def line(self, now: float) -> str:
+        """``tokenising: 12.3 of 195.0 MiB (6 %), 2:10 left``; ``compiling the first step, 0:12``."""
+        parts = self.parts(now)
+        return f"{self.what}{': ' if len(parts) > 1 else ', '}{', '.join(parts)}"
+
+
+@dataclass
+class Course:
+    """The progress of a run's steps, as the console shows it."""
+
+    progress: Callable[[], float]  # share of the budget that is spent
+    steps: int | None  # how many there will be, where that is known
+    epoch_tokens: int = 0  # tokens of the training text; 0: epochs are not shown
+    bytes_per_token: float | None = None  # None: losses are not shown in bits per byte
+    vocab: int | None = None  # entries that an untrained model chooses from
+    first: str = "the first step"  # the name of the wait for the first step
+    clock: Callable[[], float] = time.perf_counter
+    last: Stepped | None = None
+    fraction: float = 0.0
+    _since: list[float] = field(default_factory=list)  # losses since the last line
+    _recent: deque[float] = field(default_factory=lambda: deque(maxlen=MEAN))
+    _began: tuple[float, float] | None = None  # time and fraction when step 1 was over
+
+    def take(self, event: Stepped) -> None:
+        """Note a step."""
+        self.last, self.fraction = event, self.progress()
+        if math.isfinite(event.loss):  # others have a line of their own
+            self._since.append(event.loss)
+            self._recent.append(event.loss)
+        if self._began is None:
+            self._began = (self.clock(), self.fraction)
+
+    @property
+    def title(self) -> str:
+        """``step 12/360``."""
+        step = self.last.step if self.last else 0
+        return f"step {step:,}" + (f"/{self.steps:,}" if self.steps else "")
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the step that was noted last ends the run."""
+        return self.last is not None and self.last.step == self.steps
+
+    def left(self) -> str:
+        """Estimate the time left, from the share of the budget that was spent since the first step."""
+        if self._began is None or self.fraction <= self._began[1]:
+            return ""
+        began, share = self._began
+        rate = (self.clock() - began) / (self.fraction - share)
+        return f"{duration(rate * (1.0 - self.fraction))} left"
+
+    def line(self) -> str:
+        """A line of a log; its loss is the mean over the steps since the last one."""
+        loss = self._loss(self._since)
+        self._since = []
+        return f"{self.title}: {', '.join(filter(None, [*loss, *self._rest()]))}"
+
+    def parts(self) -> list[tuple[int, str]]:
+        """What stands beside the bar, each with a number: the highest gives way first.
+
+        The loss is the mean over the last 32 steps.
+        """
+        if self.last is None:
+            return []
+        loss, *bits = self._loss(self._recent)
+        epochs, speed, *more, left = self._rest()
+        parts = [(0, loss), *((2, one) for one in bits), (3, epochs), (1, speed)]
+        return [*parts, *((4, one) for one in more), (0, left)]
+
+    def _loss(self, found: Sequence[float] | deque[float]) -> list[str]:
+        mean = sum(found) / len(found) if found else math.nan
+        bits = (
+            [f"{mean / math.log(2) / self.bytes_per_token:.3f} bits/byte"]
+            if self.bytes_per_token
+            else []
+        )
+        return [f"loss {mean:.3f}", *bits]
+
+    def _rest(self) -> list[str]:
+        """Epochs, speed and time left, in this order."""
+        step = self.last
+        assert step is not None
+        found = [f"{step.tokens / self.epoch_tokens:.2f} epochs"] if self.epoch_tokens else [""]
+        found.append(f"{step.tokens_per_second.real:,.0f} tokens/s")
+        found += [] if step.mfu is None else [f"MFU {100 * step.mfu:.0f} %"]
+        return [*found, self.left()]
+
+
+class Display(AbstractContextManager):
+    """What is shown while a command works; a context manager, and an observer of a run.
 
     Args:
-        fraction: share of the budget that is spent.
-        steps: how many there will be, where that is known.
         clock: seconds that never go back.
     """
 
-    def __init__(
-        self,
-        fraction: Callable[[], float],
-        steps: int | None,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self._fraction, self._steps, self._clock = fraction, steps, clock
-        self._first: tuple[float, float] | None = None  # time and fraction when step 1 was over
-
-    def __call__(self, event: Event) -> None:
-        """Show an event."""
-        if isinstance(event, Stepped):
-            self._step(event, self._fraction())
-        elif text := describe(event):
-            self.say(text)
-
-    @abstractmethod
-    def evaluating(self, done: int, of: int) -> None:
-        """Show how far an evaluation is, in predictions; none are done where it begins."""
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.clock = clock
+        self.began = clock()
+        self.broken_off: str | None = None  # the task that an error or a signal came in
+        self._task: Task | None = None
+        self._course: Course | None = None
+        self._skips = -math.inf  # when skipped batches were mentioned last
+        self._saved = -math.inf  # ... and a checkpoint
 
     @abstractmethod
     def say(self, text: str) -> None:
         """Print a line without disturbing what is shown."""
 
-    @abstractmethod
-    def _step(self, event: Stepped, fraction: float) -> None: ...
-
-    def _title(self, event: Stepped) -> str:
-        return f"step {event.step}" + (f"/{self._steps}" if self._steps else "")
-
-    def _left(self, fraction: float) -> str:
-        now = self._clock()
-        if self._first is None:
-            self._first = (now, fraction)
-        began, share = self._first
-        if fraction <= share:
-            return "-:--"
-        return duration((now - began) / (fraction - share) * (1.0 - fraction))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        return None
-
-
-class LineView(View):
-    """The first step, then a line every ten seconds; for pipes and log files."""
-
-    def __init__(
-        self,
-        fraction: Callable[[], float],
-        steps: int | None,
-        say: Callable[[str], None],
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        super().__init__(fraction, steps, clock)
-        self._say, self._told = say, -QUIET
-        self._next = 0.0  # when to mention the evaluation
+    def progress(self, what: str, done: int, total: int) -> None:
+        """Show how far something is, in bytes; ``total`` 0: not known."""
+        self._count(what, done, total)
 
     def evaluating(self, done: int, of: int) -> None:
-        """Say so where it lasts, and again every ten seconds."""
-        now = self._clock()
+        """Show how far an evaluation is, in predictions; none are done where it begins."""
         if done == 0:
-            self._next = now + PATIENCE
-        elif now >= self._next:
-            self._next = now + QUIET
-            self._say(f"evaluating {of:,} predictions: {done / of:.0%} done")
+            self._task = None
+        self._count("evaluating", done, of, "predictions")
+
+    @contextmanager
+    def phase(self, what: str) -> Iterator[None]:
+        """Show that something is done inside, and for how long."""
+        before, self._task = self._task, Task(what, self.clock())
+        try:
+            yield
+        except BaseException:
+            if self.broken_off is None:
+                self.broken_off = self._task.what if self._task else what
+            raise
+        finally:
+            self._task = before
+            self._changed()
+
+    def train(self, course: Course) -> None:
+        """Show a run from here on: its first step is waited for."""
+        self._course = course
+        self._task = Task(course.first, self.clock())
+        self._changed()
+
+    def __call__(self, event: Event) -> None:
+        """Show an event of the run."""
+        course = self._course
+        if isinstance(event, Stepped):
+            if course is not None:
+                course.take(event)
+                self._task = None
+                self._step(course)
+        elif isinstance(event, Evaluated):
+            waits = course is not None and course.last is None
+            self._task = Task(course.first, self.clock()) if course and waits else None
+            self._changed()
+            self.say(held_out(event, course.vocab if course else None))
+        elif isinstance(event, events.Skipped):
+            self._skip(event)
+        elif isinstance(event, Saved):  # every twentieth of a run is saved: a line a minute will do
+            if self.clock() - self._saved >= SKIPS:
+                self._saved = self.clock()
+                self.say(describe(event) or "")
+        elif text := describe(event):
+            self.say(text)
+
+    def _count(self, what: str, done: int, total: int, unit: str = "") -> None:
+        task = self._task
+        if task is None or task.what != what or done < task.done:
+            task = self._task = Task(what, self.clock(), unit=unit)
+        task.done, task.total = done, total
+        self._changed()
+
+    def _skip(self, event: events.Skipped) -> None:
+        """Mention batches without supervised tokens, once a minute at most."""
+        if self.clock() - self._skips >= SKIPS:
+            self._skips = self.clock()
+            self.say(
+                f"step {event.step:,}: batches without a supervised token are skipped "
+                f"({event.skipped:,} so far)"
+            )
+
+    def _step(self, course: Course) -> None:
+        """Show a step."""
+
+    def _changed(self) -> None:
+        """Show that there is another task, or that it went on."""
+
+
+class LineDisplay(Display):
+    """Tasks after two seconds, the first step, and then a line every ``QUIET``; for pipes and logs.
+
+    A thread looks at the clock, since nothing calls from within a framework's import or the
+    compilation of a step.
+    """
+
+    def __init__(
+        self, say: Callable[[str], None], clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        super().__init__(clock)
+        self._print, self._stepped = say, -QUIET
+        self._said = self.began  # when the last line was printed
+        self._shown: Task | None = None  # the task that ``_due`` is of
+        self._due = 0.0
+        self._lock = threading.Lock()
+        self._end = threading.Event()
+        self._thread: threading.Thread | None = None
 
     def say(self, text: str) -> None:
         """Print a line."""
-        self._say(text)
+        self._said = self.clock()
+        self._print(text)
 
-    def _step(self, event: Stepped, fraction: float) -> None:
-        left = self._left(fraction)
-        now = self._clock()
-        if event.step in (1, self._steps) or now - self._told >= QUIET:
-            self._told = now
-            self._say(f"{self._title(event)}  {figures(event)}  {left} left")
+    def tick(self) -> None:
+        """Mention the task where it has lasted long enough."""
+        if not self._lock.acquire(blocking=False):
+            return  # the other thread is at it
+        try:
+            task, now = self._task, self.clock()
+            if task is not self._shown:
+                self._shown, self._due = task, task.began + PATIENCE if task else math.inf
+            # a task that begins after others, none of them long, waits less than PATIENCE
+            if task is not None and now >= min(self._due, self._said + QUIET):
+                self._due = now + QUIET
+                self.say(task.line(now))
+        finally:
+            self._lock.release()
+
+    def _changed(self) -> None:
+        self.tick()
+
+    def _step(self, course: Course) -> None:
+        now = self.clock()
+        assert course.last is not None
+        if course.last.step == 1 or course.is_last or now - self._stepped >= QUIET:
+            self._stepped = now
+            self.say(course.line())
+
+    def __enter__(self) -> Self:
+        self._end.clear()
+        self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end.set()
+        if self._thread is not None:
+            self._thread.join(timeout=1.0)  # it may wait for a pipe without a reader
+
+    def _watch(self) -> None:
+        while not self._end.wait(_TICK):
+            self.tick()
 
 
-class BarView(View):
-    """One bar that stays at the bottom while lines go by above it."""
+class BarDisplay(Display):
+    """One line that stays at the bottom of a terminal, and goes when all is done."""
 
-    def __init__(
-        self,
-        fraction: Callable[[], float],
-        steps: int | None,
-        console: Console,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        super().__init__(fraction, steps, clock)
-        self._bar = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[figures]}  {task.fields[left]} left", markup=False),
-            console=console,
-            refresh_per_second=4,
-        )
-        self._task = self._bar.add_task("step 0", total=1.0, figures="", left="-:--")
-        self._last: dict[str, Any] = {}  # what it showed of the last step
+    def __init__(self, console: Console, clock: Callable[[], float] = time.perf_counter) -> None:
+        from rich.live import Live
 
-    def __call__(self, event: Event) -> None:
-        """Show an event; after an evaluation the bar is the last step's again."""
-        if isinstance(event, Evaluated):
-            self._bar.update(self._task, **self._last)
-        super().__call__(event)
-
-    def evaluating(self, done: int, of: int) -> None:
-        """Fill the bar anew."""
-        self._bar.update(
-            self._task,
-            completed=done / of,
-            description="evaluating",
-            figures=f"{done:,} of {of:,} predictions",
-            left="-:--",
+        super().__init__(clock)
+        self._console = console
+        self._live = Live(
+            console=console, get_renderable=self.render, refresh_per_second=4, transient=True
         )
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""
-        self._bar.console.print(text, markup=False, highlight=False)
+        self._console.print(
+            printable(text), markup=False, highlight=False, soft_wrap=text.startswith("  ")
+        )
 
-    def _step(self, event: Stepped, fraction: float) -> None:
-        self._last = {
-            "completed": fraction,
-            "description": self._title(event),
-            "figures": figures(event),
-            "left": self._left(fraction),
-        }
-        self._bar.update(self._task, **self._last)
+    def render(self) -> RenderableType:
+        """Render the line as it is now, never wider than the terminal."""
+        task, course, now = self._task, self._course, self.clock()
+        if task is not None:
+            share = task.done / task.total if task.total else None
+            return self._row(task.what, share, [(0, part) for part in task.parts(now)])
+        if course is None or course.last is None:
+            return ""
+        return self._row(course.title, course.fraction, course.parts())
+
+    def _row(self, title: str, share: float | None, parts: Sequence[tuple[int, str]]) -> Any:
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        width = self._console.width - 1
+        kept = [(order, part) for order, part in parts if part]
+        while True:
+            text = ", ".join(part for _, part in kept)
+            room = width - len(title) - len(text) - 2
+            last = max((order for order, _ in kept), default=0)
+            if room >= BAR.start or last == 0:
+                break
+            kept = [(order, part) for order, part in kept if order < last]
+        grid = Table.grid(padding=(0, 1, 0, 0))
+        if share is None or room < BAR.start:
+            grid.add_row(Text(f"{title} {text}", no_wrap=True, overflow="ellipsis"))
+        else:
+            bar = ProgressBar(total=1.0, completed=min(1.0, share), width=min(room, BAR.stop - 1))
+            grid.add_row(Text(title, no_wrap=True), bar, Text(text, no_wrap=True))
+        return grid
 
     def __enter__(self) -> Self:
-        self._bar.start()
+        self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._bar.stop()
+    def __exit__(self, *error: object) -> None:
+        self._live.stop()
 
 
-def view(fraction: Callable[[], float], steps: int | None, say: Callable[[str], None]) -> View:
-    """A bar where stderr is a terminal, lines through ``say`` elsewhere."""
+def display(say: Callable[[str], None]) -> Display:
+    """Make a bar where stderr is a terminal, lines through ``say`` elsewhere."""
+    from rich.console import Console
+
     console = Console(stderr=True)
-    if console.is_terminal:
-        return BarView(fraction, steps, console)
-    return LineView(fraction, steps, say)
+    if console.is_terminal and not console.is_dumb_terminal:
+        return BarDisplay(console)
+    return LineDisplay(say)

@@ -1,47 +1,44 @@
-"""run.json and the folder it lies in: what a run was told, what it became, and how it ended."""
+"""run.json and the folder it lies in: a run's settings, plan and binding, and how it ended."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
+import stat
 import sys
-from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from minillm_core.checkpoint import disk
-from minillm_core.errors import Refusal
-
-__all__ = [
-    "ABLATION",
-    "RUN",
-    "Record",
-    "choose_out",
-    "claim_out",
-    "hardware",
-    "read_record",
-    "refuse_taken",
-    "refuse_unwritable",
-    "versions",
-]
+from minillm_core.errors import MinillmError, Refusal
+from minillm_core.install import installed_version
+from minillm_core.text import plain
 
 RUN = "run.json"
 ABLATION = "ablation.json"
 """What ``minillm ablate`` writes, in a folder that is no run's."""
+LARGEST = 1 << 25
+"""Bytes of a run.json or an ablation.json that is read; those of large runs have a few million."""
+CHECKPOINTS = "checkpoints"
+FILES = {
+    CHECKPOINTS: stat.S_ISDIR,
+    **dict.fromkeys((RUN, "run.toml", "metrics.jsonl", "tokenizer.json"), stat.S_ISREG),
+}
+"""What a run writes -> whether a mode is that of it; a link would lead it out of the folder."""
 RUNS = Path("runs")
-PACKAGES = ("minillm-core", "numpy", "pydantic", "safetensors", "tokenizers")
+PACKAGES = ("minillm-core", "numpy", "pydantic", "tokenizers")
 FRAMEWORKS = {"torch": ("torch",), "mlx": ("mlx",), "numpy": ()}
 
 
 def choose_out(
     preset: str, given: Path | None = None, *, runs: Path = RUNS, resume: bool = False
 ) -> Path:
-    """Where a run may write: ``given``, or runs/<preset>-<first free n>. Writes nothing.
+    """Choose a run's folder: ``given``, or runs/<preset>-<first free n>. Writes nothing.
 
     Raises:
-        Refusal: ``given`` holds a run and it is not to go on, or an ablation, or nothing can be
+        Refusal: ``given`` holds a run that is not resumed, or an ablation, or nothing can be
             written there.
     """
     if given is None:
@@ -51,14 +48,38 @@ def choose_out(
         given = runs / f"{preset}-{n}"
     if not resume:
         refuse_taken(given)
-    if os.path.lexists(given / ABLATION):  # a run there, and the ablation could not go on
+    if os.path.lexists(given / ABLATION):  # with a run beside it the ablation could not be resumed
         raise Refusal(
             f"{given} holds an ablation of minillm ablate",
             where=str(given / ABLATION),
             fix="--out with another folder",
         )
     refuse_unwritable(given)
+    _refuse_strange(given)
     return given
+
+
+def _refuse_strange(out: Path) -> None:
+    """Refuse a folder in which a run's names are taken by what would lead its writes elsewhere.
+
+    Raises:
+        Refusal: ``checkpoints`` is a link or a file, or a file of a run is a link or no file.
+    """
+    for name, is_right in FILES.items():
+        path = out / name
+        try:
+            mode = path.lstat().st_mode
+        except OSError:  # not there: refuse_unwritable has looked at the folder
+            continue
+        if is_right(mode):
+            continue
+        if stat.S_ISLNK(mode):
+            kind, fix = "a link", f"put the whole folder elsewhere, and make {out} the link"
+        else:
+            kind, fix = "a folder" if stat.S_ISDIR(mode) else "no regular file", ""
+            kind = "a file" if name == CHECKPOINTS else kind
+            fix = f"move {path} away, or give another --out"
+        raise Refusal(f"{path} is {kind}, and no run makes it so", where=str(path), fix=fix)
 
 
 def refuse_unwritable(out: Path) -> None:
@@ -112,25 +133,46 @@ def refuse_taken(out: Path) -> None:
 
 
 def read_record(out: Path) -> dict[str, Any]:
-    """The run.json of a run.
+    """Read the run.json of a run.
 
     Raises:
         Refusal: there is none, or it is not one.
     """
     path = out / RUN
     try:
-        document = json.loads(path.read_bytes())
-    except OSError as error:
+        os.stat(out)
+        found = os.path.lexists(path)
+    except (OSError, ValueError):
+        found = False
+    if not found:
         raise Refusal(
             f"{out} holds no run",
-            where=f"{path}: {error.strerror}",
+            where=f"there is no {path}",
             fix="name the folder that minillm train wrote",
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise Refusal(f"{path} is not JSON", where=str(error)[:200]) from error
-    if not isinstance(document, dict) or "config" not in document or "plan_hash" not in document:
+        )
+    document = read_json(path)
+    if "config" not in document or "plan_hash" not in document:
         raise Refusal(f"{path} is not the record of a run", where="config, plan_hash")
     return document
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object that minillm wrote and anybody may have changed, such as run.json.
+
+    Raises:
+        Refusal: there is none, or it is a link, no file, larger than any of ours, or no JSON.
+    """
+    from minillm_core.checkpoint import read_file, strict
+
+    try:
+        return strict.parse(read_file(path, LARGEST), LARGEST)
+    except (FileNotFoundError, NotADirectoryError, ValueError) as error:
+        why = "there is no such file" if isinstance(error, OSError) else str(error)
+        raise Refusal(
+            f"{path.name} cannot be read: {plain(why)}",
+            where=str(path),
+            fix="restore it from a copy; minillm writes it as a file of JSON, in UTF-8",
+        ) from error
 
 
 class Record:
@@ -152,24 +194,42 @@ class Record:
         self._write()
 
     def _write(self) -> None:
+        # brings NumPy in, which the first line of a run does not wait for
+        from minillm_core.checkpoint import disk
+
         text = json.dumps(self.document, indent=2, ensure_ascii=False, allow_nan=False)
-        disk.replace(self.path, text.encode() + b"\n")
+        # a path that is no UTF-8 has lone surrogates, which JSON writes as escapes
+        data = text.encode("utf-8", "backslashreplace") + b"\n"
+        with unwritable(self.path):
+            disk.replace(self.path, data)
+
+
+@contextmanager
+def unwritable(path: Path) -> Iterator[None]:
+    """Turn the disk's errors, while a file of a run is written, into ones that say what to do.
+
+    Raises:
+        MinillmError: the disk refused.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise MinillmError(
+            f"{path.name} could not be written: {error.strerror or error}",
+            where=str(path),
+            fix="make room, or let this account write there; then the same command again",
+        ) from error
 
 
 def versions(backend: str, distributions: Sequence[str] = ()) -> dict[str, str | None]:
     """Versions of Python, of what the core stands on, of the framework, and of ``distributions``."""
     names = (*PACKAGES, *FRAMEWORKS.get(backend, (backend,)), *distributions)
     found: dict[str, str | None] = {"python": platform.python_version()}
-    for name in sorted(set(names)):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:  # run from a source tree
-            found[name] = None
-    return found
+    return found | {name: installed_version(name) for name in sorted(set(names))}
 
 
 def hardware(device_name: str) -> dict[str, Any]:
-    """What the run's machine is; nothing that says whose it is."""
+    """Describe the run's machine, without anything that says whose it is."""
     return {
         "device": device_name,
         "machine": platform.machine(),

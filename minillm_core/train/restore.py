@@ -1,92 +1,114 @@
-"""A run as it was left: what it was told, its plan made anew, and its newest good checkpoint."""
+"""Inference from a run's folder: its plan made anew, its newest valid checkpoint, and the model.
+
+Only plugins that shaped the model, its data and its loss are needed for it. Kernels, observers, the
+optimizer and initial values were for the run's machine: where such a plugin does not serve, the run is
+read without it, and one line says so.
+"""
 
 from __future__ import annotations
 
-import os
+import json
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from minillm_core import backends
 from minillm_core.backends.base import Backend, Model
+from minillm_core.backends.bind import requests_here
 from minillm_core.backends.detect import Detected
-from minillm_core.checkpoint import Checkpoint, newest_or_refuse
-from minillm_core.config.origins import Layer, Setting
-from minillm_core.config.schema import Config
+from minillm_core.checkpoint import LARGEST_TOKENIZER, Checkpoint, chosen_or_refuse, read_file
+from minillm_core.config.kernels import AUTO, parse_policy
+from minillm_core.config.selection import Spec
 from minillm_core.data import OnBatch, Tokenizer
-from minillm_core.errors import PlanError, Refusal
+from minillm_core.errors import BackendError, PlanError, PluginError, Refusal
+from minillm_core.ops.select import Candidate, Choice, Request, choose_all
 from minillm_core.plan import Plan, build_plan
-from minillm_core.plugins.blame import blaming
+from minillm_core.plan.diff import differences, in_words
+from minillm_core.plugins.attribution import attribute_errors
 from minillm_core.plugins.discover import installed_names
-from minillm_core.plugins.manager import LoadedPlugin
+from minillm_core.plugins.manager import LoadedPlugin, check_support
 from minillm_core.plugins.manager import load as load_plugins
 from minillm_core.plugins.streams import Streams
-from minillm_core.train.hooks import batch_hook
-from minillm_core.train.reading import alike, for_reading
-from minillm_core.train.record import RUN, read_record
-from minillm_core.train.settings import config_of, layer_of
+from minillm_core.text import few, plain
+from minillm_core.train.changed import changed
+from minillm_core.train.hooks import plan_hook
+from minillm_core.train.record import read_record
+from minillm_core.train.run_folder import TOKENIZER, RunFolder
 
-__all__ = ["TOKENIZER", "Create", "Run", "open_run", "recorded", "settings_of", "specs_of"]
+SETTINGS = {
+    **{f"data.{key}": f"train.{key}" for key in ("rows", "seq_len")},
+    "optimizer.clip": "train.clip",
+    "plugins.": "",
+    **dict.fromkeys(("model.spec", "model.parameters", "model.inits")),
+    **{key: key for key in ("model.", "data.seed", "data.val", "train.")},
+}
+"""How a path in a plan begins -> how the setting that it repeats does; None: it is derived."""
 
-TOKENIZER = "tokenizer.json"
+RESTORE = "restore run.json from a copy"
 
 Create = Callable[[Detected, Plan], Backend]
 """Binds a plan to a backend and device."""
 
 
 @dataclass(frozen=True)
-class Run:
-    """What OUT holds; made by :func:`open_run`, on no device yet."""
+class SavedRun:
+    """A run's plan and a checkpoint of it, read by :func:`open_run`, on no device yet."""
 
-    out: Path
-    record: Mapping[str, Any]  # run.json
-    config: Config
+    folder: RunFolder
     plugins: tuple[LoadedPlugin, ...]
     plan: Plan
     checkpoint: Checkpoint
     tokenizer: Tokenizer | None  # None: it was trained on ids
 
-    def batch_hook(self) -> OnBatch | None:
-        """The plugins' ``on_batch`` outside of training, as one function."""
-        streams = Streams(self.config.seed)
-        return batch_hook(
-            self.plan.on_batch,
-            self.plugins,
-            Counter(),
-            self.config.model.vocab,
-            streams,
-            self.plan.batch_fields,
-        )
+    @property
+    def tokenizer_text(self) -> str | None:
+        """Its tokenizer.json; None: the run was trained on ids."""
+        if self.tokenizer is None:
+            return None
+        return read_file(self.folder.out / TOKENIZER, LARGEST_TOKENIZER).decode("utf-8")
+
+    def inference_hook(self, seen: Counter[str] | None = None) -> OnBatch | None:
+        """Join the plugins' ``on_batch`` outside of training into one function; counts into ``seen``."""
+        counts = Counter() if seen is None else seen
+        return plan_hook(self.plan, self.plugins, counts, Streams(self.plan.config.seed))
 
     def model(
         self,
         detected: Detected,
         *,
+        exact: bool = False,
         max_positions: int | None = None,
         say: Callable[[str], None],
         create: Create | None = None,
     ) -> Model:
-        """The trained model on a device; it need not be the run's.
+        """Load the trained model on a device; it need not be the run's.
 
         What only training needed may be missing there: see
-        :func:`minillm_core.train.reading.for_reading`.
+        :func:`inference_plan`.
 
         Args:
             detected: where.
+            exact: in float32, eager, by the kernels that are best for that.
             max_positions: longest row that will ever be fed; default: the run's seq_len.
-            say: is told what the model is read without.
+            say: prints a line for each plugin that the model is read without.
             create: makes the backend; default: :func:`minillm_core.backends.create`.
 
         Raises:
             Refusal: a plugin that shaped the model, its data or its loss does not run there, or the
                 checkpoint does not fit the plan.
         """
-        with blaming(self.plugins, "while kernels are chosen"):
-            plan = for_reading(self.plan, self.plugins, detected, say)
+        wanted = self.plan
+        if exact:
+            wanted = wanted.with_train(dtype="float32", compile="off")
+            # the kernels of the settings were for training, perhaps in another dtype
+            config = wanted.config.model_copy(update={"kernels": "auto"})
+            wanted = replace(wanted, config=config)
+        with attribute_errors(self.plugins, "while kernels are chosen"):
+            plan = inference_plan(wanted, self.plugins, detected, say)
             backend = (create or backends.create)(detected, plan)
-        model = backend.model(plan, self.config.seed, max_positions=max_positions)
+        model = backend.model(plan, plan.config.seed, max_positions=max_positions)
         arrays = self.checkpoint.arrays("model.") | self.checkpoint.arrays("state.")
         try:
             model.load(arrays)
@@ -100,41 +122,45 @@ class Run:
 
 
 def open_run(
-    out: Path, *, plugins: Mapping[str, str] | None = None, say: Callable[[str], None]
-) -> Run:
+    out: Path,
+    *,
+    plugins: Mapping[str, Spec] | None = None,
+    step: int | None = None,
+    best: bool = False,
+    say: Callable[[str], None],
+) -> SavedRun:
     """Read a run's folder; changes nothing in it, and needs no framework.
 
     Args:
         out: the folder.
         plugins: name -> what to load for it, for plugins that must be named again.
-        say: is told what a person should know.
+        step: of the checkpoint; default: the newest that verifies.
+        best: the checkpoint with the lowest held-out loss.
+        say: prints what a user should know.
 
     Raises:
-        Refusal: OUT holds no run or no checkpoint, or plugins that shaped its model, its data or
+        Refusal: OUT holds no run or no such checkpoint, or plugins that shaped its model, its data or
             its loss cannot be had.
         NoCheckpoint: none verifies.
         PluginCodeError: a plugin's own code raised.
     """
-    record = read_record(out)
-    config = config_of(record["config"], where=str(out / RUN))
-    active, plan = _planned(record, config, specs_of(record, config, out, plugins or {}), say)
-    checkpoint = newest_or_refuse(out, say)
-    path = out / TOKENIZER
-    tokenizer = Tokenizer.load(path, config.model.vocab) if path.exists() else None
-    return Run(out, record, config, active, plan, checkpoint, tokenizer)
+    folder = RunFolder(out, read_record(out))
+    active, plan = _planned(folder, folder.specs(folder.config, plugins or {}), say)
+    checkpoint = chosen_or_refuse(out, say, step=step, best=best)
+    folder.check_seed(checkpoint)
+    return SavedRun(folder, active, plan, checkpoint, folder.tokenizer(checkpoint, say))
 
 
 def _planned(
-    record: Mapping[str, Any],
-    config: Config,
-    specs: Mapping[str, str],
-    say: Callable[[str], None],
+    folder: RunFolder, specs: Mapping[str, Spec], say: Callable[[str], None]
 ) -> tuple[tuple[LoadedPlugin, ...], Plan]:
-    """The run's plugins and its plan; without those that are not installed and shaped nothing.
+    """Plan a run anew, with its plugins; without those that are not installed and shaped nothing.
 
     Raises:
         PluginError: a plugin cannot be had, and the record does not show that it shaped nothing.
+        Refusal: the plan is not the one that the run was trained by.
     """
+    record, config = folder.record, folder.config
     named = {name for name, spec in specs.items() if name == spec}
     absent = named - installed_names() if named else named
     here = {name: spec for name, spec in specs.items() if name not in absent}
@@ -153,61 +179,182 @@ def _planned(
             "its loss, and the run is read without it"
         )
     if not absent and plan.hash != record["plan_hash"]:  # without one of them it is another
-        say("warning: the installed versions make another plan of this run than it was trained by")
+        _check_same_model(folder, plan, active, say)
     return active, plan
 
 
-def recorded(out: Path | None) -> dict[str, Any] | None:
-    """The record of a run that is to go on; None where there is none, and the run starts.
+def _check_same_model(
+    folder: RunFolder, plan: Plan, active: Sequence[LoadedPlugin], say: Callable[[str], None]
+) -> None:
+    """Say what differs between a plan and the recorded one where reading does not depend on it.
 
     Raises:
-        Refusal: there is one, and it cannot be read.
+        Refusal: another model, loss or batches would be read than the run was trained with.
     """
-    return read_record(out) if out is not None and os.path.lexists(out / RUN) else None
-
-
-def settings_of(out: Path, record: Mapping[str, Any]) -> Layer:
-    """What a run that is to go on was told; a tokenizer that was given is taken from its folder.
-
-    Raises:
-        Refusal: the record's config is not understood.
-    """
-    layer = layer_of(record["config"], where=str(out / RUN))
-    if "data.tokenizer" in layer.settings and (own := out / TOKENIZER).exists():
-        layer.settings["data.tokenizer"] = Setting(str(own), "the run", str(out / RUN))
-    return layer
-
-
-def specs_of(
-    record: Mapping[str, Any], config: Config, out: Path, named: Mapping[str, str]
-) -> dict[str, str]:
-    """What to load for a run: its installed plugins by name, and what is named again.
-
-    Code is run by these names, so a folder of somebody else's must not choose it.
-
-    Raises:
-        Refusal: a single-file plugin, or one of an OUT that another account owns, is not named; or
-            one is named that the run does not have.
-    """
-    for name in named:
-        if name not in config.plugins:
-            raise Refusal(
-                f"the run was not trained with a plugin '{name}'",
-                where=str(out / RUN),
-                fix=f"its plugins are: {', '.join(config.plugins) or 'none'}",
-            )
-    files = {
-        entry.get("name"): entry.get("source")
-        for entry in record.get("plugins", ())
-        if isinstance(entry, Mapping) and entry.get("distribution") is None
+    record, where = folder.record, folder.where
+    planned = json.loads(json.dumps(plan.data()))
+    try:
+        found = differences(record["plan"], planned)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise Refusal("run.json holds no plan", where=where, fix=RESTORE) from error
+    if not found:
+        raise Refusal(
+            "run.json was changed: its plan and plan_hash disagree", where=where, fix=RESTORE
+        )
+    edited, rest = changed(found, active)
+    versions = {
+        k.removeprefix("versions."): v for k, v in rest.items() if k.startswith("versions.")
     }
-    foreign = hasattr(os, "getuid") and (out / RUN).stat().st_uid != os.getuid()
-    for name in config.plugins:
-        if name not in named and (foreign or name in files):
-            why = "another account owns its folder" if foreign else "it is a single file"
-            raise Refusal(
-                f"the run's plugin '{name}' must be named again: {why}",
-                where=str(out / RUN),
-                fix=f"--plugins {name if foreign else files[name]}",
-            )
-    return {name: named.get(name, name) for name in config.plugins}
+    others = [f"{name} {old}, here {new}" for name, (old, new) in versions.items()]
+    others += [f"other code of {few(sorted(edited))}"] if edited else []
+    if alike(record["plan"], plan):
+        by = "; ".join(others) or "a changed run.json"
+        say(
+            f"note: trained with {plain(by)}: what differs is its training, and the model is read "
+            "as it was trained"
+        )
+        return
+    settings = _settings(rest)
+    if settings:
+        raise Refusal(
+            f"run.json was changed: the run was trained with other settings: {few(settings, 6)}",
+            where=f"{where}: config, plan",
+            fix=f"put them back as they were (on the left), or {RESTORE}",
+        )
+    named = [line for line in in_words(rest) if not line.startswith(("versions.", "digests."))]
+    raise Refusal(
+        f"another model than the run's would be read here: {few(named)}",
+        where="; ".join(others) or f"{where}: the plan was changed, or the program was",
+        fix="install the versions that run.json names" if others else RESTORE,
+    )
+
+
+def _settings(found: Mapping[str, Any]) -> list[str]:
+    """Write ``train.seq_len: 256 -> 32`` for each difference of two plans that is a setting's own."""
+    lines = []
+    for path, pair in found.items():
+        begin = next((begin for begin in SETTINGS if path.startswith(begin)), None)
+        if begin is not None and (name := SETTINGS[begin]) is not None:
+            (line,) = in_words({name + path.removeprefix(begin): pair})
+            lines.append(line)
+    return lines
+
+
+UNREAD = ("kernel[", "on_event", "opt.", "model.init[")
+"""How the slots begin that a trained model's loss and text do not depend on."""
+
+
+def needed(plan: Plan, name: str) -> bool:
+    """Tell whether a plugin shapes what a checkpoint of the plan is read with."""
+    return any(p.owner == name and not p.slot.startswith(UNREAD) for p in plan.placements)
+
+
+def alike(recorded: Any, plan: Plan) -> bool:
+    """Tell whether a plan reads the checkpoints of another: the same model, loss and batches.
+
+    Args:
+        recorded: the other's :meth:`Plan.data`, as run.json has it; anything else is not alike.
+        plan: the plan.
+    """
+    try:
+        return _inferred(recorded) == _inferred(json.loads(json.dumps(plan.data())))
+    except (AttributeError, KeyError, TypeError):
+        return False
+
+
+def inference_plan(
+    plan: Plan, plugins: Iterable[LoadedPlugin], detected: Detected, say: Callable[[str], None]
+) -> Plan:
+    """Reduce a run's plan to what reading needs, where this machine does not serve the rest.
+
+    Left out are such plugins' kernels and initial values, kernels of others that do not serve, and
+    a policy for kernels that cannot be had: each is said in one line.
+
+    Args:
+        plan: the run's.
+        plugins: those that were loaded.
+        detected: where it is read.
+        say: prints what a user should know.
+
+    Raises:
+        PluginError: a plugin that is needed does not run here, or a package that it requires is
+            missing.
+        BackendError: an op that no kernel serves.
+    """
+    unserved: dict[str, str] = {}
+    for one in plugins:
+        try:
+            check_support((one,), detected.backend, detected.device)
+        except PluginError as error:
+            if needed(plan, one.name):
+                raise
+            unserved[one.name] = error.what
+    here = _without(plan, unserved)
+    requests, candidates = requests_here(detected, here)
+    policy = parse_policy(here.config.kernels)
+    try:
+        choices = choose_all(requests, candidates, policy)
+    except BackendError as error:
+        if policy == AUTO:
+            raise
+        choices = choose_all(requests, candidates)
+        say(f"{error.what}; the run's --kernels {policy} gives way to auto")
+        here = replace(here, config=here.config.model_copy(update={"kernels": str(AUTO)}))
+    serving = {choice.op: choice for choice in choices}
+    for name, why in unserved.items():
+        ops = [c.op for owner, c in plan.candidates if owner == name]
+        instead = ", ".join(f"{serving[op].kernel} serves {op}" for op in ops)
+        say(f"{why}; the run is read without it" + (f": {instead}" if instead else ""))
+    idle = _idle(here, {request.op: request for request in requests}, serving)
+    for name, kernels in idle.items():
+        say(f"plugin '{name}': " + "; ".join(kernels.values()))
+    kept = [(o, c) for o, c in here.candidates if (c.op, c.name) not in idle.get(o, ())]
+    return replace(here, candidates=tuple(kept))
+
+
+def _without(plan: Plan, names: Iterable[str]) -> Plan:
+    """Take the kernels and the initial values of some plugins out of a plan."""
+    names = set(names)
+    given = {p.slot for p in plan.placements if p.owner in names}
+    return replace(
+        plan,
+        candidates=tuple((owner, c) for owner, c in plan.candidates if owner not in names),
+        inits={n: init for n, init in plan.inits.items() if f"model.init[{n}]" not in given},
+    )
+
+
+def _idle(
+    plan: Plan, requests: Mapping[str, Request], serving: Mapping[str, Choice]
+) -> dict[str, dict[tuple[str, str], str]]:
+    """Map plugins to their kernels that do not serve and would end a run, each with the reason."""
+    offers: dict[str, list[Candidate]] = {}
+    for owner, candidate in plan.candidates:
+        offers.setdefault(owner, []).append(candidate)
+    found = {}
+    for owner, kernels in offers.items():
+        idle = [c for c in kernels if serving[c.op].kernel != c.name]
+        if len(idle) == len(kernels) or any(c.disable_option for c in idle):
+            found[owner] = dict(_reasons(idle, requests, serving))
+    return found
+
+
+def _reasons(
+    idle: Sequence[Candidate], requests: Mapping[str, Request], serving: Mapping[str, Choice]
+) -> Iterator[tuple[tuple[str, str], str]]:
+    for one in idle:
+        choice = serving[one.op]
+        why = one.refusal(requests[one.op]) or choice.reason
+        said = f"its kernel {one.op}={one.name} does not serve here, {choice.kernel} does ({why})"
+        yield (one.op, one.name), said
+
+
+def _inferred(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Take the part of a plan's data that reading depends on."""
+    model, batch = dict(data["model"]), data["data"]
+    model.pop("inits")
+    parameters = {name: info["shape"] for name, info in model.pop("parameters").items()}
+    return {
+        "model": model,
+        "parameters": parameters,
+        "data": {"fields": [], "on_batch": [], **batch},
+    }

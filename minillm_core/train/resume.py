@@ -1,4 +1,4 @@
-"""Going on with a run: what may differ from its record, and where it goes on from.
+"""Resuming a run: what may differ from its record, and the checkpoint that it resumes from.
 
 The plan may differ in the number of steps, in versions and in digests of code, which is said; any
 other difference is refused. The data must be the same, by fingerprint.
@@ -6,27 +6,24 @@ other difference is refused. The data must be the same, by fingerprint.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from minillm_core.backends.base import Binding, Trainer
-from minillm_core.checkpoint import Checkpoint, newest, newest_and_set_aside
-from minillm_core.config.schema import Config
+from minillm_core.checkpoint import Checkpoint, newest_and_set_aside
+from minillm_core.config.load import absolute
 from minillm_core.data import Corpus
 from minillm_core.errors import DataError, PlanError, Refusal
 from minillm_core.plan import Plan
 from minillm_core.plan.diff import differences, in_words
 from minillm_core.plugins.manager import LoadedPlugin
-from minillm_core.train.budget import Budget
-from minillm_core.train.changed import changed, since
-from minillm_core.train.position import Position
-from minillm_core.train.record import RUN
-from minillm_core.train.settings import config_of
-
-__all__ = ["Earlier", "another_device", "check_data", "check_plan", "finished", "go_on", "load"]
+from minillm_core.text import plain
+from minillm_core.train.budget import Budget, Position
+from minillm_core.train.changed import changed, since, unlike
+from minillm_core.train.record import versions
+from minillm_core.train.run_folder import RunFolder
 
 FREE = ("train.steps", "versions", "digests")
 """Parts of a plan that may differ."""
@@ -34,31 +31,8 @@ FREE = ("train.steps", "versions", "digests")
 SHOWN = 6  # differences that a refusal lists
 
 
-@dataclass(frozen=True)
-class Earlier:
-    """A run that is to go on, as its folder says."""
-
-    out: Path
-    record: Mapping[str, Any]  # run.json
-
-    @cached_property
-    def newest(self) -> Checkpoint | None:
-        """The newest checkpoint that verifies, as it was when this was first asked."""
-        return newest(self.out)
-
-    @property
-    def exit(self) -> int | None:
-        """How it ended; None where it was killed."""
-        return self.record.get("exit")
-
-    @property
-    def config(self) -> Config:
-        """What it was told."""
-        return config_of(self.record["config"], where=str(self.out / RUN))
-
-
 def check_plan(
-    earlier: Earlier, plan: Plan, plugins: Sequence[LoadedPlugin] = ()
+    earlier: RunFolder, plan: Plan, plugins: Sequence[LoadedPlugin] = ()
 ) -> tuple[list[str], list[str]]:
     """Compare the plan with the run's.
 
@@ -69,54 +43,75 @@ def check_plan(
         PlanError: anything else differs.
         Refusal: the run's seed was another, or its record holds no plan.
     """
-    recorded, where = earlier.record.get("plan"), str(earlier.out / RUN)
+    recorded, where = earlier.record.get("plan"), earlier.where
     try:
         found = differences(recorded or {}, plan.data())
     except (KeyError, TypeError, AttributeError) as error:
         raise Refusal("the record of the run holds no plan", where=where) from error
-    free = {path: pair for path, pair in found.items() if path.startswith(FREE)}
-    other = {path: pair for path, pair in found.items() if path not in free}
-    edited, free = changed(free, plugins)
-    warnings = since(earlier.newest.step if edited and earlier.newest else None, edited)
-    if other:
-        lines = in_words(other)
-        more = [f"... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
-        raise PlanError(
-            "this is another plan than the run's: " + "; ".join([*lines[:SHOWN], *more]),
-            where=where,
-            fix="; ".join([*warnings, "leave out what was not given at first"])
-            + (", undo the change" if warnings else "")
-            + ", or start a new run in another --out",
-        )
-    before = earlier.config
-    if before.seed != plan.config.seed:
-        raise Refusal(
-            f"the run was started with seed {before.seed}, not {plan.config.seed}",
-            where=where,
-            fix="leave --seed out, or start a new run in another --out",
-        )
+    before = absolute(earlier.config)
+    if earlier.newest is not None:
+        earlier.check_seed(earlier.newest)
     if before.init != plan.config.init:
         raise Refusal(
             f"the run was started from {before.init or 'new weights'}, not {plan.config.init}",
             where=where,
             fix="leave --init out, or start a new run in another --out",
         )
+    free = {path: pair for path, pair in found.items() if path.startswith(FREE)}
+    other = {path: pair for path, pair in found.items() if path not in free}
+    edited, free = changed(free, plugins)
+    warnings = since(earlier.newest.step if edited and earlier.newest else None, edited)
+    if other or before.seed != plan.config.seed:
+        raise _other_run(earlier, unlike(before, plan.config), other, warnings)
     free.pop("train.steps", None)
     notes = [f"resumed with another {line}" for line in in_words(free)]
     return warnings, [*notes, *_steps(before.train.steps, plan)]
 
 
-def another_device(earlier: Earlier, binding: Binding) -> Iterator[str]:
-    """What to say where the run goes on by another backend, or on another device."""
-    recorded = earlier.record.get("binding")
-    before = recorded if isinstance(recorded, Mapping) else {}
+def _other_run(
+    earlier: RunFolder,
+    settings: Sequence[tuple[str, str]],
+    other: Mapping[str, Any],
+    warnings: Sequence[str],
+) -> PlanError:
+    """Make the refusal of a plan that is not the run's, in settings, or else in its parts."""
+    lines = [words for words, _ in settings] or in_words(other)
+    more = [f"... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+    typed = " ".join(typed for _, typed in settings[:SHOWN]) + (" ..." if more else "")
+    branch = f"--branch {shlex.quote(str(earlier.out))} --out NEW {typed}".rstrip()
+    leave = f"leave {'it' if len(settings) == 1 else 'them'} out, or " if settings else ""
+    undo = "undo the change, or " if warnings else ""
+    return PlanError(
+        f"{'these settings differ' if settings else 'the plan differs'} from the run's: "
+        + "; ".join([*lines[:SHOWN], *more]),
+        where=earlier.where,
+        fix="; ".join([*warnings, f"{leave}{undo}start a new run from this one: {branch}"]),
+    )
+
+
+def another_place(earlier: RunFolder, binding: Binding) -> Iterator[str]:
+    """Write notes where the device, or the version of a library, is not that of the life before.
+
+    Versions of the core and of plugins are part of the plan, and are compared with it.
+    """
+    before, versions_then = earlier.part("binding"), earlier.part("versions")
     then = tuple(str(before.get(key)) for key in ("backend", "device"))
     now = (binding.backend, binding.device)
     if then != now:
         yield (
-            f"the run was on {' '.join(then)} and goes on on {' '.join(now)}: it is the same "
-            "training, and not the same to the bit"
+            f"the run was on {' '.join(then)} and continues on {' '.join(now)}: the training is the "
+            "same, but not bit for bit"
         )
+    found = [
+        f"{name} {versions_then[name]} then, {installed} now"
+        for name, installed in versions(binding.backend).items()
+        if versions_then.get(name, installed) != installed and name != "minillm-core"
+    ]
+    was = earlier.part("hardware").get("device")
+    if was is not None and was != binding.device_name:
+        found.append(f"device {was} then, {binding.device_name} now")
+    if found:
+        yield plain(f"{'; '.join(found)}: the result may not be the same to the bit", 1000)
 
 
 def _steps(before: int | None, plan: Plan) -> Iterator[str]:
@@ -132,7 +127,7 @@ def _steps(before: int | None, plan: Plan) -> Iterator[str]:
     )
 
 
-def check_data(earlier: Earlier, corpus: Corpus) -> None:
+def check_data(earlier: RunFolder, corpus: Corpus) -> None:
     """Refuse other data than those of the newest checkpoint, or of the record where there is none.
 
     Raises:
@@ -142,21 +137,22 @@ def check_data(earlier: Earlier, corpus: Corpus) -> None:
     held = checkpoint.scalars if checkpoint else earlier.record.get("data", {})
     if held.get("fingerprint") != corpus.fingerprint:
         raise DataError(
-            "the data are not those that the run was reading",
+            "the data have changed since the run began",
             where=f"fingerprint {corpus.fingerprint} now, {held.get('fingerprint')} then",
-            fix="give back the same files, tokenizer, data.val and data.seed, or start a new run",
+            fix="restore the files, tokenizer, data.val and data.seed that it had; or start a new run from "
+            f"this one, which reads the new data from their start: --branch {shlex.quote(str(earlier.out))} --out NEW",
         )
 
 
-def finished(earlier: Earlier, budget: Budget) -> str | None:
-    """What to say of a run that has nothing left to do; None where it has."""
+def finished(earlier: RunFolder, budget: Budget) -> str | None:
+    """Say why a run has nothing left to do; None where it has."""
     if earlier.exit != 0:
         return None
     checkpoint = earlier.newest
     if checkpoint is None:  # it kept none: its record alone tells
         before = earlier.config
         same = budget == Budget(before.train.steps, before.train.minutes)
-        kept_none = not before.checkpoint.every and same
+        kept_none = before.checkpoint.every == 0 and same
         return "it kept no checkpoints, and its budget is spent" if kept_none else None
     position = Position.of(checkpoint.scalars)
     if not budget.spent(position.step, position.elapsed):
@@ -164,10 +160,10 @@ def finished(earlier: Earlier, budget: Budget) -> str | None:
     return f"{position.step:,} steps are done; --steps with more of them extends it"
 
 
-def go_on(
-    out: Path, earlier: Earlier | None, trainer: Trainer, say: Callable[[str], None]
+def load_newest(
+    out: Path, earlier: RunFolder | None, trainer: Trainer, say: Callable[[str], None]
 ) -> Position:
-    """Put the trainer where the newest checkpoint that verifies was; under the lock of ``out``.
+    """Load the newest checkpoint that verifies into the trainer; under the lock of ``out``.
 
     Bad checkpoints are set aside, loudly. Where there was no run, or none of its checkpoints was
     ever written, it starts at step 0 and says so.
@@ -180,6 +176,14 @@ def go_on(
         say(f"there is no run in {out} to resume: starting at step 0")
         return Position()
     checkpoint = newest_and_set_aside(out, say)
+    if checkpoint is None and earlier.record.get("branched_from") is not None:
+        branched = earlier.part("branched_from")
+        origin = f"{branched.get('out', 'RUN')}@{branched.get('step', 'STEP')}"
+        raise Refusal(
+            "the run began as a branch, and has no checkpoint: it cannot start at step 0",
+            where=str(out / "checkpoints"),
+            fix=f"branch again: --branch {shlex.quote(origin)} --out NEW",
+        )
     if checkpoint is None:
         say("no checkpoint of the run was ever written: starting at step 0")
         return Position()

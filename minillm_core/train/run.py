@@ -1,28 +1,532 @@
-"""The whole job of ``minillm train``: check, take OUT, and train in it (``minillm_core.train.session``)."""
+"""A run, from Python and for the commands: train, evaluate, continue a text, save, export, resume.
+
+What takes longer than a blink to import is imported where it is needed: the first line of
+``minillm train`` comes at once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from minillm_core.backends.base import Backend
-from minillm_core.backends.detect import Detected
-from minillm_core.checkpoint import lock
-from minillm_core.config.load import Loaded
-from minillm_core.errors import Stopped
-from minillm_core.plan import Plan
-from minillm_core.plugins.manager import LoadedPlugin
-from minillm_core.train.ending import interrupted, resume_line
-from minillm_core.train.job import check
-from minillm_core.train.record import RUNS, claim_out, refuse_taken
-from minillm_core.train.restore import recorded
-from minillm_core.train.resume import Earlier, finished
-from minillm_core.train.session import session
-from minillm_core.train.signals import stop_on_signals
+from minillm_core.config.folders import cache_folder
+from minillm_core.errors import PlanError, Refusal, Stopped
+from minillm_core.train.progress import LineDisplay, display
+from minillm_core.train.record import RUN, RUNS, choose_out, read_record
+from minillm_core.train.request import RunRequest, load_settings, prepare
+from minillm_core.train.signals import StopRequest, stop_on_signals
 
-__all__ = ["train"]
+if TYPE_CHECKING:
+    from collections import Counter
+
+    import numpy as np
+
+    from minillm_core.backends.base import Backend, Binding, Model
+    from minillm_core.backends.detect import Detected
+    from minillm_core.config.load import Loaded
+    from minillm_core.data import OnBatch, Tokenizer
+    from minillm_core.plan import Plan
+    from minillm_core.plugins.manager import LoadedPlugin
+    from minillm_core.train.events import Evaluated, Event
+    from minillm_core.train.generate import Writer
+    from minillm_core.train.initial import Branch
+    from minillm_core.train.job import Job
+    from minillm_core.train.progress import Display
+    from minillm_core.train.restore import SavedRun
+    from minillm_core.train.session import Session
 
 Say = Callable[[str], None]
+Create = Callable[["Detected", "Plan"], "Backend"]
+Paths = str | Path | Sequence[str | Path]
+
+
+def load(
+    preset: str | None = None,
+    *,
+    plugins: str | Sequence[str] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    data: Paths | None = None,
+    file: str | Path | None = None,
+) -> Loaded:
+    """Load the settings of a run: preset < file < ``settings``, each value with its origin.
+
+    ::
+
+        config = minillm.load(preset="tiny", plugins="muon,paired_heads", settings={"train.steps": 200})
+        config.train.lr, config.origins["train.lr"]
+
+    Args:
+        preset: a recipe by name (``tiny``, ``small``, ...); default: the one for this machine.
+        plugins: names, or single files (``./my_trick.py:MyTrick``), separated by commas or as a
+            list; ``-name`` takes away one that the preset names. Nothing is imported yet.
+        settings: key -> value: ``{"train.steps": 200, "muon.momentum": 0.9}``; a whole table may
+            be given as one: ``{"train": {"steps": 200}}``.
+        data: files or folders of text or ids; default: the standard library's sources.
+        file: a TOML file of settings, such as a run's run.toml.
+
+    Raises:
+        ConfigError: a setting is unknown or out of range: what, where, and what to write instead.
+        DataError: a path of the data does not exist or holds no data.
+    """
+    request = RunRequest(
+        plugins=_joined(plugins),
+        preset=preset,
+        file=None if file is None else Path(file),
+        flags={"--data": _listed(data) if data else None},
+        settings=settings,
+    )
+    return load_settings(request, to_run=True).loaded
+
+
+def _joined(plugins: str | Sequence[str] | None) -> str | None:
+    return plugins if isinstance(plugins, str) or plugins is None else ",".join(plugins)
+
+
+def _listed(paths: Paths) -> list[str]:
+    return [str(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
+
+
+class Run:
+    """A plan bound to this machine; or, from :meth:`open`, a run that is there.
+
+    ::
+
+        run = minillm.Run(minillm.build_plan(config), out="runs/a")
+        for event in run.steps():  # or run.train()
+            if isinstance(event, minillm.Stepped):
+                print(event.step, event.loss)
+        print(run.generate("def main"))
+
+    Args:
+        plan: made by :func:`minillm_core.build_plan` of loaded settings.
+        out: the run's folder, which holds no run; None: nothing is written anywhere.
+        say: prints notes and progress, line by line; None: silence.
+        cache: the folder of tokens and tokenizers; default: minillm's own.
+        create: makes the backend; default: the one that the settings choose for this machine.
+
+    Attributes:
+        plan: the plan.
+        out: the run's folder.
+
+    Raises:
+        Refusal: the folder, the data, the device or a plugin cannot be used; nothing was written.
+        PluginCodeError: a plugin's own code raised.
+        OutOfMemory: not even the model fits.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        out: str | Path | None = None,
+        *,
+        say: Say | None = None,
+        cache: str | Path | None = None,
+        create: Create | None = None,
+    ) -> None:
+        from minillm_core.backends.detect import choose, probe
+
+        if plan.settings is None:
+            raise PlanError(
+                "the plan does not say which settings it is of",
+                where="Run(plan)",
+                fix="minillm_core.build_plan(minillm_core.load(...))",
+            )
+        self._set_up(out, say, cache, create)
+        config = plan.config
+        detected = choose(probe(), config.backend, config.device)
+        self._session = self._bound(plan.settings, plan.active, detected, plan)
+
+    @classmethod
+    def open(
+        cls,
+        out: str | Path,
+        *,
+        settings: Mapping[str, Any] | None = None,
+        plugins: str | Sequence[str] | None = None,
+        step: int | None = None,
+        best: bool = False,
+        backend: str = "auto",
+        device: str = "auto",
+        say: Say | None = None,
+        cache: str | Path | None = None,
+        shown: Display | None = None,
+        create: Create | None = None,
+    ) -> Run:
+        """Open a run's folder, to evaluate, generate, export, or resume it with :meth:`train`.
+
+        Args:
+            out: the folder.
+            settings: for resuming: ``{"train.steps": 400}`` extends the run.
+            plugins: those that must be named again: single files, and all of a folder that another
+                account owns.
+            step: the checkpoint to read; default: the newest that verifies.
+            best: read the checkpoint with the lowest held-out loss.
+            backend: where the model is read; it need not be the run's.
+            device: as for the backend.
+            say: prints notes and progress; None: silence.
+            cache: the folder of tokens; default: minillm's own.
+            shown: shows notes and progress, in the place of ``say``.
+            create: makes the backend; default: the one that the machine offers.
+
+        Raises:
+            Refusal: the folder holds no run.
+        """
+        run = cls.__new__(cls)
+        run._set_up(out, say, cache, create, shown)
+        assert run.out is not None
+        read_record(run.out)  # refuses a folder that holds no run
+        run._read, run._where = {"step": step, "best": best}, {"backend": backend, "device": device}
+        flags = {
+            f"--{key}": None if value == "auto" else value for key, value in run._where.items()
+        }
+        named = _joined(plugins)
+        run._request = RunRequest(named, flags=flags, settings=settings, resume=run.out)
+        return run
+
+    def _set_up(
+        self,
+        out: str | Path | None,
+        say: Say | None,
+        cache: str | Path | None,
+        create: Create | None,
+        shown: Display | None = None,
+    ) -> None:
+        self.out = None if out is None else Path(out)
+        self._cache = cache_folder() if cache is None else Path(cache)
+        self._create = create
+        self._shown = shown or LineDisplay(say or (lambda line: None))
+        self._stop = StopRequest(patient=False)
+        self._session: Session | None = None  # None: an opened run that is not resumed
+        self._models: dict[tuple[str, int], Model] = {}
+        self._request = RunRequest()  # of an opened run, to resume it; and what to read of it where
+        self._read: dict[str, Any] = {}
+        self._where: dict[str, str] = {}
+
+    @property
+    def plan(self) -> Plan:
+        """The plan."""
+        return self._job.plan if self._job else self._saved.plan
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps that the model has seen."""
+        return self._session.step if self._session else self._saved.checkpoint.step
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """The folder of the checkpoint that is read, or of the newest one; None: there is none."""
+        from minillm_core.checkpoint import layout
+
+        if self._session is None:
+            return self._saved.checkpoint.path
+        kept = layout.folders(self.out) if self.out is not None else []
+        return kept[0][1] if kept else None
+
+    @property
+    def binding(self) -> Binding:
+        """The backend, device, dtype and kernels that the model runs with here."""
+        return self._reader().binding
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of the run's text; None: it is trained on ids."""
+        return self._job.corpus.tokenizer if self._job else self._saved.tokenizer
+
+    @property
+    def model(self) -> Any:
+        """The ``torch.nn.Module`` or ``mlx.nn.Module`` itself, with the weights as they are now."""
+        return self._reader().model
+
+    def steps(self) -> Iterator[Event]:
+        """Train; yields typed events (Started, Stepped, Evaluated, Sampled, Saved, ...) live.
+
+        Leaving the loop early keeps the run where it is: evaluate, generate and save it, and call
+        this again to continue. A run that is opened resumes from its newest valid checkpoint.
+
+        Raises:
+            Refusal: nothing was started.
+            NonFinite: too many steps were not finite.
+            OutOfMemory: with settings that keep the tokens of a step.
+            PluginCodeError: a plugin's own code raised.
+        """
+        if (session := self._trained()) is not None:
+            yield from session.steps()
+
+    def train(self) -> Run:
+        """Train to the end. Ctrl-C ends it after the step, with a checkpoint if it has a folder.
+
+        Raises:
+            Stopped: a signal ended it after a checkpoint.
+            Interrupted: a signal ended it, and nothing was saved.
+        """
+        with stop_on_signals(request=self._stop):
+            if (session := self._trained()) is not None:
+                session.run()
+        return self
+
+    def close(self) -> None:
+        """Stop training and release the folder; what was saved can be resumed."""
+        if self._session is not None:
+            self._session.close()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _trained(self) -> Session | None:
+        """Give the session that trains; an opened run is planned anew. None: it is finished."""
+        if self._session is None:
+            prepared = prepare(self._request, to_run=True)
+            assert prepared.detected is not None
+            self._session = self._bound(prepared.loaded, prepared.plugins, prepared.detected)
+        return self._session
+
+    def _bound(
+        self,
+        loaded: Loaded,
+        plugins: Sequence[LoadedPlugin],
+        detected: Detected,
+        plan: Plan | None = None,
+    ) -> Session | None:
+        """Check the run and build its model here; None: it is finished, which is printed."""
+        from minillm_core.train.session import Session
+
+        session = Session(
+            self.out,
+            cache=self._cache,
+            shown=self._shown,
+            stop=self._stop,
+            create=self._create,
+            resume=plan is None,
+        )
+        return session if session.bind(loaded, plugins, detected, plan=plan) else None
+
+    @property
+    def _job(self) -> Job | None:
+        return self._session.job if self._session else None
+
+    def save(self) -> Path:
+        """Write a checkpoint of the model as it is now, unless there is one of this step.
+
+        Returns:
+            The checkpoint's folder.
+
+        Raises:
+            Refusal: the run has no folder, keeps no checkpoints, or has made no step.
+            MinillmError: it could not be written.
+        """
+        if self.out is None:
+            raise Refusal("the run is in memory alone", where="save", fix="Run(plan, out=FOLDER)")
+        if self._job is not None and self._job.config.checkpoint.every == 0:
+            raise Refusal("the run keeps no checkpoints", where="checkpoint.every=0")
+        if self._session is not None:
+            self._session.save()
+        if (kept := self.checkpoint) is None:
+            raise Refusal("there is no step to save yet", where="save", fix="train first")
+        return kept
+
+    def evaluate(
+        self,
+        data: Paths,
+        *,
+        seq_len: int | None = None,
+        max_tokens: int | None = None,
+    ) -> Evaluated:
+        """Measure the loss on text, in file order, in windows that do not overlap.
+
+        Args:
+            data: files or folders of text or ids.
+            seq_len: tokens in a window; default: the run's.
+            max_tokens: predictions to stop after; default: all.
+
+        Returns:
+            ``val_loss`` (nats per token), ``bits_per_byte`` (None without a tokenizer), ``tokens``
+            (predictions made) and ``step``.
+
+        Raises:
+            Refusal: there is nothing to predict, or the text cannot be read.
+        """
+        from minillm_core.train.validation import evaluate_text
+
+        longest = self.plan.config.train.seq_len
+        if self._job is not None and seq_len is not None and seq_len > longest:
+            raise Refusal(
+                f"the model that is trained takes rows of {longest} tokens",
+                where=f"seq_len={seq_len}",
+                fix="save the run, and evaluate Run.open(out)",
+            )
+        return evaluate_text(
+            self._reader(positions=seq_len),
+            _listed(data),
+            config=self.plan.config,
+            tokenizer=self.tokenizer,
+            inference_hook=self._inference_hook,
+            step=self.step,
+            seq_len=seq_len,
+            max_tokens=max_tokens,
+            cache=self._cache,
+            shown=self._shown,
+        )
+
+    def generate(
+        self,
+        prompt: str = "",
+        *,
+        max_tokens: int = 256,
+        temperature: float = 0.8,
+        top_k: int | None = None,
+        top_p: float = 1.0,
+        seed: int = 0,
+        cached: bool = True,
+    ) -> str:
+        """Continue a prompt.
+
+        Args:
+            prompt: the text to continue; empty: a new document begins.
+            max_tokens: how many at most; the end of the document ends it earlier.
+            temperature: lower is safer; 0 always takes the likeliest token.
+            top_k: draw from so many of the likeliest; None: from all.
+            top_p: draw from the fewest likeliest of this probability together.
+            seed: of the draws.
+            cached: keep keys and values of earlier tokens (a KV cache); False: compute each token
+                from the whole text, slowly.
+
+        Returns:
+            The prompt and its continuation, as ``minillm generate`` prints them.
+
+        Raises:
+            Refusal: the run has no tokenizer, or an argument is out of range.
+        """
+        from minillm_core.train.generate import Sampling
+
+        writer, sampling = self.writer(), Sampling(temperature, top_k, top_p)
+        drawn = writer.go_on(
+            prompt, sampling, tokens=max_tokens, seed=seed, cached=cached, say=self._shown.say
+        )
+        return "".join(writer.text(drawn, prompt))
+
+    def writer(self) -> Writer:
+        """Make the object that continues texts token by token, as they are drawn.
+
+        A run that was opened is read in float32: bfloat16 rounds the logits of one new column
+        otherwise than those of a whole row, and the KV cache would change the text.
+
+        Raises:
+            Refusal: the run has no tokenizer.
+        """
+        from minillm_core.train.generate import Writer
+
+        tokenizer = self.tokenizer
+        if tokenizer is None:
+            raise Refusal(
+                "the run has no tokenizer, so it cannot continue a text: it was trained on ids",
+                where=str(self.out or "data"),
+                fix="train on text, or with data.tokenizer=tokenizer.json",
+            )
+        plan, model, hook = self.plan, self._reader(exact=True), self._inference_hook()
+        return Writer(model, tokenizer, plan.config.train.seq_len, hook, plan.active)
+
+    def logits(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Compute the logits of the next token after each prefix.
+
+        Args:
+            ids: int (T,), the tokens of one row, 1 <= T <= train.seq_len; a document begins with
+                the tokenizer's ``end_of_text``.
+
+        Returns:
+            float32 (T, V).
+
+        Raises:
+            DataError: an id is outside the vocabulary, or the row is longer than the model's.
+        """
+        import numpy as np
+
+        from minillm_core.backends.base import lone_row
+
+        row = lone_row(np.asarray(ids))
+        if (hook := self._inference_hook()) is not None:
+            row = hook(dict(row), "decode")
+        decoding = self._reader(exact=True).decoding()
+        columns = [
+            {name: array[:, t : t + 1] for name, array in row.items()}
+            for t in range(row["ids"].shape[1])
+        ]
+        return np.stack([decoding.feed(column) for column in columns])
+
+    def export(self, to: str | Path, *, shard_bytes: int = 5 * 10**9) -> dict[str, Any]:
+        """Export the model for Transformers, vLLM and mlx-lm.
+
+        Args:
+            to: the model directory; it does not exist, or is empty.
+            shard_bytes: of the largest file of tensors.
+
+        Returns:
+            ``directory``, ``layout``, ``parameters``, ``files`` (name -> bytes), ``step`` and
+            ``checkpoint``.
+
+        Raises:
+            Refusal: ``to`` is taken, or a plugin stands in the way.
+        """
+        from minillm_core.checkpoint.huggingface.write import refuse_taken as refuse_taken_directory
+        from minillm_core.train.export import export_model
+
+        to = Path(to)
+        refuse_taken_directory(to)
+        if self._job is None:
+            saved = self._saved
+            arrays = saved.checkpoint.arrays("model.") | saved.checkpoint.arrays("state.")
+            text = saved.tokenizer_text
+        else:
+            arrays = self._job.trainer.arrays()
+            text = self.tokenizer.text() if self.tokenizer else None
+        say, own = self._shown.say, self.tokenizer
+        found = export_model(self.plan, arrays, to, own, text, say=say, shard_bytes=shard_bytes)
+        kept = self.checkpoint
+        return {**found, "step": self.step, "checkpoint": None if kept is None else str(kept)}
+
+    @cached_property
+    def _saved(self) -> SavedRun:
+        """The folder's plan and checkpoint, read when they are first needed."""
+        from minillm_core.config.selection import select
+        from minillm_core.train.restore import open_run
+
+        assert self.out is not None
+        specs = select({}, self._request.plugins)[0]
+        return open_run(self.out, plugins=specs, say=self._shown.say, **self._read)
+
+    def _reader(self, *, exact: bool = False, positions: int | None = None) -> Model:
+        """Give the model to read from: the one that is trained, or a saved one.
+
+        Args:
+            exact: in float32, where it is a saved one.
+            positions: longest row that will be fed; default: the run's seq_len.
+        """
+        if self._job is not None:
+            return self._job.trainer
+        from minillm_core.backends.detect import choose, probe
+
+        saved = self._saved
+        dtype = "float32" if exact else saved.plan.config.train.dtype
+        longest = max(positions or 0, saved.plan.config.train.seq_len)
+        found = next(
+            (m for (kind, most), m in self._models.items() if kind == dtype and most >= longest),
+            None,
+        )
+        if found is None:
+            detected, say = choose(probe(), **self._where), self._shown.say
+            with self._shown.phase("loading the model"):
+                found = saved.model(
+                    detected, exact=exact, max_positions=longest, say=say, create=self._create
+                )
+            self._models[dtype, longest] = found
+        return found
+
+    def _inference_hook(self, seen: Counter[str] | None = None) -> OnBatch | None:
+        return (self._job or self._saved).inference_hook(seen)
 
 
 def train(
@@ -32,22 +536,26 @@ def train(
     *,
     out: Path | None = None,
     resume: bool = False,
+    branch: Branch | None = None,
     runs: Path = RUNS,
     cache: Path,
     say: Say,
-    create: Callable[[Detected, Plan], Backend] | None = None,
+    verbose: bool = False,
+    create: Create | None = None,
 ) -> int:
-    """Train a model as it was asked for.
+    """Do the whole job of ``minillm train``; its first line comes at once.
 
     Args:
-        loaded: the config and where its values came from.
+        loaded: the settings, with their origins.
         plugins: the active ones, loaded.
         detected: backend and device.
         out: the run's folder; default: runs/<preset>-<n>.
-        resume: go on with the run in ``out``.
+        resume: resume the run in ``out``.
+        branch: the checkpoint that a new run begins with.
         runs: where folders without a name are made.
         cache: where tokenizers and tokens are kept.
         say: prints a line.
+        verbose: print all that is known before the first step.
         create: makes the backend; default: :func:`minillm_core.backends.create`.
 
     Returns:
@@ -57,33 +565,36 @@ def train(
         Refusal: nothing was started, nothing was written into OUT.
         MinillmError: how else the run ended; its class says which exit code that is.
     """
-    earlier = None
-    if resume and out is not None and (record := recorded(out)) is not None:
-        earlier = Earlier(out, record)
-    with stop_on_signals(patient=False) as stop:
+    place = choose_out(loaded.config.preset, out, runs=runs, resume=resume)
+    verb = "resuming" if resume else "writing to"
+    say(
+        f"{detected.backend} on {detected.device}, preset {loaded.config.preset}, {verb} {place} "
+        f"({detected.reason})"
+    )
+    with stop_on_signals(patient=False) as stop, display(say) as shown:
+        from minillm_core.train.errors import interrupted, resume_line
+        from minillm_core.train.session import Session
+        from minillm_core.train.settings import fit_vocabulary
+
+        session = Session(
+            place,
+            cache=cache,
+            shown=shown,
+            stop=stop,
+            create=create,
+            resume=resume,
+            runs=None if out is not None else runs,
+            verbose=verbose,
+        )
         try:
-            job = check(
-                loaded,
-                plugins,
-                detected,
-                out=out,
-                runs=runs,
-                cache=cache,
-                earlier=earlier,
-                resume=resume,
-                create=create,
-            )
-            if earlier is not None and (place := finished(earlier, job.budget)) is not None:
-                say(f"{earlier.out} is finished: {place}")
-                return 0
-            out = claim_out(job.config.preset, out, runs=runs, resume=resume)
-            with lock(out, say):
-                if not resume:
-                    refuse_taken(out)  # by a run that began and ended since it was looked at
-                session(job, out, earlier, resume=resume, stop=stop, say=say)
+            if branch is None and not (resume and (place / RUN).exists()):
+                loaded = fit_vocabulary(loaded)
+            if session.bind(loaded, plugins, detected, branch=branch):
+                session.run()
         except KeyboardInterrupt:
-            raise interrupted(out, stop, plugins) from None
+            folder = session.out if session.job else out  # before that nothing was made there
+            raise interrupted(folder, stop, plugins, shown.broken_off) from None
         except Stopped as error:
-            error.fix = resume_line(out, plugins) if out is not None else None
+            error.fix = resume_line(session.out or place, plugins)
             raise
     return 0

@@ -1,244 +1,572 @@
-"""What one process does of a run, in a folder that it has locked: train, evaluate, record, show.
+"""One process's part of a run: check, train, evaluate, record; in a locked folder, or in memory alone.
 
-A run that was stopped is gone on with in another session.
+A run that was stopped is resumed in another session.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import inspect
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from minillm_core.checkpoint import Writer, layout, put_away, retain, sweep
-from minillm_core.errors import MinillmError, NonFinite, OutOfMemory, PluginCodeError
-from minillm_core.plugins.blame import at_work, blaming
-from minillm_core.plugins.watch import watching
-from minillm_core.train import describe
-from minillm_core.train.advice import not_finite, out_of_memory
-from minillm_core.train.budget import Cadence
-from minillm_core.train.document import document, taking_part
-from minillm_core.train.ending import interrupted
-from minillm_core.train.events import Evaluated, Resumed, Started
+from minillm_core import backends
+from minillm_core import checkpoint as saving
+from minillm_core.backends.base import Backend
+from minillm_core.backends.detect import Detected
+from minillm_core.checkpoint import best, disk, layout
+from minillm_core.checkpoint.huggingface import export_checked
+from minillm_core.config.load import Loaded
+from minillm_core.config.origins import TOML
+from minillm_core.errors import Interrupted, MinillmError, NonFinite, OutOfMemory, Stopped
+from minillm_core.plan import Plan, build_plan
+from minillm_core.plan.estimate import vocabulary_note
+from minillm_core.plugins.attribution import at_work, attribute_errors
+from minillm_core.plugins.manager import LoadedPlugin, check_support
+from minillm_core.plugins.watch import running, watching
+from minillm_core.train import describe, document, errors, events, resume
+from minillm_core.train.budget import EVALUATIONS, Budget, Cadence, Position
+from minillm_core.train.checkpoints import CheckpointManager
 from minillm_core.train.evidence import Evidence
 from minillm_core.train.feed import Feed
-from minillm_core.train.held_out import hook_outside_training, validation
+from minillm_core.train.generate import prompts, sample
 from minillm_core.train.hooks import observers_of
-from minillm_core.train.job import Job
-from minillm_core.train.loop import Loop
-from minillm_core.train.meter import Meter
+from minillm_core.train.initial import Branch, Initial
+from minillm_core.train.job import Job, read_corpus
+from minillm_core.train.loop import Loop, Meter
 from minillm_core.train.metrics import METRICS, Metrics, cut
-from minillm_core.train.position import Position
-from minillm_core.train.progress import View, view
-from minillm_core.train.record import Record
-from minillm_core.train.restore import TOKENIZER
-from minillm_core.train.resume import Earlier, go_on
-from minillm_core.train.rewind import Rewind
-from minillm_core.train.sample import sample
-from minillm_core.train.saving import Saves
+from minillm_core.train.progress import Course, Display
+from minillm_core.train.record import (
+    RUNS,
+    Record,
+    choose_out,
+    claim_out,
+    refuse_taken,
+    unwritable,
+)
+from minillm_core.train.run_folder import RunFolder, keep_tokenizer
 from minillm_core.train.signals import StopRequest
-from minillm_core.train.suspects import suspects
-
-__all__ = ["session"]
-
-Say = Callable[[str], None]
+from minillm_core.train.speeds import remember
+from minillm_core.train.validation import Trend, bytes_of_a_token, validation
 
 
-def session(
-    job: Job, out: Path, earlier: Earlier | None, *, resume: bool, stop: StopRequest, say: Say
-) -> None:
-    """Train in ``out``, which is ours alone.
+class Session:
+    """One process's part of a run.
 
     Args:
-        job: what was checked.
-        out: the run's folder, locked.
-        earlier: the run that goes on; None: there was none.
-        resume: a checkpoint that is there is gone on from.
+        out: the run's folder; None: nothing is written, or a folder is made in ``runs``.
+        cache: where tokens are kept.
+        shown: the console.
         stop: ends it early.
-        say: prints a line.
+        create: makes the backend; default: :func:`minillm_core.backends.create`.
+        resume: ``out`` may hold a run, which is resumed.
+        runs: where a folder without a name is made.
+        verbose: print all that is known before the first step.
 
-    Raises:
-        MinillmError: how the run ended, where not as it should; run.json has its exit code.
+    Attributes:
+        job: the run, checked; None before :meth:`bind`.
+        loop: the training loop; None before the first event.
+        outcome: the run's result; None before its end.
+        evaluations: the held-out losses, those of earlier processes too.
     """
-    for line in describe.start(job, out):
-        say(line)
-    sweep(out)
-    if earlier is None and (kept := put_away(out)) is not None:
-        say(f"checkpoints of no run that is known were there; they are kept in {kept.name}")
-    position = go_on(out, earlier, job.trainer, say) if resume else Position()
-    if position.saved is not None:  # a kill may have come between the last commit and this
-        retain(out, job.config.checkpoint.keep)
-    if job.initial is not None and position.saved is None:
-        for line in job.initial.load(job.trainer):
-            say(line)
-    events = cut(out / METRICS, position.step)
-    if job.corpus.tokenizer:
-        job.corpus.tokenizer.save(out / TOKENIZER)
-    evidence = Evidence.of(job, say)
-    record = Record(out, document(job, earlier, position))
-    try:
-        evaluated, meter, position = _loop(job, out, position, events, evidence, stop, say)
-    except BaseException as error:
-        told = error
-        if isinstance(error, KeyboardInterrupt):
-            told = interrupted(out, stop, job.plugins)
-        code = told.exit_code if isinstance(told, MinillmError) else 1
+
+    def __init__(
+        self,
+        out: Path | None,
+        *,
+        cache: Path,
+        shown: Display,
+        stop: StopRequest,
+        create: Callable[[Detected, Plan], Backend] | None = None,
+        resume: bool = False,
+        runs: Path | None = None,
+        verbose: bool = False,
+    ) -> None:
+        self.out, self.cache, self.shown, self.stop = out, cache, shown, stop
+        self.resume, self.runs, self.verbose = resume, runs, verbose
+        self.create = create or backends.create
+        self.earlier: RunFolder | None = None
+        self.job: Job | None = None
+        self.loop: Loop | None = None
+        self.outcome: describe.Outcome | None = None
+        self.evaluations: list[events.Evaluated] = []
+        self._emitted: deque[events.Event] = deque()
+        self._running: Generator[events.Event] | None = None
+
+    # checks
+
+    def bind(
+        self,
+        loaded: Loaded,
+        plugins: Sequence[LoadedPlugin],
+        detected: Detected,
+        *,
+        plan: Plan | None = None,
+        branch: Branch | None = None,
+    ) -> bool:
+        """Check OUT, plugins, plan, data and device, cheapest first; writes nothing.
+
+        Args:
+            loaded: the settings.
+            plugins: the active ones.
+            detected: backend and device.
+            plan: of the settings and the plugins; None: it is built.
+            branch: the checkpoint that a new run begins with.
+
+        Returns:
+            False: the run that is to be resumed is finished, which is printed.
+
+        Raises:
+            Refusal: any of them.
+            PluginCodeError: a plugin's own code raised while planning.
+            OutOfMemory: not even the model fits.
+        """
+        config, shown, out, started = loaded.config, self.shown, self.out, datetime.now(UTC)
+        plugins = tuple(plugins)
+        earlier = RunFolder.find(out) if self.resume and out is not None else None
+        self.earlier = earlier
+        if out is not None or self.runs is not None:
+            given = None if self.runs else out
+            choose_out(config.preset, given, runs=self.runs or RUNS, resume=self.resume)
+        budget = Budget(config.train.steps, config.train.minutes)
+        errors.check_step(config.train)
+        check_support(plugins, detected.backend, detected.device)
+        plan = export_checked(build_plan(config, plugins) if plan is None else plan)
+        warnings, notes, details = [], list(loaded.notes), []
+        chosen_here = earlier is None and branch is None  # else it is the earlier run's preset
+        if chosen_here and loaded.origins.get("preset") == "device":  # its first note says why
+            details.append(notes.pop(0))
+        if earlier:
+            with shown.phase("verifying the checkpoint"):
+                warnings, known = resume.check_plan(earlier, plan, plugins)
+                _ = earlier.newest
+            notes += known
+        with self._building(plugins, f"importing {detected.backend}", "while kernels are chosen"):
+            backend = self.create(detected, plan)
+        corpus = read_corpus(config, self.cache, shown, say=notes.append, detail=details.append)
+        if earlier:
+            resume.check_data(earlier, corpus)
+        initial = None
+        if config.init is not None and (earlier is None or earlier.newest is None):
+            with shown.phase("reading the weights"):
+                initial = Initial.of(config.init, plan)
         try:
-            record.update(exit=code)
-        except OSError as another:  # the disk that ended the run: its error is the one to report
-            say(f"warning: {record.path} could not be brought up to date: {another.strerror}")
-        # after a failure of the device there may be nobody left to ask
-        with suppress(Exception):
-            record.update(plugins=taking_part(job, evidence))
-        if told is error:
+            when = "in the model's initial values"
+            with self._building(plugins, "building the model", when):
+                trainer = backend.trainer(plan, config.seed)
+        except (OutOfMemory, MemoryError) as error:
+            raise errors.out_of_memory(error, config.train, None, 0) from error
+        if (of_vocabulary := vocabulary_note(plan.estimate())) is not None:
+            details.append(of_vocabulary)
+        if earlier:
+            if observers := [one.name for one in plugins if "on_event" in one.plugin.hooks]:
+                notes.append(f"started again with the run, to observe it: {', '.join(observers)}")
+            notes += resume.another_place(earlier, trainer.binding)
+        job = Job(loaded, plugins, plan, corpus, trainer, budget, tuple(notes), tuple(details))
+        job.warnings, job.initial = tuple(warnings), initial
+        job.cache, job.started = self.cache, started
+        if branch:
+            job.branch = branch
+            job.begins, job.branched = branch.load(trainer, corpus, config, budget)
+        if earlier and (why := resume.finished(earlier, budget)) is not None:
+            shown.say(f"{out} is finished: {why}")
+            return False
+        self.job = job
+        return True
+
+    @contextmanager
+    def _building(self, plugins: Sequence[LoadedPlugin], phase: str, when: str) -> Iterator[None]:
+        """Show a phase in which plugins' code may run, and raise its errors under their names."""
+        whose = at_work(plugins)
+        with self.shown.phase(phase), attribute_errors(plugins, when), running(lambda: whose(when)):
+            yield
+
+    # training
+
+    def steps(self) -> Iterator[events.Event]:
+        """Train; yields each event before another step is queued.
+
+        A caller who leaves the iterator leaves the run where it is; the next one goes on from there.
+
+        Raises:
+            MinillmError: how the run ended, where not as it should; run.json has its exit code.
+        """
+        running = self._started()
+        while (event := next(running, None)) is not None:
+            yield event  # not `yield from`, which would end the run where a caller breaks off
+
+    def run(self) -> None:
+        """Train to the end; an error between two events, such as Ctrl-C, ends the run too."""
+        running = self._started()
+        try:
+            for _ in running:
+                pass
+        except BaseException as error:
+            if inspect.getgeneratorstate(running) != inspect.GEN_CLOSED:
+                running.throw(error)
             raise
-        raise told from None
-    record.update(exit=0, plugins=taking_part(job, evidence))
-    evidence.warn()
-    for line in describe.end(job, out, evaluated, meter.overall(), position.step):
-        say(line)
-    stop.patient = False
-    if not stop.requested:  # else somebody is in a hurry
-        _show_sample(job, say)
 
+    def close(self) -> None:
+        """End the run where it is and release the folder."""
+        if self._running is not None:
+            self._running.close()
 
-def _loop(
-    job: Job,
-    out: Path,
-    position: Position,
-    events: Sequence[Mapping[str, Any]],
-    evidence: Evidence,
-    stop: StopRequest,
-    say: Say,
-) -> tuple[Evaluated | None, Meter, Position]:
-    """Train from ``position`` to the end; the last evaluation, the speed, and where that is."""
-    config, trainer = job.config, job.trainer
-    last = _evaluations(events)[-1:]
-    meter = Meter(
-        flops_per_token=job.plan.estimate().flops_per_token,
-        peak_flops=trainer.binding.peak_flops,
-    )
-    with ExitStack() as stack:
-        metrics = stack.enter_context(Metrics(out / METRICS, every=config.log.every))
-        shown: View = view(lambda: loop.progress, config.train.steps, say)
-        stack.enter_context(watching(shown.say))
-        feed = Feed(job, position.cursor or None, lambda: stop.requested)
-        stack.enter_context(feed)
-        observed = observers_of(job, [metrics, evidence, shown], say=shown.say)
-        saves = None
-        if config.checkpoint.every:
-            writer = Writer(out, keep=config.checkpoint.keep)
-            stack.callback(lambda: writer.close(now=stop.hurried))
-            saves = Saves(
-                out,
+    def save(self) -> None:
+        """Write a checkpoint of the model as it is now, unless there is one of this step.
+
+        Raises:
+            MinillmError: it could not be written.
+        """
+        if self.loop is not None:
+            self.loop.save()
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps that the model has seen."""
+        assert self.job is not None
+        return self.loop.position.step if self.loop is not None else self.job.begins.step
+
+    def _started(self) -> Generator[events.Event]:
+        if self._running is None:
+            assert self.job is not None
+            self._running = self._run(self.job)
+        return self._running
+
+    def _run(self, job: Job) -> Generator[events.Event]:
+        """Train in the folder, under its lock; or in memory."""
+        announced, given = self.out, None if self.runs else self.out
+        if announced is None:
+            self._describe(job)
+            self._load_initial(job)
+            evidence = Evidence.of(job, self.shown.say)
+            yield from self._train(job, None, job.begins, (), evidence, {})
+            evidence.warn()
+            return
+        self.out = claim_out(job.config.preset, given, runs=self.runs or RUNS, resume=self.resume)
+        if self.out != announced:
+            self.shown.say(f"another run has taken {announced} meanwhile: writing to {self.out}")
+        with saving.lock(self.out, self.shown.say) as held:
+            if not self.resume:
+                refuse_taken(self.out)  # by a run that began and ended since it was looked at
+            self._describe(job)
+            yield from self._recorded(job, held)
+
+    def _describe(self, job: Job) -> None:
+        for line in (*describe.start(job, verbose=self.verbose), *job.branched):
+            self.shown.say(line)
+
+    def _load_initial(self, job: Job) -> None:
+        for line in job.initial.load(job.trainer) if job.initial else ():
+            self.shown.say(line)
+
+    def _recorded(self, job: Job, held: saving.Held) -> Iterator[events.Event]:
+        """Train in a folder, and keep its run.json."""
+        earlier, out, say = self.earlier, held.out, self.shown.say
+        saving.sweep(out)
+        if earlier is None and (kept := saving.archive_orphans(out)) is not None:
+            say(f"checkpoints of no run that is known were there; they are kept in {kept.name}")
+        position = job.begins
+        if self.resume:
+            with self.shown.phase("loading the checkpoint"):
+                position = resume.load_newest(out, earlier, job.trainer, say)
+        if position.saved is not None:  # a kill may have come between the last commit and this
+            saving.retain(out, job.config.checkpoint.keep, spare=best.spared(out))
+        else:
+            self._load_initial(job)
+        before = cut(out / METRICS, position.step if job.branch is None else -1)
+        tokenizer = keep_tokenizer(out, job.corpus.tokenizer, earlier, say)
+        constants = {
+            "tokenizer": tokenizer,
+            "seed": job.config.seed,
+            "plan_hash": job.plan.hash,
+            "fingerprint": job.corpus.fingerprint,
+        }
+        if job.branch is not None and job.config.checkpoint.every != 0:
+            # before run.json, so that a branch that was killed always has a checkpoint to resume
+            scalars = {**position.data(), **constants}
+            saving.commit(out, position.step, job.trainer.arrays(), scalars)
+            position.saved = position.step
+        evidence = Evidence.of(job, say)
+        with unwritable(out / TOML):
+            disk.replace(out / TOML, document.settings_file(job, earlier).encode())
+        record = Record(out, document.document(job, earlier, position, tokenizer))
+        first = position.step
+        try:
+            yield from self._train(job, held, position, before, evidence, constants)
+        except BaseException as error:
+            ending = error
+            if isinstance(error, KeyboardInterrupt):
+                ending = errors.interrupted(out, self.stop, job.plugins)
+            if isinstance(error, GeneratorExit):  # the caller wants no more steps
+                saved = self.loop.position.saved if self.loop else None
+                ending = Interrupted("") if saved is None else Stopped("")
+            code = ending.exit_code if isinstance(ending, MinillmError) else 1
+            if held.is_ours():  # else it is another run's record, or none
+                try:
+                    record.update(exit=code, **document.ended(job))
+                except MinillmError as another:  # the error that ended the run is the one to report
+                    say(f"warning: {another.what}")
+                # after a failure of the device it may not answer any more
+                with suppress(Exception):
+                    record.update(plugins=document.taking_part(job, evidence))
+            if ending is error or isinstance(error, GeneratorExit):
+                raise
+            raise ending from None
+        plugins = document.taking_part(job, evidence)
+        record.update(exit=0, plugins=plugins, **document.ended(job))
+        evidence.warn()
+        made = self.outcome
+        assert made is not None
+        if job.cache is not None and made.speed is not None:
+            remember(job.cache, job, made.speed.real, steps=made.steps - first)
+        for line in (*describe.end(job, out, made), *describe.next_steps(job, out, made)):
+            say(line)
+        self.stop.patient = False
+
+    def _train(
+        self,
+        job: Job,
+        held: saving.Held | None,
+        position: Position,
+        before: Sequence[Mapping[str, Any]],
+        evidence: Evidence,
+        constants: Mapping[str, Any],
+    ) -> Iterator[events.Event]:
+        """Train from a position to the end.
+
+        Args:
+            job: the run.
+            held: its folder, locked; None: nothing is written.
+            position: where to begin.
+            before: lines of metrics.jsonl up to there.
+            evidence: looks whether the plugins take part.
+            constants: scalars of every checkpoint.
+        """
+        stop, shown, config, trainer = self.stop, self.shown, job.config, job.trainer
+        self.evaluations = _evaluations(before)
+        meter = Meter(
+            flops_per_token=job.plan.estimate().flops_per_token,
+            peak_flops=trainer.binding.peak_flops,
+        )
+        trend = Trend(shown.say)
+        trend.recall(before, self.evaluations)
+        evaluating = Stopwatch(shown.clock)
+        with ExitStack() as stack:
+            metrics = Metrics(held.out / METRICS, every=config.log.every) if held else None
+            if metrics is not None:
+                stack.enter_context(metrics)
+            stack.enter_context(watching(shown.say))
+            feed = Feed(job, position.cursor or None, lambda: stop.requested)
+            stack.enter_context(feed)
+            observers = [evidence, shown, trend, self._emitted.append]
+            if metrics is not None:
+                observers.insert(0, metrics)
+            emit = observers_of(job, observers, say=shown.say)
+
+            def check() -> None:
+                """Refuse to write where the folder, its metrics.jsonl or the data are no longer the run's."""
+                if held is not None and metrics is not None:
+                    held.check()
+                    metrics.check()
+                job.corpus.check_unchanged()
+
+            checkpoints = CheckpointManager(emit, shown.say, check, trainer=trainer)
+            if held is not None:
+                checkpoints.open(held.out, config, feed, constants, self.evaluations)
+                checkpoints.begun = position.saved
+                stack.callback(lambda: checkpoints.close(now=stop.hurried))
+            # the best is chosen by all windows: a part's losses are comparable with that part's alone
+            on_the_way = 1.0 if config.checkpoint.best else config.eval.share
+            whole, part = (
+                validation(
+                    job,
+                    config.eval.tokens,
+                    share=share,
+                    cancelled=lambda: stop.requested,
+                    progress=shown.evaluating,
+                )
+                for share in (1.0, on_the_way)
+            )
+            samples = Samples(job, stop, shown)
+
+            def evaluate(step: int) -> events.Evaluated | None:
+                with evaluating:
+                    if not job.budget.spent(step, loop.elapsed):
+                        found = part(step)
+                    else:
+                        found = whole(step)
+                        if found is not None and trend.best is not None and on_the_way < 1:
+                            # the evaluations on the way are compared with this one
+                            trend.take(part(step) or found)
+                self.evaluations += [found] if found else []
+                return found
+
+            def write_samples(step: int, is_last: bool) -> Iterator[events.Event]:
+                at_the_end = max(2, len(config.eval.prompts)) if is_last and held else 0
+                with evaluating:
+                    yield from samples(step, max(config.eval.samples, at_the_end))
+
+            every, minutes = config.checkpoint.every, config.checkpoint.minutes
+            if (
+                config.train.spike
+            ):  # a checkpoint that a rewind takes must not be the clock's chance
+                cadence = Cadence(config.eval.every, every, settle=0.0)
+            else:
+                cadence = Cadence(config.eval.every, every, minutes)
+            loop = self.loop = Loop(
                 trainer,
-                writer,
-                _constants(job),
-                shown.say,
-                go_on=config.checkpoint.on_error == "continue",
+                feed,
+                job.plan.values,
+                job.budget,
+                emit,
+                cadence=cadence,
+                evaluate=evaluate,
+                samples=write_samples,
+                checkpoints=checkpoints,
+                spike=config.train.spike,
+                stop=stop,
+                meter=meter,
+                position=position,
+                evaluated=self.evaluations[-1].step if self.evaluations else None,
+                contain=lambda: _attributed(job, lambda: loop.position.step + 1),
+                at_work=at_work(job.plugins),
+                shown=shown,
             )
-        validate = validation(
-            job,
-            config.eval.tokens,
-            cancelled=lambda: stop.requested,
-            progress=shown.evaluating,
+            first = "compiling the first step" if trainer.binding.compile else "the first step"
+            shown.train(
+                Course(
+                    lambda: loop.progress,
+                    config.train.steps,
+                    epoch_tokens=job.corpus.train.tokens,
+                    bytes_per_token=bytes_of_a_token(job),
+                    vocab=config.model.vocab,
+                    first=first,
+                )
+            )
+            settings, out = config.model_dump(mode="json"), str(held.out) if held else ""
+            parameters, steps = job.plan.num_parameters, config.train.steps
+            emit(events.Started(job.plan.hash, steps, parameters, out, settings))
+            if held is not None and position.saved is not None and job.branch is None:
+                folder = layout.folder(held.out, position.step)
+                emit(events.Resumed(position.step, str(folder.relative_to(held.out))))
+            stop.patient = True  # from here on there is something to finish
+            began = shown.clock()
+            running = loop.steps(evaluate_first=_evaluation_is_due(job, position))
+            for _ in running:
+                try:
+                    yield from self._drained()
+                except GeneratorExit:
+                    running.close()
+                    raise
+                except BaseException as error:  # of the caller's, such as Ctrl-C: it ends the run
+                    running.throw(error)
+            spent = shown.clock() - began
+        yield from self._drained()
+        self.outcome = describe.Outcome(
+            steps=loop.position.step,
+            evaluated=self.evaluations[-1] if self.evaluations else None,
+            trend=trend,
+            speed=meter.overall(),
+            preparing=began - shown.began,
+            training=spent - evaluating.seconds,
+            evaluating=evaluating.seconds,
+            prompts=samples.prompts,
         )
 
-        def evaluate(step: int) -> Evaluated | None:
-            found = validate(step)
-            last[:] = [found] if found else last
-            return found
-
-        loop = Loop(
-            trainer,
-            feed,
-            job.plan.values,
-            job.budget,
-            observed,
-            cadence=Cadence(config.eval.every, config.checkpoint.every),
-            evaluate=evaluate,
-            saves=saves,
-            stop=stop,
-            spike=config.train.spike,
-            rewind=Rewind(out, trainer, feed, back=config.train.rewind, skip=config.train.skip),
-            meter=meter,
-            position=position,
-            evaluated=last[0].step if last else None,
-            contain=lambda: _told(job, lambda: loop.position.step + 1),
-            at_work=at_work(job.plugins),
-            say=shown.say,
-        )
-        stack.enter_context(shown)
-        observed(
-            Started(
-                job.plan.hash,
-                config.train.steps,
-                job.plan.num_parameters,
-                str(out),
-                config.model_dump(mode="json"),
-            )
-        )
-        if position.saved is not None:
-            observed(
-                Resumed(position.step, str(layout.folder(out, position.step).relative_to(out)))
-            )
-        stop.patient = True  # from here on there is something to finish
-        loop.run(evaluate_first=_evaluation_is_due(job, position))
-    return (last[0] if last else None), meter, loop.position
+    def _drained(self) -> Iterator[events.Event]:
+        while self._emitted:
+            yield self._emitted.popleft()
 
 
 @contextmanager
-def _told(job: Job, step: Callable[[], int]) -> Iterator[None]:
-    """What plugins raise under their names, and what there was no memory for with advice."""
+def _attributed(job: Job, step: Callable[[], int]) -> Iterator[None]:
+    """Raise plugins' errors under their names, and lack of memory with advice."""
     try:
-        with blaming(job.plugins, "in a step"):
+        with attribute_errors(job.plugins, "in a step"):
             yield
     except NonFinite as error:
-        names, found = suspects(job)
+        names, found = errors.suspects(job)
         error.where = "; ".join(filter(None, (error.where, found))) or None
-        error.fix = not_finite(job.config.train, names)
+        error.fix = errors.remedies(job.config.train, names)
         raise
     except (OutOfMemory, MemoryError) as error:
         peak = job.trainer.peak_bytes()
-        raise out_of_memory(error, job.config.train, peak, step()) from error
+        raise errors.out_of_memory(error, job.config.train, peak, step()) from error
 
 
-def _evaluations(events: Sequence[Mapping[str, Any]]) -> list[Evaluated]:
-    """The evaluations that earlier processes of the run made, up to where it goes on."""
-    found = [e for e in events if e.get("event") == Evaluated.event and e["val_loss"] is not None]
-    return [Evaluated(e["step"], e["val_loss"], e["bits_per_byte"]) for e in found]
+def _evaluations(lines: Sequence[Mapping[str, Any]]) -> list[events.Evaluated]:
+    """List the evaluations that earlier processes of the run made, up to where it resumes."""
+    return [
+        events.Evaluated(one["step"], one["val_loss"], one["bits_per_byte"], one.get("tokens", 0))
+        for one in lines
+        if one.get("event") == events.Evaluated.event and one["val_loss"] is not None
+    ]
 
 
 def _evaluation_is_due(job: Job, position: Position) -> bool:
-    """Whether a step that was saved is one to evaluate after; the loop knows whether it was."""
-    return position.step > 0 and Cadence(job.config.eval.every).evaluates(position.step)
+    """Tell whether an evaluation belongs to the step where this process begins, made or not."""
+    every, step = job.config.eval.every, position.step
+    if step == 0:
+        return every != 0
+    parts = [job.budget.part(EVALUATIONS, at, position.elapsed) for at in (step - 1, step)]
+    return Cadence(every).evaluates(step, sixth=parts[0] < parts[1])
 
 
-def _constants(job: Job) -> dict[str, Any]:
-    """What every checkpoint of the run says beside its position."""
-    return {
-        "seed": job.config.seed,
-        "plan_hash": job.plan.hash,
-        "fingerprint": job.corpus.fingerprint,
-    }
+class Stopwatch:
+    """A context manager that adds up the seconds spent inside."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self._began, self.seconds = clock, 0.0, 0.0
+
+    def __enter__(self) -> None:
+        self._began = self._clock()
+
+    def __exit__(self, *error: object) -> None:
+        self.seconds += self._clock() - self._began
 
 
-def _show_sample(job: Job, say: Say) -> None:
-    if job.corpus.tokenizer is None:
-        return
-    try:
-        with blaming(job.plugins, "in the closing sample"):
-            text = sample(
-                job.trainer,
-                job.corpus.tokenizer,
-                context=job.config.train.seq_len,
-                seed=job.config.seed,
-                on_batch=hook_outside_training(job),
-            )
-    except (PluginCodeError, NonFinite) as error:  # the run is over and recorded
-        say(f"warning: no sample of what it writes: {error}")
-        return
-    except KeyboardInterrupt:  # the run is over and recorded; only this is cut short
-        return
-    say("a sample of what it writes:")
-    say("\n".join(f"  | {line}" for line in text.splitlines()) or "  (nothing)")
+class Samples:
+    """Writes samples of a run: neither an error of a plugin nor a signal in them spoils it.
+
+    Args:
+        job: its model, tokenizer and prompts.
+        stop: ends a sample early.
+        shown: the console.
+    """
+
+    def __init__(self, job: Job, stop: StopRequest, shown: Display) -> None:
+        self._job, self._stop, self._shown = job, stop, shown
+        tokenizer, given = job.corpus.tokenizer, list(job.config.eval.prompts)
+        self.prompts: list[str] = []
+        if tokenizer is not None:
+            self.prompts = given or prompts(job.corpus.val, tokenizer, 2) or [""]
+
+    def __call__(self, step: int, count: int) -> Iterator[events.Sampled]:
+        """Continue ``count`` prompts, each in turn."""
+        job, tokenizer = self._job, self._job.corpus.tokenizer
+        if tokenizer is None:
+            return
+        for number in range(count):
+            if self._stop.requested:  # the user wants the prompt back
+                return
+            prompt, phase = self.prompts[number % len(self.prompts)], "writing a sample"
+            try:
+                with self._shown.phase(phase), attribute_errors(job.plugins, "in a sample"):
+                    text = sample(
+                        job.trainer,
+                        tokenizer,
+                        prompt,
+                        context=job.config.train.seq_len,
+                        seed=job.config.seed + number,
+                        on_batch=job.inference_hook(),
+                        stopped=lambda: self._stop.requested,
+                    )
+            except MinillmError as error:
+                self._shown.say(f"warning: no sample: {error}")
+                return
+            except KeyboardInterrupt:  # only this is cut short
+                return
+            yield events.Sampled(step, prompt, text)

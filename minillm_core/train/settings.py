@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -10,13 +11,12 @@ from pydantic import ValidationError
 from minillm_core.config.load import Loaded
 from minillm_core.config.origins import Layer, Setting
 from minillm_core.config.schema import Config
-from minillm_core.errors import Refusal
-
-__all__ = ["config_of", "layer_of", "settings"]
+from minillm_core.config.selection import check_name
+from minillm_core.errors import ConfigError, Refusal
 
 
 def settings(loaded: Loaded) -> dict[str, Any]:
-    """``{"train": {"lr": {"value": 0.003, "origin": "preset tiny"}}, ..., "plugins": {NAME: ...}}``."""
+    """Write settings as run.json has them: ``{"train": {"lr": {"value": 0.003, "origin": "preset tiny"}}}``."""
 
     def entry(key: str, value: Any) -> dict[str, Any]:
         return {"value": value, "origin": loaded.origins.get(key, "default")}
@@ -39,57 +39,67 @@ def settings(loaded: Loaded) -> dict[str, Any]:
     return found
 
 
+def _entries(
+    document: Mapping[str, Any],
+) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:
+    """Yield the place of each value in the config, with its entry; of a plugin first its table."""
+    for name, value in document.items():
+        if name == "plugins":
+            for plugin, table in value.items():
+                yield (name, plugin), table
+                yield from (((name, plugin, key), one) for key, one in table["options"].items())
+        elif "origin" in value and "value" in value:
+            yield (name,), value
+        else:
+            yield from (((name, key), entry) for key, entry in value.items())
+
+
 def config_of(document: Mapping[str, Any], *, where: str) -> Config:
-    """The config of a run.json.
+    """Read the config of a run.json.
 
     Raises:
         Refusal: it is not one that this version understands.
     """
+    tree: dict[str, Any] = {}
     try:
-        tree: dict[str, Any] = {}
-        for name, value in document.items():
-            if name == "plugins":
-                tree[name] = {
-                    plugin: {key: entry["value"] for key, entry in table["options"].items()}
-                    for plugin, table in value.items()
-                }
-            elif "origin" in value and "value" in value:
-                tree[name] = value["value"]
+        for (*places, last), entry in _entries(document):
+            table = tree
+            for place in places:
+                table = table.setdefault(place, {})
+            if places == ["plugins"]:
+                check_name(last, where=where)  # code to run, in a file that anybody may have made
+                table[last] = {}
             else:
-                tree[name] = {key: entry["value"] for key, entry in value.items()}
+                table[last] = entry["value"]
         return Config.model_validate(tree)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         key = ".".join(map(str, problem["loc"]))
         raise _not_understood(f"{key}: {problem['msg']}", where) from error
+    except ConfigError as error:
+        raise Refusal(
+            f"{error.what}; nothing of the run was loaded",
+            where=f"{where}: config.plugins",
+            fix="minillm writes no such name: the file was changed, so do not trust its folder",
+        ) from error
     except (AttributeError, KeyError, TypeError) as error:
         raise _not_understood(f"{type(error).__name__}: {error}", where) from error
 
 
 def layer_of(document: Mapping[str, Any], *, where: str) -> Layer:
-    """The config of a run.json as the lowest layer of the settings of a run that goes on.
+    """Read the config of a run.json as the lowest layer of the settings of a run that is resumed.
 
     Raises:
         Refusal: it is not one that this version understands.
     """
     config_of(document, where=where)
     layer = Layer()
-
-    def put(key: str, entry: Mapping[str, Any]) -> None:
-        if entry["value"] is not None:  # what was never given
+    for (*places, last), entry in _entries(document):
+        if places == ["plugins"]:
+            layer.named[last] = Setting(last, str(entry["origin"]), where)
+        elif entry["value"] is not None:  # else it was never given
+            key = ".".join((*places, last)).removeprefix("plugins.")
             layer.add(key, Setting(entry["value"], str(entry["origin"]), where))
-
-    for name, value in document.items():
-        if name == "plugins":
-            for plugin, table in value.items():
-                layer.named[plugin] = Setting(plugin, str(table["origin"]), where)
-                for key, entry in table["options"].items():
-                    put(f"{plugin}.{key}", entry)
-        elif "origin" in value and "value" in value:
-            put(name, value)
-        else:
-            for key, entry in value.items():
-                put(f"{name}.{key}", entry)
     return layer
 
 
@@ -98,4 +108,32 @@ def _not_understood(what: str, where: str) -> Refusal:
         f"the run's config is not understood: {what}",
         where=where,
         fix="use the version of minillm that wrote it; run.json names it",
+    )
+
+
+def fit_vocabulary(loaded: Loaded) -> Loaded:
+    """Give a small text of the user's a smaller vocabulary than the preset's, with a note.
+
+    Raises:
+        DataError: a path of the data does not exist or holds no data.
+    """
+    from minillm_core.data.sources import TEXT_PER_ENTRY, fitting_vocabulary
+
+    config, key = loaded.config, "model.vocab"
+    own = loaded.origins[key].startswith("preset ") and config.data.tokenizer is None
+    if not own or not config.data.paths:
+        return loaded
+    vocab = fitting_vocabulary(config.data.paths, config.model.vocab)
+    if vocab == config.model.vocab:
+        return loaded
+    note = (
+        f"model.vocab={vocab}, not the preset's {config.model.vocab}: a tokenizer gets at least "
+        f"{TEXT_PER_ENTRY} bytes of text for each entry"
+    )
+    model = config.model.model_copy(update={"vocab": vocab})
+    return replace(
+        loaded,
+        config=config.model_copy(update={"model": model}),
+        origins={**loaded.origins, key: "the size of the text"},
+        notes=(*loaded.notes, note),
     )

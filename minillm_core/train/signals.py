@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["StopRequest", "stop_on_signals"]
-
 SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
@@ -25,7 +23,7 @@ MASHED = 1.0
 
 
 class StopRequest:
-    """Whether somebody asked the run to end, and by which signal.
+    """A request to end the run: whether there is one, and by which signal.
 
     Args:
         patient: the first signal asks; else it ends.
@@ -47,10 +45,10 @@ class StopRequest:
         return self.signal is not None
 
     def receive(self, number: int, _frame: FrameType | None = None) -> None:
-        """The handler.
+        """Handle a signal.
 
         Raises:
-            KeyboardInterrupt: it is the second signal, or nobody is patient.
+            KeyboardInterrupt: it is the second signal, or there is nothing to finish.
         """
         now, first = self._clock(), self.signal is None
         if first:
@@ -64,16 +62,19 @@ class StopRequest:
 
 
 @contextmanager
-def stop_on_signals(*, patient: bool = True) -> Iterator[StopRequest]:
+def stop_on_signals(
+    *, patient: bool = True, request: StopRequest | None = None
+) -> Iterator[StopRequest]:
     """Listen for signals inside the block; as it was before, after it.
 
     Args:
         patient: the first signal asks; else it ends, until the request is made patient.
+        request: takes the signals; None: a new one.
 
     Outside the main thread Python delivers no signals, and nothing is installed. A signal that the
     process was started with the order to ignore (``nohup``) stays ignored.
     """
-    request = StopRequest(patient=patient)
+    request = StopRequest(patient=patient) if request is None else request
     if threading.current_thread() is not threading.main_thread():
         yield request
         return

@@ -1,4 +1,4 @@
-"""The tutorial, from its first line to its last, as its reader would do it: in a clean environment."""
+"""Pages that are typed: from the first line to the last, in a clean environment, as a reader would."""
 
 from __future__ import annotations
 
@@ -12,14 +12,26 @@ from tools.tutorial import run_page
 pytestmark = pytest.mark.full
 
 
-def test_the_tutorial_is_so(
-    environment: Any, wheels: dict[str, Path], repository: Path, tmp_path: Path
-) -> None:
-    # An editable install without a network needs this beside hatchling: see the Makefile.
-    pytest.importorskip("editables")
+@pytest.fixture
+def typed(environment: Any, repository: Path, tmp_path: Path) -> Any:
+    """Runs a page of docs/; the commands see no network."""
     folder = tmp_path / "desk"
     folder.mkdir()
     offline = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}  # 0: none, in pip's words
     quiet = {"COLUMNS": "120", "NO_COLOR": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    page = (repository / "docs" / "authoring.md").read_text("utf-8")
-    assert run_page(page, folder, environment.variables | offline | quiet) >= 20
+    return lambda page: run_page(
+        (repository / "docs" / page).read_text("utf-8"),
+        folder,
+        environment.variables | offline | quiet,
+    )
+
+
+def test_the_tutorial_is_so(typed: Any) -> None:
+    # An editable install without a network needs this beside hatchling: see the Makefile.
+    pytest.importorskip("editables")
+    assert typed("authoring.md") >= 20
+
+
+def test_the_guide_is_so(typed: Any, environment: Any, wheels: dict[str, Path]) -> None:
+    environment.install(wheels["minillm-muon"], wheels["minillm-modded"])
+    assert typed("guide.md") >= 20

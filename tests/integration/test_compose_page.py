@@ -13,15 +13,14 @@ from typing import Any
 
 import pytest
 
-from minillm_core.backends.planned import check_planned
+from minillm_core.backends.bind import kernel_preflight
 from minillm_core.cli.main import main
 from minillm_core.config.load import load as load_config
 from minillm_core.errors import BackendError, Refusal
+from minillm_core.install import unmet
 from minillm_core.plan import build_plan
 from minillm_core.plugins.discover import installed_plugins
-from minillm_core.plugins.find import find
-from minillm_core.plugins.manager import load
-from minillm_core.plugins.needs import unmet
+from minillm_core.plugins.manager import find, load
 from tools.compose_page import OPTIONS, PAGE, made, outcomes
 from tools.every_plugin import Form, forms
 from tools.repository import ours
@@ -65,7 +64,7 @@ def apart(a: Form, b: Form) -> Refusal | None:
 
 def planned(names: Iterable[str], options: Mapping[str, Mapping[str, Any]]) -> None:
     config = load_config(preset="tiny", default_preset=lambda: ("tiny", "test")).config
-    check_planned(build_plan(config, load(names, options)))
+    kernel_preflight(build_plan(config, load(names, options)))
 
 
 def test_options_that_a_way_out_names_are_there_and_lead_out() -> None:

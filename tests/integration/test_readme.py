@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import tomllib
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+from typer.core import TyperGroup
+
+from minillm_core.cli.commands import LazyCommand
+from minillm_core.cli.main import program
 
 PAGES = (
     "README.md",
@@ -17,15 +22,23 @@ PAGES = (
     "CHANGELOG.md",
     "docs/internals.md",
     "docs/experiments.md",
+    "docs/guide.md",
+    "docs/python.md",
+    "docs/releasing.md",
     "docs/authoring.md",
     "docs/hooks.md",
+    "docs/reliability.md",
     "SECURITY.md",
     "benchmarks/results/README.md",
+    "plugins/minillm_kit/README.md",
+    "plugins/minillm_lab/README.md",
     "plugins/minillm_liger/README.md",
     "plugins/minillm_muon/README.md",
     "plugins/minillm_modded/README.md",
     "plugins/minillm_track/README.md",
     "examples/minillm_hello/README.md",
+    "examples/minillm_losses/README.md",
+    "examples/minillm_sweep/README.md",
 )
 
 
@@ -45,6 +58,18 @@ def test_the_two_commands_are_one_line_each(repository: Path) -> None:
     assert block is not None
     commands = [line.partition("#")[0].strip() for line in block[1].splitlines()]
     assert commands == ["make run", "make test"]
+
+
+def test_minillm_knows_every_command_and_flag_of_the_readme(repository: Path) -> None:
+    page = (repository / "README.md").read_text()
+    lines = re.findall(r"^minillm .+$", page, re.MULTILINE)
+    assert len(lines) >= 15
+    for line in lines:
+        command, words = program(), shlex.split(line, comments=True)[1:]
+        while isinstance(command, TyperGroup):
+            command = command.get_command(None, words.pop(0))
+            command = command.load() if isinstance(command, LazyCommand) else command
+        command.make_context(line, words)  # parses, and runs nothing
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -77,15 +102,17 @@ def test_the_plugin_table_is_what_the_distributions_offer(repository: Path) -> N
     offered = {}
     for file in repository.glob("plugins/*/pyproject.toml"):
         project = tomllib.loads(file.read_text())["project"]
-        offered |= dict.fromkeys(project["entry-points"]["minillm.plugins"], project["name"])
-        for name in project["entry-points"]["minillm.plugins"]:
+        plugins = project["entry-points"].get("minillm.plugins", {})
+        offered |= dict.fromkeys(plugins, project["name"])
+        for name in plugins:
             assert f"| `{name}` |" in (file.parent / "README.md").read_text()
     assert plugin_table((repository / "README.md").read_text()) == offered
 
 
 def test_a_plugins_page_lists_its_options(repository: Path) -> None:
     for file in repository.glob("plugins/*/pyproject.toml"):
-        offered = tomllib.loads(file.read_text())["project"]["entry-points"]["minillm.plugins"]
+        points = tomllib.loads(file.read_text())["project"]["entry-points"]
+        offered = points.get("minillm.plugins", {})
         page = (file.parent / "README.md").read_text()
         told = dict(re.findall(r"^\| `(\w+\.\w+)` \| (.+?) \|", page, re.MULTILINE))
         found = {

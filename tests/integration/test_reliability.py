@@ -74,6 +74,11 @@ def test_one_of_many_trainers_runs(tried) -> None:
     assert total(rows, "detected") == total(rows, "bit_equal") == 6
 
 
+def test_nothing_of_a_hostile_folder_runs_hangs_or_writes(tried) -> None:
+    rows = tried("hostile", "--flips", "10")
+    assert total(rows, "tried") == total(rows, "detected") > 150
+
+
 def test_nothing_made_up_crashes_or_runs_code(tried) -> None:
     rows = tried("headers", "--tried", "400")
     assert total(rows, "detected") == 400 * len(rows)

@@ -40,7 +40,7 @@ class Spike(Plugin, api=1):
     \"\"\"Asks for nonsense in some batches, by what is in it.\"\"\"
 
     def on_batch(self, batch, phase):
-        if phase != "train" or batch["ids"].sum() % 29:
+        if phase != "train" or batch["ids"].sum() % 31:
             return batch
         return {**batch, "labels": np.full_like(batch["labels"], 297)}
 """
@@ -155,7 +155,11 @@ def test_a_resumed_run_is_bit_equal(shell: Shell, backend: str, names: tuple[str
         assert f"resumed after step {step}" in shell.err
         assert_bit_equal(out, shell.out)
     record = json.loads((out / "run.json").read_text())
-    assert (record["exit"], record["resumed"]) == (0, [{"step": 6, "exit_before": None}])
+    (life,) = record["resumed"]
+    assert (record["exit"], life["step"], life["exit_before"]) == (0, 6, None)
+    assert life["command_before"][:2] == ["minillm", "train"]
+    assert record["command"] == ["minillm", "train", "--out", str(out), "--resume", *again]
+    assert life["started_before"] <= record["started"] <= record["ended"]
 
 
 def test_it_starts_at_step_0_where_nothing_was_ever_there(shell: Shell) -> None:
@@ -196,14 +200,19 @@ def test_a_finished_run_says_so_and_more_steps_extend_it(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["train.lr=0.5"], "schedules.values.train.lr.peak: 0.003 -> 0.5"),
-        (["--plugins", "paired_heads"], "paired_heads"),
-        (["model.layers=3"], "model.layers: 2 -> 3"),
-        (["--seed", "4"], "the run was started with seed 0, not 4"),
+        (["train.lr=0.5"], "train.lr = 0.5, the run has 0.003\n"),
+        (["--plugins", "paired_heads"], "differ from the run's: --plugins: + paired_heads\n"),
+        (["train.rows=4"], "train.rows = 4, the run has 2\n"),
+        (
+            ["train.lr=0.5"],
+            "leave it out, or start a new run from this one: --branch {out} --out NEW",
+        ),
+        (["model.layers=3"], "model.layers = 3, the run has 2"),
+        (["--seed", "4"], "seed = 4, the run has 0"),
         (["--preset", "small"], "started from preset tiny"),
-        (["data.seed=5"], "data.seed: 0 -> 5"),
-        (["data.val=0.2"], "data.val: 0.05 -> 0.2"),
-        (["--init", "nowhere"], "the run was started from new weights, not nowhere"),
+        (["data.seed=5"], "data.seed = 5, the run has 0"),
+        (["data.val=0.2"], "data.val = 0.2, the run has 0.05"),
+        (["--init", "nowhere"], "the run was started from new weights, not {nowhere}"),
     ],
 )
 def test_another_run_is_refused_with_the_difference(
@@ -213,7 +222,7 @@ def test_another_run_is_refused_with_the_difference(
     out = shell.killed_at(3, shell.out)
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     assert shell("--resume", *arguments, out=out) == 2
-    assert said in shell.err
+    assert said.format(out=out, nowhere=Path("nowhere").absolute()) in shell.err
     assert len(shell.err.splitlines()) <= 12
     assert before == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
 
@@ -226,7 +235,7 @@ def test_other_data_are_refused_by_their_fingerprint(shell: Shell, tmp_path: Pat
     out = shell.killed_at(3, shell.out)
     (own / "03.txt").write_text("Another night.\n" * 6)
     assert shell("--resume", out=out) == 2
-    assert "the data are not those that the run was reading" in shell.err
+    assert "the data have changed since the run began" in shell.err
     shutil.rmtree(own)
     shutil.copytree(given, tmp_path / "moved")
     assert shell("--resume", "--data", str(tmp_path / "moved"), out=out) == 0
@@ -264,11 +273,11 @@ def test_another_backend_is_said(shell: Shell) -> None:
     assert shell.start("--backend", "torch") == 0
     out = shell.killed_at(6, shell.out)
     assert shell("--resume", "--backend", "mlx", out=out) == 0
-    assert "the run was on torch cpu and goes on on mlx cpu" in shell.err
+    assert "the run was on torch cpu and continues on mlx cpu" in shell.err
     assert [e["step"] for e in events(out, "step")] == list(range(1, STEPS + 1))
 
 
-def test_a_path_that_leads_nowhere_from_here_is_said(
+def test_a_run_that_was_started_with_relative_paths_resumes_from_any_folder(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = shell.text
@@ -277,9 +286,8 @@ def test_a_path_that_leads_nowhere_from_here_is_said(
     assert shell.start() == 0
     out = shell.killed_at(6, shell.out)
     monkeypatch.chdir(shell.folder)
-    assert shell("--resume", out=out) == 2
-    assert f"where: {given.name}, seen from {Path.cwd()}" in shell.err
-    assert shell("--resume", "--data", str(given), out=out) == 0
+    assert shell("--resume", out=out) == 0
+    assert_bit_equal(out, shell.out)
 
 
 def flip(path: Path) -> None:
@@ -327,7 +335,8 @@ def test_single_files_must_be_named_again(shell: Shell) -> None:
     assert "must be named again" in shell.err
     (shell.folder / "noise.py").write_text(NOISE.replace("0.2", "0.1 + 0.1"))
     assert shell("--resume", "--plugins", spec, out=out) == 0
-    (told,) = (line for line in shell.err.splitlines() if "noise.py" in line)
+    lines = shell.err.splitlines()
+    (told,) = (one for one in lines if "noise.py" in one and not one.startswith("  minillm "))
     place = spec.partition(":")[0]
     assert told == f"warning: the file of plugin noise ({place}) has changed since step 3"
     assert "digests" not in shell.err
@@ -362,9 +371,9 @@ def test_a_spike_goes_back_further_each_time_and_a_kill_changes_nothing(shell: S
     plugin = ("--plugins", f"{shell.folder / 'spike.py'}:Spike")
     spiky = ("train.spike=0.4", "train.rewind=5", "train.skip=3", "train.accumulate=1")
     assert shell.start(*plugin, *spiky, steps=40) == 0
-    told = [line for line in shell.err.splitlines() if "is a spike" in line]
+    told = [line for line in shell.err.splitlines() if "has a spike" in line]
     assert len(told) > 1
-    assert "and 6 steps' batches were passed over" in told[1]
+    assert "the batches of 6 steps are skipped" in told[1]
     went_back = events(shell.out, "rewind")
     assert went_back
     for step in (went_back[0]["to"], went_back[0]["to"] + 3):
@@ -390,7 +399,185 @@ def make_eval_due() -> Callable[[Path], None]:
 
     def cut(out: Path) -> None:
         lines = (out / "metrics.jsonl").read_bytes().splitlines(keepends=True)
-        first = next(n for n, one in enumerate(lines) if b'"eval"' in one)
+        first = next(n for n, one in enumerate(lines) if b'"eval", "step": 4,' in one)
         (out / "metrics.jsonl").write_bytes(b"".join(lines[:first]))
 
     return cut
+
+
+@pytest.fixture(scope="module")
+def origin(tmp_path_factory: pytest.TempPathFactory, text: Path, cache: Path) -> Path:
+    """A finished run to branch from; nothing writes into it."""
+    out = tmp_path_factory.mktemp("origin") / "out"
+    given = ("--data", str(text), "--preset", "tiny", "--device", "cpu", "--steps", str(STEPS))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("MINILLM_CACHE", str(cache))
+        assert main(["train", "--out", str(out), *given, *SMALL]) == 0
+    return out
+
+
+def branch(shell: Shell, of: str, *arguments: str, name: str = "branch") -> Path:
+    out = shell.folder / name
+    assert shell("--branch", of, *arguments, out=out) == 0, shell.err
+    return out
+
+
+def learnt_after(out: Path, step: int) -> list[tuple[Any, ...]]:
+    return [one for one in learnt(out) if one[0] > step]
+
+
+@pytest.mark.parametrize(
+    "names", [(), ("muon", "paired_heads"), ("noise",)], ids=lambda n: "+".join(n) or "none"
+)
+def test_a_branch_with_the_same_settings_takes_the_same_steps(
+    shell: Shell, names: tuple[str, ...]
+) -> None:
+    (shell.folder / "noise.py").write_text(NOISE)
+    noise = f"{shell.folder / 'noise.py'}:Noise"
+    plugins = ("--plugins", noise if names == ("noise",) else ",".join(names)) if names else ()
+    again = plugins if names == ("noise",) else ()
+    assert shell.start(*plugins) == 0
+    out = branch(shell, f"{shell.out}@6", *again)
+    ours, theirs = newest(out), newest(shell.out)
+    assert ours
+    assert theirs
+    expected = theirs.arrays()
+    assert ours.step == theirs.step == STEPS
+    assert {n: a.tobytes() for n, a in ours.arrays().items()} == {
+        n: a.tobytes() for n, a in expected.items()
+    }
+    assert learnt(out) == learnt_after(shell.out, 6)
+    record = json.loads((out / "run.json").read_text())
+    origin = json.loads((shell.out / "run.json").read_text())
+    assert record["branched_from"] == {
+        "out": str(shell.out),
+        "step": 6,
+        "plan_hash": origin["plan_hash"],
+    }
+    assert record["plan_hash"] == origin["plan_hash"]
+
+    for step in (6, 9):
+        killed = shell.killed_at(step, out, f"killed-{step}")
+        assert shell("--resume", *again, out=killed) == 0
+        assert learnt(killed) == learnt(out)
+        found = newest(killed)
+        assert found
+        assert {n: a.tobytes() for n, a in found.arrays().items()} == {
+            n: a.tobytes() for n, a in expected.items()
+        }
+        assert json.loads((killed / "run.json").read_text())["branched_from"]["step"] == 6
+
+
+def test_a_branch_may_differ_in_anything_and_says_what_starts_anew(
+    shell: Shell, origin: Path
+) -> None:
+    out = branch(
+        shell,
+        f"{origin}@6",
+        *("--plugins", "muon", "train.lr=0.001", "model.layers=3", "--steps", "14"),
+    )
+    assert "branched from step 6" in shell.err
+    shown = ("plan", "--branch", f"{origin}@6", "--plugins", "muon", "model.layers=3", "--json")
+    assert main([*shown, "train.lr=0.001", "--steps", "14"]) == 0
+    record = json.loads((out / "run.json").read_text())
+    assert json.loads(shell.capsys.readouterr().out)["plan_hash"] == record["plan_hash"]
+    assert "weights that start anew: model.layers.2.attention.k.weight" in shell.err
+    assert "optimizer state that starts anew: optimizer." in shell.err
+    assert "left behind, since this model has no place for it: optimizer.precondition" in shell.err
+    assert [e["step"] for e in events(out, "step")] == list(range(7, 15))
+    started = newest(origin)
+    assert started
+    assert events(out, "step")[0]["lr"] < 0.001  # 7 of 14 steps of the new schedule
+
+    # what is taken is taken as it was: the first loss of the same model is that of the old run
+    same = branch(shell, f"{origin}@6", "train.lr=0.001", name="same")
+    assert events(same, "step")[0]["loss"] == events(origin, "step")[6]["loss"]
+
+
+def test_a_branch_on_other_text_keeps_the_tokenizer_and_reads_from_the_start(
+    shell: Shell, origin: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.txt"
+    other.write_text("Call me Ishmael. Some years ago, never mind how long precisely.\n" * 40)
+    out = branch(shell, str(origin), "--data", str(other), "--steps", "13")
+    assert "the data or their order are others: they are read from their start" in shell.err
+    assert (out / "tokenizer.json").read_bytes() == (origin / "tokenizer.json").read_bytes()
+    assert [e["step"] for e in events(out, "step")] == [11, 12, 13]
+    assert shell("--resume", "--steps", "14", out=out) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--branch", "{out}@7", "--out", "{new}"], "--step with one of 10, 9, 6, 3"),
+        (["--branch", "{out}@x", "--out", "{new}"], "'x' is no step of a run"),
+        (["--branch", "{out}@best", "--out", "{new}"], "marked no checkpoint as its best"),
+        (["--branch", "{out}", "--out", "{new}"], "--steps with more than 10"),
+        (["--branch", "{new}", "--out", "{new}"], "holds no run"),
+        (["--branch", "{out}@6", "--out", "{out}"], "holds a run already"),
+        (["--branch", "{out}@6", "--resume", "--out", "{out}"], "--branch starts a new one"),
+        (["--branch", "{out}@6", "--init", "d"], "both say where the weights come from"),
+        (["--branch", "{out}@6", "--out", "{new}", "--preset", "small"], "preset tiny"),
+        (["--branch", "{out}@6", "--out", "{new}", "--plugins", "-muon"], "cannot be taken away"),
+        (["--branch", "{out}@6", "--out", "{new}", "model.dim=64"], "no weight"),
+    ],
+)
+def test_what_is_no_branch_is_refused_and_nothing_is_written(
+    shell: Shell, origin: Path, arguments: list[str], said: str
+) -> None:
+    new = shell.folder / "new"
+    typed = [one.format(out=origin, new=new) for one in arguments]
+    assert main(["train", *typed]) == 2
+    err = shell.capsys.readouterr().err
+    assert said in err
+    assert len(err.splitlines()) <= 12
+    assert not new.exists()
+
+
+def test_a_branch_without_its_checkpoints_does_not_start_at_step_0(
+    shell: Shell, origin: Path
+) -> None:
+    out = branch(shell, f"{origin}@6")
+    shutil.rmtree(out / "checkpoints")
+    assert shell("--resume", "--steps", "12", out=out) == 2
+    assert "began as a branch, and has no checkpoint" in shell.err
+    assert f"--branch {origin}@6 --out NEW" in shell.err
+
+
+PLUGINS = ("muon", "paired_heads", "zero_init")
+
+
+@pytest.mark.parametrize("preset", ["tiny", "small"])
+def test_the_settings_file_of_a_run_repeats_it(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, preset: str
+) -> None:
+    monkeypatch.chdir(shell.text.parent)
+    (shell.folder / "noise.py").write_text(NOISE)
+    noise = f"{shell.folder / 'noise.py'}:Noise"
+    given = ("--data", shell.text.name, "--preset", preset, "--device", "cpu", "--seed", "3")
+    named = ("--plugins", ",".join((*PLUGINS, noise)), "muon.lr=0.01", "train.betas=[0.8,0.95]")
+    assert shell("--steps", "6", *given, *SMALL, *named) == 0
+
+    file = shell.out / "run.toml"
+    said = [line for line in file.read_text().splitlines() if line.startswith("#")]
+    assert f"minillm train -c run.toml --plugins {noise}" in said[0]
+    assert f"--preset {preset}" in said[1]
+    monkeypatch.chdir(shell.folder)
+    again = shell.folder / "again"
+    assert shell("-c", str(file), "--plugins", noise, out=again) == 0, shell.err
+    first, second = (json.loads((one / "run.json").read_text()) for one in (shell.out, again))
+    assert second["plan_hash"] == first["plan_hash"]
+    assert second["config"]["data"]["paths"]["value"] == [str(shell.text)]
+    assert learnt(again) == learnt(shell.out)
+    assert (again / "run.toml").read_text().splitlines()[4:] == file.read_text().splitlines()[4:]
+
+    assert shell("-c", str(shell.out / "run.json"), out=shell.folder / "third") == 2
+    assert "is JSON, not TOML" in shell.err
+    assert f"fix:   -c {file}" in shell.err
+
+
+def test_the_settings_file_of_a_branch_names_what_it_began_with(shell: Shell, origin: Path) -> None:
+    out = branch(shell, f"{origin}@6", "train.lr=0.001")
+    assert f"minillm train -c run.toml --branch {origin}@6" in (out / "run.toml").read_text()
+    again = branch(shell, f"{origin}@6", "-c", str(out / "run.toml"), name="again")
+    assert learnt(again) == learnt(out)

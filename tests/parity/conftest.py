@@ -218,7 +218,7 @@ def planned_tiny(*names: str, **settings: Any) -> Plan:
 
 
 def trainer(plan: Plan, backend: str = "torch", *, seed: int = 0, **options: Any) -> Any:
-    """The plan on a CPU; ``options`` are the backend's own (join, fused, compiler)."""
+    """The plan on a CPU; ``options`` are the backend's own (fused, compiler)."""
     from minillm_core.backends.mlx.backend import MLXBackend
     from minillm_core.backends.torch.backend import TorchBackend
 
@@ -305,14 +305,13 @@ def exact_gradients(plan: Plan, micro: Sequence[Batch], seed: int = 0) -> tuple[
     """(objective, parameter -> gradient) by torch in float64, with the same kernels."""
     import torch
 
-    from minillm_core.backends.torch.module import TorchFramework
+    from minillm_core.backends.native import materialise
+    from minillm_core.backends.torch.model import TorchFramework
     from minillm_core.backends.torch.ops import TorchOps
-    from minillm_core.backends.torch.weights import materialise
     from minillm_core.nn.module import declared
     from minillm_core.nn.param import Param
 
-    cpu = torch.device("cpu")
-    model = materialise(plan, TorchFramework(TorchOps()), seed, cpu, plan.config.train.seq_len)
+    model = materialise(plan, TorchFramework(TorchOps()), seed)
     model.double()
     values = values_of(plan, micro)
     objectives = [

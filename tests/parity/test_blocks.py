@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minillm_core.backends.torch.candidates import CANDIDATES
+from minillm_core.backends.candidates import TORCH
 from minillm_core.ops import CONTRACTS, Request, choose, parse_policy, reference
 
 torch = pytest.importorskip("torch")
-blocks = pytest.importorskip("minillm_core.backends.torch.kernels.blocks")
-attention = pytest.importorskip("minillm_core.backends.torch.kernels.attention")
+blocks = pytest.importorskip("minillm_core.backends.torch.blocks")
+attention = pytest.importorskip("minillm_core.backends.torch.ops")
 
 # Uncompiled it is slow, which is all that a CPU needs here.
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -116,13 +116,13 @@ def asked(device: str = "cuda", **facts: Any) -> Request:
 def test_it_serves_windows_and_documents_on_cuda(
     request_: Request, kernel: str, why: str | None
 ) -> None:
-    choice = choose(request_, CANDIDATES)
+    choice = choose(request_, TORCH)
     assert choice.kernel == kernel
     assert why is None or why in choice.refused["flex"]
 
 
 def test_strict_does_not_ask_for_blocks_where_there_is_nothing_to_skip() -> None:
-    assert choose(asked(), CANDIDATES, parse_policy("strict")).kernel == "sdpa"
+    assert choose(asked(), TORCH, parse_policy("strict")).kernel == "sdpa"
 
 
 @pytest.mark.slow
@@ -169,7 +169,7 @@ def test_gradients_on_a_gpu(side: Any, head_dim: int, dtype: str) -> None:
     results = {}
     for name, kernel, wide in (
         ("flex", torch.compile(blocks.flex, fullgraph=True), False),
-        ("exact", attention.composed, True),
+        ("exact", attention.attention_composed, True),
     ):
         given = [(x.double() if wide else x).requires_grad_() for x in qkv]
         y = kernel(*given, window=128, documents=documents)

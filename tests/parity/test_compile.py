@@ -56,7 +56,7 @@ def step(run: Trainer, lab: Any, plan: Any, index: int, *, parts: int = 1) -> An
 CASES = {
     "plain": ((), {}, {}),
     "staged-adamw": ((), {}, {"fused": False}),
-    "both": (("muon", "paired_heads"), {}, {"join": True}),
+    "both": (("muon", "paired_heads"), {}, {}),
     "checkpointing": (("muon", "paired_heads"), {"train_checkpointing": True}, {}),
     "bfloat16": (("muon",), {"train_dtype": "bfloat16"}, {}),
     "float16": (("muon",), {"train_dtype": "float16"}, {}),
@@ -116,7 +116,7 @@ def test_mlx_traces_each_graph_once(lab: Any, parts: int, traces: int) -> None:
 
 @pytest.mark.parametrize("backend", ["torch", "mlx"])
 def test_a_staged_window_has_one_graph_a_stage(lab: Any, compiler: Compiler, backend: str) -> None:
-    from minillm_core.backends.numpy.model import materialise
+    from minillm_kit import materialise
 
     windowed = {"windowed": Windowed()}
     plan = lab.plan(plugins=windowed, train_compile="on", train_lr=0.0, model_layers=1)

@@ -13,11 +13,11 @@ import pytest
 from minillm_core.backends import create
 from minillm_core.backends.detect import Detected
 from minillm_core.ops import CONTRACTS, reference
-from minillm_core.plan.stages import stages_of
+from minillm_core.plan import stages_of
 
 torch = pytest.importorskip("torch")
-attention = pytest.importorskip("minillm_core.backends.torch.kernels.attention")
-blocks = pytest.importorskip("minillm_core.backends.torch.kernels.blocks")
+attention = pytest.importorskip("minillm_core.backends.torch.ops")
+blocks = pytest.importorskip("minillm_core.backends.torch.blocks")
 
 pytestmark = [
     pytest.mark.gpu,
@@ -115,7 +115,7 @@ def test_attention_is_the_reference_s(side: Any, kernel: str, mask: str, dtype: 
     }
     results = []
     function = {"sdpa": attention.sdpa, "flex": blocks.flex}[kernel]
-    for attend, wide in ((function, False), (attention.composed, True)):
+    for attend, wide in ((function, False), (attention.attention_composed, True)):
         arrays = [(x.double() if wide else x).detach().requires_grad_() for x in qkv]
         y = attend(*arrays, **masked)
         results.append([y, *torch.autograd.grad(y, arrays, upstream.to(y.dtype))])

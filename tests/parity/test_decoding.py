@@ -16,11 +16,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from minillm_core import EVERYTHING, Call, Layout, Linear, Module, Normal, Param, Plugin
-from minillm_core.backends.decoding import Continuation
-from minillm_core.backends.numpy.model import last_logits, materialise
+from minillm_core.backends.native import Continuation
 from minillm_core.errors import DataError, PluginCodeError
 from minillm_core.nn.node import Scope
 from minillm_core.optim.schedules import piecewise, stages
+from minillm_kit import last_logits, materialise
 
 pytest.importorskip("torch")
 pytest.importorskip("mlx.core")

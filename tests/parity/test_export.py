@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,14 @@ from minillm_core.backends.base import Model, lone_row
 from minillm_core.backends.bind import create
 from minillm_core.backends.detect import Detected
 from minillm_core.checkpoint import commit
-from minillm_core.checkpoint.directory import fit, read_model_directory
+from minillm_core.checkpoint.huggingface import fit, read_model_directory
 from minillm_core.config.load import load
 from minillm_core.data import Tokenizer
 from minillm_core.errors import PlanError, Refusal
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plugins.manager import load as load_plugins
-from minillm_core.train.export import export_run
 from minillm_core.train.record import Record
-from minillm_core.train.restore import open_run
+from minillm_core.train.run import Run
 from minillm_core.train.settings import settings
 
 pytest.importorskip("torch")
@@ -96,15 +96,17 @@ def leave_run(tmp_path: Path, tokenizer: Tokenizer | None) -> Callable[..., Path
         loaded, plan = planned({"model.tied": tied}, plugin)
         out = tmp_path / "run"
         out.mkdir()
-        commit(out, 7, random_weights(plan), {})
+        digest = None
+        if tokenizer:
+            tokenizer.save(out / "tokenizer.json")
+            digest = sha256((out / "tokenizer.json").read_bytes()).hexdigest()
+        commit(out, 7, random_weights(plan), {"tokenizer": digest})
         entries = [
             {"name": one.name, "distribution": one.distribution, "source": plugin}
             for one in plan.plugins
         ]
         document = {"config": settings(loaded), "plan_hash": plan.hash, "plugins": entries}
         Record(out, document)
-        if tokenizer:
-            tokenizer.save(out / "tokenizer.json")
         return out
 
     return leave
@@ -173,14 +175,14 @@ def test_logits_are_the_same_elsewhere(
 ) -> None:
     file = plugin in ("Weighted", "Bare")
     spec = qk_norm(plugin) if file else plugin
-    again = {"qk": spec} if file and spec is not None else {}
+    again = spec if file else None
     out, said = leave_run(spec, tied=tied), []
     options = {"shard_bytes": 50_000} if tied else {}
-    result = export_run(out, tmp_path / "to", plugins=again, say=said.append, **options)
+    run = Run.open(out, plugins=again, device="cpu", backend="torch", say=said.append)
+    result = run.export(tmp_path / "to", **options)
     assert result["layout"] == ("qwen3" if file else "llama")
     assert said == []
-    run = open_run(out, plugins=again, say=said.append)
-    model = run.model(Detected("torch", "cpu", "test"), say=said.append)
+    model = run._reader()
     assert_the_same(model, [load(tmp_path / "to") for load in (transformers_logits, mlx_lm_logits)])
 
 
@@ -258,7 +260,7 @@ def test_ids_are_the_same_elsewhere(
 ) -> None:
     from transformers import AutoTokenizer
 
-    export_run(leave_run(), tmp_path / "to", say=print)
+    Run.open(leave_run(), say=print).export(tmp_path / "to")
     theirs = AutoTokenizer.from_pretrained(tmp_path / "to", local_files_only=True)
     texts = lines(10_000)
     assert sum("<|endoftext|>" in text for text in texts) > 1000
@@ -278,7 +280,7 @@ def test_mlx_lm_writes_from_what_was_exported(
     from mlx_lm import generate
     from mlx_lm import load as mlx_load
 
-    export_run(leave_run(), tmp_path / "to", say=print)
+    Run.open(leave_run(), say=print).export(tmp_path / "to")
     model, theirs, *_ = mlx_load(str(tmp_path / "to"))
     assert theirs.eos_token_ids == {0}
     assert isinstance(generate(model, theirs, prompt="the quick", max_tokens=4), str)
@@ -287,7 +289,7 @@ def test_mlx_lm_writes_from_what_was_exported(
 @pytest.mark.parametrize("tokenizer", [None])
 def test_without_a_tokenizer_that_is_said(leave_run: Callable[..., Path], tmp_path: Path) -> None:
     said: list[str] = []
-    result = export_run(leave_run(), tmp_path / "to", say=said.append)
+    result = Run.open(leave_run(), say=said.append).export(tmp_path / "to")
     assert list(result["files"]) == ["config.json", "generation_config.json", "model.safetensors"]
     assert "no tokenizer" in said[0]
     assert json.loads((tmp_path / "to" / "config.json").read_text())["bos_token_id"] is None
@@ -296,8 +298,8 @@ def test_without_a_tokenizer_that_is_said(leave_run: Callable[..., Path], tmp_pa
 def test_what_stands_in_the_way_is_named(leave_run: Callable[..., Path], tmp_path: Path) -> None:
     out = leave_run("paired_heads")
     with pytest.raises(PlanError, match="cannot be exported") as found:
-        export_run(out, tmp_path / "to", say=print)
+        Run.open(out, say=print).export(tmp_path / "to")
     assert "paired_heads" in str(found.value)
     with pytest.raises(Refusal, match="not empty"):
-        export_run(out, out, say=print)
+        Run.open(out, say=print).export(out)
     assert not (tmp_path / "to").exists()

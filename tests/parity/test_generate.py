@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm_core.train.generate import Window
-from minillm_core.train.sampling import Sampling
+from minillm_core.train.generate import Sampling, Window
 
 pytest.importorskip("torch")
 pytest.importorskip("mlx.core")

@@ -36,13 +36,13 @@ def shape_of(plan: Any) -> Shape:
 
 @pytest.fixture
 def pair(lab: Any) -> Callable[..., tuple[Any, Any, Any]]:
-    """(plan, our model with leaf fusion off, the hand-written one with the same weights)."""
+    """(plan, our model, the hand-written one with the same weights)."""
 
     def make(**settings: Any) -> tuple[Any, Any, Any]:
         from benchmarks.handwritten.gpt_torch import GPT
 
         plan = lab.plan(model_tied=True, **settings)
-        ours, hand = lab.trainer(plan, join=False).model, GPT(shape_of(plan))
+        ours, hand = lab.trainer(plan).model, GPT(shape_of(plan))
         hand.load_state_dict({name: value.detach() for name, value in ours.named_parameters()})
         return plan, ours, hand
 

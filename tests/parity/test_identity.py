@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm_core.backends.numpy.model import materialise
 from minillm_core.plan import Plan
 from minillm_core.plugins.discover import installed_plugins
-from minillm_core.plugins.find import find
+from minillm_core.plugins.manager import find
+from minillm_kit import materialise
 from tools.every_plugin import Form, forms
 
 pytest.importorskip("torch")

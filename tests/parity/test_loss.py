@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minillm_core.backends.mlx.candidates import CANDIDATES as MLX
-from minillm_core.backends.torch.candidates import CANDIDATES as TORCH
+from minillm_core.backends.candidates import MLX, TORCH
 from minillm_core.ops import CONTRACTS, Candidate, LossForm, SigmoidCap, TanhCap, reference
 
 torch = pytest.importorskip("torch")
@@ -200,7 +199,7 @@ def test_torch_holds_one_chunk_of_logits() -> None:
 
 
 def test_torch_makes_no_gradient_that_nobody_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    from minillm_core.backends.torch.kernels import loss
+    from minillm_core.backends.torch import loss
 
     def refuse(*args: Any) -> None:
         raise AssertionError("a gradient was made")

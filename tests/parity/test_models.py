@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from minillm_core.backends.base import lone_row
-from minillm_core.backends.numpy.model import materialise
 from minillm_core.nn.module import declared
 from minillm_core.nn.param import Param
+from minillm_kit import materialise
 
 pytest.importorskip("torch")
 pytest.importorskip("mlx.core")

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minillm_core.backends.mlx.candidates import CANDIDATES as MLX
-from minillm_core.backends.torch.candidates import CANDIDATES as TORCH
+from minillm_core.backends.candidates import MLX, TORCH
 from minillm_core.ops import CONTRACTS, Candidate, Rotary, reference
 
 torch = pytest.importorskip("torch")
@@ -173,20 +172,20 @@ def test_attention_takes_a_window_that_is_a_value(side: Any) -> None:
 
 def test_fast_rope_equals_the_table_in_its_convention(side: Any) -> None:
     """It serves Metal; its composed form on a CPU follows the same convention."""
-    from minillm_core.backends.mlx.kernels import rotary
+    from minillm_core.backends.mlx.ops import rotate, rotate_fast
 
     rng = np.random.default_rng(0)
     floats = {"q": rng.standard_normal((2, 64, 4, 16)), "k": rng.standard_normal((2, 64, 2, 16))}
     floats = {name: x.astype(np.float32) for name, x in floats.items()}
     others = {"table": table(rng, 2, 64, 16, None)}
     expected = reference.rotate(**floats, table=others["table"])
-    got = side.mlx(rotary.fast, floats | others, ["q", "k"])
+    got = side.mlx(rotate_fast, floats | others, ["q", "k"])
     exact = side.torch(oracle("rotate"), floats | others, ["q", "k"], dtype="float64")
     for y, r in zip(got.outputs, expected, strict=True):
         side.assert_close(y, r, CONTRACTS["rotate"].tolerance["bfloat16"], "output")
     for name in ("q", "k"):
         side.assert_close(got.grads[name], exact.grads[name], 1e-5, f"gradient of {name}")
     given = floats | {"table": table(rng, 2, 64, 16, "row")}  # which it cannot: the table serves
-    ours, plain = (side.mlx(f, given, ["q"]) for f in (rotary.fast, rotary.from_table))
+    ours, plain = (side.mlx(f, given, ["q"]) for f in (rotate_fast, rotate))
     for y, r in zip(ours.outputs, plain.outputs, strict=True):
         np.testing.assert_array_equal(y, r)

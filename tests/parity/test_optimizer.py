@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm_core import Plugin
+from minillm_core import INHERITED, Plugin, piecewise, plateaus, stage
+from minillm_core.errors import PluginCodeError
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("mlx.core")
@@ -19,12 +20,41 @@ class Overrides(Plugin, api=1):
     """Factors and betas of its own for some parameters."""
 
     frozen: bool = False
+    scheduled: bool = False
 
     def optimizer_factory(self, optimizer: Any) -> None:
-        optimizer.set(lambda name, p: p.role == "attention.q", lr_mul=0.5)
-        optimizer.set(lambda name, p: p.role == "mlp.down", wd_mul=3.0)
+        half = plateaus((0, 0.0), (0.5, 0.5)) if self.scheduled else 0.5
+        rising = piecewise((0, 0.0), (1, 3.0)) if self.scheduled else 3.0
+        optimizer.set(lambda name, p: p.role == "attention.q", lr_mul=half)
+        optimizer.set(lambda name, p: p.role == "mlp.down", wd_mul=rising)
         optimizer.set(lambda name, p: p.role == "embedding.token", betas=(0.8, 0.99))
         optimizer.set(lambda name, p: p.role == "norm", lr_mul=0.0 if self.frozen else 2.0)
+
+
+def written(ops: Any, update: Any, param: Any, state: Any, *, lr: Any, lr_mul: Any) -> Any:
+    moved = param - update * (lr * lr_mul)
+    return moved, {"mean": state["mean"] * 0.5 + moved * 0.5}
+
+
+class Writes(Plugin, api=1):
+    """Writes in AdamW's place, as an average of the weights does."""
+
+    every: bool = False
+
+    def optimizer_factory(self, optimizer: Any) -> None:
+        own = stage(written, state={"mean": "like"}, lr=INHERITED)
+        optimizer.extend("*" if self.every else "adamw", "write", own)
+
+
+def narrow(ops: Any, update: Any, param: Any, state: Any) -> Any:
+    return update, {"m": ops.astype(state["m"] * 0.5 + update, "bfloat16")}
+
+
+class Narrow(Plugin, api=1):
+    """Keeps what no checkpoint would hold."""
+
+    def optimizer_factory(self, optimizer: Any) -> None:
+        optimizer.extend("adamw", "scale", stage(narrow, state={"m": "like"}))
 
 
 def adamw_by_hand(
@@ -37,9 +67,9 @@ def adamw_by_hand(
     """AdamW in float64 with given gradients: arXiv:1711.05101, algorithm 2."""
     found = {}
     for name, start in weights.items():
-        (beta1, beta2), lr_mul, wd_mul = factors(name)
         p, m, v = start.astype(np.float64), 0.0, 0.0
         for t, (grad, lr) in enumerate(zip(grads, rates, strict=True), start=1):
+            (beta1, beta2), lr_mul, wd_mul = factors(name, t - 1)
             m = beta1 * m + (1 - beta1) * grad[name]
             v = beta2 * v + (1 - beta2) * grad[name] ** 2
             update = (m / (1 - beta1**t)) / (np.sqrt(v / (1 - beta2**t)) + 1e-8)
@@ -91,15 +121,27 @@ def test_fused_adamw_is_the_rule_in_stages(lab: Any, names: tuple[str, ...], dty
             True,
             ["the rule adamw is not torch's fused kernel: cautious_wd changed it"],
         ),
+        (("writes",), True, ["the rule adamw is not torch's fused kernel: writes changed it"]),
+        (
+            ("scheduled",),
+            True,
+            [
+                "the rule adamw is torch's fused kernel, but for 2 parameters whose weight decay "
+                "has a schedule"
+            ],
+        ),
         ((), False, []),
     ],
 )
 def test_it_is_said_what_adamw_is_in_this_run(
     lab: Any, names: tuple[str, ...], fused: bool, said: list[str]
 ) -> None:
-    run = lab.trainer(lab.plan(*names), fused=fused)
+    mine = {"writes": Writes(), "scheduled": Overrides(scheduled=True)}
+    plugins = {name: mine[name] for name in names if name in mine}
+    plan = lab.plan(*(name for name in names if name not in mine), plugins=plugins)
+    run = lab.trainer(plan, fused=fused)
     assert [note for note in run.binding.notes if "adamw" in note] == said
-    assert bool(run.optimizer.fused) == ("not" not in "".join(said) and fused)
+    assert bool(run.optimizer.fused) == (" not " not in "".join(said) and fused)
 
 
 @pytest.mark.parametrize(
@@ -107,27 +149,31 @@ def test_it_is_said_what_adamw_is_in_this_run(
     [("torch", {"fused": True}), ("torch", {"fused": False}), ("mlx", {})],
     ids=["torch-fused", "torch-stages", "mlx"],
 )
-@pytest.mark.parametrize("overridden", [False, True])
+@pytest.mark.parametrize("overridden", ["", "by numbers", "by schedules"])
 def test_updates_are_those_of_the_paper(
-    lab: Any, backend: str, options: dict[str, Any], overridden: bool
+    lab: Any, backend: str, options: dict[str, Any], overridden: str
 ) -> None:
-    plugins = {"overrides": Overrides()} if overridden else {}
+    scheduled = overridden == "by schedules"
+    plugins = {"overrides": Overrides(scheduled=scheduled)} if overridden else {}
+    shares = [0.2, 0.5, 0.6, 1.0] if scheduled else [0.05, 0.1, 0.15, 0.2]
     plan = lab.plan(plugins=plugins, train_clip=0.0, train_lr=3e-3)
     run = lab.trainer(plan, backend, **options)
     start, grads, rates = weights_of(run), [], []
 
-    def factors(name: str) -> tuple[tuple[float, float], float, float]:
+    def factors(name: str, index: int = 0) -> tuple[tuple[float, float], float, float]:
         info = plan.parameters[name]
         betas, lr_mul, wd_mul = plan.config.train.betas, 1.0, info.wd_mul
         if overridden:
             betas = (0.8, 0.99) if info.role == "embedding.token" else betas
-            lr_mul = {"attention.q": 0.5, "norm": 2.0}.get(info.role, 1.0)
-            wd_mul = 3.0 if info.role == "mlp.down" else wd_mul
+            half = 0.0 if scheduled and shares[index] <= 0.5 else 0.5
+            lr_mul = {"attention.q": half, "norm": 2.0}.get(info.role, 1.0)
+            rising = 3.0 * shares[index] if scheduled else 3.0
+            wd_mul = rising if info.role == "mlp.down" else wd_mul
         return betas, lr_mul, wd_mul
 
     held = {name: np.zeros(value.shape) for name, value in start.items()}
-    for index in range(4):
-        values = plan.values((index + 1) / 20)
+    for index, share in enumerate(shares):
+        values = plan.values(share)
         batch = lab.batch(plan, index)
         run.read(run.step([batch], values, lab.supervised([batch])))
         rates.append(values["train.lr"])
@@ -155,18 +201,43 @@ def test_a_factor_of_zero_freezes(lab: Any, backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_factors_within_a_stack(lab: Any, backend: str) -> None:
-    """Muon works on q and o together; q alone has half the rate."""
-    plans = [lab.plan("muon", plugins=each) for each in ({}, {"overrides": Overrides()})]
+    """Muon works on q and o together; q alone has half the rate, or none before half of the run."""
+    made = ({}, {"overrides": Overrides()}, {"overrides": Overrides(scheduled=True)})
+    plans = [lab.plan("muon", plugins=each) for each in made]
     moved = []
     for plan in plans:
         run = lab.trainer(plan, backend)
         start = weights_of(run)
         lab.losses(run, plan, [[lab.batch(plan)]])
         moved.append({n: v.astype(np.float64) - start[n] for n, v in weights_of(run).items()})
+    assert not any(change.any() for name, change in moved[2].items() if ".q." in name)
+    assert all(change.any() for name, change in moved[2].items() if ".o." in name)
     for part, factor in (("q", 0.5), ("o", 1.0)):
         name = f"layers.1.attention.{part}.weight"
         difference = np.linalg.norm(moved[1][name] - factor * moved[0][name])
         assert difference <= 1e-4 * np.linalg.norm(moved[0][name]), name
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("every", [False, True])
+def test_a_write_of_a_plugins_own_trains_as_adamw(lab: Any, backend: str, every: bool) -> None:
+    names = ("muon",) if every else ()
+    plans = [lab.plan(*names), lab.plan(*names, plugins={"writes": Writes(every=every)})]
+    steps = [[lab.batch(plans[0], seed)] for seed in range(3)]
+    plain, own = (lab.losses(lab.trainer(plan, backend), plan, steps) for plan in plans)
+    assert all("train.lr" in plan.values(0.5) for plan in plans)  # which every report of a step has
+    np.testing.assert_allclose(own, plain, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_state_of_another_dtype_is_refused_at_the_first_step(lab: Any, backend: str) -> None:
+    plan = lab.plan(plugins={"narrow": Narrow()})
+    run = lab.trainer(plan, backend)
+    with pytest.raises(PluginCodeError) as caught:
+        lab.losses(run, plan, [[lab.batch(plan)]])
+    said = "plugin 'narrow' returned state 'm' of bfloat16 from narrow"
+    assert (caught.value.what, caught.value.where) == (said, "adamw.scale, state 'm'")
+    assert "ops.astype(m, 'float32')" in (caught.value.fix or "")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from minillm_core import Module, Plugin, State, zeros
-from minillm_core.errors import BackendError
+from minillm_core.errors import BackendError, PluginCodeError
 
 torch = pytest.importorskip("torch")
 mx = pytest.importorskip("mlx.core")
@@ -44,6 +44,34 @@ class Noise(Module):
 
     def next_state(self, drawn: Any) -> dict[str, Any]:
         return {"sum": self.sum + drawn}
+
+
+class Careless(Noise):
+    """Returns another State than it declares."""
+
+    def __init__(self, geometry: Any, what: str) -> None:
+        super().__init__(geometry)
+        self.what = what
+
+    def next_state(self, drawn: Any) -> dict[str, Any]:
+        total = self.sum + drawn
+        wrong = {
+            "bfloat16": lambda: {"sum": self.ops.astype(total, "bfloat16")},
+            "shape (1,)": lambda: {"sum": self.ops.reshape(total, (1,))},
+            "float": lambda: {"sum": 1.0},
+            "'total'": lambda: {"total": total},
+            "NoneType": lambda: None,
+        }
+        return wrong[self.what]()  # type: ignore[return-value]
+
+
+class Spoils(Plugin, api=1):
+    """Has a State that no checkpoint could hold."""
+
+    what: str = "bfloat16"
+
+    def build_model(self, model: Any) -> None:
+        model.embed.mix(Careless, what=self.what)
 
 
 class Noisy(Plugin, api=1):
@@ -96,6 +124,20 @@ def test_a_run_goes_on_to_the_bit_from_any_step(
         for index in range(at, len(steps)):
             assert lab.losses(other, plan, [steps[index]]) == [found[index]]
             assert_same(other.arrays(), saved[index + 1])
+
+
+@both_backends
+@pytest.mark.parametrize("what", ["bfloat16", "shape (1,)", "float", "'total'", "NoneType"])
+def test_a_state_that_no_checkpoint_could_hold_is_refused_at_the_first_step(
+    lab: Any, what: str, backend: str
+) -> None:
+    plan = lab.plan(plugins={"spoils": Spoils(what=what)}, train_rows=6)
+    run = lab.trainer(plan, backend)
+    with pytest.raises(PluginCodeError) as refused:
+        lab.losses(run, plan, steps_of(lab, plan, 0))
+    assert refused.value.what.startswith("plugin 'spoils' returned ")
+    assert f"{what} from next_state" in refused.value.what
+    assert refused.value.where == "embed.spoils"
 
 
 @both_backends

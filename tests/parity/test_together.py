@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm_core.backends.numpy.model import materialise
 from minillm_core.nn.module import declared
 from minillm_core.nn.param import Param
 from minillm_core.optim.groups import Member, groups_of
 from minillm_core.plan import Plan
 from minillm_core.plugins.discover import installed_plugins
-from minillm_core.plugins.find import find
+from minillm_core.plugins.manager import find
+from minillm_kit import materialise
 from tools.every_plugin import APART, OPTIONS, Form
 
 pytest.importorskip("torch")

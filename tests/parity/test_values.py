@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from minillm_core import Learned, Linear, Module, Plugin, TanhCap, cosine, ones, piecewise, stages
-from minillm_core.backends.numpy.model import materialise
+from minillm_kit import materialise
 
 pytest.importorskip("torch")
 pytest.importorskip("mlx.core")

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from minillm_core.plugins.discover import GROUP
-from minillm_core.plugins.find import find
-from minillm_core.plugins.manager import with_options
+from minillm_core.plugins.manager import find, with_options
 from tools.every_plugin import APART, OPTIONS, Form, all_at_once, forms
 from tools.repository import ours
 

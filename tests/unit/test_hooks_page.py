@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import minillm_core
-from minillm_core.nn.geometry import Geometry
+from minillm_core.nn.node import ModelShape
 from minillm_core.plugins.builders import (
     AttentionBuilder,
     AttentionSlots,
@@ -20,12 +20,12 @@ from minillm_core.plugins.builders import (
 )
 from minillm_core.plugins.builders.base import ValueTable
 from minillm_core.plugins.hookspecs import HOOKS
-from minillm_core.testing.subject import Subject, supervised
+from minillm_kit.subject import Subject, supervised
 from tools.hooks_page import PAGE, made
 from tools.reading import doc_of, members
 from tools.slots import BUILDERS, Slot, slots
 
-GEOMETRY = Geometry(2, 32, 4, 2, 8, 48, 97, 16, layer=0)
+GEOMETRY = ModelShape(2, 32, 4, 2, 8, 48, 97, 16, layer=0)
 OFFERED = [(hook, slot) for hook in BUILDERS for slot in slots(hook)]
 
 

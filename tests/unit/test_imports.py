@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import minillm_core
+from minillm_core import inspection
 
 # A package may import from those after it, and never from those before it. Modules that lie
 # directly in minillm_core (errors, ...) come last, and import nothing of it but each other.
-ORDER = ("cli", "testing", "measure", "doctor", "train", "checkpoint", "data", "backends")
+ORDER = ("cli", "train", "checkpoint", "data", "backends")
 ORDER += ("plan", "plugins", "optim", "nn", "ops", "config")
 FRAMEWORKS = {"torch", "mlx"}
-ENTRY = {"__init__", "__main__"}  # above everything: the public names, `python -m minillm_core`
+# Above everything: the public names, and `python -m minillm_core`.
+ENTRY = {"__init__", "__main__", "commands", "inspection", "studies", "testing"}
 
 
 def place(package: str) -> int:
@@ -128,6 +132,61 @@ def test_a_right_import_passes(tmp_path: Path, package: str, source: str) -> Non
     assert not list(violations(tmp_path))
 
 
+# The distributions beside the core
+
+OPEN = {
+    "minillm_lab": (
+        "minillm_core",
+        "minillm_core.commands",
+        "minillm_core.inspection",
+        "minillm_core.studies",
+    ),
+}
+"""Package of a distribution -> all modules of the core that it may import from."""
+
+
+def closed(source: str, open_modules: Collection[str]) -> Iterator[str]:
+    """What a module takes from the core that is not public, as `line: what`; for type checkers too."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            taken = [(alias.name, None) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            taken = [(str(node.module), alias.name) for alias in node.names]
+        elif isinstance(node, ast.Constant) and str(node.value).startswith("minillm_core."):
+            taken = [(str(node.value).partition(":")[0], None)]  # for importlib
+        else:
+            continue
+        for module, name in taken:
+            if module.partition(".")[0] != "minillm_core":
+                continue
+            public = module in open_modules
+            if not public or (name and name not in import_module(module).__all__):
+                yield f"{node.lineno}: {module}{f'.{name}' if name else ''}"
+
+
+@pytest.mark.parametrize("package", OPEN)
+def test_a_distribution_uses_public_names_alone(repository: Path, package: str) -> None:
+    files = sorted((repository / "plugins" / package / package).rglob("*.py"))
+    assert files
+    found = {str(f): [*closed(f.read_text(), OPEN[package])] for f in files}
+    assert not {file: lines for file, lines in found.items() if lines}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from minillm_core.train.loop import Loop",
+        "from minillm_core import plugins",
+        "from minillm_core.studies import disk",
+        "import minillm_core.train",
+        "if TYPE_CHECKING:\n    from minillm_core.plan import Plan",
+        "def f():\n    import_module('minillm_core.backends.torch')",
+    ],
+)
+def test_a_name_that_is_not_public_is_seen(source: str) -> None:
+    assert [*closed(source, OPEN["minillm_lab"])]
+
+
 def test_importing_the_package_imports_nothing_heavy() -> None:
     heavy = {"torch", "mlx", "numpy", "pydantic", "typer", "rich", "importlib.metadata"}
     script = f"import sys, minillm_core; print(sorted({heavy!r} & set(sys.modules)))"
@@ -137,32 +196,105 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     assert found.stdout.strip() == "[]"
 
 
-def test_public_names_are_sorted_and_resolve() -> None:
-    assert minillm_core.__all__ == sorted(minillm_core.__all__, key=ruff_order)
-    assert dir(minillm_core) == sorted(minillm_core.__all__)
-    for name in minillm_core.__all__:
+def test_public_names_resolve() -> None:
+    public = dir(minillm_core)
+    assert public == minillm_core.__all__ == sorted(public)
+    assert {"Run", "build_plan", "load", "Plugin", "__version__"} <= set(public)
+    for name in public:
         assert getattr(minillm_core, name) is not None
+    star: dict[str, object] = {}
+    exec("from minillm_core import *", star)
+    assert set(public) <= set(star)
 
 
-def ruff_order(name: str) -> tuple[int, str]:
+def _order(name: str) -> tuple[int, str]:
     """Constants, then classes, then the rest: the order that the linter (RUF022) keeps."""
     return (0 if name.isupper() else 1 if name[0].isupper() else 2, name)
-
-
-def test_types_and_values_of_public_names_come_from_one_place(repository: Path) -> None:
-    # A type checker reads the imports under TYPE_CHECKING, the interpreter reads _HOME.
-    tree = ast.parse((repository / "minillm_core" / "__init__.py").read_text())
-    typed = {
-        (node.module, alias.name)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("minillm_core.")
-        for alias in node.names
-    }
-    homes = {(home, name) for home, names in minillm_core._HOME.items() for name in names}
-    assert typed == homes
-    assert {name for _, name in homes} | {"__version__"} == set(minillm_core.__all__)
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Plugni'"):
         _ = minillm_core.Plugni
+
+
+PUBLIC = {"minillm_core", "minillm_core.commands", "minillm_core.inspection"}
+"""The modules of the core that a distribution of tools may import from."""
+
+
+def core_imports(source: str) -> Iterator[tuple[int, str]]:
+    """(line, module of the core) of each import, wherever it stands, and of each reference to one."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = str(node.module)
+            inner = (f"{base}.{alias.name}" for alias in node.names)
+            names = [name if name in PUBLIC else base for name in inner]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):  # import_module("...")
+            names = [node.value] if re.fullmatch(r"minillm_core(\.\w+)+", node.value) else []
+        else:
+            continue
+        core = (name for name in names if name.partition(".")[0] == "minillm_core")
+        yield from ((node.lineno, name) for name in core)
+
+
+@pytest.mark.parametrize("package", ["minillm_kit"])
+def test_tools_import_public_modules_of_the_core_alone(package: str, repository: Path) -> None:
+    files = sorted((repository / "plugins" / package / package).rglob("*.py"))
+    assert files
+    found = [
+        f"{path.name}:{line}: {name}"
+        for path in files
+        for line, name in core_imports(path.read_text())
+        if name not in PUBLIC
+    ]
+    assert not found
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("from minillm_core import Plan", ["minillm_core"]),
+        ("from minillm_core import inspection", ["minillm_core.inspection"]),
+        ("from minillm_core.commands import say", ["minillm_core.commands"]),
+        ("def f():\n    import minillm_core.plan", ["minillm_core.plan"]),
+        ("from minillm_core.errors import MinillmError", ["minillm_core.errors"]),
+        ("if TYPE_CHECKING:\n    from minillm_core.plan import Plan", ["minillm_core.plan"]),
+        ("import_module('minillm_core.backends.torch')", ["minillm_core.backends.torch"]),
+        ("import minillm_muon, numpy", []),
+    ],
+)
+def test_an_import_of_the_core_is_seen(source: str, names: list[str]) -> None:
+    assert [name for _, name in core_imports(source)] == names
+
+
+def test_inspection_names_are_sorted_and_resolve_from_one_place(repository: Path) -> None:
+    tree = ast.parse((repository / "minillm_core" / "inspection.py").read_text())
+    block = next(n for n in tree.body if isinstance(n, ast.If))
+    typed = {
+        (str(node.module), alias.name)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    homes = {(f"minillm_core.{m}", name) for m, ns in inspection._HOME.items() for name in ns}
+    assert homes == typed - {("minillm_core.plan", "Plan")}
+    defined = {n.name for n in tree.body if isinstance(n, ast.FunctionDef) and n.name[0] != "_"}
+    assert inspection.__all__ == sorted({n for _, n in homes} | defined, key=_order)
+    assert dir(inspection) == sorted(inspection.__all__)
+    for name in inspection.__all__:
+        assert getattr(inspection, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'Trianer'"):
+        _ = inspection.Trianer
+
+
+def test_the_plugin_look_up_imports_nothing_heavy() -> None:
+    heavy = {"torch", "mlx", "numpy", "pydantic", "typer", "rich"}
+    script = (
+        "import sys; from minillm_core.inspection import installed_plugins, read_class, bad_name\n"
+        f"print(sorted({heavy!r} & set(sys.modules)))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == "[]"

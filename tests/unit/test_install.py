@@ -49,7 +49,7 @@ def test_the_line_is_one_that_a_shell_can_be_given() -> None:
 def test_every_plugin_of_ours_can_be_asked_for_by_name(repository: Path) -> None:
     for file in repository.glob("plugins/*/pyproject.toml"):
         project = tomllib.loads(file.read_text())["project"]
-        for name in project["entry-points"]["minillm.plugins"]:
+        for name in project["entry-points"].get("minillm.plugins", {}):
             needed = Requirement(FIRST_PARTY[name])
             assert needed.name == project["name"]
             assert needed.extras <= set(project.get("optional-dependencies", {}))

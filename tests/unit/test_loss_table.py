@@ -36,7 +36,7 @@ def test_the_readme_shows_the_results() -> None:
 def test_a_targets_time_is_that_of_the_run_that_ended_there() -> None:
     said = row(TARGET, [job(8.0, seed=0), job(10.0, seed=1)], RUNS)
     assert said == (
-        "4.5, theirs",
+        "4.5 (theirs)",
         "100.0 s",
         "-",
         "-",

@@ -16,6 +16,12 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import minillm_core
+from minillm_core.config.presets import plugins_of
+from minillm_core.plugins.first_party import DISTRIBUTIONS, FIRST_PARTY, FIRST_PARTY_COMMANDS
+from tools.release import ReleaseError, build, check_tag, distributions, set_version, version
+
+GROUPS = {"minillm.plugins", "minillm.commands"}
+"""Groups of entry points: a distribution beside the core has one of them, or a script of its own."""
 
 
 def projects(root: Path) -> dict[Path, dict[str, Any]]:
@@ -33,6 +39,13 @@ def requirements(project: dict[str, Any]) -> dict[str, Requirement]:
     return {canonicalize_name(Requirement(line).name): Requirement(line) for line in lines}
 
 
+def third_party(root: Path) -> dict[str, Requirement]:
+    """What the core asks for and does not come from this repository, by canonical name."""
+    found = projects(root)
+    ours = {project["name"] for project in found.values()}
+    return {n: need for n, need in requirements(found[root]).items() if n not in ours}
+
+
 def constraints(root: Path) -> dict[str, Requirement]:
     """The pins of constraints.txt, by canonical name."""
     lines = (root / "constraints.txt").read_text().splitlines()
@@ -46,12 +59,10 @@ def package_of(folder: Path) -> Path:
     return package
 
 
-def third_party_imports(package: Path, *, without: tuple[str, ...] = ()) -> set[str]:
+def third_party_imports(package: Path) -> set[str]:
     """Top-level names of what a package imports from elsewhere, anywhere in its modules."""
     found: set[str] = set()
     for path in package.rglob("*.py"):
-        if set(path.relative_to(package).parts) & set(without):
-            continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
                 found |= {alias.name.partition(".")[0] for alias in node.names}
@@ -79,9 +90,23 @@ def test_distributions_are_described_alike(repository: Path) -> None:
         assert (project["license"], project["authors"]) == ("MIT", core["authors"])
         assert (folder / "LICENSE").read_text() == (repository / "LICENSE").read_text()
         assert (folder / project["readme"]).read_text().startswith("# minillm")
-    for plugin in plugins:
-        ours = requirements(plugin)["minillm-core"]
-        assert str(ours.specifier) == f">={core['version']}"
+    assert all("minillm-core" in requirements(plugin) for plugin in plugins)
+
+
+def test_what_requires_one_of_ours_requires_this_version(repository: Path) -> None:
+    found = projects(repository)
+    ours = {project["name"] for project in found.values()}
+    for project in found.values():
+        for name in requirements(project).keys() & ours:
+            floor = str(requirements(project)[name].specifier)
+            assert floor == f">={minillm_core.__version__}", (project["name"], name)
+
+
+def test_the_extra_all_brings_every_distribution_of_ours(repository: Path) -> None:
+    extras = projects(repository)[repository]["optional-dependencies"]
+    published = {project["name"] for project in distributions(repository).values()}
+    assert {Requirement(line).name for line in extras["all"]} == published - {"minillm-core"}
+    assert published == DISTRIBUTIONS  # or a mix of versions would pass unnoticed
 
 
 def test_no_folder_is_a_package_by_accident(repository: Path) -> None:
@@ -97,7 +122,7 @@ def test_packages_carry_floors_only(repository: Path) -> None:
 
 
 def test_constraints_pin_the_development_environment(repository: Path) -> None:
-    pins, wanted = constraints(repository), requirements(projects(repository)[repository])
+    pins, wanted = constraints(repository), third_party(repository)
     assert all([clause.operator for clause in pin.specifier] == ["=="] for pin in pins.values())
     assert str(pins["torch"].specifier) == "==2.13.0"
     assert set(wanted) <= set(pins)
@@ -107,9 +132,8 @@ def test_constraints_pin_the_development_environment(repository: Path) -> None:
 
 
 def test_the_core_declares_what_it_imports(repository: Path) -> None:
-    # The contract kit runs inside its user's own pytest; two packages are pydantic's other halves.
-    imported = third_party_imports(repository / "minillm_core", without=("testing",))
-    imported -= {"annotated_types", "pydantic_core"}
+    imported = third_party_imports(repository / "minillm_core")
+    imported -= {"annotated_types", "pydantic_core"}  # pydantic's other halves
     declared = {Requirement(line).name for line in projects(repository)[repository]["dependencies"]}
     assert imported - {"torch", "mlx"} == declared
 
@@ -118,24 +142,29 @@ def test_plugins_declare_what_they_import(repository: Path) -> None:
     for folder, project in list(projects(repository).items())[1:]:
         declared = {name.replace("-", "_") for name in requirements(project)}
         imported = third_party_imports(package_of(folder))
-        assert imported - {"numpy", "torch", "mlx"} <= declared, folder
+        # The contract kit runs inside its user's own pytest.
+        assert imported - {"numpy", "torch", "mlx", "pytest"} <= declared, folder
 
 
-def test_entry_points_name_classes_that_exist(repository: Path) -> None:
+def test_entry_points_name_classes_and_commands_that_exist(repository: Path) -> None:
     for folder, project in list(projects(repository).items())[1:]:
-        for name, target in project["entry-points"]["minillm.plugins"].items():
+        found = {**project.get("entry-points", {}), "scripts": project.get("scripts", {})}
+        offered = [one for group in (*GROUPS, "scripts") for one in found.get(group, {}).items()]
+        assert offered
+        for name, target in offered:
             module, _, defined = target.partition(":")
             path = folder / Path(*module.split(".")).with_suffix(".py")
-            assert path.stem == name
+            assert path.stem == name.removeprefix("minillm-").replace(".", "_")
+            kinds = (ast.ClassDef, ast.FunctionDef)
             tree = ast.parse(path.read_text())
-            assert defined in {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+            assert defined in {node.name for node in tree.body if isinstance(node, kinds)}
 
 
 def test_notices_name_every_requirement(repository: Path) -> None:
     notices = (repository / "THIRD_PARTY_NOTICES.md").read_text()
     _, _, installed = notices.partition("| package |")
     named = set(re.findall(r"^\| ([a-z][\w-]*) \|", installed, re.MULTILINE))
-    assert named == set(requirements(projects(repository)[repository]))
+    assert named == set(third_party(repository))
 
 
 def test_the_name_of_somebody_else_is_never_recommended(repository: Path) -> None:
@@ -148,6 +177,93 @@ def test_the_name_of_somebody_else_is_never_recommended(repository: Path) -> Non
         hidden = any(part.startswith(".") and part != ".ci" for part in path.parts)
         if path.suffix in kinds and path.is_file() and not hidden:
             assert not wrong.search(path.read_text(errors="replace")), path
+
+
+# Releases
+
+
+@pytest.fixture
+def checkout(repository: Path, tmp_path: Path) -> Path:
+    """A copy of what a release looks at."""
+    for folder in projects(repository):
+        copy = tmp_path / folder.relative_to(repository)
+        copy.mkdir(parents=True, exist_ok=True)
+        (copy / "pyproject.toml").write_text((folder / "pyproject.toml").read_text())
+    (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## [0.2.0] - 2026-12-01\n\n## [0.1.0]\n")
+    return tmp_path
+
+
+def test_one_command_moves_every_version_and_every_floor(checkout: Path) -> None:
+    changed = set_version("0.2.0", checkout)
+    assert {file.parent for file in changed} == set(projects(checkout))
+    found = projects(checkout)
+    ours = {project["name"] for project in found.values()}
+    assert {project["version"] for project in found.values()} == {"0.2.0"} == {version(checkout)}
+    for project in found.values():
+        needed = requirements(project)
+        assert {str(needed[name].specifier) for name in needed.keys() & ours} <= {">=0.2.0"}
+    assert set_version("0.2.0", checkout) == []
+    before = requirements(found[checkout])["numpy"]
+    set_version("0.3.0rc1", checkout)
+    assert requirements(projects(checkout)[checkout])["numpy"] == before
+    with pytest.raises(ReleaseError, match="no version"):
+        set_version("next", checkout)
+
+
+def test_a_tag_is_the_version_of_all_and_of_a_dated_entry(checkout: Path) -> None:
+    set_version("0.2.0", checkout)
+    check_tag("v0.2.0", checkout)
+    for tag in ("0.2.0", "v0.2.1", "v0.2"):
+        with pytest.raises(ReleaseError, match="the tag is"):
+            check_tag(tag, checkout)
+    changelog = checkout / "CHANGELOG.md"
+    changelog.write_text(changelog.read_text().replace("2026-12-01", "unreleased"))
+    with pytest.raises(ReleaseError, match="YYYY-MM-DD"):
+        check_tag("v0.2.0", checkout)
+    file = next(folder for folder in projects(checkout) if folder.name == "minillm_muon")
+    text = (file / "pyproject.toml").read_text()
+    (file / "pyproject.toml").write_text(text.replace('version = "0.2.0"', 'version = "0.1.9"'))
+    with pytest.raises(ReleaseError, match=r"versions differ: .*minillm-muon 0\.1\.9"):
+        check_tag("v0.2.0", checkout)
+
+
+def test_what_no_build_made_is_not_deleted(tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("keep me")
+    with pytest.raises(ReleaseError, match=r"letter\.txt"):
+        build(tmp_path)
+    assert (tmp_path / "letter.txt").read_text() == "keep me"
+
+
+def test_the_workflow_publishes_every_distribution_core_first(repository: Path) -> None:
+    text = (repository / ".github" / "workflows" / "publish.yml").read_text()
+    (listed,) = re.findall(r"^ +distribution: \[(.+)\]$", text, re.MULTILINE)
+    named = listed.split(", ")
+    published = [project["name"] for project in distributions(repository).values()]
+    assert named == published
+    assert named[0] == "minillm-core"
+
+
+def test_workflows_use_commands_that_are_there(repository: Path) -> None:
+    pages = [path.read_text() for path in (repository / ".github" / "workflows").glob("*.yml")]
+    makefile = (repository / "Makefile").read_text()
+    (phony,) = re.findall(r"^\.PHONY: (.+)$", makefile, re.MULTILINE)
+    named = {name for page in pages for name in re.findall(r"run: make ([a-z-]+)", page)}
+    assert named
+    assert named <= set(phony.split())
+
+
+def test_make_run_installs_what_its_recipes_name(repository: Path) -> None:
+    makefile = (repository / "Makefile").read_text()
+    (listed,) = re.findall(r"^RUN_PLUGINS +:= (.+)$", makefile, re.MULTILINE)
+    found = projects(repository)
+    installed = {found[repository / folder]["name"] for folder in listed.split()}
+    named = {name for preset in ("cpu", "mac", "small") for name in plugins_of(preset)}
+    example = re.search(
+        r'make run ARGS="--plugins ([\w,]+)"', (repository / "README.md").read_text()
+    )
+    assert example is not None
+    plugins = {FIRST_PARTY[name] for name in {*named, *example[1].split(",")}}
+    assert {*plugins, FIRST_PARTY_COMMANDS["report"]} == installed  # a run ends by naming report
 
 
 @pytest.mark.slow
@@ -169,5 +285,5 @@ def test_wheels_hold_what_they_should(repository: Path, wheels: dict[str, Path])
         assert f"{package.name}/py.typed" in source
         assert licence == (repository / "LICENSE").read_text()
         assert "License-Expression: MIT" in metadata
-        groups = {"console_scripts"} if folder == repository else {"minillm.plugins"}
-        assert groups <= set(re.findall(r"^\[(.+)\]$", entry_points, re.MULTILINE))
+        groups = {"console_scripts"} if folder == repository else {*GROUPS, "console_scripts"}
+        assert groups & set(re.findall(r"^\[(.+)\]$", entry_points, re.MULTILINE))

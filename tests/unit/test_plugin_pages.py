@@ -1,4 +1,4 @@
-"""The tables of plugins and options are what entry points, docstrings and options say."""
+"""The tables of plugins, options and commands are what entry points, docstrings and options say."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,27 @@ def test_what_is_not_so_is_found(
         typed(PAGE.replace(so, not_so), tmp_path)
     assert says in str(caught.value)
     assert line is None or str(caught.value).startswith(f"line {line}:")
+
+
+@pytest.mark.parametrize("between", ["", "2\n", "2\n\n2.5\n"])
+@pytest.mark.parametrize("end", ["3", "...", ""])
+def test_a_line_of_dots_stands_for_any_lines_or_none(
+    between: str, end: str, tmp_path: Path
+) -> None:
+    command = f"$ printf '{between}1\n{between}3\n'".replace("\n", "\\n")
+    page = f"```console\n{command}\n...\n1\n...\n{end}\n```\n"
+    assert typed(page, tmp_path) == 1
+    with pytest.raises(PageError):
+        typed(page.replace("...\n1\n", "...\n.1\n"), tmp_path)
+
+
+@pytest.mark.parametrize(("shown", "so"), [("loss 4.1, 9:59", True), ("lr 4.1, 9:59", False)])
+def test_figures_may_differ_where_the_page_says_so(shown: str, so: bool, tmp_path: Path) -> None:
+    page = f"```console figures=any\n$ echo loss 12,345.678, 0:07\n{shown}\n```\n"
+    with nullcontext() if so else pytest.raises(PageError):
+        assert typed(page, tmp_path) == 1
+    with pytest.raises(PageError):
+        typed(page.replace(" figures=any", ""), tmp_path)
 
 
 def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from minillm_core.testing import conformance, one_step
+from minillm_kit import conformance, one_step
 
 test_contract = conformance("hello")
 

@@ -9,8 +9,6 @@ import mlx.core as mx
 
 from minillm_core.ops.arrays import Axis, Known, last_first
 
-__all__ = ["MLXArrays"]
-
 BLOCK = 4096  # elements that MLX adds one after another without losing float32
 
 
@@ -141,7 +139,7 @@ class MLXArrays(Known):
 
 
 def _sum(x: mx.array, axis: int) -> mx.array:
-    """Over one axis, kept; an axis of more than BLOCK elements in blocks."""
+    """Sum over one axis, kept; an axis of more than BLOCK elements in blocks."""
     n = x.shape[axis]
     if n <= BLOCK:
         return x.sum(axis, keepdims=True)

@@ -13,8 +13,6 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-__all__ = ["kept", "key", "load", "restore", "seed"]
-
 NAME = "random.mlx"
 
 
@@ -24,19 +22,19 @@ def seed(number: int) -> None:
 
 
 def key() -> mx.array:
-    """uint32 (2,), as it is now."""
+    """Return the key as it is now, uint32 (2,)."""
     state: Any = mx.random.state
     return state[0]
 
 
 def restore(key: mx.array | np.ndarray) -> None:
-    """The inverse; waits."""
+    """Set the key; waits."""
     high, low = np.array(key).tolist()
     mx.random.seed(high << 32 | low)  # a key is its seed's two halves
 
 
 def load(saved: Mapping[str, np.ndarray]) -> None:
-    """:func:`restore` ``random.mlx``; where there is none, the key stays.
+    """Restore ``random.mlx``; where there is none, the key stays.
 
     Raises:
         ValueError: it is no key.
@@ -49,7 +47,7 @@ def load(saved: Mapping[str, np.ndarray]) -> None:
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Whatever is drawn inside, training draws what it would have drawn."""
+    """Keep the key: numbers drawn inside change none that training draws."""
     before = key()
     try:
         yield

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from mlx.utils import tree_map
 
 from minillm_core.backends.base import Batch, Binding, Snapshot, StepResult, Trainer
-from minillm_core.backends.figures import step_result
-from minillm_core.backends.mlx import random, saving, scaler
-from minillm_core.backends.mlx.graphs import Arrays, Figures, Graphs
-from minillm_core.backends.mlx.inference import MLXModel
-from minillm_core.backends.mlx.module import MLXFramework
+from minillm_core.backends.memory import memory_or_error
+from minillm_core.backends.mlx import random
+from minillm_core.backends.mlx.graphs import Figures, Graphs
+from minillm_core.backends.mlx.model import Arrays, MLXFramework, MLXModel, checked, loaded
+from minillm_core.backends.steps import loss_scale, step_result
 from minillm_core.nn.initial import initial_arrays
-from minillm_core.optim.update import initial_state
-from minillm_core.plan import Plan
-from minillm_core.plan.stages import stages_of
-
-__all__ = ["MLXTrainer", "Queued"]
+from minillm_core.optim.groups import Group
+from minillm_core.optim.update import by_parameter, initial_state
+from minillm_core.plan import Plan, stages_of
 
 UNREAD = 2
 """Steps queued and not read at most: each keeps the arrays from before it."""
@@ -28,7 +28,10 @@ UNREAD = 2
 
 @dataclass(eq=False)
 class Queued:
-    """A step that may still be left out: what it was made from."""
+    """A step that may still be left out, with the arrays that it was made from.
+
+    Compared by identity: MLX compares arrays element by element.
+    """
 
     batches: list[Arrays]
     given: Arrays
@@ -44,31 +47,21 @@ class MLXTrainer(MLXModel, Trainer):
     """A model and its optimizer.
 
     Args:
-        plan: what to train.
+        plan: the plan.
         binding: how; recorded in run.json.
         model: materialised and filled, float32.
-        framework: what the model stands on.
-        join: multiply leaves that read the same input as one.
+        framework: the framework object that the model stands on.
     """
 
-    def __init__(
-        self, plan: Plan, binding: Binding, model: Any, framework: MLXFramework, *, join: bool
-    ) -> None:
-        super().__init__(plan, binding, model, framework, join=join)
+    def __init__(self, plan: Plan, binding: Binding, model: Any, framework: MLXFramework) -> None:
+        super().__init__(plan, binding, model, framework)
         self.groups = {str(index): group for index, group in enumerate(plan.groups)}
         self.state = {**self.state, **self._at_first()}
-        self.graphs = Graphs(
-            plan,
-            model,
-            framework,
-            self.weights,
-            self.statistics,
-            self.groups,
-            compiled=binding.compile,
-        )
+        self.graphs = Graphs(self, self.groups)
         self.unread: list[Queued] = []  # oldest first
         mx.eval(self.masters, self.state)
 
+    @memory_or_error()
     def step(
         self,
         micro: Sequence[Batch],
@@ -76,12 +69,10 @@ class MLXTrainer(MLXModel, Trainer):
         supervised: int,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> Queued | None:
-        """One optimizer step, queued."""
+        """Queue one optimizer step."""
         while len(self.unread) >= UNREAD:
             self._settle(self.unread[0])
-        staged = {name: int(values[name]) for name in self.staged}
-        given = {n: mx.array(float(v)) for n, v in values.items() if n not in staged}
-        given["normaliser"] = mx.array(1.0 / supervised)
+        staged, given = self.values_at(values, 1.0 / supervised)
         batches = [self.moved(host) for host in micro]
         if self.binding.compile and self.staged and not self.graphs.made:
             with random.kept():
@@ -96,7 +87,8 @@ class MLXTrainer(MLXModel, Trainer):
     def _advance(self, queued: Queued, cancelled: Callable[[], bool] = lambda: False) -> bool:
         """Queue the step behind what is queued; False where it was cancelled."""
         batches, given, staged = queued.batches, queued.given, queued.staged
-        if len(batches) == 1:
+        timer = self.step_timer
+        if len(batches) == 1 and timer is None:
             whole = self.graphs.part("whole", staged)
             stepped = whole(self.masters, self.state, batches[0], given)
         else:
@@ -105,6 +97,8 @@ class MLXTrainer(MLXModel, Trainer):
                 return False
         self.masters, self.state, queued.figures = stepped
         mx.async_eval(self.masters, self.state, queued.figures, random.key())
+        if timer is not None:
+            timer("")
         return True
 
     def _settle(self, first: Queued) -> None:
@@ -132,7 +126,7 @@ class MLXTrainer(MLXModel, Trainer):
             self._settle(self.unread[0])
 
     def _warm_up(self, batches: Sequence[Arrays], given: Arrays) -> None:
-        """Trace and compile every stage's step, and keep nothing of what it gives."""
+        """Trace and compile every stage's step, and drop its results."""
         for stage in stages_of(self.plan):
             if len(batches) == 1:
                 whole = self.graphs.part("whole", stage)
@@ -150,6 +144,8 @@ class MLXTrainer(MLXModel, Trainer):
         copies = self.weights.copies(self.masters)  # once a step, for all micro-batches
         adds, sums = self.graphs.part("adds", staged), None
         for batch in batches:
+            if self.step_timer is not None:
+                self.step_timer("gradients")
             if sums is None:
                 sums = self.graphs.part("first", staged)(copies, self.state, batch, given)
             elif cancelled():
@@ -157,40 +153,41 @@ class MLXTrainer(MLXModel, Trainer):
             else:
                 sums = adds(copies, self.state, batch, given, sums)
             mx.async_eval(sums)  # a graph that spans micro-batches would hold all activations
+        if self.step_timer is not None:
+            self.step_timer("optimizer")
         mean = mx.array(1.0 / len(batches))
         return self.graphs.part("update", {})(self.masters, self.state, sums, given, mean)
 
     def read(self, handle: Queued) -> StepResult:
         """Wait for a step's figures, and for those of the steps before it."""
-        while handle in self.unread:
-            self._settle(self.unread[0])
+        with memory_or_error():
+            while handle in self.unread:
+                self._settle(self.unread[0])
         return step_result(handle.numbers)
 
-    def evaluate(self, batches: Iterable[Batch]) -> tuple[float, int]:
-        """Nats and predictions of the main target; training does not notice."""
+    @contextmanager
+    def inferring(self) -> Iterator[None]:
+        """Settle all queued steps, and keep the random numbers that training would draw."""
         self._settle_all()
-        with random.kept():
-            return super().evaluate(batches)
-
-    def last_logits(self, batch: Batch, scope_of: Callable[..., Any]) -> np.ndarray:
-        """float32 (V,) after the last column of one row; training does not notice."""
-        self._settle_all()
-        with random.kept():
-            return super().last_logits(batch, scope_of)
+        with random.kept(), super().inferring():
+            yield
 
     def snapshot(self) -> Snapshot:
-        """Everything to save; waits for steps that nobody has read."""
+        """Take everything to save; waits for steps that are not read yet."""
         self._settle_all()
-        masters, state, key = saving.copies((self.masters, self.state, random.key()))
-        return Snapshot(
-            lambda: saving.arrays(masters, state, self.groups) | {random.NAME: np.array(key)}
-        )
+        held = self.masters, self.state, random.key()
+        # Another thread may wait for copies and read them, not for the arrays that training goes on
+        # with: to wait for an array changes it in every thread that has it, and on CUDA the host's
+        # reading moves the memory.
+        masters, state, key = tree_map(lambda array: mx.where(True, array, array), held)
+        mx.async_eval(masters, state, key)
+        return Snapshot(lambda: _named(masters, state, self.groups) | {random.NAME: np.array(key)})
 
     def resume(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """The inverse of :meth:`arrays`."""
+        """Restore what :meth:`arrays` gave."""
         self._settle_all()
-        self.masters = saving.masters(arrays, self.masters)
-        self.state = saving.state(arrays, self.state, self.groups)
+        self.masters = loaded("model", arrays, self.masters)
+        self.state = _restored(arrays, self.state, self.groups)
         mx.eval(self.masters, self.state)
         random.load(arrays)
 
@@ -205,26 +202,65 @@ class MLXTrainer(MLXModel, Trainer):
         mx.reset_peak_memory()
 
     def _at_first(self) -> dict[str, Any]:
-        """All of the state that no seed draws."""
+        """Return the state of a start that no seed draws."""
         return {
             "optimizer": initial_state(self.groups, mx.zeros),
-            "scaler": scaler.start() if self.binding.dtype == "float16" else {},
+            "scaler": loss_scale(self.framework.ops) if self.binding.dtype == "float16" else {},
             "updates": mx.array(0.0),
         }
 
     @property
     def traces(self) -> int:
-        """How often a part of a step was traced."""
+        """Count how often a part of a step was traced."""
         return self.graphs.traces
-
-    def witnesses(self) -> Mapping[str, int]:
-        """What took part so far."""
-        return dict(self.framework.seen)
 
     def synchronize(self) -> None:
         """Wait until the device is idle."""
         mx.synchronize()
 
     def peak_bytes(self) -> int | None:
-        """Largest memory that MLX held."""
+        """Return the largest memory that MLX held."""
         return mx.get_peak_memory()
+
+
+# Masters and state by name on the host, as in a checkpoint
+
+_PREFIXES = {"states": "state", "scaler": "scaler"}
+"""Part of the state -> the prefix of its entries' names."""
+
+
+def _named(
+    masters: Arrays, state: Mapping[str, Any], groups: Mapping[str, Group]
+) -> dict[str, np.ndarray]:
+    """Return every master and every entry of the state, by name; waits for them."""
+    stacks = tree_map(np.array, state["optimizer"])
+    named = {f"model.{name}": np.array(master) for name, master in masters.items()}
+    named["optimizer.updates"] = np.array(state["updates"])
+    named |= {f"optimizer.{name}": part for name, part in by_parameter(groups, stacks).items()}
+    for part, prefix in _PREFIXES.items():
+        named |= {f"{prefix}.{name}": np.array(value) for name, value in state[part].items()}
+    return named
+
+
+def _restored(
+    saved: Mapping[str, np.ndarray], old: Mapping[str, Any], groups: Mapping[str, Group]
+) -> dict[str, Any]:
+    """Return the saved state, shaped as the old one; raises as :func:`loaded`."""
+
+    def stack(prefix: str, held: mx.array, group: Group) -> mx.array:
+        shape = tuple(held.shape[1:] if group.rule.stacked else held.shape)
+        parts = [checked(f"{prefix}.{member.name}", saved, shape) for member in group.members]
+        return mx.stack(parts) if group.rule.stacked else parts[0]
+
+    optimizer = {
+        key: {
+            anchor: {
+                entry: stack(f"optimizer.{anchor}.{entry}", held, groups[key])
+                for entry, held in entries.items()
+            }
+            for anchor, entries in anchors.items()
+        }
+        for key, anchors in old["optimizer"].items()
+    }
+    new = {**old, "optimizer": optimizer, "updates": checked("optimizer.updates", saved, ())}
+    return new | {part: loaded(prefix, saved, old[part]) for part, prefix in _PREFIXES.items()}

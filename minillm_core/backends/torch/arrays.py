@@ -10,8 +10,6 @@ from torch import Tensor
 
 from minillm_core.ops.arrays import Axis, Known, last_first
 
-__all__ = ["TorchArrays"]
-
 
 class TorchArrays(Known):
     """The functions of :class:`minillm_core.ops.arrays.ArrayFunctions`, for torch.Tensor.

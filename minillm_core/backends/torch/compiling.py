@@ -6,13 +6,11 @@ from collections.abc import Callable
 from types import FunctionType, MethodType
 from typing import Any
 
-__all__ = ["own_code"]
-
 
 def own_code(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function or bound method, with a code object of its own.
+    """Copy a function or bound method, with a code object of its own.
 
-    Dynamo keeps what it compiled by code object, and refuses to compile one more than eight times:
+    Dynamo keeps its graphs by code object, and refuses to compile one more than eight times:
     trainers that share a function would use up each other's limit.
     """
     if isinstance(function, MethodType):

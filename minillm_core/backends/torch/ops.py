@@ -1,4 +1,7 @@
-"""The ops on torch: array functions as methods, kernels as attributes filled from the choices."""
+"""The ops on torch: an object with the array functions and the chosen kernels, and the usual kernels.
+
+The loss is in loss.py, attention in blocks in blocks.py.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,35 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minillm_core.backends.torch import loss
 from minillm_core.backends.torch.arrays import TorchArrays
-from minillm_core.backends.torch.kernels import attention, loss, norm, rotary
+from minillm_core.ops.arrays import visible
+from minillm_core.ops.contract import Rotary
 from minillm_core.ops.form import LossForm
 
-__all__ = ["TorchOps", "embedding", "linear", "logits", "swiglu"]
 
-Kernel = Callable[..., Any]
+class TorchOps(TorchArrays):
+    """The object that model code calls ``self.ops``, on torch.
+
+    Args:
+        kernels: op -> function, from :func:`minillm_core.ops.load`; ops of plugins included. An
+            op that is missing gets the core's usual kernel.
+        device: where zeros, ones and arange are made.
+    """
+
+    name = "torch"
+
+    def __init__(
+        self,
+        kernels: Mapping[str, Callable[..., Any]] | None = None,
+        *,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__(device)
+        usual = {kernel.__name__: kernel for kernel in (linear, embedding, rotate, swiglu, logits)}
+        usual |= {"rms_norm": rms_norm_fused, "attention": sdpa}
+        usual |= {"linear_cross_entropy": loss.dense}
+        self.take_kernels({**usual, **(kernels or {})})
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
@@ -38,41 +63,95 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-class TorchOps(TorchArrays):
-    """What model code calls ``self.ops`` on torch.
+def rms_norm_fused(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """torch's own, float32 inside: reads and writes x (..., C) once."""
+    weight = None if weight is None else weight.to(x.dtype)  # mixed dtypes are not fused
+    return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
-    Kernels are plain attributes, so that a trace reads them without a lookup.
 
-    Args:
-        kernels: op -> function, from :func:`minillm_core.ops.load`; ops of plugins included. An
-            op that is missing gets the core's usual kernel.
-        device: where zeros, ones and arange are made.
+def rms_norm_composed(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """The formula in float32."""
+    wide = x.float() if x.dtype != torch.float64 else x
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (normed if weight is None else normed * weight).to(x.dtype)
+
+
+def rotate(q: Tensor, k: Tensor, table: Rotary) -> tuple[Tensor, Tensor]:
+    """Both rotated by their position's angles: q (B, T, H, D), k (B, T, K, D).
+
+    Memory-bound: each reads and writes B T (H + K) D elements.
     """
+    if table.positions is None:
+        cos, sin = (x.narrow(0, 0, q.shape[1]) for x in (table.cos, table.sin))
+    else:
+        cos, sin = table.cos[table.positions], table.sin[table.positions]
+    cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)  # (T, 1, D/2) or (B, T, 1, D/2)
+    return _turned(q, cos, sin), _turned(k, cos, sin)
 
-    name = "torch"
 
-    linear: Kernel
-    embedding: Kernel
-    rms_norm: Kernel
-    rotate: Kernel
-    attention: Kernel
-    swiglu: Kernel
-    logits: Kernel
-    linear_cross_entropy: Kernel
+def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b = x.chunk(2, dim=-1)  # float32 from here by promotion with the table
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
 
-    def __init__(
-        self, kernels: Mapping[str, Kernel] | None = None, *, device: torch.device | str = "cpu"
-    ) -> None:
-        super().__init__(device)
-        usual = {
-            "linear": linear,
-            "embedding": embedding,
-            "rms_norm": norm.fused,
-            "rotate": rotary.rotate,
-            "attention": attention.sdpa,
-            "swiglu": swiglu,
-            "logits": logits,
-            "linear_cross_entropy": loss.dense,
-        }
-        for op, kernel in {**usual, **(kernels or {})}.items():
-            setattr(self, op, kernel)
+
+def sdpa(
+    q: Tensor,  # (B, T, H, D)
+    k: Tensor,  # (B, S, K, D)
+    v: Tensor,  # (B, S, K, D)
+    *,
+    scale: float | None = None,
+    window: int | Tensor | None = None,
+    documents: Tensor | None = None,
+) -> Tensor:
+    """torch's fused kernels: flash where plainly causal, memory-efficient or math with a mask.
+
+    Plainly causal, 2 B T^2 H D FLOPs forward and no T^2 memory; with a mask twice the FLOPs, and
+    T S (window) or B T S (documents) bytes for the mask.
+    """
+    queries, keys = q.shape[1], k.shape[1]
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, H or K, T or S, D)
+    grouped = q.shape[1] != k.shape[1]
+    window = None if isinstance(window, int) and window >= keys else window
+    if window is None and documents is None and queries in (1, keys):
+        # torch's is_causal is upper-left: right where T = S; a single last query sees every key.
+        y = F.scaled_dot_product_attention(
+            q, k, v, is_causal=queries == keys, scale=scale, enable_gqa=grouped
+        )
+    else:
+        if grouped:  # no kernel but math takes a mask and groups together
+            k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+        mask = _visible(queries, keys, window, documents, q.device)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    return y.transpose(1, 2)
+
+
+def attention_composed(
+    q: Tensor,  # (B, T, H, D)
+    k: Tensor,  # (B, S, K, D)
+    v: Tensor,  # (B, S, K, D)
+    *,
+    scale: float | None = None,
+    window: int | Tensor | None = None,
+    documents: Tensor | None = None,
+) -> Tensor:
+    """The formula: scores, mask, softmax in float32, product. 4 B H T S + 2 B H T S bytes and up."""
+    queries, keys, group = q.shape[1], k.shape[1], q.shape[2] // k.shape[2]
+    k, v = (x.repeat_interleave(group, dim=2) for x in (k, v))  # (B, S, H, D)
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    scores = torch.einsum("bthd,bshd->bhts", q * factor, k)
+    scores = scores.float() if scores.dtype != torch.float64 else scores
+    mask = _visible(queries, keys, window, documents, q.device)
+    p = scores.masked_fill(~mask, -torch.inf).softmax(-1).to(v.dtype)
+    return torch.einsum("bhts,bshd->bthd", p, v)
+
+
+def _visible(
+    queries: int,
+    keys: int,
+    window: int | Tensor | None,
+    documents: Tensor | None,
+    device: torch.device,
+) -> Tensor:
+    j = torch.arange(keys, device=device)
+    distance = torch.arange(keys - queries, keys, device=device)[:, None] - j
+    return visible(distance, window, documents)

@@ -7,25 +7,40 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch import _foreach_norm as foreach_norm  # pyright: ignore[reportPrivateImportUsage]
 from torch.optim.adamw import adamw
 
-from minillm_core.backends.torch import foreach
 from minillm_core.backends.torch.compiling import own_code
-from minillm_core.backends.torch.guard import overwrite
-from minillm_core.backends.torch.module import TorchFramework
-from minillm_core.backends.torch.weights import Weights
+from minillm_core.backends.torch.model import TorchFramework, Weights
+from minillm_core.backends.torch.transfer import overwrite
 from minillm_core.optim.groups import Group
-from minillm_core.optim.update import State, clip_factor, initial_state, update
+from minillm_core.optim.update import (
+    State,
+    by_parameter,
+    clip_factor,
+    initial_state,
+    multiplier,
+    update,
+)
 from minillm_core.plan import Plan
 from minillm_core.text import few
 
-__all__ = ["Optimizer", "is_plain_adamw"]
+Tensors = Mapping[str, Tensor]
 
 
 def is_plain_adamw(group: Group) -> bool:
-    """Whether a group follows AdamW with no stage of a plugin: what the fused kernel computes."""
+    """Return whether a group follows AdamW with no stage of a plugin: the rule of the fused kernel.
+
+    The kernel takes the learning rate as an array, and the weight decay as a number alone.
+    """
     rule = group.rule
-    return rule.name == "adamw" and all(owner == "core" for _, owner, _ in rule.stages)
+    constant = not any(isinstance(member.wd_mul, str) for member in group.members)
+    return rule.name == "adamw" and constant and not _changed(group)
+
+
+def _changed(group: Group) -> list[str]:
+    """List the plugins whose stages are in a group's rule."""
+    return sorted({owner for _, owner, _ in group.rule.stages} - {"core"})
 
 
 class Optimizer:
@@ -49,11 +64,9 @@ class Optimizer:
         fused: bool,
     ) -> None:
         self.weights, self.framework, self.clip = weights, framework, plan.config.train.clip
-        groups = {str(index): group for index, group in enumerate(plan.groups)}
-        device = next(iter(weights.masters.values())).device
-        self.groups = groups
-        self.updates = torch.zeros((), device=device)
-        self.state: State = initial_state(groups, lambda shape: torch.zeros(shape, device=device))
+        self.groups = groups = {str(index): group for index, group in enumerate(plan.groups)}
+        self.updates = framework.ops.zeros(())
+        self.state: State = initial_state(groups, framework.ops.zeros)
         self.fused = {k: g for k, g in groups.items() if fused and is_plain_adamw(g)}
         self.alike = _alike(self.fused)
         self.staged = {k: g for k, g in groups.items() if k not in self.fused}
@@ -66,15 +79,15 @@ class Optimizer:
             self.run_stages = compiler(own_code(self._stages), fullgraph=True, dynamic=False)
 
     @torch.no_grad()
-    def norm(self, grads: Mapping[str, Tensor]) -> Tensor:
-        """0-d float32: the norm of all gradients together."""
-        return torch.linalg.vector_norm(torch.stack(foreach.norm(list(grads.values()))))
+    def norm(self, grads: Tensors) -> Tensor:
+        """Compute the norm of all gradients together, 0-d float32."""
+        return torch.linalg.vector_norm(torch.stack(foreach_norm(list(grads.values()))))
 
     @torch.no_grad()
     def step(
         self,
-        grads: Mapping[str, Tensor],
-        values: Mapping[str, Tensor],
+        grads: Tensors,
+        values: Tensors,
         norm: Tensor,
         unscale: Tensor | None,
         found: Tensor,
@@ -97,13 +110,7 @@ class Optimizer:
             self.run_stages(grads, factor, values, found)
         self.weights.refresh()
 
-    def _stages(
-        self,
-        grads: Mapping[str, Tensor],
-        factor: Tensor,
-        values: Mapping[str, Tensor],
-        found: Tensor,
-    ) -> None:
+    def _stages(self, grads: Tensors, factor: Tensor, values: Tensors, found: Tensor) -> None:
         masters, witness = self.weights.masters, self.framework.witness
         params, state = update(
             self.framework.ops,
@@ -125,14 +132,8 @@ class Optimizer:
                 for entry, new in entries.items():
                     overwrite(self.state[key][anchor][entry], new, skip)
 
-    def _fused(
-        self,
-        grads: Mapping[str, Tensor],
-        factor: Tensor,
-        values: Mapping[str, Tensor],
-        found: Tensor,
-    ) -> None:
-        """torch's kernel over all groups with the same constants at once."""
+    def _fused(self, grads: Tensors, factor: Tensor, values: Tensors, found: Tensor) -> None:
+        """Run torch's kernel over all groups with the same constants at once."""
         inverse = 1.0 / factor  # the kernel divides gradients by its scale
         for group in self.fused.values():
             for anchor, _, _ in group.rule.stages:
@@ -147,6 +148,7 @@ class Optimizer:
                 [entries["m"] for entries in state],
                 [entries["v"] for entries in state],
                 [],
+                # a step count each, of its own: the kernel counts them up by itself
                 list(self.updates.repeat(len(names)).unbind(0)),
                 fused=True,
                 grad_scale=inverse,
@@ -154,38 +156,31 @@ class Optimizer:
                 amsgrad=False,
                 beta1=adam["beta1"],
                 beta2=adam["beta2"],
-                lr=values[write["lr"]] * lr_mul,
+                lr=values[write["lr"]] * multiplier(lr_mul, values),
                 weight_decay=decay["weight_decay"] * wd_mul,
                 eps=adam["epsilon"],
                 maximize=False,
             )
 
     def arrays(self) -> dict[str, Tensor]:
-        """State by parameter: ``anchor.entry.parameter`` -> float32; and ``updates`` ()."""
-        named = {"updates": self.updates}
-        for key, anchors in self.state.items():
-            for anchor, entries in anchors.items():
-                for entry, stack in entries.items():
-                    group = self.groups[key]
-                    parts = stack.unbind(0) if group.rule.stacked else [stack]
-                    for member, part in zip(group.members, parts, strict=True):
-                        named[f"{anchor}.{entry}.{member.name}"] = part
-        return named
+        """Return the state by parameter: ``anchor.entry.parameter`` -> float32; and ``updates`` ()."""
+        return {"updates": self.updates, **by_parameter(self.groups, self.state)}
 
 
 def _notes(groups: Iterable[Group]) -> tuple[str, ...]:
-    """What becomes of AdamW, where a parameter follows it: one rule, so one answer for all of them."""
-    group = next((group for group in groups if group.rule.name == "adamw"), None)
-    if group is None:
+    """Note whether AdamW is torch's fused kernel, where a parameter follows it."""
+    adamw = [group for group in groups if group.rule.name == "adamw"]
+    if not adamw:
         return ()
-    if is_plain_adamw(group):
-        return ("the rule adamw is torch's fused kernel",)
-    owners = sorted({owner for _, owner, _ in group.rule.stages} - {"core"})
-    return (f"the rule adamw is not torch's fused kernel: {few(owners)} changed it",)
+    if owners := _changed(adamw[0]):  # one rule, so one answer for all of them
+        return (f"the rule adamw is not torch's fused kernel: {few(owners)} changed it",)
+    apart = sum(not is_plain_adamw(group) for group in adamw)
+    where = f", but for {apart} parameters whose weight decay has a schedule" if apart else ""
+    return (f"the rule adamw is torch's fused kernel{where}",)
 
 
 def _alike(fused: Mapping[str, Group]) -> dict[tuple[Any, ...], list[str]]:
-    """Constants of torch's kernel -> the groups that share them: each is one call."""
+    """Group by the constants of torch's kernel: each set of groups is one call."""
     found: dict[tuple[Any, ...], list[str]] = {}
     for key, group in fused.items():
         member = group.members[0]

@@ -2,43 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch import _foreach_add_ as foreach_add_  # pyright: ignore[reportPrivateImportUsage]
 
 from minillm_core.backends.base import Batch, Binding, Snapshot, StepResult, Trainer
-from minillm_core.backends.figures import TERM, step_result
-from minillm_core.backends.torch import foreach, random
+from minillm_core.backends.memory import memory_or_error, process_peak
+from minillm_core.backends.steps import TERM, loss_scale, next_loss_scale, step_result
+from minillm_core.backends.torch import transfer
 from minillm_core.backends.torch.compiling import own_code
-from minillm_core.backends.torch.feed import Later, numbers_to
-from minillm_core.backends.torch.guard import unsound
-from minillm_core.backends.torch.inference import TorchModel
-from minillm_core.backends.torch.module import TorchFramework
+from minillm_core.backends.torch.model import TorchFramework, TorchModel
 from minillm_core.backends.torch.optimizer import Optimizer
-from minillm_core.backends.torch.random import Generators
-from minillm_core.backends.torch.scaler import LossScaler
-from minillm_core.backends.torch.snapshot import Snapshots
-from minillm_core.errors import OutOfMemory
+from minillm_core.backends.torch.transfer import Later, foreach_copy_, overwrite
 from minillm_core.nn.initial import initial_arrays
-from minillm_core.plan import Plan
-from minillm_core.plan.stages import stages_of
+from minillm_core.plan import Plan, stages_of
 
-__all__ = ["TorchTrainer"]
+Access = tuple[Callable[[], Tensor], Callable[[Tensor], None]]
 
 
 class TorchTrainer(TorchModel, Trainer):
     """A model and its optimizer on one device.
 
     Args:
-        plan: what to train.
+        plan: the plan.
         binding: how; recorded in run.json.
         model: materialised and filled, float32.
-        framework: what the model stands on.
-        join: multiply leaves that read the same input as one.
+        framework: the framework object that the model stands on.
         fused: use torch's fused AdamW.
         compiler: see the backend.
     """
@@ -50,11 +45,10 @@ class TorchTrainer(TorchModel, Trainer):
         model: Any,
         framework: TorchFramework,
         *,
-        join: bool,
         fused: bool,
         compiler: Callable[..., Any] = torch.compile,
     ) -> None:
-        super().__init__(plan, binding, model, framework, join=join)
+        super().__init__(plan, binding, model, framework)
         self.optimizer = Optimizer(
             plan,
             self.weights,
@@ -64,14 +58,15 @@ class TorchTrainer(TorchModel, Trainer):
         )
         self.binding = replace(binding, notes=(*binding.notes, *self.optimizer.notes))
         self.compiler = compiler
-        self.scaler = LossScaler(self.device) if binding.dtype == "float16" else None
+        self.scaler = loss_scale(framework.ops) if binding.dtype == "float16" else {}
+        self.reduced: dict[str, Tensor] = {}  # the step's statistics
         self.graphs: dict[tuple[float, ...], Any] = {}  # one a combination of staged values
-        self.mark: Callable[[str], None] = _unmarked  # told of a step's parts: while benching
         self.gradients: list[Tensor] | None = None
-        self.random, self.snapshots = Generators(self.device), Snapshots(self.device)
+        self.random, self.snapshots = Generators(self.device), transfer.Snapshots(self.device)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
 
+    @memory_or_error()
     def step(
         self,
         micro: Sequence[Batch],
@@ -79,43 +74,25 @@ class TorchTrainer(TorchModel, Trainer):
         supervised: int,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> Later | None:
-        """One optimizer step, queued."""
-        try:
-            return self._step(micro, values, supervised, cancelled)
-        except torch.OutOfMemoryError as error:
-            raise OutOfMemory(
-                f"the device's memory did not suffice (peak {self.peak_bytes()} bytes)"
-            ) from error
-
-    def _step(
-        self,
-        micro: Sequence[Batch],
-        values: Mapping[str, float],
-        supervised: int,
-        cancelled: Callable[[], bool],
-    ) -> Later | None:
-        staged = {name: int(values[name]) for name in self.staged}
-        dynamic = {name: float(v) for name, v in values.items() if name not in staged}
-        given: dict[str, Any] = dict(
-            numbers_to(dynamic | {"normaliser": 1.0 / supervised}, self.device)
-        )
+        """Queue one optimizer step."""
+        staged, given = self.values_at(values, 1.0 / supervised)
         inverse = given["normaliser"]
-        if self.scaler is not None:
-            given["normaliser"] = inverse * self.scaler.scale
+        if self.scaler:
+            given["normaliser"] = inverse * self.scaler["scale"]
         drawn = self.random.states() if len(micro) > 1 else {}
         if self.binding.compile and self.staged and not self.graphs:
             with self.random.kept():
                 self._warm_up(self.moved(micro[0]), given)
-        graph = self._graph(staged)
+        graph, timer = self._graph(staged), self.step_timer or _untimed
         figures: dict[str, Tensor] = {}
         for index, host in enumerate(micro):
             if index and cancelled():
                 self.random.restore(drawn)
                 return None
-            self.mark("forward")
+            timer("forward")
             batch = self.moved(host)
             loss = graph(batch, given)
-            self.mark("backward")
+            timer("backward")
             self._accumulate(loss.objective, first=index == 0, only=len(micro) == 1)
             share = loss.count * inverse
             _add(figures, "loss", loss.sums[0].detach() * inverse)
@@ -125,41 +102,46 @@ class TorchTrainer(TorchModel, Trainer):
                 _add(figures, TERM + target.key, total.detach() * inverse)
             for key, value in loss.terms.items():
                 _add(figures, TERM + key, value * share)
-            self.statistics.add(loss.statistics, first=index == 0)
-        self.mark("optimizer")
+            earlier = self.reduced if index else None
+            self.reduced = self.statistics.merged(earlier, loss.statistics)
+        timer("optimizer")
         later = self._update(figures, given, len(micro))
-        self.mark("")
+        timer("")
         return later
 
     def _update(
         self, figures: dict[str, Tensor], given: dict[str, Tensor], micro_batches: int
     ) -> Later:
-        """Everything that a step changes, unless a figure or the gradients' norm is not finite."""
-        grads = self._named_gradients()
+        """Change the state of training, unless a figure or the gradients' norm is not finite."""
+        assert self.gradients is not None
+        grads = dict(zip(self.weights.parameters, self.gradients, strict=True))
         norm, unscale = self.optimizer.norm(grads), None
-        if self.scaler is not None:
-            figures["scale"] = self.scaler.scale
-            unscale = 1.0 / self.scaler.scale
+        if self.scaler:
+            figures["scale"] = self.scaler["scale"]
+            unscale = 1.0 / self.scaler["scale"]
             norm = norm * unscale
         figures["grad_norm"] = norm
         packed = torch.stack([figure.float() for figure in figures.values()])
-        found = unsound(packed)
-        if self.scaler is not None:
-            self.scaler.judge(found)
+        found = transfer.non_finite(packed)
+        with torch.no_grad():
+            if self.scaler:
+                for name, new in next_loss_scale(self.framework.ops, self.scaler, found).items():
+                    self.scaler[name].copy_(new)
         self.optimizer.step(grads, given, norm, unscale, found)
-        self.statistics.write(micro_batches, found)
+        with torch.no_grad():
+            skip = found > 0
+            fresh = self.statistics.next_states(self.reduced, lambda total: total / micro_batches)
+            for name, new in fresh.items():
+                overwrite(self.states[name], new, skip)
         return Later([*figures, "skipped"], torch.cat([packed, found.reshape(1)]))
 
     def _warm_up(self, batch: dict[str, Tensor], given: dict[str, Tensor]) -> None:
-        """Compile every stage's step, forward and backward, and keep nothing of what it gives."""
+        """Compile every stage's step, forward and backward, and drop its results."""
         for stage in stages_of(self.plan):
-            objective = self._graph(stage)(batch, given).objective
-            torch.autograd.grad(
-                objective, [leaf.tensor for leaf in self.weights.leaves], materialize_grads=True
-            )
+            self._gradients_of(self._graph(stage)(batch, given).objective)
 
     def _graph(self, staged: Mapping[str, int]) -> Any:
-        """The micro-batch's loss with these staged values baked in."""
+        """Return the micro-batch's loss with these staged values baked in."""
         key = tuple(staged.values())
         if key not in self.graphs:
 
@@ -173,57 +155,46 @@ class TorchTrainer(TorchModel, Trainer):
             )
         return self.graphs[key]
 
+    def _gradients_of(self, objective: Tensor) -> tuple[Tensor, ...]:
+        parameters = [*self.weights.parameters.values()]
+        # materialize_grads: zeros where a stage leaves a parameter out, so that sums keep their places
+        return torch.autograd.grad(objective, parameters, materialize_grads=True)
+
     def _accumulate(self, objective: Tensor, *, first: bool, only: bool) -> None:
-        """Gradients of one micro-batch, added up in float32."""
-        leaves = [leaf.tensor for leaf in self.weights.leaves]
-        fresh = torch.autograd.grad(objective, leaves, materialize_grads=True)
+        """Add up the gradients of micro-batches, in float32."""
+        fresh = self._gradients_of(objective)
         with torch.no_grad():
             if only and fresh[0].dtype == torch.float32:
                 self.gradients = list(fresh)
             elif self.gradients is None:
                 self.gradients = [grad.float() for grad in fresh]
             elif first:
-                foreach.copy_(self.gradients, fresh)
+                foreach_copy_(self.gradients, fresh)
             else:
-                foreach.add_(self.gradients, fresh)
-
-    def _named_gradients(self) -> dict[str, Tensor]:
-        """Parameter -> float32 gradient; row blocks of a joined leaf are views."""
-        assert self.gradients is not None
-        return {
-            name: part
-            for leaf, grad in zip(self.weights.leaves, self.gradients, strict=True)
-            for name, part in leaf.split(grad)
-        }
+                foreach_add_(self.gradients, fresh)
 
     def read(self, handle: Later) -> StepResult:
         """Wait for a step's figures."""
         return step_result(handle.read())
 
-    def evaluate(self, batches: Iterable[Batch]) -> tuple[float, int]:
-        """Nats and predictions of the main target; training does not notice."""
-        with self.random.kept():
-            return super().evaluate(batches)
-
-    def last_logits(self, batch: Batch, scope_of: Callable[..., Any]) -> np.ndarray:
-        """float32 (V,) after the last column of one row; training does not notice."""
-        with self.random.kept():
-            return super().last_logits(batch, scope_of)
+    @contextmanager
+    def inferring(self) -> Iterator[None]:
+        """Turn gradients off, and keep the random numbers that training would draw."""
+        with self.random.kept(), super().inferring():
+            yield
 
     def snapshot(self) -> Snapshot:
-        """Everything to save."""
+        """Take everything to save."""
         drawn = {f"random.{name}": state for name, state in self.random.states().items()}
         return self.snapshots.take(self._everything() | drawn)
 
     def _everything(self) -> dict[str, Tensor]:
         tensors = self.held()
         tensors |= {f"optimizer.{name}": t for name, t in self.optimizer.arrays().items()}
-        if self.scaler is not None:
-            tensors |= {f"scaler.{name}": t for name, t in self.scaler.arrays().items()}
-        return tensors
+        return tensors | {f"scaler.{name}": tensor for name, tensor in self.scaler.items()}
 
     def resume(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """The inverse of :meth:`arrays`."""
+        """Restore what :meth:`arrays` gave."""
         self.fill(self._everything(), arrays)
         self.random.load(arrays)
 
@@ -233,16 +204,12 @@ class TorchTrainer(TorchModel, Trainer):
         with torch.no_grad():
             for tensor in self.optimizer.arrays().values():
                 tensor.zero_()
-        if self.scaler is not None:
-            self.scaler.restart()
+            for name, start in (loss_scale(self.framework.ops) if self.scaler else {}).items():
+                self.scaler[name].copy_(start)
         self.fill(self.held(), fresh)
-        random.seed(seed)
+        seed_generators(seed)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
-
-    def witnesses(self) -> Mapping[str, int]:
-        """What took part so far."""
-        return dict(self.framework.seen)
 
     def synchronize(self) -> None:
         """Wait until the device is idle."""
@@ -252,15 +219,76 @@ class TorchTrainer(TorchModel, Trainer):
             torch.mps.synchronize()
 
     def peak_bytes(self) -> int | None:
-        """Largest memory that torch held; None on a CPU."""
+        """Return the largest memory that torch held; on a CPU, that the whole process held."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
-        return None
+        return process_peak() if self.device.type == "cpu" else None
 
 
-def _unmarked(part: str) -> None:
-    """Nobody asks where the time goes."""
+def _untimed(part: str) -> None:
+    """Take no time of a step's part."""
 
 
 def _add(figures: dict[str, Tensor], name: str, value: Tensor) -> None:
     figures[name] = figures[name] + value if name in figures else value
+
+
+# torch's own generators: nothing of the core draws from them, a plugin's native module may
+
+
+def seed_generators(number: int) -> None:
+    """Seed the generators of every device by a run's seed."""
+    torch.manual_seed(number % 2**64)
+
+
+class Generators:
+    """The generators that modules on a device draw from: the CPU's, and its own.
+
+    Args:
+        device: where the model is.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._access: dict[str, Access] = {"torch.cpu": (torch.get_rng_state, torch.set_rng_state)}
+        if device.type != "cpu":
+            module = torch.get_device_module(device)
+            which = (device,) if device.type == "cuda" else ()  # elsewhere there is one alone
+            self._access[f"torch.{device.type}"] = (
+                lambda: module.get_rng_state(*which),
+                lambda state: module.set_rng_state(state, *which),
+            )
+
+    def states(self) -> dict[str, Tensor]:
+        """Return ``torch.cpu``, ``torch.cuda`` -> uint8, on the host; waits for nothing."""
+        return {name: get() for name, (get, _) in self._access.items()}
+
+    def restore(self, states: Mapping[str, Tensor]) -> None:
+        """Restore states; generators that have none there stay as they are."""
+        for name, (_, put) in self._access.items():
+            if name in states:
+                put(states[name])
+
+    def load(self, saved: Mapping[str, np.ndarray]) -> None:
+        """Restore the generators from ``random.<name>`` on the host.
+
+        Raises:
+            ValueError: a state is none of this generator's.
+        """
+        states = {}
+        for name, now in self.states().items():
+            if (array := saved.get(f"random.{name}")) is not None:
+                if array.shape != tuple(now.shape) or array.dtype != np.uint8:
+                    raise ValueError(
+                        f"random.{name}: {array.dtype} {array.shape}, not uint8 {tuple(now.shape)}"
+                    )
+                states[name] = torch.from_numpy(array.copy())
+        self.restore(states)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keep the generators: numbers drawn inside change none that training draws."""
+        states = self.states()
+        try:
+            yield
+        finally:
+            self.restore(states)

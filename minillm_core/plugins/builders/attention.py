@@ -3,71 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 
-from minillm_core.errors import PlanError
-from minillm_core.nn.attention import Apart, AttentionSpec, Layout
-from minillm_core.nn.geometry import Geometry
-from minillm_core.nn.node import Node, node_of
+from minillm_core.nn.attention import AttentionSpec, DocumentMask, Layout
+from minillm_core.nn.node import ModelShape, Node, Setting
+from minillm_core.nn.reference import Function
 from minillm_core.nn.rope import RopeSpec, Staged
-from minillm_core.nn.value import Setting
 from minillm_core.optim.schedules import Schedule, Stages
-from minillm_core.plugins.builders.base import Anchor, Builder, Function, Sealed, ValueTable
-from minillm_core.plugins.slots import Chain, Claim, Terms
-
-__all__ = ["AttentionBuilder", "AttentionSlots"]
+from minillm_core.plugins.builders.base import Anchor, Builder, Sealed, ValueTable
+from minillm_core.plugins.slots import Chain, Claim, Terms, slots_in
 
 
 class AttentionSlots:
-    """What plugins said about one layer's attention, and its resolution.
+    """The slots of one layer's attention, each declared once, and their resolution.
 
     Args:
         geometry: the layer's.
         base: of the rotation.
-        layered: the plugins that can be told their layers.
+        layered: the plugins with an option ``layers``.
     """
 
-    def __init__(self, geometry: Geometry, base: float, layered: Collection[str] = ()) -> None:
+    def __init__(self, geometry: ModelShape, base: float, layered: Collection[str] = ()) -> None:
         self.geometry, self.base, self.layered = geometry, base, layered
-        at = f"layers.{geometry.layer}.attention"
-        self.qk = Chain(f"{at}.qk", ("project", "norm", "shift"), layered)
-        self.frequencies: Claim[Function] = Claim(f"{at}.rope.frequencies", layered)
-        self.positions: Claim[Node] = Claim(f"{at}.rope.positions", layered)
-        self.scaling: Claim[Function] = Claim(f"{at}.rope.scaling", layered)
-        self.v: Terms[Node] = Terms(f"{at}.v", layered)
-        self.layout: Claim[Node] = Claim(f"{at}.layout", layered)
-        self.window: Claim[Setting] = Claim(f"{at}.window", layered)
-        self.documents: Claim[Apart] = Claim(f"{at}.documents", layered)
-        self.scale: Claim[Setting] = Claim(f"{at}.scale", layered)
-        self.out = Chain(f"{at}.out", ("correct", "project_out", "gate"), layered)
+        dim = geometry.head_dim
+        formula = f"base^(-2i/{dim}), i < {dim // 2}, base {base:,g}"
+        at, order = f"layers.{geometry.layer}.attention", geometry.layer or 0
+
+        def claim(name: str, default: str) -> Claim[Any]:
+            return Claim(f"{at}.{name}", layered, order=order, default=default)
+
+        self.qk = Chain(f"{at}.qk", ("project", "norm", "shift"), layered, order=order)
+        self.frequencies: Claim[Function] = claim("rope.frequencies", formula)
+        self.scaling: Claim[Function] = claim("rope.scaling", "the frequencies as they are")
+        self.positions: Claim[Node] = claim("rope.positions", "0, 1, 2 ... along the row")
+        self.v: Terms[Node] = Terms(f"{at}.v", layered, keyed=False, order=order, default="v alone")
+        self.layout: Claim[Node] = claim("layout", "heads and positions as they are projected")
+        self.window: Claim[Setting] = claim("window", "every key up to the query's own")
+        self.documents: Claim[DocumentMask] = claim("documents", "every document of the row")
+        self.scale: Claim[Setting] = claim("scale", f"{dim}^-1/2 = {dim**-0.5:.4g}")
+        self.out = Chain(f"{at}.out", ("correct", "project_out", "gate"), layered, order=order)
 
     def owners(self) -> set[str]:
-        """The plugins that said anything."""
-        claims = (self.frequencies, self.positions, self.scaling, self.layout, self.window)
-        claims = (*claims, self.documents, self.scale)
-        owners = {owner for claim in claims for owner in claim.held}
-        owners |= {link.node.owner for chain in (self.qk, self.out) for link in chain.links}
-        return owners | {owner for owner, _ in self.v.held.values()}
+        """The plugins that fill any of them."""
+        return set().union(*(slot.owners for slot in slots_in(self)))
 
     def resolve(self) -> AttentionSpec:
-        """The layer's attention; every clash is an error."""
+        """The layer's attention, a claim under its own name; every conflict is an error."""
         qk = self.qk.resolve()
         rope = RopeSpec(
             self.base, self.frequencies.resolve(), self.scaling.resolve(), self.positions.resolve()
         )
+        named = {one.name: getattr(self, one.name, None) for one in fields(AttentionSpec)}
+        claims = {name: slot.resolve() for name, slot in named.items() if isinstance(slot, Claim)}
         return AttentionSpec(
             rope=rope,
             before_rope=tuple(node for anchor, node in qk if anchor != "shift"),
             after_rope=tuple(node for anchor, node in qk if anchor == "shift"),
             v=tuple(node for _, _, node in self.v.resolve()),
-            layout=self.layout.resolve(),
-            window=self.window.resolve(),
-            documents=self.documents.resolve(),
-            scale=self.scale.resolve(),
             out=tuple(node for _, node in self.out.resolve()),
+            **claims,
         )
 
 
@@ -147,15 +144,17 @@ class RopeClaims(Sealed):
         schedules = {k: v for k, v in arguments.items() if isinstance(v, Schedule)}
         staged = {k: v for k, v in schedules.items() if isinstance(v, Stages)}
         if len(schedules) > 1 or schedules != staged:
-            raise PlanError(
-                f"plugin '{builder._owner}', slot {where}: {', '.join(schedules)} cannot follow "
+            raise builder._refusal(
+                where,
+                f"{', '.join(schedules)} cannot follow "
                 f"{'these schedules' if len(schedules) > 1 else 'this schedule'}",
                 fix="one argument may be stages((0, 128), (0.5, 256)): tables are made beforehand",
             )
         constants = {k: v for k, v in arguments.items() if k not in schedules}
         owner, reference, given = builder._function(where, function, constants)
         named = ((key, builder._staged(key, v)) for key, v in staged.items())
-        self._slots.scaling.add(owner, (owner, reference, tuple(sorted((*given, *named)))))
+        full = tuple(sorted((*given, *named)))
+        self._slots.scaling.add(owner, Function(owner, reference, full))
 
     def positions(self, cls: type, **arguments: Any) -> None:
         """Claim: x (B, T, C) -> int32 (T,) or (B, T), each token's position.
@@ -218,7 +217,7 @@ class AttentionBuilder(Builder):
 
             attn.v(ValueEmbedding, lr_mul=0.1)
         """
-        node = self._node(self._slots.v.where, ("v", "x"), cls, arguments, name, reads)
+        node = self._node(self._slots.v.where, ("v", "x"), cls, arguments, name, reads=reads)
         self._slots.v.add(self._owner, node.name, node)
 
     def layout(self, cls: type, **arguments: Any) -> None:
@@ -232,15 +231,13 @@ class AttentionBuilder(Builder):
         """
         where = self._slots.layout.where
         if not (isinstance(cls, type) and issubclass(cls, Layout)):
-            raise PlanError(f"plugin '{self._owner}', slot {where}: {cls!r} is not a Layout")
-        try:
-            node = node_of(self._owner, cls, arguments, own=(), call="enter", slot=where)
-        except ValueError as error:
-            raise PlanError(f"plugin '{self._owner}', slot {where}: {error}") from error
+            raise self._refusal(where, f"{cls!r} is not a Layout")
+        node = self._node(where, (), cls, arguments, call="enter")
         if len(node.reads) != 1 or cls.reads:
-            raise PlanError(
-                f"plugin '{self._owner}', slot {where}: {cls.__name__}.enter takes "
-                f"({', '.join(node.reads)}), and is called with a Call alone"
+            raise self._refusal(
+                where,
+                f"{cls.__name__}.enter takes ({', '.join(node.reads)}), and is called with a Call "
+                "alone",
             )
         node = replace(node, reads=("call",), external=())
         self._slots.layout.add(self._owner, node)
@@ -261,8 +258,9 @@ class AttentionBuilder(Builder):
         slot = "window" if name is None else f"window.{name}"
         setting = self._setting(slot, number, f"layers.{self.layer}")
         if setting.constant is not None and not (type(number) is int and number > 0):
-            raise PlanError(
-                f"plugin '{self._owner}', slot {self._slots.window.where}: a window of {number} keys",
+            raise self._refusal(
+                self._slots.window.where,
+                f"a window of {number} keys",
                 fix="a whole number from 1 on, or a schedule",
             )
         self._slots.window.add(self._owner, setting)
@@ -274,7 +272,7 @@ class AttentionBuilder(Builder):
 
             attn.documents()
         """
-        self._slots.documents.add(self._owner, Apart(self._owner))
+        self._slots.documents.add(self._owner, DocumentMask(self._owner))
 
     def scale(self, number: float | Schedule) -> None:
         """Claim: what the attention logits are multiplied by (default D^-1/2).

@@ -8,23 +8,17 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from minillm_core.errors import PlanError
-from minillm_core.nn.node import Node, node_of
-from minillm_core.nn.reference import json_arguments, reference_of
-from minillm_core.nn.value import Setting
+from minillm_core.nn.node import Node, Setting, node_of
+from minillm_core.nn.reference import Function, json_arguments, reference_of
 from minillm_core.optim.schedules import Schedule
 from minillm_core.plugins.slots import Chain
 from minillm_core.text import nearest, plain
-
-__all__ = ["RESERVED", "Anchor", "Builder", "Sealed", "ValueTable"]
 
 RESERVED = frozenset(
     {"x", "y", "q", "k", "v", "carry", "sublayer", "x0"}
     | {"ids", "labels", "documents", "positions", "weights", "normaliser"}
 )
 """Names that slots and the batch give; a stream or a field may not take one."""
-
-Function = tuple[str, str, tuple[tuple[str, Any], ...]]
-"""owner, reference, arguments."""
 
 
 class ValueTable:
@@ -46,7 +40,7 @@ class ValueTable:
         raise PlanError(
             f"schedule value '{name}' is declared twice, by '{self.held[name][0]}' and '{owner}'",
             fix="give one of them another name",
-        )
+        ).concerning(plugins=(self.held[name][0], owner))
 
 
 class _Sealing(type):
@@ -108,6 +102,11 @@ class Builder(Sealed):
         """
         self._values.notes[self._owner, plain(text)] = None
 
+    def _refusal(self, slot: str, text: str, **more: Any) -> PlanError:
+        """Make the error of a plugin that fills a slot wrongly."""
+        error = PlanError(f"plugin '{self._owner}', slot {slot}: {text}", **more)
+        return error.concerning(slot, plugins=(self._owner,))
+
     def _node(
         self,
         slot: str,
@@ -115,22 +114,23 @@ class Builder(Sealed):
         cls: type,
         arguments: dict[str, Any],
         name: str | None = None,
-        reads: Mapping[str, str] | None = None,
+        **more: Any,
     ) -> Node:
         full = self._owner if name is None else f"{self._owner}_{name}"
         try:
-            return node_of(self._owner, cls, arguments, own=own, name=full, slot=slot, reads=reads)
+            return node_of(self._owner, cls, arguments, own=own, name=full, slot=slot, **more)
         except ValueError as error:
-            raise PlanError(f"plugin '{self._owner}', slot {slot}: {error}") from error
+            raise self._refusal(slot, str(error)) from error
 
     def _setting(self, slot: str, number: Any, place: str = "") -> Setting:
         if isinstance(number, Schedule):
             name = self._values.add(self._owner, f"{self._owner}.{slot}", number, place)
             return Setting(self._owner, value=name)
         if isinstance(number, bool) or not isinstance(number, (int, float)) or not isfinite(number):
-            raise PlanError(
-                f"plugin '{self._owner}', slot {slot}: {number!r} is neither a number nor a "
-                "schedule (piecewise, cosine, scheduled, plateaus, stages)"
+            raise self._refusal(
+                slot,
+                f"{number!r} is neither a number nor a schedule (piecewise, cosine, scheduled, "
+                "plateaus, stages)",
             )
         return Setting(self._owner, constant=number)
 
@@ -139,9 +139,7 @@ class Builder(Sealed):
         for name, value in numbers.items():
             for number in value if isinstance(value, (tuple, list)) else (value,):
                 if isinstance(number, float) and not isfinite(number):
-                    raise PlanError(
-                        f"plugin '{self._owner}', slot {slot}: {name}={number} is no finite number"
-                    )
+                    raise self._refusal(slot, f"{name}={number} is no finite number")
 
     def _named(self, slot: str, name: str) -> None:
         """Refuse a name that forward() could not ask for, or that means something already."""
@@ -155,9 +153,9 @@ class Builder(Sealed):
 
     def _function(self, slot: str, function: Any, arguments: dict[str, Any]) -> Function:
         try:
-            return self._owner, reference_of(function), json_arguments(arguments)
+            return Function(self._owner, reference_of(function), json_arguments(arguments))
         except ValueError as error:
-            raise PlanError(f"plugin '{self._owner}', slot {slot}: {error}") from error
+            raise self._refusal(slot, str(error)) from error
 
 
 class Anchor(Sealed):
@@ -188,7 +186,7 @@ class Anchor(Sealed):
         """
         before, after = ((v,) if isinstance(v, str) else tuple(v) for v in (before, after))
         slot = f"{self._chain.where}.{self._name}"
-        node = self._builder._node(slot, self._own, cls, arguments, name, reads)
+        node = self._builder._node(slot, self._own, cls, arguments, name, reads=reads)
         self._chain.add(self._name, node, before, after)
 
     def close(self, reason: str) -> None:

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 
 from minillm_core.errors import PlanError
 from minillm_core.plugins.builders.base import Builder, ValueTable
-from minillm_core.plugins.slots import Terms
-
-__all__ = ["DataBuilder", "DataSlots", "Field"]
+from minillm_core.plugins.slots import Terms, in_order
 
 DTYPES = ("int32", "float32")
 
@@ -23,11 +21,18 @@ class Field:
 
 
 class DataSlots:
-    """What plugins said about the data, and its resolution."""
+    """The slots of the data, and their resolution."""
 
     def __init__(self) -> None:
-        self.fields: Terms[Field] = Terms("data.field")
-        self.reads: dict[str, set[str]] = {}
+        self.fields: Terms[Field] = Terms("data.field", why=self._users, shapes=False)
+        self.reads: dict[str, set[str]] = {}  # plugin -> fields that its on_batch reads
+
+    def _users(self, field: str) -> str:
+        """Word which plugins' ``on_batch`` write and read a field."""
+        readers = sorted(name for name, reads in self.reads.items() if field in reads)
+        return "its on_batch writes it" + "".join(
+            f"; that of '{name}' reads it" for name in readers
+        )
 
     def order(self, plugins: tuple[str, ...]) -> tuple[str, ...]:
         """The order of the ``on_batch`` implementations: writers before readers, then by name.
@@ -38,18 +43,14 @@ class DataSlots:
         writers = {name: owner for name, owner, _ in self.fields.resolve()}
         waiting = {
             plugin: {writers[f] for f in self.reads.get(plugin, ()) if f in writers} - {plugin}
-            for plugin in sorted(plugins)
+            for plugin in plugins
         }
-        order: list[str] = []
-        while waiting:
-            ready = [plugin for plugin, others in waiting.items() if not others & set(waiting)]
-            if not ready:
-                raise PlanError(
-                    f"on_batch of {', '.join(waiting)}: each reads what another writes",
-                    fix="drop one of them",
-                )
-            order.append(ready[0])
-            del waiting[ready[0]]
+        order, circle = in_order(waiting)
+        if circle:
+            raise PlanError(
+                f"on_batch of {', '.join(circle)}: each reads what another writes",
+                fix="drop one of them",
+            ).concerning(plugins=circle)
         return tuple(order)
 
 

@@ -6,10 +6,8 @@ from minillm_core.errors import PlanError
 from minillm_core.ops.contract import CONTRACTS
 from minillm_core.ops.select import Candidate, lacking
 from minillm_core.plugins.builders.base import Builder, ValueTable
-from minillm_core.plugins.referred import missing
+from minillm_core.plugins.discover import missing_reference
 from minillm_core.text import nearest
-
-__all__ = ["KernelBuilder"]
 
 
 class KernelBuilder(Builder):
@@ -41,7 +39,7 @@ class KernelBuilder(Builder):
                 fix=(f"did you mean {close}? " if close else "")
                 + f"ops are {', '.join(CONTRACTS)}",
             )
-        reason = missing(candidate.reference)
+        reason = missing_reference(candidate.reference)
         if reason and not any(map(lacking, candidate.requires)):  # else a run says what it lacks
             raise PlanError(
                 f"the function of plugin '{self._owner}' for kernel {key} is not there: {reason}",
@@ -53,5 +51,5 @@ class KernelBuilder(Builder):
                 f"kernel {key} is offered by both '{self._held[key][0]}' and '{self._owner}'",
                 where=f"kernel[{candidate.op}]",
                 fix=f"leave out one of them, such as '{self._owner}'",
-            )
+            ).concerning(plugins=(self._held[key][0], self._owner))
         self._held[key] = (self._owner, candidate)

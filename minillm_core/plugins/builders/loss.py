@@ -6,24 +6,31 @@ from dataclasses import replace
 from typing import Any
 
 from minillm_core.errors import PlanError
-from minillm_core.nn.loss import LossSpec, Target, Term
+from minillm_core.nn.decoder import LossSpec, Target, Term
 from minillm_core.ops.form import LossForm, SigmoidCap, TanhCap
 from minillm_core.optim.schedules import stages
 from minillm_core.plugins.builders.base import Builder, ValueTable
 from minillm_core.plugins.slots import Claim, Terms
 
-__all__ = ["LossBuilder", "LossSlots"]
+TRAINING = ("smoothing", "z")
+"""Parts of the form that held-out text is not judged by: ``LossForm.evaluated``."""
 
 
 class LossSlots:
-    """What plugins said about the loss, and its resolution."""
+    """The slots of the loss, each declared once, and their resolution."""
 
     def __init__(self) -> None:
         self.form: dict[str, Claim[Any]] = {
-            name: Claim(f"loss.logits[{name}]") for name in vars(LossForm())
+            name: Claim(
+                f"loss.logits[{name}]",
+                default="none" if value is None else str(value),
+                shapes=name not in TRAINING,
+            )
+            for name, value in vars(LossForm()).items()
         }
-        self.targets: Terms[Target] = Terms("loss.target")
-        self.terms: Terms[Term] = Terms("loss.term")
+        why, main = "adds it, in training alone", {"next": "weight 1"}
+        self.targets: Terms[Target] = Terms("loss.target", why=why, always=main, shapes=False)
+        self.terms: Terms[Term] = Terms("loss.term", why=why, shapes=False)
 
     def resolve(self) -> LossSpec:
         """The loss; every clash is an error."""
@@ -159,9 +166,9 @@ class LossBuilder(Builder):
         if cls is not None:
             node = self._node(f"loss.term[{key}]", ("x",), cls, arguments, key)
             if cls.terms or cls.statistics:
-                raise PlanError(
-                    f"plugin '{self._owner}', slot {node.slot}: {cls.__name__} emits more than "
-                    "its result",
+                raise self._refusal(
+                    node.slot,
+                    f"{cls.__name__} emits more than its result",
                     fix="emit terms and statistics from a node inside the model",
                 )
         setting = self._setting(f"loss.{key}", weight)

@@ -7,52 +7,37 @@ from dataclasses import replace
 from typing import Any
 
 from minillm_core.errors import PlanError
-from minillm_core.nn.block import Nothing
-from minillm_core.nn.geometry import Geometry
+from minillm_core.nn.block import Omitted
 from minillm_core.nn.init import Init, Referenced
-from minillm_core.nn.node import Node
+from minillm_core.nn.node import ModelShape, Node, Setting
 from minillm_core.nn.residual import Learned, SiteSpec
-from minillm_core.nn.value import Setting
 from minillm_core.plugins.builders.base import Anchor, Builder, Sealed, ValueTable
-from minillm_core.plugins.slots import Chain, Claim, Terms
+from minillm_core.plugins.slots import EMBED, STREAMS, Chain, Claim, Terms, filled_at, in_order
 
-__all__ = ["ModelBuilder", "ModelSlots"]
+SITES: Mapping[str, tuple[str, ...]] = {
+    "in": ("carry",),
+    "mid": ("carry", "sublayer"),
+    "out": ("carry", "sublayer"),
+}
+"""Residual site of a layer -> the sources that are there with 1 unless they are claimed."""
 
 
-class ModelSlots:
-    """What plugins said about the model, and its resolution.
+class InitSlots:
+    """Claims on the initial values of parameters, by name and by role, and their resolution."""
 
-    Args:
-        geometry: the model's.
-        layered: the plugins that can be told their layers.
-    """
+    def __init__(self) -> None:
+        self.claims: dict[str, Claim[Init]] = {}
+        self.roles: list[tuple[str, str, Init, str]] = []  # owner, role, initialiser, line
 
-    def __init__(self, geometry: Geometry, layered: Collection[str] = ()) -> None:
-        self.geometry = geometry
-        layers = range(geometry.layers)
-        self.embed = Chain("model.embed", ("mix", "norm"))
-        self.streams: Terms[Node] = Terms("model.streams")
-        sites = [f"layers.{i}.{place}" for i in layers for place in ("in", "mid", "out")]
-        self.residual: dict[str, Terms[Setting | Learned | Node]] = {
-            **{site: Terms(f"model.residual[{site}]", layered) for site in sites},
-            "final": Terms("model.residual[final]"),
-        }
-        self.taps: set[str] = set()  # sites that are read further on
-        self.tap_names: Terms[str] = Terms("model.taps")  # name for forward() -> site
-        self.attention: list[Claim[Node | Nothing]] = [
-            Claim(f"model.attention[{i}]", layered) for i in layers
-        ]
-        self.mlp: list[Claim[Node | Nothing]] = [Claim(f"model.mlp[{i}]", layered) for i in layers]
-        norms = [f"layers.{i}.{part}" for i in layers for part in ("attention", "mlp")]
-        self.norm: dict[str, Claim[Node | Nothing]] = {
-            **{site: Claim(f"model.norm[{site}]", layered) for site in norms},
-            "final": Claim("model.norm[final]"),
-        }
-        self.linear: dict[str, Claim[Node]] = {}
-        self.init: dict[str, Claim[Init]] = {}
-        self.init_roles: list[tuple[str, str, Init]] = []  # owner, role, initialiser
+    def of(self, parameter: str) -> Claim[Init]:
+        """Return the claim on one parameter; an empty one where there is none yet."""
+        return self.claims.get(parameter) or Claim(f"model.init[{parameter}]", shapes=False)
 
-    def inits(self, roles: Mapping[str, str]) -> dict[str, tuple[str, Init]]:
+    def add(self, owner: str, parameter: str, init: Init, line: str | None = None) -> None:
+        """Claim a parameter's initial values; see :meth:`Claim.add`."""
+        self.claims.setdefault(parameter, self.of(parameter)).add(owner, init, line)
+
+    def resolve(self, roles: Mapping[str, str]) -> dict[str, tuple[str, Init]]:
         """Parameter -> (owner, initialiser), where claimed by name or by role.
 
         Args:
@@ -61,7 +46,7 @@ class ModelSlots:
         Raises:
             PlanError: two claimants, or a role that no parameter has.
         """
-        for owner, role, init in self.init_roles:
+        for owner, role, init, line in self.roles:
             chosen = [name for name, its in roles.items() if its == role]
             if not chosen:
                 raise PlanError(
@@ -69,13 +54,61 @@ class ModelSlots:
                     "and the model has none",
                     where=f"model.init_role[{role}]",
                     fix="roles are " + ", ".join(sorted(set(roles.values()))),
-                )
+                ).concerning(plugins=(owner,))
             for name in chosen:
-                self.init.setdefault(name, Claim(f"model.init[{name}]")).add(owner, init)
-        return {name: (claim.owner, claim.resolve()) for name, claim in sorted(self.init.items())}
+                self.add(owner, name, init, line)
+        return {name: (claim.owner, claim.resolve()) for name, claim in sorted(self.claims.items())}
+
+
+class ModelSlots:
+    """The slots of the model outside attention, each declared once, and their resolution.
+
+    Args:
+        geometry: the model's.
+        layered: the plugins with an option ``layers``.
+    """
+
+    def __init__(self, geometry: ModelShape, layered: Collection[str] = ()) -> None:
+        self.geometry = g = geometry
+        kv = "" if g.kv_heads == g.heads else f" ({g.kv_heads} key-value)"
+        parts = {
+            "attention": f"attention {g.heads} x {g.head_dim}{kv}",
+            "mlp": f"SwiGLU {g.hidden}",
+        }
+        sublayers = [(part, i) for i in range(g.layers) for part in parts]
+
+        def claim(part: str, i: int) -> Claim[Any]:
+            where, also = f"model.{part}[{i}]", (f"layers.{i}.{part}",)
+            return Claim(where, layered, order=i, default=parts[part], also=also)
+
+        def norm(site: str, **more: Any) -> Claim[Any]:
+            return Claim(f"model.norm[{site}]", default="RMSNorm", also=(site,), **more)
+
+        def residual(site: str, sources: tuple[str, ...], **more: Any) -> Terms[Any]:
+            more |= {"kind": "claim", "why": "claims it", "also": (site,)}
+            return Terms(f"model.residual[{site}]", always=dict.fromkeys(sources, "1"), **more)
+
+        self.embed = Chain("model.embed", ("mix", "norm"), order=EMBED)
+        self.streams: Terms[Node] = Terms("model.streams", order=STREAMS)
+        self.tap_names: Terms[str] = Terms("model.taps", listed=False)  # name -> site
+        self.sublayer: dict[tuple[str, int], Claim[Node | Omitted]] = {
+            (part, i): claim(part, i) for part, i in sublayers
+        }
+        self.norm: dict[str, Claim[Node | Omitted]] = {
+            f"layers.{i}.{part}": norm(f"layers.{i}.{part}", layered=layered, order=i)
+            for part, i in sublayers
+        } | {"final": norm("final")}
+        self.residual: dict[str, Terms[Setting | Learned | Node]] = {
+            f"layers.{i}.{at}": residual(f"layers.{i}.{at}", sources, layered=layered, order=i)
+            for i in range(g.layers)
+            for at, sources in SITES.items()
+        } | {"final": residual("final", ("carry",))}
+        self.linear: dict[str, Claim[Node]] = {}  # leaf -> its product
+        self.taps: set[str] = set()  # sites that are read further on
+        self.init = InitSlots()
 
     def site(self, name: str) -> SiteSpec | None:
-        """One residual site; None: nobody claimed anything there."""
+        """Resolve a residual site; None: no plugin claims anything there."""
         entries = tuple((key, owner, value) for key, owner, value in self.residual[name].resolve())
         return SiteSpec(name, entries) if entries else None
 
@@ -85,18 +118,15 @@ class ModelSlots:
         Raises:
             PlanError: they read each other in a circle.
         """
-        waiting = {name: node for name, _, node in self.streams.resolve()}
-        order: list[Node] = []
-        while waiting:
-            ready = [n for n, node in waiting.items() if not set(node.external) & set(waiting)]
-            if not ready:
-                raise PlanError(
-                    f"streams {', '.join(sorted(waiting))} read each other in a circle",
-                    where="model.streams",
-                    fix="take one of the reads away",
-                )
-            order.append(waiting.pop(min(ready)))
-        return tuple(order)
+        nodes = {name: node for name, _, node in self.streams.resolve()}
+        order, circle = in_order({name: node.external for name, node in nodes.items()})
+        if circle:
+            raise PlanError(
+                f"streams {', '.join(circle)} read each other in a circle",
+                where="model.streams",
+                fix="take one of the reads away",
+            ).concerning(plugins=(self.streams.held[name][0] for name in circle))
+        return tuple(nodes[name] for name in order)
 
 
 class Embed(Sealed):
@@ -211,7 +241,7 @@ class ModelBuilder(Builder):
 
             model.attention(-1, None)
         """
-        self._place(self._slots.attention[self._layer(layer)], cls, arguments)
+        self._place(self._slots.sublayer["attention", self._layer(layer)], cls, arguments)
 
     def mlp(self, layer: int, cls: type | None, **arguments: Any) -> None:
         """Claim: x (B, T, C) -> (B, T, C), a whole MLP; None: none in this layer.
@@ -220,7 +250,7 @@ class ModelBuilder(Builder):
 
             model.mlp(0, ReluSquared)
         """
-        self._place(self._slots.mlp[self._layer(layer)], cls, arguments)
+        self._place(self._slots.sublayer["mlp", self._layer(layer)], cls, arguments)
 
     def norm(self, site: str, cls: type | None, **arguments: Any) -> None:
         """Claim: x (B, T, C) -> (B, T, C), the norm at layers.i.attention, .mlp or final; None: none.
@@ -242,12 +272,13 @@ class ModelBuilder(Builder):
         """
         node = self._node(f"model.linear[{leaf}]", ("x", "weight"), cls, arguments)
         if node.reads != ("x", "weight"):
-            raise PlanError(
-                f"plugin '{self._owner}', slot {node.slot}: {cls.__name__}.forward takes "
-                f"({', '.join(node.reads)}), and is called with (x, weight)"
+            raise self._refusal(
+                node.slot,
+                f"{cls.__name__}.forward takes ({', '.join(node.reads)}), and is called with "
+                "(x, weight)",
             )
-        claim = self._slots.linear.setdefault(leaf, Claim(f"model.linear[{leaf}]"))
-        claim.add(self._owner, node)
+        claim: Claim[Node] = Claim(f"model.linear[{leaf}]", default="x W^T", also=(leaf,))
+        self._slots.linear.setdefault(leaf, claim).add(self._owner, node)
 
     def init(self, parameter: str, init: Any, **arguments: Any) -> None:
         """Claim: (rng, shape) -> float32, a parameter's initial values; or an initialiser.
@@ -256,23 +287,23 @@ class ModelBuilder(Builder):
 
             model.init("head.weight", zeros)
         """
-        claim = self._slots.init.setdefault(parameter, Claim(f"model.init[{parameter}]"))
-        claim.add(self._owner, self._init(claim.where, init, arguments))
+        value = self._init(f"model.init[{parameter}]", init, arguments)
+        self._slots.init.add(self._owner, parameter, value)
 
     def init_role(self, role: str, init: Any, **arguments: Any) -> None:
         """Claim: the same for every parameter with a role (attention.o), whoever declares it."""
         value = self._init(f"model.init_role[{role}]", init, arguments)
-        self._slots.init_roles.append((self._owner, role, value))
+        self._slots.init.roles.append((self._owner, role, value, filled_at()))
 
     def _init(self, where: str, init: Any, arguments: dict[str, Any]) -> Init:
         if isinstance(init, Init):
             return init
-        _, reference, given = self._function(where, init, arguments)
-        return Referenced(reference, given)
+        function = self._function(where, init, arguments)
+        return Referenced(function.reference, function.arguments)
 
     def _place(self, claim: Claim[Any], cls: type | None, arguments: dict[str, Any]) -> None:
         if cls is None:
-            claim.add(self._owner, Nothing(self._owner))
+            claim.add(self._owner, Omitted(self._owner))
         else:
             claim.add(self._owner, self._node(claim.where, ("x",), cls, arguments))
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from minillm_core.errors import PlanError
+from minillm_core.nn.node import Setting
 from minillm_core.optim.adamw import adam, decay, write
 from minillm_core.optim.groups import Group, Member, groups_of
-from minillm_core.optim.schedules import Schedule, Scheduled
+from minillm_core.optim.schedules import Schedule, Scheduled, Stages
 from minillm_core.optim.stage import ANCHORS, Draft, Rule, stage
 from minillm_core.plugins.builders.base import Builder, ValueTable
 from minillm_core.plugins.slots import Claim
 from minillm_core.text import few, nearest
-
-__all__ = ["OptimizerBuilder", "OptimizerSlots", "ParamInfo"]
 
 Where = Callable[[str, "ParamInfo"], bool]
 
@@ -39,14 +39,11 @@ class ParamInfo:
     @property
     def size(self) -> int:
         """Numbers in it."""
-        size = 1
-        for n in self.shape:
-            size *= n
-        return size
+        return prod(self.shape)
 
 
 class OptimizerSlots:
-    """What plugins said about the optimizer, and its resolution."""
+    """The slots of the optimizer, and their resolution."""
 
     def __init__(self, parameters: Mapping[str, ParamInfo], values: ValueTable, train: Any) -> None:
         self.parameters, self.values, self.train = parameters, values, train
@@ -57,6 +54,8 @@ class OptimizerSlots:
 
     def resolve(self) -> tuple[Group, ...]:
         """Groups of every parameter; every clash is an error."""
+        # also where a plugin replaces AdamW's write: a step's report shows train.lr
+        self.values.add("core", "train.lr", Scheduled(self.train.lr))
         for (rule, anchor), claim in sorted(self.extensions.items()):
             if rule not in (*self.rules, EVERY):
                 raise self.lacks(rule, min(claim.held), f"opt.extend({rule}, {anchor})")
@@ -67,18 +66,17 @@ class OptimizerSlots:
             if rule not in rules:
                 raise self.lacks(rule, self.assigned[name].owner, f"opt.assign({rule})")
             numbers = {
-                field: claim.resolve()
+                field: held.value if isinstance(held := claim.resolve(), Setting) else held
                 for (n, field), claim in self.multipliers.items()
                 if n == name
             }
             betas = numbers.pop("betas", None)
             overrides = () if betas is None else (("beta1", betas[0]), ("beta2", betas[1]))
             if overrides and not rules[rule].takes("beta1", "beta2"):
-                raise PlanError(
-                    f"plugin '{self.multipliers[name, 'betas'].owner}' sets betas of '{name}', "
-                    f"which follows the rule '{rule}': it has none",
-                    where=f"opt.set[{name}].betas",
-                )
+                owner, slot = self.multipliers[name, "betas"].owner, f"opt.set[{name}].betas"
+                text = f"plugin '{owner}' sets betas of '{name}', which follows the rule '{rule}'"
+                refusal = PlanError(f"{text}: it has none", where=slot)
+                raise refusal.concerning(name, slot, plugins=(owner,))
             fields = {"lr_mul": parameter.lr_mul, "wd_mul": parameter.wd_mul, **numbers}
             member = Member(name, parameter.shape, **fields, overrides=overrides)
             assigned[name] = (rules[rule], member)
@@ -90,7 +88,7 @@ class OptimizerSlots:
             f"plugin '{owner}' builds on the rule '{rule}', which no active plugin provides",
             where=where,
             fix=f"name the one that provides it too (--plugins {rule},{owner}), or leave out '{owner}'",
-        )
+        ).concerning(plugins=(owner,))
 
     def rule(self, name: str) -> Rule:
         """A rule with its extensions, its values named in the plan."""
@@ -114,9 +112,9 @@ class OptimizerSlots:
         """Who extends a rule's stage, by its name or as one of every rule's."""
         claim: Claim[Draft] = Claim(f"opt.extend({rule}, {anchor})")
         for named in (rule, EVERY):
-            claims = self.extensions.get((named, anchor))
-            for owner, draft in claims.held.items() if claims else ():
-                claim.add(owner, draft)
+            if (claims := self.extensions.get((named, anchor))) is not None:
+                for owner, draft in claims.held.items():
+                    claim.add(owner, draft, claims.lines[owner])
         return claim
 
     def inheriting(self, claim: Claim[Draft], replaced: tuple[str, Draft] | None) -> Draft:
@@ -124,9 +122,9 @@ class OptimizerSlots:
         try:
             return claim.resolve().instead_of(replaced and replaced[1])
         except ValueError as error:
-            raise PlanError(
-                f"plugin '{claim.owner}', {claim.where}: {error}", where=claim.where
-            ) from error
+            text = f"plugin '{claim.owner}', {claim.where}: {error}"
+            refusal = PlanError(text, where=claim.where)
+            raise refusal.concerning(plugins=(claim.owner,)) from error
 
 
 def core_rule(train: Any) -> dict[str, Draft]:
@@ -184,10 +182,12 @@ class OptimizerBuilder(Builder):
                 f"rule '{name}' is provided by both '{other}' and '{self._owner}'",
                 where=f"opt.rule[{name}]",
                 fix=f"leave out one of them, such as '{self._owner}'",
-            )
+            ).concerning(plugins=(other, self._owner))
         for anchor, draft in stages.items():
             self._stage(anchor, draft)
         self._finite(f"opt.rule({name})", lr=lr)
+        for argument, value in (("lr", lr), ("weight_decay", weight_decay)):
+            self._dynamic(f"opt.rule({name})", argument, value)
         schedule = lr if isinstance(lr, Schedule) else Scheduled(float(lr))
         defaults = {
             "decay": stage(
@@ -241,8 +241,8 @@ class OptimizerBuilder(Builder):
         self,
         where: Where,
         *,
-        lr_mul: float | None = None,
-        wd_mul: float | None = None,
+        lr_mul: float | Schedule | None = None,
+        wd_mul: float | Schedule | None = None,
         betas: tuple[float, float] | None = None,
     ) -> int:
         """Claim per (parameter, field): factors on learning rate and decay; Adam's betas.
@@ -250,19 +250,33 @@ class OptimizerBuilder(Builder):
         ::
 
             optimizer.set(lambda name, p: p.role == "head", lr_mul=0.5, betas=(0.9, 0.95))
+            optimizer.set(lambda name, p: p.role == "norm", lr_mul=plateaus((0, 0.0), (0.5, 1.0)))
+
+        The second one freezes the norms until half of the run: where the learning rate is 0, so is
+        the decay that it multiplies.
 
         Args:
             where: is asked of each parameter, at once.
-            lr_mul: factor on the learning rate.
-            wd_mul: factor on the weight decay.
+            lr_mul: factor on the learning rate: a number, or a schedule (piecewise, cosine,
+                scheduled, plateaus), which is an input of the compiled step.
+            wd_mul: factor on the weight decay, likewise.
             betas: Adam's, where the parameter follows a rule that has them.
 
         Returns:
             How many parameters they are.
         """
-        fields = {"lr_mul": lr_mul, "wd_mul": wd_mul, "betas": betas}
+        fields: dict[str, Any] = {"lr_mul": lr_mul, "wd_mul": wd_mul, "betas": betas}
         self._finite("opt.set", **fields)
         chosen = self._chosen(where, "opt.set")
+        if betas is not None and not _is_pair(betas):
+            raise self._refusal(
+                "opt.set",
+                f"betas={betas!r}",
+                fix="two numbers, at least 0 and below 1: betas=(0.9, 0.95)",
+            )
+        for field in ("lr_mul", "wd_mul"):
+            if fields[field] is not None:
+                fields[field] = self._multiplier(field, fields[field], chosen[0])
         for name in chosen:
             for field, value in fields.items():
                 if value is not None:
@@ -270,6 +284,21 @@ class OptimizerBuilder(Builder):
                     claim = self._slots.multipliers.setdefault((name, field), Claim(slot))
                     claim.add(self._owner, value)
         return len(chosen)
+
+    def _multiplier(self, field: str, factor: Any, first: str) -> float | Setting:
+        """A number, or the schedule value that is named after the first parameter if it must be."""
+        self._dynamic("opt.set", field, factor)
+        held = self._setting(field, factor, first)
+        return held if held.constant is None else held.constant
+
+    def _dynamic(self, slot: str, argument: str, value: Any) -> None:
+        """Refuse stages: an update is compiled once, for the whole run."""
+        if isinstance(value, Stages):
+            raise self._refusal(
+                slot,
+                f"{argument} cannot be stages(...), which compile a step for each of their numbers",
+                fix=f"{argument}=plateaus(...) jumps between numbers within one compiled step",
+            )
 
     def _chosen(self, where: Where, slot: str) -> list[str]:
         chosen = [name for name, info in self.parameters.items() if where(name, info)]
@@ -294,3 +323,12 @@ class OptimizerBuilder(Builder):
                 f"plugin '{self._owner}', stage {anchor}: {draft!r} is no stage",
                 fix="wrap the function: minillm_core.stage(function, ...)",
             )
+        for argument, schedule in draft.schedules.items():
+            self._dynamic(f"stage {anchor}", argument, schedule)
+
+
+def _is_pair(betas: Any) -> bool:
+    """Whether these are two decay rates."""
+    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+        return False
+    return all(isinstance(beta, (int, float)) and 0 <= beta < 1 for beta in betas)

@@ -50,7 +50,7 @@ class Liger(Plugin, api=1, backends=("torch",), devices=("cuda",)):
                     accepts=accepts,
                     rank=rank,
                     requires=(LIGER,),
-                    unless=f"{field}=false" if wanted is True else "",
+                    disable_option=f"{field}=false" if wanted is True else "",
                     provider="minillm-liger",
                 )
             )

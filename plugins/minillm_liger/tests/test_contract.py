@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from minillm_core.testing import conformance
+from minillm_kit import conformance
 
 pytestmark = pytest.mark.slow
 

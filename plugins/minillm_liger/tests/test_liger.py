@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from minillm_core import BackendError, LossForm, Plugin, PluginError, SigmoidCap, TanhCap
-from minillm_core.backends import bind
+from minillm_core.backends.bind import bind, kernel_preflight
 from minillm_core.backends.detect import Detected
-from minillm_core.backends.planned import check_planned
 from minillm_core.config.load import load
 from minillm_core.ops import CONTRACTS, Candidate, Request, select
 from minillm_core.plan import Plan, build_plan
@@ -25,8 +24,8 @@ INSTALLED = {"liger-kernel": "0.8.5"}
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the newest liger-kernel that is known were there."""
-    real = select.version
-    monkeypatch.setattr(select, "version", lambda name: INSTALLED.get(name) or real(name))
+    real = select.installed_version
+    monkeypatch.setattr(select, "installed_version", lambda name: INSTALLED.get(name) or real(name))
 
 
 def planned(*more: Plugin, kernels: str = "auto", compile: str = "auto", **options: Any) -> Plan:
@@ -96,12 +95,7 @@ def test_small_ops_are_for_eager_mode(op: str) -> None:
 def test_another_liger_or_none_is_named(
     monkeypatch: pytest.MonkeyPatch, version: str | None, said: str
 ) -> None:
-    def found(name: str) -> str:
-        if version is None:
-            raise select.PackageNotFoundError(name)
-        return version
-
-    monkeypatch.setattr(select, "version", found)
+    monkeypatch.setattr(select, "installed_version", lambda name: version)
     for candidate in offers().values():
         reason = candidate.refusal(asked(candidate.op, compiled=False)) or ""
         assert said in reason
@@ -139,16 +133,16 @@ def test_an_eager_run_takes_all_four() -> None:
 
 @pytest.mark.parametrize("plugin", [Asymmetric(), Ahead()])
 def test_a_loss_that_it_cannot_serve_is_refused_while_planning(plugin: Plugin) -> None:
-    for refuse in (check_planned, lambda plan: bind(CUDA, plan)):
+    for refuse in (kernel_preflight, lambda plan: bind(CUDA, plan)):
         with pytest.raises(BackendError, match="'liger' is there for linear_cross") as refused:
             refuse(planned(plugin, compile="off"))
         assert "liger.loss=false leaves the op to 'chunked'" in (refused.value.fix or "")
         with pytest.raises(BackendError, match="'liger' is there for linear_cross") as refused:
             refuse(planned(plugin))  # where none of its others would serve: no way out by an option
         assert (refused.value.fix or "").startswith("leave the plugin out: 'chunked' serves then")
-    check_planned(planned(plugin, loss=False, compile="off"), CUDA)
+    kernel_preflight(planned(plugin, loss=False, compile="off"), CUDA)
     plan = planned(plugin, loss="auto", compile="off")
-    check_planned(plan)
+    kernel_preflight(plan)
     (note,) = (note for note in bind(CUDA, plan)[0].notes if "linear_cross_entropy=liger" in note)
     assert "tanh" in note or "one target" in note
 
@@ -161,9 +155,9 @@ def test_what_is_switched_off_is_not_offered() -> None:
 def test_what_is_insisted_on_is_refused_in_a_compiled_step(option: str) -> None:
     wanted: dict[str, Any] = {option: True}
     with pytest.raises(BackendError, match="fuses") as refused:
-        check_planned(planned(**wanted))
+        kernel_preflight(planned(**wanted))
     assert f"liger.{option}=false" in (refused.value.fix or "")
-    check_planned(planned(compile="off", **wanted))
+    kernel_preflight(planned(compile="off", **wanted))
 
 
 def test_a_plugin_without_a_use_is_refused() -> None:

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from minillm_core import Plugin
-from minillm_core.backends.numpy.model import NumPyFramework, materialise
 from minillm_core.config.load import load
 from minillm_core.nn.module import declared, materialising
 from minillm_core.nn.node import Scope
 from minillm_core.nn.param import Param
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plugins.manager import LoadedPlugin
+from minillm_kit import NumPyFramework, materialise
 
 SIZES = {"layers": 4, "dim": 32, "heads": 4, "kv_heads": 2, "hidden": 24, "vocab": 29}
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minillm_core.backends.numpy.model import materialise
 from minillm_core.config.load import load
 from minillm_core.nn.node import Scope
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plugins.layers import Layers
 from minillm_core.plugins.manager import LoadedPlugin
+from minillm_kit import materialise
 from minillm_modded.bigram_hash import (
     BEFORE,
     HERE,

@@ -6,7 +6,7 @@ from importlib.metadata import entry_points
 
 import pytest
 
-from minillm_core.testing import conformance
+from minillm_kit import conformance
 
 pytestmark = pytest.mark.slow
 

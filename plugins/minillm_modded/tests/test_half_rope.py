@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from minillm_core import Layers
-from minillm_core.backends.numpy.ops import NumPyOps
 from minillm_core.errors import PlanError
+from minillm_kit import NumPyOps
 from minillm_modded.half_rope import HalfRope, half_truncated
 
 

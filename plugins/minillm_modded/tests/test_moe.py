@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minillm_core import EVERYTHING, PlanError
-from minillm_core.backends.numpy.model import materialise
 from minillm_core.config.load import load
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plugins.manager import LoadedPlugin
+from minillm_kit import materialise
 from minillm_modded.moe import MoE
 
 DIM, ROW = 8, 9

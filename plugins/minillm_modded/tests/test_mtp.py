@@ -8,13 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minillm_core import PlanError
-from minillm_core.backends.detect import Detected
-from minillm_core.backends.numpy.model import materialise
-from minillm_core.backends.traced import create_traced
 from minillm_core.config.load import load
-from minillm_core.plan import Plan, build_plan
-from minillm_core.plan.stages import stages_of
+from minillm_core.plan import Plan, build_plan, stages_of
 from minillm_core.plugins.manager import LoadedPlugin
+from minillm_kit import materialise
+from minillm_kit.subject import traced_trainer
 from minillm_modded.mtp import MTP
 
 VOCAB, ROWS, LENGTH = 23, 2, 7
@@ -95,7 +93,7 @@ def test_a_target_that_is_gone_is_not_computed(backend: str) -> None:
     """Trained through all three stages: reports name the targets that are there."""
     pytest.importorskip({"torch": "torch", "mlx": "mlx.core"}[backend])
     plan = planned(MTP(end=2 / 3), "train.compile=off")
-    run = create_traced(Detected(backend, "cpu", "test"), plan).trainer(plan, 0)
+    run = traced_trainer(plan, backend)
     rng, found = np.random.default_rng(0), []
     for step in (1, 5, 9):
         batch = drawn(rng)

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minillm_core.backends.numpy.model import NumPyFramework, materialise
 from minillm_core.config.load import load
 from minillm_core.nn.attention import AttentionSpec, Call
 from minillm_core.nn.module import materialising
 from minillm_core.nn.node import Scope
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plugins.manager import LoadedPlugin
+from minillm_kit import NumPyFramework, materialise
 from minillm_modded.paired_heads import Interleave, PairedHeads
 
 DIM = 16

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minillm_core import PlanError, PluginError
-from minillm_core.backends.numpy.model import materialise
 from minillm_core.config.load import load
 from minillm_core.nn.module import declared
 from minillm_core.nn.node import Scope
@@ -18,6 +17,7 @@ from minillm_core.nn.param import Param
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.options import validated
+from minillm_kit import materialise
 from minillm_modded.value_embeds import ValueEmbeds
 
 DIM, VOCAB = 16, 11

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minillm_core import Layers
-from minillm_core.backends.requests import requests_of
+from minillm_core.backends.bind import requests_of
 from minillm_core.errors import PlanError
 from minillm_core.nn.rope import llama_frequencies
+from minillm_core.plan import stages_of
 from minillm_core.plan.plan import as_json
-from minillm_core.plan.stages import stages_of
 from minillm_modded.attn_scale import AttnScale
 from minillm_modded.half_rope import HalfRope, half_truncated
 from minillm_modded.paired_heads import PairedHeads

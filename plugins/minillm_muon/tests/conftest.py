@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from minillm_core import Plugin
-from minillm_core.backends.numpy.ops import NumPyOps
 from minillm_core.config.load import load
 from minillm_core.optim.groups import Group
 from minillm_core.optim.update import initial_state, update
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plugins.manager import LoadedPlugin
+from minillm_kit import NumPyOps
 
 Arrays = dict[str, np.ndarray]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from minillm_core import PlanError
-from minillm_core.backends.numpy.ops import NumPyOps
+from minillm_kit import NumPyOps
 from minillm_muon.cautious_wd import CautiousWD, cautious
 from minillm_muon.muon import Muon
 

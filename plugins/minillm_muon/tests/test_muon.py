@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minillm_core import PlanError
-from minillm_core.backends.numpy.ops import NumPyOps
 from minillm_core.config.load import load
 from minillm_core.optim.groups import Group
 from minillm_core.optim.update import initial_state, update
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plugins.manager import LoadedPlugin
+from minillm_kit import NumPyOps
 from minillm_muon.muon import COEFFICIENTS, Muon, match_rms, newton_schulz, spectral
 
 OPS: Any = NumPyOps()

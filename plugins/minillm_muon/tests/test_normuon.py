@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minillm_core import PlanError
-from minillm_core.backends.numpy.ops import NumPyOps
+from minillm_kit import NumPyOps
 from minillm_muon.muon import Muon, newton_schulz
 from minillm_muon.normuon import NorMuon, along_the_longer, equalise, rows
 

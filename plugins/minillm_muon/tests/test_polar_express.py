@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minillm_core import PlanError
-from minillm_core.backends.numpy.ops import NumPyOps
+from minillm_kit import NumPyOps
 from minillm_muon.muon import Muon
 from minillm_muon.polar_express import COEFFICIENTS, SAFETY, PolarExpress, polar_express
 

@@ -21,6 +21,7 @@ from minillm_core import (
     Guarded,
     Resumed,
     Rewound,
+    Sampled,
     Saved,
     Skipped,
     Stepped,
@@ -32,7 +33,18 @@ __all__ = ["recorded"]
 
 KINDS: Mapping[str, type[Event]] = {
     kind.event: kind
-    for kind in (Stepped, Evaluated, Saved, Unsaved, Resumed, Skipped, Guarded, Rewound, Ended)
+    for kind in (
+        Stepped,
+        Evaluated,
+        Sampled,
+        Saved,
+        Unsaved,
+        Resumed,
+        Skipped,
+        Guarded,
+        Rewound,
+        Ended,
+    )
 }
 MEASURED = ("loss", "grad_norm", "val_loss")
 """Numbers that every event of theirs has; where they were not finite, the file has null."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -11,7 +14,12 @@ from minillm_core import Ended, Event, Resumed, Rewound, Started, Stepped
 from minillm_track.before import recorded
 from minillm_track.told import figures, line
 
-__all__ = ["Log", "Sink", "identity"]
+__all__ = ["Log", "Sink", "identity", "inside"]
+
+LONGEST = 1024
+"""Bytes of a file with a name."""
+
+_NAME = re.compile(r"[^\x00-\x1f\x7f/]{0,255}-[0-9a-f]{8}")
 
 
 class Sink(Protocol):
@@ -101,11 +109,41 @@ class Log:
             sink.line(event.event, step, text)
 
 
+def inside(out: str, name: str) -> Path:
+    """A path in a run's folder, which may be somebody else's: no link leads out of it.
+
+    Raises:
+        ValueError: one does.
+    """
+    folder = Path(out).resolve()
+    if not (folder / name).resolve().is_relative_to(folder):
+        raise ValueError(f"{folder / name} leads out of the run's folder: nothing is written there")
+    return Path(out) / name
+
+
 def identity(out: str, tracker: str) -> str:
-    """The tracker's name for the run in ``out``: made once, kept there, found again on resuming."""
+    """The tracker's name for the run in ``out``: made once, kept there, found again on resuming.
+
+    Raises:
+        ValueError: the file that keeps it is none that this function wrote.
+    """
     file = Path(out) / f"{tracker}.id"
-    if file.exists():
-        return file.read_text("utf-8").strip()
     name = f"{Path(out).resolve().name}-{uuid4().hex[:8]}"
-    file.write_text(f"{name}\n", "utf-8")
+    try:
+        handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)  # no link is followed
+    except FileExistsError:
+        return _kept(file)
+    with open(handle, "w", encoding="utf-8") as kept:
+        kept.write(f"{name}\n")
+    return name
+
+
+def _kept(file: Path) -> str:
+    """The name in a file, in bounded time; trackers find a run by it, and one of them removes it."""
+    handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(handle, "rb") as kept:
+        data = kept.read(LONGEST) if stat.S_ISREG(os.fstat(handle).st_mode) else b""
+    name = data.decode("utf-8", "replace").strip()
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{file} does not hold the name of a run: delete it for a new one")
     return name

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
-from pydantic import PrivateAttr
+from pydantic import PrivateAttr, field_validator
 
 from minillm_core import Event, Plugin, Started, option
-from minillm_track.log import Log
+from minillm_track.log import Log, inside
 from minillm_track.told import flat
 
 __all__ = ["TensorBoard"]
@@ -23,10 +23,18 @@ __all__ = ["TensorBoard"]
 class TensorBoard(Plugin, api=1, requires=("tensorboard>=2.16",)):
     """Writes a run's figures, events and settings for TensorBoard."""
 
-    folder: str = option("tensorboard", min_length=1, help="where, from the run's folder")
+    folder: str = option("tensorboard", min_length=1, help="folder, within the run's")
     flush_seconds: float = option(10.0, gt=0, help="a kill loses at most what is as young as this")
 
     _log: Log = PrivateAttr()
+
+    @field_validator("folder")
+    @classmethod
+    def _within(cls, folder: str) -> str:
+        path = PurePath(folder)
+        if path.is_absolute() or ".." in path.parts:
+            raise ValueError("it leaves the run's folder, where a run writes nothing")
+        return folder
 
     def model_post_init(self, context: Any) -> None:
         """Nothing is opened before a run starts."""
@@ -36,7 +44,7 @@ class TensorBoard(Plugin, api=1, requires=("tensorboard>=2.16",)):
         self._log(event)
 
     def _open(self, started: Started, step: int) -> _Files:
-        return _Files(Path(started.out) / self.folder, started, step, self.flush_seconds)
+        return _Files(inside(started.out, self.folder), started, step, self.flush_seconds)
 
 
 class _Files:

@@ -13,6 +13,7 @@ from minillm_core import (
     Guarded,
     Resumed,
     Rewound,
+    Sampled,
     Saved,
     Skipped,
     Stepped,
@@ -44,6 +45,7 @@ def figures(event: Event) -> dict[str, float]:
 
 
 _LINES: Mapping[type[Event], Callable[[Any], str]] = {
+    Sampled: lambda e: f"sample at step {e.step}: {e.prompt!r} is continued with {e.text!r}",
     Saved: lambda e: f"checkpoint {e.path} ({e.seconds:.1f} s)",
     Unsaved: lambda e: f"no checkpoint: {e.reason}",
     Resumed: lambda e: f"resumed from {e.path}",

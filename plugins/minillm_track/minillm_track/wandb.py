@@ -17,7 +17,7 @@ from typing import Any, Literal
 from pydantic import PrivateAttr
 
 from minillm_core import Event, Plugin, Started, option
-from minillm_track.log import Log, identity
+from minillm_track.log import Log, identity, inside
 from minillm_track.told import flat
 
 __all__ = ["WandB"]
@@ -27,10 +27,14 @@ class WandB(Plugin, api=1, requires=("wandb>=0.20",)):
     """Logs a run's figures, events and settings to Weights & Biases, offline unless told."""
 
     mode: Literal["offline", "online"] = option(
-        "offline", help="online sends figures while it trains; offline writes them for wandb sync"
+        "offline",
+        again=True,
+        help="online sends figures while it trains; offline writes them for wandb sync",
     )
     project: str = option("minillm", min_length=1, help="the project on W&B")
-    entity: str | None = option(None, help="the account or team; none: the account's own")
+    entity: str | None = option(
+        None, again=True, help="the account or team; none: the account's own"
+    )
 
     _log: Log = PrivateAttr()
 
@@ -54,6 +58,7 @@ class _Run:
         import wandb
 
         name = identity(started.out, "wandb")
+        inside(started.out, "wandb")
         self._run = wandb.init(
             project=asked.project,
             entity=asked.entity,

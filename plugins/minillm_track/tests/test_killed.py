@@ -23,6 +23,7 @@ from minillm_core import (
     Guarded,
     Resumed,
     Rewound,
+    Sampled,
     Saved,
     Skipped,
     Started,
@@ -98,6 +99,7 @@ def test_an_event_is_read_as_it_was_told(tmp_path: Path, loss: float) -> None:
     events: list[Event] = [
         stepped(1, loss),
         Evaluated(1, 4.0, None),
+        Sampled(1, "def ", "f(x):\n"),
         Saved(1, "c", 0.1),
         Unsaved(2, "disk full"),
         Skipped(2, 3),
@@ -226,7 +228,7 @@ def test_trackers_show_each_step_of_a_killed_run_once(tmp_path: Path) -> None:
     assert minillm("--resume") == 0
     logged = [json.loads(one) for one in (out / METRICS).read_text().splitlines()]
     told = [[e["step"] for e in logged if e["event"] == kind] for kind in ("step", "eval")]
-    assert told == [list(range(1, 13)), [2, 4, 6, 8, 10, 12]]
+    assert told == [list(range(1, 13)), [0, 2, 4, 6, 8, 10, 12]]
     assert "resume" in [e["event"] for e in logged]
     for name in TRACKERS:
         script = READ[name] + "import json; print(json.dumps(shown))"

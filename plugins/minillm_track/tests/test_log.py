@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -17,8 +18,11 @@ from minillm_core import (
     Evaluated,
     Event,
     Guarded,
+    PluginError,
+    Refusal,
     Resumed,
     Rewound,
+    Sampled,
     Saved,
     Skipped,
     Started,
@@ -26,9 +30,10 @@ from minillm_core import (
     Throughput,
     Unsaved,
 )
-from minillm_core.plugins.find import find
+from minillm_core.plugins.manager import find, load
 from minillm_core.train.metrics import METRICS, Metrics, cut
-from minillm_track.log import Log, identity
+from minillm_core.train.run_folder import check_named_again
+from minillm_track.log import Log, identity, inside
 from minillm_track.told import figures, flat, line
 
 
@@ -129,6 +134,7 @@ def test_figures_have_a_name_each_and_the_unknown_is_left_out() -> None:
     ("event", "says"),
     [
         (Saved(2, "checkpoints/step-2", 0.12), "checkpoint checkpoints/step-2 (0.1 s)"),
+        (Sampled(2, "a", "b\n"), "sample at step 2: 'a' is continued with 'b\\n'"),
         (Unsaved(2, "disk full"), "no checkpoint: disk full"),
         (Skipped(2, 3), "a batch without a label was passed over (3 so far)"),
         (Guarded(2, float("nan"), 1.0, 1), "no update: loss nan, gradients' norm 1"),
@@ -175,3 +181,52 @@ def test_importing_the_plugins_imports_no_tracker() -> None:
     )
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert found.stdout == "[]\n", found.stderr
+
+
+# A folder that is somebody else's
+
+
+def test_the_name_of_a_run_is_not_read_through_a_link(tmp_path: Path) -> None:
+    kept = identity(str(tmp_path), "wandb")
+    assert identity(str(tmp_path), "wandb") == kept
+    (tmp_path / "trackio.id").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic links"):
+        identity(str(tmp_path), "trackio")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("held", ["", "another", "../x-12345678", "a\x1bb-12345678", "x" * 9999])
+def test_a_name_that_was_made_up_is_refused(tmp_path: Path, held: str) -> None:
+    (tmp_path / "trackio.id").write_text(held)
+    with pytest.raises(ValueError, match="does not hold the name of a run"):
+        identity(str(tmp_path), "trackio")
+
+
+def test_a_pipe_in_its_place_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "trackio.id")
+    with pytest.raises(ValueError, match="does not hold the name of a run"):
+        identity(str(tmp_path), "trackio")
+
+
+def test_no_link_leads_a_tracker_out_of_the_run(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "wandb").symlink_to(tmp_path)
+    with pytest.raises(ValueError, match="leads out of the run's folder"):
+        inside(str(out), "wandb")
+    assert inside(str(out), "tensorboard") == out / "tensorboard"
+
+
+@pytest.mark.parametrize("folder", ["../elsewhere", "/tmp/elsewhere", "a/../../b"])
+def test_the_folder_of_tensorboard_stays_in_the_run(folder: str) -> None:
+    with pytest.raises(PluginError, match="it leaves the run's folder"):
+        load(["tensorboard"], {"tensorboard": {"folder": folder}})
+
+
+def test_what_sends_data_away_is_named_again() -> None:
+    (one,) = load(["wandb"], {"wandb": {"mode": "online", "entity": "them", "project": "p"}})
+    for named in ((), ("wandb.mode",), ("wandb.entity",)):
+        with pytest.raises(Refusal, match="must be named again"):
+            check_named_again([one], named.__contains__, Path("out"))
+    check_named_again([one], {"wandb.mode", "wandb.entity"}.__contains__, Path("out"))
+    check_named_again(load(["wandb"]), lambda key: False, Path("out"))

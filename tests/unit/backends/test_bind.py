@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
 
 from minillm_core import Plugin, TanhCap, piecewise, stages
-from minillm_core.backends import bind, create
+from minillm_core.backends.bind import bind, create, requests_of
 from minillm_core.backends.detect import Detected
-from minillm_core.backends.requests import requests_of
 from minillm_core.errors import BackendError, ConfigError
 from minillm_core.ops import CONTRACTS
 
@@ -161,6 +161,18 @@ def test_a_device_that_is_not_there_is_refused(plan_of: Any) -> None:
     if not (mx.metal.is_available() or mx.cuda.is_available()):
         with pytest.raises(BackendError, match="no GPU"):
             create(Detected("mlx", "gpu", "test"), plan_of())
+
+
+@pytest.mark.parametrize(("given", "found"), [(None, "passive"), ("active", "active")])
+def test_threads_sleep_while_they_wait_unless_told_otherwise(
+    plan_of: Any, monkeypatch: pytest.MonkeyPatch, given: str | None, found: str
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
+    if given is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    create(Detected("torch", "cpu", "test"), plan_of())
+    assert os.environ["OMP_WAIT_POLICY"] == found
 
 
 @pytest.mark.parametrize(

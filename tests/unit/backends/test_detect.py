@@ -11,18 +11,28 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from minillm_core.backends import detect
-from minillm_core.backends.detect import DEVICES, Framework, Machine, choose, default_preset
+from minillm_core.backends.detect import (
+    DEVICES,
+    InstalledFramework,
+    Machine,
+    choose,
+    default_preset,
+)
 from minillm_core.errors import BackendError
 
 FRAMEWORKS = st.none() | st.builds(
-    Framework, st.just("1.0"), st.booleans(), st.none() | st.just("its library is missing")
+    InstalledFramework, st.just("1.0"), st.booleans(), st.none() | st.just("its library is missing")
 )
 MACHINES = st.builds(Machine, st.booleans(), st.integers(0, 2), FRAMEWORKS, FRAMEWORKS)
-TORCH, CUDA_TORCH, MLX = Framework("2.13"), Framework("2.13", cuda=True), Framework("0.32")
-BROKEN = Framework("0.32", broken="its library libmlx is missing")
+TORCH, CUDA_TORCH, MLX = (
+    InstalledFramework("2.13"),
+    InstalledFramework("2.13", cuda=True),
+    InstalledFramework("0.32"),
+)
+BROKEN = InstalledFramework("0.32", broken="its library libmlx is missing")
 
 
-def usable(framework: Framework | None) -> bool:
+def usable(framework: InstalledFramework | None) -> bool:
     return framework is not None and framework.broken is None
 
 
@@ -90,7 +100,7 @@ def test_the_preset_is_small_on_a_gpu_alone(machine: Machine, backend: str) -> N
         (Machine(torch=TORCH, mlx=MLX), (), "torch", "cpu"),
         (Machine(mlx=MLX), (), "mlx", "cpu"),
         (Machine(torch=TORCH, mlx=BROKEN), (), "torch", "cpu"),
-        (Machine(nvidia=1, mlx=Framework("0.32", cuda=True)), ("mlx",), "mlx", "gpu"),
+        (Machine(nvidia=1, mlx=InstalledFramework("0.32", cuda=True)), ("mlx",), "mlx", "gpu"),
     ],
 )
 def test_machines(machine: Machine, arguments: tuple[str, ...], backend: str, device: str) -> None:

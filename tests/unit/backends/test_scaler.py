@@ -9,11 +9,18 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 mx = pytest.importorskip("mlx.core")
 
-from minillm_core.backends.mlx import scaler  # noqa: E402
-from minillm_core.backends.torch.scaler import INTERVAL, LARGEST, START, LossScaler  # noqa: E402
+from minillm_core.backends.mlx.ops import MLXOps  # noqa: E402
+from minillm_core.backends.steps import (  # noqa: E402
+    INTERVAL,
+    LARGEST_SCALE,
+    START_SCALE,
+    loss_scale,
+    next_loss_scale,
+)
+from minillm_core.backends.torch.ops import TorchOps  # noqa: E402
 
 SKIPPED = st.lists(st.booleans(), max_size=40)
-SCALES = st.sampled_from([1.0, 2.0, START, LARGEST])
+SCALES = st.sampled_from([1.0, 2.0, START_SCALE, LARGEST_SCALE])
 GOOD = st.sampled_from([0.0, 3.0, INTERVAL - 2.0, INTERVAL - 1.0])
 
 
@@ -25,20 +32,16 @@ def by_hand(scale: float, good: float, history: list[bool]) -> tuple[float, floa
         else:
             good += 1
             if good >= INTERVAL:
-                scale, good = min(scale * 2, LARGEST), 0.0
+                scale, good = min(scale * 2, LARGEST_SCALE), 0.0
     return scale, good, skipped
 
 
 @given(history=SKIPPED, scale=SCALES, good=GOOD)
 def test_both_follow_the_rule(history: list[bool], scale: float, good: float) -> None:
-    ours = LossScaler(torch.device("cpu"))
-    ours.scale.fill_(scale)
-    ours.good.fill_(good)
-    theirs = scaler.start() | {"scale": mx.array(scale), "good": mx.array(good)}
-    for found in history:
-        ours.judge(torch.tensor(float(found)))
-        theirs = scaler.judge(theirs, mx.array(float(found)))
     expected = by_hand(scale, good, history)
-    names = ("scale", "good", "skipped")
-    assert tuple(ours.arrays()[name].item() for name in names) == expected
-    assert tuple(theirs[name].item() for name in names) == expected
+    for ops in (TorchOps(), MLXOps()):
+        state = loss_scale(ops)
+        state |= {"scale": ops.scalar(scale), "good": ops.scalar(good)}
+        for found in history:
+            state = next_loss_scale(ops, state, ops.scalar(float(found)))
+        assert tuple(state[name].item() for name in ("scale", "good", "skipped")) == expected

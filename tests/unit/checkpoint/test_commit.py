@@ -421,6 +421,13 @@ def test_the_newest_that_verify_are_kept(tmp_path: Path) -> None:
     assert retain(tmp_path, 1) == []  # nothing verifies: nothing goes
 
 
+def test_what_is_spared_stays_beside_the_newest(tmp_path: Path) -> None:
+    paths = {step: commit(tmp_path, step, STATE, {}) for step in range(1, 6)}
+    (tmp_path / "checkpoints" / "best.json.tmp-0123456789abcdef").write_text("{")
+    assert retain(tmp_path, 2, spare={2, 99}) == [paths[3], paths[1]]
+    assert [path.name for path in sweep(tmp_path)] == ["best.json.tmp-0123456789abcdef"]
+
+
 @pytest.mark.parametrize("keep", [1, 2])
 @pytest.mark.parametrize("n", range(5))
 def test_a_kill_while_removing_leaves_the_newest(

@@ -23,9 +23,9 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from safetensors import SafetensorError
 
 from minillm_core.checkpoint import commit, newest, strict, tensors, verify
-from minillm_core.checkpoint.disk import Written, stream
 from minillm_core.checkpoint.layout import FILES, MANIFEST, MODEL, STATE
 from minillm_core.checkpoint.manifest import encode
+from minillm_core.disk import Written, stream
 
 TENSORS = {
     "model.embedding": np.arange(24, dtype=np.float32).reshape(6, 4),
@@ -86,7 +86,7 @@ def test_files_are_those_of_safetensors(state: dict[str, np.ndarray]) -> None:
 
 def test_every_tensor_is_aligned() -> None:
     for stored in header(whole()).values():
-        assert stored.start % stored.dtype.itemsize == 0
+        assert stored.start % tensors.WIDTHS[stored.dtype] == 0
 
 
 @pytest.mark.parametrize("order", [">", "<"])

@@ -17,16 +17,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from minillm_core.checkpoint.lock import LOCK, lock
-from minillm_core.checkpoint.owner import Owner
-from minillm_core.errors import Refusal
+from minillm_core.checkpoint.lock import LOCK, Owner, lock
+from minillm_core.errors import MinillmError, Refusal
 
 # Takes the folder, says so, and keeps it until its standard input ends.
 TRAINER = """
 import errno, fcntl, os, sys
 from pathlib import Path
 from minillm_core.checkpoint.lock import lock
-from minillm_core.errors import Refusal
+from minillm_core.errors import MinillmError, Refusal
 
 def unsupported(handle, operation):
     raise OSError(errno.ENOTSUP, "Operation not supported")
@@ -122,8 +121,9 @@ def state(out: Path) -> tuple:
 
 
 def test_the_owner_is_named_and_the_file_goes_with_it(tmp_path: Path, by: str) -> None:
-    with lock(tmp_path) as owner:
+    with lock(tmp_path) as held:
         document = json.loads((tmp_path / LOCK).read_bytes())
+        owner = held.owner
         assert document == owner.model_dump()
         assert (owner.host, owner.pid) == (socket.gethostname(), os.getpid())
         assert owner.started == psutil.Process().create_time()
@@ -131,13 +131,13 @@ def test_the_owner_is_named_and_the_file_goes_with_it(tmp_path: Path, by: str) -
 
 
 def test_a_second_one_is_refused_and_changes_nothing(tmp_path: Path, by: str) -> None:
-    with lock(tmp_path) as owner:
+    with lock(tmp_path) as held:
         before = state(tmp_path)
         with pytest.raises(Refusal, match=f"process {os.getpid()} on ") as refusal, lock(tmp_path):
             pass
         assert state(tmp_path) == before
         assert refusal.value.exit_code == 2
-        assert owner.since in str(refusal.value)
+        assert held.owner.since in str(refusal.value)
         assert "wait until it has ended" in str(refusal.value)
     with lock(tmp_path):
         pass
@@ -267,8 +267,8 @@ def test_a_zombie_is_dead() -> None:
 )
 def test_garbage_means_nothing_to_the_kernel(tmp_path: Path, content: bytes) -> None:
     (tmp_path / LOCK).write_bytes(content)
-    with lock(tmp_path) as owner:
-        assert Owner.parse((tmp_path / LOCK).read_bytes()) == owner
+    with lock(tmp_path) as held:
+        assert Owner.parse((tmp_path / LOCK).read_bytes()) == held.owner
     assert not list(tmp_path.iterdir())
 
 
@@ -342,7 +342,7 @@ def test_a_file_that_goes_away_while_it_is_opened_is_tried_again(
     assert len(calls) == 2
 
 
-@pytest.mark.parametrize("kind", ["folder", "link", "pipe"])
+@pytest.mark.parametrize("kind", ["folder", "link", "hard link", "pipe"])
 def test_what_is_no_file_is_refused_and_left(tmp_path: Path, kind: str) -> None:
     path, target = tmp_path / "out" / LOCK, tmp_path / "target"
     path.parent.mkdir()
@@ -350,6 +350,7 @@ def test_what_is_no_file_is_refused_and_left(tmp_path: Path, kind: str) -> None:
     {
         "folder": path.mkdir,
         "link": lambda: path.symlink_to(target),
+        "hard link": lambda: path.hardlink_to(target),
         "pipe": lambda: os.mkfifo(path),
     }[kind]()
     with pytest.raises(Refusal, match="cannot be locked"), lock(path.parent):
@@ -374,3 +375,19 @@ def test_a_disk_that_takes_no_name_is_a_refusal_and_leaves_nothing(
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refusal, match="cannot be locked: No such file"), lock(tmp_path / "no"):
         pass
+
+
+def test_the_holder_notices_that_the_folder_is_no_longer_its_own(tmp_path: Path, by: str) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    with lock(out) as held:
+        held.check()
+        moved = out.rename(tmp_path / "moved")
+        with pytest.raises(MinillmError, match="was deleted or moved") as error:
+            held.check()
+        assert error.value.exit_code == 1
+        out.mkdir()
+        (out / LOCK).write_bytes((moved / LOCK).read_bytes())
+        with pytest.raises(MinillmError, match=r"lock\.json was removed or replaced"):
+            held.check()
+    assert (out / LOCK).exists()  # which is not this process's to remove

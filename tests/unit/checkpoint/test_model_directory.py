@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from minillm_core.checkpoint import disk
-from minillm_core.checkpoint.directory import (
+from minillm_core.checkpoint.huggingface import (
     LAYOUTS,
     ModelDirectory,
     export_checked,
@@ -28,7 +28,7 @@ from minillm_core.checkpoint.directory import (
     tokenizer_documents,
     write_directory,
 )
-from minillm_core.checkpoint.directory.tensors import stored_tensors
+from minillm_core.checkpoint.huggingface.read import stored_tensors
 from minillm_core.errors import ConfigError, MinillmError, PlanError, Refusal
 from minillm_core.nn.init import ones, zeros
 from minillm_core.nn.module import Module
@@ -633,3 +633,10 @@ def test_a_tokenizer_adds_nothing_by_itself() -> None:
     assert "adds none" in notes[0]
     again = Tokenizer.from_str(json.dumps(documents["tokenizer.json"]))
     assert again.encode("a").ids == [0]
+
+
+def test_a_tokenizer_larger_than_any_is_refused(folder: Path) -> None:
+    with (folder / "tokenizer.json").open("wb") as file:
+        file.truncate(10 << 30)  # a hole: it takes no room
+    with pytest.raises(Refusal, match=r"tokenizer\.json has more than"):
+        read_model_directory(folder)

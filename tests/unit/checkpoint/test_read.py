@@ -114,7 +114,7 @@ def test_many_corrupt_ones_make_no_long_message(tmp_path: Path) -> None:
 def test_what_cannot_be_renamed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spoil(commit(tmp_path, 1, STATE, {}))
 
-    def refuse(*_args) -> None:
+    def refuse(*_args, **_named) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(disk, "rename", refuse)
@@ -215,3 +215,35 @@ def test_a_reader_beside_a_trainer_sees_whole_checkpoints_only(tmp_path: Path) -
     finally:
         stop.set()
         trainer.join()
+
+
+def test_of_very_many_bad_ones_only_some_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in range(1, 301):
+        layout.folder(tmp_path, step).mkdir(parents=True)
+    said: list[str] = []
+    assert newest(tmp_path, said.append) is None
+    assert len(said) < 10
+    assert "292 more" in said[-1]
+    synced: list[Path] = []
+    monkeypatch.setattr("minillm_core.disk.sync", synced.append)
+    said.clear()
+    with pytest.raises(NoCheckpoint):
+        newest_and_set_aside(tmp_path, said.append)
+    assert len(said) < 10
+    assert "292 older ones" in said[-1]
+    assert len(synced) == 1
+    assert len(list((tmp_path / "checkpoints").glob("*.corrupt"))) == 300
+
+
+def test_half_written_files_of_every_kind_are_swept(tmp_path: Path) -> None:
+    half = ["run.json", "run.toml", "metrics.jsonl", "tokenizer.json", "report.html"]
+    (tmp_path / "checkpoints").mkdir()
+    kept = ["run.json", "tokenizer.json", "mine.tmp-00", "tokenizer.json.tmp-mine"]
+    swept = [f"{name}.tmp-0123abcd" for name in half]
+    swept += ["lock.json.takeover", "checkpoints/best.json.tmp-00ff"]
+    for name in (*kept, *swept):
+        (tmp_path / name).touch()
+    assert {str(path.relative_to(tmp_path)) for path in sweep(tmp_path)} == set(swept)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*kept, "checkpoints"])

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from minillm_core.train.events import Evaluated
+
 Program = Callable[..., tuple[int, str, str]]
 
 
@@ -34,10 +36,10 @@ def test_train_hands_over_what_was_asked(program: Program, monkeypatch) -> None:
     spy = Spy()
     monkeypatch.setattr("minillm_core.train.run.train", spy)
     arguments = ("--steps", "3", "--out", "here", "--data", "a", "--data", "b", "--deterministic")
-    assert program("train", *arguments, "train.lr=1", "--preset", "tiny")[0] == 0
+    assert program("train", *arguments, "train.lr=1", "model.vocab=512", "--preset", "tiny")[0] == 0
     loaded, plugins, detected = spy.arguments
     assert (loaded.config.train.steps, loaded.config.train.lr) == (3, 1.0)
-    assert loaded.config.data.paths == ("a", "b")
+    assert loaded.config.data.paths == (str(Path("a").absolute()), str(Path("b").absolute()))
     assert loaded.config.deterministic
     assert loaded.origins["deterministic"] == "--deterministic"
     assert plugins == ()
@@ -46,33 +48,38 @@ def test_train_hands_over_what_was_asked(program: Program, monkeypatch) -> None:
     assert spy.named["cache"] == Path("/cache")
 
 
-RESULT = {"val_loss": 1.25, "bits_per_byte": 0.5, "tokens": 1234, "step": 3, "checkpoint": "c"}
+class Opened:
+    """Stands for a run's folder that was opened: gives results, and keeps what it was called with."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, result: Any) -> None:
+        self.open, self.evaluate, self.export = Spy(self), Spy(result), Spy(result)
+        self.checkpoint = Path("c")
+        monkeypatch.setattr("minillm_core.train.run.Run.open", self.open)
 
 
 def test_eval_hands_over_what_was_asked(program: Program, monkeypatch) -> None:
-    spy = Spy(RESULT)
-    monkeypatch.setattr("minillm_core.train.evaluate.evaluate_run", spy)
+    run = Opened(monkeypatch, Evaluated(3, 1.25, 0.5, 1234))
     code, out, _ = program("eval", "run", "--data", "a", "--seq-len", "7", "--max-tokens", "9")
     assert code == 0
     assert out == "val_loss       1.2500\nbits_per_byte  0.5000\ntokens         1,234\n"
-    assert spy.arguments == (Path("run"), ["a"])
-    assert (spy.named["seq_len"], spy.named["max_tokens"]) == (7, 9)
+    assert run.open.arguments == (Path("run"),)
+    assert run.evaluate.arguments == (["a"],)
+    assert run.evaluate.named == {"seq_len": 7, "max_tokens": 9}
 
 
 @pytest.mark.parametrize("loss", [1.25, float("nan")])
 def test_eval_writes_one_document(program: Program, monkeypatch, loss: float) -> None:
-    result = RESULT | {"val_loss": loss, "bits_per_byte": None}
-    monkeypatch.setattr("minillm_core.train.evaluate.evaluate_run", Spy(result))
+    Opened(monkeypatch, Evaluated(3, loss, None, 1234))
     code, out, _ = program("eval", "run", "--data", "a", "--json")
     assert code == 0
-    assert json.loads(out)["val_loss"] == (1.25 if loss == 1.25 else None)
-    assert json.loads(out)["bits_per_byte"] is None
+    assert json.loads(out) == {
+        **{"val_loss": 1.25 if loss == 1.25 else None, "bits_per_byte": None},
+        **{"tokens": 1234, "step": 3, "checkpoint": "c"},
+    }
 
 
 def test_eval_says_that_there_is_no_tokenizer(program: Program, monkeypatch) -> None:
-    monkeypatch.setattr(
-        "minillm_core.train.evaluate.evaluate_run", Spy(RESULT | {"bits_per_byte": None})
-    )
+    Opened(monkeypatch, Evaluated(3, 1.25, None, 1234))
     assert "bits_per_byte  unknown: no tokenizer" in program("eval", "run", "--data", "a")[1]
 
 
@@ -83,12 +90,12 @@ WRITTEN = {
 
 
 def test_export_hands_over_what_was_asked(program: Program, monkeypatch) -> None:
-    spy = Spy(WRITTEN)
-    monkeypatch.setattr("minillm_core.train.export.export_run", spy)
+    run = Opened(monkeypatch, WRITTEN)
     code, out, err = program("export", "run", "--to", "to", "--plugins", "./a.py:A")
     assert (code, err) == (0, "")
-    assert spy.arguments == (Path("run"), Path("to"))
-    assert spy.named["plugins"] == {"a": "./a.py:A"}
+    assert run.open.arguments == (Path("run"),)
+    assert run.open.named["plugins"] == "./a.py:A"
+    assert run.export.arguments == (Path("to"),)
     for said in ("llama", "1,234", "after step 3", "123,456 bytes", 'from_pretrained("to")'):
         assert said in out
     assert "vllm serve to" in out
@@ -97,9 +104,7 @@ def test_export_hands_over_what_was_asked(program: Program, monkeypatch) -> None
 
 
 def test_what_export_prints_can_be_typed(program: Program, monkeypatch) -> None:
-    monkeypatch.setattr(
-        "minillm_core.train.export.export_run", Spy(WRITTEN | {"directory": 'my "new" model'})
-    )
+    Opened(monkeypatch, WRITTEN | {"directory": 'my "new" model'})
     out = program("export", "run", "--to", "to")[1]
     assert r'from_pretrained("my \"new\" model")' in out
     assert "vllm serve 'my \"new\" model'" in out
@@ -109,7 +114,7 @@ def test_a_plan_is_one_document(program: Program) -> None:
     code, out, err = program("plan", "--json")
     assert code == 0
     document = json.loads(out)
-    assert set(document) == {"plan", "plan_hash", "plugins", "export", "settings"}
+    assert set(document) == {"plan", "plan_hash", "plugins", "export", "settings", "costs"}
     assert document["plugins"] == []
     assert "preset" in err  # what the machine decided is said, but not on stdout
 

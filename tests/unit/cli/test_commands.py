@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
-import typer.main
 
-from minillm_core.cli.main import app
+from minillm_core.cli.commands import CommandGroup, LazyCommand
+from minillm_core.cli.main import COMMANDS
+from minillm_core.cli.main import program as root
+from minillm_core.plugins.first_party import FIRST_PARTY_COMMANDS
 
 Program = Callable[..., tuple[int, str, str]]
 
@@ -18,12 +21,12 @@ SETTINGS = {"--plugins", "--preset", "--data", "--backend", "--device", "--out",
     *("--steps", "--seed", "--deterministic", "--kernels", "-c", "KEY=VALUE")
 }
 AGREED = {
-    ("train",): SETTINGS,
-    ("plan",): SETTINGS | {"--json", "--diff"},
-    ("eval",): {"OUT", "--data", "--seq-len", "--max-tokens", "--json"},
+    ("train",): SETTINGS | {"--branch"},
+    ("plan",): SETTINGS | {"--json", "--diff", "--branch"},
+    ("eval",): {"OUT", "--data", "--seq-len", "--max-tokens", "--json", "--step", "--best"},
     ("generate",): {"OUT", "PROMPT", "--max-tokens", "--temperature", "--top-k", "--top-p"}
-    | {"--seed", "--no-cache"},
-    ("export",): {"OUT", "--to"},
+    | {"--seed", "--no-cache", "--step", "--best"},
+    ("export",): {"OUT", "--to", "--step", "--best"},
     ("report",): {"OUT"},
     ("doctor",): {"--json"},
     ("ablate",): {"--plugins", "--seeds", "--steps", "--minutes", "--data", "--out"}
@@ -34,9 +37,11 @@ AGREED = {
     ("plugins", "new"): {"NAME", "--kind", "--dir"},
     ("plugins", "check"): {"NAME", "--backend", "--json"},
     ("plugins", "why"): SETTINGS | {"SLOT", "--json"},
+    ("data", "cache", "list"): {"--json"},
+    ("data", "cache", "clear"): set(),
 }
 MORE = {
-    ("train",): {"--config", "--init"},
+    ("train",): {"--config", "--init", "--prompt", "-v", "--verbose"},
     ("plan",): {"--config", "--init"},
     ("eval",): {"--backend", "--device", "--plugins"},
     ("generate",): {"--backend", "--device", "--plugins", "--json"},
@@ -46,21 +51,40 @@ MORE = {
     | {"--kernels", "--json", "-c", "KEY=VALUE"},
     ("bench",): {"--against", "--steps", "--repeats", "--layers", "--data", "--seed", "-c"}
     | {"--config", "--backend", "--device", "--kernels"},
+    ("plugins", "list"): {"-v", "--verbose"},
     ("plugins", "info"): {"--preset"},
     ("plugins", "check"): {"NAME.OPTION=VALUE", "--pairs", "--only"},
     ("plugins", "why"): {"--config", "--init", "--all"},
+    ("data", "cache", "clear"): {"KEY", "--json"},
 }
 """Flags beyond the agreed ones."""
+GROUPS = [("plugins",), ("data",), ("data", "cache")]
 EVERYWHERE = {"--debug", "--help"}
+
+
+def ours(path: tuple[str, ...], inner: Mapping[str, Any]) -> bool:
+    """Tell whether a command is the core's, or one of a distribution of ours that is installed."""
+    group: Any = COMMANDS
+    for name in path[:-1]:
+        group = group.commands[name]
+    return path[-1] in group.commands or (
+        ".".join(path) in FIRST_PARTY_COMMANDS and not inner[path[-1]].hidden
+    )
 
 
 def commands() -> dict[tuple[str, ...], set[str]]:
     """Command -> its options and arguments, as they are typed."""
-    found, todo = {}, [((), typer.main.get_command(app))]
+    found: dict[tuple[str, ...], set[str]] = {}
+    todo: list[tuple[tuple[str, ...], Any]] = [((), root())]
     while todo:
         path, command = todo.pop()
+        if isinstance(command, LazyCommand):
+            command = command.load()
         if inner := getattr(command, "commands", None):
-            todo += [((*path, name), one) for name, one in inner.items()]
+            names = [*inner]
+            if isinstance(command, CommandGroup):  # with those of our other distributions
+                names = [name for name in command.list_commands(None) if ours((*path, name), inner)]
+            todo += [((*path, name), inner[name]) for name in names]
         else:
             found[path] = {
                 name
@@ -83,22 +107,22 @@ def test_the_flags_are_those_that_were_agreed(command: tuple[str, ...]) -> None:
     assert commands()[command] == AGREED[command] | MORE.get(command, set()) | EVERYWHERE
 
 
-@pytest.mark.parametrize("command", [(), ("plugins",), *sorted(AGREED)])
+@pytest.mark.parametrize("command", [(), *GROUPS, *sorted(AGREED)])
 def test_help_is_shown_with_examples(program: Program, command: tuple[str, ...]) -> None:
     code, out, err = program(*command, "--help")
     assert (code, err) == (0, "")
     assert f"Usage: {' '.join(('minillm', *command))}" in out
-    assert "Examples:" in out or command == ("plugins",)
+    assert "Examples:" in out or command in GROUPS
     for flag in AGREED.get(command, ()):
         assert flag in out
 
 
-@pytest.mark.parametrize("group", [(), ("plugins",)])
+@pytest.mark.parametrize("group", [(), *GROUPS])
 def test_a_group_alone_shows_its_help(program: Program, group: tuple[str, ...]) -> None:
     assert program(*group) == program(*group, "--help")
 
 
-@pytest.mark.parametrize("command", [(), ("plugins",), *sorted(AGREED)])
+@pytest.mark.parametrize("command", [(), *GROUPS, *sorted(AGREED)])
 def test_help_names_no_type_of_python_s(program: Program, command: tuple[str, ...]) -> None:
     assert "<bool>" not in program(*command, "--help")[1]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from minillm_core import errors
 from minillm_core.cli import main as program_module
-from minillm_core.cli.failure import LINES, explain
+from minillm_core.cli.console import LINES, explain
 from minillm_core.errors import MinillmError
 
 Program = Callable[..., tuple[int, str, str]]
@@ -205,3 +206,73 @@ def test_no_exit_from_within_is_a_success(program: Program, failing, status: int
     code, out, err = program("train")
     assert (code, out) == (1, "")
     assert "a defect in minillm: SystemExit" in err
+
+
+THREAD = """
+import sys, threading, time
+from types import ModuleType
+from minillm_core.cli import main as program
+
+plugin = ModuleType("minillm_file_mine")
+exec(compile("import time\\ndef stay(): time.sleep(60)", "mine.py", "exec"), vars(plugin))
+program.NAMED_AFTER, program.LEFT_AFTER = 0.2, 0.2
+program.app = lambda *_, **__: threading.Thread(target=plugin.stay, name="mine").start() or {code}
+sys.argv = ["minillm", "train"]
+sys.exit(program.main())
+"""
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_thread_that_stays_is_named_and_left(code: int) -> None:
+    program = THREAD.replace("{code}", str(code))
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert done.returncode == code
+    first, last = done.stderr.splitlines()
+    thread = "thread 'mine' (plugin 'mine', mine.py:2)"
+    assert first.startswith(f"waiting for {thread}, which would keep the program alive")
+    assert first.endswith(f"it ends in 0.2 s, with exit code {code}")
+    assert last == f"ended without {thread}"
+
+
+def test_a_folder_that_is_gone_is_said(tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    program = f"import os, shutil; os.chdir({str(folder)!r}); shutil.rmtree({str(folder)!r}); "
+    program += "from minillm_core.cli.main import main; raise SystemExit(main(['plan']))"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("the current folder does not exist any more")
+    assert "fix:" in done.stderr
+
+
+@pytest.mark.parametrize("torn", ["entry_points.txt", "METADATA"])
+def test_a_distribution_that_cannot_be_read_ends_no_command(tmp_path: Path, torn: str) -> None:
+    """Nor is anything imported for pydantic or torch that nobody named."""
+    (tmp_path / "loud.py").write_text("raise SystemExit('imported')\n")
+    for name in ("torn", "loud"):
+        folder = tmp_path / f"{name}-1.0.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Name: {name}\nVersion: 1.0\n")
+        groups = ("pydantic", "torch.backends", "minillm.plugins")
+        points = "".join(
+            f"[{group}]\nloud = loud:Loud\n" for group in groups[: 2 + (name == "torn")]
+        )
+        (folder / "entry_points.txt").write_text(points)
+    (tmp_path / "torn-1.0.dist-info" / torn).write_bytes(b"[minillm.plugins]\nx\n\xff")
+    commands = (["plugins", "list"], ["plan", "--preset", "tiny", "--json"])
+    for command in commands:
+        done = subprocess.run(
+            [sys.executable, "-m", "minillm_core", *command],
+            **{"capture_output": True, "text": True, "check": False},
+            env={
+                **os.environ,
+                "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+            },
+        )
+        assert done.returncode == 0, done.stderr
+        if command[0] == "plugins":
+            assert f"its {torn} cannot be read" in done.stdout

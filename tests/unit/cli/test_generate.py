@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from minillm_core.errors import NonFinite
-from minillm_core.train.sampling import Sampling
+from minillm_core.train.generate import Sampling
 
 Program = Callable[..., tuple[int, str, str]]
 
@@ -25,10 +25,10 @@ class Writing:
         self.asked: dict[str, Any] = {}
         self.pieces: list[Any] = [" upon", " a", " time"]
 
-    def open(self, out: Path, **options: Any) -> tuple[Any, Any]:
+    def open(self, out: Path, **options: Any) -> Any:
         self.opened = {"out": out, **options}
-        checkpoint = SimpleNamespace(step=7, path=Path("run/checkpoints/step-00000007"))
-        return self, SimpleNamespace(checkpoint=checkpoint)
+        path = Path("run/checkpoints/step-00000007")
+        return SimpleNamespace(writer=lambda: self, step=7, checkpoint=path)
 
     def go_on(self, prompt: str, sampling: Sampling, **options: Any) -> Any:
         self.asked = {"prompt": prompt, "sampling": sampling, **options}
@@ -45,7 +45,7 @@ class Writing:
 @pytest.fixture
 def writing(monkeypatch: pytest.MonkeyPatch) -> Writing:
     made = Writing()
-    monkeypatch.setattr("minillm_core.train.generate.open_writer", made.open)
+    monkeypatch.setattr("minillm_core.train.run.Run.open", made.open)
     return made
 
 
@@ -53,7 +53,7 @@ def test_stdout_is_the_prompt_and_what_follows_it(program: Program, writing: Wri
     assert program("generate", "run", "Once", "--seed", "5") == (0, "Once upon a time\n", "")
     assert writing.opened["out"] == Path("run")
     assert {key: writing.opened[key] for key in ("backend", "device", "plugins")} == {
-        **{"backend": "auto", "device": "auto", "plugins": {}}
+        **{"backend": "auto", "device": "auto", "plugins": None}
     }
     asked = {key: writing.asked[key] for key in ("prompt", "sampling", "tokens", "seed", "cached")}
     assert asked == {
@@ -70,7 +70,7 @@ def test_what_is_asked_for_is_handed_over(program: Program, writing: Writing) ->
     assert (writing.asked["prompt"], writing.asked["tokens"]) == ("", 3)
     assert not writing.asked["cached"]
     assert (writing.opened["backend"], writing.opened["device"]) == ("mlx", "cpu")
-    assert writing.opened["plugins"] == {"trick": "./trick.py:Trick"}
+    assert writing.opened["plugins"] == "./trick.py:Trick"
 
 
 def test_a_seed_is_made_and_said(program: Program, writing: Writing) -> None:

@@ -122,9 +122,7 @@ def test_defaults_that_no_plugin_touches_are_left_out_of_the_table(program: Prog
     code, short, said = program(*asked)
     assert (code, silent) == (0, "")
     hidden = len(whole.splitlines()) - len(short.splitlines())
-    assert said == (
-        f"note: {hidden} defaults that no plugin claims are not shown: --all shows them\n"
-    )
+    assert said == (f"note: {hidden} defaults that no plugin claims are hidden; --all shows them\n")
     rows, shown = ([line.split() for line in text.splitlines()[1:]] for text in (whole, short))
     assert len(shown) < len(rows) / 2
     gone = [row for row in rows if row not in shown]

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from minillm_core.cli import ablate, bench, bench_show, plan, train
-from minillm_core.cli.ablate_show import show_ablation
-from minillm_core.cli.plugins_info import info
-from minillm_core.cli.prepare import Asked, Prepared
-from minillm_core.cli.slots import slots_on
+from minillm_core.cli import plan, train
+from minillm_core.cli.plugins_info import info, slots_on
 from minillm_core.config.presets import SHAPES, plugins_of, recipe_names
 from minillm_core.plugins.discover import GROUP
 from minillm_core.plugins.first_party import FIRST_PARTY
+from minillm_core.train.request import Prepared, RunRequest
+from minillm_lab.cli import ablate, bench
+from minillm_lab.cli.ablate import show_ablation
 
 Program = Callable[..., tuple[int, str, str]]
 
@@ -33,9 +33,9 @@ PLAN = ("plan", "--preset", RECIPE)
 @pytest.fixture
 def absent(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Let none of a distribution's plugins be installed."""
-    from minillm_core.plugins import discover, lacking
+    from minillm_core.plugins import discover, first_party
 
-    found, version = discover.entry_points, lacking.version
+    found, version = discover.entry_points, first_party.installed_version
 
     def go(*distributions: str) -> None:
         def others(*, group: str) -> EntryPoints:
@@ -45,13 +45,11 @@ def absent(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             gone = {one for one in points if one.dist and one.dist.name in distributions}
             return EntryPoints(one for one in points if one not in gone)
 
-        def version_of(name: str) -> str:
-            if name in distributions:
-                raise lacking.PackageNotFoundError(name)
-            return version(name)
+        def version_of(name: str) -> str | None:
+            return None if name in distributions else version(name)
 
         monkeypatch.setattr(discover, "entry_points", others)
-        monkeypatch.setattr(lacking, "version", version_of)
+        monkeypatch.setattr(first_party, "installed_version", version_of)
 
     return go
 
@@ -120,10 +118,10 @@ def test_those_that_are_there_are_not_named(program: Program, absent) -> None:
 def test_one_that_is_too_old_is_upgraded(
     program: Program, absent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from minillm_core.plugins import lacking
+    from minillm_core.plugins import first_party
 
     absent("minillm-modded")
-    monkeypatch.setattr(lacking, "version", lambda name: "0.0.1")
+    monkeypatch.setattr(first_party, "installed_version", lambda name: "0.0.1")
     assert "pip install --upgrade minillm-modded" in program(*PLAN)[2]
 
 
@@ -142,7 +140,7 @@ def test_an_example_takes_away_what_the_preset_names(page: str) -> None:
 
 def test_info_says_which_presets_name_a_plugin(program: Program) -> None:
     document = json.loads(program("plugins", "info", "muon", "--json")[1])
-    assert document["presets"] == {RECIPE: plugins_of(RECIPE)["muon"]}
+    assert document["presets"] == {name: plugins_of(name)["muon"] for name in recipe_names()}
     assert json.loads(program("plugins", "info", "tensorboard", "--json")[1])["presets"] == {}
     assert f"in {RECIPE}" in program("plugins", "info", "muon")[1]
 
@@ -171,15 +169,15 @@ def test_an_ablation_judges_those_that_are_named_or_else_the_presets(
     class Enough(Exception):
         pass
 
-    def stop(study, **more):
-        asked_for.append((study.request.judged, set(study.loaded.specs)))
+    def stop(request, **more):
+        asked_for.append((request.judged, set(request.prepared.loaded.specs)))
         raise Enough
 
-    monkeypatch.setattr("minillm_core.cli.ablate_show.ablate", stop)
+    monkeypatch.setattr("minillm_lab.ablate.ablate", stop)
     plugins = ",".join(part for part in (company, judged) if part) or None
     with pytest.raises(Enough):
         show_ablation(
-            Asked(plugins=plugins, preset=RECIPE, flags={"--device": "cpu"}),
+            RunRequest(plugins=plugins, preset=RECIPE, flags={"--device": "cpu"}),
             judged=judged,
             company=company,
             seeds=1,
@@ -195,23 +193,23 @@ def test_an_ablation_judges_those_that_are_named_or_else_the_presets(
 
 
 def test_a_bench_compares_the_recipe_with_less_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Asked] = []
+    seen: list[RunRequest] = []
 
     class Enough(Exception):
         pass
 
-    def note(asked: Asked, *, to_run: bool) -> Prepared:
+    def note(asked: RunRequest, *, to_run: bool) -> Prepared:
         seen.append(asked)
         if len(seen) == 2:
             raise Enough
         return None  # type: ignore[return-value]
 
-    monkeypatch.setattr(bench_show, "prepare", note)
-    asked = Asked(
+    monkeypatch.setattr("minillm_core.studies.prepare", note)
+    asked = RunRequest(
         plugins=f"-{GONE},{MORE}", preset=RECIPE, assignments=(f"{GONE}.layers=0", "seed=2")
     )
     with pytest.raises(Enough):
-        bench_show.show_bench(asked, None, against="none", json=False)  # type: ignore[arg-type]
+        bench.show_bench(asked, None, against="none", json=False)  # type: ignore[arg-type]
     less, whole = seen
     assert (less.plugins, less.assignments) == (f"-{GONE},{MORE}", ("seed=2",))
     assert (whole.plugins, whole.assignments) == (None, (f"{GONE}.layers=0", "seed=2"))

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minillm_core.config.load import FLAGS, Loaded, load
+from minillm_core.config.load import Loaded, load
 from minillm_core.config.load import given as given_by
-from minillm_core.config.origins import SECTIONS, TOP
+from minillm_core.config.origins import FLAGS
 from minillm_core.config.presets import plugins_of
+from minillm_core.config.schema import SECTIONS, TOP
+from minillm_core.config.selection import FileSpec
 from minillm_core.errors import ConfigError
 from minillm_core.train.settings import layer_of, settings
 
@@ -75,7 +77,9 @@ def test_the_preset_is_asked_for_or_the_machine_s(arguments, preset, origin) -> 
     result = load(default_preset=lambda: ("tiny", "a CPU"), **arguments)
     assert result.config.preset == preset
     assert result.origins["preset"] == origin
-    assert ("preset tiny, since nobody named one: a CPU" in result.notes) == (origin == "device")
+    assert ("no --preset given; using tiny, the default for a CPU" in result.notes) == (
+        origin == "device"
+    )
 
 
 def test_a_file_may_name_its_preset_and_its_plugins(loaded: Load, settings_file: Write) -> None:
@@ -100,7 +104,7 @@ def test_the_order_of_plugins_never_matters(loaded: Load, order) -> None:
     assert list(result.specs.items()) == [
         ("gate", "gate"),
         ("muon", "muon"),
-        ("trick", "./x/trick.py:Trick"),
+        ("trick", FileSpec("./x/trick.py", "Trick")),
     ]
     assert list(result.config.plugins) == ["gate", "muon", "trick"]
 
@@ -110,6 +114,19 @@ def test_a_plugin_of_the_file_can_be_taken_away(loaded: Load, settings_file: Wri
     result = loaded(file=path, plugins="-muon,other")
     assert list(result.config.plugins) == ["gate", "other"]
     assert not any("muon" in key for key in result.origins)
+
+
+def test_a_file_takes_plugins_away_from_its_preset_and_the_command_line_adds_them_again(
+    loaded: Load, settings_file: Write
+) -> None:
+    path = settings_file("[plugins]\nsmear = false\nmuon = false\n[plugins.gate]\n")
+    result = loaded(preset=RECIPE, file=path)
+    assert set(result.config.plugins) == {*plugins_of(RECIPE), "gate"} - {"smear", "muon"}
+    assert not any(key == "plugins.muon" or key.startswith("muon.") for key in result.origins)
+    again = loaded(preset=RECIPE, file=path, plugins="muon").config.plugins
+    assert set(again) == {*plugins_of(RECIPE), "gate"} - {"smear"}
+    with pytest.raises(ConfigError, match="smear is not a table"):
+        loaded(file=settings_file("[plugins]\nsmear = true\n"))
 
 
 RECIPE = "speedrun"
@@ -198,7 +215,11 @@ def test_a_table_may_be_given_at_once(loaded: Load) -> None:
 @pytest.mark.parametrize(
     ("argument", "what", "fix"),
     [
-        ("model.dmi=1", "there is no setting 'model.dmi'", "model.dim"),
+        ("model.dmi=1", "there is no setting 'model.dmi'", "did you mean model.dim?"),
+        ("train.learning_rate=1", "'train.learning_rate'", "did you mean train.lr?"),
+        ("learning_rate=1", "there is no setting 'learning_rate'", "did you mean train.lr?"),
+        ("model.n_embd=1", "there is no setting 'model.n_embd'", "did you mean model.dim?"),
+        ("batch_size=8", "there is no setting 'batch_size'", "did you mean train.rows?"),
         ("dim=1", "there is no setting 'dim'", "model.dim"),
         ("every=1", "there is no setting 'every'", "eval.every or checkpoint.every or log.every"),
         ("xyzzy=1", "there is no setting 'xyzzy'", "tables: model, train"),

@@ -26,7 +26,7 @@ def parameters(model: ModelConfig) -> int:
 
 
 def test_these_are_the_presets() -> None:
-    assert preset_names() == [*MILLIONS, "speedrun"]  # shapes by size
+    assert preset_names() == [*MILLIONS, "cpu", "mac", "speedrun"]  # shapes by size
     assert list(SHAPES) == list(MILLIONS)
 
 

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minillm_core.config.origins import SECTIONS, line_of
-from minillm_core.config.values import expected, read_value, show
+from minillm_core.config.check import expected
+from minillm_core.config.origins import line_of
+from minillm_core.config.schema import SECTIONS
+from minillm_core.config.values import read_value, show
 
 PLAIN = st.recursive(
     st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False),

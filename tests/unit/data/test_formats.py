@@ -79,7 +79,7 @@ def test_odd_and_right(tmp_path: Path, line: bytes) -> None:
 def test_blank_lines_and_empty_documents_are_counted(tmp_path: Path) -> None:
     found, reading = lines(tmp_path, b'\n{"text": ""}\n \r\n{"ids": []}\n' + GOOD)
     assert found == ["good"]
-    assert reading.notes == {"blank lines": 2, "empty documents": 2}
+    assert reading.notes == {"left out: blank lines": 2, "left out: empty documents": 2}
 
 
 BAD = {
@@ -103,7 +103,9 @@ BAD = {
     "boolean text": (b'{"text": true}', 0, '"text" is a boolean'),
     "list text": (b'{"text": ["a"]}', 0, '"text" is a list'),
     "absent text": (b'{"txt": "a"}', 0, 'neither "text" nor "ids"'),
-    "chat": (b'{"messages": []}', 0, "(chat)"),
+    "chat": (b'{"messages": []}', 0, "chat data cannot be trained on yet"),
+    "other chat": (b'{"conversations": []}', 0, "turn each conversation into one text: {"),
+    "duplicate key with a semicolon": (b'{"a;b": 1, "a;b": 2}', 0, "the key 'a;b' is there twice"),
     "array": (b"[]", 0, "a list where a JSON object"),
     "array of the name": (b'["text"]', 0, "a list where a JSON object"),
     "string": (b'"text"', 0, "a string where a JSON object"),
@@ -171,7 +173,7 @@ def test_invalid_text_is_named_with_line_and_byte(tmp_path: Path) -> None:
 def test_labels_are_not_used_without_a_word(tmp_path: Path) -> None:
     found, reading = lines(tmp_path, b'{"ids": [1, 2], "labels": [-1, 2]}\n')
     assert found == [[1, 2]]
-    assert reading.notes == {'lines whose "labels" are not used': 1}
+    assert reading.notes == {'left out: lines whose "labels" are not used': 1}
 
 
 @pytest.mark.parametrize("packing", [".gz", ".xz"])

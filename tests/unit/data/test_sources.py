@@ -98,7 +98,7 @@ def test_a_digest_is_of_content_and_kind_not_of_name_or_time(tmp_path: Path) -> 
     for name, text in {"a.txt": "x", "b.txt": "x", "c.txt": "y", "d.jsonl": "x"}.items():
         (tmp_path / name).write_text(text)
     os.utime(tmp_path / "b.txt", (1, 1))
-    a, b, c, d = (source.digest for source in find([str(tmp_path)], quiet))
+    a, b, c, d = (source.digest() for source in find([str(tmp_path)], quiet))
     assert a == b
     assert len({a, c, d}) == 3
 

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minillm_core.data import Cursor, Documents
-from minillm_core.data.documents import Layout
-from minillm_core.data.packing import Stream, pack
-from minillm_core.data.shuffle import fingerprint, order
+from minillm_core.data.batch import Stream, pack
+from minillm_core.data.documents import fingerprint, order
 from minillm_core.errors import DataError
 
 VOCAB = 1000
@@ -104,7 +103,7 @@ def test_a_layout_reads_any_window(lists: list[list[int]], first: int, count: in
     flat = [i for ids in lists for i in ids]
     first = min(first, len(flat))
     ids, starts = np.full(count, -7, np.int32), np.zeros(count, bool)
-    filled = Layout(documents).read(first, ids, starts)
+    filled = documents.read(first, ids, starts)
     assert ids[:filled].tolist() == flat[first : first + count]
     assert ids[filled:].tolist() == [-7] * (count - filled)
 

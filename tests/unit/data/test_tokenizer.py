@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import os
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models
 
-from minillm_core.data import END_OF_TEXT, Tokenizer, bytes_per_token
+from minillm_core.data import END_OF_TEXT, Tokenizer, bytes_per_token, cutting
 from minillm_core.data import tokenizer as module
 from minillm_core.errors import DataError
 
@@ -61,12 +64,12 @@ def test_the_special_token_written_out_is_text(
 )  # fmt: skip
 def test_long_texts_are_cut_without_a_trace(tokenizer: Tokenizer, text: str, part: int) -> None:
     whole = tokenizer.encode([text])[0]
-    before = module._PART, module._TOGETHER
-    module._PART, module._TOGETHER = part, 2 * part
+    before = cutting._PART, module._TOGETHER
+    cutting._PART, module._TOGETHER = part, 2 * part
     try:
         first, again = tokenizer.encode([text, text])
     finally:
-        module._PART, module._TOGETHER = before
+        cutting._PART, module._TOGETHER = before
     np.testing.assert_array_equal(first, whole)
     np.testing.assert_array_equal(again, whole)
 
@@ -142,6 +145,88 @@ def test_what_is_no_tokenizer_is_refused(tmp_path: Path, content: bytes | None) 
         path.write_bytes(content)
     with pytest.raises(DataError, match="cannot be read"):
         Tokenizer.load(path, 300)
+
+
+def replaced(content: str, pattern: str = ".") -> dict:
+    return {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
+
+
+def charsmap(*texts: str) -> str:
+    tree = b"\0" * 8
+    table = "".join(text + "\0" for text in texts).encode()
+    return base64.b64encode(len(tree).to_bytes(4, "little") + tree + table).decode()
+
+
+@pytest.mark.parametrize(
+    ("place", "step", "said"),
+    [
+        ("normalizer", replaced("x" * 1000), "1,000 times"),
+        ("normalizer", {"type": "Sequence", "normalizers": [replaced("xxxxx")] * 3}, "125 times"),
+        ("normalizer", {"type": "Prepend", "prepend": "x" * 65}, "65 times"),
+        ("decoder", replaced("x" * 65), "65 times"),
+        ("normalizer", replaced("\u2581", " "), None),
+        ("normalizer", {"type": "Sequence", "normalizers": [replaced("xxxx")] * 3}, None),
+    ],
+)
+def test_a_tokenizer_that_fills_the_memory_is_refused(
+    tokenizer: Tokenizer, tmp_path: Path, place: str, step: dict, said: str | None
+) -> None:
+    path = edited(tokenizer, tmp_path / "t.json", lambda data: data.update({place: step}))
+    if said is None:
+        Tokenizer.load(path, 300)
+        return
+    with pytest.raises(DataError, match=said) as raised:
+        Tokenizer.load(path, 300)
+    assert str(path) in str(raised.value)
+
+
+def test_the_growth_of_tables_and_suffixes_is_known() -> None:
+    table = {"type": "Precompiled", "precompiled_charsmap": charsmap("ab", "x" * 99, "c")}
+    plain = dict.fromkeys(("normalizer", "pre_tokenizer", "model", "decoder"))
+    assert module._growth({**plain, "normalizer": table}) == 99
+    assert module._growth({**plain, "model": {"end_of_word_suffix": "x" * 70}}) == 70
+    assert module._growth(plain) == 1
+
+
+def test_a_tokenizer_is_read_from_a_regular_file_of_bounded_size(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
+        with pytest.raises(DataError, match=r"cannot be read: .*(not a regular|directory)"):
+            Tokenizer.load(path, 300)
+    tokenizer.save(tmp_path / "t.json")
+    (tmp_path / "link.json").symlink_to("t.json")
+    assert Tokenizer.load(tmp_path / "link.json", 300).digest == tokenizer.digest
+    monkeypatch.setattr(module, "LARGEST_TOKENIZER", 1 << 10)
+    with pytest.raises(DataError, match="more than"):
+        Tokenizer.load(tmp_path / "t.json", 300)
+
+
+def test_saving_sweeps_what_a_killed_process_left_and_says_what_fails(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    (tmp_path / "t.json.tmp-0123").write_text("half")
+    tokenizer.save(tmp_path / "t.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["t.json"]
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError):
+        tokenizer.save(tmp_path / "folder")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "t.json"]
+
+
+def test_long_texts_of_a_tokenizer_that_cannot_be_divided_are_cut_aloud(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PIECE", 100)
+    path = edited(
+        tokenizer, tmp_path / "t.json", lambda data: data.update(normalizer={"type": "NFC"})
+    )
+    loaded, notes = Tokenizer.load(path, 300), Counter()
+    text = "the cat sat\n" * 20
+    (ids,) = loaded.encode([text], notes)
+    assert loaded.decode(ids) == text
+    assert notes == {module._DIVIDED: 2}
 
 
 def test_truncation_and_padding_of_a_file_do_not_change_text(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minillm_core.data import Batch, Documents, validation_batches
+from minillm_core.data import Batch, Documents, ValidationBatches
 from minillm_core.errors import DataError
 
 VOCAB = 1000
@@ -32,7 +32,7 @@ def test_the_first_predictions_of_the_stream_once_each(
     order = range(count) if seed is None else np.random.default_rng(seed).permutation(count)
     stream = [i for index in order for i in lists[index]]
     predictions = min(len(stream) - 1, len(stream) if tokens is None else tokens)
-    batches = validation_batches(documents, rows=rows, seq_len=seq_len, tokens=tokens, seed=seed)
+    batches = ValidationBatches(documents, rows=rows, seq_len=seq_len, tokens=tokens, seed=seed)
     ids, labels, numbers = (
         np.array([b[name].reshape(-1) for b in batches], np.int32).reshape(-1)
         for name in ("ids", "labels", "documents")
@@ -48,9 +48,36 @@ def test_the_first_predictions_of_the_stream_once_each(
     assert (ids[len(stream) :] == 0).all()
 
 
+@given(id_lists, st.integers(1, 3), st.integers(1, 7), st.none() | st.integers(1, 40))
+@pytest.mark.parametrize("share", [1e-9, 0.125, 0.5, 0.99, 1.0])
+def test_a_share_is_windows_of_the_whole_spread_evenly(
+    share: float, lists: list[list[int]], rows: int, seq_len: int, tokens: int | None
+) -> None:
+    documents = Documents.of(lists, VOCAB)
+    all_of, some = (
+        ValidationBatches(
+            documents, rows=rows, seq_len=seq_len, tokens=tokens, seed=None, share=one
+        )
+        for one in (1.0, share)
+    )
+    whole, part = (
+        [row for batch in batches for row in zip(*batch.values(), strict=True)]
+        for batches in (all_of, some)
+    )
+    count = -(-all_of.predictions // seq_len)
+    taken = min(count, max(1, round(share * count)))
+    expected = [index * count // taken for index in range(taken)]
+    for row, index in zip(part, expected, strict=False):
+        for one, other in zip(row, whole[index], strict=True):
+            np.testing.assert_array_equal(one, other)
+    assert all((labels == -1).all() for _, labels, *_ in part[taken:])
+    assert sum(int((labels >= 0).sum()) for _, labels, *_ in part) == some.predictions
+    assert len(some) == -(-taken // rows)
+
+
 def test_batches_are_the_same_each_time_and_any_of_them_can_be_had() -> None:
     documents = Documents.of([list(range(100))], VOCAB)
-    batches = validation_batches(documents, rows=2, seq_len=5, tokens=None, seed=0)
+    batches = ValidationBatches(documents, rows=2, seq_len=5, tokens=None, seed=0)
     assert len(batches) == len(list(batches)) == 10
     for once, again in zip(batches, batches[:], strict=True):
         np.testing.assert_array_equal(once["ids"], again["ids"])
@@ -65,7 +92,7 @@ def test_on_batch_is_called_in_phase_eval_and_checked() -> None:
         return {**batch, "ids": batch["ids"] + np.int32(VOCAB)}
 
     documents = Documents.of([list(range(100))], VOCAB)
-    batches = validation_batches(
+    batches = ValidationBatches(
         documents, rows=2, seq_len=5, tokens=None, seed=0, on_batch=on_batch
     )
     with pytest.raises(DataError, match="on_batch returned 'ids'"):

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minillm_core import EVERYTHING, Call, Layout, Linear, Module, Plugin
-from minillm_core.backends.numpy.ops import NumPyOps
 from minillm_core.errors import PlanError
-from minillm_core.nn.decoding import Past
+from minillm_core.nn.decoding import KVCache
+from minillm_kit import NumPyOps
 
 OPS = NumPyOps()
 
 
-def feed(past: Past, columns: int) -> None:
-    past.scope({"ids": np.zeros((1, columns), np.int32)})
+def feed(cache: KVCache, columns: int) -> None:
+    cache.scope({"ids": np.zeros((1, columns), np.int32)})
 
 
 @given(
@@ -27,39 +27,39 @@ def feed(past: Past, columns: int) -> None:
     stretch=st.integers(1, 2),
 )
 def test_the_past_holds_the_latest_columns(sizes: list[int], lookback: int, stretch: int) -> None:
-    past, whole = Past(), np.random.default_rng(0).random((1, stretch * sum(sizes), 3))
+    cache, whole = KVCache(), np.random.default_rng(0).random((1, stretch * sum(sizes), 3))
     for size in sizes:
-        feed(past, size)
-        start, end = stretch * past.columns, stretch * (past.columns + size)
+        feed(cache, size)
+        start, end = stretch * cache.columns, stretch * (cache.columns + size)
         value = whole[:, start:end]
-        joined, number, nothing = past.joined(
+        joined, number, nothing = cache.append(
             OPS, "node", (value, 0.5, None), lookback, stretch * size
         )
         np.testing.assert_array_equal(joined, whole[:, max(0, start - lookback) : end])
         assert (number, nothing) == (0.5, None)
-        past.commit()
-    assert past.columns == sum(sizes)
+        cache.commit()
+    assert cache.columns == sum(sizes)
 
 
 @given(sizes=st.lists(st.integers(1, 4), min_size=1, max_size=6), width=st.integers(1, 4))
 def test_what_has_no_columns_stays_as_it_is(sizes: list[int], width: int) -> None:
     """A table that looks like columns in one feed is found out in the next of another size."""
-    past, table = Past(), np.ones((1, width))
+    cache, table = KVCache(), np.ones((1, width))
     for size in sizes:
-        feed(past, size)
-        (given_back,) = past.joined(OPS, "node", [table], 2, size)
+        feed(cache, size)
+        (given_back,) = cache.append(OPS, "node", [table], 2, size)
         if len(set(sizes)) > 1 and size != width:
             assert given_back is table
-        past.commit()
+        cache.commit()
 
 
 def test_a_feed_that_was_not_committed_is_forgotten() -> None:
-    past, x = Past(), np.arange(6.0).reshape(1, 6, 1)
+    cache, x = KVCache(), np.arange(6.0).reshape(1, 6, 1)
     for columns, kept in ((x[:, :2], True), (x[:, 2:5], False), (x[:, 2:3], True)):
-        feed(past, columns.shape[1])
-        (joined,) = past.joined(OPS, "node", [columns], EVERYTHING, columns.shape[1])
+        feed(cache, columns.shape[1])
+        (joined,) = cache.append(OPS, "node", [columns], EVERYTHING, columns.shape[1])
         if kept:
-            past.commit()
+            cache.commit()
     np.testing.assert_array_equal(joined, x[:, :3])
 
 

@@ -10,20 +10,19 @@ import numpy as np
 import pytest
 
 from minillm_core.errors import PlanError, PluginCodeError
-from minillm_core.nn.geometry import Geometry
 from minillm_core.nn.init import zeros
-from minillm_core.nn.linear import Linear
+from minillm_core.nn.layers import Linear
 from minillm_core.nn.module import Module, declared, named_modules
-from minillm_core.nn.node import Scope, call_names, node_of
+from minillm_core.nn.node import ModelShape, Scope, call_names, node_of
 from minillm_core.nn.param import Param, State
 
-GEOMETRY = Geometry(
+GEOMETRY = ModelShape(
     layers=2, dim=8, heads=2, kv_heads=2, head_dim=4, hidden=16, vocab=32, positions=8
 )
 
 
 class Gate(Module):
-    def __init__(self, geometry: Geometry, width: int = 4, widths: tuple[int, ...] = ()) -> None:
+    def __init__(self, geometry: ModelShape, width: int = 4, widths: tuple[int, ...] = ()) -> None:
         super().__init__()
         self.gate = Linear(width, geometry.heads, role="gate")
         self.inner = [Linear(n, n, role="gate") for n in widths]

@@ -7,19 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm_core.backends.numpy.model import NumPyFramework, materialise
 from minillm_core.config.load import load
 from minillm_core.nn.attention import AttentionSpec
 from minillm_core.nn.initial import initial_values
 from minillm_core.nn.module import materialising
 from minillm_core.nn.rope import RopeSpec, llama_frequencies, rope_of
 from minillm_core.optim.schedules import stages
-from minillm_core.plan import Plan, build_plan
+from minillm_core.plan import Plan, build_plan, stages_of
 from minillm_core.plan.plan import as_json
-from minillm_core.plan.stages import stages_of
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.plugin import Plugin
-from minillm_core.testing.modules import GEOMETRY
+from minillm_kit import GEOMETRY, NumPyFramework, materialise
 
 BY = (1, 4, 2)
 

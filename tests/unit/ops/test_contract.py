@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minillm_core.backends.numpy.ops import NumPyOps
 from minillm_core.ops import CONTRACTS, Cap, LossForm, SigmoidCap, TanhCap, reference
-from minillm_core.ops.reference_arrays import NumPyArrays
+from minillm_core.ops.reference import NumPyArrays
+from minillm_kit import NumPyOps
 
 caps = st.builds(TanhCap, st.floats(1, 50)) | st.builds(
     SigmoidCap, st.floats(1, 50), st.floats(-5, 5), st.floats(1, 10)
@@ -85,7 +85,7 @@ def test_visible(T: int, extra: int, window: int) -> None:
 
 def test_documents_do_not_see_each_other() -> None:
     documents = np.array([[0, 0, 1, -1]], np.int32)
-    (mask,) = reference.visible(4, 4, documents=documents)
+    ((mask,),) = reference.visible(4, 4, documents=documents)
     assert mask.tolist() == [
         [True, False, False, False],
         [True, True, False, False],

@@ -11,9 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minillm_core.backends.mlx.candidates import CANDIDATES as MLX
-from minillm_core.backends.numpy.ops import CANDIDATES as NUMPY
-from minillm_core.backends.torch.candidates import CANDIDATES as TORCH
+from minillm_core.backends.candidates import MLX, TORCH
 from minillm_core.errors import BackendError, MinillmError, PluginCodeError
 from minillm_core.ops import (
     CONTRACTS,
@@ -28,6 +26,10 @@ from minillm_core.ops import (
     parse_policy,
 )
 
+NUMPY = tuple(
+    Candidate(op, "reference", ("numpy",), f"minillm_core.ops.reference:{op}", plain=True)
+    for op in CONTRACTS
+)
 CORE = (*TORCH, *MLX, *NUMPY)
 LOSS = Request("linear_cross_entropy", "torch", "cuda", "bfloat16", compiled=True)
 
@@ -199,7 +201,7 @@ def test_mlx_takes_chunks_where_the_logits_are_large() -> None:
 def test_choosing_imports_no_framework() -> None:
     code = (
         "import sys; from minillm_core.ops import *; "
-        "import minillm_core.backends.torch.candidates, minillm_core.backends.mlx.candidates; "
+        "import minillm_core.backends.candidates, minillm_core.backends.bind; "
         "print([m for m in ('torch', 'mlx') if m in sys.modules])"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -12,12 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minillm_core.backends.numpy.ops import NumPyOps
 from minillm_core.errors import PluginCodeError
 from minillm_core.optim.groups import Group, Member, groups_of
 from minillm_core.optim.stage import Rule, stage
 from minillm_core.optim.update import clip_factor, global_norm, initial_state, update
 from minillm_core.plugins.builders.optimizer import core_rule
+from minillm_kit import NumPyOps
 
 OPS = NumPyOps()
 SHAPES = {"a": (3, 4), "b": (5,), "c": (1,)}
@@ -198,6 +198,22 @@ def numbers(ops: Any, update: Any, param: Any, state: Any) -> Any:
     return 0.5, state
 
 
+def halved_state(ops: Any, update: Any, param: Any, state: Any) -> Any:
+    return update, {"m": state["m"].astype(np.float32)}
+
+
+def shrunk_state(ops: Any, update: Any, param: Any, state: Any) -> Any:
+    return update, {"m": state["m"][:1]}
+
+
+def no_state(ops: Any, update: Any, param: Any, state: Any) -> Any:
+    return update, {}
+
+
+def narrow(ops: Any, update: Any, param: Any, state: Any) -> Any:
+    return (param - update).astype(np.float32), state
+
+
 def inplace(ops: Any, update: Any, param: Any, state: Any) -> Any:
     param *= 2
     return update, state
@@ -210,16 +226,21 @@ def inplace(ops: Any, update: Any, param: Any, state: Any) -> Any:
         (shorter, "returned an update of shape \\(1, 3\\) from shorter"),
         (numbers, "returned an update of float from numbers"),
         (inplace, "changed param or state in place in inplace"),
+        (halved_state, "returned state 'm' of float32 from halved_state"),
+        (shrunk_state, "returned state 'm' of shape \\(1, 3\\) from shrunk_state"),
+        (no_state, "returned the state \\[\\] instead of \\['m'\\] from no_state"),
+        (narrow, "returned parameters of float32 from narrow"),
     ],
 )
 def test_what_a_stage_may_not_do_is_its_plugin_s_fault(function: Any, said: str) -> None:
-    rule = Rule("whole", "one", (("scale", "trick", stage(function).named("")),))
+    own = stage(function, state={"m": "like"}).named("")
+    rule = Rule("whole", "one", (("scale", "trick", own),))
     (group,) = groups_of({"a": (rule, Member("a", (2, 3), 1.0, 1.0))})
     ops: Any = OPS
-    params = {"a": np.ones((2, 3))}
+    params, state = {"a": np.ones((2, 3))}, initial_state({"0": group}, np.zeros)
 
     def versions(arrays: Any) -> tuple[int, ...]:
         return tuple(int(array.sum()) for array in arrays)
 
     with pytest.raises(PluginCodeError, match=f"plugin 'trick' {said}"):
-        update(ops, {"0": group}, params, dict(params), 1.0, {}, 1.0, {}, versions=versions)
+        update(ops, {"0": group}, params, dict(params), 1.0, state, 1.0, {}, versions=versions)

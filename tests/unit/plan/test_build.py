@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from minillm_core.config.schema import Config
 from minillm_core.nn.attention import AttentionSpec
 from minillm_core.nn.init import Constant, fan_in_residual, zeros
-from minillm_core.nn.linear import Linear
+from minillm_core.nn.layers import Linear
 from minillm_core.nn.module import Module
 from minillm_core.nn.param import Param
 from minillm_core.nn.residual import Learned

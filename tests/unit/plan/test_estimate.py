@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minillm_core.config.load import load
-from minillm_core.nn.linear import Linear
+from minillm_core.nn.layers import Linear
 from minillm_core.nn.module import Module
 from minillm_core.nn.param import Param
 from minillm_core.optim.schedules import stages

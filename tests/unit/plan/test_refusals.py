@@ -121,6 +121,15 @@ class Unknown(Module):
         return y
 
 
+class Scheduled(Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = Param((1,), role="scalar", lr_mul=piecewise((0, 1.0)))
+
+    def forward(self, x):
+        return x
+
+
 class Late(Module):
     def forward(self, x0):
         return x0
@@ -510,6 +519,26 @@ ALONE: dict[str, tuple[Made, str]] = {
     "a factor that is no number": (
         optimizer(lambda o: o.set(lambda name, info: True, betas=(0.9, float("inf")))),
         "plugin 'one', slot opt.set: betas=inf is no finite number",
+    ),
+    "a factor that compiles": (
+        optimizer(lambda o: o.set(always, lr_mul=stages((0, 0), (0.5, 1)))),
+        "plugin 'one', slot opt.set: lr_mul cannot be stages(...)",
+    ),
+    "a rate that compiles": (
+        optimizer(lambda o: o.rule("own", lr=stages((0, 1)))),
+        "plugin 'one', slot opt.rule(own): lr cannot be stages(...)",
+    ),
+    "a factor of another kind": (
+        optimizer(lambda o: o.set(always, wd_mul="half")),
+        "plugin 'one', slot wd_mul: 'half' is neither a number nor a schedule",
+    ),
+    "one beta": (
+        optimizer(lambda o: o.set(always, betas=(0.9,))),
+        "plugin 'one', slot opt.set: betas=(0.9,)",
+    ),
+    "a parameter's factor with a schedule": (
+        model(lambda m: m.mlp(0, Scheduled)),
+        "a Param's lr_mul is a number, not Piecewise",
     ),
     "the same name in one chain": (
         attention(lambda a: (a.out.gate(Y), a.out.correct(Y))),

@@ -14,9 +14,9 @@ from rich.console import Console
 from minillm_core.nn.module import Module
 from minillm_core.plan import Plan
 from minillm_core.plan.diff import ABSENT, Difference, differences, in_words, render_diff
-from minillm_core.plan.fold import fold, ranges
 from minillm_core.plan.render import amount, plan_document, render_plan, sized
-from minillm_core.plan.slots_of import slots_of, taken
+from minillm_core.plan.slots import slots_of, taken
+from minillm_core.plan.words import fold, ranges
 from minillm_core.plugins.layers import Layers
 from minillm_core.plugins.plugin import Plugin
 from minillm_modded.paired_heads import PairedHeads
@@ -70,7 +70,7 @@ def test_the_plan_is_one_look(planned: Planned, width: int) -> None:
     assert "layers 0-3" in text
     for word in ("muon.lr", "train.lr", "paired_heads", "Interleave", "28 parameters", "adamw"):
         assert word in text
-    assert "none: paired_heads stands in the way" in " ".join(text.split())
+    assert "none: paired_heads has no equivalent elsewhere" in " ".join(text.split())
 
 
 def test_what_is_not_there_is_not_shown(planned: Planned) -> None:
@@ -237,11 +237,17 @@ def test_two_tables_stand_side_by_side_only_where_both_fit(planned: Planned) -> 
 
 
 @pytest.mark.parametrize(
-    ("every", "when"), [(0, "at the end"), (25, "after every 25 steps and at the end")]
+    ("given", "when"),
+    [
+        ("every=0", "at the end"),
+        ("every=25", "at the start, at every 25 steps, and at the end"),
+        ("share=0.125", "at the start, at every sixth of the run, and at the end"),
+    ],
 )
-def test_it_says_how_much_is_evaluated(planned: Planned, every: int, when: str) -> None:
-    text = " ".join(shown(planned(f"eval.every={every}", "eval.tokens=2048"), 120).split())
+def test_it_says_how_much_is_evaluated(planned: Planned, given: str, when: str) -> None:
+    text = " ".join(shown(planned(f"eval.{given}", "eval.tokens=2048"), 140).split())
     assert f"evaluation {when}, 2,048 predictions at most (eval.tokens)" in text
+    assert ("0.125 of them on the way" in text) == (given != "every=0")
 
 
 @pytest.mark.parametrize("width", [60, 80, 140])

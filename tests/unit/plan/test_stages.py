@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from minillm_core import Plugin, stages
-from minillm_core.plan.stages import stages_of
+from minillm_core.plan import stages_of
 
 
 class Narrow(Plugin, api=1):

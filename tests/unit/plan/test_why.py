@@ -11,28 +11,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minillm_core.backends.bind import bind
+from minillm_core.backends.bind import bind, kernel_answers
 from minillm_core.backends.detect import Detected
-from minillm_core.backends.why import kernel_answers
 from minillm_core.config.schema import Config
 from minillm_core.errors import PlanError
 from minillm_core.nn.attention import Layout
 from minillm_core.nn.init import Constant
 from minillm_core.nn.module import Module
 from minillm_core.ops.select import Candidate
+from minillm_core.optim.schedules import plateaus
 from minillm_core.optim.stage import stage
 from minillm_core.plan import Plan, build_plan
-from minillm_core.plan.build import geometry_of
-from minillm_core.plan.declared import Declared
-from minillm_core.plan.why import Answer, Pattern, folded, nearest_names, slot_answers
-from minillm_core.plan.why.answer import names_of
+from minillm_core.plan.slots import SlotReport, SlotState
+from minillm_core.plan.why import Pattern, grouped, names_of, nearest_names, slot_reports
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.plugin import Plugin
 from minillm_core.plugins.slots import Chain, Claim, Terms
 from minillm_modded.paired_heads import PairedHeads
 from minillm_muon.muon import Muon
 
-Asked = Callable[..., list[Answer]]
+Asked = Callable[..., list[SlotReport]]
 
 # As the hooks and the documents call them.
 SLOTS = ("attn.qk", "attn.qk.norm", "attn.rope.frequencies", "attn.rope.positions")
@@ -107,15 +105,15 @@ def norms(name: str, info: Any) -> bool:
 def asked(small_config: Callable[..., Config]) -> Asked:
     """``asked("attn.qk", gate=Gate())``: the answers, plugins by the names they get."""
 
-    def ask(slot: str, **plugins: Plugin) -> list[Answer]:
+    def ask(slot: str, **plugins: Plugin) -> list[SlotReport]:
         config = small_config()
-        said, plan, refusal = Declared.of(config, geometry_of(config)), None, None
+        state, plan, refusal = SlotState.of(config), None, None
         loaded = [LoadedPlugin.of(name, plugin) for name, plugin in plugins.items()]
         try:
-            plan = build_plan(config, loaded, said)
+            plan = build_plan(config, loaded, state)
         except PlanError as error:
             refusal = error
-        answers = slot_answers(said, plan, refusal, list(plugins))
+        answers = slot_reports(state, plan, refusal, list(plugins))
         return [answer for answer in answers if Pattern(slot).picks(answer)]
 
     return ask
@@ -238,10 +236,10 @@ def test_no_slot_of_the_builders_is_forgotten(
     asked: Asked, small_config: Callable[..., Config]
 ) -> None:
     config = small_config()
-    said = Declared.of(config, geometry_of(config))
+    state = SlotState.of(config)
     kept = [
         value
-        for part in (*said.attention, said.model, said.loss, said.data)
+        for part in (*state.attention, state.model, state.loss, state.data)
         for value in vars(part).values()
     ]
     for several in [one for one in kept if isinstance(one, (list, dict))]:
@@ -262,6 +260,9 @@ def test_claimed_numbers_of_a_parameter_are_shown(asked: Asked) -> None:
         "opt.set.wd_mul": "0.5",
         "opt.set.betas": "(0.75, 0.95)",
     }
+    scheduled = optimizer(lambda o: o.set(norms, lr_mul=plateaus((0, 0.0), (0.5, 1.0))))
+    (answer,) = asked("layers.0.mlp_norm.weight", freeze=scheduled)
+    assert "freeze.lr_mul" in [one.what for one in answer.held if one.owner == "freeze"]
 
 
 def test_a_claimed_function_is_named(asked: Asked) -> None:
@@ -339,29 +340,60 @@ class Absent(Module):
         return x
 
 
+@pytest.mark.parametrize("slot", ["attn.layout", "model.streams", "opt.rule[mine]"])
+def test_no_report_depends_on_the_words_of_a_refusal(
+    small_config: Callable[..., Config], slot: str
+) -> None:
+    config, plugins = small_config(), {"one": CLASHES[slot](), "two": CLASHES[slot]()}
+    loaded = [LoadedPlugin.of(name, plugin) for name, plugin in plugins.items()]
+    state = SlotState.of(config)
+    with pytest.raises(PlanError) as caught:
+        build_plan(config, loaded, state)
+    told = slot_reports(state, None, caught.value, plugins)
+    caught.value.what = "worded otherwise"
+    reworded = slot_reports(state, None, caught.value, plugins)
+    who = [[one.who for one in report.clashes] for report in reworded]
+    assert who == [[one.who for one in report.clashes] for report in told]
+    assert [("one", "two")] in who
+
+
+def test_a_conflict_names_the_lines_of_both(planned: Callable[..., Plan]) -> None:
+    scale = CLASHES["attn.scale"]
+    with pytest.raises(PlanError) as caught:
+        planned(one=scale(), two=scale())
+    assert str(caught.value.line).count(f"{__file__}:") == 2
+
+
+def test_a_layer_that_is_left_out_is_no_conflict_for_plugins_of_all_layers(asked: Asked) -> None:
+    hollow = model(lambda m: m.attention(1, None))
+    answers = asked("attn.scale", hollow=hollow, scale=attention(lambda attn: attn.scale(1.0)))
+    assert not any(answer.refused for answer in answers)
+    assert [answer.held[0].owner for answer in answers] == ["scale", "hollow", "scale", "scale"]
+
+
 def test_layers_that_are_alike_are_said_once(asked: Asked) -> None:
     plugins = {"gate": attention(lambda a: a.out.gate(Y) if a.layer != 1 else None)}
-    gates = folded(asked("attn.out.gate", **plugins))
+    gates = grouped(asked("attn.out.gate", **plugins))
     assert [(one.slot, one.where) for one in gates] == [
         ("layers.*.attention.out.gate", "layers 0, 2-3"),
         ("layers.*.attention.out.gate", "layer 1"),
     ]
     clash = CLASHES["attn.layout"]
-    (one,) = folded(asked("attn.layout", a=clash(), b=clash()))
+    (one,) = grouped(asked("attn.layout", a=clash(), b=clash()))
     assert one.layers == (0, 1, 2, 3)
     assert one.data()["refused"][0]["who"] == ("a", "b")
-    (plain,) = folded(asked("loss.logits[cap]"))
+    (plain,) = grouped(asked("loss.logits[cap]"))
     assert (plain.layers, plain.where) == ((), "")
 
 
 @pytest.fixture(scope="module")
-def everything(asked: Asked) -> list[Answer]:
+def everything(asked: Asked) -> list[SlotReport]:
     return asked("*", muon=Muon())
 
 
 @given(data=st.data())
 def test_an_answer_is_picked_by_each_name_and_its_beginnings(
-    everything: list[Answer], data: Any
+    everything: list[SlotReport], data: Any
 ) -> None:
     answer = data.draw(st.sampled_from(everything))
     name = data.draw(st.sampled_from(sorted(names_of(answer))))
@@ -442,5 +474,5 @@ def test_without_a_backend_no_kernel_is_chosen(planned: Callable[..., Plan]) -> 
     assert {one.what for answer in answers for one in answer.held} == {"not chosen"}
 
 
-def _ops(plan: Plan, op: str) -> list[Answer]:
+def _ops(plan: Plan, op: str) -> list[SlotReport]:
     return [one for one in kernel_answers(plan, CPU["torch"]) if Pattern(op).picks(one)]

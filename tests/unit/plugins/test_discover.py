@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 
 from minillm_core.config.selection import RESERVED as RESERVED_BY_CONFIG
-from minillm_core.plugins.discover import PluginEntry, find_module, installed_plugins
+from minillm_core.errors import PluginError
+from minillm_core.plugins.discover import (
+    PluginEntry,
+    find_module,
+    installed_names,
+    installed_plugins,
+    unreadable,
+)
+from minillm_core.plugins.manager import find
 from minillm_core.plugins.manifest import RESERVED
 
 HEAVY = {"torch", "mlx", "numpy", "pydantic", "pydantic_core", "pluggy"}
@@ -97,6 +105,72 @@ def test_the_reserved_names_are_the_tables_of_the_config() -> None:
 def test_a_name_that_is_no_identifier_is_broken(site) -> None:
     site.trick("my-gate", point="pkg_my.trick:Trick")
     assert "no identifier" in str(listed("my-gate").broken)
+
+
+def test_a_name_that_only_looks_like_another_is_broken_and_marked(site) -> None:
+    name = "g\N{CYRILLIC SMALL LETTER A}te"
+    site.trick(name, point="pkg_gate.trick:Trick")
+    reason = "the name 'g\\u0430te' is no identifier: letters a to z, digits and _ only"
+    assert listed(name).broken == reason
+    with pytest.raises(PluginError, match="cannot be used: the name"):
+        find(name)
+
+
+UNREADABLE = {
+    "a line without a value": ("entry_points.txt", b"[minillm.plugins]\nnonsense\n"),
+    "no utf-8": ("entry_points.txt", b"[console_scripts]\n\xff = a:b\n"),
+}
+
+
+@pytest.mark.parametrize("what", UNREADABLE)
+def test_a_distribution_that_cannot_be_read_is_listed_and_harms_no_other(site, what: str) -> None:
+    site.trick("gate")
+    site.install("torn-one", {}, version="2.1")
+    file, text = UNREADABLE[what]
+    (site.folder / "torn_one-2.1.dist-info" / file).write_bytes(text)
+    assert listed("gate").broken is None
+    (torn,) = unreadable()
+    assert (torn.offered_by, torn.file) == (
+        "torn-one 2.1",
+        str(site.folder / "torn_one-2.1.dist-info"),
+    )
+    assert str(torn.broken).startswith("its entry_points.txt cannot be read: ")
+    assert "gate" in installed_names()
+    assert not {"?", "nonsense"} & installed_names()
+    with pytest.raises(PluginError, match="no plugin 'gaet' here") as refused:
+        find("gaet")
+    assert "torn_one-2.1.dist-info" in str(refused.value.where)
+
+
+def test_metadata_that_cannot_be_read_is_said(site) -> None:
+    site.trick("gate")
+    (site.folder / "dist_gate-1.0.dist-info" / "METADATA").write_bytes(b"Name: \xff\n")
+    entry = listed("gate")
+    assert entry.offered_by == "dist-gate 1.0"
+    assert str(entry.broken).startswith("its METADATA cannot be read: ")
+
+
+def test_an_earlier_distribution_of_a_name_hides_the_later_one(
+    site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.trick("gate")
+    newer = tmp_path / "newer" / "Dist.Gate-2.0.dist-info"
+    newer.mkdir(parents=True)
+    (newer / "METADATA").write_text("Name: dist-gate\nVersion: 2.0\n")
+    monkeypatch.syspath_prepend(str(newer.parent))
+    assert installed_plugins(only="gate") == []
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_of_two_that_offer_a_name_ours_is_not_the_one_to_go(site, good, ours: bool) -> None:
+    name, first = ("muon", "minillm-muon") if ours else ("gate", "dist-gate")
+    site.install(first, {name: "pkg_one:Trick"}, {"pkg_one.py": good})
+    site.install("a-rival", {name: "pkg_rival:Trick"}, {"pkg_rival.py": good})
+    with pytest.raises(PluginError, match=f"plugin '{name}' is offered by") as refused:
+        find(name)
+    said = "uninstall the one that you did not mean: a-rival"
+    own = " (minillm's own 'muon' is that of minillm-muon)"
+    assert refused.value.fix == (said + own if ours else f"{said} or dist-gate")
 
 
 def test_two_distributions_of_one_name_are_both_broken(site, good) -> None:

@@ -9,31 +9,35 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from minillm_core.config.selection import FileSpec, Spec, spec_of
 from minillm_core.errors import ConfigError, PlanError, PluginCodeError, PluginError
-from minillm_core.plugins.find import find
 from minillm_core.plugins.first_party import FIRST_PARTY
-from minillm_core.plugins.manager import LoadedPlugin, Manager, check_support, load
+from minillm_core.plugins.manager import LoadedPlugin, Manager, check_support, find, load
 
 Make = Callable[..., str]
 
 
+def typed(specs: Iterable[str]) -> list[Spec]:
+    return [spec_of(one, where="the test") for one in specs]
+
+
 def refused(*specs: str, options: dict[str, dict[str, Any]] | None = None) -> PluginError:
     with pytest.raises(PluginError) as error:
-        load(specs, options)
+        load(typed(specs), options)
     assert len(str(error.value).splitlines()) <= 12
     return error.value
 
 
 def raised(*specs: str) -> PluginCodeError:
     with pytest.raises(PluginCodeError) as error:
-        load(specs)
+        load(typed(specs))
     assert error.value.exit_code == 3
     return error.value
 
@@ -207,16 +211,28 @@ def test_options_that_raise(make_plugin: Make) -> None:
 # Single files
 
 
+@pytest.mark.parametrize("way", ["{0}/evil.py:Trick", "./evil.py:Trick", "{0}/evil.py", "../x"])
+@pytest.mark.parametrize("named", [lambda text: [text], lambda text: {"evil": text}])
+def test_text_is_never_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, named: Callable[[str], Any]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "evil.py").write_text("open('ran', 'w')\nclass Trick: ...\n")
+    with pytest.raises(ConfigError, match="cannot be a plugin's name"):
+        load(named(way.format(tmp_path)))
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_single_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, good: str) -> None:
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "my_trick.py"
     file.write_text(good)
-    (one,) = load(["./my_trick.py:Trick"], {"my_trick": {"width": 5}})
+    (one,) = load([FileSpec("./my_trick.py", "Trick")], {"my_trick": {"width": 5}})
     assert (one.name, one.distribution, one.version) == ("my_trick", None, None)
     assert one.source == "./my_trick.py:Trick"
     assert one.plugin.options()["width"] == 5
     file.write_text(good.replace("12", "13"))  # same size, same second
-    (again,) = load({"my_trick": "./my_trick.py:Trick"})
+    (again,) = load({"my_trick": FileSpec("./my_trick.py", "Trick")})
     assert again.plugin.options()["width"] == 13
     assert again.digest != one.digest
     assert list(tmp_path.iterdir()) == [file]
@@ -225,7 +241,7 @@ def test_a_single_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, good: st
 def test_what_the_core_says_on_the_way_names_the_plugin(good: str, tmp_path: Path) -> None:
     file = tmp_path / "my_trick.py"
     file.write_text(good)
-    (one,) = load([f"{file}:Trick"], {"my_trick": {"layers": [7]}})
+    (one,) = load([FileSpec(str(file), "Trick")], {"my_trick": {"layers": [7]}})
     said = pytest.raises(PlanError, match="plugin 'my_trick': layer 7 is outside the model")
     with said, one.contain("build_model"):
         one.plugin.layers.resolve(2)  # type: ignore[attr-defined]

@@ -14,9 +14,15 @@ from minillm_core.errors import PlanError, PluginCodeError, PluginError
 from minillm_core.plugins.manager import LoadedPlugin
 
 
-def printed(render, what, *, width: int = 80, terminal: bool = False) -> str:
+@pytest.fixture(autouse=True)
+def no_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take away the width that the shell, or a worker of the tests, says it has."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
+def printed(render, what, *, width: int = 80, terminal: bool = False, **how: bool) -> str:
     out = io.StringIO()
-    render(what, Console(file=out, width=width, force_terminal=terminal, color_system=None))
+    render(what, Console(file=out, width=width, force_terminal=terminal, color_system=None), **how)
     return out.getvalue()
 
 
@@ -31,11 +37,34 @@ def test_for_a_pipe_a_line_is_a_plugin(site, good) -> None:
     assert "dist-gate 1.0" in lines
 
 
+@pytest.mark.parametrize("verbose", [False, True])
 @pytest.mark.parametrize("width", [30, 80, 200])
-def test_a_terminal_is_never_overrun(site, width: int) -> None:
+def test_a_terminal_is_never_overrun(site, width: int, verbose: bool) -> None:
     site.trick("gate")
-    shown = printed(render_list, list_plugins(), width=width, terminal=True)
+    shown = printed(render_list, list_plugins(), width=width, terminal=True, verbose=verbose)
     assert max(map(len, shown.splitlines())) <= width
+
+
+def test_the_installed_plugins_fit_on_a_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = [one for one in list_plugins() if one.distribution.startswith("minillm-")]
+    assert len(entries) >= 29
+    shown = printed(render_list, entries, terminal=True).splitlines()
+    assert len(shown) <= 35
+    assert max(map(len, shown)) <= 80
+    names = [line.split()[0] for line in shown if line.startswith("  ")]
+    assert sorted(names) == sorted(one.name for one in entries)
+    assert "-v shows everything" in shown[-1]
+    monkeypatch.setenv("COLUMNS", "80")  # as somebody has set it, in a pipe as well
+    assert printed(render_list, entries).splitlines() == shown
+
+
+def test_a_broken_plugin_s_reason_is_whole_in_the_short_list(site) -> None:
+    site.trick("gate")
+    site.trick("bad", "class Trick(Plugin, api=9): ...")
+    entries = [one for one in list_plugins() if one.name in {"bad", "gate"}]
+    shown = " ".join(printed(render_list, entries, width=50, terminal=True).split())
+    assert "bad broken: written for hook API 9; this minillm has 1" in shown
+    assert "dist-gate 1.0 gate A trick." in shown
 
 
 def test_no_plugin_says_what_to_install() -> None:

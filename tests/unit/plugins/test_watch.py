@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from minillm_core.config.selection import FileSpec
 from minillm_core.plugins import watch
-from minillm_core.plugins.blame import at_work
+from minillm_core.plugins.attribution import at_work
 from minillm_core.plugins.manager import load
 from minillm_core.plugins.watch import Watch, running, watching
 
@@ -153,7 +154,7 @@ def test_the_plugin_on_the_stack_is_named(tmp_path: Path) -> None:
     """
     file = tmp_path / "trick.py"
     file.write_text("\n".join(line[4:] for line in source.splitlines()))
-    plugins = load([f"{file}:Trick"])
+    plugins = load([FileSpec(str(file), "Trick")])
     asked = at_work(plugins)
     assert asked("at step 7") is None
     told = plugins[0].plugin.on_event(event=lambda: asked("at step 7"))  # type: ignore[attr-defined]

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minillm_core.config.schema import TrainConfig
-from minillm_core.errors import OutOfMemory
-from minillm_core.train.advice import not_finite, out_of_memory
+from minillm_core.errors import ConfigError, OutOfMemory
+from minillm_core.train.errors import check_step, out_of_memory, remedies
 
 
 def trained(**options: Any) -> TrainConfig:
@@ -30,6 +30,23 @@ def test_the_tokens_a_step_stay(rows: int, accumulate: int) -> None:
     assert found
     assert int(found[1]) * int(found[2]) == rows * accumulate
     assert int(found[1]) < rows
+
+
+def test_where_the_model_does_not_fit_rows_are_no_advice() -> None:
+    error = out_of_memory(
+        OutOfMemory("cannot allocate"), trained(rows=8, seq_len=8, lr=0.1), None, 0
+    )
+    assert error.what == "out of memory while the model was made"
+    assert "a smaller model" in str(error.fix)
+
+
+def test_tokens_that_fill_the_memory_are_not_to_be_made_more_rows() -> None:
+    train = trained(rows=1, accumulate=10**9, seq_len=256, lr=0.1)
+    error = out_of_memory(MemoryError(), train, None, 1)
+    assert str(error.fix).startswith("a smaller train.accumulate or train.rows: the tokens of one")
+    with pytest.raises(ConfigError, match=r"a step of 256,000,000,000 tokens takes 3,814\.7 GiB"):
+        check_step(train)
+    check_step(trained(rows=64, accumulate=64, seq_len=1024, lr=0.1))
 
 
 def test_one_row_cannot_be_split() -> None:
@@ -54,4 +71,4 @@ def test_one_row_cannot_be_split() -> None:
 )
 def test_what_is_set_already_is_not_advised(clip: float, plugins: list[str], fix: str) -> None:
     train = trained(rows=1, seq_len=8, lr=0.1, clip=clip)
-    assert not_finite(train, plugins).startswith(f"in a new run: {fix}")
+    assert remedies(train, plugins).startswith(f"in a new run: {fix}")

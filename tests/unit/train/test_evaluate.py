@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minillm_core.train.evaluate import Validation
+from minillm_core.errors import DataError
+from minillm_core.train.validation import Validation
 
 
 def batch(labels: list[list[int]]) -> dict[str, np.ndarray]:
@@ -30,15 +32,16 @@ def test_bits_per_byte(bigram, rows: list) -> None:
     labels = np.concatenate([each["labels"].ravel() for each in batches])
     labels = labels[labels >= 0]
     validation = Validation(bigram(), batches, token_bytes)
+    if not len(labels):
+        with pytest.raises(DataError, match="nothing to predict in the evaluation"):
+            validation(3)
+        return
     found = validation(3)
     assert found is not None
     assert found.step == 3
     assert validation.predictions == len(labels)
     total = int(token_bytes[labels].sum())
-    if len(labels):
-        assert found.val_loss == pytest.approx(math.log(8))  # nothing learnt: uniform over 8
-    else:
-        assert math.isnan(found.val_loss)
+    assert found.val_loss == pytest.approx(math.log(8))  # nothing learnt: uniform over 8
     if total:
         bits = len(labels) * math.log(8) / math.log(2) / total
         assert found.bits_per_byte == pytest.approx(bits)
@@ -59,6 +62,14 @@ def test_it_can_be_asked_again(bigram) -> None:
         found = validation(step)
         assert found is not None
         assert found.bits_per_byte == pytest.approx(3.0)
+
+
+def test_who_took_the_labels_is_named(bigram) -> None:
+    batches, seen = [batch([[-1, -1, -1]])], Counter({"batch:sft": 3, "unlabelled:sft": 1})
+    with pytest.raises(DataError) as refused:
+        Validation(bigram(), batches, None, text="val.txt", seen=seen)(0)
+    assert "every label is -1 after on_batch of 'sft'" in refused.value.what
+    assert (refused.value.where, refused.value.exit_code) == ("val.txt", 2)
 
 
 def test_it_tells_how_far_it_is(bigram) -> None:

@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 
 from minillm_core.backends.base import Backend
 from minillm_core.backends.detect import Detected
+from minillm_core.checkpoint import commit, newest_or_refuse
 from minillm_core.config.load import load
 from minillm_core.errors import PluginCodeError, Refusal
 from minillm_core.plan import Plan
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.plugin import Plugin
 from minillm_core.plugins.streams import Streams
-from minillm_core.train.generate import Window, Writer, open_writer
+from minillm_core.train.generate import Sampling, Window, Writer
 from minillm_core.train.hooks import batch_hook
-from minillm_core.train.run import train
-from minillm_core.train.sampling import Sampling
+from minillm_core.train.run import Run, train
 
 Batch = dict[str, np.ndarray]
 VOCAB = 11
@@ -154,7 +154,7 @@ def test_a_plugin_that_drops_columns_is_named(bytewise, sure_of) -> None:
     changer = LoadedPlugin.of("changer", Changer())
     hook = batch_hook(["changer"], [changer], Counter(), 300, Streams(0))
     wrote = writer(sure_of(b"ab"), bytewise, on_batch=hook)
-    with pytest.raises(PluginCodeError, match="'changer' changed the columns in on_batch"):
+    with pytest.raises(PluginCodeError, match="'changer' changed the rows or columns in on_batch"):
         list(wrote.go_on("a", Sampling(), tokens=3))
 
 
@@ -206,10 +206,11 @@ def table(bigram: type, plans: list[Plan] | None = None) -> Callable[..., Backen
 
 def test_a_run_is_opened_in_float32(bigram, run) -> None:
     out, plans = run("train.dtype=bfloat16", "train.compile=on"), []
-    wrote, found = open_writer(out, say=print, create=table(bigram, plans))
+    opened = Run.open(out, say=print, create=table(bigram, plans))
+    wrote = opened.writer()
     assert (plans[0].config.train.dtype, plans[0].config.train.compile) == ("float32", "off")
     assert plans[0].hash == json.loads((out / "run.json").read_text())["plan_hash"]
-    assert (wrote.context, found.checkpoint.step) == (16, 2)
+    assert (wrote.context, opened.step) == (16, 2)
     text = "".join(wrote.text(wrote.go_on("It", Sampling(), tokens=20), "It"))
     assert text.startswith("It")
 
@@ -217,6 +218,10 @@ def test_a_run_is_opened_in_float32(bigram, run) -> None:
 def test_a_run_on_ids_is_refused(bigram, run) -> None:
     out = run()
     (out / "tokenizer.json").unlink()
+    with pytest.raises(Refusal, match=r"tokenizer\.json is missing"):
+        Run.open(out, say=print, create=table(bigram)).writer()
+    saved = newest_or_refuse(out)
+    commit(out, saved.step, saved.arrays(), saved.scalars | {"tokenizer": None})
     with pytest.raises(Refusal, match="no tokenizer") as raised:
-        open_writer(out, say=print, create=table(bigram))
+        Run.open(out, say=print, create=table(bigram)).writer()
     assert raised.value.fix

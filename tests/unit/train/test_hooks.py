@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from minillm_core import Plugin
+from minillm_core.errors import PluginCodeError
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.streams import Streams
 from minillm_core.train.hooks import batch_hook
@@ -40,3 +41,48 @@ def test_it_is_told_the_phase_and_the_vocabulary(plugin: Plugin, told: list, pha
     want = [phase if word is ... else word for word in told]
     assert hook(batch, phase)["told"].tolist() == want
     assert seen == {"batch:one": 1}
+
+
+def batch(labels: int = 1) -> dict[str, Any]:
+    array = np.zeros((2, 4), np.int32)
+    return {"ids": array, "labels": array + labels, "documents": array, "positions": array}
+
+
+class Masks(Plugin, api=1):
+    """Takes every label away, in evaluations too."""
+
+    def on_batch(self, batch: Any) -> Any:
+        return {**batch, "labels": np.full_like(batch["labels"], -1)}
+
+
+class Cuts(Plugin, api=1):
+    """Returns a part of the batch."""
+
+    rows: bool = False
+
+    def on_batch(self, batch: Any) -> Any:
+        part = np.s_[:1] if self.rows else np.s_[:, :-1]
+        return {name: np.ascontiguousarray(field[part]) for name, field in batch.items()}
+
+
+def called(plugin: Plugin, phase: str, seen: Counter[str]) -> dict[str, Any]:
+    hook = batch_hook(["one"], [LoadedPlugin.of("one", plugin)], seen, 300, Streams(0))
+    assert hook is not None
+    return hook(batch(), phase)
+
+
+@pytest.mark.parametrize("phase", ["train", "eval", "decode"])
+@pytest.mark.parametrize(("rows", "shape"), [(True, "(1, 4)"), (False, "(2, 3)")])
+def test_a_batch_of_another_shape_is_refused(phase: str, rows: bool, shape: str) -> None:
+    with pytest.raises(PluginCodeError) as refused:
+        called(Cuts(rows=rows), phase, Counter())
+    said = f"plugin 'one' changed the rows or columns in on_batch, phase {phase}"
+    assert (refused.value.what, refused.value.where) == (said, f"'ids' {shape}, not (2, 4)")
+    assert "-1 as a label" in str(refused.value.fix)
+
+
+def test_who_takes_every_label_of_an_evaluation_is_counted() -> None:
+    seen: Counter[str] = Counter()
+    for phase in ("train", "eval", "decode"):
+        called(Masks(), phase, seen)
+    assert seen == {"batch:one": 3, "unlabelled:one": 1}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from minillm_core.train.meter import Counts, Meter
+from minillm_core.train.loop import Counts, Meter
 
 seconds = st.floats(0.01, 10)
 

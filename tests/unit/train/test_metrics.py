@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minillm_core.errors import Refusal
 from minillm_core.train.events import (
     Ended,
     Evaluated,
@@ -60,7 +61,8 @@ def test_a_step_event_has_the_documented_keys() -> None:
 
 
 def test_an_evaluation_has_the_documented_keys() -> None:
-    found = json.loads(line(Evaluated(7, 3.25, None)))
+    found = json.loads(line(Evaluated(7, 3.25, None, 128)))
+    assert found.pop("tokens") == 128
     assert found == {"event": "eval", "step": 7, "val_loss": 3.25, "bits_per_byte": None}
 
 
@@ -150,3 +152,43 @@ def test_steps_between_lines(tmp_path: Path, every: int, last: int, steps: list[
     assert [event["step"] for event in events if event["event"] == "step"] == steps
     assert [event["event"] for event in events if event["event"] != "step"] == ["save", "end"]
     assert events[-1]["event"] == "end"
+
+
+def test_a_very_long_file_is_cut_whole_and_held_in_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minillm_core.train.metrics.MOST", 10)
+    path = tmp_path / "metrics.jsonl"
+    with Metrics(path) as metrics:
+        for n in range(1, 101):
+            metrics(stepped(n))
+        metrics(Evaluated(100, 1.0, None))
+    found = cut(path, 100)
+    assert len(read(path)) == 101
+    assert len(found) < 13
+    assert [event["event"] for event in found[-2:]] == ["step", "eval"]
+    assert found[-2]["step"] == 100
+
+
+@pytest.mark.parametrize(
+    "torn",
+    [
+        b'{"event": "step", "step": 1, "loss": Infinity}\n',
+        b'{"event": "step", "step": 1, "tokens": ' + b"9" * 400 + b"}\n",
+        b"[" * 100_000 + b"\n",
+        b'{"event": "step", "step": 1, "step": 1}\n',
+    ],
+)
+def test_what_no_run_writes_is_no_event(tmp_path: Path, torn: bytes) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(torn + line(stepped(2)))
+    assert [event["step"] for event in cut(path, 9)] == [2]
+
+
+def test_a_line_without_end_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with path.open("wb") as file:
+        file.truncate(1 << 31)  # a hole: it takes no room, and has no line
+    with pytest.raises(Refusal, match="a line of more than"):
+        cut(path, 1)
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]

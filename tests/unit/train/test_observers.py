@@ -8,7 +8,7 @@ import pytest
 
 from minillm_core.errors import PluginCodeError
 from minillm_core.train.events import Ended, Evaluated, Event
-from minillm_core.train.observers import STRIKES, Observers
+from minillm_core.train.hooks import STRIKES, Observers
 
 EVENT = Ended(1, 0, 1.0)
 
@@ -43,7 +43,7 @@ def test_three_errors_switch_it_off(said: list[str]) -> None:
     assert seen == {"event:good": STRIKES + 2}
     assert len(said) == STRIKES + 1
     assert "'bad' raised in on_event for 'end' (1 of 3): ValueError: no luck" in said[0]
-    assert "told no more" in said[-1]
+    assert "gets no more" in said[-1]
 
 
 def test_an_observer_that_recovers_stays(said: list[str]) -> None:
@@ -83,7 +83,7 @@ def test_a_plugin_s_observer_cannot_end_the_run(said: list[str], kind: type) -> 
     for _ in range(4):
         observers(EVENT)
     assert f"{kind.__name__}: 0" in said[0]
-    assert "told no more events" in said[-1]
+    assert "gets no more events" in said[-1]
     assert len(said) == 4
 
 

@@ -18,7 +18,7 @@ from minillm_core.ops.select import Candidate
 from minillm_core.plan import Plan
 from minillm_core.plugins.manager import LoadedPlugin, check_support
 from minillm_core.plugins.plugin import Plugin
-from minillm_core.train.reading import alike, for_reading, needed
+from minillm_core.train.restore import alike, inference_plan, needed
 
 CPU = Detected("torch", "cpu", "test")
 CUDA = Detected("torch", "cuda", "test")
@@ -111,7 +111,7 @@ def read(planned: Any, where: Detected, *settings: str, **plugins: Plugin) -> tu
     """The plan by which a run is read, and what is said."""
     said: list[str] = []
     loaded = [LoadedPlugin.of(name, plugin) for name, plugin in plugins.items()]
-    plan = for_reading(planned(*settings, **plugins), loaded, where, said.append)
+    plan = inference_plan(planned(*settings, **plugins), loaded, where, said.append)
     bind(where, plan)
     return plan, said
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import os
+import re
 import shlex
+import shutil
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +20,7 @@ import pytest
 
 from minillm_core.backends.base import Backend
 from minillm_core.backends.detect import Detected
-from minillm_core.checkpoint import newest_or_refuse, verify
+from minillm_core.checkpoint import commit, newest_or_refuse, verify
 from minillm_core.config.load import load
 from minillm_core.errors import (
     DataError,
@@ -30,12 +35,13 @@ from minillm_core.errors import (
     Stopped,
 )
 from minillm_core.plan import Plan
+from minillm_core.plugins.attribution import Origin
 from minillm_core.plugins.manager import LoadedPlugin
-from minillm_core.plugins.origin import Origin
 from minillm_core.plugins.plugin import Plugin
-from minillm_core.train.ending import resume_line
-from minillm_core.train.evaluate import evaluate_run
-from minillm_core.train.run import train
+from minillm_core.train.errors import resume_line
+from minillm_core.train.run import Run, train
+from minillm_core.train.run_folder import RunFolder
+from minillm_core.train.study import read_events
 
 HERE = Detected("torch", "cpu", "the test says so")
 SMALL = {
@@ -128,8 +134,11 @@ class Job:
         )
 
     def evaluate(self, **options: Any) -> dict[str, Any]:
+        lengths = {key: options.pop(key) for key in ("seq_len", "max_tokens") if key in options}
         given = {"cache": self.cache, "say": self.said.append, "create": self.create}
-        return evaluate_run(self.out, str(self.text), **(given | options))
+        run = Run.open(self.out, **(given | options))
+        found = run.evaluate(str(self.text), **lengths)
+        return {**vars(found), "checkpoint": str(run.checkpoint)}
 
     @property
     def record(self) -> dict[str, Any]:
@@ -163,6 +172,7 @@ def test_a_run_leaves_everything_behind(job: Job) -> None:
         "checkpoints",
         "metrics.jsonl",
         "run.json",
+        "run.toml",
         "tokenizer.json",
     ]
     steps = [event for event in job.events if event["event"] == "step"]
@@ -170,7 +180,7 @@ def test_a_run_leaves_everything_behind(job: Job) -> None:
     assert steps[0]["loss"] == pytest.approx(math.log(300))
     assert steps[-1]["tokens"] == 12 * 2 * 16
     evals = [event for event in job.events if event["event"] == "eval"]
-    assert [event["step"] for event in evals] == [5, 10, 12]
+    assert [event["step"] for event in evals] == [0, 5, 10, 12]
     assert all(event["bits_per_byte"] > 0 for event in evals)
     assert job.events[0]["event"] == "run"
     assert job.events[0]["plan_hash"] == job.record["plan_hash"]
@@ -199,26 +209,124 @@ def test_the_record_says_what_was_run(job: Job) -> None:
     assert record["seed"] == 0
 
 
-def test_the_first_line_says_where_it_runs_and_the_last_ones_what_it_writes(job: Job) -> None:
-    job.train()
-    assert job.said[0] == "numpy on cpu (a CPU): the test says so"
-    assert any(line.startswith("data: ") for line in job.said)
-    assert any("validation loss" in line for line in job.said)
-    assert f"{job.out}: checkpoints/, tokenizer.json, metrics.jsonl, run.json" in job.said
-    assert job.said[-1].startswith("  | ")
+def test_three_lines_before_the_first_step_and_the_rest_for_those_who_ask(job: Job) -> None:
+    job.train(plugins={"watcher": Watcher()})
+    first, *said = job.said
+    assert first == f"torch on cpu, preset tiny, writing to {job.out} (the test says so)"
+    start = next(i for i, line in enumerate(said) if line.startswith("step 0: held-out loss "))
+    assert [line.partition(": ")[0] for line in said[:start]] == ["data", "model"]
+    assert "plugins watcher; 12 steps of 32 tokens, 0.12 epochs" in said[1]
+    assert said[start].endswith(": knows nothing yet (ln 300 = 5.70)")
+
+    job.said.clear()
+    job.train(plugins={"watcher": Watcher()}, steps=1, out=None, verbose=True)
+    start = [line.partition(": ")[0] for line in job.said[3:9]]
+    assert start == ["device", "plugin watcher (a file)", "plan", "export", "kernels", "note"]
 
 
-def test_plugins_are_named_before_everything_that_is_noted(job: Job) -> None:
-    job.train(plugins={"watcher": Watcher()}, steps=1)
-    assert job.said[1] == "plugin watcher (a file)"
-    assert not any(line.startswith("note: ") for line in job.said[:2])
+def test_a_run_by_the_clock_says_what_is_not_on_it(job: Job) -> None:
+    job.train("train.minutes=0.001", steps=None)
+    (line,) = (line for line in job.said if line.startswith("model: "))
+    assert "0.001 minutes of training at 32 tokens a step; start and evaluation come on" in line
+    (line,) = (line for line in job.said if " --resume " in line)
+    assert line.split()[-1] == "train.minutes=0.002"
+
+
+def test_the_end_says_how_long_it_took_and_what_can_be_typed_next(job: Job) -> None:
+    job.out = job.out.with_name("a run")
+    job.train("eval.prompts=-v is", plugins={"watcher": Watcher()})
+    end = next(i for i, line in enumerate(job.said) if line.startswith("done in "))
+    done, steps, result, files, following, *commands = job.said[end:]
+    assert re.fullmatch(
+        r"done in \d:\d\d \(training \d:\d\d, preparing \d:\d\d, evaluating \d:\d\d\)", done
+    )
+    assert re.fullmatch(r"12 steps, 0.12 epochs, [\d,]+ tokens/s", steps)
+    assert result.startswith("held-out loss ")
+    assert files == f"in {job.out}: checkpoints/, tokenizer.json, metrics.jsonl, run.json, run.toml"
+    assert following == "next:"
+    out, named = str(job.out), ["--plugins", f"{Watcher.__module__}:Watcher"]
+    assert [shlex.split(line)[1:] for line in commands] == [
+        ["generate", out, *named, "--", "-v is"],
+        ["report", out],
+        ["train", "--resume", "--out", out, "--steps", "24", *named],
+        ["export", out, "--to", f"{out}-model", *named],
+    ]
+
+
+def test_without_checkpoints_there_is_only_the_report_to_look_at(job: Job) -> None:
+    job.train("checkpoint.every=0", steps=1)
+    assert job.said[-2:] == ["next:", f"  minillm report {job.out}"]
 
 
 def test_without_a_name_the_first_free_folder_is_taken(job: Job) -> None:
     for n in (1, 2):
         job.train(out=None, steps=1)
         assert (job.runs / f"tiny-{n}" / "run.json").exists()
-        assert any(line.startswith(f"{job.runs / f'tiny-{n}'}: ") for line in job.said)
+        assert any(line.startswith(f"in {job.runs / f'tiny-{n}'}: ") for line in job.said)
+
+
+def test_a_folder_that_is_taken_meanwhile_is_said(job: Job) -> None:
+    job.prepare = lambda trainer: (job.runs / "tiny-1").mkdir(parents=True)
+    job.train(out=None, steps=1)
+    one, two = job.runs / "tiny-1", job.runs / "tiny-2"
+    assert f"preset tiny, writing to {one}" in job.said[0]
+    assert f"another run has taken {one} meanwhile: writing to {two}" in job.said
+
+
+def test_a_run_is_evaluated_at_the_start_at_every_sixth_and_at_the_end(job: Job) -> None:
+    job.train("eval.share=0.25")
+    found = [(e["step"], e["tokens"]) for e in job.events if e["event"] == "eval"]
+    # 13 windows of 16 tokens; 3 of them on the way
+    assert found == [(step, 48) for step in (0, 2, 4, 6, 8, 10)] + [(12, 200)]
+
+    last = [event["val_loss"] for event in job.events if event["event"] == "eval"][-1]
+    job.train("eval.every=0", out=job.out.with_name("other"))
+    job.out = job.out.with_name("other")
+    (only,) = (event for event in job.events if event["event"] == "eval")
+    assert (only["step"], only["val_loss"]) == (12, last)
+
+
+def test_evaluations_keep_their_places_and_their_bits_when_a_run_is_resumed(job: Job) -> None:
+    def evaluations() -> list[dict[str, Any]]:
+        return [event for event in job.events if event["event"] in ("eval", "sample")]
+
+    job.train("eval.share=0.25", "eval.samples=1", "checkpoint.every=3")
+    whole, first = evaluations(), job.out
+    for stop in (1, 6):
+        job.out = first.with_name(f"stopped-{stop}")
+
+        def at(trainer: Any, stop: int = stop) -> None:
+            def signalled(step: int) -> None:
+                if step == stop:
+                    signal.raise_signal(signal.SIGINT)
+
+            trainer.on_step = signalled
+
+        job.prepare = at
+        with pytest.raises(Stopped):
+            job.train("eval.share=0.25", "eval.samples=1", "checkpoint.every=3")
+        job.prepare = lambda trainer: None
+        job.train("eval.share=0.25", "eval.samples=1", "checkpoint.every=3", resume=True)
+        assert evaluations() == whole
+
+
+def test_two_beginnings_of_held_out_documents_are_continued_at_the_end(job: Job) -> None:
+    job.train("eval.samples=1", "eval.every=6")
+    found = [event for event in job.events if event["event"] == "sample"]
+    assert [event["step"] for event in found] == [0, 6, 12, 12]
+    assert all(set(event) == {"event", "step", "prompt", "text"} for event in found)
+    prompts = [event["prompt"] for event in found]
+    assert prompts[2] != prompts[3]
+    assert all(re.fullmatch(r"\d+\. It was a dark and stormy night;", one) for one in prompts)
+    assert any(line.startswith(f"step 12: the model continues {prompts[3]!r}") for line in job.said)
+    assert job.events[-1]["event"] == "end"
+
+
+def test_all_prompts_that_are_given_are_continued(job: Job) -> None:
+    job.train("eval.prompts=The rain", steps=1)
+    found = [event for event in job.events if event["event"] == "sample"]
+    assert [event["prompt"] for event in found] == ["The rain"] * 2
+    assert found[0]["text"] != found[1]["text"]
 
 
 def test_no_checkpoints_when_none_are_wanted(job: Job) -> None:
@@ -234,23 +342,26 @@ def test_only_some_are_kept(job: Job) -> None:
     assert names == ["step-00000010", "step-00000012"]
 
 
-def refused(job: Job, error: type[MinillmError], *assignments: str, **options: Any) -> None:
+def refused(
+    job: Job, error: type[MinillmError], *assignments: str, said: int = 0, **options: Any
+) -> None:
     before = sorted(job.out.parent.rglob("*"))
     with pytest.raises(error) as caught:
         job.train(*assignments, **options)
     assert caught.value.exit_code == 2
     assert str(caught.value).count("\n") < 12
-    assert job.said == []
+    assert len(job.said) == said  # the first line comes before the data are read
+    job.said.clear()
     assert sorted(job.out.parent.rglob("*")) == before
 
 
 def test_a_refusal_says_and_writes_nothing(job: Job, tmp_path: Path) -> None:
-    refused(job, DataError, "train.seq_len=1000000")
+    refused(job, DataError, "train.seq_len=1000000", said=1)
     file = tmp_path / "file"
     file.write_text("")
     refused(job, Refusal, out=file)
     job.text = tmp_path / "missing"
-    refused(job, DataError)
+    refused(job, DataError, said=1)
 
 
 def test_a_folder_with_a_run_is_refused(job: Job) -> None:
@@ -299,7 +410,7 @@ def test_a_plugin_without_evidence_ends_the_run(job: Job) -> None:
     assert "test_run.py:" in (error.value.where or "")
     assert job.record["exit"] == 3
     assert job.record["plugins"][0]["evidence"]["shown"] is False
-    assert any("told no more events" in line for line in job.said)
+    assert any("gets no more events" in line for line in job.said)
     assert job.events[-1]["exit"] == 3
 
 
@@ -364,7 +475,7 @@ def test_a_signal_leaves_a_checkpoint(job: Job) -> None:
     job.prepare = at_five
     with pytest.raises(Stopped) as error:
         job.train("checkpoint.every=100")
-    assert error.value.fix == f"minillm train --resume --out {job.out} goes on from it"
+    assert error.value.fix == f"minillm train --resume --out {job.out} resumes it"
     assert job.record["exit"] == 75
     assert newest_or_refuse(job.out).step == 5
 
@@ -375,7 +486,8 @@ def test_a_signal_leaves_a_checkpoint(job: Job) -> None:
 
 
 @pytest.mark.parametrize(
-    "place", ["run.check", "session.describe.start", "session.Feed", "session.describe.end"]
+    "place",
+    ["session.export_checked", "session.describe.start", "session.Feed", "session.describe.end"],
 )
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_one_signal_outside_the_loop_ends_the_run(
@@ -403,16 +515,31 @@ def test_one_signal_outside_the_loop_ends_the_run(
         assert job.record["exit"] == 130
 
 
+def test_a_signal_while_data_are_prepared_says_in_what_it_came(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_arguments: Any, progress: Any, **_options: Any) -> None:
+        progress("tokenising", 1, 9)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("minillm_core.train.job.open_corpus", interrupted)
+    with pytest.raises(Interrupted, match="ended by SIGINT while tokenising; nothing was saved"):
+        job.train()
+    assert not job.out.exists()
+
+
 def test_a_signal_before_a_run_goes_on_leaves_it_to_be_resumed(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job.train(steps=4)
     monkeypatch.setattr(
-        "minillm_core.train.session.go_on", lambda *_: signal.raise_signal(signal.SIGTERM)
+        "minillm_core.train.resume.load_newest", lambda *_: signal.raise_signal(signal.SIGTERM)
     )
-    with pytest.raises(Stopped, match="ended by SIGTERM; the checkpoint of step 4") as error:
+    with pytest.raises(
+        Stopped, match="ended by SIGTERM while loading the checkpoint; the checkpoint of step 4"
+    ) as error:
         job.train(steps=9, resume=True)
-    assert error.value.fix == f"minillm train --resume --out {job.out} goes on from it"
+    assert error.value.fix == f"minillm train --resume --out {job.out} resumes it"
 
 
 def test_what_goes_on_after_a_signal_can_be_typed(loaded_of: Any) -> None:
@@ -422,7 +549,7 @@ def test_what_goes_on_after_a_signal_can_be_typed(loaded_of: Any) -> None:
         loaded_of("other", None, "./b.py:B"),
     ]
     line = resume_line(Path("runs/my run"), plugins)
-    assert shlex.split(line.removesuffix(" goes on from it")) == [
+    assert shlex.split(line.removesuffix(" resumes it")) == [
         *("minillm", "train", "--resume", "--out", "runs/my run"),
         *("--plugins", "./my_trick.py:MyTrick,./b.py:B"),
     ]
@@ -466,7 +593,7 @@ def test_a_model_that_does_not_even_fit(job: Job) -> None:
         raise OutOfMemory("no room")
 
     job.prepare = full
-    with pytest.raises(OutOfMemory, match="in step 0"):
+    with pytest.raises(OutOfMemory, match="while the model was made"):
         job.train()
     assert not job.out.exists()
 
@@ -504,8 +631,23 @@ def test_a_field_that_is_not_as_declared_or_not_finite(job: Job, writes: Any, wh
 
     said = r"'weighing' broke the batch in on_batch, phase train, at step 1"
     with pytest.raises(PluginCodeError, match=said) as error:
-        job.train(plugins={"weighing": Weighing()})
+        job.train("eval.every=0", plugins={"weighing": Weighing()})
     assert what in str(error.value.where)
+
+
+def test_an_evaluation_without_a_label_names_who_took_them(job: Job) -> None:
+    class Masks(Plugin, api=1):
+        """Leaves nothing to predict in evaluations."""
+
+        def on_batch(self, batch: dict, phase: str) -> dict:
+            keep = phase != "eval"
+            return batch if keep else {**batch, "labels": np.full_like(batch["labels"], -1)}
+
+    with pytest.raises(DataError, match="every label is -1 after on_batch of 'masks'") as refused:
+        job.train(plugins={"masks": Masks()}, steps=3)
+    assert str(refused.value.where).startswith("data.val = ")
+    assert job.record["exit"] == refused.value.exit_code
+    assert not any("nan" in line for line in job.said)
 
 
 def test_a_sample_that_a_plugin_spoils_spoils_no_run(job: Job) -> None:
@@ -519,7 +661,7 @@ def test_a_sample_that_a_plugin_spoils_spoils_no_run(job: Job) -> None:
 
     assert job.train(plugins={"trainer": Trainer()}, steps=2) == 0
     assert job.record["exit"] == 0
-    assert any("no sample of what it writes: plugin 'trainer'" in line for line in job.said)
+    assert any("warning: no sample: plugin 'trainer'" in line for line in job.said)
 
 
 def test_a_sample_may_be_cut_short(job: Job) -> None:
@@ -578,14 +720,14 @@ def test_eval_takes_a_single_file_that_is_named_again(job: Job, tmp_path: Path) 
         "        return batch\n"
     )
     job.train(plugins={"watcher": Watcher()})
-    assert job.evaluate(plugins={"watcher": f"{file}:Again"})["step"] == 12
-    assert any("another plan" in line for line in job.said)
+    assert job.evaluate(plugins=f"{file}:Again")["step"] == 12
+    assert any("trained with other code of watcher" in line for line in job.said)
 
 
 def test_eval_refuses_a_plugin_that_the_run_does_not_have(job: Job) -> None:
     job.train()
     with pytest.raises(Refusal, match="was not trained with a plugin 'muon'") as refused:
-        job.evaluate(plugins={"muon": "muon"})
+        job.evaluate(plugins="muon")
     assert refused.value.fix == "its plugins are: none"
 
 
@@ -603,3 +745,331 @@ def test_eval_refuses_a_checkpoint_of_another_model(job: Job) -> None:
     job.prepare = lambda trainer: setattr(trainer, "load", refuse)
     with pytest.raises(Refusal, match="does not fit the model"):
         job.evaluate()
+
+
+# The files of a run, changed behind its back
+
+
+def change_record(job: Job, change: Callable[[dict[str, Any]], None]) -> None:
+    record = job.record
+    change(record)
+    (job.out / "run.json").write_text(json.dumps(record))
+
+
+def set_to(section: str, key: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda record: record["config"][section][key].update(value=value)
+
+
+def other_ids(text: str) -> str:
+    """Two entries of a vocabulary exchanged: the same file to the eye."""
+    document = json.loads(text)
+    vocab = document["model"]["vocab"]
+    one, other = list(vocab)[40:42]
+    vocab[one], vocab[other] = vocab[other], vocab[one]
+    return json.dumps(document)
+
+
+def test_the_tokenizer_is_known_by_its_digest(job: Job) -> None:
+    job.train()
+    path = job.out / "tokenizer.json"
+    text = path.read_text("utf-8")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert job.record["tokenizer"] == {"sha256": digest}
+    assert newest_or_refuse(job.out).scalars["tokenizer"] == digest
+    loss = job.evaluate()["val_loss"]
+
+    path.write_text(other_ids(text), "utf-8")
+    with pytest.raises(Refusal, match=r"tokenizer\.json is not the one") as refused:
+        job.evaluate()
+    assert str(path) in str(refused.value)
+    path.unlink()
+    with pytest.raises(Refusal, match=r"tokenizer\.json is missing"):
+        job.evaluate()
+
+    for broken in (None, other_ids(text)):  # a resume has it from the data, whose ids are the same
+        if broken is not None:
+            path.write_text(broken, "utf-8")
+        job.said.clear()
+        job.train(resume=True, steps=job.record["config"]["train"]["steps"]["value"] + 4)
+        assert any("tokenizer.json of the run was" in line for line in job.said)
+        assert path.read_text("utf-8") == text
+    assert job.evaluate()["val_loss"] < loss
+
+
+def test_a_tokenizer_that_was_given_is_compared_as_well(job: Job, tmp_path: Path) -> None:
+    job.train()
+    own = tmp_path / "own.json"
+    own.write_bytes((job.out / "tokenizer.json").read_bytes())
+    record = job.record
+    layer = RunFolder(job.out, record).layer()
+    assert "data.tokenizer" not in layer.settings
+    record["config"]["data"]["tokenizer"]["value"] = str(own)
+    (job.out / "tokenizer.json").write_text(other_ids(own.read_text("utf-8")), "utf-8")
+    with pytest.raises(Refusal, match=r"tokenizer\.json is not the one"):
+        RunFolder(job.out, record).layer()
+
+
+def test_a_run_of_an_older_version_is_read_with_a_word(job: Job) -> None:
+    job.train()
+    change_record(job, lambda record: record.pop("tokenizer"))
+    path = newest_or_refuse(job.out).path
+    arrays, scalars = newest_or_refuse(job.out).arrays(), newest_or_refuse(job.out).scalars
+    scalars.pop("tokenizer")
+    commit(job.out, 12, arrays, scalars)
+    assert path.is_dir()
+    job.said.clear()
+    assert job.evaluate()["step"] == 12
+    assert any("kept no digest" in line for line in job.said)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "said"),
+    [
+        ("model", "tied", False, r"model\.tied: true -> false"),
+        ("model", "rope_base", 500_000.0, r"model\.rope_base: 10000\.0 -> 500000\.0"),
+        ("train", "seq_len", 8, r"train\.seq_len: 16 -> 8"),
+    ],
+)
+def test_settings_that_were_changed_are_named(
+    job: Job, section: str, key: str, value: Any, said: str
+) -> None:
+    job.train("model.tied=true")
+    change_record(job, set_to(section, key, value))
+    with pytest.raises(Refusal, match=f"was changed.*{said}") as refused:
+        job.evaluate()
+    assert "run.json" in str(refused.value)
+
+
+def test_what_only_training_needs_may_differ_with_a_word(job: Job) -> None:
+    job.train()
+    loss = job.evaluate()["val_loss"]
+    change_record(job, set_to("train", "lr", 0.25))
+    job.said.clear()
+    assert job.evaluate()["val_loss"] == loss
+    (note,) = [line for line in job.said if line.startswith("note: trained with")]
+    assert "plan" not in note
+
+
+def test_a_seed_that_was_changed_is_refused(job: Job) -> None:
+    job.train()
+    change_record(job, lambda record: record["config"]["seed"].update(value=5))
+    for read in (job.evaluate, lambda: job.train("seed=5", resume=True, steps=16)):
+        with pytest.raises(Refusal, match="its seed is 5, and the run was trained with 0"):
+            read()
+
+
+def test_a_resume_says_what_it_computes_with_now(job: Job) -> None:
+    job.train()
+
+    def older(record: dict[str, Any]) -> None:
+        record["versions"].update(torch="1.0.7", numpy="1.0", python="3.0.7")
+        record["hardware"].update(device="another CPU")
+
+    change_record(job, older)
+    job.said.clear()
+    job.train(resume=True, steps=16)
+    (line,) = [line for line in job.said if "3.0.7 then" in line]
+    assert "numpy 1.0 then" in line
+    assert "device another CPU then, a CPU now" in line
+    (life,) = job.record["resumed"]
+    assert life["versions_before"]["python"] == "3.0.7"
+    assert life["hardware_before"]["device"] == "another CPU"
+    assert job.record["versions"]["python"] != "3.0.7"
+
+
+@pytest.mark.parametrize("what", ["deleted", "moved", "replaced", "metrics", "lock", "copied"])
+@pytest.mark.parametrize("every", ["4", "0"])
+def test_a_folder_that_is_no_longer_there_ends_the_run(
+    job: Job, tmp_path: Path, what: str, every: str
+) -> None:
+    out = job.out
+
+    def attack(step: int) -> None:
+        if step != 6:
+            return
+        while every == "4" and not (out / "checkpoints" / "step-00000004").exists():
+            time.sleep(0.01)  # it is written in the background
+        match what:
+            case "deleted":
+                shutil.rmtree(out)
+            case "moved":
+                out.rename(tmp_path / "elsewhere")
+            case "replaced":
+                out.rename(tmp_path / "elsewhere")
+                out.mkdir()
+                (out / "run.json").write_text("mine")
+            case "copied":
+                out.rename(tmp_path / "elsewhere")
+                shutil.copytree(tmp_path / "elsewhere", out)
+            case "metrics":
+                (out / "metrics.jsonl").unlink()
+            case "lock":
+                (out / "lock.json").unlink()
+
+    job.prepare = lambda trainer: setattr(trainer, "on_step", attack)
+    with pytest.raises(MinillmError, match="while this run was training") as error:
+        job.train(f"checkpoint.every={every}")
+    assert error.value.exit_code == 1
+    assert str(out) in str(error.value)
+    if what in ("deleted", "moved"):
+        assert not out.exists()
+    if what == "replaced":
+        assert [path.name for path in out.iterdir()] == ["run.json"]
+        assert (out / "run.json").read_text() == "mine"
+    if what == "copied":
+        assert job.record["exit"] is None  # it is another folder's
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("kind", ["file", "link", "loop"])
+def test_checkpoints_that_are_no_folder_of_the_run_are_refused_at_once(
+    job: Job, tmp_path: Path, kind: str, resume: bool
+) -> None:
+    if resume:
+        job.train()
+        shutil.rmtree(job.out / "checkpoints")
+    job.out.mkdir(exist_ok=True)
+    other = tmp_path / "other" / "checkpoints"
+    (other / "step-00000010.tmp-ff").mkdir(parents=True)
+    path = job.out / "checkpoints"
+    {
+        "file": path.touch,
+        "link": lambda: path.symlink_to(other),
+        "loop": lambda: path.symlink_to(path),
+    }[kind]()
+    before = sorted(job.out.iterdir())
+    with pytest.raises(Refusal, match="checkpoints is a") as refused:
+        job.train(resume=resume, steps=16)
+    assert sorted(job.out.iterdir()) == before
+    assert [each.name for each in other.iterdir()] == ["step-00000010.tmp-ff"]
+    assert refused.value.fix
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "tokenizer.json", "run.json"])
+@pytest.mark.parametrize("kind", ["folder", "link", "pipe", "device", "hole"])
+def test_files_that_are_none_are_refused_in_bounded_time(
+    job: Job, tmp_path: Path, name: str, kind: str
+) -> None:
+    job.train()
+    path = job.out / name
+    target = path.rename(tmp_path / "target")
+    before = target.read_bytes()
+    match kind:
+        case "folder":
+            path.mkdir()
+        case "link":
+            path.symlink_to(target)
+        case "device":
+            path.symlink_to("/dev/zero")
+        case "pipe":
+            os.mkfifo(path)
+        case "hole":
+            with path.open("wb") as file:
+                file.truncate(10 << 30)
+    readers = [lambda: job.train(resume=True, steps=16)]
+    readers += [job.evaluate] if name != "metrics.jsonl" else [lambda: list(read_events(job.out))]
+    for read in readers:
+        with pytest.raises(Refusal) as refused:
+            read()
+        assert name in str(refused.value)
+    assert target.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "run.json"])
+def test_a_disk_that_is_full_before_the_first_checkpoint(
+    job: Job, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    real = Path.replace
+
+    def full(path: Path, target: Path) -> Path:
+        if Path(target).name == name and Path(target).parent == job.out:
+            raise OSError(28, "No space left on device")
+        return real(path, target)
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(MinillmError, match=rf"{name} could not be written: No space") as error:
+        job.train()
+    assert error.value.exit_code == 1
+    assert error.value.fix
+
+
+def best_of(out: Path) -> dict[str, Any]:
+    return json.loads((out / "checkpoints" / "best.json").read_text())
+
+
+def saved(out: Path) -> list[int]:
+    return sorted(int(path.name.removeprefix("step-")) for path in out.glob("checkpoints/step-*"))
+
+
+def evaluating(monkeypatch: pytest.MonkeyPatch, losses: dict[int, float]) -> None:
+    """Let evaluations find these losses."""
+    from minillm_core.train import session
+    from minillm_core.train.events import Evaluated
+
+    monkeypatch.setattr(
+        session,
+        "validation",
+        lambda *_, **__: lambda step: Evaluated(step, losses.get(step, 9.0), None),
+    )
+
+
+def test_the_best_checkpoint_is_kept_and_can_be_chosen(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = ("checkpoint.best=true", "checkpoint.keep=1", "checkpoint.every=6", "eval.every=2")
+    evaluating(monkeypatch, {2: 5.0, 4: 3.0, 6: math.nan, 8: 4.0, 10: 3.5})
+    job.train(*kept)
+    assert best_of(job.out) == {"step": 4, "val_loss": 3.0}
+    assert saved(job.out) == [4, 12]
+    assert job.evaluate(best=True)["step"] == 4
+    assert job.evaluate(step=4)["step"] == 4
+    assert job.evaluate()["step"] == 12
+
+    # a run that goes on knows the best of its earlier lives, and lets go of it for a better one
+    evaluating(monkeypatch, {14: 2.9, 16: 2.8})
+    job.train(*kept, steps=18, resume=True)
+    assert best_of(job.out) == {"step": 16, "val_loss": 2.8}
+    assert saved(job.out) == [16, 18]
+
+
+def test_a_best_that_was_not_marked_before_a_kill_is_marked_by_the_next_process(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = ("checkpoint.best=true", "checkpoint.every=4", "eval.every=4")
+    evaluating(monkeypatch, {4: 3.0})
+    job.train(*kept)
+    (job.out / "checkpoints" / "best.json").unlink()
+    job.train(*kept, steps=13, resume=True)
+    assert best_of(job.out) == {"step": 4, "val_loss": 3.0}
+
+
+def test_a_checkpoint_that_is_not_there_is_refused_with_those_that_are(job: Job) -> None:
+    job.train("checkpoint.every=6")
+    with pytest.raises(Refusal, match="no checkpoint of step 7") as refused:
+        job.evaluate(step=7)
+    assert refused.value.fix == "--step with one of 12, 6"
+    with pytest.raises(Refusal, match="marked no checkpoint as its best") as refused:
+        job.evaluate(best=True)
+    assert refused.value.fix == "train with checkpoint.best=true; or --step with one of 12, 6"
+    with pytest.raises(Refusal, match="--step and --best are both given"):
+        job.evaluate(step=6, best=True)
+    (job.out / "checkpoints" / "step-00000006" / "state.json").write_text("{}")
+    with pytest.raises(NoCheckpoint, match="step 6 does not verify") as bad:
+        job.evaluate(step=6)
+    assert bad.value.fix == "--step with one of 12"
+
+
+@pytest.mark.parametrize("marker", ["{", '{"step": "4"}', '{"step": 999999, "val_loss": 1}'])
+def test_a_marker_that_says_nothing_names_no_checkpoint(job: Job, marker: str) -> None:
+    job.train("checkpoint.every=6")
+    (job.out / "checkpoints" / "best.json").write_text(marker)
+    with pytest.raises(Refusal, match="marked no checkpoint"):
+        job.evaluate(best=True)
+    assert job.train(steps=13, resume=True) == 0
+
+
+def test_a_default_run_saves_on_its_way(job: Job) -> None:
+    job.train(steps=40)
+    found = [event["step"] for event in job.events if event["event"] == "save"]
+    assert len(found) >= 9
+    assert max(b - a for a, b in zip([0, *found], found, strict=False)) <= 4

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm_core.train.sample import sample
+from minillm_core.data import Documents
+from minillm_core.train.generate import prompts, sample
 
 
 @pytest.fixture
@@ -68,3 +69,55 @@ def test_the_plugins_batches_are_what_it_is_shown(sure_of, bytewise) -> None:
 
     assert sample(sure_of(b"ab"), bytewise, context=8, on_batch=on_batch) == "ab"
     assert phases == ["decode"] * 3
+
+
+def test_a_prompt_is_continued_and_not_repeated(sure_of, bytewise) -> None:
+    assert sample(sure_of(b"once upA"), bytewise, "once", context=20) == " upA"
+    assert sample(sure_of(b"once upA"), bytewise, "once up", context=3) == "A"
+
+
+def test_a_sample_ends_when_it_is_told_to_or_takes_too_long(sure_of, bytewise, clock) -> None:
+    model = sure_of(b"abcdefgh")
+    asked: list[int] = []
+
+    def stopped() -> bool:
+        asked.append(1)
+        return len(asked) > 3
+
+    assert sample(model, bytewise, context=9, stopped=stopped) == "abc"
+
+    def slow() -> float:
+        clock.now += 1.0
+        return clock.now
+
+    assert sample(model, bytewise, context=9, seconds=5.0, clock=slow) == "abcd"
+
+
+class Letters:
+    """Ids are code points."""
+
+    def decode(self, ids: Any) -> str:
+        return "".join(map(chr, ids))
+
+
+@pytest.mark.parametrize(
+    ("texts", "found"),
+    [
+        (
+            ["\n\n  one two three four five six seven eight nine ten\n", "#!/bin/sh -e", "...", "second one"],
+            ["one two three four five six seven eight", "second one"],
+        ),
+        (["the same line\n", "the same line\n", "another line"], ["the same line", "another line"]),
+        # one long document: its beginning, and a line inside of it
+        (["first line\n" + "x\n" * 20 + "half of a line\nwhole line inside\n" + "y\n" * 10],
+         ["first line", "whole line inside"]),
+        (["\u4e00\u4e8c\u4e09\u56db\u4e94\u516d\u4e03" * 20], ["\u4e00\u4e8c\u4e09\u56db\u4e94\u516d\u4e03" * 20]),
+        (["1 2 3", "4"], []),
+    ],
+)  # fmt: skip
+def test_prompts_are_beginnings_of_documents(texts: list[str], found: list[str]) -> None:
+    documents = Documents.of([[ord(letter) for letter in text] for text in texts], 70_000)
+    expected = [text[:60] for text in found]
+    assert prompts(documents, Letters(), 2)[: len(expected)] == expected  # type: ignore[arg-type]
+    if not expected:
+        assert prompts(documents, Letters(), 2) == []  # type: ignore[arg-type]

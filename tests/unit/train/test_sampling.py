@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from minillm_core.errors import NonFinite, Refusal
-from minillm_core.train.sampling import Sampling
+from minillm_core.train.generate import Sampling
 
 logits_of = st.lists(st.floats(-30, 30, width=32), min_size=1, max_size=20).map(
     lambda values: np.asarray(values, np.float32)

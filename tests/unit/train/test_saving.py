@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from minillm_core.backends.base import Snapshot
 from minillm_core.checkpoint import Result
-from minillm_core.errors import MinillmError, NonFinite
-from minillm_core.train.events import Saved, Unsaved
-from minillm_core.train.position import Position
-from minillm_core.train.saving import Saves
+from minillm_core.errors import DataError, MinillmError, NonFinite
+from minillm_core.train.budget import Position
+from minillm_core.train.checkpoints import CheckpointManager
+from minillm_core.train.events import Event, Saved, Unsaved
 
 FULL = MinillmError("the disk is full", where="12 MB", fix="make room")
 
@@ -42,49 +42,62 @@ class Disk:
     wait = finished
 
 
-def saves_of(
-    disk: Disk, *, note: str | None = None, go_on: bool = False
-) -> tuple[Saves, list[str]]:
-    said: list[str] = []
-    trainer: Any = SimpleNamespace(snapshot=lambda: Snapshot(dict, note))
-    writer: Any = disk
-    return Saves(Path("out"), trainer, writer, {"seed": 3}, said.append, go_on=go_on), said
+class Run(CheckpointManager):
+    """The checkpoints of a run, with the events and lines that they came to."""
+
+    def __init__(self, disk: Any, *, note: str | None = None, on_error: str = "stop") -> None:
+        self.events: list[Event] = []
+        self.said: list[str] = []
+        trainer: Any = SimpleNamespace(snapshot=lambda: Snapshot(dict, note))
+        super().__init__(
+            self.events.append,
+            self.said.append,
+            trainer=trainer,
+            writer=disk,
+            constants={"seed": 3},
+            on_error=on_error,
+            out=Path("out"),
+        )
 
 
 def test_a_save_holds_the_position_and_the_run() -> None:
     disk = Disk((True, None))
-    saves, said = saves_of(disk)
+    run = Run(disk)
     position = Position(step=4, tokens=9, cursor={"epoch": 1}, guarded=(2,), losses=(0.1,))
-    saves.begin(position)
+    run.save(position)
     assert disk.submitted == [(4, {**position.data(), "seed": 3})]
-    assert list(saves.finished()) == [Saved(4, "checkpoints/step-00000004", 0.5)]
-    assert list(saves.wait()) == []
-    assert said == []
+    run.report(position)
+    assert run.events == [Saved(4, "checkpoints/step-00000004", 0.5)]
+    run.report(position, wait=True)
+    assert len(run.events) == 1
+    assert run.said == []
 
 
 def test_what_a_snapshot_cost_is_said() -> None:
-    saves, said = saves_of(Disk((True, None)), note="training had to wait")
-    saves.begin(Position(step=2))
-    assert said == ["step 2: training had to wait"]
+    run = Run(Disk((True, None)), note="training had to wait")
+    run.save(Position(step=2))
+    assert run.said == ["step 2: training had to wait"]
 
 
 def test_what_could_not_be_removed_does_not_make_it_unsaved() -> None:
-    saves, said = saves_of(Disk((True, FULL)))
-    saves.begin(Position(step=2))
-    assert [event.event for event in saves.finished()] == ["save"]
-    assert said[0].startswith("warning: the disk is full")
+    run = Run(Disk((True, FULL)))
+    run.save(Position(step=2))
+    run.report(Position(step=2))
+    assert [event.event for event in run.events] == ["save"]
+    assert run.said[0].startswith("warning: the disk is full")
 
 
 @pytest.mark.parametrize("error", [FULL, OSError("gone"), None])
 def test_one_that_is_lost_ends_the_run_or_is_told(error: BaseException | None) -> None:
-    saves, _ = saves_of(Disk((False, error)))
-    saves.begin(Position(step=2))
+    run = Run(Disk((False, error)))
+    run.save(Position(step=2))
     with pytest.raises(type(error or FULL)):
-        list(saves.finished())
-    saves, _ = saves_of(Disk((False, error), (True, None)), go_on=True)
-    saves.begin(Position(step=2))
-    saves.begin(Position(step=3))
-    lost, saved = saves.wait()
+        run.report(Position(step=2))
+    run = Run(Disk((False, error), (True, None)), on_error="continue")
+    run.save(Position(step=2))
+    run.save(Position(step=3))
+    run.report(Position(step=3), wait=True)
+    lost, saved = run.events
     assert isinstance(lost, Unsaved)
     assert isinstance(saved, Saved)
     assert (lost.step, saved.step) == (2, 3)
@@ -92,22 +105,21 @@ def test_one_that_is_lost_ends_the_run_or_is_told(error: BaseException | None) -
 
 
 def test_a_state_that_is_not_finite_ends_the_run_in_any_case() -> None:
-    saves, _ = saves_of(Disk((False, NonFinite("a weight is nan"))), go_on=True)
-    saves.begin(Position(step=2))
+    run = Run(Disk((False, NonFinite("a weight is nan"))), on_error="continue")
+    run.save(Position(step=2))
     with pytest.raises(NonFinite):
-        list(saves.wait())
+        run.report(Position(step=2), wait=True)
 
 
 def test_what_was_saved_before_an_error_is_told_first() -> None:
-    saves, _ = saves_of(Disk((True, None), (False, FULL)))
-    saves.begin(Position(step=2))
-    saves.begin(Position(step=3))
-    told = iter(saves.wait())
-    first = next(told)
+    run = Run(Disk((True, None), (False, FULL)))
+    run.save(Position(step=2))
+    run.save(Position(step=3))
+    with pytest.raises(MinillmError, match="full"):
+        run.report(Position(step=3), wait=True)
+    (first,) = run.events
     assert isinstance(first, Saved)
     assert first.step == 2
-    with pytest.raises(MinillmError, match="full"):
-        next(told)
 
 
 COUNTS = st.integers(0, 2**53)
@@ -134,3 +146,15 @@ def test_half_a_position_is_none(missing: str) -> None:
     del data[missing]
     with pytest.raises(KeyError, match=missing):
         Position.of(data)
+
+
+def test_nothing_is_saved_once_the_data_have_changed() -> None:
+    def changed() -> None:
+        raise DataError("the file was written to", where="a.bin")
+
+    disk: Any = Disk()
+    trainer: Any = SimpleNamespace(snapshot=lambda: pytest.fail("a snapshot was taken"))
+    checkpoints = CheckpointManager(print, print, changed, trainer=trainer, writer=disk)
+    with pytest.raises(DataError, match="written to"):
+        checkpoints.save(Position(step=4))
+    assert disk.submitted == []

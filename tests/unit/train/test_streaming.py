@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from minillm_core.text import printable
-from minillm_core.train.streaming import pieces
+from minillm_core.train.generate import pieces
 
 FACE = "\U0001f600".encode()
 parts = st.sampled_from(

@@ -12,7 +12,7 @@ from minillm_core import Candidate, Module, Plugin, stage
 from minillm_core.config.load import load
 from minillm_core.plan import build_plan
 from minillm_core.plugins.manager import LoadedPlugin
-from minillm_core.train.suspects import suspects
+from minillm_core.train.errors import suspects
 
 
 class Double(Module):

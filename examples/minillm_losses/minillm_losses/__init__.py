@@ -1,0 +1,1 @@
+"""A command of minillm from a distribution of its own."""

@@ -1,0 +1,1 @@
+"""A script on minillm's Python API."""

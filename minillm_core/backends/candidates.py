@@ -1,0 +1,129 @@
+"""The core's kernels on each framework, in order of preference. Imports none: a plan may ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from packaging.version import Version
+
+from minillm_core.install import installed_version
+from minillm_core.ops.form import LossForm
+from minillm_core.ops.select import Candidate, Request
+
+FIRST_WITH_LINEAR_CROSS_ENTROPY = Version("2.13")
+LEAST_HEAD = 16  # features that FlexAttention's products need
+LARGE = 2**31  # bytes of logits in the compute dtype, from which chunks are worth their launches
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def _torch_loss(request: Request) -> str | None:
+    """F.linear_cross_entropy: eager, one target, empty form."""
+    if (installed := installed_version("torch")) is None:
+        return "torch is not installed"
+    if Version(installed) < FIRST_WITH_LINEAR_CROSS_ENTROPY:
+        return f"torch {installed} has no F.linear_cross_entropy; 2.13 has"
+    if request.compiled:
+        return "does not trace under torch.compile(fullgraph=True)"
+    if reason := _one_plain_target(request):
+        return reason
+    if request.facts.get("weights") == "position":
+        return "does not take a weight per position"
+    return None
+
+
+def _one_plain_target(request: Request) -> str | None:
+    form: LossForm = request.facts.get("form", LossForm())
+    targets = request.facts.get("targets", 1)
+    if targets != 1:
+        return f"takes one target, not {targets}"
+    if not form.empty:
+        return f"does not know the form's {', '.join(form.named)}"
+    return None
+
+
+def _blocks(request: Request) -> str | None:
+    """FlexAttention: where there is a window, documents or both to skip blocks by."""
+    window, head_dim = request.facts.get("window"), request.facts.get("head_dim", LEAST_HEAD)
+    if not _masked(request):
+        return "plainly causal: no blocks to skip but those that sdpa skips"
+    if window == "dynamic":
+        return "takes windows that are constant or staged, not one that changes from step to step"
+    if head_dim < LEAST_HEAD:
+        return f"takes heads of {LEAST_HEAD} features or more, not {head_dim}"
+    return None
+
+
+def _masked(request: Request) -> bool:
+    return bool(request.facts.get("window") or request.facts.get("documents"))
+
+
+def _if_masked(request: Request) -> int:
+    """Blocks come first where there is a window or documents, and last elsewhere."""
+    return -1 if _masked(request) else 1
+
+
+def _fused_loss(request: Request) -> str | None:
+    """mx.fast.cross_entropy: one target, empty form."""
+    if request.device == "cpu" and request.dtype != "float32":
+        return f"sums in {request.dtype} on a CPU"
+    return _one_plain_target(request)
+
+
+def _if_large(request: Request) -> int:
+    """Chunks come first where the logits are large, last where a few chunks would hold them."""
+    rows, vocab = (request.facts.get(fact, 0) for fact in ("rows", "vocab"))
+    return -1 if rows * vocab * ITEMSIZE[request.dtype] > LARGE else 1
+
+
+def _fast_rope(request: Request) -> str | None:
+    """mx.fast.rope: positions 0 .. T-1, angles as products in float32."""
+    positions = request.facts.get("positions")
+    if positions is not None:
+        return f"counts positions from 0, and here each {positions} has its own"
+    if request.dtype == "float32":
+        return "its angles are outside float32's tolerance"
+    return None
+
+
+def _offered_by(backend: str) -> Callable[..., Candidate]:
+    module = f"minillm_core.backends.{backend}."
+    return lambda op, name, function, **more: Candidate(
+        op, name, (backend,), module + function, **more
+    )
+
+
+def _usual(offer: Callable[..., Candidate]) -> tuple[Candidate, ...]:
+    """Offer the kernels that both frameworks have under the same names."""
+    return (
+        offer("linear", "matmul", "ops:linear", plain=True),
+        offer("embedding", "gather", "ops:embedding", plain=True),
+        offer("rms_norm", "fused", "ops:rms_norm_fused"),
+        offer("rms_norm", "composed", "ops:rms_norm_composed", plain=True),
+        offer("rotate", "table", "ops:rotate", plain=True),
+        offer("attention", "sdpa", "ops:sdpa"),
+        offer("attention", "composed", "ops:attention_composed", plain=True),
+        offer("swiglu", "composed", "ops:swiglu", plain=True),
+        offer("logits", "matmul", "ops:logits", plain=True),
+    )
+
+
+_torch, _mlx = _offered_by("torch"), _offered_by("mlx")
+
+TORCH: tuple[Candidate, ...] = (
+    *_usual(_torch),
+    _torch("attention", "flex", "blocks:flex", devices=("cuda",), accepts=_blocks, rank=_if_masked),
+    _torch("linear_cross_entropy", "chunked", "loss:chunked"),
+    _torch("linear_cross_entropy", "dense", "loss:dense", plain=True),
+    _torch("linear_cross_entropy", "torch", "loss:native", accepts=_torch_loss),
+)
+
+_GPUS = ("metal", "cuda")  # on a CPU mx.fast.rope is composed as well
+MLX: tuple[Candidate, ...] = (
+    _mlx("rotate", "fast", "ops:rotate_fast", devices=_GPUS, accepts=_fast_rope),
+    *_usual(_mlx),
+    _mlx("linear_cross_entropy", "chunked", "loss:chunked", rank=_if_large),
+    _mlx("linear_cross_entropy", "fused", "loss:fused", accepts=_fused_loss),
+    _mlx("linear_cross_entropy", "dense", "loss:dense", plain=True),
+)
+
+CORE: Mapping[str, tuple[Candidate, ...]] = {"torch": TORCH, "mlx": MLX}

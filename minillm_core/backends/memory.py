@@ -1,0 +1,76 @@
+"""Memory: how much there is, how much this process has held, and how a framework says it ran out."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from minillm_core.errors import OutOfMemory
+
+SIGNS = (
+    "out of memory",  # CUDA's, Metal's
+    "can't allocate memory",  # torch on a CPU
+    "Storage size calculation overflowed",  # torch, of an array that no address space holds
+    "Unable to allocate",  # MLX
+    "bad_alloc",
+)
+"""Parts of a RuntimeError's text: on a CPU the frameworks' error has no type of its own."""
+
+
+@contextmanager
+def memory_or_error() -> Iterator[None]:
+    """Make an OutOfMemory of a framework's error where memory does not suffice.
+
+    Raises:
+        OutOfMemory: memory ran out; its text is the first line of the framework's error.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error)
+        if not any(sign in text for sign in SIGNS):
+            raise
+        raise OutOfMemory(
+            text.splitlines()[0][:200], fix="a smaller model, fewer rows, or shorter rows"
+        ) from error
+
+
+def memory() -> int:
+    """Return the bytes that this process may use: the machine's, or its control group's."""
+    return memory_limit() or psutil.virtual_memory().total
+
+
+def memory_limit(root: Path = Path("/")) -> int | None:
+    """Return the bytes that this process's control group may use; None: no limit is set."""
+    for path in ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            limit = int((root / path).read_text())
+        except (OSError, ValueError):  # absent, or "max"
+            continue
+        if limit < psutil.virtual_memory().total:
+            return limit
+    return None
+
+
+def process_peak(status: Path = Path("/proc/self/status")) -> int | None:
+    """Return the largest resident memory of the process since it started, in bytes; None: unknown.
+
+    With Python, the framework's libraries, the tokens that were read, and every model that the
+    process has had: on a CPU no framework counts its own. It never falls.
+    """
+    try:  # Linux counts into getrusage the program that this process was before
+        fields = status.read_text().split("VmHWM:")
+        return int(fields[1].split()[0]) * 1024
+    except (OSError, IndexError, ValueError):
+        pass
+    if os.name == "nt":
+        return getattr(psutil.Process().memory_info(), "peak_wset", None)
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

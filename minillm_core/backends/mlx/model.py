@@ -1,0 +1,220 @@
+"""A model on MLX: neutral modules as real ``mlx.nn.Module``s, their arrays, evaluation.
+
+MLX rebinds arrays, so nothing is written in place: a step takes masters in float32 and returns new
+ones, and casts them to compute copies on its way.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.nn.utils import checkpoint
+
+from minillm_core.backends.base import Batch, Binding
+from minillm_core.backends.mlx import random
+from minillm_core.backends.mlx.ops import MLXOps
+from minillm_core.backends.native import NativeModel, evaluating
+from minillm_core.backends.steps import Statistics
+from minillm_core.errors import BackendError
+from minillm_core.nn.module import Framework, declared, record
+from minillm_core.nn.param import Buffer, Param, State
+from minillm_core.plan import Plan
+
+Arrays = dict[str, mx.array]
+
+
+class MLXModule(nn.Module):
+    """Base of every materialised module: declarations become arrays, plain values stay outside.
+
+    mlx puts every list, tuple and dict into its tree of parameters; only those of modules belong.
+    """
+
+    forward: Callable[..., Any]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        record(self, name, value)
+        if isinstance(value, Param):
+            super().__setattr__(name, mx.zeros(value.shape))
+        elif isinstance(value, (Buffer, State)):
+            super().__setattr__(name, mx.zeros(value.shape))
+            self.freeze(keys=[name], recurse=False)
+        elif _plain_container(value):
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def __call__(self, *args: Any) -> Any:
+        """Run ``forward``."""
+        return self.forward(*args)
+
+
+def _plain_container(value: Any) -> bool:
+    if isinstance(value, nn.Module) or not isinstance(value, (list, tuple, dict)):
+        return False
+    items = value.values() if isinstance(value, dict) else value
+    return not (items and all(isinstance(item, nn.Module) for item in items))
+
+
+class MLXLinear(MLXModule, nn.Linear):
+    """A leaf that tools which look for ``mlx.nn.Linear`` find."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)  # nn.Linear's own would draw a weight, and move MLX's key
+
+
+class MLXEmbedding(MLXModule, nn.Embedding):
+    """A lookup that tools which look for ``mlx.nn.Embedding`` find."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+
+
+BASES: Mapping[str | None, type] = {
+    None: MLXModule,
+    "linear": MLXLinear,
+    "embedding": MLXEmbedding,
+}
+
+
+class MLXFramework(Framework):
+    """A framework object for neutral modules: one a binding, since it holds the chosen kernels."""
+
+    def __init__(self, ops: MLXOps) -> None:
+        super().__init__(BASES)
+        self.ops = ops
+        self.seen: Counter[str] = Counter()
+
+    def placing(self) -> AbstractContextManager[Any]:
+        """Change nothing: arrays lie on MLX's default device."""
+        return nullcontext()
+
+    def fill(self, module: Any, attribute: str, value: np.ndarray) -> None:
+        """Let a module hold the value of a declared array."""
+        module[attribute] = mx.array(value)
+
+    @staticmethod
+    def host(array: mx.array) -> np.ndarray:
+        """Copy an array to the host; waits."""
+        return np.array(array)
+
+    def checkpoint(self, block: Any, *arguments: Any) -> Any:
+        """Run ``block(*arguments)``, recomputed; its parameters are passed, not captured.
+
+        Raises:
+            BackendError: it draws from MLX's own key.
+        """
+        before = random.key()
+        places: list[int] = []  # of each result among the distinct ones
+
+        def distinct(*given: Any) -> list[Any]:
+            # of one that is returned twice (x, and a tap of it) MLX would count one gradient and
+            # lose the other without a word
+            results = block(*given)
+            found = {id(array): array for array in results}
+            places[:] = [list(found).index(id(array)) for array in results]
+            return list(found.values())
+
+        arrays = checkpoint(block, distinct)(*arguments)
+        result = tuple(arrays[place] for place in places)
+        if random.key() is not before:
+            raise BackendError(
+                "a module inside a block draws random numbers without a key of its own: MLX would "
+                "draw others where it recomputes the block, and its gradients would be wrong",
+                where="train.checkpointing on mlx",
+                fix="train.checkpointing=false, or --backend torch, which draws the same again",
+            )
+        return result
+
+    def witness(self, key: str) -> None:
+        """Python runs only while tracing, or in eager."""
+        self.seen[key] += 1
+
+
+class Weights:
+    """Where each parameter's master lives, and how compute copies are made of masters.
+
+    Args:
+        model: materialised and filled, float32.
+        dtype: of the compute copies.
+    """
+
+    def __init__(self, model: Any, dtype: mx.Dtype) -> None:
+        self.dtype = dtype
+        self.holders = {name: (module, attr) for name, module, attr, _ in declared(model, Param)}
+        self.masters: Arrays = {n: module[attr] for n, (module, attr) in self.holders.items()}
+
+    def copies(self, masters: Mapping[str, mx.array]) -> Arrays:
+        """Parameter -> compute copy; in float32 it is the master itself."""
+        return {name: masters[name].astype(self.dtype) for name in self.holders}
+
+
+class MLXModel(NativeModel):
+    """A model on MLX's default device."""
+
+    def __init__(self, plan: Plan, binding: Binding, model: Any, framework: MLXFramework) -> None:
+        super().__init__(plan, binding, model, framework)
+        mx.eval(model.parameters())
+        self.weights = Weights(model, getattr(mx, binding.dtype))
+        self.statistics = Statistics(model, framework.ops)
+        self.masters: Arrays = self.weights.masters
+        self.state: dict[str, Any] = {"states": self.statistics.states()}
+
+    @contextmanager
+    def inferring(self) -> Iterator[None]:
+        """Put real arrays into the modules: tracing leaves its placeholders in them."""
+        place(self.weights.holders, self.weights.copies(self.masters))
+        place(self.statistics.holders, self.state["states"])
+        with evaluating(self.model):
+            yield
+
+    def queued(self, results: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Wait for a batch's results: all batches together would be one graph."""
+        mx.eval(results)
+        return results
+
+    def moved(self, host: Batch) -> Arrays:
+        """Return the fields that the model reads, as MLX's arrays."""
+        return {name: mx.array(host[name]) for name in self.plan.fields if name in host}
+
+    def numbers(self, numbers: Mapping[str, float]) -> Arrays:
+        """Return each number as 0-d float32."""
+        return {name: mx.array(number) for name, number in numbers.items()}
+
+    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Take the model's arrays."""
+        self.masters = loaded("model", arrays, self.masters)
+        states = loaded("state", arrays, self.state["states"])
+        self.state = {**self.state, "states": states}
+        mx.eval(self.masters, self.state)
+
+
+def place(holders: Mapping[str, tuple[Any, str]], arrays: Mapping[str, mx.array]) -> None:
+    """Let modules hold these arrays, by the names of their declarations."""
+    for name, (module, attribute) in holders.items():
+        module[attribute] = arrays[name]
+
+
+def loaded(
+    prefix: str, saved: Mapping[str, np.ndarray], old: Mapping[str, mx.array]
+) -> dict[str, mx.array]:
+    """Return ``prefix.<name>`` of each old array, shaped as that.
+
+    Raises:
+        KeyError: one is missing.
+        ValueError: a shape differs.
+    """
+    return {n: checked(f"{prefix}.{n}", saved, tuple(array.shape)) for n, array in old.items()}
+
+
+def checked(name: str, saved: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> mx.array:
+    """Return a saved array; raises as :func:`loaded`."""
+    value = saved[name]
+    if tuple(value.shape) != shape:
+        raise ValueError(f"{name}: shape {tuple(value.shape)}, not {shape}")
+    return mx.array(value)

@@ -1,0 +1,286 @@
+"""A backend, a model and its decoding on a framework: the part that is the same on torch and MLX.
+
+Written against the array functions of ``framework.ops``; where a framework works differently (it
+writes in place, it queues) a method is left to its own class.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from minillm_core.backends.base import Backend, Batch, Binding, Decoding, Model, Trainer
+from minillm_core.backends.memory import memory_or_error
+from minillm_core.errors import DataError, PluginCodeError
+from minillm_core.nn.decoder import decoder
+from minillm_core.nn.decoding import KVCache
+from minillm_core.nn.initial import initial_values, witness_inits
+from minillm_core.nn.module import materialising
+from minillm_core.nn.node import ModelShape, Scope
+from minillm_core.ops.select import Candidate, Choice, load
+from minillm_core.plan import Plan
+
+LastLogits = Callable[[Batch, Callable[..., object]], np.ndarray]
+"""(batch, maker of its scope) -> float32 (V,): the logits after the last column."""
+
+
+class NativeBackend(Backend):
+    """A framework on a device, which makes models and trainers of plans.
+
+    Args:
+        binding: the decisions, kernels included.
+        candidates: the kernels to load from: the core's and the plugins'.
+        framework: makes the framework object of some kernels.
+        model: makes a model of plan, binding, materialised model and framework object.
+        trainer: makes a trainer of the same.
+        seed: seeds the framework's own generators.
+    """
+
+    def __init__(
+        self,
+        binding: Binding,
+        candidates: tuple[Candidate, ...],
+        *,
+        framework: Callable[[Mapping[str, Callable[..., Any]]], Any],
+        model: Callable[..., Model],
+        trainer: Callable[..., Trainer],
+        seed: Callable[[int], None],
+    ) -> None:
+        self.binding, self.candidates = binding, candidates
+        self._framework, self._model, self._trainer = framework, model, trainer
+        self._seed = seed
+
+    def model(self, plan: Plan, seed: int, *, max_positions: int | None = None) -> Model:
+        """Make the plan's model, filled."""
+        with memory_or_error():
+            return self._model(plan, self.binding, *self._materialise(plan, seed, max_positions))
+
+    def trainer(self, plan: Plan, seed: int, *, max_positions: int | None = None) -> Trainer:
+        """Make the plan's model, filled, with its optimizer."""
+        self._seed(seed)
+        with memory_or_error():
+            return self._trainer(plan, self.binding, *self._materialise(plan, seed, max_positions))
+
+    def _materialise(self, plan: Plan, seed: int, positions: int | None) -> tuple[Any, Any]:
+        framework = self._framework(load(self.binding.kernels, self.candidates, self.name))
+        _watch_kernels(framework, plan, self.binding.kernels)
+        checkpointing = self.binding.checkpointing
+        return materialise(plan, framework, seed, positions, checkpointing=checkpointing), framework
+
+
+def materialise(
+    plan: Plan,
+    framework: Any,
+    seed: int,
+    positions: int | None = None,
+    *,
+    checkpointing: bool = False,
+) -> Any:
+    """Make the plan's model with its seeded initial values, float32, on the framework's device.
+
+    Args:
+        plan: the plan.
+        framework: the framework object that neutral modules stand on.
+        seed: the run's.
+        positions: longest row that will ever be fed; default: the plan's seq_len.
+        checkpointing: whether blocks are recomputed in the backward pass.
+    """
+    positions = positions or plan.config.train.seq_len
+    spec = replace(plan.spec, geometry=replace(plan.spec.geometry, positions=positions))
+    with materialising(framework), framework.placing():
+        model = decoder(spec, checkpointing=checkpointing)
+    for module, attribute, value in initial_values(model, plan.inits, seed):
+        framework.fill(module, attribute, value)
+    witness_inits(model, plan.inits, seed, framework.host, framework.witness)
+    return model
+
+
+def _watch_kernels(framework: Any, plan: Plan, choices: Iterable[Choice]) -> None:
+    """Let every op that a plugin's candidate serves record its evidence, ``kernel:<op>=<name>``.
+
+    The core's own kernels stay as they are and need no evidence. A result of a plugin's kernel
+    that is no array, and a change of its arguments in place, are raised as the plugin's.
+    """
+    offered = {(candidate.op, candidate.name): owner for owner, candidate in plan.candidates}
+    for choice in choices:
+        if owner := offered.get((choice.op, choice.kernel)):
+            kernel = getattr(framework.ops, choice.op)
+            key = f"kernel:{choice.op}={choice.kernel}"
+            setattr(framework.ops, choice.op, _watched(kernel, key, framework, owner))
+
+
+def _watched(
+    kernel: Callable[..., Any], key: str, framework: Any, owner: str
+) -> Callable[..., Any]:
+    witness, versions = framework.witness, framework.versions
+
+    def wrong(did: str, fix: str) -> PluginCodeError:
+        return PluginCodeError(owner, kernel.__name__, did=did, where=key, fix=fix)
+
+    @functools.wraps(kernel)
+    def call(*arguments: Any, **named: Any) -> Any:
+        witness(key)
+        before = versions(arguments)
+        result = kernel(*arguments, **named)
+        if versions(arguments) != before:
+            raise wrong("changed an argument in place in", "write into new arrays")
+        for part in result if isinstance(result, tuple) else (result,):
+            if not hasattr(part, "shape"):
+                raise wrong(
+                    f"returned {type(part).__name__} from", "return what the op's contract says"
+                )
+        return result
+
+    return call
+
+
+class NativeModel(Model):
+    """A model on one device; eager, so that nothing is compiled for evaluation and generation.
+
+    Args:
+        plan: the plan.
+        binding: how it is computed.
+        model: materialised and filled, float32.
+        framework: the framework object that the model stands on.
+    """
+
+    def __init__(self, plan: Plan, binding: Binding, model: Any, framework: Any) -> None:
+        self.plan, self.binding, self.model, self.framework = plan, binding, model, framework
+        self.staged = plan.staged
+
+    @abstractmethod
+    def inferring(self) -> AbstractContextManager[None]:
+        """Open a context without gradients, the weights in place, and native modules' dropout off."""
+
+    @abstractmethod
+    def moved(self, host: Batch) -> dict[str, Any]:
+        """Move the fields that the model reads to its device."""
+
+    @abstractmethod
+    def numbers(self, numbers: Mapping[str, float]) -> dict[str, Any]:
+        """Put each number on the device as 0-d float32."""
+
+    def queued(self, results: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return a batch's results, to be read once all batches are queued."""
+        return results
+
+    def evaluate(self, batches: Iterable[Batch]) -> tuple[float, int]:
+        """Sum the nats of the main target, and count its predictions."""
+        given, pending = self.final_values(), []
+        with memory_or_error(), self.inferring():
+            for host in batches:
+                pending.append(self.queued(self.model.evaluate(self.moved(host), given)))
+            total, count = 0.0, 0
+            for nats, predictions in pending:
+                total += nats.item()  # in float64, and not by sum(), which compensates from 3.12 on
+                count += int(predictions.item())
+        return total, count
+
+    def next_logits(self, batch: Batch) -> np.ndarray:
+        """Return the logits after the last column of one row, float32 (V,)."""
+        check_row(batch, self.model.geometry)
+        return self.last_logits(batch, Scope)
+
+    def decoding(self) -> Decoding:
+        """Begin a sequence of no columns."""
+        return Continuation(self.last_logits, self.model.geometry)
+
+    def last_logits(self, batch: Batch, scope_of: Callable[..., Any]) -> np.ndarray:
+        """Return the logits after one row's last column, float32 (V,): of a whole row, or behind a KV cache."""
+        ops, columns = self.framework.ops, batch["ids"].shape[1]
+        with memory_or_error(), self.inferring():
+            last = ops.arange(columns)[columns - 1 :]  # int32 (1,)
+            logits = self.model.logits(self.moved(batch), self.final_values(), last, scope_of)
+            return self.framework.host(ops.astype(logits[0], "float32"))
+
+    def final_values(self) -> dict[str, Any]:
+        """Return the schedules' values at the end of training, with which a model is used."""
+        staged, given = self.values_at(self.plan.values(1.0), 1.0)
+        return given | staged
+
+    def values_at(
+        self, values: Mapping[str, float], normaliser: float
+    ) -> tuple[dict[str, int], dict[str, Any]]:
+        """Split schedule values into staged and dynamic ones, as a step takes them.
+
+        Args:
+            values: by name.
+            normaliser: multiplies the objective.
+
+        Returns:
+            The staged ones, which are baked into a compiled step; the others and ``normaliser`` as
+            0-d float32 on the device.
+        """
+        staged = {name: int(values[name]) for name in self.staged}
+        dynamic = {name: float(v) for name, v in values.items() if name not in staged}
+        return staged, self.numbers(dynamic | {"normaliser": normaliser})
+
+    def witnesses(self) -> Mapping[str, int]:
+        """Return the evidence so far: key -> how often."""
+        return dict(self.framework.seen)
+
+
+@contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """Switch native modules' dropout and its like off."""
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train()
+
+
+class Continuation(Decoding):
+    """One sequence, fed from its start.
+
+    Args:
+        last_logits: the model.
+        geometry: its sizes, within which ids and positions are kept.
+    """
+
+    def __init__(self, last_logits: LastLogits, geometry: ModelShape) -> None:
+        self.last_logits, self.geometry = last_logits, geometry
+        self.cache = KVCache()
+
+    def feed(self, batch: Batch) -> np.ndarray:
+        """Continue the sequence, see :func:`check_row`; a feed that raises leaves it as it was."""
+        check_row(batch, self.geometry, earlier=self.cache.columns)
+        logits = self.last_logits(batch, self.cache.scope)
+        self.cache.commit()
+        return logits
+
+
+def check_row(batch: Batch, sizes: ModelShape, *, earlier: int = 0) -> None:
+    """Check one row against the model's tables: MLX reads out of range without a word.
+
+    Args:
+        batch: the columns to come.
+        sizes: the model's.
+        earlier: columns before them.
+
+    Raises:
+        DataError: more columns than the model has positions for, or ids outside its vocabulary.
+        ValueError: not one row of one column or more.
+    """
+    ids = batch["ids"]
+    if ids.ndim != 2 or ids.shape[0] != 1 or ids.shape[1] < 1:
+        raise ValueError(f"ids have shape {ids.shape}, not (1, T): one row of T >= 1 columns")
+    if (columns := earlier + ids.shape[1]) > sizes.positions:
+        raise DataError(
+            f"a sequence of {columns} tokens, and the model was made for {sizes.positions}",
+            where="decoding",
+            fix="fewer tokens, or a model made with a larger max_positions",
+        )
+    wrong = ids[(ids < 0) | (ids >= sizes.vocab)]
+    if wrong.size:
+        raise DataError(
+            f"id {wrong[0]} is outside the model's vocabulary of {sizes.vocab}",
+            where="decoding",
+            fix="the tokenizer that the model was trained with",
+        )

@@ -1,1 +1,0 @@
-"""NumPy in float64, forward only: the oracle."""

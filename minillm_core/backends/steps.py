@@ -1,0 +1,159 @@
+"""The parts of a training step that are the same on torch and MLX: figures, loss scale, State."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from minillm_core.backends.base import StepResult
+from minillm_core.errors import PluginCodeError
+from minillm_core.nn.module import declared, named_modules
+from minillm_core.nn.param import State
+from minillm_core.plan.build import owners_of
+
+Arrays = dict[str, Any]
+
+TERM = "term."
+"""Before the key of a loss term or of a further target, in the figures of a step."""
+
+
+def step_result(figures: Mapping[str, float]) -> StepResult:
+    """Make the result of a step from its figures by name.
+
+    Args:
+        figures: ``loss``, ``grad_norm``, ``objective`` (the differentiated number, times the
+            loss scale), ``skipped`` (1.0: the update was not made), ``term.<key>``; in float16 ``scale``,
+            the loss scale of this step.
+    """
+    terms = {k.removeprefix(TERM): v for k, v in figures.items() if k.startswith(TERM)}
+    loss, skipped = figures["loss"], figures["skipped"] > 0
+    above = figures.get("scale", SMALLEST_SCALE) > SMALLEST_SCALE
+    sound = all(math.isfinite(figure) for figure in (loss, *terms.values()))
+    return StepResult(
+        loss, figures["grad_norm"], terms, skipped=skipped, overflow=skipped and above and sound
+    )
+
+
+# The loss scale of float16, on the device: nothing is read back (arXiv:1710.03740)
+
+START_SCALE, LARGEST_SCALE = 2.0**16, 2.0**24
+SMALLEST_SCALE = 1.0
+"""Gradients that leave float16's range even with this one are at fault themselves."""
+GROWTH, BACKOFF, INTERVAL = 2.0, 0.5, 2000
+
+
+def loss_scale(ops: Any) -> Arrays:
+    """Return the scale, good steps since it moved, steps skipped so far; all 0-d float32."""
+    start = {"scale": START_SCALE, "good": 0.0, "skipped": 0.0}
+    return {name: ops.scalar(number) for name, number in start.items()}
+
+
+def next_loss_scale(ops: Any, state: Mapping[str, Any], found: Any) -> Arrays:
+    """Return the next step's scale: halved where this step is skipped, doubled after 2,000 good steps.
+
+    Args:
+        ops: the framework's.
+        state: as of :func:`loss_scale`.
+        found: 0-d float32, 1 where this step is skipped.
+    """
+    good = (state["good"] + 1) * (1 - found)
+    grow = ops.astype(good >= INTERVAL, "float32")
+    scale = state["scale"] * ops.where(found > 0, BACKOFF, 1 + grow * (GROWTH - 1))
+    return {
+        "scale": ops.minimum(ops.maximum(scale, SMALLEST_SCALE), LARGEST_SCALE),
+        "good": good * (1 - grow),
+        "skipped": state["skipped"] + found,
+    }
+
+
+class Statistics:
+    """A step's statistics: how they are reduced over micro-batches, and the State written from them.
+
+    Args:
+        model: materialised.
+        ops: its framework's.
+    """
+
+    def __init__(self, model: Any, ops: Any) -> None:
+        self.ops = ops
+        self.writers = {p: m for p, m in named_modules(model) if m.statistics}
+        self.owners = owners_of(model) if self.writers else {}
+        self.kinds = {
+            f"{path}.{name}": kind
+            for path, module in self.writers.items()
+            for name, kind in module.statistics.items()
+        }
+        self.holders = {
+            name: (module, attribute) for name, module, attribute, _ in declared(model, State)
+        }
+
+    def states(self) -> Arrays:
+        """Return the State that the modules hold now, by name."""
+        return {name: getattr(*holder) for name, holder in self.holders.items()}
+
+    def merged(self, held: Mapping[str, Any] | None, fresh: Mapping[str, Any]) -> Arrays:
+        """Merge one micro-batch's statistics with those of earlier micro-batches, if any."""
+        if held is None:
+            return dict(fresh)
+        return {
+            name: self.ops.maximum(held[name], value)
+            if self.kinds[name] == "max"
+            else held[name] + value
+            for name, value in fresh.items()
+        }
+
+    def next_states(self, statistics: Mapping[str, Any], mean: Callable[[Any], Any]) -> Arrays:
+        """Return the State that the modules make of their statistics, by name; the rest is left out.
+
+        Args:
+            statistics: reduced over the step.
+            mean: divides a sum over micro-batches by their number.
+        """
+        written = {}
+        for path, module in self.writers.items():
+            given = {}
+            for name, kind in module.statistics.items():
+                value = statistics[f"{path}.{name}"]
+                given[name] = mean(value) if kind == "mean" else value
+            fresh = module.next_state(**given)
+            names = {a: name for name, (holder, a) in self.holders.items() if holder is module}
+            own = {attribute: getattr(module, attribute) for attribute in names}
+            _check_written(path, self.owners.get(path, "core"), fresh, own)
+            written.update((names[attribute], value) for attribute, value in fresh.items())
+        return written
+
+
+def _check_written(path: str, owner: str, written: Any, held: Mapping[str, Any]) -> None:
+    """Refuse a result of ``next_state`` that is not the module's State, with its shapes, in float32.
+
+    torch would cast or stretch it into its place, and MLX would keep it as it is until a checkpoint
+    cannot be written, or not be read back.
+
+    Args:
+        path: of the module.
+        owner: of the module.
+        written: the result of ``next_state``.
+        held: attribute -> array, of all State of the module.
+
+    Raises:
+        PluginCodeError: it is something else.
+    """
+    if not isinstance(written, Mapping) or not written.keys() <= held.keys():
+        names = f"'{min(written.keys() - held.keys())}'" if isinstance(written, Mapping) else ""
+        got = names or type(written).__name__
+        raise _did(owner, f"returned {got} from", path, f"a dict of State: {sorted(held)}")
+    for name, array in written.items():
+        shape, old = getattr(array, "shape", None), held[name]
+        if shape is None or tuple(shape) != tuple(old.shape):
+            got = type(array).__name__ if shape is None else f"shape {tuple(shape)}"
+            fix = f"it keeps the shape that it is declared with, {tuple(old.shape)}"
+            raise _did(owner, f"returned State '{name}' of {got} from", path, fix)
+        if array.dtype != old.dtype:
+            got, kept = (str(one.dtype).rpartition(".")[2] for one in (array, old))
+            fix = f"State is kept in {kept}: self.ops.astype({name}, {kept!r})"
+            raise _did(owner, f"returned State '{name}' of {got} from", path, fix)
+
+
+def _did(owner: str, did: str, path: str, fix: str) -> PluginCodeError:
+    return PluginCodeError(owner, "next_state", did=did, where=path, fix=fix)

@@ -1,0 +1,120 @@
+"""Attention in blocks on torch: FlexAttention (Dong et al., arXiv:2412.05496) with a window or
+documents.
+
+Blocks of 128 queries and 128 keys that hide each other wholly are skipped, those that see each
+other wholly are not masked: T W instead of T^2 / 2 products for a window of W keys. Which block is
+which is worked out on the device, block by block, never from a (T, T) mask. Layers that ask alike
+share it: their operations are equal, and a compiled step does each of them once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from minillm_core.backends.torch.compiling import own_code
+from minillm_core.backends.torch.ops import sdpa
+
+BLOCK = 128  # queries and keys; windows are best a multiple of it
+
+
+def flex(
+    q: Tensor,  # (B, T, H, D)
+    k: Tensor,  # (B, S, K, D)
+    v: Tensor,  # (B, S, K, D)
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    documents: Tensor | None = None,  # int32 (B, S)
+) -> Tensor:
+    """Run FlexAttention over the blocks that see each other; plainly causal attention is SDPA's.
+
+    About 4 B T W H D FLOPs forward, W the keys that a query sees, and next to no memory beside
+    the result. Columns that follow others (T < S, decoding) are SDPA's as well.
+    """
+    queries, keys = q.shape[1], k.shape[1]
+    window = None if window is None or window >= keys else window
+    if queries != keys or (window is None and documents is None):
+        return sdpa(q, k, v, scale=scale, window=window, documents=documents)
+    attend = flex_attention if torch.compiler.is_compiling() else _outside_a_graph(q.device.type)
+    y = attend(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        block_mask=block_mask(keys, window, documents, q.device),
+        scale=scale,
+        enable_gqa=q.shape[2] != k.shape[2],
+    )
+    return y.transpose(1, 2)
+
+
+def block_mask(
+    length: int, window: int | None, documents: Tensor | None, device: torch.device
+) -> BlockMask:
+    """Find which of the ceil(T / 128)^2 blocks are seen in part, and which wholly.
+
+    Args:
+        length: T.
+        window: how many keys a query sees, itself included; None: all before it.
+        documents: int32 (B, T), in any order; only equal ones see each other. None: all do.
+        device: where the mask lies.
+    """
+    count = -(-length // BLOCK)
+    block = torch.arange(count, dtype=torch.int32, device=device)
+    apart = block[:, None] - block  # (n, n): query's block - key's
+    seen, wholly = apart >= 0, apart > 0
+    if window is not None:
+        seen = seen & (apart * BLOCK - (BLOCK - 1) < window)  # the nearest pair is
+        wholly = wholly & (apart * BLOCK + (BLOCK - 1) < window)  # and the farthest
+    if length % BLOCK:
+        wholly = wholly & (block < count - 1)[:, None]  # the last block of queries is not full
+    seen, wholly = seen[None], wholly[None]  # (1, n, n)
+    if documents is not None:
+        low, high = _range(documents, count)  # (B, n) each
+        meet = (low[:, :, None] <= high[:, None, :]) & (low[:, None, :] <= high[:, :, None])
+        alike = (low[:, :, None] == high[:, None, :]) & (high[:, :, None] == low[:, None, :])
+        seen, wholly = seen & meet, wholly & alike
+
+    def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        sees = i >= j
+        if window is not None:
+            sees = sees & (i - j < window)
+        if documents is not None:
+            sees = sees & (documents[b, i] == documents[b, j])
+        return sees
+
+    return BlockMask.from_kv_blocks(
+        *_listed(seen & ~wholly),
+        *_listed(wholly),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=visible,
+        seq_lengths=(length, length),
+    )
+
+
+def _range(documents: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Find the least and the greatest document of each block: int32 (B, n) each, from (B, T)."""
+    missing = count * BLOCK - documents.shape[1]
+    if missing:
+        last = documents[:, -1:].expand(-1, missing)
+        documents = torch.cat([documents, last], dim=1)
+    blocks = documents.reshape(-1, count, BLOCK)
+    return blocks.amin(-1), blocks.amax(-1)
+
+
+def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """List the blocks of a mask (B, n, n): their number (B, 1, n), and indices (B, 1, n, n) first, int32."""
+    chosen = chosen[:, None].int()
+    which = chosen.argsort(dim=-1, descending=True, stable=True)
+    return chosen.sum(-1, dtype=torch.int32), which.int()
+
+
+@cache
+def _outside_a_graph(device: str) -> Callable[..., Any]:
+    """Compile FlexAttention by itself for eager mode: uncompiled it holds B H T^2 scores."""
+    return flex_attention if device == "cpu" else torch.compile(own_code(flex_attention))

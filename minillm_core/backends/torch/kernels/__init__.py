@@ -1,1 +1,0 @@
-"""One op a file: the kernels of the core on torch."""

@@ -1,0 +1,249 @@
+"""Linear cross-entropy on torch: dense, in chunks of rows, and torch's own.
+
+Per position, a dense head of V logits in bfloat16 costs 2V bytes for the logits and 2V to 8V for
+their gradient: 6 GiB and more for 65,536 positions of 50,304. The chunked kernel holds one chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+
+from minillm_core.ops.form import LossForm
+
+PLAIN = LossForm()
+CHUNK_BYTES = 2**30  # largest logits of one chunk on a GPU, in their compute dtype, compiled
+EAGER_BYTES = 2**28  # the same in eager mode, which holds them in float32 twice as well
+CPU_ROWS = 256  # a chunk on a CPU: enough for the products, near enough to the caches
+
+
+def dense(
+    hidden: Tensor,  # (N, C)
+    weight: Tensor,  # (V, C)
+    targets: Tensor,  # (K, N) int32
+    weights: Tensor | None = None,  # (K,) or (K, N)
+    form: LossForm = PLAIN,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """All logits at once, autograd behind it.
+
+    6 N C V FLOPs with the backward pass; N V (compute dtype + 2 x float32) bytes in eager mode.
+    """
+    loss, _, _ = _chunk_losses(hidden, weight, targets, form)
+    total, sums = _summed(loss, targets, _scale(targets, weights, loss.dtype))
+    return total, sums.detach(), _count(targets)
+
+
+def chunked(
+    hidden: Tensor,  # (N, C)
+    weight: Tensor,  # (V, C)
+    targets: Tensor,  # (K, N) int32
+    weights: Tensor | None = None,  # (K,) or (K, N)
+    form: LossForm = PLAIN,
+    *,
+    rows: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Losses and gradients chunk by chunk, both in the forward pass.
+
+    The same 6 N C V FLOPs as :func:`dense`; beside the gradients it returns, it holds one chunk:
+    rows x V logits (compute dtype and float32) and a float32 (V, C) gradient. Where nothing asks
+    for a gradient it computes losses only, 2 N C V FLOPs.
+
+    Args:
+        hidden: the stream after its last norm.
+        weight: the head.
+        targets: see the contract.
+        weights: see the contract; constants.
+        form: see the contract.
+        rows: positions in a chunk; by default as many as :func:`chunk_rows` says.
+    """
+    rows = rows or chunk_rows(hidden, weight)
+    scale = _scale(targets, weights, _wide(hidden.dtype))
+    if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
+        total, sums = _Chunked.apply(hidden, weight, targets, scale, form, rows)
+    else:
+        chunks = _chunks(hidden, targets, scale, rows)
+        losses = [_chunk_losses(h, weight, t, form)[0] for h, t, _ in chunks]
+        total, sums = _summed(torch.cat(losses, dim=1), targets, scale)
+    return total, sums, _count(targets)
+
+
+def native(
+    hidden: Tensor,  # (N, C)
+    weight: Tensor,  # (V, C)
+    targets: Tensor,  # (1, N) int32
+    weights: Tensor | None = None,  # (1,)
+    form: LossForm = PLAIN,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """torch's own chunked ``F.linear_cross_entropy``: eager mode, one target, empty form."""
+    (main,) = targets
+    supervised = main >= 0  # (N,)
+    loss = F.linear_cross_entropy(
+        hidden,
+        weight,
+        torch.where(supervised, main, -100).long(),
+        reduction="sum",
+        ignore_index=-100,
+        options=torch.nn.LinearCrossEntropyOptions(),
+    ).float()
+    total = loss if weights is None else loss * weights.sum()
+    return total, loss.detach().reshape(1), supervised.sum(dtype=torch.float32)
+
+
+def chunk_rows(hidden: Tensor, weight: Tensor) -> int:
+    """Choose the rows of a chunk: on a GPU, N halved until the chunk's logits are small enough.
+
+    Halving keeps all chunks of a power of two alike, so that Inductor compiles one set of kernels.
+    """
+    if hidden.device.type == "cpu":
+        return CPU_ROWS
+    positions, row_bytes = hidden.shape[0], weight.shape[0] * hidden.element_size()
+    largest = CHUNK_BYTES if torch.compiler.is_compiling() else EAGER_BYTES
+    chunks = 1
+    while -(-positions // chunks) * row_bytes > largest and chunks < positions:
+        chunks *= 2
+    return max(1, -(-positions // chunks))
+
+
+class _Chunked(Function):
+    """(hidden, weight) -> (total, sums), with both gradients made on the way."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        scale: Tensor,
+        form: LossForm,
+        rows: int,
+    ) -> tuple[Tensor, Tensor]:
+        losses, grads_hidden = [], []
+        # In float32: 8 to 32 partial sums in bfloat16 would lose the share of rare tokens.
+        grad_weight = torch.zeros_like(weight, dtype=_wide(weight.dtype))  # (V, C)
+        for h, t, s in _chunks(hidden, targets, scale, rows):
+            loss, logits, log_p = _chunk_losses(h, weight, t, form)
+            losses.append(loss)
+            d = _logit_gradient(logits, log_p, t, s, form).to(h.dtype)  # (rows, V)
+            grads_hidden.append(d @ weight)
+            grad_weight = _add_product(grad_weight, d, h)
+        # Summed here, not by chunk: Inductor would make one kernel of all chunks' sums, in the place
+        # of the first, and so run the other chunks' products before it and hold all logits.
+        total, sums = _summed(torch.cat(losses, dim=1), targets, scale)
+        ctx.save_for_backward(torch.cat(grads_hidden), grad_weight)
+        ctx.dtypes = hidden.dtype, weight.dtype
+        ctx.mark_non_differentiable(sums)
+        return total, sums
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        grad_hidden, grad_weight = ctx.saved_tensors
+        hidden_dtype, weight_dtype = ctx.dtypes
+        by = upstream[0]  # () float32: the only differentiable output is the total
+        grads = (grad_hidden * by).to(hidden_dtype), (grad_weight * by).to(weight_dtype)
+        return *grads, None, None, None, None
+
+
+def _scale(targets: Tensor, weights: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Each loss's weight, 0 where unsupervised: (K, N)."""
+    supervised = (targets >= 0).to(dtype)
+    if weights is None:
+        return supervised
+    return supervised * (weights if weights.ndim == 2 else weights[:, None])
+
+
+def _count(targets: Tensor) -> Tensor:
+    """Supervised positions of the main target, () float32."""
+    return (targets[0] >= 0).sum(dtype=torch.float32)
+
+
+def _chunks(
+    hidden: Tensor, targets: Tensor, scale: Tensor, rows: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """(rows, C), (K, rows), (K, rows) of hidden (N, C), targets and scale (K, N)."""
+    return zip(hidden.split(rows), targets.split(rows, 1), scale.split(rows, 1), strict=True)
+
+
+def _chunk_losses(
+    h: Tensor, weight: Tensor, targets: Tensor, form: LossForm
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss (K, n), capped logits (n, V) and their log-softmax (n, V), all float32.
+
+    The loss is any number where unsupervised.
+    """
+    product = F.linear(h, weight)
+    logits = form.logits(torch, product.to(_wide(product.dtype)))
+    log_p = F.log_softmax(logits, dim=-1)
+    mean = log_p.mean(-1) if form.smoothing else None
+    lse = logits.logsumexp(-1) if form.z else None
+    return form.loss(_picked(log_p, targets), mean, lse), logits, log_p
+
+
+def _picked(log_p: Tensor, targets: Tensor) -> Tensor:
+    """log_p[n, targets[k, n]] as (K, n); any number where unsupervised."""
+    if not torch.compiler.is_compiling():
+        return log_p.gather(1, _ids(targets).T).T
+    # A masked sum joins the reduction that makes log_p. A gather would become a kernel of its own,
+    # which Inductor merges with those of other chunks and which keeps all their logits until then;
+    # and its gradient would be a scatter, apart from its neighbours.
+    columns = torch.arange(log_p.shape[1], device=log_p.device)
+    return torch.stack(
+        [torch.where(columns == ids[:, None], log_p, 0.0).sum(-1) for ids in targets.unbind(0)]
+    )
+
+
+def _summed(loss: Tensor, targets: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """All (K, n) -> weighted total (), unweighted sums (K,)."""
+    return (loss * scale).sum(), torch.where(targets >= 0, loss, 0.0).sum(-1)
+
+
+def _logit_gradient(
+    logits: Tensor,  # (n, V) float32, capped
+    log_p: Tensor,  # (n, V) float32: overwritten
+    targets: Tensor,  # (K, n)
+    scale: Tensor,  # (K, n)
+    form: LossForm,
+) -> Tensor:
+    """Gradient of the weighted losses with respect to hidden weight^T, (n, V) float32."""
+    by_row = scale.sum(0)  # (n,): p's factor, whatever the target
+    factor = by_row * (1.0 + 2.0 * form.z * logits.logsumexp(-1)) if form.z else by_row
+    d = log_p.exp_().mul_(factor[:, None])
+    if form.smoothing:
+        d = d - by_row[:, None] * (form.smoothing / logits.shape[-1])
+    d = _subtract_at(d, _ids(targets), scale * (1.0 - form.smoothing))
+    return form.pull_back(logits, d)
+
+
+def _subtract_at(d: Tensor, ids: Tensor, amounts: Tensor) -> Tensor:
+    """d[n, ids[k, n]] -= amounts[k, n]; d (n, V), ids and amounts (K, n)."""
+    if not torch.compiler.is_compiling():
+        return d.scatter_add_(1, ids.T, -amounts.T)
+    # A comparison fuses into the pointwise kernel around it; a scatter would split it in three.
+    columns = torch.arange(d.shape[1], device=d.device)
+    for column, amount in zip(ids.unbind(0), amounts.unbind(0), strict=True):
+        d = d - torch.where(columns == column[:, None], amount[:, None], 0.0)
+    return d
+
+
+def _add_product(total: Tensor, d: Tensor, h: Tensor) -> Tensor:
+    """Total (V, C), float32, + d^T h; d (n, V), h (n, C) in the compute dtype."""
+    if d.dtype == total.dtype:
+        return total.addmm_(d.T, h)
+    if d.is_cuda:  # torch 2.11 does not trace addmm with an out_dtype
+        return total + torch.mm(d.T, h, out_dtype=total.dtype)
+    if d.dtype == torch.float16:  # a sum over rows may leave float16's range
+        return total.addmm_(d.T.to(total.dtype), h.to(total.dtype))
+    return total + (d.T @ h)
+
+
+def _ids(targets: Tensor) -> Tensor:
+    """Indices within the vocabulary, int64."""
+    return targets.clamp(min=0).long()
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -1,0 +1,190 @@
+"""A model on torch: neutral modules as real ``torch.nn.Module``s, their arrays, evaluation.
+
+In float32 a master *is* the parameter. Otherwise the parameters are compute copies, filled once a
+step after the update, outside the micro-batch graph.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from minillm_core.backends.base import Batch, Binding
+from minillm_core.backends.native import NativeModel, evaluating
+from minillm_core.backends.steps import Statistics
+from minillm_core.backends.torch.ops import TorchOps
+from minillm_core.backends.torch.transfer import batch_to, foreach_copy_, numbers_to
+from minillm_core.nn.module import Framework, declared, record
+from minillm_core.nn.param import Buffer, Param, State
+from minillm_core.plan import Plan
+
+
+class TorchModule(nn.Module):
+    """Base of every materialised module: declarations become parameters and buffers."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        record(self, name, value)
+        if isinstance(value, Param):
+            value = nn.Parameter(torch.empty(value.shape))
+        elif isinstance(value, (Buffer, State)):
+            kept = isinstance(value, State)
+            self.register_buffer(name, torch.empty(value.shape), persistent=kept)
+            return
+        super().__setattr__(name, _searched(value))
+
+
+def _searched(value: Any) -> Any:
+    """Containers of modules as torch's own, in which it looks for parameters."""
+    if isinstance(value, (list, tuple)) and any(isinstance(v, nn.Module) for v in value):
+        return nn.ModuleList(value)
+    if isinstance(value, dict) and any(isinstance(v, nn.Module) for v in value.values()):
+        return nn.ModuleDict(value)
+    return value
+
+
+class TorchLinear(TorchModule, nn.Linear):
+    """A leaf that tools which look for ``nn.Linear`` find."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.register_parameter("bias", None)
+
+
+class TorchEmbedding(TorchModule, nn.Embedding):
+    """A lookup that tools which look for ``nn.Embedding`` find."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.padding_idx = self.max_norm = None
+        self.scale_grad_by_freq = self.sparse = False
+
+    def extra_repr(self) -> str:
+        """Name rows and width."""
+        return ", ".join(str(n) for n in self.weight.shape)
+
+
+BASES: Mapping[str | None, type] = {
+    None: TorchModule,
+    "linear": TorchLinear,
+    "embedding": TorchEmbedding,
+}
+
+
+class TorchFramework(Framework):
+    """A framework object for neutral modules: one a binding, since it holds the chosen kernels."""
+
+    def __init__(self, ops: TorchOps) -> None:
+        super().__init__(BASES)
+        self.ops = ops
+        self.seen: Counter[str] = Counter()
+        seen = self.seen
+
+        # Runs while dynamo traces, and leaves nothing in the compiled step.
+        @torch.compiler.assume_constant_result
+        def witness(key: str) -> None:
+            seen[key] += 1
+
+        self.witness = witness
+
+    def versions(self, arrays: Iterable[Any]) -> tuple[int, ...]:
+        """Return torch's own counts; a compiled step writes to none of its arguments."""
+        if torch.compiler.is_compiling():
+            return ()
+        return tuple(a._version for a in arrays if isinstance(a, torch.Tensor))
+
+    def placing(self) -> AbstractContextManager[Any]:
+        """Make the arrays of modules that are built inside on the ops' device."""
+        return self.ops.device
+
+    @torch.no_grad()
+    def fill(self, module: Any, attribute: str, value: np.ndarray) -> None:
+        """Write the value of a declared array."""
+        # A copy, since torch warns of arrays that it may not write to.
+        getattr(module, attribute).copy_(torch.from_numpy(np.array(value, order="C")))
+
+    @staticmethod
+    def host(array: torch.Tensor) -> np.ndarray:
+        """Copy an array to the host; waits."""
+        return array.detach().cpu().numpy()
+
+    def checkpoint(self, block: Callable[..., Any], *arguments: Any) -> Any:
+        """Run ``block(*arguments)``, recomputed in the backward pass."""
+        # The reentrant kind works with backward() alone; gradients are taken by autograd.grad.
+        return checkpoint(block, *arguments, use_reentrant=False)
+
+
+class Weights:
+    """Masters by name, and the parameters that gradients arrive for.
+
+    Args:
+        model: materialised, filled, in float32.
+        dtype: of the compute copies.
+    """
+
+    def __init__(self, model: Any, dtype: torch.dtype) -> None:
+        self.masters: dict[str, Tensor] = {}
+        self.parameters: dict[str, nn.Parameter] = {}
+        for name, module, attribute, _ in declared(model, Param):
+            parameter = self.parameters[name] = getattr(module, attribute)
+            self.masters[name] = parameter.data
+            if dtype != torch.float32:
+                parameter.data = parameter.data.to(dtype)
+        self.narrow = dtype != torch.float32
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Fill the compute copies from the masters."""
+        if self.narrow:
+            copies = [parameter.data for parameter in self.parameters.values()]
+            foreach_copy_(copies, list(self.masters.values()))
+
+
+class TorchModel(NativeModel):
+    """A model on one device."""
+
+    def __init__(self, plan: Plan, binding: Binding, model: Any, framework: TorchFramework) -> None:
+        super().__init__(plan, binding, model, framework)
+        self.device = torch.device(binding.device)
+        self.weights = Weights(model, getattr(torch, binding.dtype))
+        self.statistics = Statistics(model, framework.ops)
+        self.states: dict[str, Tensor] = self.statistics.states()  # written in place
+
+    @contextmanager
+    def inferring(self) -> Iterator[None]:
+        """Turn gradients off."""
+        with evaluating(self.model), torch.no_grad():
+            yield
+
+    def moved(self, host: Batch) -> dict[str, Tensor]:
+        """Move the fields that the model reads to its device."""
+        return batch_to(host, self.plan.fields, self.device)
+
+    def numbers(self, numbers: Mapping[str, float]) -> dict[str, Tensor]:
+        """Put each number on the device as 0-d float32, in one copy."""
+        return numbers_to(numbers, self.device)
+
+    def held(self) -> dict[str, Tensor]:
+        """Return ``model.<parameter>`` and ``state.<name>``, as they lie on the device."""
+        held = {f"model.{name}": master for name, master in self.weights.masters.items()}
+        return held | {f"state.{name}": tensor for name, tensor in self.states.items()}
+
+    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Take the model's arrays."""
+        self.fill(self.held(), arrays)
+
+    @torch.no_grad()
+    def fill(self, held: Mapping[str, Tensor], arrays: Mapping[str, np.ndarray]) -> None:
+        """Copy arrays into the tensors of the same names, and refresh the compute copies."""
+        for name, tensor in held.items():
+            value = torch.from_numpy(np.array(arrays[name], order="C"))
+            if value.shape != tensor.shape:
+                raise ValueError(f"{name}: shape {tuple(value.shape)}, not {tuple(tensor.shape)}")
+            tensor.copy_(value)
+        self.weights.refresh()

@@ -1,0 +1,138 @@
+"""Tensors on their way: host to device and back without waiting, many at once, or not at all.
+
+Snapshots: on CUDA tensors are cloned on the device, in the queue behind the steps so far, and copied
+on a stream of their own. Elsewhere memory is the host's anyway, or torch may not be called from two
+threads.
+"""
+
+# pyright: reportPrivateImportUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# torch's operations on lists of tensors (a few kernels for all, not one for each) have names that
+# start with an underscore alone; its own optimizers are made of them.
+from torch import _foreach_copy_ as foreach_copy_
+
+from minillm_core.backends.base import Snapshot
+
+
+def batch_to(
+    batch: Mapping[str, np.ndarray], fields: Sequence[str], device: torch.device
+) -> dict[str, Tensor]:
+    """Copy those fields of a NumPy batch to the device, through pinned memory on CUDA."""
+    return {n: _to(torch.from_numpy(batch[n]), device) for n in fields if n in batch}
+
+
+def numbers_to(numbers: Mapping[str, float], device: torch.device) -> dict[str, Tensor]:
+    """Copy each number to the device as 0-d float32, in one copy."""
+    packed = _to(torch.tensor(list(numbers.values()), dtype=torch.float32), device)
+    return dict(zip(numbers, packed.unbind(0), strict=True))
+
+
+def _to(tensor: Tensor, device: torch.device) -> Tensor:
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+class Later:
+    """Figures, float32 (names,), on their way to the host."""
+
+    def __init__(self, names: Sequence[str], packed: Tensor) -> None:
+        self.names = tuple(names)
+        self.event = None
+        if packed.is_cuda:
+            self.host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
+            self.host.copy_(packed, non_blocking=True)
+            self.event = torch.cuda.Event()
+            self.event.record(torch.cuda.current_stream(packed.device))
+        else:
+            self.host = packed
+
+    def read(self) -> dict[str, float]:
+        """Wait for them."""
+        if self.event is not None:
+            self.event.synchronize()
+        return dict(zip(self.names, self.host.tolist(), strict=True))
+
+
+def non_finite(figures: Tensor) -> Tensor:
+    """Return 1 where any of the figures is not finite, else 0: 0-d float32."""
+    return 1.0 - torch.isfinite(figures).all().float()
+
+
+def overwrite(old: Tensor, new: Tensor, skip: Tensor) -> None:
+    """Write ``new`` into ``old``, unless ``skip`` (0-d bool): chosen on the device, since to read it would wait."""
+    torch.where(skip, old, new.to(old.dtype), out=old)
+
+
+USABLE = 0.95  # of the GPU's memory: the rest is lost between blocks
+
+
+class Snapshots:
+    """Takes a trainer's snapshots.
+
+    Args:
+        device: where the tensors are.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._peak: int | None = None  # bytes of training alone: until the first snapshot
+
+    def take(self, tensors: Mapping[str, Tensor]) -> Snapshot:
+        """Does not wait on CUDA, unless clones would leave too little memory for the next steps."""
+        if self.device.type != "cuda":
+            return Snapshot(_brought(tensors).copy)
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        if self._has_room_for(size) and (clones := _clones(tensors)) is not None:
+            return Snapshot(self._bringer(clones))
+        return Snapshot(
+            _brought(tensors).copy,
+            f"training waited while {size / 2**30:.2f} GiB to be saved were copied from the GPU: "
+            "it has no room for a second copy of them",
+        )
+
+    def _has_room_for(self, size: int) -> bool:
+        if self._peak is None:
+            self._peak = torch.cuda.max_memory_allocated(self.device)
+        free, _ = torch.cuda.mem_get_info(self.device)
+        ours = free + torch.cuda.memory_reserved(self.device)
+        return self._peak + size < USABLE * ours
+
+    def _bringer(self, clones: dict[str, Tensor]) -> Callable[[], dict[str, np.ndarray]]:
+        """Bring clones to the host when it is called, each freed as soon as it is there."""
+        stream, made = torch.cuda.Stream(self.device), torch.cuda.Event()
+        made.record(torch.cuda.current_stream(self.device))
+
+        def bring() -> dict[str, np.ndarray]:
+            host = {}
+            with torch.cuda.stream(stream):
+                stream.wait_event(made)
+                for name in list(clones):
+                    # .cpu() returns once it has copied, so the clone's memory is no longer read
+                    host[name] = clones.pop(name).cpu().numpy()
+            return host
+
+        return bring
+
+
+def _clones(tensors: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    """On the device, in the current stream; None where its memory does not suffice."""
+    try:
+        clones = [torch.empty_like(tensor) for tensor in tensors.values()]
+    except torch.OutOfMemoryError:
+        return None
+    foreach_copy_(clones, list(tensors.values()))
+    return dict(zip(tensors, clones, strict=True))
+
+
+def _brought(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    """Copy tensors to the host now."""
+    return {name: tensor.to("cpu", copy=True).numpy() for name, tensor in tensors.items()}

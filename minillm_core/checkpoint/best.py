@@ -1,0 +1,46 @@
+"""Which checkpoint is the best by held-out loss: OUT/checkpoints/best.json, replaced as one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from minillm_core import disk, strict
+from minillm_core.checkpoint import layout
+
+
+class Marked(NamedTuple):
+    """A best checkpoint, as the marker names it."""
+
+    step: int
+    loss: float
+
+
+def mark(out: Path, step: int, loss: float) -> None:
+    """Name the checkpoint of a step as the best."""
+    document = json.dumps({"step": step, "val_loss": loss}).encode() + b"\n"
+    disk.replace(out / "checkpoints" / layout.BEST, document)
+
+
+def marked(out: Path) -> Marked | None:
+    """Read the marker; None without one, or where its checkpoint is gone."""
+    try:
+        found = strict.parse(disk.read_file(out / "checkpoints" / layout.BEST, 4096))
+    except (FileNotFoundError, ValueError):
+        return None
+    step, loss = found.get("step"), found.get("val_loss")
+    if type(step) is not int or not isinstance(loss, int | float):
+        return None
+    return Marked(step, float(loss)) if layout.folder(out, step).is_dir() else None
+
+
+def spared(out: Path) -> set[int]:
+    """Return the step that is marked, if any, as :func:`retain` takes it."""
+    found = marked(out)
+    return {found.step} if found else set()
+
+
+def clear(out: Path) -> None:
+    """Take the marker away: the run went back to before the checkpoint that it names."""
+    (out / "checkpoints" / layout.BEST).unlink(missing_ok=True)

@@ -1,0 +1,317 @@
+"""The layouts of model directories: their tensors and config.json; a new layout is added below."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from minillm_core.config.schema import ModelConfig
+from minillm_core.errors import Refusal
+from minillm_core.nn.layers import EPSILON
+from minillm_core.plan import Plan
+
+_QK = re.compile(r"(layers\.\d+\.attention\.qk)\.\w+\.(q|k)")
+"""A norm's weights on queries and keys, whatever its plugin is called."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of a layout: of the model, or of each layer."""
+
+    place: str  # the parameter here: layers.0.attention.q.weight; of a layer, from the layer on
+    shape: tuple[Any, ...]  # sizes; in a layout their names, as _sizes has them
+    ones: bool = False  # a model without this parameter behaves as if it were all ones
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A layout of tensors: an architecture as Transformers, vLLM and mlx-lm know it."""
+
+    name: str  # as plugins say it: llama
+    architecture: str  # LlamaForCausalLM
+    leaves: Mapping[str, Tensor]  # outside the layers, the head apart
+    head: tuple[str, Tensor]  # where it is not tied
+    layer: Mapping[str, Tensor]
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of config.json, its own
+    stated: tuple[str, ...] = ()  # sizes whose defaults differ there: they must be given
+    lacks: Callable[[Plan], str | None] = lambda plan: None  # what a plan would need to be of it
+
+    def tensors(self, model: ModelConfig) -> dict[str, Tensor]:
+        """List every tensor of a directory, by its name there."""
+        sizes = _sizes(model)
+        named = {name: ("", leaf) for name, leaf in self.leaves.items()}
+        for index in range(model.layers):
+            for name, leaf in self.layer.items():
+                named[f"model.layers.{index}.{name}"] = (f"layers.{index}.", leaf)
+        if not model.tied:
+            named[self.head[0]] = ("", self.head[1])
+        return {
+            name: replace(leaf, place=at + leaf.place, shape=tuple(sizes[a] for a in leaf.shape))
+            for name, (at, leaf) in named.items()
+        }
+
+    def document(self, model: ModelConfig, *, positions: int, boundary: int | None) -> dict:
+        """Make config.json.
+
+        Args:
+            model: the sizes.
+            positions: the longest row that the model has seen.
+            boundary: the id before every document; None where it is unknown.
+        """
+        return {
+            "architectures": [self.architecture],
+            "model_type": self.name,
+            "dtype": "float32",
+            "vocab_size": model.vocab,
+            "hidden_size": model.dim,
+            "intermediate_size": model.hidden,
+            "num_hidden_layers": model.layers,
+            "num_attention_heads": model.heads,
+            "num_key_value_heads": model.kv_heads,
+            "head_dim": model.dim // model.heads,
+            "hidden_act": "silu",
+            "rms_norm_eps": EPSILON,
+            "max_position_embeddings": positions,
+            # the first is read by Transformers 4, vLLM and mlx-lm, the second by Transformers 5
+            "rope_theta": model.rope_base,
+            "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_base},
+            "tie_word_embeddings": model.tied,
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "use_cache": True,
+            "bos_token_id": boundary,
+            "eos_token_id": boundary,
+            # Transformers would give the row of a padding id no gradient, and here it is the
+            # boundary's; the tokenizer and generation_config.json name it.
+            "pad_token_id": None,
+            **self.settings,
+        }
+
+
+def places(plan: Plan) -> dict[str, str]:
+    """Map places to parameters of the plan; a place has no name of a plugin on queries and keys.
+
+    Raises:
+        Refusal: two parameters have one place.
+    """
+    found: dict[str, str] = {}
+    for name in plan.parameters:
+        match = _QK.fullmatch(name)
+        place = f"{match[1]}.{match[2]}" if match else name
+        if place in found:
+            raise Refusal(
+                f"{found[place]} and {name} are two norms in one place",
+                where=place,
+                fix="leave one of the plugins out",
+            )
+        found[place] = name
+    return found
+
+
+def _sizes(model: ModelConfig) -> dict[str, int]:
+    width = model.dim // model.heads
+    return {
+        "vocab": model.vocab,
+        "dim": model.dim,
+        "hidden": model.hidden,
+        "queries": model.heads * width,
+        "keys": model.kv_heads * width,
+        "head_dim": width,
+    }
+
+
+LLAMA = Layout(
+    name="llama",
+    architecture="LlamaForCausalLM",
+    leaves={
+        "model.embed_tokens.weight": Tensor("embedding.weight", ("vocab", "dim")),
+        "model.norm.weight": Tensor("norm.weight", ("dim",)),
+    },
+    head=("lm_head.weight", Tensor("head.weight", ("vocab", "dim"))),
+    layer={
+        "input_layernorm.weight": Tensor("attention_norm.weight", ("dim",)),
+        "self_attn.q_proj.weight": Tensor("attention.q.weight", ("queries", "dim")),
+        "self_attn.k_proj.weight": Tensor("attention.k.weight", ("keys", "dim")),
+        "self_attn.v_proj.weight": Tensor("attention.v.weight", ("keys", "dim")),
+        "self_attn.o_proj.weight": Tensor("attention.o.weight", ("dim", "queries")),
+        "post_attention_layernorm.weight": Tensor("mlp_norm.weight", ("dim",)),
+        "mlp.gate_proj.weight": Tensor("mlp.gate.weight", ("hidden", "dim")),
+        "mlp.up_proj.weight": Tensor("mlp.up.weight", ("hidden", "dim")),
+        "mlp.down_proj.weight": Tensor("mlp.down.weight", ("dim", "hidden")),
+    },
+    settings={"mlp_bias": False},
+)
+
+
+def _lacks_norm(plan: Plan) -> str | None:
+    """Find a layer without the one node of Qwen3 on ``attn.qk``, which is before the rotation.
+
+    The node's weights, if it has any, are its parameters ``q`` and ``k``, each (head_dim,).
+    """
+    for index, block in enumerate(plan.spec.blocks):
+        attention = block.core_attention
+        if attention is None or len(attention.before_rope) != 1:
+            return f"layer {index} has no norm on queries and keys, or more than one node there"
+    return None
+
+
+QWEN3 = Layout(  # arXiv:2505.09388: Llama with a norm on queries and keys
+    name="qwen3",
+    architecture="Qwen3ForCausalLM",
+    leaves=LLAMA.leaves,
+    head=LLAMA.head,
+    layer={
+        **LLAMA.layer,
+        "self_attn.q_norm.weight": Tensor("attention.qk.q", ("head_dim",), ones=True),
+        "self_attn.k_norm.weight": Tensor("attention.qk.k", ("head_dim",), ones=True),
+    },
+    settings={"use_sliding_window": False, "sliding_window": None},
+    stated=("head_dim", "num_key_value_heads"),
+    lacks=_lacks_norm,
+)
+
+
+LAYOUTS: Mapping[str, Layout] = {layout.name: layout for layout in (LLAMA, QWEN3)}
+
+
+# config.json of other programs: only what minillm's decoder has is accepted
+
+Size = Annotated[int, Field(ge=1, lt=2**31)]
+ROPE_BASE = 10_000.0  # where no key gives another one
+
+
+class Document(BaseModel):
+    """The keys of config.json that decide what a model computes; some have one supported value.
+
+    Absent ones have the defaults that Transformers gives them.
+    """
+
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+    num_hidden_layers: Size
+    hidden_size: Size
+    num_attention_heads: Size
+    num_key_value_heads: Size | None = None
+    intermediate_size: Size
+    vocab_size: Size
+    head_dim: Size | None = None
+    tie_word_embeddings: bool = False
+    rms_norm_eps: float = 1e-6
+    rope_theta: float | None = None
+    rope_parameters: dict[str, Any] | None = None
+    rope_scaling: dict[str, Any] | None = None
+    layer_types: list[str] | None = None
+    hidden_act: Literal["silu"] = "silu"
+    attention_bias: Literal[False] = False
+    mlp_bias: Literal[False] = False
+    use_sliding_window: Literal[False] | None = None
+    sliding_window: int | None = None
+    quantization_config: None = None
+    quantization: None = None  # mlx-lm's name for it
+    auto_map: None = None  # code that comes with the directory
+    model_file: None = None  # the same, for mlx-lm
+
+
+def model_of(config: dict[str, Any], where: str) -> tuple[Layout, ModelConfig]:
+    """Read the layout and sizes of a config.json.
+
+    Args:
+        config: its content.
+        where: its path.
+
+    Raises:
+        Refusal: another architecture, something that minillm's decoder does not have, or sizes
+            that cannot be.
+    """
+    layout = _layout(config, where)
+    try:
+        return layout, _model_of(config, layout)
+    except (ValueError, OverflowError) as error:  # pydantic's among them
+        raise Refusal(
+            f"minillm's decoder cannot be this model: {_problem(error)}",
+            where=where,
+            fix="give a directory of a plain Llama or Qwen3 model",
+        ) from error
+
+
+def _model_of(config: dict[str, Any], layout: Layout) -> ModelConfig:
+    """Read the sizes; raise ValueError with the reason."""
+    document = Document.model_validate(config)
+    for key in layout.stated:
+        if getattr(document, key) is None:
+            raise ValueError(f"{key} is missing")
+    if others := sorted(set(document.layer_types or ()) - {"full_attention"}):
+        raise ValueError(f"layer_types has {others[0][:40]!r}")
+    # Qwen3 states a window and uses it only with use_sliding_window
+    if document.sliding_window is not None and document.use_sliding_window is None:
+        raise ValueError(f"sliding_window is {document.sliding_window}")
+    if not math.isclose(document.rms_norm_eps, EPSILON, rel_tol=1e-6):
+        raise ValueError(f"rms_norm_eps is {document.rms_norm_eps:g}, not {EPSILON:g}")
+    heads = document.num_attention_heads
+    kv_heads = heads if document.num_key_value_heads is None else document.num_key_value_heads
+    model = ModelConfig(
+        layers=document.num_hidden_layers,
+        dim=document.hidden_size,
+        heads=heads,
+        kv_heads=kv_heads,
+        hidden=document.intermediate_size,
+        vocab=document.vocab_size,
+        tied=document.tie_word_embeddings,
+        rope_base=_rope_base(document),
+    )
+    width, rest = divmod(model.dim, heads)
+    if rest or width % 2 or heads % model.kv_heads or document.head_dim not in (None, width):
+        raise ValueError(
+            f"{model.dim} features, {heads} heads, {model.kv_heads} key-value heads and a head_dim "
+            f"of {document.head_dim or width} do not go together (head_dim must be features / "
+            "heads)"
+        )
+    return model
+
+
+def _layout(config: dict[str, Any], where: str) -> Layout:
+    named, kind = config.get("architectures"), config.get("model_type")
+    for layout in LAYOUTS.values():
+        if named == [layout.architecture] and kind in (None, layout.name):
+            return layout
+    known = " and ".join(layout.architecture for layout in LAYOUTS.values())
+    raise Refusal(
+        f"minillm has no model of architecture {str(named)[:80]}, type {str(kind)[:40]}",
+        where=where,
+        fix=f"give a directory of {known}",
+    )
+
+
+def _rope_base(document: Document) -> float:
+    """Find the rotary base, which versions of Transformers write under different keys."""
+    found: set[float] = set()
+    if document.rope_theta is not None:
+        found.add(document.rope_theta)
+    for key in ("rope_parameters", "rope_scaling"):
+        table = getattr(document, key) or {}
+        kind = table.get("rope_type", table.get("type", "default"))
+        if kind != "default" or table.get("partial_rotary_factor", 1.0) != 1.0:
+            raise ValueError(f"{key} is {str(table)[:80]}")
+        theta = table.get("rope_theta")
+        if isinstance(theta, (int, float)) and not isinstance(theta, bool):
+            found.add(float(theta))
+        elif table.keys() - {"rope_type", "type", "partial_rotary_factor"}:
+            raise ValueError(f"{key} is {str(table)[:80]}")
+    if len(found) > 1:
+        raise ValueError(f"rope_theta is both {' and '.join(f'{s:g}' for s in sorted(found))}")
+    return found.pop() if found else ROPE_BASE
+
+
+def _problem(error: Exception) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors(include_url=False)[0]
+    key = ".".join(map(str, first["loc"]))
+    if first["type"] == "missing":
+        return f"{key} is missing"
+    return f"{key} is {str(first['input'])[:40]}: {first['msg'][:1].lower()}{first['msg'][1:]}"

@@ -1,0 +1,154 @@
+"""Parameters of a plan and tensors of a directory, matched both ways; nothing is left over."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from minillm_core.checkpoint.huggingface.layout import LAYOUTS, Layout, places
+from minillm_core.checkpoint.huggingface.read import ModelDirectory
+from minillm_core.errors import ConfigError, PlanError, Refusal
+from minillm_core.plan import Plan
+from minillm_core.plan.plan import Export
+from minillm_core.text import few, listed
+
+SIZES = ("layers", "dim", "heads", "kv_heads", "hidden", "vocab", "tied")
+"""Settings of a model that must be its directory's; rope_base may be changed on purpose."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The arrays that a plan's model takes from a directory."""
+
+    arrays: dict[str, np.ndarray]  # model.<parameter>, float32
+    initial: tuple[str, ...]  # parameters that keep their initial values: plugins' own
+
+
+def export_layout(plan: Plan) -> Layout:
+    """Return the layout that a plan's model fits, with every parameter.
+
+    Raises:
+        PlanError: a plugin stands in the way.
+    """
+    if plan.export.layout is None:
+        blockers = plan.export.blocked_by
+        verb = "has" if len(blockers) == 1 else "have"
+        raise PlanError(
+            f"{listed(blockers)} {verb} no equivalent elsewhere, so this model cannot be exported",
+            where=f"plugins: {', '.join(blockers)}",
+            fix="train without them, or use the run's folder itself (minillm generate, eval)",
+        )
+    layout, found = LAYOUTS[plan.export.layout], places(plan)
+    if lack := layout.lacks(plan):
+        raise _misdeclared(plan, f"the model is not of the {layout.name} layout: {lack}")
+    tensors = layout.tensors(plan.config.model).values()
+    known = {tensor.place for tensor in tensors}
+    needed = {tensor.place for tensor in tensors if not tensor.ones}
+    shapes = {place: plan.parameters[name].shape for place, name in found.items()}
+    other = {t.place for t in tensors if shapes.get(t.place, t.shape) != t.shape}
+    problems = (
+        ("has no place for", found.keys() - known),
+        ("needs", needed - found.keys()),
+        ("wants another shape of", other),
+    )
+    for what, wrong in problems:
+        if wrong:
+            names = sorted(found.get(place, place) for place in wrong)
+            raise _misdeclared(plan, f"the {layout.name} layout {what} {few(names)}", names)
+    return layout
+
+
+def export_checked(plan: Plan) -> Plan:
+    """Check a plan's claims of ``export=``; drop those that do not hold, with the reason."""
+    if plan.export.layout is None:
+        return plan
+    try:
+        export_layout(plan)
+    except Refusal as error:
+        owners = {info.owner for info in plan.parameters.values()} - {"core"}
+        reason = f"{error.what} ({error.where})"
+        return replace(plan, export=Export(None, tuple(sorted(owners)), reason))
+    return plan
+
+
+def exported(plan: Plan, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Convert a run's arrays to the tensors of a directory, float32, by their names there.
+
+    Args:
+        plan: of the run.
+        arrays: ``model.<parameter>``, and every ``state.<name>``.
+
+    Raises:
+        PlanError: the plan cannot be exported, or the model has state besides its parameters.
+    """
+    layout, found = export_layout(plan), places(plan)
+    if states := sorted(name for name in arrays if name.startswith("state.")):
+        raise _misdeclared(plan, f"the {layout.name} layout has no place for {few(states)}")
+    return {
+        name: arrays[f"model.{found[tensor.place]}"]
+        if tensor.place in found
+        else np.ones(tensor.shape, np.float32)
+        for name, tensor in layout.tensors(plan.config.model).items()
+    }
+
+
+def fit(plan: Plan, directory: ModelDirectory) -> Fitted:
+    """Match a directory's tensors to the parameters of a plan's model.
+
+    Raises:
+        ConfigError: the settings make another model than the directory's.
+        PlanError: the plan has no place for a tensor, or wants another shape of it.
+    """
+    model, layout = plan.config.model, directory.layout
+    for key in SIZES:
+        ours, theirs = getattr(model, key), getattr(directory.model, key)
+        if ours != theirs:
+            raise ConfigError(
+                f"model.{key} is {json.dumps(ours)}, and the model to start from has "
+                f"{json.dumps(theirs)}",
+                where=str(directory.path),
+                fix=f"leave model.{key} out, or set it to {json.dumps(theirs)}",
+            )
+    if lack := layout.lacks(plan):
+        raise PlanError(
+            f"the plan is no {layout.name} model: {lack}",
+            where=str(directory.path),
+            fix="add the plugin that norms queries and keys",
+        )
+    found, taken = places(plan), {}
+    for place, array in directory.arrays().items():
+        name = found.get(place.removeprefix("model."))
+        if name is None:
+            if directory.ones(place) and (array == 1).all():
+                continue  # the plan's own norm has no weights
+            raise PlanError(
+                f"the model has no place for {place.removeprefix('model.')}",
+                where=str(directory.path),
+                fix=f"leave out what takes it away: {_plugins(plan)}",
+            )
+        wanted = plan.parameters[name].shape
+        if wanted != array.shape:
+            raise PlanError(
+                f"{name} is {wanted} in the model, and {array.shape} in the one to start from",
+                where=str(directory.path),
+                fix=f"leave out what changes it: {_plugins(plan)}",
+            )
+        taken[f"model.{name}"] = array
+    return Fitted(taken, tuple(name for name in plan.parameters if f"model.{name}" not in taken))
+
+
+def _misdeclared(plan: Plan, what: str, names: Sequence[str] = ()) -> PlanError:
+    """Refuse a plugin's ``export=`` of a layout that its model does not have."""
+    owners = {plan.parameters[name].owner for name in names if name in plan.parameters} - {"core"}
+    return PlanError(
+        what,
+        where=f"plugins: {', '.join(sorted(owners)) or _plugins(plan)}",
+        fix='a plugin must not say export="..." of a layout that does not fit',
+    )
+
+
+def _plugins(plan: Plan) -> str:
+    return ", ".join(plugin.name for plugin in plan.plugins) or "no plugin is active"

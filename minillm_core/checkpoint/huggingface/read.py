@@ -1,0 +1,255 @@
+"""Reading a model directory of any program: everything is checked before it is used."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import stat
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minillm_core import strict
+from minillm_core.checkpoint import LARGEST_TOKENIZER, tensors
+from minillm_core.checkpoint.huggingface.layout import Layout, Tensor, model_of
+from minillm_core.checkpoint.huggingface.write import INDEX, WEIGHTS
+from minillm_core.config.schema import ModelConfig
+from minillm_core.errors import Refusal
+
+CONFIG = "config.json"
+TOKENIZER = "tokenizer.json"
+_AGAIN = "fetch or write the directory again"
+PICKLES = {".bin", ".pt", ".pth", ".ckpt"}
+
+
+def _bfloat16(raw: np.ndarray) -> np.ndarray:
+    return (raw.astype(np.uint32) << 16).view(np.float32)  # NumPy has no bfloat16
+
+
+WIDEN: Mapping[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
+    "F32": ("<f4", lambda raw: raw.astype(np.float32, copy=False)),
+    "F16": ("<f2", lambda raw: raw.astype(np.float32)),
+    "BF16": ("<u2", _bfloat16),
+}
+"""Dtype -> its bytes on the disk, and their conversion to float32; each without any loss."""
+
+
+@dataclass(frozen=True)
+class FileTensor:
+    """A tensor of a safetensors file, not read yet."""
+
+    path: Path
+    name: str
+    stored: tensors.Stored
+
+    def read(self) -> np.ndarray:
+        """Read it as float32.
+
+        Raises:
+            Refusal: the file ends before it, or it holds a NaN or an infinity.
+        """
+        raw, widen = WIDEN[self.stored.dtype]
+        count = math.prod(self.stored.shape)
+        array = np.fromfile(self.path, raw, count, offset=self.stored.start)
+        if array.size != count:
+            raise Refusal(f"{self.path.name} ends before {self.name} does", where=str(self.path))
+        array = widen(array).reshape(self.stored.shape)
+        if not np.isfinite(array).all():
+            raise Refusal(f"{self.name} holds a NaN or an infinity", where=str(self.path))
+        return array
+
+
+@dataclass(frozen=True)
+class ModelDirectory:
+    """A model directory that can be read; its tensors are not read yet."""
+
+    path: Path
+    layout: Layout
+    model: ModelConfig
+    stored: Mapping[str, FileTensor]  # of every tensor, by its name there
+    notes: tuple[str, ...] = ()  # what a person should know
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return the settings of a run of this model: ``model.*``, ``data.tokenizer``."""
+        found = {f"model.{key}": value for key, value in self.model.model_dump().items()}
+        if (self.path / TOKENIZER).is_file():
+            found["data.tokenizer"] = str(self.path / TOKENIZER)
+        return found
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Read ``model.<parameter>`` of the plain model -> float32.
+
+        Weights of a norm on queries and keys are ``model.layers.<i>.attention.qk.<q or k>``.
+
+        Raises:
+            Refusal: one cannot be read, or is not finite.
+        """
+        return {
+            f"model.{tensor.place}": self.stored[name].read()
+            for name, tensor in self._tensors.items()
+        }
+
+    def ones(self, name: str) -> bool:
+        """Return whether a model without this parameter behaves as if it were all ones."""
+        return any(t.ones and f"model.{t.place}" == name for t in self._tensors.values())
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest config.json and every file of tensors, by sha256."""
+        paths = {self.path / CONFIG, *(stored.path for stored in self.stored.values())}
+        digest = hashlib.sha256()
+        for path in sorted(paths):
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        return digest.hexdigest()
+
+    @property
+    def _tensors(self) -> dict[str, Tensor]:
+        return self.layout.tensors(self.model)
+
+
+def read_model_directory(path: Path) -> ModelDirectory:
+    """Look at a model directory and check all of it but the numbers.
+
+    Raises:
+        Refusal: it is none, or not of a model that minillm's decoder can be.
+    """
+    if not path.is_dir() or not os.path.lexists(path / CONFIG):
+        raise Refusal(
+            f"{path} is no model directory",
+            where=str(path / CONFIG) if path.is_dir() else "there is no such folder",
+            fix="give a folder with config.json and model.safetensors, as minillm export writes it",
+        )
+    layout, model = model_of(_json(path / CONFIG), str(path / CONFIG))
+    stored = _stored(path)
+    _check(layout.tensors(model), stored, path, tied=model.tied)
+    notes, tokenizer = (), path / TOKENIZER
+    if not tokenizer.is_file():
+        notes = (f"{path} has no {TOKENIZER}: its model knows other ids than a new one would give",)
+    elif tokenizer.stat().st_size > LARGEST_TOKENIZER:
+        raise Refusal(
+            f"{TOKENIZER} has more than {LARGEST_TOKENIZER:,} bytes",
+            where=str(tokenizer),
+            fix=_AGAIN,
+        )
+    return ModelDirectory(path, layout, model, stored, notes)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    _check_regular(path)
+    try:
+        with path.open("rb") as file:
+            return strict.parse(file.read(strict.LARGEST + 1))
+    except (OSError, ValueError) as error:
+        problem = f"{path.name} cannot be read: {error}"[:200]
+        raise Refusal(problem, where=str(path), fix=_AGAIN) from error
+
+
+def _stored(folder: Path) -> dict[str, FileTensor]:
+    """Find every tensor, in one file or in the shards that the index names."""
+    if (folder / WEIGHTS).exists():
+        return stored_tensors(folder / WEIGHTS)
+    if not (folder / INDEX).exists():
+        pickled = sorted(path.name for path in folder.glob("*") if path.suffix in PICKLES)
+        raise Refusal(
+            f"only {pickled[0]} is there: a pickle, which may run code, and is not read"
+            if pickled
+            else f"there is neither {WEIGHTS} nor {INDEX}",
+            where=str(folder),
+            fix="load and save the model with Transformers, which writes safetensors",
+        )
+    held = _json(folder / INDEX).get("weight_map")
+    if not isinstance(held, dict) or not all(isinstance(name, str) for name in held.values()):
+        raise Refusal(f"{INDEX} has no weight_map of names", where=str(folder / INDEX))
+    found: dict[str, FileTensor] = {}
+    for name in sorted(set(held.values())):
+        if name in ("", ".", "..") or any(c in name for c in "/\\\0"):
+            raise Refusal(
+                f"{name[:80]!r} is not the name of a file in this folder",
+                where=str(folder / INDEX),
+            )
+        found |= stored_tensors(folder / name)
+    there = {key: tensor.path.name for key, tensor in found.items()}
+    if wrong := {key for key in there.keys() | held.keys() if held.get(key) != there.get(key)}:
+        raise Refusal(
+            f"{INDEX} and the shards disagree about {min(wrong)[:80]}", where=str(folder / INDEX)
+        )
+    return found
+
+
+def _check(
+    wanted: Mapping[str, Tensor], stored: dict[str, FileTensor], folder: Path, *, tied: bool
+) -> None:
+    """Check that each tensor is there, of config.json's shape, and no other; drop duplicates."""
+    for name in [name for name in stored if name.endswith(".rotary_emb.inv_freq")]:
+        del stored[name]  # follows from rope_theta; old versions of Transformers saved it
+    head, embedding = "lm_head.weight", "model.embed_tokens.weight"
+    if tied and head in stored and embedding in stored:
+        if not np.array_equal(stored[head].read(), stored[embedding].read()):
+            raise Refusal(
+                "the head is tied to the embedding by config.json, and has other values",
+                where=str(stored[head].path),
+                fix="set tie_word_embeddings in config.json to false",
+            )
+        del stored[head]
+    missing, unknown = wanted.keys() - stored.keys(), stored.keys() - wanted.keys()
+    if missing or unknown:
+        name, what = (min(missing), "misses") if missing else (min(unknown), "has")
+        raise Refusal(
+            f"the directory {what} the tensor {name[:80]}, of {len(missing)} missing and "
+            f"{len(unknown)} unknown ones",
+            where=str(folder),
+            fix="give a directory of a plain Llama or Qwen3 model",
+        )
+    for name, tensor in wanted.items():
+        found = stored[name]
+        if found.stored.shape != tensor.shape:
+            raise Refusal(
+                f"{name} has shape {found.stored.shape}, and config.json says {tensor.shape}",
+                where=str(found.path),
+            )
+        if found.stored.dtype not in WIDEN:
+            raise Refusal(
+                f"{name} is of dtype {found.stored.dtype}; {', '.join(WIDEN)} are read",
+                where=str(found.path),
+            )
+
+
+def stored_tensors(path: Path) -> dict[str, FileTensor]:
+    """Return every tensor of a file, by name; the header is checked, the tensors are not read.
+
+    Raises:
+        Refusal: it is no safetensors file.
+    """
+    _check_regular(path)
+    try:
+        with path.open("rb") as file:
+
+            def fill(offset: int, memory: memoryview) -> None:
+                file.seek(offset)
+                if file.readinto(memory) != len(memory):
+                    raise ValueError(f"ends before byte {offset + len(memory):,}")
+
+            size = os.fstat(file.fileno()).st_size
+            found = tensors.header(fill, size, tensors.WIDTHS)
+    except (OSError, ValueError) as error:
+        raise Refusal(
+            f"{path.name} is not a sound safetensors file: {error}", where=str(path), fix=_AGAIN
+        ) from error
+    return {name: FileTensor(path, name, stored) for name, stored in sorted(found.items())}
+
+
+def _check_regular(path: Path) -> None:
+    """Refuse a missing file, or one that is not regular: reading a pipe would wait for ever."""
+    try:
+        status = path.stat()
+    except (OSError, ValueError) as error:
+        raise Refusal(f"there is no {path.name}", where=str(path)) from error
+    if not stat.S_ISREG(status.st_mode):
+        raise Refusal(f"{path.name} is not a file", where=str(path))

@@ -1,0 +1,168 @@
+"""Writing a model directory: all of it appears by one rename, or nothing does."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+
+from minillm_core import disk
+from minillm_core.checkpoint.tensors import parts
+from minillm_core.errors import MinillmError, Refusal
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+SHARD_BYTES = 5_000_000_000  # of one file, as Transformers writes them
+
+
+def refuse_taken(folder: Path) -> None:
+    """Refuse a path that is taken, unless by an empty folder.
+
+    Raises:
+        Refusal: it is no folder, or not empty, or cannot be looked at.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            first = next(entries, None)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise Refusal(
+            f"a model directory cannot be written to {folder}",
+            where=str(error.strerror),
+            fix="--to with the name of a new folder",
+        ) from error
+    if first is not None:
+        raise Refusal(
+            f"{folder} is not empty", where=first.path, fix="--to with the name of a new folder"
+        )
+
+
+def write_directory(
+    folder: Path,
+    tensors: Mapping[str, np.ndarray],
+    documents: Mapping[str, Any],
+    *,
+    shard_bytes: int = SHARD_BYTES,
+) -> list[str]:
+    """Write it beside its place, and rename it there when the disk has every byte.
+
+    Args:
+        folder: what it will be called; it does not exist, or is empty.
+        tensors: by name there.
+        documents: file name -> JSON.
+        shard_bytes: of the largest file of tensors; one tensor is never divided.
+
+    Returns:
+        The names of its files.
+
+    Raises:
+        Refusal: the place is taken.
+        MinillmError: the disk refused; nothing is left on it.
+    """
+    refuse_taken(folder)
+    target = Path(os.path.realpath(folder))  # an empty folder may be reached through a link
+    temporary = disk.aside(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary.mkdir()
+        documents = {**documents, **_write_tensors(temporary, tensors, shard_bytes)}
+        for name, document in documents.items():
+            text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+            disk.write(temporary / name, text.encode() + b"\n")
+        names = sorted(path.name for path in temporary.iterdir())
+        disk.sync(temporary)
+        disk.rename(temporary, target)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        refuse_taken(folder)  # by another process meanwhile
+        size = sum(array.nbytes for array in tensors.values())
+        raise MinillmError(
+            f"the model directory could not be written: {error}",
+            where=f"{folder}, {size / 1e6:,.1f} MB",
+            fix="make room, or --to with another folder",
+        ) from error
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    _sweep(target)
+    return names
+
+
+def _sweep(target: Path) -> None:
+    """Remove the leftovers of killed exports to ``target``; one that still runs finds its place taken."""
+    leftover = re.compile(re.escape(target.name) + r"\.tmp-[0-9a-f]{16}")
+    for path in target.parent.iterdir():
+        if leftover.fullmatch(path.name):
+            shutil.rmtree(path, ignore_errors=True)  # perhaps another account's
+
+
+def _write_tensors(
+    folder: Path, tensors: Mapping[str, np.ndarray], shard_bytes: int
+) -> dict[str, Any]:
+    """Write the files of tensors; return the index that several need."""
+    shards = list(_shards(tensors, shard_bytes))
+    names = [WEIGHTS]
+    if len(shards) > 1:
+        names = [
+            f"model-{n:05d}-of-{len(shards):05d}.safetensors" for n in range(1, len(shards) + 1)
+        ]
+    for name, shard in zip(names, shards, strict=True):
+        # older versions of Transformers refuse a file that does not say "pt"
+        disk.stream(folder / name, parts(shard, "pt"))
+    if len(shards) == 1:
+        return {}
+    held = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
+    size = sum(array.nbytes for array in tensors.values())
+    return {INDEX: {"metadata": {"total_size": size}, "weight_map": dict(sorted(held.items()))}}
+
+
+def _shards(tensors: Mapping[str, np.ndarray], shard_bytes: int) -> Iterator[dict[str, np.ndarray]]:
+    shard: dict[str, np.ndarray] = {}
+    size = 0
+    for name, array in tensors.items():
+        if shard and size + array.nbytes > shard_bytes:
+            yield shard
+            shard, size = {}, 0
+        shard[name] = array
+        size += array.nbytes
+    yield shard
+
+
+def tokenizer_documents(
+    text: str, *, boundary: str, positions: int
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Make tokenizer.json and tokenizer_config.json, and notes that a person should read.
+
+    Args:
+        text: the run's tokenizer.json.
+        boundary: the token before every document.
+        positions: the longest row that the model has seen.
+    """
+    document, notes = json.loads(text), []
+    if tokenizers.Tokenizer.from_str(text).num_special_tokens_to_add(False):
+        # ids of training are those of the text alone
+        document["post_processor"] = None
+        notes.append(
+            "the tokenizer added special tokens to each text by itself, and training did not "
+            "take them: the exported one adds none"
+        )
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": positions,
+        "bos_token": boundary,
+        "eos_token": boundary,
+        "pad_token": boundary,
+        "unk_token": document["model"].get("unk_token"),
+        "clean_up_tokenization_spaces": False,
+        # the boundary's name written out in a text is text, as it was in training
+        "split_special_tokens": True,
+    }
+    return {"tokenizer.json": document, "tokenizer_config.json": config}, tuple(notes)

@@ -1,0 +1,281 @@
+"""Commands that are imported when they are run: the core's, and those of other distributions.
+
+The core's stand in a table (``main.py``). A distribution adds its own by an entry point of the group
+``minillm.commands``: its name is the command's, with a dot after a group of the core (``plugins.new``
+is typed ``minillm plugins new``); its value is ``module:function``, a function with typer's
+annotations, or ``module:app``, a typer app, which is a group. Help pages list both by what their
+sources say. A name of the core's table is the core's, whatever is installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import typer
+import typer.main
+from rich.markup import escape
+from typer.core import TyperCommand, TyperGroup
+
+from minillm_core.cli.options import Debug, Help, command, help_without_command
+from minillm_core.errors import MinillmError, PluginCodeError, PluginError
+from minillm_core.plugins.attribution import root_of, shown_frames, watch_signals
+from minillm_core.plugins.discover import CommandEntry, find_module, installed_commands, unreadable
+from minillm_core.plugins.first_party import (
+    FIRST_PARTY_COMMANDS,
+    check_versions,
+    installing,
+    unusable,
+)
+from minillm_core.plugins.manifest import command_summary
+from minillm_core.text import few, plain
+
+OTHERS = "Commands of other distributions"
+"""Title of their part of a help page."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """A group of the core's commands, which distributions may add to.
+
+    Args:
+        summary: what its help page begins with.
+        commands: name -> ``module:function``, or a group.
+    """
+
+    summary: str
+    commands: Mapping[str, str | Group]
+
+
+class LazyCommand(TyperCommand):
+    """A command that is known by its name and summary, and imported when it is run.
+
+    Args:
+        name: the command's.
+        load: imports it.
+        guard: what importing and running it happen inside.
+        shown: ``short_help``, ``hidden`` and ``rich_help_panel``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        load: Callable[[], Any],
+        guard: Callable[[], AbstractContextManager[None]] = nullcontext,
+        **shown: Any,
+    ) -> None:
+        super().__init__(name, **shown)
+        self.load, self.guard = load, guard
+
+
+class CommandGroup(TyperGroup):
+    """A group whose commands are imported when they are run."""
+
+    prefix = ""  # of the names of entry points that add to it: "plugins."
+    core: Mapping[str, str | Group] = {}
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """List the names of all commands, and read the summaries that help shows."""
+        self._add_offered()
+        for name, target in self.core.items():
+            summary = target.summary if isinstance(target, Group) else _summary(target)
+            self.commands[name].short_help = summary
+        return list(self.commands)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Look up a command; among installed distributions only where it is not the core's."""
+        if cmd_name not in self.commands:
+            self._add_offered()
+        return super().get_command(ctx, cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """Import the command that is run; from here on errors are attributed to its distribution."""
+        try:
+            name, found, rest = super().resolve_command(ctx, args)
+        except typer.TyperException as error:
+            if lost := [one.file or one.distribution for one in unreadable()]:
+                error.message += f" These distributions cannot be read: {few(lost)}."
+            raise
+        if isinstance(found, LazyCommand):
+            self._guards.enter_context(found.guard())
+            found = found.load()
+        return name, found, rest
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that the arguments name."""
+        with ExitStack() as self._guards:
+            return super().invoke(ctx)
+
+    def _add_offered(self) -> None:
+        """Add the commands of installed distributions, and those that could be installed."""
+        for whole, same in groupby(installed_commands(self.prefix), lambda one: one.name):
+            name, offers = whole.removeprefix(self.prefix), list(same)
+            group, dot, _ = name.partition(".")
+            if dot and isinstance(self.core.get(group), Group):
+                continue  # that group's
+            shown = _shown(offers, FIRST_PARTY_COMMANDS.get(whole))
+            if name in self.core:
+                reason = f"not used: '{name}' is a command of minillm itself"
+            elif dot:
+                reason = f"not used: '{group}' is no group that takes commands"
+            else:
+                load = _importer(name, whole, offers)
+                guard = partial(_own_code, offers[0])
+                self.commands[name] = LazyCommand(name, load, guard, **shown)
+                continue
+            for one in offers:  # a row of its own, under a key that is no command's name
+                said = escape(f"{reason} ({one.offered_by})")
+                row = LazyCommand(name, _no_command, rich_help_panel=OTHERS, short_help=said)
+                self.commands[f"{name} of {one.offered_by}"] = row
+        for whole in FIRST_PARTY_COMMANDS:
+            name = whole.removeprefix(self.prefix)
+            if whole.startswith(self.prefix) and "." not in name and name not in self.commands:
+                self.commands[name] = LazyCommand(name, _absent(whole), hidden=True)
+
+
+def group_command(
+    name: str, group: Group, prefix: str = "", root: Callable[..., None] | None = None, **more: Any
+) -> CommandGroup:
+    """Build the command of a group.
+
+    Args:
+        name: the group's.
+        group: its commands.
+        prefix: of the names of entry points that add to it.
+        root: a function with the group's own options, which is called before every command.
+        more: keywords of typer's ``callback``, such as ``epilog``.
+    """
+    app = typer.Typer(name=name, cls=CommandGroup, rich_markup_mode="rich", add_completion=False)
+    callback = app.callback(invoke_without_command=True, help=group.summary, **more)
+    callback(root or _root)
+    made = typer.main.get_command(app)
+    assert isinstance(made, CommandGroup)
+    made.prefix, made.core = prefix, group.commands
+    for own, target in group.commands.items():
+        made.commands[own] = _core_command(own, target, prefix)
+    return made
+
+
+def _root(context: typer.Context, debug: Debug = False, show_help: Help = False) -> None:
+    help_without_command(context)
+
+
+def _core_command(name: str, target: str | Group, prefix: str) -> LazyCommand:
+    if isinstance(target, Group):
+        return LazyCommand(name, lambda: group_command(name, target, f"{prefix}{name}."))
+    return LazyCommand(name, lambda: _import(name, target))
+
+
+def _summary(target: str) -> str:
+    """Read the summary of one of the core's commands."""
+    module, _, function = target.partition(":")
+    spec = find_module(module)
+    assert spec is not None
+    assert spec.origin is not None
+    return command_summary(Path(spec.origin).read_bytes(), function)
+
+
+def _shown(offers: list[CommandEntry], ours: str | None) -> dict[str, str | None]:
+    """Describe a command on a help page: its summary and distribution, or why it is refused.
+
+    Args:
+        offers: the entry points of its name.
+        ours: the first-party distribution of a command of this name.
+    """
+    first, by = offers[0], " and ".join(one.offered_by for one in offers)
+    if len(offers) > 1:
+        text = f"refused: offered by {by}"
+    elif first.broken:
+        text = f"broken: {first.broken} ({by})"
+    elif first.distribution == ours:
+        return {"short_help": escape(first.summary)}
+    else:
+        text = f"{first.summary} ({by})"
+    return {"short_help": escape(text), "rich_help_panel": OTHERS}
+
+
+def _import(name: str, target: str) -> TyperCommand | TyperGroup:
+    """Import ``module:function`` or ``module:app`` and build its command.
+
+    Raises:
+        PluginError: it is neither a function nor a typer app.
+    """
+    module_name, _, defined = target.partition(":")
+    module = importlib.import_module(module_name.strip())
+    found = getattr(module, defined.strip())
+    outer = typer.Typer(rich_markup_mode="rich", add_completion=False)
+    outer.callback()(lambda: None)  # makes it a group, however few commands it has
+    if isinstance(found, typer.Typer):
+        outer.add_typer(found, name=name)
+    elif callable(found):
+        outer.command(name)(command(found))
+    else:
+        raise PluginError(
+            f"command '{name}': {target} is neither a function nor a typer app",
+            where=getattr(module, "__file__", None),
+            fix=f"def {defined.strip()}() -> None, with typer's annotations",
+        )
+    made = typer.main.get_command(outer).commands[name]  # type: ignore[attr-defined]
+    made.epilog = made.epilog or getattr(module, "EXAMPLES", None)
+    return made
+
+
+def _importer(name: str, whole: str, offers: list[CommandEntry]) -> Callable[[], Any]:
+    def load() -> TyperCommand | TyperGroup:
+        if refused := unusable("command", name, offers, FIRST_PARTY_COMMANDS.get(whole, "")):
+            raise refused
+        check_versions([offers[0].distribution])
+        return _import(name, offers[0].value)
+
+    return load
+
+
+def _no_command() -> None:
+    raise PluginError("this row of the help page is no command", fix="minillm --help")
+
+
+def _absent(whole: str) -> Callable[[], Any]:
+    def load() -> None:
+        requirement = FIRST_PARTY_COMMANDS[whole]
+        raise PluginError(
+            f"no installed distribution has the command minillm {whole.replace('.', ' ')}",
+            where=f"{requirement} has it; looked among those installed for {sys.executable}",
+            fix=installing([requirement]),
+        )
+
+    return load
+
+
+@contextmanager
+def _own_code(entry: CommandEntry) -> Iterator[None]:
+    """Attribute to a distribution what its command raises; errors that minillm explains pass.
+
+    Raises:
+        PluginCodeError: its code raised; SystemExit too, since a command ends with typer.Exit.
+    """
+    with watch_signals() as interrupted:
+        try:
+            yield
+        except (MinillmError, typer.Exit, typer.Abort, typer.TyperException, BrokenPipeError):
+            raise
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and interrupted():
+                raise
+            fix = f"tell the authors of {entry.offered_by}"
+            if isinstance(error, ModuleNotFoundError) and error.name:
+                fix = f"install what provides the module '{plain(error.name)}', or {fix}"
+            raise PluginCodeError(
+                entry.name.replace(".", " "),
+                entry.value,
+                kind="command",
+                offered_by=entry.offered_by,
+                where=shown_frames(error, root_of(entry.module, entry.file or "")),
+                fix=fix,
+            ) from error

@@ -1,0 +1,312 @@
+"""The check of settings: each is known and of its type, and together they are possible."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from minillm_core.config.kernels import parse_policy
+from minillm_core.config.origins import Setting
+from minillm_core.config.schema import SECTIONS, TOP, Config
+from minillm_core.config.values import Words, describe, is_finite, show
+from minillm_core.errors import ConfigError
+from minillm_core.text import nearest
+
+SLIP = 2
+"""Letters more or fewer that are a slip of the finger: ``save_steps`` did not mean ``steps``."""
+
+SYNONYMS = {
+    "learning_rate": "train.lr",
+    "max_steps": "train.steps",
+    "max_iters": "train.steps",
+    "epochs": "train.steps",
+    "batch_size": "train.rows",
+    "gradient_accumulation_steps": "train.accumulate",
+    "block_size": "train.seq_len",
+    "context_length": "train.seq_len",
+    "warmup_steps": "train.warmup",
+    "grad_clip": "train.clip",
+    "n_layer": "model.layers",
+    "n_head": "model.heads",
+    "n_embd": "model.dim",
+    "hidden_size": "model.dim",
+    "intermediate_size": "model.hidden",
+    "rope_theta": "model.rope_base",
+}
+"""A setting's name in nanoGPT or Transformers -> its name here."""
+
+ELSEWHERE = {
+    "save": "checkpoint.every",
+    "checkpoint": "checkpoint.every",
+    "eval": "eval.every",
+    "val": "eval.every",
+    "logging": "log.every",
+    "batch": "train.rows",
+}
+"""A word of other programs' settings -> what it is here."""
+
+
+def known_keys() -> list[str]:
+    """List every key of the config, without those of plugins."""
+    inside = [f"{name}.{key}" for name, model in SECTIONS.items() for key in model.model_fields]
+    return [*TOP, *inside]
+
+
+def is_known(key: str) -> bool:
+    """Return whether ``key`` is a setting of the config."""
+    section, _, name = key.partition(".")
+    return name in SECTIONS[section].model_fields if section in SECTIONS else key in TOP
+
+
+def refusal(key: str, setting: Setting, plugins: Iterable[str]) -> ConfigError:
+    """Say why ``key`` is refused: with the nearest name, or the plugin that this run does not name.
+
+    Args:
+        key: a dotted key that :func:`is_known` does not know.
+        setting: what was given for it.
+        plugins: the plugins of the run.
+    """
+    section, _, name = key.partition(".")
+    if section in SECTIONS:
+        what, fix = _in_section(section, name)
+    elif section in plugins:
+        what, fix = f"'{key}' is a plugin: its options are {key}.option", f"{key}.option=value"
+    elif name or isinstance(setting.value, Mapping):
+        what, fix = _in_stranger(section, name, plugins)
+    else:
+        what = f"there is no setting '{key}'"
+        listed = f"tables: {', '.join(SECTIONS)}; others: {', '.join(TOP)}"
+        meant = SYNONYMS.get(key) or _anywhere(key)
+        fix = f"did you mean {meant}?" if meant else _of_a_word(key, listed)
+    return ConfigError(what, where=setting.where, fix=fix)
+
+
+def _in_section(section: str, name: str) -> tuple[str, str]:
+    names = SECTIONS[section].model_fields
+    listed = f"{section} has: {', '.join(names)}"
+    if not name:
+        inside = ", ".join(f"{section}.{field}" for field in names)
+        return f"'{section}' is a table of settings, not one setting", inside
+    meant = _near(name, names)
+    full = f"{section}.{meant}" if meant else SYNONYMS.get(name) or _anywhere(name)
+    fix = f"did you mean {full}?" if full else _of_a_word(name, listed)
+    return f"there is no setting '{section}.{name}'", fix
+
+
+def _in_stranger(section: str, name: str, plugins: Iterable[str]) -> tuple[str, str]:
+    """Refuse a table that is no section and no plugin of this run."""
+    add = f"if '{section}' is a plugin, add --plugins {section}"
+    tables = f"the tables are {', '.join(SECTIONS)}"
+    meant = nearest(section, [*SECTIONS, *plugins])
+    if meant and name:
+        close = nearest(name, SECTIONS[meant].model_fields) if meant in SECTIONS else name
+        meant = f"{meant}.{close or name}"
+    return (
+        f"'{section}' is neither a table of settings nor a plugin of this run",
+        f"{meant}; or, {add}" if meant else f"{tables}; {add}",
+    )
+
+
+def _near(name: str, names: Iterable[str]) -> str | None:
+    """Find the name that was meant, if it was a slip of the finger."""
+    return nearest(name, [one for one in names if abs(len(one) - len(name)) <= SLIP])
+
+
+def _of_a_word(name: str, listed: str) -> str:
+    """List the known names, after the setting that a word of the name points at."""
+    hints = [ELSEWHERE[word] for word in name.split("_") if word in ELSEWHERE]
+    return "; ".join([*dict.fromkeys(hints), listed])
+
+
+def _anywhere(name: str) -> str | None:
+    """Find the full keys of the settings called ``name`` or nearly so, in any table."""
+    by_name: dict[str, list[str]] = {}
+    for key in known_keys():
+        by_name.setdefault(key.rpartition(".")[2], []).append(key)
+    meant = _near(name, by_name)
+    return " or ".join(by_name[meant]) if meant else None
+
+
+def _items(parts: Sequence[str], any_number: bool) -> str:
+    several = f"{parts[0].removeprefix('a ')}s"
+    return (
+        f"{parts[0]} or a list of {several}" if any_number else f"a list of {len(parts)} {several}"
+    )
+
+
+def _bounded(kind: str, limits: Mapping[str, Any]) -> str:
+    low, above, high = (limits.get(name) for name in ("ge", "gt", "le"))
+    if low is not None and high is not None:
+        return f"{kind} from {low:g} to {high:.10g}"
+    if low is not None:
+        return f"{kind} of at least {low:g}"
+    kind += "" if above is None else f" above {above:g}"
+    return kind + ("" if high is None else f" and at most {high:.10g}")
+
+
+_WORDS = Words(
+    kinds={
+        int: "a whole number",
+        float: "a number",
+        str: "a text",
+        bool: "true or false",
+        type(None): "",
+    },
+    choices=lambda values: f"one of {', '.join(map(str, values))}",
+    items=_items,
+    bounded=_bounded,
+)
+
+
+def _field(key: str) -> FieldInfo:
+    section, _, name = key.rpartition(".")
+    return (SECTIONS[section] if section else Config).model_fields[name]
+
+
+def expected(key: str) -> str:
+    """Describe the values that a setting takes."""
+    field = _field(key)
+    return describe(field.annotation, field.metadata, _WORDS)
+
+
+def purpose(key: str) -> str:
+    """Return a setting's description in the schema, or nothing."""
+    return _field(key).description or ""
+
+
+def validated(settings: Mapping[str, Setting], plugins: Mapping[str, Mapping[str, Any]]) -> Config:
+    """Make the config from its settings, strictly typed.
+
+    Args:
+        settings: dotted key of a section or the top level -> its setting; all keys are known.
+        plugins: plugin -> its options as given.
+
+    Raises:
+        ConfigError: a value is of the wrong type or out of its range, or one is missing.
+    """
+    tree: dict[str, Any] = {name: {} for name in SECTIONS}
+    for key, setting in settings.items():
+        section, _, name = key.rpartition(".")
+        (tree[section] if section else tree)[name] = _tuples(key, setting.value)
+    tree["plugins"] = {name: dict(options) for name, options in plugins.items()}
+    try:
+        return Config.model_validate(tree, strict=True)
+    except ValidationError as error:
+        path = [str(part) for part in error.errors(include_url=False)[0]["loc"]]
+        key = ".".join(path[:2] if path[0] in SECTIONS else path[:1])
+        if key not in settings:
+            raise ConfigError(f"{key} has no value", fix=f"{key}=... ({purpose(key)})") from None
+        raise ConfigError(
+            f"{key} must be {expected(key)}, not {show(settings[key].value)}",
+            where=settings[key].where,
+            fix=f"{key}: {purpose(key)}" if purpose(key) else None,
+        ) from None
+
+
+def _tuples(key: str, value: Any) -> Any:
+    """Turn a list of TOML's into the schema's tuple, and one text where several may stand."""
+    annotation = _field(key).annotation
+    if typing.get_origin(annotation) is not tuple:
+        return value
+    if isinstance(value, str) and Ellipsis in typing.get_args(annotation):
+        return (value,)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def check_option(key: str, setting: Setting) -> None:
+    """Refuse a value that no plugin's option can have; its type is checked with the plugin's class.
+
+    Raises:
+        ConfigError: a key of more than two parts, or a number that JSON cannot hold.
+    """
+    plugin, _, option = key.partition(".")
+    name, _, inner = option.partition(".")
+    if inner:
+        raise ConfigError(
+            f"{key} has too many parts: a plugin's options are NAME.option",
+            where=setting.where,
+            fix=f"{plugin}.{name}={{{inner} = ...}}",
+        )
+    if not is_finite(setting.value):
+        raise ConfigError(
+            f"{key} must be a finite number, not {show(setting.value)}", where=setting.where
+        )
+
+
+MOST = 1 << 40
+"""Tokens of a step; 16 TiB as arrays."""
+
+
+def check(config: Config, origins: Mapping[str, str]) -> None:
+    """Refuse settings that are each well-typed and together impossible.
+
+    Raises:
+        ConfigError: naming the keys concerned, their values and their origins.
+    """
+    for what, keys, fix in _impossible(config):
+        places = []
+        for key in keys.split():
+            section, _, name = key.rpartition(".")
+            value = getattr(getattr(config, section) if section else config, name)
+            places.append(f"{key} = {show(value)} ({origins.get(key, 'default')})")
+        raise ConfigError(what, where=", ".join(places), fix=fix)
+
+
+def _impossible(config: Config) -> Iterator[tuple[str, str, str | None]]:
+    """Yield each combination that cannot be: what is wrong, the keys concerned, the fix."""
+    model, train, held_out = config.model, config.train, config.data.val
+    if model.dim % model.heads:
+        pairs = 2 * model.heads  # a head holds pairs of features
+        yield (
+            f"{model.dim} features cannot be split over {model.heads} heads",
+            "model.dim model.heads",
+            f"a dim that heads divides, such as model.dim={-(-model.dim // pairs) * pairs}",
+        )
+    if model.heads % model.kv_heads:
+        fits = [n for n in range(1, model.heads + 1) if model.heads % n == 0]
+        yield (
+            f"{model.heads} query heads cannot share {model.kv_heads} key and value heads evenly",
+            "model.heads model.kv_heads",
+            f"model.kv_heads must divide model.heads: {_few(fits)}",
+        )
+    if (width := model.dim // model.heads) % 2:
+        yield (
+            f"a head {width} wide cannot be rotated: rotary positions turn pairs of features",
+            "model.dim model.heads",
+            f"an even dim / heads, such as model.dim={(width + 1) * model.heads}",
+        )
+    if not all(0 <= beta < 1 for beta in train.betas):
+        decay_rates = "AdamW's decay rates are at least 0 and below 1"
+        yield decay_rates, "train.betas", "train.betas=[0.9,0.95]"
+    if isinstance(held_out, float) and not 0 < held_out < 1:
+        yield (
+            "the held-out fraction lies between 0 and 1",
+            "data.val",
+            "data.val=0.05, or the path of a file to validate on",
+        )
+    usual = type(train).model_fields["cooldown"].default
+    if train.cooldown != usual and train.schedule != "wsd":
+        yield (
+            f"the schedule '{train.schedule}' has no cooldown",
+            "train.cooldown train.schedule",
+            "train.schedule=wsd, or leave train.cooldown out",
+        )
+    if (tokens := train.rows * train.accumulate * train.seq_len) > MOST:
+        yield (
+            f"a step of {tokens:,} tokens is more than any machine holds",
+            "train.rows train.accumulate train.seq_len",
+            "a smaller train.rows or train.accumulate",
+        )
+    try:
+        parse_policy(config.kernels)
+    except ConfigError as error:
+        yield error.what, "kernels", error.fix
+
+
+def _few(numbers: list[int]) -> str:
+    shown = numbers if len(numbers) <= 8 else [*numbers[:4], *numbers[-4:]]
+    return ", ".join(map(str, shown))

@@ -1,0 +1,20 @@
+"""Where things are kept between runs: tokens, tokenizers, cards; the environment is read here and nowhere else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """``$MINILLM_CACHE``, or minillm's folder in ``$XDG_CACHE_HOME``, by default ``~/.cache``."""
+    if own := os.environ.get("MINILLM_CACHE"):
+        return Path(own)
+    shared = os.environ.get("XDG_CACHE_HOME")
+    return (Path(shared) if shared else Path.home() / ".cache") / "minillm"
+
+
+def data_folder() -> Path:
+    """What was made and is to be kept: minillm's in ``$XDG_DATA_HOME``, ``~/.local/share``."""
+    shared = os.environ.get("XDG_DATA_HOME")
+    return (Path(shared) if shared else Path.home() / ".local" / "share") / "minillm"

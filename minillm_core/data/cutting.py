@@ -1,0 +1,118 @@
+"""Where a text may be divided, and how words without an end are.
+
+Byte-level BPE first splits a text into words (letters, digits, other characters, white space) and
+then merges within each word; a word of megabytes (DNA, NUL bytes, a row of dashes) takes hours. A
+text is therefore divided at places that are boundaries between two words for certain, which
+changes no id; a stretch of more than WORD characters without such a place is cut every WORD
+characters. Training and encoding divide a text alike.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from enum import Enum, auto
+
+WORD = 1024
+"""Characters; a longer word is cut."""
+
+PIECE = 1 << 20
+"""Bytes of a text file that are read together, and characters that are encoded whole by a
+tokenizer that cannot be divided at certain places."""
+
+_PART = 1 << 13  # characters; longer texts are divided, so that all cores share the work
+_BLOCK = WORD // 2
+_SEARCHED = 1 << 16  # characters; while ``re`` searches, Python hears no signal
+
+# Characters whose kind every version of Unicode agrees on, here and in ``tokenizers``.
+_LETTERS = (
+    "A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u0391-\u03a1\u03b1-\u03c9\u0410-\u044f"
+    "\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3"
+)
+_MARKS = (
+    r"!-&(-/:-@\[-`{-~\u2014\u2018-\u201f\u2026\u3001-\u3003\u3008-\u3011\uff01-\uff0f\uff1a-\uff20"
+)
+_BOUNDARY = re.compile(  # the character before one; an apostrophe may begin "'s", a word of its own
+    rf"\S(?=[ \t\r\n])|[{_LETTERS}](?=[0-9'{_MARKS}])|[0-9](?=[{_LETTERS}'{_MARKS}])"
+    rf"|[{_MARKS}](?=[0-9{_LETTERS}])"
+)
+
+
+class Continued(str):
+    """A further piece of the text document whose first piece came before it."""
+
+    __slots__ = ()
+
+
+class Kind(Enum):
+    """A kind of part of a text."""
+
+    WHOLE = auto()  # words as they are
+    CUT = auto()  # the first WORD characters of a longer word
+    MORE = auto()  # the next WORD characters of one
+
+
+def parts(text: str) -> Iterator[tuple[str, Kind]]:
+    """Yield a text in parts that are pre-tokenised and encoded one by one."""
+    start = 0
+    for first, end in _endless(text):
+        for part in _between(text, start, first):
+            yield part, Kind.WHOLE
+        for place in range(first, end, WORD):
+            yield text[place : min(place + WORD, end)], Kind.MORE if place > first else Kind.CUT
+        start = end
+    for part in _between(text, start, len(text)):
+        yield part, Kind.WHOLE
+
+
+def divide(text: str) -> int:
+    """Find the last good place to divide a long text: before the end of a line, else near its end.
+
+    A letter or digit before a line's end is a boundary for the other pre-tokenizers in use as well.
+    """
+    place = text.rfind("\n")
+    while place > 0:
+        if text[place - 1].isalnum():
+            return place
+        place = text.rfind("\n", 0, place)
+    found = [match.end() for match in _BOUNDARY.finditer(text, max(len(text) - 2 * WORD, 0))]
+    return found[-1] if found else max(len(text) // WORD * WORD, 1)
+
+
+def _between(text: str, start: int, end: int) -> Iterator[str]:
+    """Yield a stretch without long words in parts of about _PART characters."""
+    while end - start > _PART:
+        boundary = _BOUNDARY.search(text, start + _PART - 1, end)
+        if boundary is None:
+            break
+        yield text[start : boundary.end()]
+        start = boundary.end()
+    if start < end:
+        yield text[start:end]
+
+
+def _endless(text: str) -> Iterator[tuple[int, int]]:
+    """Yield (first, end) of each stretch of more than WORD characters without a boundary inside.
+
+    Such a stretch covers at least one whole block of WORD / 2 characters, so that other text is
+    looked at in a few characters of each block.
+    """
+    place = 0
+    while place + _BLOCK <= len(text):
+        if _BOUNDARY.search(text, place, place + _BLOCK):
+            place += _BLOCK
+            continue
+        before = [m.end() for m in _BOUNDARY.finditer(text, max(place - _BLOCK, 0), place + 1)]
+        first = before[-1] if before else max(place - _BLOCK, 0)
+        end = _next_boundary(text, place + _BLOCK - 1)
+        if end - first > WORD:
+            yield first, end
+        place = -(-end // _BLOCK) * _BLOCK
+
+
+def _next_boundary(text: str, start: int) -> int:
+    """Find the first boundary after the character ``start``, else the text's end."""
+    for place in range(start, len(text), _SEARCHED):
+        if boundary := _BOUNDARY.search(text, place, place + _SEARCHED + 1):
+            return boundary.end()
+    return len(text)

@@ -1,0 +1,517 @@
+"""The slot table: every place of a plan, which plugin fills it and why, what conflicts there.
+
+It is built once while resolving, from the slots that the builders declare. What ``plan`` lists,
+``plugins why``, the check of what nodes read, the nodes to build and the evidence to look for in a
+run are all read from it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from minillm_core.config.schema import Config
+from minillm_core.errors import PlanError
+from minillm_core.nn.block import Omitted
+from minillm_core.nn.init import Init
+from minillm_core.nn.node import ModelShape, Node, inputs_of
+from minillm_core.nn.residual import Learned
+from minillm_core.ops.select import Candidate
+from minillm_core.optim.stage import ANCHORS, Draft
+from minillm_core.plan.words import fold, located, words
+from minillm_core.plugins import builders
+from minillm_core.plugins.builders import AttentionSlots, ModelSlots, OptimizerSlots, ParamInfo
+from minillm_core.plugins.builders.base import ValueTable
+from minillm_core.plugins.slots import AFTER, Chain, Claim, Link, Slot, Terms, slots_in, way_out
+from minillm_core.text import plain
+
+if TYPE_CHECKING:
+    from minillm_core.plan.plan import Plan
+
+CORE = "core"
+NOTHING = "nothing"
+UNCLAIMED = "the default: no plugin claims it"
+
+DEFAULT_RULE = "adamw"
+OWN = "the rule's own"
+USUAL = {"lr_mul": 1.0, "wd_mul": 1.0, "betas": None}
+"""The values of a parameter for which neither its module nor a plugin sets any."""
+
+
+def geometry_of(config: Config, positions: int | None = None) -> ModelShape:
+    """Return the sizes of the configured model; ``positions`` defaults to the row's length."""
+    model = config.model
+    return ModelShape(
+        layers=model.layers,
+        dim=model.dim,
+        heads=model.heads,
+        kv_heads=model.kv_heads,
+        head_dim=model.dim // model.heads,
+        hidden=model.hidden,
+        vocab=model.vocab,
+        positions=positions or config.train.seq_len,
+    )
+
+
+@dataclass
+class SlotState:
+    """The slots of one planning while the hooks fill them, unresolved; kept where it is refused."""
+
+    attention: tuple[AttentionSlots, ...]  # a layer each
+    model: ModelSlots
+    loss: builders.LossSlots = field(default_factory=builders.LossSlots)
+    data: builders.DataSlots = field(default_factory=builders.DataSlots)
+    values: ValueTable = field(default_factory=ValueTable)
+    optimizer: OptimizerSlots | None = None  # exists once the model is resolved
+    kernels: dict[str, tuple[str, Candidate]] = field(default_factory=dict)  # op=name -> offer
+    layered: set[str] = field(default_factory=set)  # plugins with an option of type Layers
+    called: set[str] = field(default_factory=set)  # hooks that every plugin has answered
+
+    @classmethod
+    def of(cls, config: Config) -> SlotState:
+        """Make empty slots for the configured model."""
+        geometry, base, layered = geometry_of(config), config.model.rope_base, set[str]()
+        layers = (replace(geometry, layer=i) for i in range(geometry.layers))
+        attention = tuple(AttentionSlots(layer, base, layered) for layer in layers)
+        return cls(attention, ModelSlots(geometry, layered), layered=layered)
+
+    def parts(self) -> Iterator[tuple[set[str], tuple[SlotReport, ...]]]:
+        """Yield reports, each set with the hooks after which it is final."""
+        attention = _attention_reports(self.attention, self.model)
+        yield {"build_attention", "build_model"}, tuple(attention)
+        yield {"build_model"}, tuple(_reports(self.model))
+        yield {"compute_loss"}, tuple(_reports(self.loss))
+        yield {"build_data"}, tuple(_reports(self.data))
+        if self.optimizer is not None:
+            optimizer = _optimizer_reports(self.optimizer, self.model)
+            yield {"optimizer_factory"}, tuple(optimizer)
+
+    def table(self, *more: SlotReport) -> SlotTable:
+        """Build the table of all slots so far, with further reports behind them."""
+        return SlotTable((*(one for _, reports in self.parts() for one in reports), *more))
+
+
+@dataclass(frozen=True)
+class Holder:
+    """One entry in a slot: the core's default, or a plugin's."""
+
+    owner: str  # core, or a plugin
+    what: str  # a class, a function, a number, or what the core does there
+    why: str
+    value: Any = field(default=None, compare=False, repr=False)
+    """Of a plugin: what takes part in the run; None: nothing does."""
+    inputs: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    """Batch fields, streams, taps and schedule values that it reads, sorted."""
+    evidence: str = field(default="", compare=False, repr=False)
+    """What shows in a run that it took part, where that is no node and no parameter."""
+
+    @property
+    def node(self) -> Node | None:
+        """The module that it is, or is computed by."""
+        node = getattr(self.value, "node", self.value)
+        return node if isinstance(node, Node) else None
+
+    @property
+    def settled(self) -> bool:
+        """Nothing runs for it: it is true by construction, once planned."""
+        return not isinstance(self.value, (Init, Draft, Learned)) and (
+            self.node is None and not getattr(self.value, "emitted", None) and not self.evidence
+        )
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A conflict in a slot, a slot that is closed, or a kernel that does not serve."""
+
+    who: tuple[str, ...]  # the contenders, sorted; who closed it; or the candidate
+    what: str
+    fix: str | None = None
+    how: str = "clash"  # the plan is refused for it; else "closed", "cannot serve", "passed over"
+
+
+@dataclass(frozen=True)
+class SlotReport:
+    """One row of the table: a slot, a parameter or an op."""
+
+    slot: str  # layers.0.attention.qk.norm, model.residual[final][x0], kernel[attention]
+    kind: str  # claim, chain, term, query, parameter
+    held: tuple[Holder, ...]  # in the order in which they run
+    refused: tuple[Refused, ...] = ()
+    also: tuple[str, ...] = ()  # further names that find it
+    usual: bool = False  # as it is for every parameter that no plugin and no module mentions
+    order: int = field(default=AFTER, compare=False, repr=False)
+    """When a step computes it: see :class:`Slot`."""
+    shapes: bool = field(default=False, compare=False, repr=False)
+    """The model's function differs by it."""
+    heading: str = field(default="", compare=False, repr=False)
+    """The name under which a plan counts it together with others; empty: it is listed itself."""
+
+    @property
+    def clashes(self) -> tuple[Refused, ...]:
+        """The conflicts for which the plan is refused."""
+        return tuple(one for one in self.refused if one.how == "clash")
+
+    def data(self) -> dict[str, Any]:
+        """Return the report as JSON."""
+        return {
+            "slot": self.slot,
+            "kind": self.kind,
+            "held": [{"owner": h.owner, "what": h.what, "why": h.why} for h in self.held],
+            "refused": [asdict(one) for one in self.refused],
+            "usual": self.usual,
+        }
+
+
+@dataclass(frozen=True, order=True)
+class Placement:
+    """A slot that a plugin fills."""
+
+    owner: str
+    slot: str  # layers.3.attention.layout, opt.rule[muon].scale
+    what: str  # class, function or number
+    settled: bool = False  # nothing runs for it: true by construction, once planned
+    shapes: bool = True  # the model's function differs by it
+
+
+class SlotTable:
+    """Every slot of a plan as a report, by its name."""
+
+    def __init__(self, reports: Iterable[SlotReport]) -> None:
+        self.reports = tuple(reports)
+        self._named = {report.slot: report for report in self.reports}
+
+    def __iter__(self) -> Iterator[SlotReport]:
+        return iter(self.reports)
+
+    def __getitem__(self, slot: str) -> SlotReport:
+        return self._named[slot]
+
+    def held(self, order: int | None = None) -> Iterator[tuple[SlotReport, Holder]]:
+        """Yield the plugins' entries that take part in the run; ``order``: only those computed then."""
+        for report in self.reports:
+            if report.kind != "parameter" and order in (None, report.order):
+                yield from ((report, h) for h in report.held if h.value is not None)
+
+    def nodes(self) -> Iterator[tuple[Node, int | None]]:
+        """Yield each node with its layer, in the order of a step."""
+        for report, holder in sorted(self.held(), key=lambda pair: pair[0].order):
+            if holder.node is not None:
+                yield holder.node, report.order if 0 <= report.order < AFTER else None
+
+    def placements(self) -> Iterator[Placement]:
+        """Yield each slot with each plugin that fills it, claims on parameters counted."""
+        counted: Counter[tuple[str, str]] = Counter()
+        for report, h in self.held():
+            if report.heading:
+                counted[h.owner, report.heading] += 1
+            else:
+                yield Placement(h.owner, report.slot, words(h.value), h.settled, report.shapes)
+        for (owner, slot), count in sorted(counted.items()):
+            what = "1 parameter" if count == 1 else f"{count} parameters"
+            yield Placement(owner, slot, what, settled=True, shapes=False)
+
+    def evidence(self, owner: str) -> Iterator[str]:
+        """Yield the evidence of a plugin beside its nodes and its parameters."""
+        found = [h.evidence for _, h in self.held() if h.owner == owner and h.evidence]
+        inits = [key for key in found if key.startswith("init:")]
+        yield from (*sorted(inits), *(key for key in found if key not in inits))
+
+
+def _reports(kept: object) -> Iterator[SlotReport]:
+    """Report every slot that is declared in an object."""
+    for slot in slots_in(kept):
+        if isinstance(slot, Claim):
+            yield _claim(slot)
+        elif isinstance(slot, Chain):
+            yield from _chain(slot)
+        elif isinstance(slot, Terms):
+            yield from _terms(slot)
+
+
+def _entry(slot: Slot, owner: str, value: Any, why: str, **more: Any) -> Holder:
+    """Make a plugin's entry in a slot."""
+    inputs = {*inputs_of(value), *more.pop("inputs", ())}
+    listed = value if slot.listed else None
+    more = {"what": words(value), "value": listed, "inputs": tuple(sorted(inputs))} | more
+    return Holder(owner, why=why, **more)
+
+
+def _claim(claim: Claim[Any], *, evidence: str = "", **changed: Any) -> SlotReport:
+    """Report the claimants of a slot, or the core's default."""
+    entries = sorted(claim.held.items())
+    held = [_entry(claim, *entry, "claims it", evidence=evidence) for entry in entries]
+    refused: tuple[Refused, ...] = ()
+    try:
+        claim.resolve()
+    except PlanError as error:
+        refused = (Refused(tuple(sorted(claim.held)), error.what, error.fix),)
+    default = (Holder(CORE, claim.default, UNCLAIMED),)
+    facts = {"also": claim.also, "order": claim.order, "shapes": claim.shapes}
+    report = SlotReport(claim.where, "claim", tuple(held) or default, refused, **facts)
+    return replace(report, **changed)
+
+
+def _chain(chain: Chain) -> Iterator[SlotReport]:
+    """Report each anchor, its nodes in the order in which they run."""
+    error: PlanError | None = None
+    try:
+        order = [node.name for _, node in chain.resolve()]
+    except PlanError as caught:
+        error, order = caught, sorted({link.node.name for link in chain.links})
+    for anchor in chain.anchors:
+        slot = f"{chain.where}.{anchor}"
+        here = [link for link in chain.links if link.anchor == anchor]
+        here.sort(key=lambda link: order.index(link.node.name))
+        held = [_entry(chain, li.node.owner, li.node, _standing(li, here)) for li in here]
+        core = Holder(CORE, NOTHING, "the default: no plugin joins here")
+        closed = chain.closed.get(anchor, [])
+        refused = [Refused((owner,), reason, how="closed") for owner, reason in closed]
+        if error is not None and here and error.where in (chain.where, slot):
+            who = {link.node.owner for link in here} | {owner for owner, _ in closed}
+            refused.append(Refused(tuple(sorted(who)), error.what, error.fix))
+        facts = {"order": chain.order, "shapes": chain.shapes}
+        yield SlotReport(slot, "chain", tuple(held) or (core,), tuple(refused), **facts)
+
+
+def _standing(link: Link, here: list[Link]) -> str:
+    """Explain the place of a node among those at its anchor."""
+    present = {other.node.name for other in here} - {link.node.name}
+    reasons = [f"before '{name}', as it says" for name in link.before if name in present]
+    reasons += [f"after '{name}', as it says" for name in link.after if name in present]
+    for other in here:
+        if link.node.name in other.after:
+            reasons.append(f"before '{other.node.name}', as that says")
+        if link.node.name in other.before:
+            reasons.append(f"after '{other.node.name}', as that says")
+    return f"joins at {link.anchor}" + "".join(f"; {reason}" for reason in reasons)
+
+
+def _terms(terms: Terms[Any]) -> Iterator[SlotReport]:
+    """Report each key, the core's own first; or the whole sum, which has no order."""
+
+    def report(key: str | None, *held: Holder) -> SlotReport:
+        slot = terms.where if key is None else f"{terms.where}[{key}]"
+        also = () if key is None else tuple(f"{name}[{key}]" for name in terms.also)
+        facts = {"also": also, "order": terms.order, "shapes": terms.shapes}
+        return SlotReport(slot, terms.kind, held, **facts)
+
+    if not terms.keyed:
+        held = []
+        for key, owner, value in terms.resolve():
+            one = _entry(terms, owner, value, "adds it")
+            held.append(one if str(key) == owner else replace(one, what=f"{key}: {one.what}"))
+        core = Holder(CORE, terms.default, "the default: no plugin adds anything")
+        yield report(None, *(held or (core,)))
+        return
+    found = {str(key): (owner, value) for key, owner, value in terms.resolve()}
+    for key in dict.fromkeys((*terms.always, *found)):
+        if key in found:
+            reads = () if terms.kind == "term" or key in ("carry", "sublayer") else (key,)
+            why = terms.why if isinstance(terms.why, str) else terms.why(key)
+            yield report(key, _entry(terms, *found[key], why, inputs=reads))
+        else:
+            why = "the main target, always there" if terms.kind == "term" else UNCLAIMED
+            yield report(key, Holder(CORE, terms.always[key], why))
+    if not (found or terms.always):
+        yield report(None, Holder(CORE, terms.default, UNCLAIMED))
+
+
+def _attention_reports(layers: Iterable[AttentionSlots], model: ModelSlots) -> Iterator[SlotReport]:
+    """Report every slot of every layer, also of one whose whole attention is replaced."""
+    for layer, slots in enumerate(layers):
+        whole = model.sublayer["attention", layer].held
+        for report in _reports(slots):
+            yield _replaced(report, slots, min(whole), whole[min(whole)]) if whole else report
+
+
+def _replaced(report: SlotReport, slots: AttentionSlots, owner: str, by: Any) -> SlotReport:
+    """Empty the slot of a layer whose whole attention ``owner`` replaces.
+
+    Where the attention is left out, plugins of "all" layers are in the others: no conflict.
+    """
+    why = f"replaces the whole attention of layer {slots.geometry.layer}"
+    others = {held.owner for held in report.held} - {CORE, owner}
+    clashes = (
+        Refused(
+            tuple(sorted((owner, other))),
+            f"'{owner}' {why}, and '{other}' wants a slot of it",
+            way_out(owner, other, slots.layered),
+        )
+        for other in sorted(() if isinstance(by, Omitted) else others)
+    )
+    gone = Holder(owner, NOTHING, why)
+    return SlotReport(report.slot, report.kind, (gone,), (*report.refused, *clashes))
+
+
+def _optimizer_reports(slots: OptimizerSlots, model: ModelSlots) -> Iterator[SlotReport]:
+    """Report the rules with their stages, then each parameter and the claims on it, slot by slot."""
+    followers = Counter(_followed(slots, name) for name in slots.parameters)
+    for name in sorted(slots.rules):
+        count = followers[name]
+        what = "1 parameter follows it" if count == 1 else f"{count} parameters follow it"
+        provider = Holder(slots.rules[name][0], what, "provides it")
+        yield SlotReport(f"opt.rule[{name}]", "claim", (provider,), also=(name,))
+        yield from _stages(name, slots, followed=count > 0 or name == DEFAULT_RULE)
+    for info in slots.parameters.values():
+        claims = tuple(_parameter_claims(info, slots, model))
+        yield _parameter(info, claims, model)
+        yield from claims
+
+
+def _followed(slots: OptimizerSlots, parameter: str) -> str:
+    claim = slots.assigned.get(parameter)
+    return next(iter(claim.held.values())) if claim else DEFAULT_RULE
+
+
+def _stages(name: str, slots: OptimizerSlots, *, followed: bool) -> Iterator[SlotReport]:
+    """Report the stages of a rule, in order: the provider's, the core's, or an extension's."""
+    owner, drafts = slots.rules[name]
+    for anchor in ANCHORS:
+        draft = drafts.get(anchor)
+        why = f"a stage of the rule that {'the core' if owner == CORE else owner} provides"
+        slot, evidence = f"opt.rule[{name}].{anchor}", f"stage:{name}.{anchor}"
+        try:
+            extension = slots.extension(name, anchor)
+        except PlanError as error:
+            yield SlotReport(slot, "claim", (), (Refused((), error.what, error.fix),))
+            continue
+        if extension.held:
+            instead = f"extends the rule, in the place of {words(draft)}" if draft else "extends it"
+            report = _claim(extension, slot=slot, evidence=evidence, shapes=False)
+            held = (replace(one, why=instead) for one in report.held)
+        elif draft is not None:
+            report = SlotReport(slot, "claim", ())
+            shown = draft if owner != CORE else None
+            held = (Holder(owner, words(draft), why, value=shown, evidence=evidence),)
+        else:
+            continue
+        held = tuple(one if followed else replace(one, value=None) for one in held)
+        yield replace(report, held=held)
+
+
+def _parameter_claims(
+    info: ParamInfo, slots: OptimizerSlots, model: ModelSlots
+) -> Iterator[SlotReport]:
+    """Report the claims on one parameter: initial values, rule, multipliers."""
+    name = info.name
+    report = _claim(model.init.of(name), evidence=f"init:{name}")
+    yield _or_default(report, _declared(info.init))
+    assigned = slots.assigned.get(name) or Claim(f"opt.assign[{name}]")
+    rules = {*assigned.held.values()}
+    also = tuple(f"opt.assign[{rule}]" for rule in rules)
+    report = _claim(assigned, also=also, usual=not rules, heading="".join(also[:1]))
+    yield _or_default(report, DEFAULT_RULE)
+    for key, usual in USUAL.items():
+        claim = slots.multipliers.get((name, key)) or Claim(f"opt.set[{name}].{key}")
+        value = getattr(info, key, None)  # what its module declares
+        default = OWN if value is None else f"{value:g}"
+        untouched = not claim.held and value == usual
+        report = _claim(claim, usual=untouched, heading=f"opt.set[{key}]")
+        yield _or_default(report, default)
+
+
+def _or_default(report: SlotReport, default: str) -> SlotReport:
+    """Fill in the core's default, which depends on the parameter, where no plugin claims the slot."""
+    if report.held[0].owner != CORE:
+        return report
+    return replace(report, held=(Holder(CORE, default, UNCLAIMED),))
+
+
+def _declared(init: Mapping[str, Any]) -> str:
+    """Word initial values as their module declares them."""
+    numbers = (value for key, value in init.items() if key != "init")
+    shown = ", ".join(f"{n:.4g}" if isinstance(n, float) else str(n) for n in numbers)
+    return f"{str(init['init']).capitalize()}({shown})"
+
+
+def _parameter(info: ParamInfo, claims: tuple[SlotReport, ...], model: ModelSlots) -> SlotReport:
+    """Report a parameter as a whole: its module, and each claim that is held or was refused."""
+    shape = " x ".join(map(str, info.shape))
+    held, refused = [Holder(info.owner, f"{shape}, {info.role}", "declares it")], []
+    for report in claims:
+        short = report.slot.replace(f"[{info.name}]", "")
+        always = not short.startswith("opt.set")
+        held += [
+            replace(one, why=f"{short}: {one.why}")
+            for one in report.held
+            if always or one.why != UNCLAIMED
+        ]
+        refused += report.refused
+    leaf = model.linear.get(info.name.removesuffix(".weight"))
+    products = leaf.held.items() if leaf else ()
+    held += [Holder(owner, words(node), "model.linear: claims it") for owner, node in products]
+    return SlotReport(info.name, "parameter", tuple(held), tuple(refused))
+
+
+def kernel_reports(offers: Mapping[str, tuple[str, Candidate]]) -> Iterator[SlotReport]:
+    """Report each op that plugins offer kernels for; the binding decides which kernel serves."""
+    ops: dict[str, list[Holder]] = {}
+    for key in sorted(offers):
+        owner, one = offers[key]
+        holder = Holder(owner, one.name, "offers it", value=one.name, evidence=f"kernel:{key}")
+        ops.setdefault(one.op, []).append(holder)
+    yield from (SlotReport(f"kernel[{op}]", "query", tuple(held)) for op, held in ops.items())
+
+
+def hook_reports(batchers: Iterable[str], observers: Iterable[str]) -> Iterator[SlotReport]:
+    """Report ``on_batch`` in the order of its calls, and ``on_event``."""
+    order = "who writes a field comes before who reads it"
+    yield _called("on_batch", "batches", batchers, order)
+    yield _called("on_event", "events", observers, "is told of every event, apart from the others")
+
+
+def _called(hook: str, value: str, plugins: Iterable[str], why: str) -> SlotReport:
+    evidence = hook.removeprefix("on_")
+    held = tuple(
+        Holder(name, hook, why, value=value, evidence=f"{evidence}:{name}") for name in plugins
+    )
+    none = Holder(CORE, NOTHING, "the default: no plugin implements it")
+    return SlotReport(hook, "chain", held or (none,))
+
+
+RULE = "opt.rule["
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A slot that a plugin fills, in one or several layers; safe to print."""
+
+    owner: str
+    slot: str  # attention.layout, model.residual[in][x0], opt.assign[muon]
+    where: str  # "layers 0-3", "layer 2", or "" outside the layers
+    what: str
+
+    def __str__(self) -> str:
+        place = f", {self.where}" if self.where else ""
+        return f"{self.slot}{place}: {self.what}"
+
+
+def taken(plan: Plan) -> tuple[Taken, ...]:
+    """List every slot of the plan that is not the core's, by plugin."""
+    single = [p for p in plan.placements if not p.slot.startswith(RULE)]
+    entries = [*((p.slot, (p.owner, p.what)) for p in single), *_rules(plan)]
+    entries.sort(key=lambda entry: entry[1][0])
+    found = []
+    for pattern, (owner, what), layers in fold(entries):
+        slot = pattern.replace("layers.*.", "").replace("[*]", "")
+        found.append(Taken(plain(owner), plain(slot), located(layers), plain(what)))
+    return tuple(found)
+
+
+def _rules(plan: Plan) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Yield the stages of a rule that one plugin provides, in order, as one entry."""
+    for name, rule in sorted(plan.rules.items()):
+        held: dict[str, list[tuple[str, str]]] = {}
+        for anchor, owner, stage in rule.stages:
+            held.setdefault(owner, []).append((anchor, words(stage)))
+        for owner, stages in held.items():
+            if owner != CORE:
+                anchor = f".{stages[0][0]}" if len(stages) == 1 else ""
+                yield f"{RULE}{name}]{anchor}", (owner, ", ".join(what for _, what in stages))
+
+
+def slots_of(plan: Plan, plugin: str) -> tuple[str, ...]:
+    """List the slots that one plugin fills, as ``minillm plugins info`` shows them."""
+    return tuple(str(entry) for entry in taken(plan) if entry.owner == plugin)

@@ -1,0 +1,140 @@
+"""Questions to the slot table, for ``minillm plugins why``: by name, and where the plan is refused."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from minillm_core.errors import PlanError
+from minillm_core.plan.plan import Plan
+from minillm_core.plan.slots import CORE, Refused, SlotReport, SlotState
+from minillm_core.plan.words import LAYER, fold, located
+
+
+def slot_reports(
+    state: SlotState,
+    plan: Plan | None = None,
+    refusal: PlanError | None = None,
+    plugins: Collection[str] = (),
+) -> tuple[SlotReport, ...]:
+    """Report every slot, parameter and rule; kernels apart.
+
+    Args:
+        state: the slots of the planning.
+        plan: what came of it; None: it was refused, and only slots whose hooks all plugins have
+            answered are reported, beside those of the conflict.
+        refusal: why it was refused.
+        plugins: the names of all of them.
+    """
+    if plan is not None:
+        return tuple(report for report in plan.table if report.kind != "query")
+    certain, open_ = [], []
+    for hooks, reports in state.parts():
+        (certain if hooks <= state.called else open_).extend(reports)
+    if refusal is None or any(one.clashes and _names(refusal, one.slot) for one in certain):
+        return tuple(certain)
+    known = (*certain, *open_)
+    concerned = _concerned(refusal, known)
+    owners = {h.owner for one in known if one.slot in concerned for h in one.held} - {CORE}
+    who = tuple(sorted({*plugins} & {*(refusal.plugins or owners)}))
+    clash = Refused(who, refusal.what, refusal.fix)
+    whole = {one.slot for one in certain}
+    return tuple(
+        replace(one, refused=(*one.refused, clash)) if one.slot in concerned else one
+        for one in known
+        if one.slot in whole or one.slot in concerned
+    )
+
+
+def _names(refusal: PlanError, slot: str) -> bool:
+    """Return whether a conflict names a slot, or the chain, site or attention around it."""
+    named = refusal.slots or (refusal.where or "?",)
+    return any(slot == name or slot.startswith((f"{name}.", f"{name}[")) for name in named)
+
+
+def _concerned(refusal: PlanError, reports: Iterable[SlotReport]) -> Collection[str]:
+    """Find the slots of a refusal: those that it names, the slot at its place, or those within."""
+    slots, where = [one.slot for one in reports], refusal.where or "?"
+    named = [s for s in slots if any(n == s or n.startswith(f"{s}[") for n in refusal.slots)]
+    at = [slot for slot in slots if slot == where]
+    return named or at or [slot for slot in slots if slot.startswith((f"{where}.", f"{where}["))]
+
+
+@dataclass(frozen=True)
+class SlotGroup:
+    """A report that holds in several layers."""
+
+    slot: str  # * in the place of the layer
+    layers: tuple[int, ...]  # none: it belongs to no layer
+    report: SlotReport
+
+    @property
+    def where(self) -> str:
+        """``layers 0-3``, or nothing."""
+        return located(self.layers)
+
+    def data(self) -> dict[str, Any]:
+        """Return the group as JSON."""
+        return self.report.data() | {"slot": self.slot, "layers": list(self.layers)}
+
+
+def grouped(reports: Iterable[SlotReport]) -> list[SlotGroup]:
+    """Group the reports that are alike in several layers."""
+    first: dict[tuple[str, str], SlotReport] = {}
+    entries = []
+    for report in reports:
+        alike = _alike((report.kind, report.held, report.refused), report.slot)
+        first.setdefault((LAYER.sub("*", report.slot, count=1), alike), report)
+        entries.append((report.slot, alike))
+    return [SlotGroup(slot, layers, first[slot, alike]) for slot, alike, layers in fold(entries)]
+
+
+def _alike(texts: Any, slot: str) -> str:
+    """Write the texts without the number of the slot's layer."""
+    found = LAYER.search(slot)
+    layer = found[0] if found else "none"
+    return re.sub(rf"(layers\.|layer |attention\[|mlp\[){layer}\b", r"\1*", repr(texts))
+
+
+def names_of(report: SlotReport) -> Iterator[str]:
+    """Yield every name that finds a report.
+
+    The name itself, without its layer (as ``minillm plan`` shows it), ``attn`` for the attention
+    of every layer, and the site that it is about.
+    """
+    for name in (report.slot, *report.also):
+        yield name
+        bare = re.sub(r"layers\.\d+\.", "", name, count=1)
+        if bare != name:
+            yield bare
+        if report.kind != "parameter" and bare.startswith("attention."):
+            yield f"attn.{bare.removeprefix('attention.')}"
+
+
+class Pattern:
+    """A name, or the beginning of one up to a ``.`` or ``[``; ``*`` is any text.
+
+    Args:
+        text: ``attn.qk``, ``layers.2.*``, ``model.mlp[3]``, ``head.weight``, ``rms_norm``.
+    """
+
+    def __init__(self, text: str) -> None:
+        inner = ".*".join(re.escape(part) for part in text.strip().rstrip(".").split("*"))
+        self._fits = re.compile(rf"{inner}($|[.\[])").match
+
+    def picks(self, report: SlotReport) -> bool:
+        """Return whether a name of the report fits."""
+        return any(self._fits(name) for name in names_of(report))
+
+
+def nearest_names(text: str, reports: Sequence[SlotReport]) -> list[str]:
+    """Find the names, or beginnings of names, nearest to the text; three at most."""
+    known: set[str] = set()
+    for report in reports:
+        for name in names_of(report):
+            parts = re.split(r"(?=[.\[])", name)
+            known.update("".join(parts[:end]) for end in range(1, len(parts) + 1))
+    return difflib.get_close_matches(text, sorted(known), n=3, cutoff=0.6)

@@ -1,0 +1,252 @@
+"""Error attribution: whatever a plugin's own code raises becomes an error that names the plugin.
+
+Hooks are called through :meth:`Origin.contain`. A node's ``forward``, an optimizer stage or an
+initial value is called by the core or by a framework's tracer instead; its frames are then in the
+traceback or, from a tracer, in the error's text (:func:`attribute_errors`), and on the stack while
+it runs (:func:`at_work`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from minillm_core.errors import MinillmError, PlanError, PluginCodeError
+from minillm_core.plugins.watch import running
+from minillm_core.text import plain
+
+if TYPE_CHECKING:
+    from minillm_core.plugins.manager import LoadedPlugin
+
+_SHOWN_FRAMES = 4
+_SIGNALS = [
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+]
+
+
+@contextmanager
+def watch_signals() -> Iterator[Callable[[], bool]]:
+    """Distinguish a signal's KeyboardInterrupt from one that a plugin raised by itself.
+
+    Signals are handled in the main thread alone, by the handlers that were there before.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    seen = False
+
+    def watched(previous: Callable[[int, FrameType | None], object]) -> Callable[..., None]:
+        def watch(number: int, frame: FrameType | None) -> None:
+            nonlocal seen
+            seen = True
+            previous(number, frame)
+
+        return watch
+
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    watching = {number: watched(one) for number, one in before.items() if callable(one)}
+    for number, watch in watching.items():
+        signal.signal(number, watch)
+    try:
+        yield lambda: seen
+    finally:
+        for number, watch in watching.items():
+            if signal.getsignal(number) is watch:
+                signal.signal(number, before[number])
+
+
+def own_frames(error: BaseException, root: str) -> list[traceback.FrameSummary]:
+    """Return the frames of ``error`` that are within ``root``, the innermost last."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return [frame for frame in frames if within(frame.filename, root)]
+
+
+def shown_frames(error: BaseException, root: str) -> str:
+    """List the innermost frames within ``root``, then the error itself, a line each."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = own_frames(error, root)
+    if isinstance(error, SyntaxError):  # its place is in no frame
+        last = [f"{error.filename}:{error.lineno}", f"{type(error).__name__}: {error.msg}"]
+    else:
+        own = own or frames[-1:]
+        last = traceback.format_exception_only(error)[:1]
+    lines = [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in own[-_SHOWN_FRAMES:]]
+    lines += last
+    return "\n         ".join(plain(line) for line in lines)
+
+
+def within(file: str, root: str) -> bool:
+    """Return whether ``file`` is ``root`` or lies in it."""
+    path = Path(file)
+    return path == Path(root) or Path(root) in path.parents
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A plugin's name, the distribution that offers it, and the file that defines its class."""
+
+    name: str
+    distribution: str | None  # None: a single file
+    version: str | None
+    source: str  # "minillm_muon.muon:Muon", or "./my_trick.py:MyTrick" as it was named
+    file: str
+    digest: str  # sha256 of the file when it was imported
+    root: str  # the folder or file whose code is the plugin's own
+
+    @property
+    def offered_by(self) -> str | None:
+        """Distribution and version."""
+        return f"{self.distribution} {self.version}" if self.distribution else None
+
+    @property
+    def called(self) -> str:
+        """The plugin and its version in a message: ``plugin 'x' (minillm-x 1.0)``."""
+        return f"plugin '{self.name}'" + (f" ({self.offered_by})" if self.offered_by else "")
+
+    def holds(self, file: str) -> bool:
+        """Return whether a file's code is the plugin's own."""
+        return within(file, self.root)
+
+    @contextmanager
+    def contain(self, doing: str) -> Iterator[None]:
+        """Turn an exception of the plugin's code inside, SystemExit included, into a PluginCodeError.
+
+        ::
+
+            with origin.contain("build_model"): ...
+
+        A MinillmError that the core raised passes through, with the plugin's name, the plugin's own
+        line, and the plugin and the hook as its place if it has none. So does the KeyboardInterrupt
+        of a signal. The watch notes the hook while it runs.
+
+        Raises:
+            PluginCodeError: the plugin's code raised.
+        """
+        with watch_signals() as interrupted, running(f"{self.called}, {doing}"):
+            try:
+                yield
+            except MinillmError as error:
+                self._complete(error, doing)
+                raise
+            except BaseException as error:
+                if isinstance(error, KeyboardInterrupt) and interrupted():
+                    raise
+                raise self.error(doing, shown_frames(error, self.root), error) from error
+
+    def _complete(self, error: MinillmError, doing: str) -> None:
+        """Add the plugin, its line and its distribution to an error of the core, where they lack."""
+        if isinstance(error, PlanError):
+            error.plugins = error.plugins or (self.name,)
+        error.where = error.where or f"plugin '{self.name}', {doing}"
+        if (own := own_frames(error, self.root)) and error.line is None:
+            place = f"{own[-1].filename}:{own[-1].lineno}"
+            error.line = None if own[-1].filename in error.where else place
+        if f"'{self.name}'" not in f"{error} '{error.what.split()[0]}'":
+            error.what = f"plugin '{self.name}': {error.what}"
+        if self.offered_by and self.offered_by not in error.where:
+            place = "" if doing in error.where else f", {doing}"
+            error.where += f"{place}, of {self.offered_by}"
+
+    def error(self, doing: str, where: str, error: BaseException) -> PluginCodeError:
+        """Make the error that says where the plugin's code raised ``error``, and what to do."""
+        fix = f"leave out '{self.name}'"
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            fix = f"install what provides the module '{plain(error.name)}', or {fix}"
+        elif self.offered_by is None:
+            fix = "mend the file; --debug shows the whole traceback"
+        else:
+            fix = f"tell the authors of {self.offered_by}, or {fix}"
+        return PluginCodeError(self.name, doing, offered_by=self.offered_by, where=where, fix=fix)
+
+
+def digest_of(file: str) -> str:
+    """Return the sha256 of a file, in hexadecimal digits."""
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+
+
+def root_of(module: str, file: str) -> str:
+    """Return the folder of the module's top package, or the file of a module without one."""
+    depth = module.count(".") + (Path(file).name == "__init__.py")
+    return str(Path(file).parents[depth - 1]) if depth else file
+
+
+@contextmanager
+def attribute_errors(plugins: Iterable[LoadedPlugin], when: str) -> Iterator[None]:
+    """Turn an exception of a plugin's own code inside into an error that names the plugin.
+
+    Args:
+        plugins: the active plugins.
+        when: the phase of the run: ``in a step``.
+
+    Raises:
+        PluginCodeError: the plugin's code raised; anything else passes through, and so does the
+            KeyboardInterrupt of a signal.
+    """
+    by_name = {plugin.name: plugin for plugin in plugins}
+    with watch_signals() as interrupted:
+        try:
+            yield
+        except MinillmError as error:
+            if isinstance(error, PluginCodeError) and error.plugin in by_name:
+                error.offered(by_name[error.plugin].origin.offered_by)
+            raise
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and interrupted():
+                raise
+            for plugin in by_name.values():
+                if found := _place(error, plugin.origin.root):
+                    named = plugin.origin.error(*found, error)
+                    named.happened(when)
+                    raise named from error
+            raise
+
+
+def at_work(plugins: Iterable[LoadedPlugin]) -> Callable[[str], str | None]:
+    """Return a function that finds the plugin whose code this thread is in; None: no plugin's.
+
+    Any thread may call it, with the phase that this thread is in: ``at step 7``.
+    """
+    thread, plugins = threading.get_ident(), tuple(plugins)
+
+    def find(when: str) -> str | None:
+        found, line, frame = None, "", sys._current_frames().get(thread)
+        while frame is not None:  # from the innermost on; the outermost is what the core called
+            code = frame.f_code
+            for plugin in plugins:
+                if plugin.origin.holds(code.co_filename):
+                    line = line or f"{code.co_filename}:{frame.f_lineno}"
+                    found = f"{plugin.origin.called}, {code.co_qualname}, {when} ({line})"
+            frame = frame.f_back
+        return found
+
+    return find
+
+
+def _place(error: BaseException, root: str) -> tuple[str, str] | None:
+    """Find (function, "file:line in name: error") where code within ``root`` raised; None: nowhere."""
+    at: BaseException | None = error
+    while at is not None:
+        if frames := own_frames(at, root):
+            last = frames[-1]
+            where = f"{last.filename}:{last.lineno} in {last.name}: {type(at).__name__}: {at}"
+            return _entered(at, root), where
+        traced = [line.strip() for line in str(at).splitlines() if root in line]
+        if traced:  # a tracer writes the frames of the traced code into its error's text
+            return "its code", f"{traced[-1]}: {str(at).splitlines()[0]}"
+        at = at.__cause__ or at.__context__
+    return None
+
+
+def _entered(error: BaseException, root: str) -> str:
+    """Name the function within ``root`` that was called from elsewhere: ``Gate.forward``."""
+    codes = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
+    return next(code.co_qualname for code in codes if within(code.co_filename, root))

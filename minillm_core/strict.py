@@ -1,0 +1,61 @@
+"""JSON without its looseness: one object, no key twice, no NaN, no more depth than there is stack."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, NoReturn
+
+LARGEST = 1 << 21  # bytes; Python objects can take 30 times as much memory as their text
+BITS = 1000  # of a whole number: a float can have 1,024
+
+
+def parse(data: bytes, largest: int = LARGEST) -> dict[str, Any]:
+    """Parse an object from JSON of any origin.
+
+    Args:
+        data: the text, UTF-8.
+        largest: bytes that it may have.
+
+    Raises:
+        ValueError: the reason why it is none.
+    """
+    if len(data) > largest:
+        raise ValueError(f"more than {largest:,} bytes of JSON")
+    try:
+        document = json.loads(
+            data.decode(),  # json itself would take UTF-16 too
+            object_pairs_hook=_object,
+            parse_constant=_constant,
+            parse_float=_float,
+        )
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(document, dict):
+        raise ValueError("not an object")
+    return document
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("the same key twice")
+    for key, value in pairs:
+        if any(type(n) is int and n.bit_length() > BITS for n in _listed(value)):
+            raise ValueError(f"{key}: a number that is too large")
+    return found
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no JSON")
+
+
+def _float(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError("a number that is too large")
+    return number

@@ -1,0 +1,213 @@
+"""A run's checkpoints: written in the background, the best of them kept, and gone back to at a spike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from minillm_core.backends.base import Trainer
+from minillm_core.checkpoint import Checkpoint, Result, Writer, best, discard, layout, verify
+from minillm_core.config.schema import Config
+from minillm_core.errors import MinillmError, NonFinite
+from minillm_core.train.budget import Position
+from minillm_core.train.errors import unsaved
+from minillm_core.train.events import Evaluated, Event, Saved, Unsaved
+from minillm_core.train.feed import Feed
+from minillm_core.train.resume import load
+
+
+class Best:
+    """The checkpoint with the lowest held-out loss of those that are there.
+
+    Its step is in ``OUT/checkpoints/best.json``, written once it is on the disk; ``Writer`` spares it.
+
+    Args:
+        out: the run's folder.
+        before: the evaluations that earlier processes of the run made.
+    """
+
+    def __init__(self, out: Path, before: Iterable[Evaluated] = ()) -> None:
+        self._out = out
+        self._marked = self._best = best.marked(out)
+        if self._marked is None:
+            best.clear(out)  # a marker whose checkpoint is gone would name a later one of its step
+        for one in before:
+            if layout.folder(out, one.step).is_dir():
+                self.beaten_by(one)
+        self.mark()
+
+    def spared(self) -> set[int]:
+        """Give the steps that must stay, also while the best one is still being written."""
+        self.mark()
+        return {one.step for one in (self._marked, self._best) if one is not None}
+
+    def beaten_by(self, evaluated: Evaluated) -> bool:
+        """Take an evaluation's step as the best, if it is; step 0 has no checkpoint."""
+        if math.isnan(evaluated.val_loss) or evaluated.step == 0:
+            return False
+        if self._best is not None and evaluated.val_loss >= self._best.loss:
+            return False
+        self._best = best.Marked(evaluated.step, evaluated.val_loss)
+        return True
+
+    def mark(self) -> None:
+        """Write down the best one, if its checkpoint is on the disk and that is news."""
+        found = self._best
+        if found and found != self._marked and layout.folder(self._out, found.step).is_dir():
+            best.mark(self._out, *found)
+            self._marked = found
+
+    def forget(self, *, after: int) -> None:
+        """Begin anew where the run went back to a step, and the best was later."""
+        if any(one and one.step > after for one in (self._marked, self._best)):
+            best.clear(self._out)
+            self._marked = self._best = None
+
+
+@dataclass(eq=False)
+class CheckpointManager:
+    """The checkpoints of a run while it trains; without a folder there are none.
+
+    Attributes:
+        seconds: the time of the last save, until it was on the disk.
+    """
+
+    emit: Callable[[Event], None]  # takes an event for each save that ended
+    say: Callable[[str], None]
+    check: Callable[[], None] = lambda: None  # raises where a save would hold what it should not
+    trainer: Trainer | None = None  # is saved, and put back
+    writer: Writer | None = None  # None: nothing is ever saved
+    constants: Mapping[str, Any] = field(default_factory=dict)  # scalars of every checkpoint
+    on_error: str = "stop"  # "continue": one that cannot be written does not end the run
+    best: Best | None = None  # None: only the newest checkpoints are kept
+    begun: int | None = None  # the step of the last save
+    back: int = 0  # steps at least between a spike and the checkpoint that the run goes back to
+    skip: int = 0  # steps' batches to pass over, for each time that it goes back to a checkpoint
+    out: Path | None = None  # the run's folder
+    feed: Feed | None = None  # the batches, put back at a spike
+    seconds: float = 0.0
+
+    def open(
+        self,
+        out: Path,
+        config: Config,
+        feed: Feed,
+        constants: Mapping[str, Any],
+        before: Iterable[Evaluated],
+    ) -> None:
+        """Keep checkpoints in a folder from here on, as the settings ask.
+
+        Args:
+            out: the run's folder, locked.
+            config: the settings.
+            feed: the batches, which are put back at a spike.
+            constants: scalars that every checkpoint holds.
+            before: the evaluations that earlier processes of the run made.
+        """
+        self.out, self.feed, self.constants = out, feed, constants
+        self.back, self.skip = config.train.rewind, config.train.skip
+        if config.checkpoint.every != 0:
+            self.on_error = config.checkpoint.on_error
+            self.best = Best(out, before) if config.checkpoint.best else None
+            spare = self.best.spared if self.best else lambda: best.spared(out)
+            self.writer = Writer(out, keep=config.checkpoint.keep, spare=spare)
+
+    def close(self, *, now: bool = False) -> None:
+        """Wait for the save under way; ``now``: make it give up."""
+        if self.writer:
+            self.writer.close(now=now)
+
+    def save(self, position: Position) -> None:
+        """Begin a save, unless there is one of this step, or no step was finite yet.
+
+        It takes a snapshot and has it written; the save before it is waited for.
+        """
+        self.check()
+        learnt = position.step > len(position.guarded)
+        if not self.writer or not self.trainer or not learnt or self.begun == position.step:
+            return
+        self.begun = position.step
+        snapshot = self.trainer.snapshot()
+        if snapshot.note:
+            self.say(f"step {position.step}: {snapshot.note}")
+        self.writer.submit(position.step, snapshot, {**position.data(), **self.constants})
+
+    def evaluated(self, position: Position, evaluated: Evaluated) -> None:
+        """Save the step of an evaluation that is the best so far, where the best is kept."""
+        if self.best and self.best.beaten_by(evaluated):
+            self.save(position)
+            self.best.mark()
+
+    def report(self, position: Position, *, wait: bool = False, last: bool = False) -> None:
+        """Emit an event for each save that ended, and note the newest.
+
+        Args:
+            position: the run's, where the newest is noted.
+            wait: for those that are under way.
+            last: no later save will write what these lack.
+
+        Raises:
+            Exception: a checkpoint could not be written, and checkpoint.on_error ends the run.
+            MinillmError: the last one could not be written.
+        """
+        if self.writer is None:
+            return
+        for result in self.writer.wait() if wait else self.writer.finished():
+            event = self._event(result)
+            if isinstance(event, Saved):
+                position.saved, self.seconds = event.step, event.seconds
+                if self.best:
+                    self.best.mark()
+            self.emit(event)
+            if isinstance(event, Unsaved) and last and event.step == position.step:
+                raise unsaved(event.reason, position)
+
+    def settle(self, position: Position, *, wait: bool = True) -> None:
+        """Report where something else failed, which stays the error to raise."""
+        try:  # a save that is under way is worth waiting for, unless a second signal came
+            self.report(position, wait=wait)
+        except Exception as another:
+            self.say(f"warning: {another}")
+
+    def rewind(self, step: int, rewinds: int) -> tuple[Position, int] | None:
+        """Go back to a checkpoint before a spike, past the batches that led to it.
+
+        Later checkpoints are removed: they lead to the spike again. Going back to the same one
+        again passes over as many batches more, since the same batches would lead there too.
+
+        Args:
+            step: of the spike.
+            rewinds: how often the run went back before.
+
+        Returns:
+            Where the run is now and how many steps' batches it passed over; None, and nothing has
+            changed, where no checkpoint that verifies is old enough.
+        """
+        if self.out is None or self.feed is None or self.trainer is None:
+            return None
+        for saved, path in layout.folders(self.out):
+            if saved <= step - self.back and not verify(path):
+                position = load(Checkpoint(path, saved), self.trainer)
+                discard(self.out, after=saved)
+                skip = self.skip * (1 + rewinds - position.rewinds)
+                position.cursor = self.feed.rewind(position.cursor, skip)
+                self.begun = saved
+                if self.best:
+                    self.best.forget(after=saved)
+                return position, skip
+        return None
+
+    def _event(self, result: Result) -> Event:
+        if result.path is not None:
+            if result.error is not None:  # it is saved; an old one that is left costs room alone
+                self.say(f"warning: {result.error}")
+            path = result.path.relative_to(self.out) if self.out else result.path
+            return Saved(result.step, str(path), result.seconds)
+        self.check()  # of a folder that is gone, the disk's error says too little
+        error = result.error or MinillmError(f"the checkpoint of step {result.step} is lost")
+        if self.on_error == "continue" and not isinstance(error, NonFinite):
+            return Unsaved(result.step, str(error))
+        raise error

@@ -1,0 +1,176 @@
+"""The step before every run or plan: flags -> config -> backend and device -> plugins.
+
+Nothing is printed and nothing is written here; whatever is wrong is raised.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from minillm_core.errors import BackendError, DataError, Refusal
+
+if TYPE_CHECKING:
+    from minillm_core.backends.detect import Detected
+    from minillm_core.config.load import Loaded
+    from minillm_core.plugins.manager import LoadedPlugin
+    from minillm_core.train.initial import Branch
+    from minillm_core.train.run_folder import RunFolder
+
+_TEXT = ("data.paths", "data.val", "data.seed", "model.vocab")
+"""Settings that may give a run another tokenizer than that of the run it branches from."""
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """The settings, the plugins and the earlier run of a command line or a program."""
+
+    plugins: str | None = None
+    preset: str | None = None
+    file: Path | None = None
+    assignments: Sequence[str] = ()
+    flags: Mapping[str, Any] = field(default_factory=dict)  # "--steps" -> value, None: not given
+    settings: Mapping[str, Any] | None = None  # from Python: key -> value
+    resume: Path | None = None  # the folder of the run that is resumed
+    branch: str | None = None  # RUN[@STEP] that a new run begins with
+    command: tuple[str, ...] = ()  # as it was typed
+
+    @property
+    def sources(self) -> dict[str, Any]:
+        """The settings that are given here, above those of a preset or of another run."""
+        return {name: getattr(self, name) for name in ("file", "assignments", "flags", "settings")}
+
+    def given(self, key: str) -> Any:
+        """Find the value that is given here to a setting; None: none is."""
+        from minillm_core.config.load import given
+
+        return given(key, **self.sources)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request, resolved up to the plan."""
+
+    loaded: Loaded
+    earlier: RunFolder | None  # the run that is resumed
+    branch: Branch | None
+    plugins: tuple[LoadedPlugin, ...] = ()
+    detected: Detected | None = None  # None: nothing is installed that could train
+
+
+def load_settings(request: RunRequest, *, to_run: bool, fit: bool = True) -> Prepared:
+    """Load the settings of a request, those of the run that it resumes or branches from below.
+
+    Args:
+        request: the request.
+        to_run: the data must be there.
+        fit: look at the size of the text for the vocabulary, which brings NumPy in.
+
+    Returns:
+        The settings, without plugins and device.
+
+    Raises:
+        ConfigError: a setting cannot be used.
+        DataError: a path of the data does not exist or holds no data.
+        Refusal: the run that is to be resumed or branched from cannot be read.
+    """
+    from minillm_core.backends.detect import default_preset, probe
+    from minillm_core.config.load import absolute, load
+
+    def preset_here() -> tuple[str, str]:
+        backend, device = (str(request.given(key) or "auto") for key in ("backend", "device"))
+        return default_preset(probe(), backend, device)
+
+    # runs and model directories are read with NumPy, which a run's first line does not wait for
+    earlier, below, initial, notes = None, None, None, list[str]()
+    branch, init = None, request.given("init")
+    if request.branch is not None:
+        from minillm_core.train.initial import Branch
+
+        branch = Branch.of(request.branch, notes.append)
+        if init is not None:
+            raise Refusal(
+                "--branch and --init both say where the weights come from",
+                where=f"--branch {request.branch} --init {init}",
+                fix="one of them",
+            )
+        below = branch.below(other_text=any(request.given(key) is not None for key in _TEXT))
+    elif request.resume:
+        from minillm_core.train.run_folder import RunFolder
+
+        if (earlier := RunFolder.find(request.resume)) is not None:
+            below = earlier.layer()
+    if below is None and init is not None:
+        from minillm_core.train.initial import initial_layer
+
+        initial = initial_layer(init)
+    loaded = load(
+        preset=request.preset,
+        plugins=request.plugins,
+        recorded=below,
+        branch=branch is not None,
+        initial=initial,
+        default_preset=preset_here,
+        **request.sources,
+    )
+    notes = (*loaded.notes, *notes)
+    config = absolute(loaded.config)
+    loaded = replace(loaded, config=config, notes=notes, command=request.command)
+    if below is None and fit:
+        from minillm_core.train.settings import fit_vocabulary
+
+        try:
+            loaded = fit_vocabulary(loaded)
+        except DataError:
+            if to_run:
+                raise
+    return Prepared(loaded, earlier, branch)
+
+
+def prepare(request: RunRequest, *, to_run: bool, fit: bool = True) -> Prepared:
+    """Load the settings, find the backend, import the plugins that are named.
+
+    Args:
+        request: the request.
+        to_run: a backend must be there; else only one that is named.
+        fit: look at the size of the text for the vocabulary, which brings NumPy in.
+
+    Raises:
+        ConfigError: a setting cannot be used.
+        BackendError: a backend or device cannot be had.
+        PluginError: a plugin is unknown or broken, or does not run here.
+        PluginCodeError: a plugin's own code raised.
+    """
+    from minillm_core.backends.detect import choose, probe
+    from minillm_core.config.selection import added
+
+    prepared = load_settings(request, to_run=to_run, fit=fit)
+    config, specs = prepared.loaded.config, prepared.loaded.specs
+    if (source := prepared.branch or prepared.earlier) is not None:
+        specs = source.specs(config, added(request.plugins))
+    by_name = config.backend != "auto" or config.device != "auto"
+    try:
+        prepared = replace(prepared, detected=choose(probe(), config.backend, config.device))
+    except BackendError:
+        if to_run or by_name:
+            raise
+    if not specs:
+        return prepared
+
+    from minillm_core.plugins.manager import check_support
+    from minillm_core.plugins.manager import load as load_plugins
+
+    with redirect_stdout(sys.stderr):  # stdout is the command's, whatever a module prints
+        plugins = load_plugins(specs, config.plugins)
+    if prepared.earlier:
+        from minillm_core.train.run_folder import check_named_again
+
+        out = prepared.earlier.out
+        check_named_again(plugins, lambda key: request.given(key) is not None, out)
+    if detected := prepared.detected:
+        check_support(plugins, detected.backend, detected.device)
+    return replace(prepared, plugins=plugins)

@@ -1,0 +1,272 @@
+"""A run's folder, read: its run.json, the settings and plugins that it names, and its tokenizer.
+
+Anybody may have made or changed it, so nothing in it is believed or run as code without a check.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+from minillm_core.checkpoint import LARGEST_TOKENIZER, Checkpoint, newest, read_file
+from minillm_core.config.origins import Layer, Setting
+from minillm_core.config.schema import Config
+from minillm_core.config.selection import Spec
+from minillm_core.data import Tokenizer
+from minillm_core.errors import Refusal
+from minillm_core.plugins.manager import LoadedPlugin
+from minillm_core.plugins.options import named_again
+from minillm_core.text import plain
+from minillm_core.train.record import RUN, read_record, unwritable
+from minillm_core.train.settings import config_of, layer_of
+
+TOKENIZER = "tokenizer.json"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of a run, as its run.json describes it."""
+
+    out: Path
+    record: Mapping[str, Any]  # run.json
+
+    @classmethod
+    def find(cls, out: Path) -> Self | None:
+        """Read the folder of a run that is to be resumed; None: there is no run.json.
+
+        Raises:
+            Refusal: there is one, and it cannot be read.
+        """
+        return cls(out, read_record(out)) if os.path.lexists(out / RUN) else None
+
+    @property
+    def where(self) -> str:
+        """The path of run.json."""
+        return str(self.out / RUN)
+
+    @property
+    def exit(self) -> int | None:
+        """The exit code of the run's last life; None where it was killed."""
+        return self.record.get("exit")
+
+    @cached_property
+    def config(self) -> Config:
+        """The run's settings."""
+        return config_of(self.record["config"], where=self.where)
+
+    @cached_property
+    def newest(self) -> Checkpoint | None:
+        """The newest checkpoint that verified when it was first looked for."""
+        return newest(self.out)
+
+    def part(self, key: str) -> Mapping[str, Any]:
+        """Give an object of the record; empty where it is missing or something else."""
+        found = self.record.get(key)
+        return found if isinstance(found, Mapping) else {}
+
+    def check_seed(self, checkpoint: Checkpoint) -> None:
+        """Refuse a seed in run.json that is not that of a checkpoint.
+
+        Raises:
+            Refusal: they differ.
+        """
+        seed = self.config.seed
+        held = checkpoint.scalars.get("seed", seed)
+        if held != seed and self.record.get("branched_from") is None:
+            raise Refusal(
+                f"run.json was changed: its seed is {seed}, and the run was trained with {held}",
+                where=self.where,
+                fix=f"put back {held}, or restore run.json from a copy",
+            )
+
+    def layer(self) -> Layer:
+        """Read the settings as the lowest layer of those of a run that is resumed.
+
+        A tokenizer that was given is taken from the run's folder.
+
+        Raises:
+            Refusal: the record's config is not understood.
+        """
+        layer = layer_of(self.record["config"], where=self.where)
+        if "data.tokenizer" in layer.settings and (found := self.digest()) is not None:
+            own, expected = str(self.out / TOKENIZER), self.digests()
+            if expected and found not in expected:
+                raise Refusal(
+                    f"{TOKENIZER} is not the one that the run was trained with: it was changed",
+                    where=own,
+                    fix="restore it from a copy, or move it away: the original is then used, where "
+                    "it still is",
+                )
+            layer.settings["data.tokenizer"] = Setting(own, "the run", self.where)
+        return layer
+
+    def specs(self, config: Config, named: Mapping[str, Spec]) -> dict[str, Spec]:
+        """Choose the code to load: installed plugins by name, and those that are named again.
+
+        Code is run by these names, so another account's folder must not choose it.
+
+        Args:
+            config: the settings that name the plugins.
+            named: plugin -> its spec, as it was typed.
+
+        Raises:
+            Refusal: a single-file plugin, or one of an OUT that another account owns, is not named;
+                or one is named that the run does not have.
+        """
+        for name in named:
+            if name not in config.plugins:
+                raise Refusal(
+                    f"the run was not trained with a plugin '{name}'",
+                    where=self.where,
+                    fix=f"its plugins are: {', '.join(config.plugins) or 'none'}",
+                )
+        files = {
+            entry.get("name"): entry.get("source")
+            for entry in self.record.get("plugins", ())
+            if isinstance(entry, Mapping) and entry.get("distribution") is None
+        }
+        foreign = hasattr(os, "getuid") and (self.out / RUN).stat().st_uid != os.getuid()
+        for name in config.plugins:
+            if name not in named and (foreign or name in files):
+                why = "another account owns its folder" if foreign else "it is a single file"
+                again = files.get(name, name)
+                raise Refusal(
+                    f"the run's plugin '{name}' must be named again: {why}",
+                    where=self.where,
+                    fix=f"--plugins {again}, if you trust that code: it runs with your rights",
+                )
+        return {name: named.get(name, name) for name in config.plugins}
+
+    # tokenizer
+
+    def digest(self) -> str | None:
+        """Compute the sha256 of tokenizer.json; None where there is none.
+
+        Raises:
+            Refusal: it is a link, no file, or larger than any tokenizer.
+        """
+        path = self.out / TOKENIZER
+        try:
+            return hashlib.sha256(read_file(path, LARGEST_TOKENIZER)).hexdigest()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except ValueError as error:
+            raise Refusal(
+                f"the tokenizer cannot be read: {error}",
+                where=str(path),
+                fix="restore it from a copy; minillm writes it as a file",
+            ) from error
+
+    def digests(self, scalars: Mapping[str, Any] | None = None) -> tuple[str, ...] | None:
+        """List the digests that the tokenizer may have; none for a run on ids; None: not known.
+
+        That of the checkpoint holds. A run that was resumed may have written the file anew, with
+        another version of the library and the same ids, since its newest checkpoint.
+
+        Args:
+            scalars: of the checkpoint; None: the record alone is asked.
+        """
+        ours, scalars = self.part("tokenizer").get("sha256"), scalars or {}
+        if "tokenizer" not in scalars:
+            if "tokenizer" not in self.record:
+                return None
+            return () if self.record["tokenizer"] is None else (str(ours),)
+        saved = scalars["tokenizer"]
+        if saved is None:
+            return ()
+        return (str(saved), str(ours)) if ours and self.record.get("resumed") else (str(saved),)
+
+    def tokenizer(self, checkpoint: Checkpoint, say: Callable[[str], None]) -> Tokenizer | None:
+        """Load the run's tokenizer, by its digest; None: the run was trained on ids.
+
+        Raises:
+            Refusal: the file is missing, or is not the one that the run was trained with.
+            DataError: it cannot be read.
+        """
+        path, found = self.out / TOKENIZER, self.digest()
+        expected = self.digests(checkpoint.scalars)
+        if expected and found not in expected:
+            again = "minillm train --resume with the run's data, which writes it again"
+            if found is None:
+                raise Refusal(
+                    f"{TOKENIZER} is missing: the run was trained with one",
+                    where=str(path),
+                    fix=f"restore it from a copy; or {again}",
+                )
+            raise Refusal(
+                f"{TOKENIZER} is not the one that the run was trained with: it was changed or "
+                "replaced",
+                where=f"{path}: sha256 {found[:16]}..., of the run's {expected[0][:16]}...",
+                fix=f"restore it from a copy; or move it away and {again}",
+            )
+        if found is None:
+            return None
+        if expected is None:
+            say(f"the run is of a version that kept no digest of {TOKENIZER}: it is used unchecked")
+        elif not expected:
+            say(
+                f"the run was trained on ids, and {TOKENIZER} was put there later: it is used "
+                "unchecked"
+            )
+        return Tokenizer.load(path, self.config.model.vocab)
+
+
+def keep_tokenizer(
+    out: Path, tokenizer: Tokenizer | None, earlier: RunFolder | None, say: Callable[[str], None]
+) -> str | None:
+    """Write the tokenizer of a run into its folder, unless the run's own is there.
+
+    Args:
+        out: the run's folder, locked.
+        tokenizer: that of the data, whose fingerprint was compared; None: they are ids.
+        earlier: the run that is resumed.
+        say: prints a line.
+
+    Returns:
+        The sha256 of the file, for the run's record and its checkpoints; None: there is none.
+
+    Raises:
+        MinillmError: the disk refused.
+    """
+    if tokenizer is None:
+        return None
+    folder, path = RunFolder(out, {}), out / TOKENIZER
+    found, expected = folder.digest(), earlier.digests() if earlier else None
+    if found is not None and expected and found in expected:
+        return found
+    with unwritable(path):
+        tokenizer.save(path)
+    if expected:
+        was = "missing" if found is None else "changed"
+        say(f"{TOKENIZER} of the run was {was}, and is written again: its data give the same ids")
+    return folder.digest()
+
+
+def check_named_again(
+    plugins: Sequence[LoadedPlugin], is_given: Callable[[str], bool], out: Path
+) -> None:
+    """Refuse options that send data away (``again``) where run.json alone gives them.
+
+    Args:
+        plugins: those of a run that is resumed, loaded.
+        is_given: whether this command line, or its file, gives an option.
+        out: the run's folder.
+
+    Raises:
+        Refusal: one is not.
+    """
+    for one in plugins:
+        for option in named_again(one.plugin):
+            key, value = f"{one.name}.{option}", plain(str(getattr(one.plugin, option)), 80)
+            if not is_given(key):
+                raise Refusal(
+                    f"{key}={value} of the run must be named again: a run's folder alone does not "
+                    "decide where data are sent",
+                    where=str(out / RUN),
+                    fix=f"{key}={value}, or {key}=VALUE for another",
+                )

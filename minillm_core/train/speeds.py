@@ -1,0 +1,234 @@
+"""Speeds measured on this machine, kept in the cache folder: ``minillm plan`` estimates time from them.
+
+``speeds.json`` holds the newest measurements of finished runs and of ``minillm bench``, one for each
+model and machine, and how many tokens the data of earlier runs came to. It is a cache: nothing depends
+on it, and where it cannot be read or written, times are unknown.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import stat
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from minillm_core.backends.base import Binding
+from minillm_core.checkpoint import disk
+from minillm_core.config.schema import Config
+from minillm_core.data.documents import digest
+from minillm_core.data.sources import find
+from minillm_core.errors import DataError
+from minillm_core.plan import Plan
+from minillm_core.train.job import Job
+from minillm_core.train.record import hardware
+
+FILE = "speeds.json"
+MOST = 64
+"""Measurements that are kept, and corpora."""
+FEWEST = 5
+"""Steps of a measurement that is kept."""
+_MOST_BYTES = 1 << 20
+_FAR = 30.0
+"""A measurement tells nothing of a model with so many times its FLOPs per token, or so few."""
+
+Ratio = Callable[[str, str], float | None]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One measurement."""
+
+    machine: str  # host, backend, device, dtype
+    hardware: str  # as technique cards name it
+    run: str  # digest of all that a step's time depends on
+    model: str  # ... of that without plugins
+    plugins: tuple[str, ...]
+    flops_per_token: float
+    tokens_per_second: float
+    by: str  # "run", "bench"
+    date: str  # ISO, UTC
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A speed that a plan may be expected to reach here."""
+
+    tokens_per_second: float
+    basis: str  # in words
+
+
+def remember(
+    cache: Path,
+    job: Job,
+    tokens_per_second: float,
+    *,
+    steps: int,
+    by: Literal["run", "bench"] = "run",
+) -> None:
+    """Keep the speed of a job and the size of its data; a few steps are too few to tell.
+
+    Args:
+        cache: the folder; where it cannot be written, nothing is kept.
+        job: what ran.
+        tokens_per_second: the speed without the first step.
+        steps: how many steps it was measured over.
+        by: what measured it.
+    """
+    if steps < FEWEST or not tokens_per_second > 0:
+        return
+    plan, bound = job.plan, job.trainer.binding
+    new = Measured(
+        machine=_machine(bound.backend, bound.device, bound.dtype),
+        hardware=_hardware(bound),
+        run=_run(plan),
+        model=_model(plan),
+        plugins=tuple(plugin.name for plugin in plan.plugins),
+        flops_per_token=plan.estimate().flops_per_token,
+        tokens_per_second=tokens_per_second,
+        by=by,
+        date=datetime.now(UTC).date().isoformat(),
+    )
+    kept = [one for one in _speeds(cache) if (one.machine, one.run) != (new.machine, new.run)]
+    tokens = _tokens(cache)
+    if (key := _corpus(job.config)) is not None:
+        tokens.pop(key, None)
+        tokens[key] = job.corpus.train.tokens
+    document = {
+        "speeds": [asdict(one) for one in (*kept, new)[-MOST:]],
+        "tokens": dict(list(tokens.items())[-MOST:]),
+    }
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        disk.replace(cache / FILE, json.dumps(document, indent=1).encode() + b"\n")
+    except OSError:
+        return  # a cache that cannot be written is said where tokens are kept in it
+
+
+def expected(
+    cache: Path, plan: Plan, backend: str, device: str, dtype: str, ratio: Ratio
+) -> Expected | None:
+    """Estimate the speed of a plan here; None: nothing like it was measured.
+
+    That of the same model and plugins; else of the same model, times what each other plugin costs by
+    its card, made on this hardware; else by the FLOP/s of the model whose FLOPs are nearest.
+
+    Args:
+        cache: the folder.
+        plan: what is to be trained.
+        backend: as in a binding, like the next two.
+        device: of them.
+        dtype: of them.
+        ratio: plugin and hardware -> tokens a second with the plugin over those without; None: unknown.
+    """
+    machine = _machine(backend, device, dtype)
+    here = [one for one in _speeds(cache) if one.machine == machine]
+    run, model = _run(plan), _model(plan)
+    for one in reversed(here):
+        if one.run == run:
+            return Expected(one.tokens_per_second, f"as in a {one.by} of {one.date} here")
+    names = {plugin.name for plugin in plan.plugins}
+    for one in reversed(here):
+        if one.model == model and (times := _times(one, names, ratio)) is not None:
+            others = ", ".join(sorted(names ^ set(one.plugins)))
+            basis = f"by a {one.by} of {one.date} here and the cards of {others}"
+            return Expected(one.tokens_per_second * times, basis)
+    flops = max(plan.estimate().flops_per_token, 1)
+    near = [one for one in here if 1 / _FAR < flops / one.flops_per_token < _FAR]
+    if not near:
+        return None
+    one = min(reversed(near), key=lambda one: abs(math.log(one.flops_per_token / flops)))
+    speed = one.tokens_per_second * one.flops_per_token / flops
+    return Expected(speed, f"from the FLOP/s of another model in a {one.by} of {one.date} here")
+
+
+def known_tokens(cache: Path, config: Config) -> int | None:
+    """Tokens to train on, where an earlier run had the same files; nothing is read but their dates."""
+    key = _corpus(config)
+    return None if key is None else _tokens(cache).get(key)
+
+
+def _times(one: Measured, names: set[str], ratio: Ratio) -> float | None:
+    """Multiply what the plugins that one of the two lacks do to the speed."""
+    times = 1.0
+    for name in names ^ set(one.plugins):
+        known = ratio(name, one.hardware)
+        if known is None:
+            return None
+        times *= known if name in names else 1 / known
+    return times
+
+
+def _hardware(bound: Binding) -> str:
+    """Describe the hardware as the cards made here do."""
+    about = hardware(bound.device_name)
+    cores = f", {about['cores']} cores" if about["device"] == about["machine"] else ""
+    return f"{bound.device_name}{cores}, {bound.backend} in {bound.dtype}"
+
+
+def _machine(backend: str, device: str, dtype: str) -> str:
+    kind = "cuda:0" if device == "cuda" else device
+    return f"{platform.node()}, {os.cpu_count()} cores: {backend} on {kind} in {dtype}"
+
+
+def _model(plan: Plan) -> str:
+    train = plan.config.train
+    shape = [train.rows, train.seq_len, train.checkpointing, train.compile]
+    return _digest([plan.config.model.model_dump(mode="json"), shape, plan.config.kernels])
+
+
+def _run(plan: Plan) -> str:
+    return _digest([_model(plan), {plugin.name: plugin.options for plugin in plan.plugins}])
+
+
+def _corpus(config: Config) -> str | None:
+    """Make a key of the data by names, sizes and dates; None: they cannot be found."""
+    data = config.data
+    try:
+        sources = find(data.paths, lambda text: None)
+    except DataError:
+        return None
+    files = [(str(one.path.resolve()), one.size, one.modified) for one in sources]
+    return _digest([files, data.val, data.tokenizer, config.model.vocab])
+
+
+def _digest(value: object) -> str:
+    return digest(json.dumps(value, sort_keys=True, default=str))
+
+
+def _speeds(cache: Path) -> list[Measured]:
+    found = []
+    listed = _document(cache).get("speeds")
+    for one in listed if isinstance(listed, list) else ():
+        try:
+            measured = Measured(**{**one, "plugins": tuple(map(str, one["plugins"]))})
+            numbers = (measured.flops_per_token, measured.tokens_per_second)
+            if all(math.isfinite(number) and number > 0 for number in numbers):
+                found.append(measured)
+        except (TypeError, KeyError, ValueError):
+            continue
+    return found
+
+
+def _tokens(cache: Path) -> dict[str, int]:
+    found = _document(cache).get("tokens")
+    items = found.items() if isinstance(found, dict) else ()
+    return {key: count for key, count in items if isinstance(count, int) and count > 0}
+
+
+def _document(cache: Path) -> Mapping[str, Any]:
+    """Read the file; an empty document where it is none of ours."""
+    path = cache / FILE
+    try:
+        about = path.stat()
+        if not stat.S_ISREG(about.st_mode) or about.st_size > _MOST_BYTES:
+            return {}
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}

@@ -1,0 +1,435 @@
+"""Measuring: many runs of one text on one machine, trained whole or stepped by hand.
+
+Whatever a run stands on (trainer, batches, observers, loop) is assembled here as for ``minillm
+train``, so that a study measures what a user gets. Its runs share what is expensive: the prepared
+text, and the compiled step of plans that differ in numbers alone.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from minillm_core import backends
+from minillm_core.backends.base import Backend, Batch, Binding, Trainer
+from minillm_core.backends.detect import Detected, choose, probe
+from minillm_core.config.folders import cache_folder
+from minillm_core.config.load import Loaded
+from minillm_core.config.schema import Config
+from minillm_core.data import Corpus
+from minillm_core.errors import PlanError
+from minillm_core.plan import Plan, build_plan
+from minillm_core.plugins.attribution import attribute_errors
+from minillm_core.plugins.manager import LoadedPlugin, check_support
+from minillm_core.train.budget import Budget, Cadence
+from minillm_core.train.events import Evaluated, Event, Stepped
+from minillm_core.train.evidence import Evidence
+from minillm_core.train.feed import Feed
+from minillm_core.train.hooks import observers_of
+from minillm_core.train.job import Job, read_corpus
+from minillm_core.train.loop import Loop, Meter
+from minillm_core.train.metrics import METRICS, events
+from minillm_core.train.progress import LineDisplay, display
+from minillm_core.train.signals import StopRequest
+from minillm_core.train.speeds import remember
+from minillm_core.train.validation import Validation, validation
+
+WARM = 2
+"""Steps before the clock starts: the first compiles, the second has all memory."""
+
+MIDDLE = 0.5
+"""Progress of a run at which a stepper takes the values of its schedules."""
+
+Say = Callable[[str], None]
+Create = Callable[[Detected, Plan], Backend]
+
+
+@dataclass(frozen=True)
+class Point:
+    """An evaluation during a run."""
+
+    step: int
+    tokens: int  # real ones, so far
+    seconds: float  # of training and of waiting for data, so far
+    val_loss: float  # nats a token
+    bits_per_byte: float | None
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run's figures."""
+
+    seed: int
+    steps: int
+    tokens: int
+    seconds: float
+    tokens_per_second: float  # real ones
+    peak_bytes: int | None  # None: the framework does not count this run's memory alone
+    curve: tuple[Point, ...]
+
+    @property
+    def val_loss(self) -> float:
+        """The held-out loss at the end, in nats a token."""
+        return self.curve[-1].val_loss
+
+    def data(self) -> dict[str, Any]:
+        """Give the figures as JSON."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Trained:
+        """Read them: the inverse of :meth:`data`."""
+        return cls(**{**data, "curve": tuple(Point(**point) for point in data["curve"])})
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Some steps together, timed."""
+
+    seconds: float
+    waited: float  # seconds of those, for data
+    real: int  # tokens that are not padding
+
+
+def plan_with(loaded: Loaded, plugins: Sequence[LoadedPlugin], names: Sequence[str]) -> Plan:
+    """Plan a run with some of its plugins: the options of the others are left out too.
+
+    Args:
+        loaded: settings that name all plugins.
+        plugins: all of them, imported.
+        names: those that are active.
+
+    Raises:
+        PlanError: the plan cannot be resolved.
+        PluginCodeError: a plugin's own code raised.
+    """
+    options = {name: table for name, table in loaded.config.plugins.items() if name in names}
+    config = loaded.config.model_copy(update={"plugins": options})
+    specs = {name: spec for name, spec in loaded.specs.items() if name in names}
+    active = [one for one in plugins if one.name in names]
+    return build_plan(replace(loaded, config=config, specs=specs), active)
+
+
+def bind(plan: Plan, detected: Detected) -> Binding:
+    """Bind a plan to a machine without building its model; imports the framework.
+
+    Raises:
+        PluginError: a plugin does not run there, or lacks a package.
+        BackendError: a kernel cannot serve the plan, or the device is not there.
+    """
+    check_support(plan.active, detected.backend, detected.device)
+    return backends.create(detected, plan).binding
+
+
+def open_corpus(
+    config: Config,
+    *,
+    cache: Path | None = None,
+    say: Say = lambda line: None,
+    note: Say | None = None,
+) -> Corpus:
+    """Read and tokenize the text of a plan's ``config``: once, for any number of runs.
+
+    Args:
+        config: names the data, the vocabulary's size and the rows' length.
+        cache: the folder of tokens; default: minillm's own.
+        say: prints progress; default: silence.
+        note: takes remarks about the text; default: ``say``.
+
+    Raises:
+        DataError: the text, its tokenizer or the cache folder cannot be used.
+    """
+    with display(say) as shown:
+        return read_corpus(config, cache or cache_folder(), shown, say=note or shown.say)
+
+
+class Study:
+    """One machine and one text: trains plans one after another, as ``minillm train`` would.
+
+    Plans with the same compiled step (:func:`graph_of`) share a trainer. Compilation and warm-up,
+    which are undone, and evaluations are outside of the clock; waiting for data is inside.
+
+    Args:
+        corpus: the text that every run is trained and evaluated on, in the same order.
+        detected: backend and device; default: those that ``--backend auto`` chooses here.
+        say: prints a line; default: silence.
+        stop: ends a run early.
+        create: makes the backend; default: the one of ``detected``.
+        turn: entered once a run is compiled and has its initial values, and left when it is over:
+            processes that share a device wait for each other in it.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        detected: Detected | None = None,
+        *,
+        say: Say = lambda line: None,
+        stop: StopRequest | None = None,
+        create: Create | None = None,
+        turn: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self._corpus, self._say = corpus, say
+        self._detected = detected or choose(probe())
+        self._stop, self._turn = stop or StopRequest(), turn
+        self._create = create or backends.create
+        self._kept: tuple[str, Trainer] | None = None  # a compiled trainer, by its graph
+
+    def train(
+        self,
+        plan: Plan,
+        seed: int,
+        *,
+        evaluations: int = 10,
+        watch: Callable[[float], None] = lambda progress: None,
+    ) -> Trained:
+        """Train to the end of the plan's steps.
+
+        Args:
+            plan: made of loaded settings, with ``train.steps``.
+            seed: of the initial weights and of all other randomness but the data's order.
+            evaluations: points of the curve, the last one included.
+            watch: takes the progress, 0..1, after every step.
+
+        Raises:
+            PlanError: the plan has no settings, or no number of steps.
+            MinillmError: the run ended early; the next one starts with a trainer of its own.
+        """
+        try:
+            return self._train(plan, seed, evaluations, watch)
+        except BaseException:
+            self._drop()
+            raise
+
+    def step_seconds(self, plan: Plan, seed: int) -> float:
+        """Measure the seconds of a step, in a run of twelve."""
+        trained = self.train(plan.with_train(steps=12, minutes=None), seed, evaluations=1)
+        return trained.seconds / trained.steps
+
+    def stepper(self, plan: Plan) -> Stepper:
+        """Build a trainer of its own for a plan, to be stepped by hand.
+
+        Raises:
+            PlanError: the plan has no settings.
+            OutOfMemory: the model does not fit.
+        """
+        job = self._job(plan, plan.config.seed, self._built(plan, plan.config.seed))
+        return Stepper(job)
+
+    def _train(
+        self, plan: Plan, seed: int, evaluations: int, watch: Callable[[float], None]
+    ) -> Trained:
+        steps = plan.config.train.steps
+        if steps is None:
+            raise PlanError(
+                "the plan does not say how many steps a run has",
+                where="Study.train(plan)",
+                fix="plan.with_train(steps=200, minutes=None)",
+            )
+        with attribute_errors(plan.active, "a step"):
+            job = self._warm(plan, seed)
+            figures = _Figures(watch, steps)
+            emit = observers_of(job, [figures, Evidence.of(job, self._say)], say=self._say)
+            with Feed(job, None) as feed, self._turn(), without_gc():
+                Loop(
+                    job.trainer,
+                    feed,
+                    plan.values,
+                    job.budget,
+                    emit,
+                    cadence=Cadence(max(1, round(steps / evaluations))),
+                    evaluate=self._validation(job, plan.config.eval.tokens),
+                    stop=self._stop,
+                    meter=Meter(),
+                    shown=LineDisplay(self._say),
+                ).run()
+        return Trained(
+            seed=seed,
+            steps=steps,
+            tokens=figures.tokens,
+            seconds=figures.seconds,
+            tokens_per_second=figures.tokens / figures.seconds,
+            peak_bytes=_own_peak(job.trainer),
+            curve=tuple(figures.curve),
+        )
+
+    def _warm(self, plan: Plan, seed: int) -> Job:
+        """Give a job whose trainer is compiled and has the initial values of a seed."""
+        graph = graph_of(plan)
+        if self._kept is None or self._kept[0] != graph:
+            self._drop()
+            job = self._job(plan, seed, self._built(plan, seed))
+            with Feed(job, None) as feed:
+                for _ in range(WARM):
+                    batch = next(feed)
+                    values = plan.values(1e-6)
+                    job.trainer.read(job.trainer.step(batch.micro, values, batch.supervised))
+            self._validation(job, plan.config.train.seq_len)(0)
+            self._kept = graph, job.trainer
+        trainer = self._kept[1]
+        trainer.restart(seed)
+        return self._job(plan, seed, trainer)
+
+    def _built(self, plan: Plan, seed: int) -> Trainer:
+        with attribute_errors(plan.active, "while it is built"):
+            return self._create(self._detected, plan).trainer(plan, seed)
+
+    def _job(self, plan: Plan, seed: int, trainer: Trainer) -> Job:
+        if plan.settings is None:
+            raise PlanError(
+                "the plan does not say which settings it is of",
+                where="Study",
+                fix="minillm_core.build_plan(minillm_core.load(...))",
+            )
+        loaded = replace(plan.settings, config=plan.config.model_copy(update={"seed": seed}))
+        budget = Budget(plan.config.train.steps or 1)
+        return Job(loaded, plan.active, plan, self._corpus, trainer, budget, ())
+
+    def _validation(self, job: Job, tokens: int) -> Validation:
+        return validation(job, tokens, cancelled=lambda: self._stop.requested)
+
+    def _drop(self) -> None:
+        """Give the compiled trainer's memory back before the next one takes its own."""
+        self._kept = None
+        gc.collect()
+
+
+class Stepper:
+    """A trainer with its text, stepped as the loop steps it; a context manager that closes the text.
+
+    Made by :meth:`Study.stepper`.
+
+    Attributes:
+        trainer: the plan's model, optimizer and compiled step on this machine.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job, self.trainer = job, job.trainer
+        self._values, self._feed = job.plan.values(MIDDLE), Feed(job, None)
+
+    def arguments(self) -> tuple[Sequence[Batch], Mapping[str, float], int]:
+        """Take the next step's batch: the arguments of ``trainer.step``.
+
+        Returns:
+            Micro-batches of int32 (rows, T), the schedules' values in the middle of the run, and
+            the number of supervised tokens.
+        """
+        with attribute_errors(self._job.plugins, "in a step"):
+            batch = next(self._feed)
+        return batch.micro, self._values, batch.supervised
+
+    def run(self, steps: int) -> Timed:
+        """Run some steps, each one read while the next is queued, and wait for the last.
+
+        Raises:
+            PluginCodeError: a plugin's own code raised.
+        """
+        trainer = self.trainer
+        trainer.synchronize()
+        waited, real = 0.0, 0
+        before: Any = None
+        with attribute_errors(self._job.plugins, "in a step"):
+            began = time.perf_counter()
+            for _ in range(steps):
+                waiting = time.perf_counter()
+                batch = next(self._feed)
+                waited += time.perf_counter() - waiting
+                real += batch.real
+                handle = trainer.step(batch.micro, self._values, batch.supervised)
+                if before is not None:
+                    trainer.read(before)
+                before = handle
+            trainer.read(before)
+            trainer.synchronize()
+            return Timed(time.perf_counter() - began, waited, real)
+
+    def keep_speed(
+        self, cache: Path, tokens_per_second: float, steps: int, by: Literal["run", "bench"]
+    ) -> None:
+        """Keep a speed measured over some steps, for the estimates of ``minillm plan``."""
+        remember(cache, self._job, tokens_per_second, steps=steps, by=by)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._feed.__exit__(*exception)
+
+
+class _Figures:
+    """An observer that adds up a run's clock and keeps its curve."""
+
+    def __init__(self, watch: Callable[[float], None], steps: int) -> None:
+        self._watch, self._steps = watch, steps
+        self.seconds, self.tokens = 0.0, 0
+        self.curve: list[Point] = []
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Stepped):
+            self.seconds += event.step_seconds
+            self.tokens = event.tokens
+            self._watch(event.step / self._steps)
+        elif isinstance(event, Evaluated):
+            self.curve.append(
+                Point(event.step, self.tokens, self.seconds, event.val_loss, event.bits_per_byte)
+            )
+
+
+def _own_peak(trainer: Trainer) -> int | None:
+    """Give the run's peak on its device; None for torch on a CPU, which knows its process's alone.
+
+    That one never falls, so a later run of this process would seem to need what an earlier one did.
+    """
+    bound = trainer.binding
+    return None if (bound.backend, bound.device) == ("torch", "cpu") else trainer.peak_bytes()
+
+
+def graph_of(plan: Plan) -> str:
+    """Describe all that a plan's compiled step depends on: plans that agree in it can share one.
+
+    Learning rates, schedules and the number of steps are its inputs; staged values are not.
+    """
+    data, train = plan.data(), plan.config.train
+    options = {one.name: one.options for one in plan.plugins}
+    kept = {
+        "model": data["model"],
+        "optimizer": data["optimizer"],
+        "sizes": [train.rows, train.accumulate > 1, train.seq_len, plan.fields],
+        "bound": [train.dtype, train.compile, train.checkpointing, plan.config.kernels],
+        "kernels": [[who, one.op, one.name, options[who]] for who, one in plan.candidates],
+        "values": {
+            name: schedule.data() if name in plan.staged else None
+            for name, (_, schedule) in sorted(plan.schedules.items())
+        },
+    }
+    return json.dumps(kept, sort_keys=True)
+
+
+@contextmanager
+def without_gc() -> Iterator[None]:
+    """Keep Python's garbage collector, which walks every object of a plan and a model, off a clock."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def read_events(out: Path) -> Iterator[Mapping[str, Any] | None]:
+    """Read the events of a run's metrics.jsonl one by one; None for a line that was cut short.
+
+    Raises:
+        Refusal: the file is a link, no file, or larger than any run writes it.
+    """
+    try:
+        for _, event in events(out / METRICS):
+            yield event
+    except FileNotFoundError:  # the run has not begun
+        return

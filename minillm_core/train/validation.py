@@ -1,0 +1,269 @@
+"""Validation: nats per token of the main target, and bits per byte of the text behind it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minillm_core.backends.base import Batch, Model
+from minillm_core.config.schema import Config
+from minillm_core.data import (
+    OnBatch,
+    Tokenizer,
+    ValidationBatches,
+    bytes_per_token,
+    open_documents,
+)
+from minillm_core.errors import DataError, Refusal
+from minillm_core.train.events import Evaluated, Event, Stepped
+from minillm_core.train.job import Job
+from minillm_core.train.progress import Display
+
+
+@dataclass(eq=False)
+class Validation:
+    """Evaluates a model on a fixed list of batches."""
+
+    model: Model
+    batches: Iterable[Batch]  # the same every time; labels -1 where nothing is predicted
+    token_bytes: np.ndarray | None  # int (vocab,): UTF-8 bytes of each id; None: no tokenizer
+    cancelled: Callable[[], bool] = lambda: False  # polled before every batch
+    progress: Callable[[int], None] = lambda predictions: None  # takes their number so far
+    text: str = "the held-out text"  # where the batches are from, for an error
+    seen: Mapping[str, int] = field(default_factory=dict)  # counts of hooks.batch_hook
+    predictions: int = 0  # of the last evaluation
+
+    def __call__(self, step: int) -> Evaluated | None:
+        """Evaluate after ``step``; None: cancelled.
+
+        Raises:
+            DataError: nothing is predicted.
+        """
+        total = Counter[str]()
+        try:
+            nats, self.predictions = self.model.evaluate(self._counted(total))
+        except _Cancelled:
+            return None
+        if not self.predictions:
+            raise self._unlabelled()
+        rate = nats / math.log(2) / total["bytes"] if total["bytes"] else None
+        return Evaluated(step, nats / self.predictions, rate, self.predictions)
+
+    def _unlabelled(self) -> DataError:
+        """Make the error of an evaluation without a label, with the plugins that took the labels away."""
+        names = [k.partition(":")[2] for k in self.seen if k.startswith("unlabelled:")]
+        by, fix = "", "give other text to evaluate on (train --data.val, eval --data)"
+        if names:
+            by = " after on_batch of " + " and ".join(f"'{name}'" for name in names)
+            fix = (
+                f"let '{names[-1]}' keep labels in phase eval, or give text that it leaves some in"
+            )
+        what = "there is nothing to predict in the evaluation: every label is -1"
+        return DataError(what + by, where=self.text, fix=fix)
+
+    def _counted(self, total: Counter[str]) -> Iterator[Batch]:
+        """Yield the batches, adding up the bytes of what they predict."""
+        for batch in self.batches:
+            if self.cancelled():
+                raise _Cancelled
+            self.progress(total["predictions"])
+            labels = batch["labels"]
+            predicted = labels[labels >= 0]
+            total["predictions"] += predicted.size
+            if self.token_bytes is not None:
+                total["bytes"] += int(self.token_bytes[predicted].sum(dtype=np.int64))
+            yield batch
+
+
+class _Cancelled(Exception):
+    """Ends an evaluation from within its batches."""
+
+
+def evaluate_text(
+    model: Model,
+    data: Sequence[str],
+    *,
+    config: Config,
+    tokenizer: Tokenizer | None,
+    inference_hook: Callable[[Counter[str]], OnBatch | None],
+    step: int,
+    seq_len: int | None = None,
+    max_tokens: int | None = None,
+    cache: Path,
+    shown: Display,
+) -> Evaluated:
+    """Evaluate a model on files or folders, all of them, in file order.
+
+    Args:
+        model: evaluates.
+        data: files or folders of text or ids.
+        config: the run's settings.
+        tokenizer: the run's; None: it was trained on ids.
+        inference_hook: makes the plugins' ``on_batch``, which counts into its argument.
+        step: optimizer steps that the model has seen.
+        seq_len: tokens of a window; default: the run's.
+        max_tokens: how many predictions; default: all.
+        cache: where tokens are kept.
+        shown: shows how far it is.
+
+    Raises:
+        Refusal: there is nothing to predict.
+        DataError: the text cannot be read.
+    """
+    with shown.phase("reading the data"):
+        documents = open_documents(
+            data,
+            tokenizer=tokenizer,
+            vocab=config.model.vocab,
+            cache=cache,
+            say=shown.say,
+            progress=shown.progress,
+        )
+    batches = ValidationBatches(
+        documents,
+        rows=config.train.rows,
+        seq_len=seq_len or config.train.seq_len,
+        tokens=max_tokens,
+        seed=None,
+        on_batch=inference_hook(seen := Counter()),
+    )
+    if not len(batches):
+        raise Refusal("there is nothing to predict", where=", ".join(data), fix="give more text")
+    validation = Validation(
+        model,
+        batches,
+        bytes_per_token(tokenizer, config.model.vocab) if tokenizer else None,
+        text=", ".join(data),
+        seen=seen,
+        progress=lambda done: shown.evaluating(done, batches.predictions),
+    )
+    result = validation(step)
+    assert result is not None  # it is not cancelled
+    return result
+
+
+_COUNTED = 1 << 15  # tokens whose bytes are counted
+
+
+def validation(
+    job: Job,
+    tokens: int,
+    *,
+    share: float = 1.0,
+    cancelled: Callable[[], bool],
+    progress: Callable[[int, int], None] = lambda predictions, of: None,
+) -> Validation:
+    """Prepare the evaluation of a job's trainer.
+
+    Args:
+        job: held-out documents, plugins and sizes.
+        tokens: predictions of one evaluation.
+        share: of them that are made, in windows spread evenly.
+        cancelled: polled before every batch.
+        progress: takes the numbers of predictions made and to make, before every batch.
+    """
+    config, tokenizer, val = job.config, job.corpus.tokenizer, job.config.data.val
+    batches = ValidationBatches(
+        job.corpus.val,
+        rows=config.train.rows,
+        seq_len=config.train.seq_len,
+        tokens=tokens,
+        seed=None,  # it is in seeded order already
+        on_batch=job.inference_hook(),
+        share=share,
+    )
+    return Validation(
+        job.trainer,
+        batches,
+        bytes_per_token(tokenizer, config.model.vocab) if tokenizer else None,
+        cancelled=cancelled,
+        progress=lambda done: progress(done, batches.predictions),
+        text=f"data.val = {val}" if isinstance(val, float) else f"the held-out text {val}",
+        seen=job.seen,
+    )
+
+
+def bytes_of_a_token(job: Job) -> float | None:
+    """Estimate bytes of text per token from the first held-out documents; None without a tokenizer.
+
+    With it the training loss is shown in bits per byte, at no cost in a step.
+    """
+    if job.corpus.tokenizer is None:
+        return None
+    lengths = bytes_per_token(job.corpus.tokenizer, job.config.model.vocab)
+    tokens = spelt = 0
+    for index in range(len(job.corpus.val)):
+        ids = np.asarray(job.corpus.val[index][: _COUNTED - tokens], np.int64)
+        tokens, spelt = tokens + len(ids), spelt + int(lengths[ids].sum(dtype=np.int64))
+        if tokens >= _COUNTED:
+            break
+    return spelt / tokens if spelt else None
+
+
+class Trend:
+    """An observer of held-out and training loss: says once where the first rises alone.
+
+    Only evaluations of the same predictions are compared: those on the way, and at the end what
+    :meth:`take` is given.
+
+    Args:
+        say: prints a line.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._tokens: int | None = None  # predictions of those that are compared
+        self._steps: list[float] = []  # training losses since the last evaluation
+        self._training = math.nan  # their mean up to the best evaluation
+        self._worse = 0  # evaluations since the best one
+        self.best: Evaluated | None = None
+        self.newest: Evaluated | None = None
+        self.rising = False  # held-out loss rose while the training loss fell
+
+    def recall(self, events: Iterable[Mapping[str, Any]], evaluations: Iterable[Evaluated]) -> None:
+        """Take what earlier processes of the run recorded, without a word."""
+        say, self._say = self._say, lambda line: None
+        found = {one.step: one for one in evaluations}
+        for event in events:
+            if event.get("event") == Stepped.event:
+                self._step(event.get("loss"))
+            elif event.get("event") == Evaluated.event and event.get("step") in found:
+                self.take(found[event["step"]])
+        self._say = say
+
+    def __call__(self, event: Event) -> None:
+        """Note a step or an evaluation."""
+        if isinstance(event, Stepped):
+            self._step(event.loss)
+        elif isinstance(event, Evaluated):
+            self.take(event)
+
+    def take(self, found: Evaluated) -> None:
+        """Compare an evaluation with the best one so far."""
+        if self._tokens is None:
+            self._tokens = found.tokens
+        if found.tokens != self._tokens or not math.isfinite(found.val_loss):
+            return
+        mean = sum(self._steps) / len(self._steps) if self._steps else math.nan
+        self._steps, self.newest = [], found
+        if self.best is None or found.val_loss < self.best.val_loss:
+            self.best, self._training, self._worse = found, mean, 0
+            return
+        self._worse += 1
+        if self._worse >= 2 and mean < self._training and not self.rising:
+            self.rising = True
+            self._say(
+                f"held-out loss has risen since step {self.best.step:,} while the training loss "
+                "falls:\n  the model is memorising its text. What helps: more text, fewer steps, a "
+                "smaller model;\n  checkpoint.best=true keeps the best one"
+            )
+
+    def _step(self, loss: float | None) -> None:
+        if loss is not None and math.isfinite(loss):
+            self._steps.append(loss)

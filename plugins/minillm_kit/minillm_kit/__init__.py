@@ -1,0 +1,151 @@
+"""The contract kit: is this plugin right, on every backend, and beside every other plugin?
+
+A plugin's whole conformance test::
+
+    from minillm_kit import conformance
+
+    test_contract = conformance("my_trick")
+
+From the outside in:
+
+- :func:`run_module` and :func:`one_step` (helpers.py) are for tests of an author's own, against a
+  reference: a module alone, and a training step with all its inputs and outputs, as NumPy arrays.
+- :func:`conformance` (pytest_plugin.py) makes one pytest test a check, so that each can be run
+  alone by its name.
+- :func:`check_plugin` (runner.py) runs the checks in order, with a callback before each, and gives
+  a report: data. ``minillm plugins check`` (plugins_check.py) prints it.
+- ``CHECKS`` (runner.py) is a tuple in the order of cost. A check is a name, one line of what it
+  proves, a function of a subject that returns the numbers it found, or raises ``Failed`` (numbers,
+  likely cause) or ``NotApplicable`` (the reason), and the checks that it builds on.
+- A ``Subject`` (subject.py) is the plugin, its options, the backends to check it on, and a model
+  that is small and odd in every size; plans are made once and kept.
+- :class:`NumPyFramework`, :func:`materialise` and :class:`NumPyOps` (oracle.py) are the oracle: a
+  plan's model in NumPy float64, forward only.
+
+Where a check builds on one that failed it is not run and says so: one fault in a plugin shows as
+one failure. A plugin that builds on another (extends its rule) is checked beside it; "without it"
+then means with that other one alone. One file a group of checks, each read on its own:
+
+hygiene.py, before anything is planned
+    - ``api``: the class statement names this hook API; read with ``ast``, nothing is imported.
+    - ``loads``: it is found, imported, takes its options, and implements a hook.
+    - ``manifest``: what ``plugins list`` reads in the source is what the imported class is.
+    - ``options``: they come back equal through JSON and TOML; an unknown one is refused.
+    - ``import``: in a fresh process, no framework is imported, nothing is written or printed, no socket
+      or process is made, no environment, generator or attribute is changed.
+plan.py
+    - ``plans``: the small model can be planned with it.
+    - ``declared``: parameters, updates, schedules and settings that it does not claim are as
+      without it, and no slot is filled in another's name.
+    - ``deterministic``: the same plan twice, and in a process with another hash seed.
+    - ``traces``: planning changes nothing in a process and imports no framework.
+    - ``off``: after it was there, the plan without it is byte for byte the plain one.
+hooks.py, during training
+    - ``batches``: ``on_batch`` in phases train, eval and decode: ids in range, declared fields with
+      their dtype and shape, the same again for the same batch, which itself stays as it was; only
+      train drops and reweights; in decode a column never depends on later ones.
+    - ``events``: ``on_event`` takes the events of a run of 12 steps, one of each kind among them,
+      with None in every field that may be None, and changes none.
+kernels.py
+    - ``kernel``: each kernel that it brings, alone, on odd sizes: outputs are the op's reference,
+      gradients its central differences in float64, to the contract's tolerance.
+numbers.py, updates.py: against NumPy in float64, in the weights' initial values moved by 0.1, so
+that what starts at 0 takes part
+    - ``identity``: before the first step the logits are the plain model's, where it says so.
+    - ``forward``: losses and logits of each backend in float32 and bfloat16, a bound for each dtype;
+      in a second model with odd sizes, one key-value head and a tied head.
+    - ``slopes``: each parameter's gradient is the slope of NumPy's loss along a random direction, by
+      central differences; gradients in bfloat16 are those of float32, coarser.
+    - ``updates``: from known gradients, a third step changes parameters and state as the same
+      stages do in NumPy.
+training.py, decoding.py
+    - ``repeats``: a forward pass, and the first step of a new model, twice: equal to the bit, so that
+      state in a global is named before the numbers that it spoils.
+    - ``trains``: five steps, every loss finite.
+    - ``evidence``: what it put into the plan is seen to take part.
+    - ``clean``: planning and steps leave what torch and MLX have once a process (default dtype and
+      device, seeds, flags, threads, functions and classes) as it was.
+    - ``resumes``: saved, loaded and trained on is the uninterrupted run, to the bit.
+    - ``causal``: later tokens change nothing earlier: features in float64, one column's loss in
+      float32, by more than rounding.
+    - ``decodes``: fed in pieces, the logits are those of the whole.
+export.py
+    - ``exports``: its exported tensors give its logits in the published Llama or Qwen3.
+frameworks.py
+    - ``parity``: torch and MLX start from the same bits and have the same gradients.
+    - ``pure``: recomputing blocks in the backward pass changes neither gradients nor state.
+    - ``alike``: five steps with its own optimizer are the same on both, state included.
+    - ``compiles``: compiled steps are one graph (on a CPU torch traces alone: aot_eager), and leave
+      the losses and moments of eager ones.
+pairs.py
+    - ``pairs``: with each partner the plan is the same in either order and trains five steps on
+      every backend, or it is refused and names both. First come partners that it may conflict with:
+      refused beside it, in its slots, at its sites. A partner whose package, device or account is
+      missing, or that fails without the plugin too, is listed as not run.
+
+Two rules hold within. What a plugin does on import and to a process is observed in processes of
+their own (probe.py), since a module is imported for the first time only once. And every number has
+an oracle that shares no code with what it judges: NumPy in float64 for losses and updates, central
+differences of it for gradients, published definitions for exports, the whole pass for decoding, the
+uninterrupted run for a resume. Left out: kernels that need a GPU are judged where one is, MLX's key
+may move while steps are made, and a file that a plugin writes in a hook is its own affair.
+
+From the core the kit imports :mod:`minillm_core`, :mod:`minillm_core.commands` and
+:mod:`minillm_core.inspection`, and nothing beneath them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from minillm_kit.check import Check, Outcome
+    from minillm_kit.helpers import GEOMETRY, Step, numpy_ops, one_step, run_module
+    from minillm_kit.oracle import NumPyFramework, NumPyOps, last_logits, materialise
+    from minillm_kit.pytest_plugin import conformance
+    from minillm_kit.runner import CHECKS, Report, check_plugin
+
+__all__ = [
+    "CHECKS",
+    "GEOMETRY",
+    "Check",
+    "NumPyFramework",
+    "NumPyOps",
+    "Outcome",
+    "Report",
+    "Step",
+    "check_plugin",
+    "conformance",
+    "last_logits",
+    "materialise",
+    "numpy_ops",
+    "one_step",
+    "run_module",
+]
+
+_HOME = {
+    "check": ("Check", "Outcome"),
+    "helpers": ("GEOMETRY", "Step", "numpy_ops", "one_step", "run_module"),
+    "oracle": ("NumPyFramework", "NumPyOps", "last_logits", "materialise"),
+    "pytest_plugin": ("conformance",),
+    "runner": ("CHECKS", "Report", "check_plugin"),
+}
+"""Module -> its public names, imported when they are first used: pytest imports this package always."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name.
+
+    Raises:
+        AttributeError: the name is not public.
+    """
+    for module, names in _HOME.items():
+        if name in names:
+            return getattr(import_module(f"minillm_kit.{module}"), name)
+    raise AttributeError(f"module 'minillm_kit' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    """The public names, for completion."""
+    return [*__all__]

@@ -1,0 +1,86 @@
+"""A check: the property that it proves, and its outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from minillm_core import MinillmError
+from minillm_core.commands import plain
+from minillm_core.inspection import own_frames
+
+if TYPE_CHECKING:
+    from minillm_kit.subject import Subject
+
+Verdict = Literal["passed", "failed", "not applicable", "not run"]
+
+RAISED = "the plugin's own code at this line, or what it hands to the core there"
+
+
+class Failed(Exception):
+    """A check's property does not hold.
+
+    Args:
+        found: the numbers, or the line that shows it.
+        cause: the likely cause, and what to change.
+    """
+
+    def __init__(self, found: str, *, cause: str) -> None:
+        super().__init__(found)
+        self.found, self.cause = found, cause
+
+
+class NotApplicable(Exception):
+    """The property says nothing about this plugin, or cannot be looked at here; the reason."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of a check."""
+
+    verdict: Verdict
+    found: str  # numbers, or the reason why it was not run
+    cause: str | None = None  # likely; of a failure
+    error: BaseException | None = field(default=None, compare=False, repr=False)  # of a failure
+
+
+@dataclass(frozen=True)
+class Check:
+    """A property that every plugin has."""
+
+    name: str
+    proves: str  # one line
+    look: Callable[[Subject], str]  # returns the numbers; raises Failed, NotApplicable
+    needs: tuple[str, ...] = ()  # checks without which this one says nothing
+
+    def run(self, subject: Subject) -> Outcome:
+        """Look at the plugin; whatever it raises on the way is an outcome."""
+        try:
+            return Outcome("passed", self.look(subject))
+        except NotApplicable as reason:
+            return Outcome("not applicable", str(reason))
+        except Failed as failure:
+            return Outcome("failed", failure.found, failure.cause, failure)
+        except MinillmError as error:
+            lines = [error.what, *(error.where or "").splitlines()]
+            found = "\n".join(filter(None, map(plain, lines)))
+            return Outcome("failed", found, error.fix, error)
+        except (Exception, SystemExit) as error:  # out of a node or a stage; hooks are contained
+            found = f"{type(error).__name__}: {_place(error, subject)}"
+            return Outcome("failed", found, RAISED, error)
+
+
+def raised(error: BaseException) -> str:
+    """Describe an error in one line: its type and message."""
+    return plain(f"{type(error).__name__}: {error}", 200)
+
+
+def _place(error: BaseException, subject: Subject) -> str:
+    """Return an error's message, and the innermost line of the plugin's own that it passed."""
+    said = plain(str(error), limit=600) or "no message"
+    try:
+        own = own_frames(error, subject.found.origin.root)
+    except MinillmError:
+        own = []
+    return f"{said}\n{own[-1].filename}:{own[-1].lineno} in {own[-1].name}" if own else said

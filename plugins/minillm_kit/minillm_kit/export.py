@@ -1,0 +1,114 @@
+"""The export claim: the exported tensors give the same logits in the published Llama and Qwen3.
+
+These are written here in NumPy float64 from their published definitions, against names of tensors
+and keys of config.json alone: they share no code with the models that are exported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from minillm_core import PlanError
+from minillm_core.inspection import export_layout, exported
+from minillm_kit.check import Failed, NotApplicable
+from minillm_kit.oracle import Oracle
+from minillm_kit.subject import Subject, first_row, states
+
+Arrays = Mapping[str, np.ndarray]
+
+BOUND = 1e-6
+"""Largest difference of a logit: tables of angles are float32 in a model."""
+
+
+def exports(subject: Subject) -> str:
+    """Its exported tensors, in the published model of that layout, give its logits."""
+    plan, claimed = subject.plan(), subject.found.cls.manifest.export
+    if plan.export.layout is None:
+        raise NotApplicable("its model is of no layout that others know, and it claims none")
+    oracle = Oracle(subject, plan)
+    row = first_row(subject.batches(plan, 1)[0])
+    state = states(subject.trainer(plan, subject.backends[0]).arrays())
+    cause = (
+        f"export={claimed!r} is claimed of a model that computes something else"
+        if claimed
+        else "it claims no export, and changes what the plain model computes in a slot that is not "
+        "seen to: tell the authors of minillm"
+    )
+    try:
+        layout = export_layout(plan)
+        tensors = exported(plan, {f"model.{n}": oracle.get(n) for n in oracle.places} | state)
+    except PlanError as error:
+        if claimed is None:
+            raise NotApplicable(f"it claims no export, and there is none: {error.what}") from error
+        raise Failed(error.what, cause=cause) from error
+    config = layout.document(plan.config.model, positions=row["ids"].shape[1], boundary=None)
+    theirs = logits(tensors, config, row["ids"][0])[-1]
+    apart = float(np.abs(oracle.logits(row) - theirs).max())
+    if not apart <= BOUND:
+        raise Failed(
+            f"the published {layout.name} with its weights gives logits {apart:.1e} from its own "
+            f"(bound {BOUND:.0e})",
+            cause=cause,
+        )
+    return f"{layout.name}: logits {apart:.0e} apart"
+
+
+def logits(tensors: Arrays, config: Mapping[str, Any], ids: np.ndarray) -> np.ndarray:
+    """Run ``ids`` (T,) through the model of an exported directory; return the logits, (T, V).
+
+    Args:
+        tensors: by their names in the directory.
+        config: its config.json.
+        ids: at positions 0, 1, 2, ...
+    """
+    weights = {name: array.astype(np.float64) for name, array in tensors.items()}
+    epsilon = config["rms_norm_eps"]
+    x = weights["model.embed_tokens.weight"][ids]
+    for index in range(config["num_hidden_layers"]):
+        at = f"model.layers.{index}."
+        layer = {n.removeprefix(at): w for n, w in weights.items() if n.startswith(at)}
+        x = x + _attention(layer, config, _norm(x, layer["input_layernorm.weight"], epsilon))
+        x = x + _mlp(layer, _norm(x, layer["post_attention_layernorm.weight"], epsilon))
+    head = "model.embed_tokens.weight" if config["tie_word_embeddings"] else "lm_head.weight"
+    return _norm(x, weights["model.norm.weight"], epsilon) @ weights[head].T
+
+
+def _norm(x: np.ndarray, weight: np.ndarray, epsilon: float) -> np.ndarray:
+    return weight * x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon)
+
+
+def _mlp(layer: Arrays, x: np.ndarray) -> np.ndarray:
+    gate = x @ layer["mlp.gate_proj.weight"].T
+    up = x @ layer["mlp.up_proj.weight"].T
+    return (gate / (1 + np.exp(-gate)) * up) @ layer["mlp.down_proj.weight"].T
+
+
+def _attention(layer: Arrays, config: Mapping[str, Any], x: np.ndarray) -> np.ndarray:
+    """Attend causally, x (T, C) -> (T, C); Qwen3 norms queries and keys, Llama has no weights for it."""
+    width, epsilon = config["head_dim"], config["rms_norm_eps"]
+    q, k, v = (
+        (x @ layer[f"self_attn.{part}_proj.weight"].T).reshape(len(x), -1, width).swapaxes(0, 1)
+        for part in "qkv"
+    )  # (heads, T, D)
+    if "self_attn.q_norm.weight" in layer:
+        q = _norm(q, layer["self_attn.q_norm.weight"], epsilon)
+        k = _norm(k, layer["self_attn.k_norm.weight"], epsilon)
+    q, k = (_rotated(part, config["rope_parameters"]["rope_theta"]) for part in (q, k))
+    k, v = (np.repeat(part, len(q) // len(part), 0) for part in (k, v))
+    scores = q @ k.swapaxes(1, 2) / np.sqrt(width)
+    scores = np.where(np.tri(len(x), dtype=bool), scores, -np.inf)
+    shares = np.exp(scores - scores.max(-1, keepdims=True))
+    mixed = (shares / shares.sum(-1, keepdims=True)) @ v
+    return mixed.swapaxes(0, 1).reshape(len(x), -1) @ layer["self_attn.o_proj.weight"].T
+
+
+def _rotated(x: np.ndarray, theta: float) -> np.ndarray:
+    """Turn the pair (i, i + D/2) of x (heads, T, D) by position * theta^(-2i/D)."""
+    half = x.shape[-1] // 2
+    angles = np.outer(np.arange(x.shape[1]), theta ** (-np.arange(half) / half))
+    a, b = x[..., :half], x[..., half:]
+    turned = (a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles))
+    return np.concatenate(turned, -1)

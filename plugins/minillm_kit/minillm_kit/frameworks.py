@@ -1,0 +1,171 @@
+"""Frameworks: both train alike, in one graph, whether blocks are recomputed or not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from minillm_kit.check import Failed, NotApplicable
+from minillm_kit.numbers import norm
+from minillm_kit.subject import Subject, states
+
+Arrays = Mapping[str, np.ndarray]
+
+STEPS, COMPILED = 5, 2
+"""Steps of a run that is compared with another framework's; with one that is not compiled."""
+
+TOGETHER, TENSOR, NUMBER = 2e-6, 1e-5, 1e-4
+"""How far gradients may be apart, of their norm: all of them, one tensor, a tensor of one element."""
+
+LOSS = 1e-4
+"""How far the losses of both frameworks may be apart within ``STEPS``."""
+
+
+def parity(subject: Subject) -> str:
+    """Both frameworks start from the same bits and have the same gradients."""
+    backends = _both(subject)
+    plan = subject.plan()
+    (batch,) = subject.batches(plan, 1)
+    starts = [subject.trainer(plan, backend).arrays() for backend in backends]
+    for name in plan.parameters:
+        first, second = (start[f"model.{name}"] for start in starts)
+        if not np.array_equal(first, second):
+            raise Failed(
+                f"{name} starts {np.abs(first - second).max():.1e} apart",
+                cause="initial values drawn from a framework's generator",
+            )
+    first, second = (subject.gradients(plan, backend, batch)[1] for backend in backends)
+    cause = "a branch on the framework's name, or an op that is not of self.ops"
+    return compare(first, second, f"{backends[0]} and {backends[1]}", cause=cause)
+
+
+def alike(subject: Subject) -> str:
+    """Five steps with the plugin's own optimizer are the same on both frameworks, state included."""
+    backends, plan = _both(subject), subject.plan()
+    batches = subject.batches(plan, STEPS)
+    runs = [subject.trainer(plan, backend, stirred=True) for backend in backends]
+    first, second = (subject.train(run, plan, batches) for run in runs)
+    apart = np.abs(np.subtract(first, second))
+    if not apart.max() <= LOSS:
+        step = int(apart.argmax()) + 1
+        raise Failed(
+            f"step {step}: {backends[0]} {first[step - 1]:.6f}, {backends[1]} "
+            f"{second[step - 1]:.6f} (bound {LOSS:.0e})",
+            cause="a stage, or next_state, behaves otherwise on one of them",
+        )
+    ours, theirs = (states(run.arrays()) for run in runs)
+    for name, value in ours.items():
+        error = norm([value - theirs[name]]) / max(norm([value]), 1e-6)
+        if not error <= 1e-3:
+            raise Failed(
+                f"{name} is {error:.1e} of its norm apart after {STEPS} steps (bound 1e-03)",
+                cause="next_state, or a statistic, behaves otherwise on one of them",
+            )
+    return f"losses of {STEPS} steps {apart.max():.0e} apart, {len(ours)} states"
+
+
+def checkpointing(subject: Subject) -> str:
+    """Recomputing blocks in the backward pass changes neither gradients nor state."""
+    found = []
+    plans = [subject.plan(train_checkpointing=on) for on in (False, True)]
+    (batch,) = subject.batches(plans[0], 1)
+    cause = "a node keeps something on self, or reads what is neither an argument nor a parameter"
+    for backend in subject.backends:
+        (_, grads, states), (_, again, states_again) = (
+            subject.gradients(plan, backend, batch) for plan in plans
+        )
+        whose = f"{backend}, with and without"
+        found.append(compare(grads, again, whose, cause=cause))
+        for name, value in states.items():
+            if not np.array_equal(value, states_again[name]):
+                error = np.abs(value - states_again[name]).max()
+                raise Failed(f"{whose}: {name} differs by {error:.1e}", cause=cause)
+    return "; ".join(found)
+
+
+def compiles(subject: Subject) -> str:
+    """Compiled steps are one graph, and leave the losses and moments of steps that are not."""
+    found = []
+    plans = [subject.plan(train_compile=word) for word in ("off", "on")]
+    (batch,) = subject.batches(plans[0], 1)
+    cause = "the graph depends on a value, or reads something that is not an argument"
+    for backend in subject.backends:
+        runs = [subject.trainer(plan, backend, stirred=True) for plan in plans]
+        first, second = (
+            subject.train(run, plan, [batch] * COMPILED)
+            for run, plan in zip(runs, plans, strict=True)
+        )
+        whose = f"{backend}, eager and compiled"
+        apart = float(np.abs(np.subtract(first, second)).max())
+        if not apart <= 1e-5:
+            raise Failed(
+                f"{whose}: losses {_listed(first)} and {_listed(second)} (bound 1e-05)", cause=cause
+            )
+        eager, compiled = (run.arrays() for run in runs)
+        moments = _moments(eager, compiled, whose, cause)
+        found.append(f"{whose}: losses {apart:.0e}, {moments} apart")
+    return "; ".join(found)
+
+
+def _moments(eager: Arrays, compiled: Arrays, whose: str, cause: str) -> str:
+    """Compare the optimizer's moments, entry by entry.
+
+    Raises:
+        Failed: they differ.
+    """
+    entries: dict[str, list[str]] = {}
+    for name in sorted(eager):
+        kind, *stage = name.split(".")[:3]
+        if kind == "optimizer" and len(stage) == 2:
+            entries.setdefault(".".join(stage), []).append(name)
+    worst = 0.0
+    for entry, names in entries.items():
+        total = norm(eager[name] for name in names)
+        for name in names:
+            error = norm([eager[name] - compiled[name]])
+            worst = max(worst, error / (total or 1.0))
+            bound = 1e-3 * norm([eager[name]]) + 1e-5 * total
+            if not error <= bound:
+                raise Failed(
+                    f"{whose}: {entry} of {name.split('.', 3)[3]} differs by {error:.1e} (bound "
+                    f"{bound:.0e})",
+                    cause=cause,
+                )
+    return f"moments {worst:.0e}"
+
+
+def compare(first: Arrays, second: Arrays, whose: str, *, cause: str) -> str:
+    """Compare gradients: each tensor, each number, and all of them together.
+
+    Raises:
+        Failed: they differ.
+    """
+    total = norm(first.values())
+    errors = {name: float(np.linalg.norm(first[name] - second[name])) for name in first}
+    for name, error in errors.items():
+        share = NUMBER if first[name].size == 1 else TENSOR
+        bound = share * float(np.linalg.norm(first[name])) + 1e-6 * total
+        if not error <= bound:
+            raise Failed(
+                f"{whose}: the gradient of {name} differs by {error:.1e} (bound {bound:.0e})",
+                cause=cause,
+            )
+    together = norm(errors.values()) / total
+    if not together <= TOGETHER:
+        raise Failed(
+            f"{whose}: gradients differ by {together:.1e} of their norm (bound {TOGETHER:.0e})",
+            cause=cause,
+        )
+    return f"{whose}: {together:.0e} of the gradients' norm"
+
+
+def _both(subject: Subject) -> tuple[str, ...]:
+    if len(backends := subject.backends) < 2:
+        reason = "; ".join(subject.absent.values()) or "no other was asked for"
+        raise NotApplicable(f"{', '.join(backends)} alone: {reason}")
+    return backends
+
+
+def _listed(losses: list[float]) -> str:
+    return ", ".join(f"{loss:.6f}" for loss in losses)

@@ -1,0 +1,184 @@
+"""The hooks that run while training: ``on_batch`` keeps the batch's form, ``on_event`` only reads."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from contextlib import chdir
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+import minillm_core as minillm
+from minillm_core.commands import pip_line
+from minillm_core.inspection import OnBatch, PluginCodeError, batch_hook, observers, unmet
+from minillm_kit.check import Failed, NotApplicable
+from minillm_kit.subject import Batch, Subject
+
+PHASES = ("train", "eval", "decode")
+
+STEPS = 12
+
+
+def _stepped(step: int) -> minillm.Stepped:
+    """Make one of a run's steps."""
+    rate, terms = minillm.Throughput(1e3, 1e3, 9e2), {"z_loss": 0.1}
+    return minillm.Stepped(step, 4.6, 1e-3, 39 * step, rate, 0.04, None, None, 1.0, terms)
+
+
+EVENTS: tuple[minillm.Event, ...] = (
+    minillm.Started("0" * 64, STEPS, 1000),
+    *map(_stepped, range(1, 3)),
+    minillm.Skipped(2, 1),
+    minillm.Guarded(2, float("nan"), float("inf"), 1),
+    minillm.Evaluated(2, 4.5, None),
+    minillm.Sampled(2, "def main", "(): pass"),
+    minillm.Saved(2, "checkpoints/step-00000002", 0.1),
+    minillm.Unsaved(2, "no space left on device"),
+    minillm.Resumed(2, "checkpoints/step-00000002"),
+    minillm.Rewound(3, 9.9, 2, 1),
+    *map(_stepped, range(3, STEPS + 1)),
+    minillm.Ended(STEPS, 0, 1.0),
+)
+"""A short run with an event of every kind; fields that may be unknown are None."""
+
+
+def batches(subject: Subject) -> str:
+    """In each phase: ids in range, declared fields, the same again; only train drops or reweights."""
+    if "on_batch" not in subject.found.cls.hooks:
+        raise NotApplicable("it has no on_batch")
+    plan = subject.plan()
+    plain = subject.batches(subject.plan(without=True), 2)
+    for phase in PHASES:
+        first, again = (_called(_hook(subject), plain, phase) for _ in range(2))
+        for one, two in zip(first, again, strict=True):
+            if wrong := _different(one, two):
+                raise Failed(
+                    f"phase {phase}: '{wrong}' of the same batch differs from call to call",
+                    cause="random numbers that are not of random_stream(), a clock, or a counter",
+                )
+        for one in first:
+            _check_fields(subject, plan.batch_fields, one, phase)
+        if phase != "train":
+            _check_kept(plain, first, phase)
+    _check_prefix(_hook(subject), plain[0])
+    return f"{', '.join(PHASES)}: ids in range, the same again; only train drops"
+
+
+def _hook(subject: Subject) -> OnBatch:
+    """Return its ``on_batch`` as a run begins to call it."""
+    hook = batch_hook(subject.plan(), [subject.loaded, *subject.companions])
+    assert hook is not None
+    return hook
+
+
+def _called(hook: OnBatch, plain: list[Batch], phase: str) -> list[Batch]:
+    try:
+        return [_kept(hook, batch, phase) for batch in plain]
+    except PluginCodeError as error:
+        raise Failed(
+            f"{error.what}: {error.where}", cause=error.fix or "see the lines of the plugin"
+        ) from error
+
+
+def _kept(hook: OnBatch, batch: Batch, phase: str) -> Batch:
+    """Call the hook on a copy of a batch.
+
+    Raises:
+        Failed: the copy, or an array of it, changed.
+    """
+    given = copy.deepcopy(batch)
+    arrays = dict(given)
+    returned = hook(given, phase)
+    if wrong := _different(arrays, batch) or _different(given, batch):
+        raise Failed(
+            f"phase {phase}: on_batch changes '{wrong}' of the batch that it was given",
+            cause="return a new dictionary with new arrays: {**batch, 'ids': ids}, and no "
+            "batch['ids'] = ..., batch['ids'][...] = ... or +=",
+        )
+    return returned
+
+
+def _different(one: Batch, two: Batch) -> str | None:
+    """Return the first field in which two batches differ; None: they are equal."""
+    for name in sorted({*one, *two}):
+        if name not in one or name not in two or not np.array_equal(one[name], two[name]):
+            return name
+    return None
+
+
+def _check_fields(subject: Subject, fields: tuple, batch: Batch, phase: str) -> None:
+    """Refuse a batch without the fields that the plugin declared, in their dtype and shape."""
+    for name, owner, field in fields:
+        if owner != subject.name:
+            continue
+        wanted = (*batch["ids"].shape, *field.shape)
+        got = batch.get(name)
+        if got is None or got.shape != wanted or got.dtype != field.dtype:
+            shown = "absent" if got is None else f"{got.dtype} {got.shape}"
+            raise Failed(
+                f"phase {phase}: field '{name}' is {shown}, declared as {field.dtype} {wanted}",
+                cause="on_batch writes a declared field in every phase",
+            )
+
+
+def _check_kept(plain: list[Batch], got: list[Batch], phase: str) -> None:
+    """Refuse labels that are dropped or reweighted outside train."""
+    cause = "drop and reweight in phase train alone: figures of evaluations must be comparable"
+    for before, after in zip(plain, got, strict=True):
+        labels = [int((one["labels"] >= 0).sum()) for one in (before, after)]
+        if labels[0] != labels[1]:
+            raise Failed(f"phase {phase}: {labels[0]} labels become {labels[1]}", cause=cause)
+        weights = after.get("weights")
+        if weights is not None and not (weights == 1).all():
+            worst = float(weights.flat[int(np.abs(weights - 1).argmax())])
+            raise Failed(f"phase {phase}: weights such as {worst:g}", cause=cause)
+
+
+def _check_prefix(hook: OnBatch, batch: Batch) -> None:
+    """Refuse a column that changes, in phase decode, when more columns follow."""
+    whole = hook(copy.deepcopy(batch), "decode")
+    for end in (1, 5):
+        part = hook({name: array[:, :end].copy() for name, array in batch.items()}, "decode")
+        kept = {name: array[:, :end] for name, array in whole.items()}
+        if wrong := _different(part, kept):
+            raise Failed(
+                f"phase decode: '{wrong}' of the first {end} columns changes when more follow",
+                cause="a column may depend on itself and earlier ones alone",
+            )
+
+
+def events(subject: Subject) -> str:
+    """Every event is taken without an error, and comes back unchanged; the plan stays."""
+    if "on_event" not in subject.found.cls.hooks:
+        raise NotApplicable("it has no on_event")
+    if lacking := unmet(subject.found.cls.manifest.requires):
+        raise NotApplicable(f"it needs {', '.join(lacking)}: {pip_line(*lacking)}")
+    (observer,) = observers([subject.loaded]).values()
+    plan = subject.plan()
+    before = json.dumps(plan.data(), sort_keys=True)
+    with TemporaryDirectory() as folder, chdir(folder):  # it may write files: not over an author's
+        for event in EVENTS:
+            given = copy.deepcopy(event)
+            _called_with(observer, given)
+            if repr(given) != repr(event):
+                raise Failed(
+                    f"event '{event.event}' is {event!r} before and {given!r} after it",
+                    cause="an observer changes what others are still to read",
+                )
+    if json.dumps(plan.data(), sort_keys=True) != before:
+        raise Failed("the plan is another one afterwards", cause="an observer writes to the model")
+    kinds = {event.event for event in EVENTS}
+    return f"a run of {STEPS} steps with {len(kinds)} kinds of events"
+
+
+def _called_with(observer: Callable[[minillm.Event], None], event: minillm.Event) -> None:
+    try:
+        observer(event)
+    except PluginCodeError as error:
+        raise Failed(
+            f"{error.what}: {error.where}",
+            cause="an event's field may be None, NaN, or absent in other events; an observer that "
+            "raises three times is told no more",
+        ) from error

@@ -1,0 +1,56 @@
+"""The parts of the checks that need MLX: a kernel alone on a CPU, and the process's state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import mlx.core as mx
+import numpy as np
+
+
+def process_state() -> dict[str, Any]:
+    """Defaults and the generator that MLX has once a process: name -> value; the key is this thread's."""
+    device, random = mx.default_device(), cast(Any, mx.random.state)
+    return {
+        "mlx's default device": str(device),
+        "mlx's default stream": str(mx.default_stream(device)),
+        "mlx's generator": tuple(np.array(random[0]).tolist()),
+    }
+
+
+def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
+    """float32 values that ``dtype`` holds exactly."""
+    return np.array(mx.array(x.astype(np.float32)).astype(getattr(mx, dtype)).astype(mx.float32))
+
+
+def tried(
+    kernel: Callable[..., Any],
+    arrays: Mapping[str, Any],
+    wanted: Sequence[str],
+    upstream: Sequence[np.ndarray],
+    dtype: str,
+) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
+    """Float64 outputs, and the gradient of each of ``wanted`` by name; as :func:`minillm_kit.on_torch.tried`."""
+    given = {name: _array(value) for name, value in arrays.items()}
+
+    def total(chosen: dict[str, Any]) -> Any:
+        found = kernel(**{**given, **chosen})
+        outputs = list(found) if isinstance(found, tuple | list) else [found]
+        pairs = zip(outputs, upstream, strict=False)
+        return sum((y.astype(mx.float32) * mx.array(c)).sum() for y, c in pairs), outputs
+
+    chosen = {name: given[name].astype(getattr(mx, dtype)) for name in wanted}
+    with mx.stream(mx.cpu):
+        (_, outputs), grads = mx.value_and_grad(total)(chosen)
+        return [_wide(y) for y in outputs], {name: _wide(grad) for name, grad in grads.items()}
+
+
+def _array(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return mx.array(value)
+    return type(value)(*map(_array, value)) if hasattr(value, "_fields") else value
+
+
+def _wide(y: mx.array) -> np.ndarray:
+    return np.array(y.astype(mx.float32), np.float64)

@@ -1,0 +1,168 @@
+"""The oracle: modules, models and ops in NumPy float64, forward only; and a planned model on it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from minillm_core import Param, Plan
+from minillm_core.inspection import (
+    CONTRACTS,
+    Framework,
+    NumPyArrays,
+    Scope,
+    declared,
+    record,
+    reference_op,
+)
+from minillm_core.inspection import materialise as materialise_on
+from minillm_kit.check import NotApplicable
+from minillm_kit.subject import Batch, moved, supervised
+
+if TYPE_CHECKING:
+    from minillm_kit.subject import Subject
+
+
+class NumPyOps(NumPyArrays):
+    """What model code calls ``self.ops`` on NumPy: the float64 reference itself.
+
+    Args:
+        kernels: op -> function: ops that plugins declare, or replacements.
+    """
+
+    name = "numpy"
+
+    def __init__(self, kernels: Mapping[str, Callable[..., Any]] | None = None) -> None:
+        self.take_kernels({op: reference_op(op) for op in CONTRACTS} | dict(kernels or {}))
+
+
+class NumPyModule:
+    """The base of every module on NumPy."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        record(self, name, value)
+        object.__setattr__(self, name, value)
+
+    def __call__(self, *args: Any) -> Any:
+        """Call ``forward``."""
+        return self.forward(*args)  # type: ignore[attr-defined]
+
+
+class NumPyFramework(Framework):
+    """The framework that neutral modules stand on.
+
+    Args:
+        ops: the ops; default: :class:`NumPyOps`.
+    """
+
+    def __init__(self, ops: NumPyOps | None = None) -> None:
+        super().__init__({None: NumPyModule})
+        self.ops = ops or NumPyOps()
+        self.seen: Counter[str] = Counter()
+
+    def placing(self) -> AbstractContextManager[None]:
+        """Make arrays on the device inside: there is one."""
+        return nullcontext()
+
+    def fill(self, module: Any, attribute: str, value: np.ndarray) -> None:
+        """Set an attribute to a declared array's value, in float64."""
+        setattr(module, attribute, np.asarray(value, np.float64))
+
+    def host(self, array: np.ndarray) -> np.ndarray:
+        """Return an array as NumPy's."""
+        return array
+
+    def checkpoint(self, block: Callable[..., Any], *arguments: Any) -> Any:
+        """Run a block: there is no backward pass to recompute anything in."""
+        return block(*arguments)
+
+    def witness(self, key: str) -> None:
+        """Count."""
+        self.seen[key] += 1
+
+
+def materialise(plan: Plan, seed: int, *, positions: int | None = None) -> Any:
+    """Make the plan's model with its seeded initial values, float64 (drawn in float32).
+
+    Args:
+        plan: the plan.
+        seed: the run's.
+        positions: longest row that will ever be fed; default: the plan's seq_len.
+    """
+    return materialise_on(plan, NumPyFramework(), seed, positions)
+
+
+def last_logits(plan: Plan, model: Any) -> Callable[[Batch, Callable[..., Any]], np.ndarray]:
+    """Return a function of (a batch of one row, the maker of its scope): float64 (V,) after its end."""
+    values = plan.values(1.0)
+
+    def logits(batch: Batch, scope_of: Callable[..., Any]) -> np.ndarray:
+        at = np.array([batch["ids"].shape[1] - 1], np.int32)
+        return model.logits(dict(batch), values, at, scope_of)[0]
+
+    return logits
+
+
+class Oracle:
+    """A plan's model with its weights.
+
+    Args:
+        subject: the plugin of the plan.
+        plan: what is materialised.
+        stirred: every parameter is :func:`moved`, as in ``Subject.trainer``; else initial.
+
+    Raises:
+        NotApplicable: the plugin does not run on NumPy.
+    """
+
+    def __init__(self, subject: Subject, plan: Plan, *, stirred: bool = True) -> None:
+        if not subject.on_numpy:
+            raise NotApplicable("the plugin does not support numpy, the oracle")
+        self.plan, self.model = plan, materialise(plan, 0)
+        self.places = {
+            name: (module, attribute)
+            for name, module, attribute, _ in declared(self.model, Param)
+            if name in plan.parameters
+        }
+        if stirred:
+            self.load({name: moved(name, self.get(name)) for name in self.places})
+
+    def get(self, name: str) -> np.ndarray:
+        """Return a parameter, float64."""
+        module, attribute = self.places[name]
+        return getattr(module, attribute)
+
+    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Set parameters by name."""
+        for name, array in arrays.items():
+            module, attribute = self.places[name]
+            setattr(module, attribute, np.asarray(array, np.float64))
+
+    @np.errstate(all="ignore")  # what is not finite is said by the check
+    def forward(self, batch: Batch) -> Any:
+        """Return the decoder's result of a training batch: ``sums``, ``objective``, ..."""
+        return self.model(dict(batch), step_values(self.plan, batch))
+
+    def loss(self, batch: Batch) -> float:
+        """Return the main target's loss, as a step reports it."""
+        return float(self.forward(batch).sums[0]) / supervised([batch])
+
+    @np.errstate(all="ignore")
+    def hidden(self, batch: Batch) -> np.ndarray:
+        """Return the input of the head, (B, T, C)."""
+        return self.model.hidden(dict(batch), step_values(self.plan, batch))[0]
+
+    @np.errstate(all="ignore")
+    def logits(self, row: Batch) -> np.ndarray:
+        """Return the logits after the last column of one row, (V,)."""
+        return last_logits(self.plan, self.model)(row, Scope)
+
+
+def step_values(plan: Plan, batch: Batch) -> dict[str, float]:
+    """Return what the first step's forward pass reads beside the batch: schedule values by name."""
+    values = plan.values(1 / (plan.config.train.steps or 1))
+    return {**values, "normaliser": 1 / supervised([batch])}

@@ -1,0 +1,76 @@
+"""``minillm plugins new``: a package that is complete, and what to type next."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from minillm_core.commands import plain, write
+from minillm_kit.scaffold import Names, write_package
+
+EXAMPLES = """Examples:
+
+minillm plugins new head_gate
+
+minillm plugins new my_rule --kind optimizer --dir ~/plugins
+"""
+
+
+def new_command(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the plugin.")],
+    kind: Annotated[
+        str,
+        typer.Option(
+            metavar="KIND",
+            help="Template: attention, model, loss, optimizer, kernel, data or observer.",
+        ),
+    ] = "attention",
+    folder: Annotated[
+        str,
+        typer.Option(
+            "--dir", metavar="DIR", help="Folder to create minillm-NAME in; default: this one."
+        ),
+    ] = ".",
+) -> None:
+    """Create a complete package: a working plugin, its reference, tests and CI. Needs no network."""
+    place, holder = Path(folder).expanduser(), author()
+    paths = write_package(name, kind, place, holder)
+    names = Names(name)
+    target = place / names.distribution
+    listed = {path.relative_to(target).as_posix(): path for path in paths}
+    width = max(map(len, listed))
+    article = "an" if kind[0] in "aeiou" else "a"
+    installed = str(target) if target.is_absolute() else f"./{target}"  # pip would look a name up
+    lines = (
+        f"{target}: {article} {kind} plugin that works; make it yours",
+        *(
+            f"  {short:{width}}  {len(path.read_text('utf-8').splitlines()):>4} lines"
+            for short, path in listed.items()
+        ),
+        f"by {plain(holder)}, as LICENSE and pyproject.toml say",
+        "next:",
+        f"  pip install -e {shlex.quote(installed)}",
+        f"  minillm plugins check {names.plugin}",
+        f"  minillm train --plugins {names.plugin}",
+    )
+    write("\n".join(lines))
+
+
+def author() -> str:
+    """Return the holder of the copyright: the name that git knows, else the authors."""
+    unknown = "The authors"
+    git = shutil.which("git")
+    if git is None:
+        return unknown
+    try:
+        found = subprocess.run(
+            [git, "config", "user.name"], capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.SubprocessError, UnicodeError):
+        return unknown
+    return found.stdout.strip() or unknown

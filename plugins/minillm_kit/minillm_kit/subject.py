@@ -1,0 +1,307 @@
+"""The object of a check: a plugin with its options, in a small model, on the backends installed here."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache, cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from minillm_core import Plan, PlanError, build_plan, load
+from minillm_core.commands import pip_line
+from minillm_core.inspection import (
+    DEVICES,
+    FoundPlugin,
+    LoadedPlugin,
+    Member,
+    batch_hook,
+    find_plugin,
+    generator,
+    groups_of,
+    installed_plugins,
+    plugin_name,
+    probe,
+    trainer,
+    with_options,
+)
+from minillm_kit.check import NotApplicable
+from minillm_kit.probe import ask
+
+if TYPE_CHECKING:
+    from minillm_core.inspection import Config, Trainer
+
+Batch = dict[str, np.ndarray]
+
+PAIRS = 5
+"""Other plugins that a plugin is paired with by default."""
+
+SMALL: Mapping[str, Any] = {
+    **{"model.layers": 2, "model.dim": 32, "model.heads": 4, "model.kv_heads": 2},
+    **{"model.hidden": 48, "model.vocab": 97, "model.tied": False},
+    **{"train.rows": 3, "train.seq_len": 13, "train.steps": 20, "train.lr": 1e-3},
+    **{"train.compile": "off", "train.clip": 0.0},
+}
+"""The structure of preset tiny; every framework steps it in milliseconds. Lengths are odd."""
+
+ODD: Mapping[str, Any] = {
+    **{"model_layers": 3, "model_dim": 30, "model_heads": 3, "model_kv_heads": 1},
+    **{"model_hidden": 35, "model_vocab": 61, "model_tied": True},
+    **{"train_rows": 1, "train_seq_len": 7},
+}
+"""Settings without a power of two, in which heads and the embedding are shared."""
+
+STIR = np.float32(0.1)
+"""The distance that a weight is moved, in standard deviations."""
+
+RULE = re.compile(r"opt\.(?:extend|assign)\((\w+)")
+"""The slot where a plugin builds on a rule that is missing."""
+
+
+def settings(**changed: Any) -> Config:
+    """Load the small model's config; ``train_dtype="bfloat16"`` is the setting ``train.dtype``."""
+    given = {key.replace("_", ".", 1): value for key, value in changed.items()}
+    return load(preset="tiny", settings={**SMALL, **given}).config
+
+
+def rows(config: Config, steps: int) -> list[Batch]:
+    """Make batches that can be learnt a little; row r lacks 2 r labels."""
+    rng, shape, found = np.random.default_rng(0), (config.train.rows, config.train.seq_len), []
+    for _ in range(steps):
+        ids = (config.model.vocab * rng.random((shape[0], shape[1] + 1)) ** 3).astype(np.int32)
+        labels = ids[:, 1:].copy()
+        for row in range(shape[0]):
+            labels[row, : 2 * row] = -1
+        found.append(
+            {
+                "ids": ids[:, :-1].copy(),
+                "labels": labels,
+                "documents": np.zeros(shape, np.int32),
+                "positions": np.tile(np.arange(shape[1], dtype=np.int32), (shape[0], 1)),
+            }
+        )
+    return found
+
+
+def first_row(batch: Batch) -> Batch:
+    """Return the batch of its first row."""
+    return {name: array[:1] for name, array in batch.items()}
+
+
+def supervised(micro: Sequence[Batch]) -> int:
+    """Count the labels >= 0 in all of them."""
+    return sum(int((one["labels"] >= 0).sum()) for one in micro)
+
+
+def moved(name: str, value: np.ndarray) -> np.ndarray:
+    """Move a parameter away from its initial value, float32: what starts at 0 takes part."""
+    noise = generator(5, name).standard_normal(value.shape, np.float32)
+    return value.astype(np.float32) + STIR * noise
+
+
+def traced_trainer(plan: Plan, backend: str) -> Trainer:
+    """Make a plan's trainer on a CPU, with seed 0; torch traces its steps and generates no code."""
+    compiler = None
+    if backend == "torch":
+        from minillm_kit.on_torch import traced
+
+        compiler = traced()
+    return trainer(plan, backend, compiler=compiler)
+
+
+class Subject:
+    """A plugin to check.
+
+    Args:
+        spec: its name, or a file and its class: ``./my_trick.py:MyTrick``.
+        options: its options where not the defaults.
+        backend: ``torch``, ``mlx``, or ``both``.
+        pairs: how many other plugins it is paired with; None: all.
+        beside: plugins that are in every plan; None: those that provide the rules it extends.
+        partners: those that it is paired with, as ``--plugins`` takes them; None: the installed.
+    """
+
+    def __init__(
+        self,
+        spec: str,
+        options: Mapping[str, Any] | None = None,
+        *,
+        backend: str = "both",
+        pairs: int | None = PAIRS,
+        beside: Sequence[str] | None = None,
+        partners: Sequence[str] | None = None,
+    ) -> None:
+        self.spec, self.options, self.pairs = spec, dict(options or {}), pairs
+        self.name = plugin_name(spec)
+        self._beside, self._partners = beside, partners
+        self.asked = tuple(DEVICES) if backend == "both" else (backend,)
+        self.plan = cache(self.planned)
+        self.ask = cache(partial(ask, environment=dict(os.environ)))  # as before it was loaded
+
+    @cached_property
+    def found(self) -> FoundPlugin:
+        """Its class, imported."""
+        return find_plugin(self.spec)
+
+    @cached_property
+    def loaded(self) -> LoadedPlugin:
+        """The plugin with its options."""
+        return with_options(self.found, self.options)
+
+    @cached_property
+    def absent(self) -> dict[str, str]:
+        """Requested backend -> the reason why nothing is checked on it."""
+        machine, reasons = probe(), {}
+        for name in self.asked:
+            framework = getattr(machine, name)
+            if name not in self.found.cls.manifest.backends:
+                reasons[name] = f"the plugin does not support {name}"
+            elif framework is None or framework.broken:
+                line = pip_line(f"minillm-core[{name}]")
+                reasons[name] = f"{name} is not installed: {line}"
+        return reasons
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """The backends that it can be checked on.
+
+        Raises:
+            NotApplicable: there is none.
+        """
+        if (kinds := self.found.cls.manifest.devices) and "cpu" not in kinds:
+            raise NotApplicable(f"the plugin runs on {', '.join(kinds)} alone, this is a CPU")
+        able = tuple(name for name in self.asked if name not in self.absent)
+        if not able:
+            raise NotApplicable("; ".join(self.absent.values()))
+        return able
+
+    @property
+    def on_numpy(self) -> bool:
+        """Whether the oracle can run it."""
+        return "numpy" in self.found.cls.manifest.backends
+
+    @cached_property
+    def companions(self) -> tuple[LoadedPlugin, ...]:
+        """Plugins that it builds on: they are in every plan, that without it included."""
+        if self._beside is not None:
+            found = (find_plugin(spec, where="beside") for spec in self._beside)
+            return tuple(with_options(one, {}) for one in found)
+        held: tuple[LoadedPlugin, ...] = ()
+        while rule := self._missing_rule(held):
+            held = (*held, with_options(find_plugin(rule), {}))
+        return held
+
+    def _missing_rule(self, held: tuple[LoadedPlugin, ...]) -> str | None:
+        """Name the installed plugin that provides a rule which the plan lacks; None: there is none."""
+        try:
+            build_plan(settings(), (self.loaded, *held))
+        except PlanError as error:
+            missing = RULE.match(error.where or "")
+            there = {self.name, *(one.name for one in held)}
+            if missing and missing[1] not in there and installed_plugins(only=missing[1]):
+                return missing[1]
+        return None
+
+    def with_companions(self, other: Subject) -> tuple[LoadedPlugin, ...]:
+        """Return another plugin and those that it builds on, without those that are here already."""
+        there = {self.name, *(one.name for one in self.companions)}
+        below = [one for one in other.companions if one.name not in there]
+        return (other.loaded, *below)
+
+    def probed(self, question: str, *more: str) -> dict[str, Any]:
+        """Observe what the plugin does to a fresh process; see :mod:`minillm_kit.probe`."""
+        beside = [one.name for one in self.companions] if self._beside is None else self._beside
+        given = {"options": self.options, "beside": list(beside)}
+        return self.ask(question, self.spec, json.dumps(given), *more)
+
+    def partners(self) -> list[str]:
+        """List the plugins that it can be paired with, as ``--plugins`` takes them."""
+        mine = {self.name, *(one.name for one in self.companions)}
+        installed = {one.name for one in installed_plugins()}
+        return sorted(installed - mine) if self._partners is None else [*self._partners]
+
+    def planned(self, *others: LoadedPlugin, without: bool = False, **changed: Any) -> Plan:
+        """Plan the small model with it, other plugins and other settings; ``plan`` makes each once."""
+        plugins = (*self.companions, *others)
+        return build_plan(settings(**changed), plugins if without else (self.loaded, *plugins))
+
+    def trainer(self, plan: Plan, backend: str, *, stirred: bool = False) -> Trainer:
+        """Make the plan's trainer on a CPU with seed 0; ``stirred``: with every parameter :func:`moved`."""
+        run = traced_trainer(plan, backend)
+        if stirred:
+            arrays = run.arrays()
+            for name in plan.parameters:
+                arrays[f"model.{name}"] = moved(name, arrays[f"model.{name}"])
+            run.load(arrays)
+        return run
+
+    def batches(
+        self, plan: Plan, steps: int, *others: LoadedPlugin, phase: str = "train"
+    ) -> list[Batch]:
+        """Make :func:`rows` as ``on_batch`` leaves them.
+
+        Args:
+            plan: gives the sizes, and the order in which ``on_batch`` are called.
+            steps: how many.
+            others: plugins of the plan beside this one.
+            phase: "train", "eval" or "decode".
+        """
+        found = rows(plan.config, steps)
+        return [self.hooked(plan, batch, *others, phase=phase) for batch in found]
+
+    def hooked(
+        self, plan: Plan, batch: Batch, *others: LoadedPlugin, phase: str = "train"
+    ) -> Batch:
+        """Return a batch as a run's first ``on_batch`` leaves it."""
+        hook = batch_hook(plan, (self.loaded, *self.companions, *others))
+        return hook({**batch}, phase) if hook else batch
+
+    def train(
+        self, run: Trainer, plan: Plan, batches: Sequence[Batch], *, first: int = 0
+    ) -> list[float]:
+        """Step through the plan's schedule; return every loss, NaN where the update was not finite."""
+        total, losses = plan.config.train.steps or 1, []
+        for index, batch in enumerate(batches, first + 1):
+            handle = run.step([batch], plan.values(index / total), supervised([batch]))
+            result = run.read(handle)
+            losses.append(float("nan") if result.skipped else result.loss)
+        return losses
+
+    def gradients(
+        self,
+        plan: Plan,
+        backend: str,
+        batch: Batch,
+        *,
+        weights: Mapping[str, np.ndarray] | None = None,
+    ) -> tuple[float, dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """(loss, parameter -> float64 gradient, state) of a step from ``weights``, by default the stirred.
+
+        Taken from the first moments that AdamW leaves of it: so they are what reaches an
+        optimizer, whatever optimizer the plugin brings.
+        """
+        rule = build_plan(settings()).groups[0].rule
+        members = (Member(name, p.shape, 1.0, 1.0) for name, p in plan.parameters.items())
+        plan = replace(plan, groups=groups_of({one.name: (rule, one) for one in members}))
+        run = self.trainer(plan, backend, stirred=True)
+        if weights is not None:
+            run.load(weights)
+        (loss,) = self.train(run, plan, [batch])
+        arrays, share = run.arrays(), 1 - plan.config.train.betas[0]
+        moments = after("optimizer.precondition.m.", arrays)
+        grads = {name: value.astype(np.float64) / share for name, value in moments.items()}
+        return loss, grads, states(arrays)
+
+
+def after(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the arrays whose names start with ``prefix``, by the rest of their names."""
+    return {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}
+
+
+def states(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the modules' state among a trainer's arrays, by their whole names."""
+    return {name: array for name, array in arrays.items() if name.startswith("state.")}

@@ -1,0 +1,158 @@
+"""Training: steps repeat, stay finite, resume to the bit, show what was planned, and leave no trace."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from minillm_core.inspection import Evidence
+from minillm_kit.check import Failed, NotApplicable, raised
+from minillm_kit.oracle import Oracle
+from minillm_kit.subject import Subject, first_row
+
+if TYPE_CHECKING:
+    from minillm_core.inspection import Trainer
+
+Arrays = Mapping[str, np.ndarray]
+
+STEPS = 5
+
+BEFORE, AFTER = 3, 2
+"""Steps on either side of an interruption."""
+
+KEPT = (
+    "something changes from call to call and is kept in a module's global, a class, a closure or "
+    "a generator of its own: keep it in a State or a stage's state, or take it as an argument"
+)
+
+
+def repeats(subject: Subject) -> str:
+    """A forward pass, and a step of a new model, twice: the same to the bit."""
+    plan, found = subject.plan(), []
+    (batch,) = subject.batches(plan, 1)
+
+    def objective(oracle: Oracle) -> Arrays:
+        return {"the loss": np.array(float(oracle.forward(batch).objective))}
+
+    def logits(run: Trainer) -> Arrays:
+        return {"the logits": run.next_logits(first_row(batch))}
+
+    def step(backend: str) -> Arrays:
+        run = subject.trainer(plan, backend, stirred=True)
+        (loss,) = subject.train(run, plan, [batch])
+        return {"the loss": np.array(loss), **run.arrays()}
+
+    if subject.on_numpy:
+        _twice("numpy, a forward pass", objective, Oracle(subject, plan))
+        found.append("numpy")
+    for backend in subject.backends:
+        run = subject.trainer(plan, backend, stirred=True)
+        _twice(f"{backend}, a forward pass", logits, run)
+        _twice(f"{backend}, the first step of a new model", step, backend)
+        found.append(backend)
+    return f"the same forward pass and step twice, equal to the bit: {', '.join(found)}"
+
+
+def _twice(what: str, answer: Callable[..., Arrays], given: object) -> None:
+    """Raise where the second answer is not the first.
+
+    Raises:
+        Failed: it is another one, or there is none.
+        NotApplicable: there is no first one: a later check says why.
+    """
+    try:
+        first = answer(given)
+    except Exception as error:
+        raise NotApplicable(f"{what} gives no answer to compare: {raised(error)}") from error
+    try:
+        again = answer(given)
+    except Exception as error:
+        raise Failed(f"{what} raises the second time: {raised(error)}", cause=KEPT) from error
+    for name in first:
+        one, two = (np.asarray(side[name], np.float64) for side in (first, again))
+        if not np.array_equal(one, two, equal_nan=True):
+            apart = f"{float(one):.9g}, then {float(two):.9g}" if one.ndim == 0 else ""
+            apart = apart or f"{float(np.nanmax(np.abs(one - two))):.1e} from what it was"
+            raise Failed(f"{what}, twice from the same weights: {name} is {apart}", cause=KEPT)
+
+
+def trains(subject: Subject) -> str:
+    """Five steps on each backend; every loss is finite."""
+    plan, found = subject.plan(), []
+    for backend in subject.backends:
+        run = subject.trainer(plan, backend)
+        losses = subject.train(run, plan, subject.batches(plan, STEPS))
+        if not np.all(np.isfinite(losses)):
+            step = int(np.argmin(np.isfinite(losses))) + 1
+            raise Failed(
+                f"{backend}: the loss of step {step} is {losses[step - 1]}",
+                cause="a division by 0, a logarithm or a root of what may be 0, or too large a step",
+            )
+        found.append(f"{backend} {losses[0]:.3f} to {losses[-1]:.3f}")
+    return ", ".join(found)
+
+
+def evidence(subject: Subject) -> str:
+    """What it put into the plan is seen to take part."""
+    plan, counts = subject.plan(), []
+    (planned,) = (one for one in plan.plugins if one.name == subject.name)
+    # the loader and the loop count these, which do not run here
+    seen = Counter({f"batch:{subject.name}": 1, f"event:{subject.name}": 1})
+    for backend in subject.backends:
+        run = subject.trainer(plan, backend)
+        record = Evidence({planned.name: planned.expected}, run, seen=seen, say=lambda line: None)
+        subject.train(run, plan, subject.batches(plan, STEPS))
+        (shown,) = record.records().values()
+        missing = [k for k in shown.get("missing", ()) if not k.startswith(("kernel:", "event:"))]
+        if not shown["shown"] or missing:
+            raise Failed(
+                f"{backend}: nothing was seen of {', '.join(missing[:3] or planned.expected[:3])}",
+                cause="a node or parameter that the forward pass does not use",
+            )
+        counts.append(f"{backend} {len(planned.expected)}")
+    return "expected and seen: " + ", ".join(counts)
+
+
+def frameworks_untouched(subject: Subject) -> str:
+    """Planning and steps leave what a framework has once a process as it was."""
+    backends = subject.backends
+    for when, changed in subject.probed("train", *backends).items():
+        if changed:
+            raise Failed(
+                f"{when}: changed {', '.join(changed[:3])}",
+                cause="a default, a flag, a seed or an attribute of the framework's is set: pass it "
+                "as an argument, or keep what is needed in the plugin's own objects",
+            )
+    return f"defaults, flags, seeds and functions of {' and '.join(backends)}"
+
+
+def resumes(subject: Subject) -> str:
+    """Three steps, saved, loaded into a new model, two more: equal to five, to the bit."""
+    plan, found = subject.plan(), []
+    batches = subject.batches(plan, BEFORE + AFTER)
+    for backend in subject.backends:
+        whole = subject.trainer(plan, backend)
+        subject.train(whole, plan, batches[:BEFORE])
+        saved = whole.arrays()
+        subject.train(whole, plan, batches[BEFORE:], first=BEFORE)
+        expected = whole.arrays()
+        again = subject.trainer(plan, backend)
+        again.resume(saved)
+        _same(saved, again.arrays(), f"{backend}: saved and loaded,")
+        subject.train(again, plan, batches[BEFORE:], first=BEFORE)
+        _same(expected, again.arrays(), f"{backend}: after {AFTER} steps more")
+        found.append(f"{backend} {len(saved)} arrays")
+    return f"equal to the bit: {', '.join(found)}"
+
+
+def _same(expected: Arrays, got: Arrays, when: str) -> None:
+    for name in sorted(expected):
+        if not np.array_equal(expected[name], got[name], equal_nan=True):
+            apart = float(np.abs(expected[name].astype(np.float64) - got[name]).max())
+            raise Failed(
+                f"{when} {name} differs by {apart:.1e}",
+                cause="something between steps lives outside Param, State and a stage's state",
+            )

@@ -1,0 +1,106 @@
+"""The update: what a backend's optimizer writes is what the same stages write in NumPy float64."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from minillm_core import Plan
+from minillm_core.inspection import Group, joined, update
+from minillm_kit.check import Failed, NotApplicable
+from minillm_kit.oracle import NumPyOps
+from minillm_kit.subject import Subject
+
+Arrays = Mapping[str, np.ndarray]
+
+BEFORE = 2
+"""Steps before the one that is looked at: state is not 0 any more."""
+
+BOUND = 1e-3
+"""How far a change may be from NumPy's, of its norm: orthogonalisation amplifies rounding."""
+
+
+def updates(subject: Subject) -> str:
+    """One update of parameters and state, by the plan's stages, from gradients that are known."""
+    plan, found = subject.plan(), []
+    mine = [
+        f"{rule.name}.{anchor}"
+        for rule in plan.rules.values()
+        for anchor, owner, _ in rule.stages
+        if owner == subject.name
+    ]
+    if not mine:
+        raise NotApplicable("it brings no stage of an optimizer")
+    *first, batch = subject.batches(plan, BEFORE + 1)
+    for backend in subject.backends:
+        run = subject.trainer(plan, backend)
+        subject.train(run, plan, first)
+        start = run.arrays()
+        _, grads, _ = subject.gradients(plan, backend, batch, weights=start)
+        subject.train(run, plan, [batch], first=BEFORE)
+        worst = _compare(plan, start, run.arrays(), grads, backend)
+        found.append(f"{backend} {worst:.0e}")
+    return f"{', '.join(mine)}: changes {', '.join(found)} of their norm from NumPy's"
+
+
+def _compare(plan: Plan, start: Arrays, end: Arrays, grads: Arrays, backend: str) -> float:
+    """Return the largest difference of a change, of its norm.
+
+    Raises:
+        Failed: it is larger than the bound.
+    """
+    exact = {name: array.astype(np.float64) for name, array in start.items()}
+    expected, worst = _updated(plan, exact, grads), 0.0
+    for name, value in sorted(expected.items()):
+        change = value - exact[name]
+        error = float(np.linalg.norm(end[name] - value))
+        rounding = 1e-7 * float(np.linalg.norm(value))
+        size = float(np.linalg.norm(change))
+        worst = max(worst, max(error - rounding, 0.0) / (size or 1.0))
+        if not error <= BOUND * size + rounding:
+            raise Failed(
+                f"{backend}: the update changes {name} by {_length(end[name] - exact[name])}, "
+                f"in NumPy by {_length(change)}: {error / (size or 1.0):.1e} apart (bound "
+                f"{BOUND:.0e})",
+                cause="a stage behaves otherwise on this backend: a dtype, an axis, a branch",
+            )
+    return worst
+
+
+def _updated(plan: Plan, start: Arrays, grads: Arrays) -> dict[str, np.ndarray]:
+    """Compute ``model.<parameter>`` and ``optimizer.<stage>.<entry>.<parameter>`` after one update."""
+    ops: Any = NumPyOps()
+    groups = {str(index): group for index, group in enumerate(plan.groups)}
+    params = {name: start[f"model.{name}"] for name in plan.parameters}
+    progress = (BEFORE + 1) / (plan.config.train.steps or 1)
+    count = start["optimizer.updates"] + 1
+    state = {key: _state(ops, group, start) for key, group in groups.items()}
+    new, states = update(ops, groups, params, grads, 1.0, state, count, plan.values(progress))
+    found = {f"model.{name}": np.asarray(value) for name, value in new.items()}
+    for key, anchors in states.items():
+        for anchor, entries in anchors.items():
+            for entry, stack in entries.items():
+                names = [member.name for member in groups[key].members]
+                parts = stack if groups[key].rule.stacked else [stack]
+                for name, value in zip(names, parts, strict=True):
+                    found[f"optimizer.{anchor}.{entry}.{name}"] = np.asarray(value)
+    return found
+
+
+def _state(ops: Any, group: Group, start: Arrays) -> dict[str, dict[str, Any]]:
+    """Return the state of the group's stages: anchor -> entry -> its stack."""
+    return {
+        anchor: {
+            entry: joined(
+                ops, group, [start[f"optimizer.{anchor}.{entry}.{m.name}"] for m in group.members]
+            )
+            for entry in entries
+        }
+        for anchor, entries in group.state_shapes().items()
+    }
+
+
+def _length(change: np.ndarray) -> str:
+    return f"{float(np.linalg.norm(change)):.3e}"

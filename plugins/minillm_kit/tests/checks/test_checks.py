@@ -1,0 +1,180 @@
+"""Checks one by one: what they say where they do not apply, and of plugins that build on others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from minillm_kit import CHECKS, Outcome, probe
+from minillm_kit.runner import run_checks
+from minillm_kit.subject import Subject
+
+Write = Callable[..., str]
+RULES = '''
+from minillm_core import INHERITED, Linear, Module, Plugin, plateaus, stage
+
+
+class Rule(Plugin, api=1, export="llama"):
+    """An update rule by the sign of the gradient."""
+
+    def optimizer_factory(self, optimizer):
+        optimizer.rule("rule", lr=1e-3, precondition=stage(sign))
+        optimizer.assign("rule", lambda name, p: len(p.shape) == 2)
+
+
+def sign(ops, update, param, state):
+    return update / (ops.sqrt(ops.square(update)) + 1e-8), state
+
+
+class Half(Plugin, api=1):
+    """Half of what the rule does."""
+
+    def optimizer_factory(self, optimizer):
+        optimizer.extend("rule", "scale", stage(halve))
+
+
+def halve(ops, update, param, state):
+    return 0.5 * update, state
+
+
+class Torch(Rule, api=1, backends=("torch",)):
+    """The same on one backend."""
+
+
+class Cuda(Rule, api=1, devices=("cuda",)):
+    """The same on one kind of device."""
+
+
+class Idle(Plugin, api=1):
+    """No hook at all."""
+
+
+class Own(Plugin, api=1):
+    """Writes in AdamW's place; the norms stay as they are for half of the run."""
+
+    def optimizer_factory(self, optimizer):
+        own = stage(written, state={"mean": "like"}, lr=INHERITED)
+        optimizer.extend("adamw", "write", own)
+        frozen = plateaus((0, 0.0), (0.5, 1.0))
+        optimizer.set(lambda name, p: p.role == "norm", lr_mul=frozen, wd_mul=frozen)
+
+
+def written(ops, update, param, state, *, lr, lr_mul):
+    moved = param - update * (lr * lr_mul)
+    return moved, {"mean": 0.5 * state["mean"] + 0.5 * moved}
+
+
+class Narrow(Plugin, api=1):
+    """Keeps a mean in bfloat16."""
+
+    def optimizer_factory(self, optimizer):
+        optimizer.extend("adamw", "scale", stage(narrow, state={"mean": "like"}))
+
+
+def narrow(ops, update, param, state):
+    return update, {"mean": ops.astype(state["mean"] + update, "bfloat16")}
+
+
+class Head(Module):
+    """A further head, which serves training alone."""
+
+    def __init__(self, geometry):
+        super().__init__()
+        self.head = Linear(geometry.dim, geometry.dim, role="head")
+
+    def forward(self, x):
+        return self.ops.mean(self.ops.square(self.head(x)))
+
+
+class Heads(Plugin, api=1):
+    """A term of the loss with parameters of its own."""
+
+    def compute_loss(self, loss):
+        loss.term("size", Head, weight=0.1)
+'''
+
+
+@pytest.fixture
+def rule(tmp_path: Path) -> Path:
+    file = tmp_path / "rule.py"
+    file.write_text(RULES)
+    return file
+
+
+def outcomes(subject: Subject, *names: str) -> dict[str, Outcome]:
+    report = run_checks(subject, [check for check in CHECKS if check.name in names])
+    return {one.check: one.outcome for one in report.results}
+
+
+def test_a_class_without_a_hook_does_nothing(rule: Path) -> None:
+    found = outcomes(Subject(f"{rule}:Idle"), "api", "loads", "plans")
+    assert found["api"].verdict == "passed"
+    assert found["loads"].found == "it implements no hook"
+    assert found["plans"] == Outcome("not run", "needs 'loads'")
+
+
+@pytest.mark.parametrize("spec", ["no_such_plugin", "./no_such_file.py:Trick", "{}:NoSuchClass"])
+def test_what_cannot_be_read_is_said_by_loads(rule: Path, spec: str) -> None:
+    found = outcomes(Subject(spec.format(rule)), "api", "loads")
+    assert found["api"].verdict == "not applicable"
+    assert found["api"].found.endswith("see the next check")
+    assert found["loads"].verdict == "failed"
+
+
+def test_checks_that_do_not_apply_say_why(rule: Path) -> None:
+    names = ("identity", "batches", "events", "parity")
+    found = outcomes(Subject(f"{rule}:Torch"), *names)
+    assert {one.verdict for one in found.values()} == {"not applicable"}
+    assert found["identity"].found == "identity_at_init is not declared"
+    assert found["batches"].found == "it has no on_batch"
+    assert found["events"].found == "it has no on_event"
+    assert found["parity"].found == "torch alone: the plugin does not support mlx"
+
+
+def test_a_plugin_of_another_device_is_not_run(rule: Path) -> None:
+    found = outcomes(Subject(f"{rule}:Cuda"), "trains", "plans")
+    assert found["plans"].verdict == "passed"
+    assert found["trains"].found == "the plugin runs on cuda alone, this is a CPU"
+
+
+def test_a_plugin_is_checked_beside_what_it_builds_on(rule: Path) -> None:
+    other = rule.with_name("half.py")
+    other.write_text(RULES)
+    found = outcomes(Subject(f"{other}:Half", backend="torch"), "plans")
+    assert "builds on the rule 'rule'" in found["plans"].found
+    spec = f"{rule}:Rule"
+    beside = Subject(f"{other}:Half", backend="torch", beside=[spec])
+    found = outcomes(beside, "plans", "declared", "off", "evidence", "updates", "exports")
+    assert found.pop("exports").verdict == "passed"
+    assert {one.verdict for one in found.values()} == {"passed"}, found
+    assert found["plans"].found.endswith("beside rule, which it builds on")
+    assert found["updates"].found.startswith("rule.scale:")
+
+
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+def test_a_write_and_factors_of_its_own_are_checked(rule: Path, backend: str) -> None:
+    names = ("plans", "declared", "forward", "slopes", "updates", "trains", "resumes", "evidence")
+    found = outcomes(Subject(f"{rule}:Own", backend=backend), *names)
+    assert {one.verdict for one in found.values()} == {"passed"}, found
+
+
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+def test_state_of_another_dtype_is_found(rule: Path, backend: str) -> None:
+    found = outcomes(Subject(f"{rule}:Narrow", backend=backend), "plans", "trains")
+    assert found["trains"].verdict == "failed"
+    assert "returned state 'mean' of bfloat16 from narrow" in found["trains"].found
+
+
+def test_an_export_that_is_not_claimed_is_not_missed(rule: Path) -> None:
+    found = outcomes(Subject(f"{rule}:Heads", backend="torch"), "plans", "forward", "exports")
+    assert found["exports"].verdict == "not applicable"
+    assert "it claims no export, and there is none" in found["exports"].found
+
+
+def test_an_import_that_hangs_is_ended(plugin: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "PATIENCE", 0.01)
+    found = outcomes(Subject(plugin()), "import")["import"]
+    assert found.verdict == "failed"
+    assert "not done after" in found.found

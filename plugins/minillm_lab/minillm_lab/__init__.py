@@ -1,0 +1,14 @@
+"""The laboratory of minillm: the worth of a plugin, the speed of a run, and pages that show both.
+
+- ``ablate``: the whole job of ``minillm ablate``. ``variants`` are the plugin sets, ``ablation`` makes
+  the runs, ``worth`` has the statistics, ``cards`` makes technique cards, ``result_diff`` tells why
+  the runs in a folder cannot be continued.
+- ``bench``: the whole job of ``minillm bench``; ``profiling`` looks into a step on each framework.
+- ``report``: the whole job of ``minillm report``. ``history`` reads a run's folder.
+- ``markup``, ``figure``, ``page``: HTML and SVG by functions of data alone; ``run_page``,
+  ``ablation_page``, ``comparison``: the pages.
+- ``doctor``: what this machine can run; ``cli``: the commands.
+
+Only public names of the core are used: ``minillm_core``, ``minillm_core.commands``, ``.studies`` and
+``.inspection``.
+"""

@@ -1,0 +1,243 @@
+"""The whole job of ``minillm ablate``, in order: check, lock, make the missing runs, record."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from minillm_core import Refusal
+from minillm_core.commands import counted
+from minillm_core.studies import (
+    RUN,
+    LoadedPlugin,
+    Prepared,
+    StopRequest,
+    Study,
+    bind,
+    hardware,
+    lock,
+    open_corpus,
+    refuse_unwritable,
+    stop_on_signals,
+    versions,
+)
+from minillm_lab.ablation import RESULT, Ablation, Watch
+from minillm_lab.cards import cards_of, commit, write_card
+from minillm_lab.variants import Design, leave_one_out, one_at_a_time
+
+MOST_SEEDS = 64
+
+
+@dataclass(frozen=True)
+class Request:
+    """A requested ablation, and its surroundings."""
+
+    judged: tuple[str, ...]  # plugins, in the order of their runs
+    prepared: Prepared  # settings and plugins of every run (the judged and their company), machine
+    runs: Path  # where folders without a name are made
+    cache: Path  # where tokens are kept
+    say: Callable[[str], None]  # prints a line
+    out: Path | None = (
+        None  # runs and results; an interrupted ablation is continued. None: a new one
+    )
+    seeds: int = 3
+    minutes: float | None = None  # of each run, instead of steps
+    leave_one_out: bool = False
+    evaluations: int | None = None  # of each run; None: as many as cost a quarter of its time
+    watch: Watch = lambda current, progress: None  # takes the current run and its progress
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A checked ablation; its folder is not locked yet."""
+
+    open: Callable[[StopRequest], Ablation]
+    out: Path
+    lines: tuple[str, ...]  # printed before the first run
+
+
+def ablate(request: Request, *, cards: Path) -> tuple[dict[str, Any], Path]:
+    """Measure the worth of each judged plugin.
+
+    Args:
+        request: which plugins, how, and where.
+        cards: the folder for the technique cards of an ablation with enough pairs.
+
+    Returns:
+        The result as in ablation.json, and the folder.
+
+    Raises:
+        Refusal: nothing was started.
+        Stopped: a signal; finished runs are kept, and the same call continues.
+        MinillmError: a plugin's own code raised, say.
+    """
+    ready = readied(request)
+    with stop_on_signals(patient=True) as stop:
+        ready.out.mkdir(parents=True, exist_ok=True)
+        with lock(ready.out, request.say):
+            opened = ready.open(stop)
+            if opened.steps:
+                opened.find()  # refuses the runs of another ablation before anything is printed
+            for line in ready.lines:
+                request.say(line)
+            result = opened.run()
+            _write_cards(result, cards, request.say)
+            return result, ready.out
+
+
+def readied(
+    request: Request,
+    *,
+    turn: Callable[[], AbstractContextManager[None]] = nullcontext,
+    at: str | None = None,
+    design: Design | None = None,
+) -> Ready:
+    """Check an ablation and open its text.
+
+    Args:
+        request: which plugins, how, and where.
+        turn: as for :class:`~minillm_core.studies.Study`.
+        at: the commit of minillm's repository, where it does not run from one.
+        design: the sets to compare; default: that of the request.
+
+    Raises:
+        Refusal: it cannot be made.
+    """
+    loaded, plugins = request.prepared.loaded, request.prepared.plugins
+    config, detected = loaded.config, request.prepared.detected
+    assert detected is not None  # or it would have been refused
+    _check(request)
+    _refuse_watchers(plugins)
+    shape = leave_one_out if request.leave_one_out else one_at_a_time
+    design = design or shape(loaded, plugins, request.judged)
+    # a plugin or kernel that does not run here is refused before the text is read
+    binding, *_ = [bind(variant.plan, detected) for variant in design.variants]
+    notes: list[str] = list(loaded.notes)
+    corpus = open_corpus(config, cache=request.cache, say=request.say, note=notes.append)
+    out = request.out or choose_folder(request.runs)
+    if (out / RUN).exists():
+        raise Refusal(
+            f"{out} holds a run of minillm train",
+            where=str(out / RUN),
+            fix="--out with another folder",
+        )
+    refuse_unwritable(out)
+    distributions = [one.distribution for one in plugins if one.distribution]
+    about = {
+        "data": {"fingerprint": corpus.fingerprint, "description": corpus.description},
+        "model": config.model.model_dump(mode="json"),
+        "train": config.train.model_dump(mode="json"),
+        "eval_tokens": config.eval.tokens,
+        "preset": config.preset,
+        "backend": binding.backend,
+        "device": binding.device_name,
+        "dtype": binding.dtype,
+        "hardware": hardware(binding.device_name),
+        "versions": versions(binding.backend, distributions),
+        "date": datetime.now(UTC).date().isoformat(),
+        "commit": at or commit(),
+    }
+
+    def opened(stop: StopRequest) -> Ablation:
+        return Ablation(
+            out,
+            design,
+            [config.seed + index for index in range(request.seeds)],
+            Study(corpus, detected, stop=stop, say=request.say, turn=turn),
+            steps=None if request.minutes else config.train.steps,
+            minutes=request.minutes,
+            about=about,
+            say=request.say,
+            watch=request.watch,
+            evaluations=request.evaluations,
+        )
+
+    return Ready(opened, out, (*notes, *_opening(design, request, out, corpus.description)))
+
+
+def _write_cards(result: dict[str, Any], folder: Path, say: Callable[[str], None]) -> None:
+    """Write the cards that ``minillm plugins info`` shows, in the place of older ones."""
+    cards, why = cards_of(result)
+    if why:
+        say(why)
+    for card in cards:
+        try:
+            say(f"technique card: {write_card(folder, card)}")
+        except OSError as error:  # the result is there, and the same command tries this again
+            say(f"warning: no card of '{card.plugin}' could be written: {error}")
+
+
+def choose_folder(runs: Path) -> Path:
+    """Choose runs/ablation-N, N being the first that is free."""
+    n = 1
+    while (runs / f"ablation-{n}").exists():
+        n += 1
+    return runs / f"ablation-{n}"
+
+
+def _check(request: Request) -> None:
+    if not request.judged:
+        raise Refusal(
+            "no plugin is to be judged",
+            where="--plugins",
+            fix="--plugins muon,paired_heads, or a preset that names plugins",
+        )
+    if not 1 <= request.seeds <= MOST_SEEDS:
+        raise Refusal(
+            f"an ablation has 1 to {MOST_SEEDS} seeds",
+            where=f"--seeds {request.seeds}",
+            fix="--seeds 3; 5 make a technique card",
+        )
+    loaded = request.prepared.loaded
+    steps = loaded.config.train.steps
+    if request.minutes is None:
+        if steps is None:
+            raise Refusal(
+                "nothing says how long each run is",
+                where="train.steps",
+                fix="--steps, or --minutes",
+            )
+        return
+    if not 0 < request.minutes < math.inf:
+        raise Refusal(
+            f"no run can take {request.minutes:g} minutes",
+            where=f"--minutes {request.minutes:g}",
+            fix="--minutes 0.5",
+        )
+    origin = loaded.origins["train.steps"]
+    if steps is not None and not origin.startswith("preset "):  # a preset's give way
+        raise Refusal(
+            f"{steps:,} steps and {request.minutes:g} minutes are both given",
+            where=f"--minutes {request.minutes:g}; train.steps from {origin}",
+            fix="leave one of them out",
+        )
+
+
+def _refuse_watchers(plugins: Sequence[LoadedPlugin]) -> None:
+    """Refuse trackers and their like: they cannot tell the runs of an ablation apart, nor keep them."""
+    for one in plugins:
+        if one.plugin.hooks == ("on_event",):
+            raise Refusal(
+                f"plugin '{one.name}' watches runs and changes none: there is nothing to judge, and "
+                "the runs of an ablation have no folder for it",
+                where=f"plugin '{one.name}'",
+                fix=f"leave it out; --plugins -{one.name} takes away what a preset or a file names",
+            )
+
+
+def _opening(design: Design, request: Request, out: Path, data: str) -> list[str]:
+    count = len(design.variants) * request.seeds
+    lines = [
+        f"{design.kind}: {len(design.variants)} sets of plugins x {counted(request.seeds, 'seed')}, "
+        f"{count} runs and those at equal seconds, into {out}",
+        f"data    {data}",
+    ]
+    lines += [f"'{name}' is not judged: {why}" for name, why in design.unplanned.items()]
+    if (out / RESULT).exists():
+        lines.append("finished runs that are there already are not made again")
+    return lines

@@ -1,0 +1,348 @@
+"""The runs of an ablation: every variant with the same seeds, and the result of their differences.
+
+Each finished run is a file of its own in OUT/runs, so that an ablation that was stopped continues
+where it was. Runs of one variant follow each other and share a compilation. The speeds of the
+others decide for which further lengths the first variant is trained, which gives its loss at equal
+seconds (``minillm_lab.worth``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from minillm_core import (
+    Interrupted,
+    MinillmError,
+    NonFinite,
+    OutOfMemory,
+    Plan,
+    Refusal,
+    Stopped,
+)
+from minillm_core.commands import counted
+from minillm_core.studies import ABLATION, Study, Trained, read_json, replace_file
+from minillm_lab.ablation_page import ablation_page
+from minillm_lab.result_diff import difference, settings
+from minillm_lab.variants import Design, Variant
+from minillm_lab.worth import Lengths, extra_lengths, steps_in_time, worth
+
+RUNS, RESULT, PAGE = "runs", ABLATION, "ablation.html"
+
+BOUND = {"compile": "auto", "checkpointing": False, "kernels": "auto"}
+"""Settings that are in no plan's hash and change a run's speed: those of a run that names none."""
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """A run to make."""
+
+    variant: str
+    seed: int
+    steps: int
+
+    @property
+    def file(self) -> str:
+        """The name of its file."""
+        return f"{_stem(self.variant, self.seed)}-{self.steps}.json"
+
+    @property
+    def label(self) -> str:
+        """Its name on the screen."""
+        return f"{self.variant}, seed {self.seed}, {counted(self.steps, 'step')}"
+
+
+@dataclass(frozen=True)
+class RunProgress:
+    """The current run, and the runs that are known to come after it."""
+
+    run: RunSpec
+    number: int = 1  # from 1, those that were there already included
+    ahead: tuple[RunSpec, ...] = ()  # that are still to be made, in their order
+    runs: int = 1  # in all, as far as they are known
+
+    @classmethod
+    def of(cls, run: RunSpec, course: Sequence[RunSpec], done: Collection[RunSpec]) -> RunProgress:
+        """Find a run's place among all runs; alone where it is not one of them.
+
+        Args:
+            run: the current one.
+            course: all runs in their order.
+            done: those that are made.
+        """
+        if run not in course:
+            return cls(run)
+        at = course.index(run)
+        ahead = tuple(one for one in course[at + 1 :] if one not in done)
+        return cls(run, at + 1, ahead, len(course))
+
+
+Watch = Callable[[RunProgress, float], None]
+
+
+class Ablation:
+    """An ablation in a folder: makes the runs of a design and compares them.
+
+    Args:
+        out: where finished runs and the result lie; locked by the caller.
+        design: variants and comparisons.
+        seeds: of the pairs.
+        study: trains.
+        steps: of each run; None: as many as the first variant makes in ``minutes``.
+        minutes: see there.
+        about: hardware, versions, data ...: the facts that the result holds beside its figures.
+        say: prints a line.
+        watch: takes the current run and its progress, 0..1.
+        evaluations: of each run, the last one included; None: see :func:`points`.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        design: Design,
+        seeds: Sequence[int],
+        study: Study,
+        *,
+        steps: int | None,
+        minutes: float | None,
+        about: Mapping[str, Any],
+        say: Callable[[str], None],
+        watch: Watch = lambda current, progress: None,
+        evaluations: int | None = None,
+    ) -> None:
+        self.out, self.design, self.seeds, self.study = out, design, tuple(seeds), study
+        self.minutes, self.about, self.say, self.watch = minutes, dict(about), say, watch
+        self.evaluations = evaluations
+        self.reference = design.variants[0]
+        self.done: dict[RunSpec, Trained | str] = {}  # a run, or why it failed
+        self.steps = steps or 0
+        self.course: list[RunSpec] = []  # all runs in their order, as far as they are known
+
+    def run(self) -> dict[str, Any]:
+        """Make the missing runs and give the result, which is written after every run too.
+
+        Raises:
+            Stopped: a signal came; what is finished is kept.
+            Refusal: OUT holds runs of another ablation.
+        """
+        self.steps = self.steps or self._steps_in_minutes()
+        self.find()
+        self.course = [
+            RunSpec(variant.name, seed, self.steps)
+            for variant in self.design.variants
+            for seed in self.seeds
+        ]
+        for variant in self.design.variants:
+            self.make(variant)
+        return self.climb()
+
+    def make(self, variant: Variant) -> None:
+        """Make a variant's runs at equal tokens, one a seed; raises as :meth:`run`."""
+        for seed in self.seeds:
+            self._make(variant, RunSpec(variant.name, seed, self.steps))
+
+    def climb(self) -> dict[str, Any]:
+        """Make the first variant's runs in the time of the others; raises as :meth:`run`."""
+        self.find()
+        name = self.reference.name
+        wanted = (self._steps_in_time(one.name) for one in self.design.variants)
+        lengths = extra_lengths(self.steps, [steps for steps in wanted if steps])
+        further = [RunSpec(name, seed, steps) for steps in lengths for seed in self.seeds]
+        self.course += further
+        for spec in further:
+            self._make(self.reference, spec)
+        return self._write(finished=True)
+
+    def find(self) -> None:
+        """Take in the finished runs of OUT.
+
+        Raises:
+            Refusal: one is of another ablation.
+        """
+        for variant in self.design.variants:
+            for seed in self.seeds:
+                lengths = {self.steps}
+                if variant is self.reference:
+                    found = (self.out / RUNS).glob(f"{_stem(variant.name, seed)}-*.json")
+                    lengths |= {int(path.stem.rpartition("-")[2]) for path in found}
+                for steps in sorted(lengths):
+                    self._take(variant, RunSpec(variant.name, seed, steps))
+
+    def result(self, *, finished: bool) -> dict[str, Any]:
+        """Give the findings so far as JSON."""
+        return {
+            "plugins": {
+                one.plugin: {
+                    "with": one.having,
+                    "without": one.without,
+                    **worth(
+                        self._trained(one.having),
+                        self._trained(one.without),
+                        self.steps,
+                        reference=self.reference.name == one.having,
+                        pairs=len(self.seeds),
+                    ),
+                }
+                for one in self.design.comparisons
+            },
+            "not_judged": dict(self.design.unplanned),
+            "design": self.design.kind,
+            "variants": {
+                one.name: {
+                    "plugins": [p.name for p in one.plan.active],
+                    "options": {p.name: p.options for p in one.plan.plugins},
+                    "versions": {p.name: p.version for p in one.plan.active},
+                    "plan_hash": one.plan.hash,
+                    "parameters": one.plan.num_parameters,
+                    "steps_at_equal_seconds": self._steps_in_time(one.name) or self.steps,
+                }
+                for one in self.design.variants
+            },
+            "steps": self.steps,
+            "minutes": self.minutes,
+            "seeds": list(self.seeds),
+            "runs": [
+                {"variant": spec.variant, **outcome.data()}
+                if isinstance(outcome, Trained)
+                else {**asdict(spec), "error": outcome}
+                for spec, outcome in self.done.items()
+            ],
+            "finished": finished,
+            **self.about,
+        }
+
+    def _take(self, variant: Variant, spec: RunSpec) -> bool:
+        """Take a finished run from OUT; False: there is none."""
+        if spec in self.done:
+            return True
+        path = self.out / RUNS / spec.file
+        if (kept := _read(path)) is None:
+            return False
+        identity = self._identity(variant, spec)
+        if (was := {**BOUND, **kept["identity"]}) != identity:
+            raise Refusal(
+                f"{self.out} holds the runs of another ablation",
+                where=f"{path}: {self._unlike(was, identity, variant)}",
+                fix="--out with another folder, or take that one away",
+            )
+        self.done[spec] = kept.get("failed") or Trained.of(kept["run"])
+        return True
+
+    def _unlike(self, was: Mapping[str, Any], now: Mapping[str, Any], variant: Variant) -> str:
+        """Describe the differences: of two plans the settings, where OUT's result holds them."""
+        found = None
+        if was.get("plan_hash") != now["plan_hash"]:
+            earlier = _read(self.out / RESULT) or {}
+            found = settings(earlier, self.result(finished=False), variant.name)
+        return found or difference(was, now)
+
+    def _make(self, variant: Variant, spec: RunSpec) -> None:
+        """Make a run, or take it from OUT."""
+        if self._take(variant, spec):
+            return
+        current = RunProgress.of(spec, self.course, self.done)
+        try:
+            trained = self.study.train(
+                _with_steps(variant.plan, spec.steps),
+                spec.seed,
+                evaluations=self.evaluations or points(variant.plan, spec.steps),
+                watch=lambda progress: self.watch(current, progress),
+            )
+        except (NonFinite, OutOfMemory) as error:  # a finding about this variant
+            self.done[spec], kept = error.what, {"failed": error.what}
+            self.say(f"{spec.label}: {error.what}")
+        except (Interrupted, KeyboardInterrupt) as error:
+            raise self._stopped(error) from None
+        else:
+            self.done[spec], kept = trained, {"run": trained.data()}
+        path = self.out / RUNS / spec.file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        document = {"identity": self._identity(variant, spec), **kept}
+        text = json.dumps(document, indent=1, allow_nan=False)
+        replace_file(path, text.encode() + b"\n")
+        self._write(finished=False)
+
+    def _identity(self, variant: Variant, spec: RunSpec) -> dict[str, Any]:
+        """Identify a run: its plan, and the facts that two runs must share to be compared."""
+        shared = {key: self.about[key] for key in ("data", "device", "dtype", "versions")}
+        config, plan = variant.plan.config, _with_steps(variant.plan, spec.steps)
+        bound = config.train.model_dump(include={"compile", "checkpointing"})
+        return {"plan_hash": plan.hash, **shared, **bound, "kernels": config.kernels}
+
+    def _steps_in_minutes(self) -> int:
+        """Count the steps that the first variant makes; as found by an earlier start, if there was one."""
+        earlier = _read(self.out / RESULT) or {}
+        if earlier.get("steps") and earlier.get("minutes") == self.minutes:
+            return int(earlier["steps"])
+        assert self.minutes is not None
+        first = self.reference
+        self.say("measuring how long a step takes")
+        try:
+            seconds = self.study.step_seconds(first.plan, self.seeds[0])
+        except (Interrupted, KeyboardInterrupt) as error:
+            raise self._stopped(error) from None
+        return max(1, round(60 * self.minutes / seconds))
+
+    def _steps_in_time(self, name: str) -> int | None:
+        """Count the steps that the first variant makes in the time of another's run."""
+        return steps_in_time(
+            self._trained(name).get(self.steps, {}),
+            self._trained(self.reference.name).get(self.steps, {}),
+            self.steps,
+        )
+
+    def _trained(self, variant: str) -> Lengths:
+        """Group a variant's runs that did not fail: steps -> seed -> run."""
+        found: dict[int, dict[int, Trained]] = {}
+        for spec, outcome in self.done.items():
+            if spec.variant == variant and isinstance(outcome, Trained):
+                found.setdefault(spec.steps, {})[spec.seed] = outcome
+        return found
+
+    def _write(self, *, finished: bool) -> dict[str, Any]:
+        self.find()  # runs of other processes too, where some share OUT
+        result = self.result(finished=finished)
+        text = json.dumps(result, indent=1, allow_nan=False, ensure_ascii=False)
+        replace_file(self.out / RESULT, text.encode() + b"\n")
+        replace_file(self.out / PAGE, ablation_page(result).encode())
+        return result
+
+    def _stopped(self, error: BaseException) -> MinillmError:
+        if not self.done:
+            return Interrupted("ended by a signal; no run was finished")
+        return Stopped(
+            f"ended by a signal; {counted(len(self.done), 'finished run')} kept",
+            where=str(self.out / RUNS),
+            fix="the same command with the same --out goes on with the others",
+        )
+
+
+def points(plan: Plan, steps: int) -> int:
+    """Choose the number of evaluations of a run: as many as cost a quarter of its time, from 2 to 10.
+
+    A prediction costs a third of what it costs to learn from it.
+    """
+    learnt = steps * plan.tokens_per_step
+    return max(2, min(10, int(0.25 * 3 * learnt / plan.config.eval.tokens)))
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """Read a JSON document of an ablation; None where there is none or it was cut short."""
+    try:
+        return read_json(path)
+    except Refusal:
+        return None
+
+
+def _with_steps(plan: Plan, steps: int) -> Plan:
+    """Plan another number of steps: schedules are fractions of them."""
+    return plan.with_train(steps=steps, minutes=None)
+
+
+def _stem(variant: str, seed: int) -> str:
+    """Begin the file names of a variant's runs; the sign of its name is spelt out."""
+    signs = {"+": "with-", "-": "without-"}
+    return f"{signs.get(variant[0], variant[0])}{variant[1:]}-seed{seed}"

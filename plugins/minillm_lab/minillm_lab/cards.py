@@ -1,0 +1,104 @@
+"""Technique cards from an ablation's result: one a plugin, where its pairs are enough for one."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import minillm_core
+from minillm_core.commands import few
+from minillm_core.studies import PAIRS, Card, Cost, Interval, Scale, replace_file
+from minillm_lab.ablation_page import at_equal_tokens
+
+Json = Mapping[str, Any]
+
+
+def cards_of(result: Json) -> tuple[list[Card], str | None]:
+    """Make the cards of a finished ablation.
+
+    Args:
+        result: as in ablation.json.
+
+    Returns:
+        The cards; and, where a plugin gets none, which ones and why, in one line.
+    """
+    enough = {
+        name: one
+        for name, one in result["plugins"].items()
+        if one["effect"] is not None and one["pairs"] >= PAIRS
+    }
+    without = [name for name in result["plugins"] if name not in enough]
+    why = f"no technique card for {few(without)}: one takes {PAIRS} pairs" if without else None
+    return [_card(name, one, result) for name, one in enough.items()], why
+
+
+def commit() -> str | None:
+    """Find the commit of minillm's repository; None where it does not run from one."""
+    root = Path(minillm_core.__file__).resolve().parents[1]
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "rev-parse", "HEAD"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.SubprocessError):  # no git here, or not for this folder
+        return None
+    return found.stdout.strip() or None
+
+
+def _card(name: str, one: Json, result: Json) -> Card:
+    having, company = result["variants"][one["with"]], result["variants"][one["without"]]
+    equal = at_equal_tokens(result)
+    runs = [run for run in equal if run["variant"] == one["with"]]
+    others = {run["seed"] for run in equal if run["variant"] == one["without"]}
+    seeds = tuple(sorted(run["seed"] for run in runs if run["seed"] in others))
+    peak = one["peak_bytes"]
+    return Card(
+        plugin=name,
+        version=having["versions"].get(name),
+        effect=one["effect"],
+        low=one["low"],
+        high=one["high"],
+        unit=one["unit"],
+        seeds=seeds,
+        equal_seconds=_interval(one["equal_seconds"]),
+        scale=Scale(
+            parameters=having["parameters"],
+            tokens=max(run["tokens"] for run in runs),
+            preset=result["preset"],
+        ),
+        company=tuple(company["plugins"]),
+        options=having["options"].get(name, {}),
+        hardware=_hardware(result),
+        date=result["date"],
+        commit=result["commit"],
+        cost=Cost(
+            speed=_interval(one["speed"]),
+            peak_bytes=peak["with"] / peak["without"] if peak["with"] and peak["without"] else None,
+        ),
+    )
+
+
+def _interval(effect: Json | None) -> Interval | None:
+    if effect is None or effect["low"] is None:
+        return None
+    return Interval(effect=effect["effect"], low=effect["low"], high=effect["high"])
+
+
+def _hardware(result: Json) -> str:
+    machine = result["hardware"]
+    cores = f", {machine['cores']} cores" if machine["device"] == machine["machine"] else ""
+    return f"{result['device']}{cores}, {result['backend']} in {result['dtype']}"
+
+
+def write_card(folder: Path, card: Card) -> Path:
+    """Write ``NAME.json`` into a folder, in the place of an older one.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{card.plugin}.json"
+    replace_file(path, card.model_dump_json(indent=1).encode() + b"\n")
+    return path

@@ -1,0 +1,1 @@
+"""The commands ablate, bench, report and doctor: one file a command."""

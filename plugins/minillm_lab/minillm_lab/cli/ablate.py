@@ -1,0 +1,344 @@
+"""``minillm ablate``: an ablation with a progress bar, and its table."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column
+
+from minillm_core import MinillmError
+from minillm_core.commands import (
+    AsJson,
+    Steps,
+    StudyOptions,
+    cache_folder,
+    counted,
+    duration,
+    emit,
+    plain,
+    say,
+)
+
+if TYPE_CHECKING:
+    from minillm_core.studies import RunRequest
+    from minillm_lab.ablation import RunProgress, RunSpec, Watch
+
+EXAMPLES = """Examples:
+
+minillm ablate --plugins muon,paired_heads --seeds 5 --steps 200
+
+minillm ablate --plugins polar_express,normuon --with muon --minutes 0.5
+
+minillm ablate --plugins muon,qk_norm,relu2 --leave-one-out --out runs/which
+
+minillm ablate --plugins muon,qk_norm,relu2 --leave-one-out --out runs/which --json > effects.json
+
+minillm ablate --preset speedrun --leave-one-out
+
+minillm ablate --preset speedrun --plugins xsa
+"""
+
+_WHAT = "Comparison"
+
+WIDE = 80
+"""Columns that hold the bar too; in fewer a run's name is broken rather than the time that is left."""
+
+SHOWN = 5
+"""Sets of plugins that are named: an explanation is at most twelve lines."""
+
+KNOWN = 0.1
+"""Share of the first run after which its speed is known well enough for an estimate."""
+
+
+def ablate(
+    *,
+    plugins: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B",
+            help="Plugins to measure, beside those of the preset or the file; default: all of those. "
+            "-NAME removes one; ./file.py:Class names a single file.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
+    company: Annotated[
+        str | None,
+        typer.Option(
+            "--with",
+            metavar="A,B",
+            help="Plugins that are active in every run, and not measured.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
+    seeds: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="Seeds, each a pair of runs; a technique card takes 5.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = 3,
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            metavar="M",
+            help="Length of each run: the steps that the baseline makes in M minutes.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
+    leave_one_out: Annotated[
+        bool,
+        typer.Option(
+            "--leave-one-out/--one-at-a-time",
+            metavar="",
+            help="Compare all plugins with all but one; or each alone with none (default).",
+            rich_help_panel=_WHAT,
+        ),
+    ] = False,
+    steps: Steps = None,
+    run: StudyOptions,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Output folder; an interrupted study continues there. Default: runs/ablation-N.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure what each plugin is worth: paired seeds, the same data, 95 % intervals.
+
+    Without --plugins, every plugin of the preset or the file is measured.
+    """
+    named = ",".join(part for part in (company, plugins) if part) or None
+    show_ablation(
+        run.request(plugins=named, steps=steps),
+        judged=plugins,
+        company=company,
+        seeds=seeds,
+        minutes=minutes,
+        leave_one_out=leave_one_out,
+        out=out,
+        json=as_json,
+    )
+
+
+def show_ablation(
+    asked: RunRequest,
+    *,
+    judged: str | None,
+    company: str | None,
+    seeds: int,
+    minutes: float | None,
+    leave_one_out: bool,
+    out: Path | None,
+    json: bool,
+) -> None:
+    """Run an ablation; a table, or one JSON document, on stdout.
+
+    Raises:
+        MinillmError: no pair of runs finished; what there is was shown and kept.
+    """
+    from minillm_core.studies import RUNS, added, card_folder, prepare
+    from minillm_lab.ablate import Request
+    from minillm_lab.ablate import ablate as run_ablation
+    from minillm_lab.ablation import PAGE, RESULT
+    from minillm_lab.cli.ablate_table import show_findings
+
+    prepared = prepare(asked, to_run=True)
+    beside = added(company, flag="--with")
+    named = tuple(added(judged)) or tuple(prepared.loaded.specs)
+    with _watched(Left()) as (watch, tell):
+        request = Request(
+            tuple(name for name in named if name not in beside),
+            prepared,
+            runs=RUNS,
+            cache=cache_folder(),
+            say=tell,
+            out=out,
+            seeds=seeds,
+            minutes=minutes,
+            leave_one_out=leave_one_out,
+            watch=watch,
+        )
+        result, folder = run_ablation(request, cards=card_folder())
+    if json:
+        emit(result)
+    else:
+        show_findings(result, Console())
+        say(f"written: {folder / PAGE}, {folder / RESULT}")
+    refuse_nothing(result, folder)
+
+
+@contextmanager
+def _watched(left: Left) -> Iterator[tuple[Watch, Callable[[str], None]]]:
+    """Show a bar for the current run where stderr is a terminal; a line for each run elsewhere."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        estimate_line = _Estimate(left, say)
+
+        def line(current: RunProgress, progress: float) -> None:
+            if left.note(current, progress):
+                say(f"{current.run.label}  {_ahead(current, left)}")
+            estimate_line()
+
+        yield line, say
+        return
+    wide = console.width >= WIDE
+    bar = Progress(
+        TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=wide)),
+        *((BarColumn(bar_width=24),) if wide else ()),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TextColumn("{task.fields[left]}", markup=False),
+        console=console,
+        refresh_per_second=4,
+    )
+
+    def tell(text: str) -> None:
+        bar.console.print(text, markup=False, highlight=False)
+
+    with bar:
+        task = bar.add_task("", total=1.0, left="")
+        estimate = _Estimate(left, tell)
+
+        def watch(current: RunProgress, progress: float) -> None:
+            left.note(current, progress)
+            estimate()
+            label, time_left = current.run.label, _ahead(current, left)
+            bar.update(task, description=label, completed=progress, left=time_left)
+
+        yield watch, tell
+
+
+class _Estimate:
+    """An estimate of the whole time, printed once, as soon as the first run's speed is known."""
+
+    def __init__(self, left: Left, say: Callable[[str], None]) -> None:
+        self._left, self._say, self._printed = left, say, False
+
+    def __call__(self) -> None:
+        seconds = self._left.seconds
+        if not self._printed and self._left.known and seconds is not None:
+            self._printed = True
+            self._say(
+                f"about {duration(seconds)} for the runs at equal tokens; the runs at equal seconds "
+                "follow"
+            )
+
+
+def _ahead(current: RunProgress, left: Left) -> str:
+    """Write ``run 3 of 12, 4:05 left``."""
+    seconds = left.seconds
+    until = "" if seconds is None else f", {duration(seconds)} left"
+    return f"run {current.number} of {current.runs}{until}"
+
+
+def refuse_nothing(result: Mapping[str, Any], out: Path) -> None:
+    """Let an ablation end well where one plugin has a pair of runs at least.
+
+    Args:
+        result: as in ablation.json, finished.
+        out: its folder.
+
+    Raises:
+        MinillmError: no plugin has one; it names the sets whose runs failed, and why.
+    """
+    from minillm_lab.ablation import RUNS
+
+    if any(one["effect"] is not None for one in result["plugins"].values()):
+        return
+    lines = list(_failures(result))
+    if len(lines) > SHOWN:
+        lines[SHOWN:] = [f"and {len(lines) - SHOWN} more plugin sets"]
+    raise MinillmError(
+        "the ablation found nothing: no pair of runs finished\n  " + "\n  ".join(lines),
+        where=str(out / RUNS),
+        fix="a lower learning rate, or less memory per step; use another --out, since failed runs "
+        "are kept and not repeated",
+    )
+
+
+def _failures(result: Mapping[str, Any]) -> Iterator[str]:
+    """Describe each plugin set whose runs failed: how many, and the error of the first."""
+    errors: dict[str, list[str]] = {}
+    for run in result["runs"]:
+        if "error" in run:
+            errors.setdefault(run["variant"], []).append(run["error"])
+    for name, found in errors.items():
+        yield f"{plain(name)}, {counted(len(found), 'run')} failed: {plain(found[0], 160)}"
+
+
+class Left:
+    """The times of an ablation's runs, and an estimate of those to come.
+
+    A run's steps are timed apart from what lies between two runs: validation, and, where another
+    variant begins, its compilation, which with few seeds is as long as a run.
+
+    Args:
+        clock: seconds that never go back.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._current: RunProgress | None = None
+        self._first = self._last = (clock(), 0.0)  # time and share of the current run
+        self._paces: list[float] = []  # seconds a step
+        # seconds before a run's first step was over, and the steps that were made by then
+        self._within: list[tuple[float, float]] = []  # between two runs of a variant
+        self._between: list[tuple[float, float]] = []  # before the first of a variant
+
+    def note(self, current: RunProgress, share: float) -> bool:
+        """Note a step that is over; True: it is the first that is noted of its run.
+
+        Args:
+            current: the run, and those that are ahead.
+            share: of the run, 0..1.
+        """
+        now, before = self._clock(), self._current
+        begins = before is None or current.run != before.run
+        if begins:
+            if (pace := self._timed()) is not None:
+                self._paces.append(pace)
+            same = before is not None and before.run.variant == current.run.variant
+            gaps = self._within if same else self._between
+            gaps.append((now - self._last[0], share * current.run.steps))
+            self._first = now, share
+        self._current, self._last = current, (now, share)
+        return begins
+
+    @property
+    def known(self) -> bool:
+        """Tell whether the first run is far enough for an estimate of the time."""
+        return bool(self._paces) or self._last[1] >= KNOWN
+
+    @property
+    def seconds(self) -> float | None:
+        """Until all runs that are known to come are made; None: no two steps have been timed."""
+        pace = median(self._paces) if self._paces else self._timed()
+        if self._current is None or pace is None:
+            return None
+        run = self._current.run
+        left = pace * run.steps * (1 - self._last[1])
+        for ahead in self._current.ahead:
+            left += pace * ahead.steps + self._gap(run, ahead, pace)
+            run = ahead
+        return left
+
+    def _timed(self) -> float | None:
+        """Compute the seconds of a step of the current run."""
+        (first, done), (last, share) = self._first, self._last
+        if self._current is None or share <= done:
+            return None
+        return (last - first) / (share - done) / self._current.run.steps
+
+    def _gap(self, run: RunSpec, ahead: RunSpec, pace: float) -> float:
+        known = self._within if run.variant == ahead.variant else self._between
+        return max(0.0, median(took - pace * steps for took, steps in known)) if known else 0.0

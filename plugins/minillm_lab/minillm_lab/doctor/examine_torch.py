@@ -1,0 +1,50 @@
+"""Run as a script by ``minillm doctor``: imports torch, tries its devices, writes its findings.
+
+It is a process of its own, and imports nothing else of ours, so that a torch that crashes or hangs
+does so alone.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from typing import Any
+
+
+def facts() -> dict[str, Any]:
+    """Find out the abilities of torch on this machine, as JSON."""
+    import torch
+
+    with warnings.catch_warnings(record=True) as caught:  # why CUDA cannot start, among others
+        warnings.simplefilter("always")
+        found = torch.cuda.is_available()
+        devices = [_device(torch, index) for index in range(torch.cuda.device_count() * found)]
+    float(torch.ones(2).sum())
+    return {
+        "version": torch.__version__,
+        "cuda": torch.version.cuda,
+        "devices": devices,
+        "architectures": torch.cuda.get_arch_list() if found else [],
+        "mps": torch.backends.mps.is_available(),
+        "threads": torch.get_num_threads(),
+        "warnings": [str(one.message) for one in caught],
+    }
+
+
+def _device(torch: Any, index: int) -> dict[str, Any]:
+    about = torch.cuda.get_device_properties(index)
+    found = {
+        "name": about.name,
+        "capability": f"{about.major}.{about.minor}",
+        "bytes": about.total_memory,
+    }
+    try:
+        float(torch.ones(2, device=f"cuda:{index}").sum())
+    except RuntimeError as error:  # no kernel for this card, or another process holds it
+        found["error"] = str(error).splitlines()[0]
+    return found
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(facts()))

@@ -1,0 +1,227 @@
+"""A step's time on torch: moments between its parts, hooks on eager modules, torch's profiler."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from minillm_core import BackendError
+from minillm_core.studies import Batch, Trainer
+
+LAYERS = "layers"
+"""The model's list of blocks: ``layers.0``, ``layers.1``, ..."""
+
+
+class TorchProfiler:
+    """A look into the steps of one trainer; outside of its methods nothing is timed."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self.device = torch.device(trainer.binding.device)
+        self.cuda = self.device.type == "cuda"
+        self.notes = (
+            ()
+            if self.cuda
+            else ("the peak is the whole process's: torch counts arrays on CUDA alone",)
+        )
+
+    def check(self, *, layers: bool, trace: bool) -> None:
+        """Accept both: torch has them."""
+
+    def parts(
+        self, micro: Sequence[Batch], values: Mapping[str, float], supervised: int
+    ) -> dict[str, float]:
+        """Time forward, backward and optimizer: by CUDA's events, or by the clock."""
+        moments = Moments(self.device)
+        self._busy(micro, values, supervised)
+        with self._timed(moments):
+            self._step(micro, values, supervised)
+        return {name: spent for name, spent in moments.seconds().items() if " " not in name}
+
+    def layers(
+        self, micro: Sequence[Batch], values: Mapping[str, float], supervised: int
+    ) -> dict[str, tuple[float, float]]:
+        """Time each block's passes, and the parts before and behind the blocks.
+
+        A block's backward pass is the time between the gradients of its result and of its input.
+        """
+        self._refuse_compiled()
+        moments = Moments(self.device)
+        blocks = dict(self._blocks())
+        self._busy(micro, values, supervised)
+        with self._timed(moments), ExitStack() as hooks:
+            for name, block in blocks.items():
+                for handle in _hooks(block, name, moments):
+                    hooks.callback(handle.remove)
+            self._step(micro, values, supervised)
+        found = moments.seconds()
+        return {
+            name: (found.get(f"forward {name}", 0.0), found.get(f"backward {name}", 0.0))
+            for name in ("embedding", *blocks, "head and loss")
+        }
+
+    def trace(self, path: Path, step: Callable[[], object]) -> None:
+        """Write forward, backward and optimizer as ranges, and every module's where it is eager."""
+        kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.cuda else [])]
+        ranges = _Ranges(cuda=self.cuda)
+        with profile(activities=kinds, acc_events=True) as recorded, ExitStack() as hooks:
+            hooks.enter_context(self._timed(ranges))
+            if not self.trainer.binding.compile:  # a hook would break a compiled step's graph
+                for name, module in self.trainer.model.named_modules():
+                    if name:
+                        for handle in ranges.around(module, name):
+                            hooks.callback(handle.remove)
+            step()
+            self.trainer.synchronize()
+        recorded.export_chrome_trace(str(path))
+
+    def held_bytes(self) -> int | None:
+        """Count the bytes that tensors hold on CUDA."""
+        return torch.cuda.memory_allocated(self.device) if self.cuda else None
+
+    def trim(self) -> None:
+        """Free cached memory."""
+        if self.cuda:
+            torch.cuda.empty_cache()
+
+    def forget_peak(self) -> None:
+        """Begin a new peak."""
+        if self.cuda:
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+    def peak_bytes(self) -> int | None:
+        """Count the most bytes that tensors held on CUDA; on a CPU, that the whole process did."""
+        return self.trainer.peak_bytes()
+
+    def _busy(self, micro: Sequence[Batch], values: Mapping[str, float], supervised: int) -> None:
+        """Queue a step on CUDA: behind it kernels follow each other, as they do while training.
+
+        From an idle device the time would be that of Python, which launches them.
+        """
+        self.trainer.synchronize()
+        if self.cuda:
+            self.trainer.step(micro, values, supervised)
+
+    def _step(self, micro: Sequence[Batch], values: Mapping[str, float], supervised: int) -> None:
+        handle = self.trainer.step(micro, values, supervised)
+        assert handle is not None  # or it would have been cancelled
+        self.trainer.read(handle)
+
+    @contextmanager
+    def _timed(self, timer: Callable[[str], None]) -> Iterator[None]:
+        before, self.trainer.step_timer = self.trainer.step_timer, timer
+        try:
+            yield
+        finally:
+            self.trainer.step_timer = before
+
+    def _blocks(self) -> Iterator[tuple[str, nn.Module]]:
+        for index, block in enumerate(getattr(self.trainer.model, LAYERS)):
+            yield f"{LAYERS}.{index}", block
+
+    def _refuse_compiled(self) -> None:
+        if self.trainer.binding.compile:
+            raise BackendError(
+                "a compiled step has no layers to time", where="bench", fix="train.compile=off"
+            )
+
+
+class Moments:
+    """Moments with a name each; the time from one to the next has the name of the first."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._cuda = device, device.type == "cuda"
+        self._at: list[tuple[str, Any]] = []
+        self.part = ""
+
+    def __call__(self, part: str) -> None:
+        """Note that a part of the step begins; "" when all is queued."""
+        self.part = part
+        # before the blocks is the embedding; behind them, and so first backward, the head
+        place = {"forward": " embedding", "backward": " head and loss"}.get(part, "")
+        self.note(part + place)
+
+    def note(self, name: str) -> None:
+        """Note that something begins."""
+        moment: Any = time.perf_counter()
+        if self._cuda:
+            moment = torch.cuda.Event(enable_timing=True)
+            moment.record(torch.cuda.current_stream(self._device))
+        self._at.append((name, moment))
+
+    def seconds(self) -> dict[str, float]:
+        """Add up the seconds by name, over all micro-batches; waits on CUDA."""
+        if self._cuda:
+            torch.cuda.synchronize(self._device)
+        found: dict[str, float] = {}
+        for (name, begin), (_, end) in zip(self._at, self._at[1:], strict=False):
+            lasted = begin.elapsed_time(end) / 1e3 if self._cuda else end - begin
+            for known_as in {name, name.partition(" ")[0]}:
+                found[known_as] = found.get(known_as, 0.0) + lasted
+        return {name: found[name] for name in found if name}
+
+
+def _hooks(block: nn.Module, name: str, moments: Moments) -> tuple[Any, Any]:
+    """Note when a block's passes begin and end; what is recomputed belongs to the backward pass."""
+
+    def before(module: nn.Module, given: tuple[Any, ...]) -> None:
+        if moments.part == "forward":
+            moments.note(f"forward {name}")
+            previous = _previous(name)
+            if given[0].requires_grad:
+                given[0].register_hook(lambda grad: moments.note(f"backward {previous}"))
+
+    def after(module: nn.Module, given: tuple[Any, ...], result: tuple[Any, ...]) -> None:
+        if moments.part == "forward":
+            moments.note("forward head and loss")  # or the next block, which notes it at once
+            result[0].register_hook(lambda grad: moments.note(f"backward {name}"))
+
+    return block.register_forward_pre_hook(before), block.register_forward_hook(after)
+
+
+def _previous(name: str) -> str:
+    layers, _, index = name.rpartition(".")
+    return f"{layers}.{int(index) - 1}" if int(index) else "embedding"
+
+
+class _Ranges:
+    """Ranges of torch's profiler, and NVTX's on CUDA, one inside the other."""
+
+    def __init__(self, *, cuda: bool) -> None:
+        self._cuda = cuda
+        self._part: Any = None
+
+    def __call__(self, part: str) -> None:
+        """Close the range of the last part, and open that of the next."""
+        if self._part is not None:
+            self._close(self._part)
+        self._part = self._open(part) if part else None
+
+    def around(self, module: nn.Module, name: str) -> tuple[Any, Any]:
+        """Hook a module, so that each of its calls is a range."""
+        opened: list[Any] = []
+        return (
+            module.register_forward_pre_hook(lambda *_: opened.append(self._open(name))),
+            module.register_forward_hook(
+                lambda *_: self._close(opened.pop()) if opened else None, always_call=True
+            ),
+        )
+
+    def _open(self, name: str) -> Any:
+        if self._cuda:
+            torch.cuda.nvtx.range_push(name)
+        entered = record_function(name)
+        entered.__enter__()
+        return entered
+
+    def _close(self, entered: Any) -> None:
+        entered.__exit__(None, None, None)
+        if self._cuda:
+            torch.cuda.nvtx.range_pop()

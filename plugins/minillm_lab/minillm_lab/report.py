@@ -1,0 +1,118 @@
+"""The whole job of ``minillm report``: read a folder and write its page into it."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from minillm_core import MinillmError, Refusal, Run
+from minillm_core.commands import plain
+from minillm_core.studies import RUN, read_json, replace_file
+from minillm_lab.ablation import PAGE, RESULT
+from minillm_lab.ablation_page import ablation_page
+from minillm_lab.comparison import comparison_page
+from minillm_lab.history import History, read_history
+from minillm_lab.run_page import run_page
+
+REPORT, COMPARISON = "report.html", "comparison.html"
+
+CHEAP = 50_000_000
+"""Parameters up to which a CPU writes a sample in seconds."""
+
+TOKENS = 64
+
+Say = Callable[[str], None]
+
+
+def report(out: Path, *, plugins: str | None = None, sample: bool = True, say: Say) -> Path:
+    """Write the page of a run or of an ablation into its folder.
+
+    The run may be unfinished, or killed.
+
+    Args:
+        out: the folder.
+        plugins: those that must be named again for a sample, as ``--plugins`` takes them.
+        sample: let the newest checkpoint write a few words.
+        say: prints a line.
+
+    Returns:
+        The page.
+
+    Raises:
+        Refusal: the folder holds neither, or something else by their names.
+    """
+    if os.path.lexists(out / RUN):
+        path, page = out / REPORT, _of_run
+    elif os.path.lexists(out / RESULT):
+        path, page = out / PAGE, _of_ablation
+    else:
+        raise Refusal(
+            f"{out} holds neither a run nor an ablation",
+            where=f"{out}: there is no {RUN} and no {RESULT}",
+            fix="name the folder that minillm train or minillm ablate wrote",
+        )
+    return _written(path, lambda: page(out, plugins, sample, say))
+
+
+def compare(outs: Sequence[Path]) -> Path:
+    """Write a page of several runs into the folder of the first.
+
+    Raises:
+        Refusal: a folder holds no run.
+    """
+    return _written(outs[0] / COMPARISON, lambda: comparison_page([*map(read_history, outs)]))
+
+
+def _written(path: Path, make: Callable[[], str]) -> Path:
+    """Make a page and put it there whole."""
+    out = path.parent
+    try:
+        text = make()
+    except (AttributeError, KeyError, TypeError, ValueError, IndexError, ArithmeticError) as error:
+        raise Refusal(
+            "what the folder holds is not understood",
+            where=f"{out}: {type(error).__name__}: {plain(str(error), 120)}",
+            fix="use the version of minillm that wrote it",
+        ) from error
+    try:
+        replace_file(path, text.encode("utf-8", "replace"))
+    except OSError as error:
+        raise Refusal(f"{path} cannot be written", where=str(error.strerror)) from error
+    return path
+
+
+def _of_ablation(out: Path, plugins: str | None, sample: bool, say: Say) -> str:
+    return ablation_page(read_json(out / RESULT))
+
+
+def _of_run(out: Path, plugins: str | None, sample: bool, say: Say) -> str:
+    history = read_history(out)
+    written, why = None, "it was not asked for"
+    if not sample:
+        history.samples.clear()
+    elif history.samples:  # the run wrote them itself
+        why = None
+    else:
+        written, why = _sample(history, plugins, say)
+    if why is not None and sample:
+        say(f"no sample: {why}")
+    return run_page(history, written, why)
+
+
+def _sample(history: History, plugins: str | None, say: Say) -> tuple[str | None, str | None]:
+    """Let the newest checkpoint write on the CPU: a running one keeps its device."""
+    parameters = sum(
+        math.prod(one["shape"]) for one in history.record["plan"]["model"]["parameters"].values()
+    )
+    if parameters > CHEAP:
+        return None, (
+            f"{parameters:,} parameters are slow on a CPU; minillm generate {history.out} writes one"
+        )
+    try:
+        run = Run.open(history.out, device="cpu", plugins=plugins, say=say)
+        seed = run.plan.config.seed
+        return run.generate(max_tokens=TOKENS, seed=seed, cached=False), None
+    except (MinillmError, OSError) as error:  # a running one may take a checkpoint away
+        return None, plain(error.what if isinstance(error, MinillmError) else str(error), 200)

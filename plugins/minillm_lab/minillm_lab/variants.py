@@ -1,0 +1,151 @@
+"""Designs of an ablation: sets of plugins, and the pairs of sets that show a plugin's effect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from minillm_core import Plan, PlanError, Refusal
+from minillm_core.studies import Loaded, LoadedPlugin, plan_with
+
+BASELINE, ALL = "baseline", "all"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A plugin set and its plan."""
+
+    name: str  # "baseline", "+muon", "all", "-muon"
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A plugin's effect: a figure of ``having`` it minus the same figure ``without``."""
+
+    plugin: str
+    having: str  # a variant's name
+    without: str
+
+
+@dataclass(frozen=True)
+class Design:
+    """The sets that are run, and those that are compared."""
+
+    kind: str  # "one at a time", "leave one out", "side by side"
+    variants: tuple[Variant, ...]  # in the order in which they are run
+    comparisons: tuple[Comparison, ...]
+    unplanned: Mapping[str, str]  # plugin -> why its effect cannot be measured
+
+
+def one_at_a_time(loaded: Loaded, plugins: Sequence[LoadedPlugin], judged: Sequence[str]) -> Design:
+    """Compare each judged plugin beside the company with the company alone.
+
+    Args:
+        loaded: settings that name all plugins.
+        plugins: all of them: the judged and their company.
+        judged: names, in the order of their runs.
+
+    Raises:
+        Refusal: one of them cannot be planned so.
+    """
+    company = [one.name for one in plugins if one.name not in judged]
+    variants = [_variant(BASELINE, loaded, plugins, company)]
+    for name in judged:
+        try:
+            variants.append(_variant(f"+{name}", loaded, plugins, [*company, name]))
+        except PlanError as error:
+            raise Refusal(
+                f"'{name}' cannot be judged alone: {error.what}",
+                where=error.where,
+                fix="--with the plugins that it builds on, or --leave-one-out"
+                if _together(loaded, plugins)
+                else f"{error.fix}; --with names plugins for every run",
+            ) from error
+    return Design(
+        "one at a time",
+        tuple(variants),
+        tuple(Comparison(name, f"+{name}", BASELINE) for name in judged),
+        {},
+    )
+
+
+def leave_one_out(loaded: Loaded, plugins: Sequence[LoadedPlugin], judged: Sequence[str]) -> Design:
+    """Compare all plugins with all but each judged one.
+
+    A plugin that others build on cannot be left out: it is listed as not judged.
+
+    Args:
+        loaded: settings that name all plugins.
+        plugins: all of them.
+        judged: names, in the order of their runs.
+
+    Raises:
+        Refusal: not one of them can be left out.
+        PlanError: all together cannot be planned.
+    """
+    names = [one.name for one in plugins]
+    variants, comparisons = [_variant(ALL, loaded, plugins, names)], []
+    unplanned: dict[str, str] = {}
+    for name in judged:
+        try:
+            without = [other for other in names if other != name]
+            variants.append(_variant(f"-{name}", loaded, plugins, without))
+        except PlanError as error:
+            unplanned[name] = error.what
+        else:
+            comparisons.append(Comparison(name, ALL, f"-{name}"))
+    if not comparisons:
+        first, why = next(iter(unplanned.items()))
+        raise Refusal(
+            "none of the plugins can be left out",
+            where=f"without '{first}': {why}",
+            fix="--one-at-a-time, --with the plugins that they build on",
+        )
+    return Design("leave one out", tuple(variants), tuple(comparisons), unplanned)
+
+
+def side_by_side(
+    loaded: Loaded,
+    plugins: Sequence[LoadedPlugin],
+    beside: Mapping[str, Sequence[str]],
+    reference: Sequence[str],
+) -> Design:
+    """Compare each judged plugin in a company of its own, so that many share the runs of one set.
+
+    Args:
+        loaded: settings that name all plugins.
+        plugins: all of them: the judged and their company.
+        beside: judged plugin -> its company.
+        reference: the set that is trained for several lengths.
+
+    Raises:
+        PlanError: one of the sets cannot be planned.
+    """
+    variants = {frozenset(reference): _variant(BASELINE, loaded, plugins, reference)}
+    comparisons = []
+    for name, company in beside.items():
+        names = []
+        for active in (frozenset((*company, name)), frozenset(company)):
+            if active not in variants:
+                more, less = sorted(active - {*reference}), sorted({*reference} - active)
+                label = "".join([*(f"+{one}" for one in more), *(f"-{one}" for one in less)])
+                variants[active] = _variant(label, loaded, plugins, sorted(active))
+            names.append(variants[active].name)
+        comparisons.append(Comparison(name, *names))
+    return Design("side by side", tuple(variants.values()), tuple(comparisons), {})
+
+
+def _together(loaded: Loaded, plugins: Sequence[LoadedPlugin]) -> bool:
+    """Tell whether all of them can be planned, so that --leave-one-out is advice."""
+    try:
+        _variant(ALL, loaded, plugins, [one.name for one in plugins])
+    except PlanError:
+        return False
+    return True
+
+
+def _variant(
+    name: str, loaded: Loaded, plugins: Sequence[LoadedPlugin], active: Sequence[str]
+) -> Variant:
+    return Variant(name, plan_with(loaded, plugins, active))

@@ -1,0 +1,288 @@
+"""The worth of a plugin, from paired runs: loss at equal tokens and at equal seconds, speed, memory.
+
+- Pairs (same seed, same data, with and without the plugin): Student's t on their differences gives a
+  95 % interval. The luck of a seed, which both runs of a pair share, drops out.
+- Lengths: the set that all others are compared with is trained for a few more lengths. Each is the
+  number of steps that it makes in the time of another set, which makes its loss there a measurement.
+  Between two lengths that lie close, the loss is a straight line in the logarithm of the steps.
+- At equal seconds the times of the pairs are part of the finding: where they differ from pair to
+  pair, as on a machine that does other things too, the interval is the wider for it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean, linear_regression, median
+from typing import Any
+
+from minillm_core.studies import Trained
+
+# Pairs
+
+MOST_PAIRS = 1000
+"""More than these are not worth naming."""
+
+_EXACT = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+)
+"""The 97.5 % quantiles of Student's t with 1, 2, ... 20 degrees of freedom."""
+
+
+@dataclass(frozen=True)
+class Effect:
+    """The effect of a change on a figure: variant minus baseline, over pairs."""
+
+    effect: float  # the mean difference
+    low: float | None  # of the 95 % interval; None: one pair has none
+    high: float | None
+    pairs: int
+    distinguishable: bool  # the interval leaves 0 out
+    pairs_needed: int | None  # to tell it from 0; None: these do, or more than MOST_PAIRS
+
+    def data(self) -> dict[str, Any]:
+        """Give the effect as JSON."""
+        return asdict(self)
+
+
+def effect_of(differences: Sequence[float]) -> Effect:
+    """Estimate the effect behind the differences of pairs.
+
+    Args:
+        differences: variant minus baseline, one a pair; at least one.
+
+    Raises:
+        ValueError: there is none, or one is not finite.
+    """
+    n = len(differences)
+    if not n or not all(map(math.isfinite, differences)):
+        raise ValueError(f"an effect needs finite differences, not {list(differences)}")
+    mean = math.fsum(differences) / n
+    if n == 1:
+        return Effect(mean, None, None, 1, False, None)
+    spread = math.sqrt(math.fsum((d - mean) ** 2 for d in differences) / (n - 1))
+    half = quantile(n - 1) * spread / math.sqrt(n)
+    tells = abs(mean) > half
+    return Effect(mean, mean - half, mean + half, n, tells, None if tells else needed(mean, spread))
+
+
+def needed(mean: float, spread: float) -> int | None:
+    """Count the fewest pairs whose interval would leave 0 out, with this mean and spread."""
+    for n in range(2, MOST_PAIRS + 1):
+        if quantile(n - 1) * spread / math.sqrt(n) < abs(mean):
+            return n
+    return None
+
+
+def quantile(freedom: int) -> float:
+    """Compute the 97.5 % quantile of Student's t.
+
+    From a table up to 20 degrees of freedom; beyond them by Cornish and Fisher's expansion around
+    the normal's, which is off by less than 1e-5 there.
+    """
+    if freedom <= len(_EXACT):
+        return _EXACT[freedom - 1]
+    z = 1.959963985
+    first = (z**3 + z) / 4
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / freedom + second / freedom**2 + third / freedom**3
+
+
+# Lengths
+
+GAP = 1.25
+"""Trained lengths that a loss is read between differ by this factor at most.
+
+With loss = a steps^-b the line is too high by at most (b log GAP)^2 / 8 of the part that still falls:
+0.2 % of it at b = 0.5.
+"""
+
+BEYOND = 1.02
+"""A line through two trained lengths is prolonged by this factor at most."""
+
+
+def extra_lengths(steps: int, wanted: Iterable[int]) -> list[int]:
+    """Choose few of the wanted lengths to train, so that all others can be interpolated.
+
+    Args:
+        steps: the length that is trained anyway.
+        wanted: lengths at which the loss is to be known.
+
+    Returns:
+        Lengths to train beside ``steps``, shortest first. One or two are all of the wanted ones,
+        unless they lie on the same side.
+    """
+    chosen: list[int] = []
+    for side in (
+        sorted({one for one in wanted if one > steps}),
+        sorted({one for one in wanted if one < steps}, reverse=True),
+    ):
+        if all(neighbours(one, {steps, *chosen}) for one in side):
+            continue
+        last, left = steps, side
+        while left:
+            near = [one for one in left if _near(last, one)]
+            last = near[-1] if near else left[0]
+            left = left[left.index(last) + 1 :]
+            chosen.append(last)
+    return sorted(chosen)
+
+
+def neighbours(steps: int, trained: Collection[int]) -> tuple[int, int] | None:
+    """Find two trained lengths to interpolate another one from: those around it, or the next two.
+
+    Returns:
+        The same twice where it was trained itself. None where there are none that are close.
+    """
+    if steps in trained:
+        return steps, steps
+    ordered = sorted(trained)
+    for below, above in itertools.pairwise(ordered):
+        first = below / BEYOND if below == ordered[0] else below
+        last = above * BEYOND if above == ordered[-1] else above
+        if first <= steps <= last and _near(below, above):
+            return below, above
+    return None
+
+
+def loss_at(steps: int, losses: Mapping[int, float], between: tuple[int, int]) -> float:
+    """Interpolate the loss after ``steps`` between two lengths, in the logarithm of the steps."""
+    below, above = between
+    if below == above:
+        return losses[below]
+    share = math.log(steps / below) / math.log(above / below)
+    return (1 - share) * losses[below] + share * losses[above]
+
+
+def _near(one: int, other: int) -> bool:
+    return max(one, other) <= GAP * min(one, other)
+
+
+# Both
+
+ALIKE = 0.01
+"""Speeds that differ by no more than this share: the run at equal tokens is the one at equal seconds."""
+
+UNIT = "nats a token of held-out text, at equal tokens; below 0 is better"
+
+Runs = Mapping[int, Trained]  # by seed
+Lengths = Mapping[int, Runs]  # by steps
+
+
+def worth(
+    having: Lengths, without: Lengths, steps: int, *, reference: bool, pairs: int
+) -> dict[str, Any]:
+    """Measure a plugin's effects: differences, with minus without, and ratios, with over without.
+
+    Args:
+        having: runs with it.
+        without: those without it.
+        steps: of the runs at equal tokens.
+        reference: the runs with it are of several lengths; else those without it.
+        pairs: how many there should be.
+
+    Returns:
+        As in ablation.json; the loss at equal tokens comes first.
+    """
+    ours, others = having.get(steps, {}), without.get(steps, {})
+    seeds = sorted(ours.keys() & others.keys())
+    failed = pairs - len(seeds)
+    if not seeds:
+        return {"effect": None, "low": None, "high": None, "failed": failed}
+    rates = [ours[s].tokens_per_second / others[s].tokens_per_second for s in seeds]
+    peaks = {"with": _largest(ours.values()), "without": _largest(others.values())}
+    more = [a / b for s in seeds if (a := ours[s].peak_bytes) and (b := others[s].peak_bytes)]
+    return {
+        **effect_of([ours[s].val_loss - others[s].val_loss for s in seeds]).data(),
+        "unit": UNIT,
+        "failed": failed,
+        "equal_seconds": (
+            _in_equal_time(others, having, steps, -1)
+            if reference
+            else _in_equal_time(ours, without, steps, 1)
+        ),
+        "speed": _times(rates),
+        "peak_bytes": peaks | (_times(more) if more else {}),
+    }
+
+
+def _times(ratios: Sequence[float]) -> dict[str, Any]:
+    """Estimate the effect behind the ratios of pairs, as a ratio: 1 is none."""
+    found = effect_of([math.log(ratio) for ratio in ratios]).data()
+    times = {key: found[key] for key in ("effect", "low", "high")}
+    return found | {key: None if log is None else math.exp(log) for key, log in times.items()}
+
+
+def steps_in_time(runs: Runs, reference: Runs, steps: int) -> int | None:
+    """Count the steps that the reference makes in the time in which others make ``steps``.
+
+    Returns:
+        ``steps`` where they are equally fast; None while one of them has no run.
+    """
+    if not runs or not reference:
+        return None
+    own, others = (median(run.seconds for run in some.values()) for some in (runs, reference))
+    share = own / others
+    return steps if abs(share - 1) <= ALIKE else max(1, round(steps * share))
+
+
+def _in_equal_time(runs: Runs, reference: Lengths, steps: int, sign: int) -> dict[str, Any] | None:
+    """Compare the runs' loss with the reference's in as many seconds: the difference, times a sign.
+
+    Each pair is held to its own time, so that what the speeds vary by is in the interval.
+
+    Returns:
+        The effect; ``steps``, which the reference makes in that time; ``between``, the trained
+        lengths that its loss is interpolated from, the same twice where it was measured. None where the
+        reference was not trained for such lengths.
+    """
+    at = steps_in_time(runs, reference[steps], steps)
+    between = neighbours(at, reference) if at else None
+    if at is None or between is None:
+        return None
+    below, above = (reference[length] for length in between)
+    seeds = sorted(runs.keys() & reference[steps].keys() & below.keys() & above.keys())
+    if not seeds:
+        return None
+    times = [math.log(runs[seed].seconds / reference[steps][seed].seconds) for seed in seeds]
+    usual, slope = fmean(times), _slope(reference, steps)
+    differences = [
+        runs[seed].val_loss
+        - loss_at(
+            at,
+            {between[0]: below[seed].val_loss, between[1]: above[seed].val_loss},
+            between,
+        )
+        - slope * (time - usual)  # a pair's own time is as many steps more of the reference
+        for seed, time in zip(seeds, times, strict=True)
+    ]
+    found = effect_of([sign * difference for difference in differences])
+    return {**found.data(), "steps": at, "between": list(between)}
+
+
+def _slope(reference: Lengths, steps: int) -> float:
+    """Estimate the slope of the reference's loss over the logarithm of its steps.
+
+    By least squares through the trained lengths. Of a single one by the second half of its runs, which
+    a falling learning rate makes steeper: the interval is then too wide rather than too narrow.
+    """
+    shared = set[int].intersection(*({*runs} for runs in reference.values()))
+    if len(reference) > 1 and shared:
+        losses = [fmean(runs[seed].val_loss for seed in shared) for runs in reference.values()]
+        return linear_regression([math.log(length) for length in reference], losses).slope
+    slopes = []
+    for run in reference[steps].values():
+        early = [point for point in run.curve if 0 < 2 * point.step <= run.steps]
+        if early:
+            fallen = run.val_loss - early[-1].val_loss
+            slopes.append(fallen / math.log(run.steps / early[-1].step))
+    return fmean(slopes) if slopes else 0.0
+
+
+def _largest(runs: Iterable[Trained]) -> int | None:
+    peaks = [run.peak_bytes for run in runs if run.peak_bytes is not None]
+    return max(peaks, default=None)

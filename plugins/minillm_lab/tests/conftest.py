@@ -1,0 +1,122 @@
+"""The program, and a study that trains nothing: its losses and its speed are formulas of plan and seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from minillm_core import Interrupted, NonFinite, Plugin, option, scheduled, stage
+from minillm_core.cli.main import main
+from minillm_core.config.load import Loaded, load
+from minillm_core.plugins.manager import LoadedPlugin
+from minillm_core.studies import Point, Trained
+
+
+def halved(ops: Any, update: Any, param: Any, state: dict[str, Any]) -> Any:
+    return update * 0.5, state
+
+
+class Rule(Plugin, api=1):
+    """A rule for the head."""
+
+    lr: float = option(0.01, gt=0, help="its rate")
+
+    def optimizer_factory(self, optimizer: Any) -> None:
+        optimizer.rule("rule", lr=scheduled(self.lr), scale=stage(halved))
+        optimizer.assign("rule", lambda name, p: p.role == "head")
+
+
+class Extension(Plugin, api=1):
+    """Builds on the rule."""
+
+    def optimizer_factory(self, optimizer: Any) -> None:
+        optimizer.extend("rule", "precondition", stage(halved))
+
+
+class Scale(Plugin, api=1):
+    """Attention's scale."""
+
+    def build_attention(self, attn: Any) -> None:
+        attn.scale(0.5)
+
+
+class Watcher(Plugin, api=1):
+    """Is told of events, and changes nothing."""
+
+    def on_event(self, event: Any) -> None:
+        pass
+
+
+class FakeStudy:
+    """Each plugin takes ``gain`` off the loss and makes a step ``cost`` times as long."""
+
+    def __init__(self, gain: dict[str, float], cost: dict[str, float] | None = None) -> None:
+        self.gain, self.cost = gain, cost or {}
+        self.made: list[tuple[tuple[str, ...], int, int]] = []
+        self.stop_after: int | None = None
+        self.diverges: set[tuple[str, int]] = set()
+
+    def train(
+        self,
+        plan: Any,
+        seed: int,
+        *,
+        evaluations: int = 10,
+        watch: Callable[[float], None] = lambda progress: None,
+    ) -> Trained:
+        names, steps = tuple(one.name for one in plan.active), plan.config.train.steps
+        if self.stop_after is not None and len(self.made) >= self.stop_after:
+            raise Interrupted("ended by SIGTERM after step 3; nothing was saved")
+        self.made.append((names, seed, steps))
+        if self.diverges & {(name, seed) for name in names}:
+            raise NonFinite("10 of the last 100 steps were not finite")
+        watch(1.0)
+        seconds = steps * 0.1
+        loss = 5.0 + 0.1 * seed - 0.01 * steps
+        for name in names:
+            seconds *= self.cost.get(name, 1.0)
+            loss -= self.gain.get(name, 0.0) + 0.001 * ((seed * 7) % 3)
+        tokens = steps * plan.tokens_per_step
+        curve = (Point(steps, tokens, seconds, loss, None),)
+        return Trained(seed, steps, tokens, seconds, tokens / seconds, 1000, curve)
+
+    def step_seconds(self, plan: Any, seed: int) -> float:
+        return 0.1
+
+
+PLUGINS = {"rule": Rule, "extension": Extension, "scale": Scale, "watcher": Watcher}
+
+
+@pytest.fixture
+def program(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run the program here: exit code, stdout, stderr."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = main(arguments)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+@pytest.fixture
+def rigged() -> type[FakeStudy]:
+    return FakeStudy
+
+
+@pytest.fixture
+def asked() -> Callable[..., tuple[Loaded, tuple[LoadedPlugin, ...]]]:
+    def asked(
+        *names: str, steps: int = 100, settings: Sequence[str] = ()
+    ) -> tuple[Loaded, tuple[LoadedPlugin, ...]]:
+        loaded = load(
+            preset="tiny",
+            assignments=[f"train.steps={steps}", *settings],
+            plugins=",".join(names) or None,
+            default_preset=lambda: ("tiny", "the test"),
+        )
+        return loaded, tuple(LoadedPlugin.of(name, PLUGINS[name]()) for name in sorted(names))
+
+    return asked

@@ -1,0 +1,316 @@
+"""What is compared, which runs are made, that none is made twice, and what is said of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minillm_core.errors import Interrupted, Refusal, Stopped
+from minillm_lab.ablation import BOUND, Ablation, points
+from minillm_lab.result_diff import settings
+from minillm_lab.variants import leave_one_out, one_at_a_time
+
+ABOUT = {"data": "text", "device": "a CPU", "dtype": "float32", "versions": {"minillm-core": "1"}}
+
+
+@pytest.fixture
+def ablation(tmp_path: Path, asked: Any) -> Any:
+    def make(rig: Any, judged: tuple[str, ...], **more: Any) -> Ablation:
+        settings = more.pop("settings", ())
+        named = (*judged, *more.pop("company", ()))
+        loaded, plugins = asked(*named, steps=more.get("steps") or 100, settings=settings)
+        design = more.pop("design", one_at_a_time)(loaded, plugins, judged)
+        given = {"steps": 100, "minutes": None, "about": ABOUT, "say": lambda text: None, **more}
+        return Ablation(tmp_path, design, range(3), rig, **given)
+
+    return make
+
+
+def test_each_alone_against_none(ablation: Any, rigged: Any) -> None:
+    rig = rigged({"rule": 0.2, "scale": -0.1})
+    found = ablation(rig, ("scale", "rule")).run()
+    assert list(found["plugins"]) == ["scale", "rule"]
+    made = [names for names, _, _ in rig.made]
+    assert made == [()] * 3 + [("scale",)] * 3 + [("rule",)] * 3  # a variant's seeds together
+    rule = found["plugins"]["rule"]
+    assert rule["effect"] == pytest.approx(-0.201, abs=1e-3)
+    assert rule["low"] < rule["effect"] < rule["high"] < 0
+    assert rule["distinguishable"]
+    assert found["plugins"]["scale"]["effect"] == pytest.approx(0.1, abs=2e-3)
+    assert rule["speed"]["effect"] == pytest.approx(1.0)
+    assert found["finished"]
+
+
+def test_the_first_is_run_again_for_the_time_of_a_slower_one(ablation: Any, rigged: Any) -> None:
+    rig = rigged({"rule": 0.2}, {"rule": 1.5})
+    found = ablation(rig, ("rule",)).run()
+    assert [steps for names, _, steps in rig.made if names] == [100] * 3
+    assert [steps for names, _, steps in rig.made if not names] == [100] * 3 + [150] * 3
+    rule = found["plugins"]["rule"]
+    assert rule["equal_seconds"]["effect"] == pytest.approx(rule["effect"] + 0.01 * 50)
+    assert rule["equal_seconds"]["between"] == [150, 150]  # measured, not read between two
+    assert rule["speed"]["effect"] == pytest.approx(1 / 1.5)
+    assert found["variants"]["+rule"]["steps_at_equal_seconds"] == 150
+
+
+def test_a_loss_is_read_between_lengths_that_lie_close(ablation: Any, rigged: Any) -> None:
+    rig = rigged({}, {"rule": 1.2, "scale": 1.1})
+    found = ablation(rig, ("rule", "scale")).run()["plugins"]
+    assert {steps for names, _, steps in rig.made} == {100, 120}
+    assert found["rule"]["equal_seconds"]["between"] == [120, 120]
+    told = found["scale"]["equal_seconds"]
+    assert (told["steps"], told["between"], told["pairs"]) == (110, [100, 120], 3)
+    # The rig's loss is a line in the steps, 0.01 each, and so is a little off one in their logarithm.
+    assert told["effect"] == pytest.approx(found["scale"]["effect"] + 0.01 * 10, abs=6e-3)
+
+
+def test_left_out_ones_are_held_against_all_in_their_own_time(ablation: Any, rigged: Any) -> None:
+    rig = rigged({"rule": 0.2, "scale": 0.1}, {"scale": 1.25})
+    found = ablation(rig, ("rule", "scale"), design=leave_one_out).run()["plugins"]
+    assert {steps for names, _, steps in rig.made if len(names) == 2} == {80, 100}
+    scale = found["scale"]
+    assert scale["equal_seconds"]["effect"] == pytest.approx(scale["effect"] + 0.01 * 20)
+    assert found["rule"]["equal_seconds"]["effect"] == found["rule"]["effect"]
+
+
+def test_nothing_is_said_of_equal_seconds_before_it_was_measured(
+    ablation: Any, rigged: Any, tmp_path: Path
+) -> None:
+    rig = rigged({"rule": 0.2}, {"rule": 1.5})
+    rig.stop_after = 6
+    with pytest.raises(Stopped):
+        ablation(rig, ("rule",)).run()
+    found = json.loads((tmp_path / "ablation.json").read_bytes())
+    assert found["plugins"]["rule"]["pairs"] == 3
+    assert found["plugins"]["rule"]["equal_seconds"] is None
+    assert "not run yet" in (tmp_path / "ablation.html").read_text(encoding="utf-8")
+
+
+def test_variants_may_be_made_apart(ablation: Any, rigged: Any) -> None:
+    whole = ablation(rigged({"rule": 0.2}, {"rule": 1.5}), ("rule",))
+    first, second = (
+        ablation(rigged({"rule": 0.2}, {"rule": 1.5}), ("rule",)) for _ in range(2)
+    )  # as in two processes
+    second.make(second.design.variants[1])
+    first.make(first.reference)
+    assert first.climb()["plugins"]["rule"]["equal_seconds"]["between"] == [150, 150]
+    assert whole.run()["plugins"] == first.climb()["plugins"]
+    assert not whole.study.made
+
+
+def test_one_as_fast_serves_both(ablation: Any, rigged: Any) -> None:
+    rig = rigged({"rule": 0.2}, {"rule": 1.005})
+    rule = ablation(rig, ("rule",)).run()["plugins"]["rule"]
+    assert len(rig.made) == 6
+    assert rule["equal_seconds"]["effect"] == rule["effect"]
+
+
+def test_all_against_all_but_one_tells_which_cannot_be_left_out(ablation: Any, rigged: Any) -> None:
+    rig = rigged({"rule": 0.2, "extension": 0.05, "scale": 0.0})
+    judged = ("rule", "extension", "scale")
+    found = ablation(rig, judged, design=leave_one_out).run()
+    assert list(found["plugins"]) == ["extension", "scale"]
+    assert "no active plugin provides" in found["not_judged"]["rule"]
+    assert found["plugins"]["extension"]["effect"] == pytest.approx(-0.051, abs=1e-3)
+    assert {names for names, _, _ in rig.made} == {
+        ("extension", "rule", "scale"),
+        ("rule", "scale"),
+        ("extension", "rule"),
+    }
+
+
+def test_one_that_builds_on_another_is_refused_alone_and_judged_in_company(
+    ablation: Any, rigged: Any
+) -> None:
+    with pytest.raises(Refusal, match="'extension' cannot be judged alone") as refused:
+        ablation(rigged({}), ("extension",))
+    assert "--with" in str(refused.value)
+    rig = rigged({"extension": 0.05})
+    found = ablation(rig, ("extension",), company=("rule",)).run()
+    assert found["variants"]["baseline"]["plugins"] == ["rule"]
+    assert found["plugins"]["extension"]["effect"] < 0
+
+
+def test_nothing_to_leave_out_is_refused(asked: Any) -> None:
+    loaded, plugins = asked("rule", "extension")
+    with pytest.raises(Refusal, match="none of the plugins can be left out"):
+        leave_one_out(loaded, plugins, ("rule",))
+
+
+def test_who_watches_is_told_what_is_ahead(ablation: Any, rigged: Any) -> None:
+    told: list[Any] = []
+
+    def watch(going: Any, progress: float) -> None:
+        told.append((going.number, going.runs, len(going.ahead)))
+
+    rig = rigged({"rule": 0.2}, {"rule": 1.25})
+    rig.stop_after = 2
+    with pytest.raises(Stopped):
+        ablation(rig, ("rule",), watch=watch).run()
+    again = rigged({"rule": 0.2}, {"rule": 1.25})
+    ablation(again, ("rule",), watch=watch).run()
+    assert told == [
+        *[(1, 6, 5), (2, 6, 4)],
+        *[(3, 6, 3), (4, 6, 2), (5, 6, 1), (6, 6, 0)],  # goes on
+        *[(7, 9, 2), (8, 9, 1), (9, 9, 0)],  # at equal seconds, once the speeds are known
+    ]
+
+
+def test_finished_runs_are_not_made_again(ablation: Any, rigged: Any, tmp_path: Path) -> None:
+    rig = rigged({"rule": 0.2})
+    rig.stop_after = 2
+    with pytest.raises(Stopped, match="2 finished runs kept"):
+        ablation(rig, ("rule",)).run()
+    assert not json.loads((tmp_path / "ablation.json").read_bytes())["finished"]
+    assert "Not finished: based on 2 runs" in (tmp_path / "ablation.html").read_text(
+        encoding="utf-8"
+    )
+    again = rigged({"rule": 0.2})
+    found = ablation(again, ("rule",)).run()
+    assert [(names, seed) for names, seed, _ in again.made] == [
+        ((), 2),
+        *[(("rule",), seed) for seed in range(3)],
+    ]
+    whole = rigged({"rule": 0.2})
+    assert found["plugins"] == ablation(whole, ("rule",)).run()["plugins"]
+    assert not whole.made
+
+
+def test_a_signal_before_the_first_run_leaves_nothing(ablation: Any, rigged: Any) -> None:
+    rig = rigged({})
+    rig.stop_after = 0
+    with pytest.raises(Interrupted, match="no run was finished"):
+        ablation(rig, ("rule",)).run()
+
+
+@pytest.mark.parametrize("change", ["data", "device", "dtype", "versions"])
+def test_runs_of_another_ablation_are_refused(ablation: Any, rigged: Any, change: str) -> None:
+    ablation(rigged({}), ("rule",)).run()
+    with pytest.raises(Refusal, match="the runs of another ablation") as refused:
+        ablation(rigged({}), ("rule",), about={**ABOUT, change: "another"}).run()
+    assert change in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "setting", ["train.compile=off", "train.checkpointing=true", 'kernels="reference"']
+)
+def test_so_are_those_with_another_speed_and_the_same_plan(
+    ablation: Any, rigged: Any, tmp_path: Path, setting: str
+) -> None:
+    found = ablation(rigged({}), ("rule",)).run()
+    other = ablation(rigged({}), ("rule",), settings=(setting,))
+    hashes = [one["plan_hash"] for one in found["variants"].values()]
+    assert [one.plan.hash for one in other.design.variants] == hashes
+    name = setting.partition("=")[0].removeprefix("train.")
+    with pytest.raises(Refusal, match=f"its {name} is (auto|False), this one's"):
+        other.run()
+
+
+def test_a_run_that_names_no_kernels_had_the_usual_ones(
+    ablation: Any, rigged: Any, tmp_path: Path
+) -> None:
+    ablation(rigged({}), ("rule",)).run()
+    for path in (tmp_path / "runs").iterdir():
+        kept = json.loads(path.read_bytes())
+        kept["identity"] = {k: v for k, v in kept["identity"].items() if k not in BOUND}
+        path.write_text(json.dumps(kept))
+    ablation(again := rigged({}), ("rule",)).run()
+    assert not again.made
+
+
+def test_a_run_that_was_cut_short_is_made_again(ablation: Any, rigged: Any, tmp_path: Path) -> None:
+    ablation(rigged({}), ("rule",)).run()
+    torn = tmp_path / "runs" / "with-rule-seed1-100.json"
+    torn.write_bytes(torn.read_bytes()[:40])
+    rig = rigged({})
+    ablation(rig, ("rule",)).run()
+    assert rig.made == [(("rule",), 1, 100)]
+
+
+def test_a_pair_that_diverged_is_told_and_left_out(ablation: Any, rigged: Any) -> None:
+    rig, told = rigged({"rule": 0.2}), []
+    rig.diverges = {("rule", 1)}
+    found = ablation(rig, ("rule",), say=told.append).run()
+    assert found["plugins"]["rule"]["pairs"] == 2
+    assert found["plugins"]["rule"]["failed"] == 1
+    assert any("not finite" in line for line in told)
+    rig.diverges = {("rule", seed) for seed in range(3)}
+    all_failed = ablation(rig, ("rule",), about={**ABOUT}, steps=50).run()["plugins"]["rule"]
+    assert (all_failed["effect"], all_failed["failed"]) == (None, 3)
+
+
+def test_minutes_become_steps_once(ablation: Any, rigged: Any) -> None:
+    found = ablation(rigged({}), ("rule",), steps=None, minutes=0.1).run()
+    assert found["steps"] == 60  # 6 seconds of 0.1 each
+    slower = rigged({})
+    slower.step_seconds = lambda *_: 0.5  # another day
+    assert ablation(slower, ("rule",), steps=None, minutes=0.1).run()["steps"] == 60
+    assert not slower.made
+    assert ablation(slower, ("rule",), steps=None, minutes=0.2).run()["steps"] == 24
+
+
+def test_the_entry_that_differs_is_named(ablation: Any, rigged: Any) -> None:
+    ablation(rigged({}), ("rule",)).run()
+    newer = {**ABOUT, "versions": {"minillm-core": "1", "torch": "2"}}
+    with pytest.raises(Refusal) as refused:
+        ablation(rigged({}), ("rule",), about=newer).run()
+    assert "versions: its torch is None, this one's 2" in str(refused.value.where)
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("train.rows=3", "its train.rows is 8, this one's 3"),
+        ("model.layers=1", "its model.layers is 4, this one's 1"),
+        ("train.betas=[0.5, 0.75]", "its train.betas is 0.9, 0.95, this one's 0.5, 0.75"),
+        ("data.seed=7", r"its plan is \w{12}, this one's \w{12}, by code or by a setting"),
+    ],
+)
+def test_of_two_plans_the_setting_that_differs_is_named(
+    ablation: Any, rigged: Any, setting: str, said: str
+) -> None:
+    first, other = (ablation(rigged({}), ("rule",), settings=more) for more in ((), (setting,)))
+    for one in (first, other):
+        config = one.design.variants[0].plan.config
+        tables = {"model": config.model, "train": config.train}
+        one.about |= {name: table.model_dump(mode="json") for name, table in tables.items()}
+    first.run()
+    with pytest.raises(Refusal) as refused:
+        other.run()
+    assert re.search(said, str(refused.value.where))
+
+
+def test_so_are_plugins_and_their_options() -> None:
+    def run(name: str, options: dict[str, Any], *plugins: str) -> dict[str, Any]:
+        return {"variants": {name: {"options": options, "plugins": list(plugins)}}}
+
+    was = run("+rule", {"rule": {"lr": 0.1, "for": ["*"]}}, "rule")
+    assert settings(was, run("+rule", {"rule": {"lr": 0.2, "for": ("*",)}}, "rule"), "+rule") == (
+        "its rule.lr is 0.1, this one's 0.2"
+    )
+    assert settings(was, run("+rule", {}, "rule", "scale"), "+rule") == (
+        "its set of plugins is rule, this one's rule, scale"
+    )
+    assert settings(was, was, "+rule") is None
+    for torn in ({}, {"variants": 3}, {"variants": {"+rule": []}, "model": "x"}):
+        assert settings(torn, was, "+rule") is None
+    many = {"train": {name: 0 for name in "abcde"}}
+    told = settings(many, {"train": {name: 1 for name in "abcde"}}, "+rule")
+    assert told is not None
+    assert told.endswith("its train.c is 0, this one's 1; and 2 more")
+
+
+@pytest.mark.parametrize(
+    ("steps", "tokens", "expected"), [(10, 65_536, 2), (360, 65_536, 8), (100_000, 65_536, 10)]
+)
+def test_validation_takes_no_more_than_a_quarter_of_the_time(
+    asked: Any, steps: int, tokens: int, expected: int
+) -> None:
+    loaded, plugins = asked("rule")
+    plan = one_at_a_time(loaded, plugins, ("rule",)).variants[0].plan
+    assert plan.config.eval.tokens == tokens
+    assert points(plan, steps) == expected

@@ -1,0 +1,97 @@
+"""What is said of a plugin at equal seconds, where the machine is not equally fast all the time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from minillm_core.studies import Point, Trained
+from minillm_lab.worth import Runs, worth
+
+STEPS = 100
+
+
+def trained(seed: int, seconds: float, loss: float, steps: int = STEPS) -> Trained:
+    half = Point(steps // 2, steps // 2, seconds / 2, loss + 0.5, None)
+    end = Point(steps, steps, seconds, loss, None)
+    return Trained(seed, steps, steps, seconds, steps / seconds, None, (half, end))
+
+
+def runs(seconds: Sequence[float], loss: float = 4.0, steps: int = STEPS) -> Runs:
+    return {
+        seed: trained(seed, time, loss + 0.1 * seed, steps) for seed, time in enumerate(seconds)
+    }
+
+
+def timed(ours: Runs, *others: Runs) -> dict[str, Any]:
+    lengths = {next(iter(some.values())).steps: some for some in others}
+    return worth({STEPS: ours}, lengths, STEPS, reference=False, pairs=len(ours))["equal_seconds"]
+
+
+def test_a_steady_machine_adds_nothing_to_the_interval() -> None:
+    told = timed(runs([12.0] * 3, 3.9), runs([10.0] * 3), runs([12.0] * 3, 3.95, 120))
+    assert told["steps"] == 120
+    assert told["effect"] == pytest.approx(-0.05)
+    assert told["high"] - told["low"] == pytest.approx(0, abs=1e-9)
+
+
+def test_a_plugin_is_not_told_from_none_by_what_the_machine_does_beside() -> None:
+    """The same runs, one of the sets while somebody else used the machine now and then."""
+    usual, busy = runs([10.0, 10.2, 9.9, 10.0, 10.1]), runs([10.0, 19.0, 9.9, 14.0, 13.0])
+    told = timed(usual, busy, runs([8.0] * 5, 4.4, 77))
+    assert told["steps"] == 77
+    assert told["effect"] == pytest.approx(-0.4)  # of the usual pair
+    assert told["low"] < 0 < told["high"]
+    assert not told["distinguishable"]
+    assert told["pairs_needed"] is not None
+
+
+def test_of_a_single_length_the_way_there_tells_what_time_is_worth() -> None:
+    steady = timed(runs([10.0] * 4, 3.99), runs([10.0] * 4))
+    shaken = timed(runs([10.0, 10.1, 9.0, 11.0], 3.99), runs([10.0] * 4))
+    assert steady["steps"] == shaken["steps"] == STEPS
+    assert steady["distinguishable"]
+    assert not shaken["distinguishable"]
+    assert shaken["effect"] == pytest.approx(steady["effect"])
+    assert shaken["high"] - shaken["low"] > 0.05
+
+
+def test_both_designs_say_the_same_of_the_same_runs() -> None:
+    slow, fast = runs([12.0, 12.5, 11.9], 3.9), runs([10.0, 10.4, 9.8])
+    more = runs([12.0] * 3, 3.95, 120)
+    told = timed(slow, fast, more)
+    other = worth({STEPS: fast, 120: more}, {STEPS: slow}, STEPS, reference=True, pairs=3)
+    flipped = other["equal_seconds"]
+    assert flipped["effect"] == pytest.approx(-told["effect"])
+    assert flipped["low"] == pytest.approx(-told["high"])
+
+
+def test_speed_and_memory_have_their_intervals_too() -> None:
+    def heavier(some: Runs, peaks: Sequence[int]) -> Runs:
+        return {s: replace(one, peak_bytes=peaks[s]) for s, one in some.items()}
+
+    ours = heavier(runs([12.5, 12.5, 12.5]), [220, 220, 220])
+    others = heavier(runs([10.0, 10.0, 10.0]), [200, 200, 200])
+    told = worth({STEPS: ours}, {STEPS: others}, STEPS, reference=False, pairs=3)
+    for key, ratio in (("speed", 0.8), ("peak_bytes", 1.1)):
+        assert told[key]["effect"] == pytest.approx(ratio)
+        assert told[key]["low"] == pytest.approx(ratio)
+        assert (told[key]["distinguishable"], told[key]["pairs"]) == (True, 3)
+    assert (told["peak_bytes"]["with"], told["peak_bytes"]["without"]) == (220, 200)
+
+    shaken = heavier(runs([9.0, 12.0, 10.0]), [190, 230, 210])
+    told = worth({STEPS: shaken}, {STEPS: others}, STEPS, reference=False, pairs=3)
+    for key in ("speed", "peak_bytes"):
+        assert told[key]["low"] < 1 < told[key]["high"]
+        assert not told[key]["distinguishable"]
+        assert told[key]["pairs_needed"] > 3
+
+
+def test_memory_that_nobody_counts_has_no_interval() -> None:
+    told = worth(
+        {STEPS: runs([1.0] * 3)}, {STEPS: runs([1.0] * 3)}, STEPS, reference=False, pairs=3
+    )
+    assert told["peak_bytes"] == {"with": None, "without": None}

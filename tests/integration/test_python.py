@@ -1,0 +1,40 @@
+"""docs/python.md and its notebook are so: the notebook's cells are executed from top to end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools import notebook
+
+SENTENCE = "It was a dark and stormy night; the rain fell in torrents, number {}.\n"
+
+
+def test_the_notebook_is_the_page() -> None:
+    assert notebook.NOTEBOOK.read_text("utf-8") == notebook.made(notebook.PAGE.read_text("utf-8"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+def test_the_notebook_runs(backend: str, tmp_path: Path) -> None:
+    document = json.loads(notebook.NOTEBOOK.read_text("utf-8"))
+    code = ["".join(c["source"]) for c in document["cells"] if c["cell_type"] == "code"]
+    (tmp_path / "my_texts").mkdir()
+    for part in range(40):
+        text = "".join(SENTENCE.format(part * 20 + n) for n in range(20))
+        (tmp_path / "my_texts" / f"{part:02d}.txt").write_text(text)
+    (tmp_path / "held_out.txt").write_text("".join(SENTENCE.format(n) for n in range(900, 920)))
+    script = "\n".join(code).replace('"tiny", ', f'"tiny", **{{"file": "{backend}.toml"}}, ')
+    (tmp_path / f"{backend}.toml").write_text(f'backend = "{backend}"\ndevice = "cpu"\n')
+    (tmp_path / "page.py").write_text(script)
+    done = subprocess.run(
+        [sys.executable, "page.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "train.steps" in done.stdout  # the nearest name
+    assert (tmp_path / "model" / "model.safetensors").exists()
+    assert "Warning" not in done.stderr

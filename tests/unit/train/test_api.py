@@ -1,0 +1,221 @@
+"""The Python API with a model of one table: load, build_plan, Run, in memory and in a folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minillm_core as minillm
+from minillm_core.backends.base import Backend
+from minillm_core.checkpoint import verify
+from minillm_core.plan import Plan
+
+SIZES = {
+    **{"model.vocab": 300, "model.dim": 16, "model.layers": 2, "model.hidden": 16},
+    **{"train.rows": 2, "train.seq_len": 16, "train.lr": 0.5, "train.steps": 12},
+    **{"eval.tokens": 200, "backend": "torch", "device": "cpu"},
+}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("text")
+    for n in range(30):
+        (folder / f"{n:02d}.txt").write_text(f"{n}. It was a dark and stormy night; " * 9)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def settings(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.chdir(tmp_path)
+    return {"data.paths": [str(text)], **SIZES}
+
+
+@pytest.fixture
+def options(bigram: type, kept: Path) -> dict[str, Any]:
+    """Tables in the place of models, and a cache of the tests' own."""
+
+    class Tables(Backend):
+        def trainer(self, plan: Plan, seed: int, *, max_positions: int | None = None) -> Any:
+            return bigram(vocab=plan.config.model.vocab)
+
+        model = trainer
+
+    return {"create": lambda detected, plan: Tables(), "cache": kept}
+
+
+@pytest.fixture
+def make(settings: dict[str, Any], options: dict[str, Any]) -> Callable[..., minillm.Run]:
+    def made(out: str | None = None, **more: Any) -> minillm.Run:
+        config = minillm.load("tiny", settings=settings | more)
+        return minillm.Run(minillm.build_plan(config), out=out, **options)
+
+    return made
+
+
+def steps_of(run: minillm.Run, until: int | None = None) -> list[int]:
+    found = []
+    for event in run.steps():
+        if isinstance(event, minillm.Stepped):
+            found.append(event.step)
+            if event.step == until:
+                break
+    return found
+
+
+def test_settings_say_where_they_come_from(settings: dict[str, Any]) -> None:
+    config = minillm.load("tiny", plugins=["muon"], settings=settings | {"muon.momentum": 0.9})
+    assert (config.train.steps, config.model.dim, config.preset, config.seed) == (12, 16, "tiny", 0)
+    assert config.plugins == {"muon": {"momentum": 0.9}}
+    assert config.origins["train.steps"] == config.origins["muon.momentum"] == "Python"
+    assert config.origins["train.warmup"] != "Python"
+    nested = {"train": {"steps": 7}, "model.vocab": 300}
+    assert minillm.load("tiny", settings=nested).train.steps == 7
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"train.stepz": 3}, "train.steps"),
+        ({"train.steps": -3}, "train.steps"),
+        ({"data.val": float("nan")}, "data.val"),
+        ({"plugins.muon": {}}, "plugins are named beside them"),
+        ({"train.lr": 0.1, "train": {"lr": 0.2}}, "train.lr is given twice"),
+        ({3: 4}, "keys with values"),
+        ({"muon.momentum": 0.9}, "muon"),
+    ],
+)
+def test_a_wrong_setting_is_refused(wrong: dict[Any, Any], says: str) -> None:
+    with pytest.raises(minillm.ConfigError, match=says):
+        minillm.load("tiny", settings=wrong)
+
+
+def test_a_plan_is_the_table_of_the_command(settings: dict[str, Any]) -> None:
+    plan = minillm.build_plan(minillm.load("tiny", plugins="muon", settings=settings))
+    assert [one.name for one in plan.active] == ["muon"]
+    assert "muon" in str(plan)
+    assert max(map(len, str(plan).splitlines())) <= 100
+    assert plan._repr_html_().startswith("<pre>")
+    with pytest.raises(minillm.PlanError, match="which settings it is of") as refused:
+        minillm.Run(minillm.build_plan(plan.config, ()))
+    assert "minillm_core.load" in str(refused.value.fix)
+
+
+def test_a_run_in_memory_writes_nothing(make: Callable[..., minillm.Run], tmp_path: Path) -> None:
+    run = make()
+    events = list(run.steps())
+    kinds = [type(event).__name__ for event in events]
+    assert (kinds[0], kinds[-1]) == ("Started", "Ended")
+    assert kinds.count("Stepped") == 12
+    assert "Saved" not in kinds
+    assert run.step == 12
+    assert list(run.steps()) == []  # it is over
+    assert list(tmp_path.iterdir()) == []
+    assert run.checkpoint is None
+    with pytest.raises(minillm.Refusal, match="in memory"):
+        run.save()
+
+
+def test_leaving_the_loop_keeps_the_run_where_it_is(make: Callable[..., minillm.Run]) -> None:
+    whole, left = make(), make()
+    losses = [e.loss for e in whole.steps() if isinstance(e, minillm.Stepped)]
+    found: list[float] = []
+    for until in (3, 4, 9, None):
+        for event in left.steps():
+            if isinstance(event, minillm.Stepped):
+                found.append(event.loss)
+                if event.step == until:
+                    break
+        assert left.step == (until or 12)
+        assert left.evaluate(str(left.plan.config.data.paths[0]), max_tokens=50).step == left.step
+    assert found == losses
+
+
+def test_a_run_in_a_folder_is_saved_closed_and_resumed(
+    make: Callable[..., minillm.Run], options: dict[str, Any]
+) -> None:
+    whole = make("whole").train()
+    run = make("cut")
+    assert steps_of(run, until=5) == [1, 2, 3, 4, 5]
+    assert run.save() == run.save() == Path("cut/checkpoints/step-00000005")
+    assert not verify(Path("cut/checkpoints/step-00000005"))
+    with pytest.raises(minillm.Refusal, match="cut is in use by process"):
+        minillm.Run.open("cut", **options).train()
+    run.close()
+    assert json.loads(Path("cut/run.json").read_text())["exit"] == 75
+    again = minillm.Run.open("cut", **options)
+    assert again.step == 5
+    assert steps_of(again) == [6, 7, 8, 9, 10, 11, 12]
+    assert json.loads(Path("cut/run.json").read_text())["exit"] == 0
+    ends = [one._reader().table for one in (whole, again)]  # type: ignore[attr-defined]
+    assert np.array_equal(*ends)
+    assert steps_of(minillm.Run.open("cut", **options)) == []
+    longer = minillm.Run.open("cut", settings={"train.steps": 14}, **options)
+    assert steps_of(longer) == [13, 14]
+
+
+def test_a_run_whose_preset_the_machine_chose_is_resumed(
+    settings: dict[str, Any], options: dict[str, Any]
+) -> None:
+    config = minillm.load(settings=settings)  # the first note of a new run says why this preset
+    assert config.origins["preset"] == "device"
+    minillm.Run(minillm.build_plan(config), out="here", **options).train()
+    longer = minillm.Run.open("here", settings={"train.steps": 14}, **options)
+    assert steps_of(longer) == [13, 14]
+
+
+def test_a_folder_with_a_run_is_refused_at_once(make: Callable[..., minillm.Run]) -> None:
+    make("a").train()
+    with pytest.raises(minillm.Refusal, match="holds a run already"):
+        make("a")
+    with pytest.raises(minillm.Refusal, match="holds no run"):
+        minillm.Run.open("b")
+
+
+def test_an_error_between_two_events_ends_the_run(make: Callable[..., minillm.Run]) -> None:
+    def fail() -> None:
+        with make("a") as run:
+            assert steps_of(run, until=3) == [1, 2, 3]
+            run.save()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    record = json.loads(Path("a/run.json").read_text())
+    assert (record["exit"], record["ended"] is not None) == (75, True)
+    assert not Path("a/lock.json").exists()
+
+
+def test_a_run_without_checkpoints_saves_none(make: Callable[..., minillm.Run]) -> None:
+    run = make("a", **{"checkpoint.every": 0})
+    assert steps_of(run, until=2) == [1, 2]
+    with pytest.raises(minillm.Refusal, match="keeps no checkpoints"):
+        run.save()
+    run.close()
+
+
+def test_longer_windows_than_the_model_that_is_trained(make: Callable[..., minillm.Run]) -> None:
+    with pytest.raises(minillm.Refusal, match="rows of 16 tokens"):
+        make().evaluate("a.txt", seq_len=17)
+
+
+def test_a_run_continues_a_prompt_as_its_folder_does(
+    make: Callable[..., minillm.Run], options: dict[str, Any]
+) -> None:
+    run = make("a").train()
+    drawn = {"max_tokens": 9, "temperature": 0.7, "seed": 4}
+    text = run.generate("It was", **drawn)
+    assert text.startswith("It was")
+    assert minillm.Run.open("a", **options).generate("It was", **drawn) == text
+    with pytest.raises(minillm.Refusal, match="temperature"):
+        run.generate("It", temperature=-1)

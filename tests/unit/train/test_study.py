@@ -1,0 +1,129 @@
+"""Runs that share a text and a compiled step give the figures that each gives alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minillm_core import Evaluated, Plan, PlanError, Run, build_plan, load, studies
+from minillm_core.backends import create
+from minillm_core.backends.detect import Detected
+from minillm_core.plugins.manager import load as load_plugins
+
+DETECTED = Detected("torch", "cpu", "the test says so")
+SMALL = {
+    **{"model.layers": 2, "model.dim": 32, "model.heads": 2, "model.kv_heads": 2},
+    **{"model.hidden": 32, "model.vocab": 300, "train.rows": 2, "train.seq_len": 16},
+    **{"train.steps": 4, "eval.tokens": 300, "backend": "torch", "device": "cpu"},
+}
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> Callable[..., Plan]:
+    """``planned("muon", **{"train.lr": 0.1})`` on a text of its own."""
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join(f"the {n} little cats sat on mat {n * n}" for n in range(200)))
+
+    def plan(plugins: str = "", **settings: Any) -> Plan:
+        return build_plan(load("tiny", plugins=plugins, data=text, settings=SMALL | settings))
+
+    return plan
+
+
+@pytest.fixture
+def study(tmp_path: Path, planned: Callable[..., Plan]) -> Any:
+    """A study, and the plans that it made trainers for."""
+    pytest.importorskip("torch")
+    made: list[Plan] = []
+
+    def noted(detected: Detected, plan: Plan) -> Any:
+        made.append(plan)
+        return create(detected, plan)
+
+    corpus = studies.open_corpus(planned().config, cache=tmp_path / "cache")
+    return studies.Study(corpus, DETECTED, create=noted), made
+
+
+def losses(trained: studies.Trained) -> list[float]:
+    return [point.val_loss for point in trained.curve]
+
+
+def test_a_run_of_a_study_is_the_run_of_train(
+    study: Any, planned: Callable[..., Plan], tmp_path: Path
+) -> None:
+    trained = study[0].train(planned(seed=3), 3, evaluations=2)
+    assert [point.step for point in trained.curve] == [2, 4]
+    assert trained.tokens == 4 * 2 * 16
+    run = Run(planned(seed=3, **{"eval.every": 0}), cache=tmp_path / "cache")
+    (last,) = (one for one in run.steps() if isinstance(one, Evaluated))
+    assert last.val_loss == trained.val_loss
+
+
+def test_plans_of_one_graph_share_a_trainer_and_learn_as_alone(
+    study: Any, planned: Callable[..., Plan]
+) -> None:
+    one, made = study
+    plans = planned(), planned(**{"train.lr": 0.1}), planned()
+    first, other, again = (one.train(plan, 0) for plan in plans)
+    assert len(made) == 1
+    assert losses(first) == losses(again) != losses(other)
+    one.train(planned(**{"train.rows": 3}), 0)
+    assert len(made) == 2
+    assert losses(one.train(plans[1], 0)) == losses(other)  # a trainer that was made anew
+
+
+def test_a_run_that_fails_takes_its_trainer_with_it(
+    study: Any, planned: Callable[..., Plan]
+) -> None:
+    one, made = study
+
+    def fail(progress: float) -> None:
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        one.train(planned(), 0, watch=fail)
+    one.train(planned(), 0)
+    assert len(made) == 2
+
+
+def test_steps_by_hand_take_the_batches_of_training(
+    study: Any, planned: Callable[..., Plan]
+) -> None:
+    with study[0].stepper(planned()) as stepper:
+        timed = stepper.run(2)
+        micro, values, supervised = stepper.arguments()
+        stepper.trainer.read(stepper.trainer.step(micro, values, supervised))
+    assert timed.real == 2 * supervised == 2 * micro[0]["ids"].size
+    assert 0 <= timed.waited < timed.seconds
+    assert values["train.lr"] > 0
+
+
+def test_a_plan_that_cannot_be_trained_is_refused(study: Any, planned: Callable[..., Plan]) -> None:
+    plan = planned()
+    with pytest.raises(PlanError, match="how many steps"):
+        study[0].train(plan.with_train(steps=None, minutes=1.0), 0)
+    for use in (study[0].stepper, lambda plan: study[0].train(plan, 0)):
+        with pytest.raises(PlanError, match="which settings"):
+            use(replace(plan, settings=None))
+
+
+def test_a_plan_with_some_plugins_has_no_options_of_the_others() -> None:
+    pytest.importorskip("minillm_muon")
+    loaded = load("tiny", plugins="muon,zero_init", settings={"muon.momentum": 0.9})
+    plugins = load_plugins(loaded.specs, loaded.config.plugins)
+    plan = studies.plan_with(loaded, plugins, ["zero_init"])
+    assert [one.name for one in plan.active] == [one.name for one in plan.plugins] == ["zero_init"]
+    assert not plan.config.plugins.get("muon")
+    assert plan.hash == build_plan(load("tiny", plugins="zero_init")).hash
+
+
+def test_events_are_read_up_to_a_torn_line(tmp_path: Path) -> None:
+    assert not [*studies.read_events(tmp_path)]
+    event = {"event": "step", "step": 1}
+    (tmp_path / studies.METRICS).write_text(f'{json.dumps(event)}\n{{"event": "st')
+    assert [*studies.read_events(tmp_path)] == [event, None]
