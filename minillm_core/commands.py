@@ -12,32 +12,6 @@ torch nor mlx is imported with it, so that a command's ``--help`` comes at once.
 - Text that comes from outside is printed through :func:`plain` (one line) or :func:`printable`.
 """
 
-from minillm_core.cli.console import emit, say, write
-from minillm_core.cli.options import AsJson, Plugins, RunPlugins, Steps, StudyOptions
-from minillm_core.config.folders import cache_folder, data_folder
-from minillm_core.install import pip_line
-from minillm_core.text import counted, few, listed, nearest, plain, printable, rounded
-from minillm_core.train.progress import display, duration
+from minillm_core.public import public_names
 
-__all__ = [
-    "AsJson",
-    "Plugins",
-    "RunPlugins",
-    "Steps",
-    "StudyOptions",
-    "cache_folder",
-    "counted",
-    "data_folder",
-    "display",
-    "duration",
-    "emit",
-    "few",
-    "listed",
-    "nearest",
-    "pip_line",
-    "plain",
-    "printable",
-    "rounded",
-    "say",
-    "write",
-]
+__getattr__, __dir__ = public_names(__name__, __file__)

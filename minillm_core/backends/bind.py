@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from minillm_core.backends.base import Backend, Binding
+from minillm_core.backends.base import Backend, Binding, Trainer
 from minillm_core.backends.candidates import CORE
+from minillm_core.backends.detect import Detected
 from minillm_core.config.kernels import Policy, parse_policy
 from minillm_core.errors import BackendError
 from minillm_core.nn.node import Setting
@@ -21,7 +22,6 @@ from minillm_core.ops.select import Candidate, Choice, Request, check_named_ops,
 from minillm_core.plan.slots import Holder, Refused, SlotReport
 
 if TYPE_CHECKING:
-    from minillm_core.backends.detect import Detected
     from minillm_core.plan import Plan
 
 Offers = Sequence[tuple[str, Candidate]]
@@ -58,8 +58,15 @@ def bind(detected: Detected, plan: Plan) -> tuple[Binding, tuple[Candidate, ...]
     return binding, found.candidates
 
 
-def create(detected: Detected, plan: Plan) -> Backend:
+def create(
+    detected: Detected, plan: Plan, *, compiler: Callable[..., Any] | None = None
+) -> Backend:
     """Bind the plan and make the framework's backend, which imports the framework.
+
+    Args:
+        detected: the backend and device.
+        plan: the plan to bind.
+        compiler: takes the place of ``torch.compile`` where steps are compiled; torch alone.
 
     Raises:
         BackendError: as :func:`bind`, or the framework does not see the device.
@@ -73,10 +80,45 @@ def create(detected: Detected, plan: Plan) -> Backend:
             os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         from minillm_core.backends.torch.backend import TorchBackend
 
-        return TorchBackend(binding, candidates)
+        return TorchBackend(binding, candidates, compiler=compiler)
     from minillm_core.backends.mlx.backend import MLXBackend
 
     return MLXBackend(binding, candidates)
+
+
+def create_trainer(
+    plan: Plan,
+    backend: str,
+    *,
+    seed: int = 0,
+    device: str = "cpu",
+    compiler: Callable[..., Any] | None = None,
+) -> Trainer:
+    """Make a plan's model and optimizer on a device, to be stepped by hand.
+
+    ::
+
+        run = trainer(plan, "torch")
+        values = plan.values(0.5)  # of the schedule, half way
+        result = run.read(run.step([batch], values, supervised=int((batch["labels"] >= 0).sum())))
+        run.arrays()["model.head.weight"]  # float32 (V, C)
+
+    Batches hold int32 (B, T) arrays ``ids``, ``labels``, ``documents`` and ``positions``, and what
+    the plan's ``batch_fields`` declare.
+
+    Args:
+        plan: the plan.
+        backend: ``torch`` or ``mlx``; it is imported.
+        seed: of the initial values.
+        device: ``cpu``, ``cuda``, ``mps`` or ``gpu``.
+        compiler: as for :func:`create`.
+
+    Raises:
+        BackendError: no kernel serves an op here, or the framework does not see the device.
+    """
+    return create(Detected(backend, device, "inspection"), plan, compiler=compiler).trainer(
+        plan, seed
+    )
 
 
 # The decision

@@ -68,7 +68,7 @@ def spec_of(text: str, *, where: str) -> Spec:
     return text
 
 
-def name_of(spec: Spec, *, where: str) -> str:
+def name_of(spec: Spec, *, where: str = "plugin") -> str:
     """Return the plugin's name: ``muon`` -> muon, ``./my_trick.py:MyTrick`` -> my_trick.
 
     Raises:

@@ -8,7 +8,8 @@ functions: every floating dtype is float64 there, whatever it is called.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,18 @@ from minillm_core.ops.form import LossForm
 
 Array = NDArray[Any]
 PLAIN = LossForm()
+
+
+def reference_op(name: str) -> Callable[..., Array]:
+    """Return an op's reference: NumPy in float64, forward only.
+
+    Args:
+        name: a key of ``CONTRACTS``.
+
+    Raises:
+        AttributeError: there is no such op.
+    """
+    return getattr(sys.modules[__name__], name)
 
 
 def linear(x: Array, weight: Array) -> Array:

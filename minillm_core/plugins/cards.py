@@ -200,3 +200,8 @@ def times(value: float) -> str:
     apart = abs(value - 1)
     decimals = math.ceil(-math.log10(apart) - 1e-9) if apart else 0
     return f"{value:.{min(max(3, decimals), FINEST)}f}"
+
+
+def card_folder() -> Path:
+    """Return the user's folder of technique cards, which ``minillm plugins info`` reads first."""
+    return data_folder() / FOLDER

@@ -14,7 +14,7 @@ from typing import Any
 
 import pluggy
 
-from minillm_core.config.selection import FileSpec, Spec, check_name
+from minillm_core.config.selection import FileSpec, Spec, check_name, spec_of
 from minillm_core.errors import PluginError
 from minillm_core.install import pip_line, unmet
 from minillm_core.plugins.attribution import Origin, digest_of, root_of
@@ -60,6 +60,24 @@ def find(named: Spec) -> FoundPlugin:
         PluginCodeError: its module raised while it was imported.
     """
     return find_all((named,))[0]
+
+
+def find_plugin(spec: str, *, where: str = "plugin") -> FoundPlugin:
+    """Import one plugin's class, as :func:`find` does.
+
+    Args:
+        spec: a name, or a file and its class (``./my_trick.py:MyTrick``), as ``--plugins`` takes them.
+        where: the place that an error names.
+
+    Returns:
+        The class (``cls``) and where it comes from (``origin``).
+
+    Raises:
+        ConfigError: it is neither a name nor a file with a class, or its name is reserved.
+        PluginError: unknown, broken, of another hook API, or of another version than the core.
+        PluginCodeError: its module raised while it was imported.
+    """
+    return find(spec_of(spec, where=where))
 
 
 def find_all(named: Iterable[Spec]) -> list[FoundPlugin]:

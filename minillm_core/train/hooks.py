@@ -81,10 +81,25 @@ def batch_hook(
 
 
 def plan_hook(
-    plan: Plan, plugins: Iterable[LoadedPlugin], seen: Counter[str], streams: Streams
+    plan: Plan,
+    plugins: Iterable[LoadedPlugin],
+    seen: Counter[str] | None = None,
+    streams: Streams | None = None,
 ) -> OnBatch | None:
-    """Join all ``on_batch`` of a plan as :func:`batch_hook` does."""
-    vocab = plan.config.model.vocab
+    """Join the plugins' ``on_batch`` into one function of (batch, phase), as a run of the plan does.
+
+    Args:
+        plan: says in which order they are called, what they add to a batch, and the vocabulary.
+        plugins: those of the plan, in any order.
+        seen: as for :func:`batch_hook`.
+        streams: the random numbers that they draw from; default: those of seed 0.
+
+    Returns:
+        The function, which raises PluginCodeError where a plugin raises or returns no batch of the
+        shape that it was given; None where no plugin has the hook.
+    """
+    seen = Counter() if seen is None else seen
+    vocab, streams = plan.config.model.vocab, streams or Streams(0)
     return batch_hook(plan.on_batch, plugins, seen, vocab, streams, plan.batch_fields)
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 import minillm_core
-from minillm_core import inspection
 
 # A package may import from those after it, and never from those before it. Modules that lie
 # directly in minillm_core (errors, ...) come last, and import nothing of it but each other.
@@ -196,25 +195,12 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     assert found.stdout.strip() == "[]"
 
 
-def test_public_names_resolve() -> None:
-    public = dir(minillm_core)
-    assert public == minillm_core.__all__ == sorted(public)
+def test_a_star_import_takes_every_public_name() -> None:
+    public = minillm_core.__all__
     assert {"Run", "build_plan", "load", "Plugin", "__version__"} <= set(public)
-    for name in public:
-        assert getattr(minillm_core, name) is not None
     star: dict[str, object] = {}
     exec("from minillm_core import *", star)
     assert set(public) <= set(star)
-
-
-def _order(name: str) -> tuple[int, str]:
-    """Constants, then classes, then the rest: the order that the linter (RUF022) keeps."""
-    return (0 if name.isupper() else 1 if name[0].isupper() else 2, name)
-
-
-def test_an_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'Plugni'"):
-        _ = minillm_core.Plugni
 
 
 PUBLIC = {"minillm_core", "minillm_core.commands", "minillm_core.inspection"}
@@ -268,24 +254,26 @@ def test_an_import_of_the_core_is_seen(source: str, names: list[str]) -> None:
     assert [name for _, name in core_imports(source)] == names
 
 
-def test_inspection_names_are_sorted_and_resolve_from_one_place(repository: Path) -> None:
-    tree = ast.parse((repository / "minillm_core" / "inspection.py").read_text())
-    block = next(n for n in tree.body if isinstance(n, ast.If))
-    typed = {
-        (str(node.module), alias.name)
-        for node in block.body
+@pytest.mark.parametrize("name", ["", ".commands", ".inspection", ".studies"])
+def test_public_names_resolve_from_their_stub(name: str) -> None:
+    module = import_module(f"minillm_core{name}")
+    stub = ast.parse(Path(str(module.__file__)).with_suffix(".pyi").read_bytes())
+    listed = {
+        one.asname or one.name
+        for node in stub.body
         if isinstance(node, ast.ImportFrom)
-        for alias in node.names
+        for one in node.names
+        if one.asname
     }
-    homes = {(f"minillm_core.{m}", name) for m, ns in inspection._HOME.items() for name in ns}
-    assert homes == typed - {("minillm_core.plan", "Plan")}
-    defined = {n.name for n in tree.body if isinstance(n, ast.FunctionDef) and n.name[0] != "_"}
-    assert inspection.__all__ == sorted({n for _, n in homes} | defined, key=_order)
-    assert dir(inspection) == sorted(inspection.__all__)
-    for name in inspection.__all__:
-        assert getattr(inspection, name) is not None
-    with pytest.raises(AttributeError, match="no attribute 'Trianer'"):
-        _ = inspection.Trianer
+    listed |= {ast.unparse(one.targets[0]) for one in stub.body if isinstance(one, ast.Assign)}
+    listed |= {ast.unparse(one.target) for one in stub.body if isinstance(one, ast.AnnAssign)}
+    assert dir(module) == module.__all__ == sorted(listed)
+    for public in listed:
+        assert getattr(module, public) is not None
+    with pytest.raises(
+        AttributeError, match=f"module 'minillm_core{name}' has no attribute 'Plna'"
+    ):
+        _ = module.Plna
 
 
 def test_the_plugin_look_up_imports_nothing_heavy() -> None:

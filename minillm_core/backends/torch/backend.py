@@ -41,7 +41,8 @@ class TorchBackend(NativeBackend):
         binding: the decisions, kernels included.
         candidates: the kernels to load from: the core's and the plugins'.
         fused: use torch's fused AdamW.
-        compiler: compiles a function where the binding says so; takes torch.compile's options.
+        compiler: compiles a function where the binding says so; takes torch.compile's options,
+            and is torch.compile by default.
     """
 
     name = "torch"
@@ -52,7 +53,7 @@ class TorchBackend(NativeBackend):
         candidates: tuple[Candidate, ...] = TORCH,
         *,
         fused: bool = True,
-        compiler: Callable[..., Any] = torch.compile,
+        compiler: Callable[..., Any] | None = None,
     ) -> None:
         self.device = torch.device(binding.device)
         if self.device.type == "cuda" and not torch.cuda.is_available():
@@ -72,7 +73,7 @@ class TorchBackend(NativeBackend):
             candidates,
             framework=self._on_device,
             model=TorchModel,
-            trainer=partial(TorchTrainer, fused=fused, compiler=compiler),
+            trainer=partial(TorchTrainer, fused=fused, compiler=compiler or torch.compile),
             seed=seed_generators,
         )
 

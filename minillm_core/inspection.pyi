@@ -1,0 +1,121 @@
+"""The names of ``minillm_core.inspection``, and the modules that define them."""
+
+from minillm_core.backends.base import (
+    Trainer as Trainer,
+)
+from minillm_core.backends.bind import (
+    create_trainer,
+)
+from minillm_core.backends.detect import (
+    DEVICES as DEVICES,
+    InstalledFramework as InstalledFramework,
+    Machine as Machine,
+    choose as choose,
+    default_preset as default_preset,
+    probe as probe,
+)
+from minillm_core.backends.memory import (
+    memory_limit as memory_limit,
+)
+from minillm_core.backends.native import (
+    materialise as materialise,
+)
+from minillm_core.checkpoint.huggingface import (
+    export_layout as export_layout,
+    exported as exported,
+)
+from minillm_core.config.check import (
+    check_option as check_option,
+)
+from minillm_core.config.origins import (
+    from_assignments as from_assignments,
+)
+from minillm_core.config.schema import (
+    Config as Config,
+)
+from minillm_core.config.selection import (
+    name_of,
+)
+from minillm_core.config.values import (
+    read_value as read_value,
+)
+from minillm_core.data import (
+    OnBatch as OnBatch,
+)
+from minillm_core.errors import (
+    PluginCodeError as PluginCodeError,
+)
+from minillm_core.install import (
+    FRAMEWORKS as FRAMEWORKS,
+    unmet as unmet,
+)
+from minillm_core.nn.init import (
+    generator as generator,
+)
+from minillm_core.nn.initial import (
+    initial_values as initial_values,
+)
+from minillm_core.nn.module import (
+    Framework as Framework,
+    declared as declared,
+    materialising as materialising,
+    record as record,
+)
+from minillm_core.nn.node import (
+    Scope as Scope,
+    call_names as call_names,
+)
+from minillm_core.ops.contract import (
+    CONTRACTS as CONTRACTS,
+)
+from minillm_core.ops.reference import (
+    NumPyArrays as NumPyArrays,
+    reference_op as reference_op,
+)
+from minillm_core.optim.groups import (
+    Group as Group,
+    Member as Member,
+    groups_of as groups_of,
+)
+from minillm_core.optim.update import (
+    apart as apart,
+    joined as joined,
+    update as update,
+)
+from minillm_core.plugins.attribution import (
+    own_frames as own_frames,
+)
+from minillm_core.plugins.discover import (
+    GROUP as GROUP,
+    bad_name as bad_name,
+    entry_points as entry_points,
+    installed_plugins as installed_plugins,
+    local_package as local_package,
+    unreadable as unreadable,
+)
+from minillm_core.plugins.first_party import (
+    CORE as CORE,
+    DISTRIBUTIONS as DISTRIBUTIONS,
+    version_mix as version_mix,
+)
+from minillm_core.plugins.manager import (
+    FoundPlugin as FoundPlugin,
+    LoadedPlugin as LoadedPlugin,
+    check_support as check_support,
+    find_plugin as find_plugin,
+    with_options as with_options,
+)
+from minillm_core.plugins.manifest import (
+    read_class as read_class,
+)
+from minillm_core.train.evidence import (
+    Evidence as Evidence,
+)
+from minillm_core.train.hooks import (
+    plan_hook,
+    observers as observers,
+)
+
+batch_hook = plan_hook
+plugin_name = name_of
+trainer = create_trainer

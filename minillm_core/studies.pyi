@@ -1,0 +1,85 @@
+"""The names of ``minillm_core.studies``, and the modules that define them."""
+
+from minillm_core.backends.base import (
+    Batch as Batch,
+    Binding as Binding,
+    Trainer as Trainer,
+)
+from minillm_core.backends.detect import (
+    Detected as Detected,
+)
+from minillm_core.checkpoint import (
+    lock as lock,
+)
+from minillm_core.config.load import (
+    Loaded as Loaded,
+)
+from minillm_core.config.presets import (
+    plugins_of as plugins_of,
+)
+from minillm_core.config.selection import (
+    added as added,
+    taken_away as taken_away,
+)
+from minillm_core.disk import (
+    replace,
+)
+from minillm_core.plan.render import (
+    amount as amount,
+    sized as sized,
+)
+from minillm_core.plugins.attribution import (
+    attribute_errors as attribute_errors,
+)
+from minillm_core.plugins.cards import (
+    PAIRS as PAIRS,
+    Card as Card,
+    Cost as Cost,
+    Interval as Interval,
+    Scale as Scale,
+    card_folder as card_folder,
+    interval as interval,
+    signed as signed,
+    times as times,
+)
+from minillm_core.plugins.manager import (
+    LoadedPlugin as LoadedPlugin,
+)
+from minillm_core.train.metrics import (
+    METRICS as METRICS,
+    thin as thin,
+)
+from minillm_core.train.record import (
+    ABLATION as ABLATION,
+    RUN as RUN,
+    RUNS as RUNS,
+    hardware as hardware,
+    read_json as read_json,
+    read_record as read_record,
+    refuse_unwritable as refuse_unwritable,
+    versions as versions,
+)
+from minillm_core.train.request import (
+    Prepared as Prepared,
+    RunRequest as RunRequest,
+    prepare as prepare,
+)
+from minillm_core.train.signals import (
+    StopRequest as StopRequest,
+    stop_on_signals as stop_on_signals,
+)
+from minillm_core.train.study import (
+    Point as Point,
+    Stepper as Stepper,
+    Study as Study,
+    Timed as Timed,
+    Trained as Trained,
+    bind as bind,
+    graph_of as graph_of,
+    open_corpus as open_corpus,
+    plan_with as plan_with,
+    read_events as read_events,
+    without_gc as without_gc,
+)
+
+replace_file = replace
