@@ -1,61 +1,116 @@
-"""A run's events, in the order in which a tracker wants them: opened once, each step once, closed."""
+"""A run's events in the order in which a tracker needs them: opened once, each step once, closed."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import re
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 from uuid import uuid4
 
-from minillm_core import Ended, Event, Resumed, Rewound, Started, Stepped
-from minillm_track.before import recorded
-from minillm_track.told import figures, line
+from minillm_core import (
+    Ended,
+    Evaluated,
+    Event,
+    Guarded,
+    Resumed,
+    Rewound,
+    Sampled,
+    Saved,
+    Skipped,
+    Started,
+    Stepped,
+    Throughput,
+    Unsaved,
+)
+from minillm_track.entries import figures, line
 
-__all__ = ["Log", "Sink", "identity", "inside"]
+__all__ = ["KINDS", "Log", "Sink", "identity", "inside", "recorded"]
 
 LONGEST = 1024
-"""Bytes of a file with a name."""
+"""Bytes of the file that holds a run's name, at most."""
 
 _NAME = re.compile(r"[^\x00-\x1f\x7f/]{0,255}-[0-9a-f]{8}")
+
+
+KINDS: Mapping[str, type[Event]] = {
+    kind.event: kind
+    for kind in (
+        *(Stepped, Evaluated, Sampled, Saved, Unsaved),
+        *(Resumed, Skipped, Guarded, Rewound, Ended),
+    )
+}
+_MEASURED = ("loss", "grad_norm", "val_loss")
+"""Fields that are always numbers; metrics.jsonl has null where one was not finite."""
+
+
+def recorded(out: str) -> list[Event]:
+    """Read the events of the run in ``out`` so far, in order; none where it has no metrics.jsonl.
+
+    A tracker receives a step once. Where it writes late, a kill takes what it had not written, and the
+    resumed run never sends those steps again. metrics.jsonl has them: it is written line by line, and
+    cut to the checkpoint before a resume is announced.
+    """
+    path = Path(out) / "metrics.jsonl"
+    if not path.exists():
+        return []
+    return list(_events(path.read_text("utf-8").splitlines()))
+
+
+def _events(lines: list[str]) -> Iterator[Event]:
+    for text in lines:
+        data = json.loads(text)
+        kind = KINDS.get(data["event"])
+        if kind is not None:
+            yield kind(**{one.name: _value(one.name, data[one.name]) for one in fields(kind)})
+
+
+def _value(name: str, value: Any) -> Any:
+    if name == "tokens_per_second":
+        return Throughput(**value)
+    return math.nan if value is None and name in _MEASURED else value
 
 
 class Sink(Protocol):
     """One tracker's run, open.
 
     Attributes:
-        forgets: what was told before a run was resumed may not be there: it is told again.
+        forgets: entries from before a resume may be lost, so they are sent again.
     """
 
     forgets: bool
 
     def figures(self, step: int, figures: Mapping[str, float]) -> None:
-        """Numbers of a step."""
+        """Log the numbers of a step."""
 
     def line(self, kind: str, step: int, text: str) -> None:
-        """What happened at a step, in words; ``kind`` is the event's name.
+        """Log a line of text at a step; ``kind`` is the event's name.
 
-        Those of one kind come in the order of their steps; a checkpoint is told of late.
+        Lines of one kind come in the order of their steps; that of a checkpoint comes late, once it is
+        on the disk.
         """
 
     def back(self, step: int, to: int) -> None:
-        """The run is at ``step`` and goes back to ``to``: what was told of later steps is void."""
+        """Take back the entries after step ``to``: the run, at ``step``, goes back there."""
 
     def close(self, code: int) -> None:
-        """The run ended with an exit code."""
+        """Close the run, which ended with an exit code."""
 
 
 class Log:
-    """Passes events on to a sink, which is opened at the first one behind the run's start.
+    """A filter that passes events on to a sink, opened at the first event after the run's start.
 
-    Steps are those of metrics.jsonl: the first, every ``log.every``-th, and the last. What comes
-    from no run of its own, such as an ablation's steps, is not logged.
+    Steps are those of metrics.jsonl: the first, every ``log.every``-th, and the last. Events without
+    a run's start before them, such as those of an ablation, are not logged.
 
     Args:
-        open_run: opens the tracker's run, given the run's start and the step that it goes on
-            from: 0 for a new one.
+        open_run: opens the tracker's run, given the run's start and the step that it continues from:
+            0 for a new run.
     """
 
     def __init__(self, open_run: Callable[[Started, int], Sink]) -> None:
@@ -65,7 +120,7 @@ class Log:
         self._held: Stepped | None = None  # the last step, where it was not due
 
     def __call__(self, event: Event) -> None:
-        """Take one event."""
+        """Log one event."""
         if isinstance(event, Started):
             self._started, self._sink, self._held = event, None, None
             return
@@ -74,34 +129,34 @@ class Log:
         if self._sink is None:
             self._sink = self._open(self._started, event.step if isinstance(event, Resumed) else 0)
             if isinstance(event, Resumed) and self._sink.forgets:
-                self._tell_again(self._sink, self._started.out, event)
+                self._send_again(self._sink, self._started.out, event)
         if isinstance(event, Stepped) and not self._due(event):
             self._held = event
             return
         if isinstance(event, Ended) and self._held is not None:
-            self._tell(self._sink, self._held)
+            self._send(self._sink, self._held)
         if isinstance(event, (Stepped, Rewound, Ended)):
             self._held = None
         if isinstance(event, Rewound):
             self._sink.back(event.step, event.to)
-        self._tell(self._sink, event)
+        self._send(self._sink, event)
         if isinstance(event, Ended):
             self._started = None
             self._sink.close(event.exit)
 
-    def _tell_again(self, sink: Sink, out: str, resumed: Resumed) -> None:
-        """All that happened before; the event in hand, which is in the file by now, is told as ever."""
+    def _send_again(self, sink: Sink, out: str, resumed: Resumed) -> None:
+        """Send everything from before the resume; the resume itself, already in the file, is left out."""
         earlier = recorded(out)
         if earlier and earlier[-1] == resumed:
             earlier.pop()
         for event in earlier:
-            self._tell(sink, event)
+            self._send(sink, event)
 
     def _due(self, event: Stepped) -> bool:
         every = self._started.settings.get("log", {}).get("every", 1) if self._started else 1
         return event.step == 1 or event.step % every == 0
 
-    def _tell(self, sink: Sink, event: Event) -> None:
+    def _send(self, sink: Sink, event: Event) -> None:
         step = event.to if isinstance(event, Rewound) else getattr(event, "step", 0)
         if numbers := figures(event):
             sink.figures(step, numbers)
@@ -110,10 +165,10 @@ class Log:
 
 
 def inside(out: str, name: str) -> Path:
-    """A path in a run's folder, which may be somebody else's: no link leads out of it.
+    """Return a path in a run's folder, out of which no link may lead: the folder may be a stranger's.
 
     Raises:
-        ValueError: one does.
+        ValueError: a link leads out of it.
     """
     folder = Path(out).resolve()
     if not (folder / name).resolve().is_relative_to(folder):
@@ -122,10 +177,10 @@ def inside(out: str, name: str) -> Path:
 
 
 def identity(out: str, tracker: str) -> str:
-    """The tracker's name for the run in ``out``: made once, kept there, found again on resuming.
+    """Return the tracker's name for the run in ``out``: made once, kept there, read again on resume.
 
     Raises:
-        ValueError: the file that keeps it is none that this function wrote.
+        ValueError: the file that keeps it was not written by this function.
     """
     file = Path(out) / f"{tracker}.id"
     name = f"{Path(out).resolve().name}-{uuid4().hex[:8]}"
@@ -139,7 +194,7 @@ def identity(out: str, tracker: str) -> str:
 
 
 def _kept(file: Path) -> str:
-    """The name in a file, in bounded time; trackers find a run by it, and one of them removes it."""
+    """Read a run's name from a file, in bounded time. It is checked: a tracker removes runs by it."""
     handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(handle, "rb") as kept:
         data = kept.read(LONGEST) if stat.S_ISREG(os.fstat(handle).st_mode) else b""

@@ -1,7 +1,7 @@
 """TensorBoard's event files, in the run's folder: ``tensorboard --logdir runs`` shows all runs.
 
-A run that goes back to a checkpoint, on resuming or at a spike, says so in the file, and TensorBoard
-hides what was told of later steps: no step is there twice.
+A run that goes back to a checkpoint, on resume or after a spike, marks this in the file, and TensorBoard
+hides the entries of later steps: no step is there twice.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 from pydantic import PrivateAttr, field_validator
 
 from minillm_core import Event, Plugin, Started, option
+from minillm_track.entries import flat
 from minillm_track.log import Log, inside
-from minillm_track.told import flat
 
 __all__ = ["TensorBoard"]
 
@@ -37,7 +37,7 @@ class TensorBoard(Plugin, api=1, requires=("tensorboard>=2.16",)):
         return folder
 
     def model_post_init(self, context: Any) -> None:
-        """Nothing is opened before a run starts."""
+        """Make the log; nothing is opened before a run starts."""
         self._log = Log(self._open)
 
     def on_event(self, event: Event) -> None:
@@ -48,7 +48,7 @@ class TensorBoard(Plugin, api=1, requires=("tensorboard>=2.16",)):
 
 
 class _Files:
-    """The event files of one run; tensorboard is imported here, and tensorflow and torch are not."""
+    """The event files of one run. tensorboard is imported here; tensorflow and torch are not."""
 
     forgets = False
 
@@ -67,24 +67,24 @@ class _Files:
         self._add(step, summary=hparams_pb(flat(started.settings)))
 
     def figures(self, step: int, figures: Mapping[str, float]) -> None:
-        """A scalar each."""
+        """Write each as a scalar."""
         for name, value in figures.items():
             self._add(step, summary=self._scalar(name, value))
 
     def line(self, kind: str, step: int, text: str) -> None:
-        """Among the texts of its kind: TensorBoard drops what is not in the order of steps."""
+        """Write a text under a tag of its kind: within a tag TensorBoard drops steps that are out of order."""
         self._add(step, summary=self._text(f"events/{kind}", text))
 
     def back(self, step: int, to: int) -> None:
-        """Hide what was told of later steps."""
+        """Hide the entries of later steps."""
         self._from(to)
 
     def close(self, code: int) -> None:
-        """Write what is left."""
+        """Flush and close the files."""
         self._writer.close()
 
     def _from(self, step: int) -> None:
-        """A start: TensorBoard takes out what it has of later steps."""
+        """Write a session start, at which TensorBoard drops the entries of later steps."""
         self._add(step + 1, session_log=self._session(status=self._session.START))
 
     def _add(self, step: int, **entry: Any) -> None:

@@ -1,9 +1,9 @@
 """trackio: a local database and dashboard, ``trackio show``; nothing is sent anywhere.
 
-(Unless TRACKIO_SPACE_ID or TRACKIO_SERVER_URL tells trackio itself to.) A run that is resumed goes
-on under its name. trackio takes no step back and writes twice a second, so that a kill loses some:
-what this machine has of the run is removed then and told again, from metrics.jsonl. After a spike
-the steps in between are there twice.
+(Unless TRACKIO_SPACE_ID or TRACKIO_SERVER_URL is set, which trackio itself reads.) A resumed run keeps
+its name. trackio cannot take back steps and writes twice a second, so a kill loses some of them: on
+resume the run is removed from this machine's database and logged again from metrics.jsonl. After a
+spike the steps in between are there twice.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 from pydantic import PrivateAttr
 
 from minillm_core import Event, Plugin, Started, option
+from minillm_track.entries import flat
 from minillm_track.log import Log, identity
-from minillm_track.told import flat
 
 __all__ = ["Trackio"]
 
@@ -30,7 +30,7 @@ class Trackio(Plugin, api=1, requires=("trackio>=0.20",)):
     _log: Log = PrivateAttr()
 
     def model_post_init(self, context: Any) -> None:
-        """Nothing is opened before a run starts."""
+        """Make the log; nothing is opened before a run starts."""
         self._log = Log(self._open)
 
     def on_event(self, event: Event) -> None:
@@ -41,7 +41,7 @@ class Trackio(Plugin, api=1, requires=("trackio>=0.20",)):
 
 
 class _Run:
-    """One run of trackio's; what it prints goes to stderr, where all of minillm's lines go."""
+    """A run of trackio; its messages go to stderr, as all of minillm's do."""
 
     forgets = True
 
@@ -63,24 +63,24 @@ class _Run:
             )
 
     def figures(self, step: int, figures: Mapping[str, float]) -> None:
-        """All of a step together."""
+        """Log the figures of a step together."""
         self._run.log(dict(figures), step=step)
 
     def line(self, kind: str, step: int, text: str) -> None:
-        """As a note."""
+        """Log the line as a note."""
         self._run.log({"events": self._markdown(text)}, step=step)
 
     def back(self, step: int, to: int) -> None:
-        """It cannot be told."""
+        """Do nothing: trackio cannot take back steps."""
 
     def close(self, code: int) -> None:
-        """Write what is left."""
+        """Flush and close the run."""
         with redirect_stdout(sys.stderr):
-            self._finish()  # the run's own would be called again, and heard, when Python ends
+            self._finish()  # the run's own method would be called again, and print, when Python ends
 
 
 def _remove(api: Any, project: str, name: str) -> None:
-    """Make room for a run that is told of from its first step on."""
+    """Remove a run, which is logged again from its first step."""
     try:
         runs = list(api.runs(project))
     except ValueError:  # there is no such project yet

@@ -33,9 +33,8 @@ from minillm_core import (
 )
 from minillm_core.train import events as core
 from minillm_core.train.metrics import METRICS, Metrics, cut
-from minillm_track.before import KINDS, recorded
-from minillm_track.log import Log
-from minillm_track.told import figures, line
+from minillm_track.entries import figures, line
+from minillm_track.log import KINDS, Log, recorded
 from minillm_track.trackio import Trackio
 from minillm_track.wandb import WandB
 

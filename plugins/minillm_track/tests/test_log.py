@@ -33,8 +33,8 @@ from minillm_core import (
 from minillm_core.plugins.manager import find, load
 from minillm_core.train.metrics import METRICS, Metrics, cut
 from minillm_core.train.run_folder import check_named_again
+from minillm_track.entries import figures, flat, line
 from minillm_track.log import Log, identity, inside
-from minillm_track.told import figures, flat, line
 
 
 class Sink:

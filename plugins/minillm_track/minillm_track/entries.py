@@ -1,4 +1,4 @@
-"""What a tracker is told of an event: figures with a name each, a line of text, the settings."""
+"""The entries that a tracker logs: an event's figures by name, its line of text, a run's settings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["figures", "flat", "line"]
 
 
 def figures(event: Event) -> dict[str, float]:
-    """The numbers of a step or an evaluation by name; those that are not known are left out."""
+    """Return the numbers of a step or an evaluation by name; unknown ones are left out."""
     if isinstance(event, Stepped):
         found = {
             "train/loss": event.loss,
@@ -57,13 +57,13 @@ _LINES: Mapping[type[Event], Callable[[Any], str]] = {
 
 
 def line(event: Event) -> str | None:
-    """What happened, in words; None for what has figures."""
-    tell = _LINES.get(type(event))
-    return tell(event) if tell else None
+    """Describe an event in a line of text; None for events that have figures."""
+    describe = _LINES.get(type(event))
+    return describe(event) if describe else None
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, bool | float | str]:
-    """``{"train": {"lr": 0.1}}`` -> ``{"train.lr": 0.1}``; lists and None as JSON."""
+    """Flatten settings: ``{"train": {"lr": 0.1}}`` -> ``{"train.lr": 0.1}``; lists and None as JSON."""
     found: dict[str, bool | float | str] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping):
