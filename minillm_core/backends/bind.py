@@ -428,7 +428,7 @@ def requests_of(
 
 
 def _window(plan: Plan, window: Setting) -> str:
-    """A staged window is as static as a constant: each stage has a step of its own."""
+    """Return a window as kernels see it; a staged one counts as constant: each stage has its own step."""
     return "static" if window.value is None or window.value in plan.staged else "dynamic"
 
 

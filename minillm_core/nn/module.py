@@ -66,10 +66,10 @@ class Module:
     if TYPE_CHECKING:  # a native base gives both
 
         def __call__(self, *args: Any) -> Any:
-            """``forward``, through the framework."""
+            """Run ``forward`` through the framework."""
 
         def __getattr__(self, name: str) -> Any:
-            """What a backend or a subclass has put there."""
+            """Return what a backend or a subclass has set (for type checkers)."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Make an instance of the current framework's subclass of this class."""

@@ -57,7 +57,7 @@ class ArrayFunctions(Protocol):
         """Entries of ``x`` along ``axis``: indices int32 (n,) keep it, a 0-d index drops it."""
 
     def take_along_axis(self, x: Array, indices: Array, axis: int) -> Array:
-        """One element for every index; indices int32 with as many axes as ``x``."""
+        """Take one element for every index; indices int32 with as many axes as ``x``."""
 
     def argsort(self, x: Array, axis: int = -1) -> Array:
         """int32: where along ``axis`` the smallest stands, the next ...; equal ones in any order.
@@ -74,7 +74,7 @@ class ArrayFunctions(Protocol):
     def ones_like(self, x: Array) -> Array: ...
     def full_like(self, x: Array, value: float) -> Array: ...
     def like(self, number: Array | float, x: Array) -> Array:
-        """A 0-d array in ``x``'s dtype; a Python number as it is.
+        """Return a 0-d array in ``x``'s dtype; a Python number as it is.
 
         Schedule values are float32, and float32 times bfloat16 is bfloat16 on one framework and
         float32 on the other.
@@ -84,13 +84,13 @@ class ArrayFunctions(Protocol):
         """float32, made once: a constant of the compiled step."""
 
     def scalar(self, number: Array | float) -> Array:
-        """0-d float32, from a number or a 0-d array."""
+        """Make a 0-d float32 array of a number or a 0-d array."""
 
     def arange(self, n: int, dtype: str = "int32") -> Array:
-        """0, 1, ... n - 1 on the ops' device."""
+        """Return 0, 1, ... n - 1 on the ops' device."""
 
     def astype(self, x: Array, dtype: str) -> Array:
-        """``dtype`` by name: "float32", "bfloat16", "int32", "bool" ..."""
+        """Cast to a ``dtype`` by name: "float32", "bfloat16", "int32", "bool" ..."""
 
     def sum(self, x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
         """Over all axes, one or several; accurate to float32 at any size."""
@@ -100,7 +100,7 @@ class ArrayFunctions(Protocol):
     def logsumexp(self, x: Array, axis: int = -1, keepdims: bool = False) -> Array: ...
 
     def stop_gradient(self, x: Array) -> Array:
-        """``x`` as a constant.
+        """Return ``x`` as a constant.
 
         On MLX, return such outputs after the differentiable ones: before them they corrupt the
         gradients.
@@ -148,7 +148,7 @@ class Known:
 
 
 def visible(distance: Array, window: int | Array | None, documents: Array | None) -> Array:
-    """Which key each query sees in causal attention: bool (T, S), or (B, 1, T, S) with documents.
+    """Return which key each query sees in causal attention: bool (T, S), or (B, 1, T, S) with documents.
 
     Args:
         distance: (T, S): the query's position - the key's; the queries are the last T positions.
@@ -166,7 +166,7 @@ def visible(distance: Array, window: int | Array | None, documents: Array | None
 
 
 def last_first(axis: Axis, ndim: int) -> list[int]:
-    """The axes to reduce, none counted from the end, the last one first.
+    """Return the axes to reduce, none counted from the end, the last one first.
 
     >>> last_first(None, 3), last_first((0, -1), 3), last_first(-2, 3)
     ([2, 1, 0], [2, 0], [1])

@@ -67,7 +67,7 @@ class Operations(ArrayFunctions, Protocol):
         """
 
     def logits(self, hidden: Array, weight: Array, form: LossForm) -> Array:
-        """The head's logits where they are wanted themselves, for the next token of few rows.
+        """Return the head's logits, for the next token of few rows.
 
         hidden (B, C), weight (V, C) -> float32 (B, V).
         """

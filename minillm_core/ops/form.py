@@ -12,10 +12,10 @@ class Cap(Protocol):
     """A bounded, increasing function of the logits."""
 
     def apply(self, xp: Any, logits: Array) -> Array:
-        """The capped logits; ``xp`` has ``tanh`` and ``sigmoid`` (torch, mlx.core, reference)."""
+        """Return the capped logits; ``xp`` has ``tanh`` and ``sigmoid`` (torch, mlx.core, reference)."""
 
     def slope(self, capped: Array) -> Array:
-        """The derivative, from the capped value alone."""
+        """Return the derivative, from the capped value alone."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class TanhCap:
         return self.cap * xp.tanh(logits / self.cap)
 
     def slope(self, capped: Array) -> Array:
-        """1 - tanh^2."""
+        """Return 1 - tanh^2."""
         return 1.0 - (capped / self.cap) * (capped / self.cap)
 
 
@@ -75,7 +75,7 @@ class LossForm:
         return tuple(f for f in vars(plain) if getattr(self, f) != getattr(plain, f))
 
     def evaluated(self) -> LossForm:
-        """The form that held-out text is judged by: the same logits, no smoothing, no z."""
+        """Return the form that held-out text is judged by: the same logits, no smoothing, no z."""
         return replace(self, smoothing=0.0, z=0.0)
 
     def logits(self, xp: Any, product: Array) -> Array:
@@ -84,14 +84,14 @@ class LossForm:
         return scaled if self.cap is None else self.cap.apply(xp, scaled)
 
     def loss(self, log_p: Array, mean_log_p: Array, lse: Array) -> Array:
-        """A position's loss; ``mean_log_p`` may be None without smoothing, ``lse`` without z."""
+        """Return a position's loss; ``mean_log_p`` may be None without smoothing, ``lse`` without z."""
         loss = -log_p
         if self.smoothing:
             loss = (1.0 - self.smoothing) * loss - self.smoothing * mean_log_p
         return loss + self.z * (lse * lse) if self.z else loss
 
     def pull_back(self, logits: Array, gradient: Array) -> Array:
-        """A gradient with respect to the logits -> one with respect to the product."""
+        """Turn a gradient with respect to the logits into one with respect to the product."""
         if self.cap is not None:
             gradient = gradient * self.cap.slope(logits)
         return gradient if self.scale == 1.0 else gradient * self.scale

@@ -53,7 +53,7 @@ def rms_norm(x: Array, weight: Array | None, eps: float) -> Array:
 
 
 def rotate(q: Array, k: Array, table: Rotary) -> tuple[Array, Array]:
-    """Each pair (x[i], x[i + D/2]) turned by its position's angle."""
+    """Turn each pair (x[i], x[i + D/2]) by its position's angle."""
     rows = np.arange(q.shape[1]) if table.positions is None else table.positions
     cos = _float64(table.cos)[rows][..., None, :]  # (T, 1, D/2) or (B, T, 1, D/2)
     sin = _float64(table.sin)[rows][..., None, :]
@@ -93,7 +93,7 @@ def attention(
 
 
 def logits(hidden: Array, weight: Array, form: LossForm) -> Array:
-    """The head's logits where they are wanted themselves."""
+    """Return the head's logits, for the next token."""
     return form.logits(NumPyArrays, linear(hidden, weight))
 
 
@@ -109,7 +109,7 @@ def linear_cross_entropy(
     weights: Array | None = None,
     form: LossForm = PLAIN,
 ) -> tuple[Array, Array, Array]:
-    """(total, sums (K,), count): see the contract."""
+    """Return (total, sums (K,), count): see the contract."""
     z = logits(hidden, weight, form)  # (N, V)
     lse = NumPyArrays.logsumexp(z)  # (N,)
     log_p = z - lse[:, None]

@@ -38,12 +38,12 @@ class Request:
 
 
 def serves_all(request: Request) -> str | None:
-    """No reason to refuse anything."""
+    """Accept every request."""
     return None
 
 
 def first(request: Request) -> int:
-    """The rank of a candidate that is preferred wherever it serves."""
+    """Rank a candidate first wherever it serves."""
     return 0
 
 
@@ -161,7 +161,7 @@ def choose(request: Request, candidates: Iterable[Candidate], policy: Policy = A
 def choose_all(
     requests: Iterable[Request], candidates: Sequence[Candidate], policy: Policy = AUTO
 ) -> tuple[Choice, ...]:
-    """A choice for every request.
+    """Choose a kernel for every request.
 
     Raises:
         BackendError: as :func:`choose` and :func:`check_named_ops`.
@@ -219,7 +219,7 @@ def _named(
 
 
 def _plain(request: Request, ours: Sequence[Candidate], refused: Mapping[str, str]) -> Choice:
-    """The choice of ``op=reference``."""
+    """Choose the plain implementation, as ``op=reference`` asks."""
     where = f"--kernels {request.op}={REFERENCE}"
     plain = [c for c in ours if c.plain]
     for c in plain:

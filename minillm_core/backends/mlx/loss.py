@@ -23,7 +23,7 @@ def dense(
     weights: mx.array | None = None,  # (K,) or (K, N)
     form: LossForm = PLAIN,
 ) -> tuple[mx.array, mx.array, mx.array]:
-    """All logits at once in float32: 6 N C V FLOPs with the backward pass, 8 N V bytes and up."""
+    """Compute all logits at once in float32: 6 N C V FLOPs with the backward pass, 8 N V bytes and up."""
     ids, scale = _supervision(targets, weights)
     loss, _, _ = _losses(hidden, weight, ids, form)
     return _reported(MLXArrays.sum(loss * scale), loss, targets)

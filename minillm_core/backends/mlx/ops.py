@@ -45,7 +45,7 @@ def embedding(ids: mx.array, weight: mx.array) -> mx.array:
 
 
 def logits(hidden: mx.array, weight: mx.array, form: LossForm) -> mx.array:
-    """The head's logits where they are wanted themselves: (B, C), (V, C) -> float32 (B, V)."""
+    """Return the head's logits, for the next token: (B, C), (V, C) -> float32 (B, V)."""
     return form.logits(mx, (hidden @ weight.T).astype(mx.float32))
 
 
@@ -61,7 +61,7 @@ def rms_norm_fused(x: mx.array, weight: mx.array | None, eps: float) -> mx.array
 
 
 def rms_norm_composed(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
-    """The formula in float32."""
+    """Compute the formula in float32."""
     wide = x.astype(mx.float32)
     normed = wide * mx.rsqrt(mx.mean(wide * wide, axis=-1, keepdims=True) + eps)
     return (normed if weight is None else normed * weight).astype(x.dtype)
@@ -145,7 +145,7 @@ def attention_composed(
     window: int | mx.array | None = None,
     documents: mx.array | None = None,
 ) -> mx.array:
-    """The formula: scores, mask, softmax in float32, product; 6 B H T S bytes and up."""
+    """Compute the formula: scores, mask, softmax in float32, product; 6 B H T S bytes and up."""
     queries, keys, group = q.shape[1], k.shape[1], q.shape[2] // k.shape[2]
     k, v = (mx.repeat(x, group, axis=2).swapaxes(1, 2) for x in (k, v))  # (B, H, S, D)
     factor = q.shape[-1] ** -0.5 if scale is None else scale

@@ -29,7 +29,7 @@ def dense(
     weights: Tensor | None = None,  # (K,) or (K, N)
     form: LossForm = PLAIN,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """All logits at once, autograd behind it.
+    """Compute all logits at once, and let autograd differentiate.
 
     6 N C V FLOPs with the backward pass; N V (compute dtype + 2 x float32) bytes in eager mode.
     """
@@ -149,7 +149,7 @@ class _Chunked(Function):
 
 
 def _scale(targets: Tensor, weights: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Each loss's weight, 0 where unsupervised: (K, N)."""
+    """Return each loss's weight, 0 where unsupervised: (K, N)."""
     supervised = (targets >= 0).to(dtype)
     if weights is None:
         return supervised
@@ -164,7 +164,7 @@ def _count(targets: Tensor) -> Tensor:
 def _chunks(
     hidden: Tensor, targets: Tensor, scale: Tensor, rows: int
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """(rows, C), (K, rows), (K, rows) of hidden (N, C), targets and scale (K, N)."""
+    """Yield (rows, C), (K, rows), (K, rows) of hidden (N, C), targets and scale (K, N)."""
     return zip(hidden.split(rows), targets.split(rows, 1), scale.split(rows, 1), strict=True)
 
 
@@ -197,7 +197,7 @@ def _picked(log_p: Tensor, targets: Tensor) -> Tensor:
 
 
 def _summed(loss: Tensor, targets: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """All (K, n) -> weighted total (), unweighted sums (K,)."""
+    """Sum all (K, n) to a weighted total () and unweighted sums (K,)."""
     return (loss * scale).sum(), torch.where(targets >= 0, loss, 0.0).sum(-1)
 
 

@@ -54,7 +54,7 @@ def embedding(ids: Tensor, weight: Tensor) -> Tensor:
 
 
 def logits(hidden: Tensor, weight: Tensor, form: LossForm) -> Tensor:
-    """The head's logits where they are wanted themselves: (B, C), (V, C) -> float32 (B, V)."""
+    """Return the head's logits, for the next token: (B, C), (V, C) -> float32 (B, V)."""
     return form.logits(torch, F.linear(hidden, weight).float())
 
 
@@ -70,7 +70,7 @@ def rms_norm_fused(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 
 
 def rms_norm_composed(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """The formula in float32."""
+    """Compute the formula in float32."""
     wide = x.float() if x.dtype != torch.float64 else x
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return (normed if weight is None else normed * weight).to(x.dtype)
@@ -134,7 +134,7 @@ def attention_composed(
     window: int | Tensor | None = None,
     documents: Tensor | None = None,
 ) -> Tensor:
-    """The formula: scores, mask, softmax in float32, product. 4 B H T S + 2 B H T S bytes and up."""
+    """Compute the formula: scores, mask, softmax in float32, product. 4 B H T S + 2 B H T S bytes and up."""
     queries, keys, group = q.shape[1], k.shape[1], q.shape[2] // k.shape[2]
     k, v = (x.repeat_interleave(group, dim=2) for x in (k, v))  # (B, S, H, D)
     factor = q.shape[-1] ** -0.5 if scale is None else scale

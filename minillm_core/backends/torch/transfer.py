@@ -87,7 +87,7 @@ class Snapshots:
         self._peak: int | None = None  # bytes of training alone: until the first snapshot
 
     def take(self, tensors: Mapping[str, Tensor]) -> Snapshot:
-        """Does not wait on CUDA, unless clones would leave too little memory for the next steps."""
+        """Take a snapshot; waits on CUDA only where clones would leave too little memory for the next steps."""
         if self.device.type != "cuda":
             return Snapshot(_brought(tensors).copy)
         size = sum(tensor.nbytes for tensor in tensors.values())
@@ -124,7 +124,7 @@ class Snapshots:
 
 
 def _clones(tensors: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-    """On the device, in the current stream; None where its memory does not suffice."""
+    """Clone tensors on the device, in the current stream; None where its memory does not suffice."""
     try:
         clones = [torch.empty_like(tensor) for tensor in tensors.values()]
     except torch.OutOfMemoryError:

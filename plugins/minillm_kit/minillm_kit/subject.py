@@ -279,7 +279,7 @@ class Subject:
         *,
         weights: Mapping[str, np.ndarray] | None = None,
     ) -> tuple[float, dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """(loss, parameter -> float64 gradient, state) of a step from ``weights``, by default the stirred.
+        """Return (loss, parameter -> float64 gradient, state) of a step from ``weights``, by default the stirred.
 
         Taken from the first moments that AdamW leaves of it: so they are what reaches an
         optimizer, whatever optimizer the plugin brings.

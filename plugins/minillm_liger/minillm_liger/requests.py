@@ -8,7 +8,7 @@ __all__ = ["eager", "eager_rank", "first", "loss"]
 
 
 def loss(request: Request) -> str | None:
-    """One target; logits as they are or under a tanh."""
+    """Accept one target; logits as they are or under a tanh."""
     form: LossForm = request.facts.get("form", LossForm())
     targets = request.facts.get("targets", 1)
     if targets != 1:
@@ -21,7 +21,7 @@ def loss(request: Request) -> str | None:
 
 
 def eager(request: Request) -> str | None:
-    """Where nothing else fuses the op."""
+    """Rank the kernel first where nothing else fuses the op."""
     if request.compiled:
         return "the compiled step fuses this op into its neighbours; a kernel apart would not"
     return None

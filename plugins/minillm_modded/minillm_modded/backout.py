@@ -31,7 +31,7 @@ class Backout(Plugin, api=1):
         model.residual("final", tap, Learned(-self.start, lr_mul=self.lr_mul))
 
     def _place(self, layers: int) -> int:
-        """The index of the layer; never the last, whose output the last norm would rescale."""
+        """Return the index of the layer; never the last, whose output the last norm would rescale."""
         if self.layer is None:
             return min(2 * layers // 3, layers - 2)
         if not -layers <= self.layer < layers or self.layer % layers == layers - 1:

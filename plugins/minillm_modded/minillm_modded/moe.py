@@ -144,7 +144,7 @@ class Experts(Module):
         return y, balance, load
 
     def places(self, choice: Any, counts: Any) -> tuple[Any, Any, Any]:
-        """Where tokens go: every expert takes the first ``capacity`` of a row that chose it.
+        """Return where tokens go: every expert takes the first ``capacity`` of a row that chose it.
 
         Args:
             choice: int32 (B, M), the experts of each token's choices, M = T k, tokens in order.
@@ -179,7 +179,7 @@ class Experts(Module):
         return ops.reshape(by_expert, (-1,)), ops.reshape(slot, (-1,)), kept
 
     def next_state(self, load: Any) -> dict[str, Any]:
-        """The bias, a step towards those that were chosen too seldom; load (E,) over the step."""
+        """Return the bias, moved towards experts that were chosen too seldom; load (E,) over the step."""
         fair = self.ops.sum(load) / self.count
         up = self.ops.where(load < fair, self.bias_rate, 0.0)
         down = self.ops.where(load > fair, self.bias_rate, 0.0)

@@ -60,14 +60,14 @@ class Interleave(Layout):
         )
 
     def leave(self, y: Any) -> Any:
-        """(B, 2T, H/2, D) -> (B, T, H, D)."""
+        """Unfold (B, 2T, H/2, D) to (B, T, H, D)."""
         B, twice, pairs, D = y.shape
         y = self.ops.reshape(y, (B, twice // 2, 2, pairs, D))
         y = self.ops.permute_dims(y, (0, 1, 3, 2, 4))  # (B, T, H/2, 2, D)
         return self.ops.reshape(y, (B, twice // 2, 2 * pairs, D))
 
     def fold(self, x: Any) -> Any:
-        """(B, T, H, D) -> (B, 2T, H/2, D): head 2p at 2t, head 2p+1 at 2t+1 of pair p."""
+        """Fold (B, T, H, D) to (B, 2T, H/2, D): head 2p at 2t, head 2p+1 at 2t+1 of pair p."""
         B, T, H, D = x.shape
         x = self.ops.reshape(x, (B, T, H // 2, 2, D))
         x = self.ops.permute_dims(x, (0, 1, 3, 2, 4))  # (B, T, 2, H/2, D)

@@ -45,5 +45,5 @@ class Norm(Module):
 
 
 def gain(head_dim: int) -> Param:
-    """(D,), all ones at the start."""
+    """Declare a gain (D,), all ones at the start."""
     return Param((head_dim,), axes=("head_dim",), init=ones, role="norm", wd_mul=0.0)

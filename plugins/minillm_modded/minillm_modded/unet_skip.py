@@ -39,7 +39,7 @@ class UNetSkip(Plugin, api=1):
             model.attention(min(model.layers // 2 + 1, model.layers - 1), None)
 
     def _pairs(self, layers: int) -> list[tuple[int, int]]:
-        """(block whose output is added, block before which it is), by the options."""
+        """Return pairs (block whose output is added, block before which it is added), by the options."""
         if self.skips == "mirror":
             if layers < 2:
                 raise PlanError(

@@ -141,7 +141,7 @@ class Gated(Module):
         self.gate = Linear(width, geometry.kv_heads, role="gate", axes=axes, init=zeros, wd_mul=0.0)
 
     def forward(self, v: Any, x: Any, table: Any) -> Any:
-        """-> (B, T, K, D)."""
+        """Return (B, T, K, D)."""
         gate = 2.0 * self.ops.sigmoid(self.gate(x[..., : self.width]))  # (B, T, K)
         return gate[..., None] * self.ops.reshape(table, v.shape)
 
@@ -155,6 +155,6 @@ class Mixed(Module):
         self.l1 = Param((1,), init=Constant(0.5), role="scalar", wd_mul=0.0)
 
     def forward(self, v: Any, table: Any) -> Any:
-        """-> (B, T, K, D)."""
+        """Return (B, T, K, D)."""
         l0: Any = self.l0  # an array by now
         return (l0 - 1.0) * v + self.l1 * self.ops.reshape(table, v.shape)

@@ -119,7 +119,7 @@ class Windows(Plugin, api=1):
         return " ".join(f"windows.{name}={getattr(self, name)}" for name in names)
 
     def _changes(self, windows: list[int]) -> list[tuple[float, int]]:
-        """(from this fraction of the run on, window), where it becomes another."""
+        """Return (fraction of the run, window from there on) where the window changes."""
         return [
             (index / self.stages, window)
             for index, window in enumerate(windows)
@@ -143,13 +143,13 @@ def yarn(frequencies: np.ndarray, window: int, windows: list[int]) -> np.ndarray
 
 
 def sharpness(window: int, windows: list[int]) -> float:
-    """What the scale is multiplied by once the windows have grown up to ``window``."""
+    """Return the factor of the scale once the windows have grown to ``window``."""
     grown = pairwise(w for w in windows if w <= window)
     return math.prod(0.2 * math.log(after / before) + 1.0 for before, after in grown)
 
 
 def long_layers(layers: int) -> tuple[int, ...]:
-    """A third of the layers, at least two: the first, the last and evenly between."""
+    """Return a third of the layers, at least two: the first, the last and evenly between."""
     count = max(2, round(layers / 3))
     return tuple(sorted({round(i * (layers - 1) / (count - 1)) for i in range(count)}))
 
@@ -161,5 +161,5 @@ def long_windows(start: int, last: int, count: int, block: int) -> list[int]:
 
 
 def _multiple(number: float, block: int) -> int:
-    """The least multiple of ``block`` from ``number`` on."""
+    """Round ``number`` up to a multiple of ``block``."""
     return int(-(-number // block)) * block

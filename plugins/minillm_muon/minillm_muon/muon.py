@@ -70,13 +70,13 @@ class Muon(Plugin, api=1):
         optimizer.assign("muon", lambda name, p: len(p.shape) == 2 and _hidden(p.role))
 
     def _lr(self) -> Any:
-        """The run's warm-up and decay of the peak; or flat, and then linearly to the floor."""
+        """Schedule the rate: the run's warm-up and decay; or flat, and then linearly to the floor."""
         if self.cooldown is None:
             return scheduled(self.lr)
         return piecewise((1 - self.cooldown, self.lr), (1, self.lr * self.floor))
 
     def _momentum(self) -> Any:
-        """Flat but for a rise at the start and a fall at the end, where they are asked for."""
+        """Schedule the momentum: flat, with a rise at the start and a fall at the end where options ask."""
         start, end = self.momentum_start, self.momentum_end
         if start is None and end is None:
             return self.momentum

@@ -40,12 +40,12 @@ class NorMuon(Plugin, api=1):
 
 
 def rows(shape: tuple[int, int]) -> tuple[int, int]:
-    """(R, C) -> (R, 1)."""
+    """Return one number a row: (R, C) -> (R, 1)."""
     return shape[0], 1
 
 
 def along_the_longer(shape: tuple[int, int]) -> tuple[int, int]:
-    """(R, C) -> (R, 1) where R >= C, else (1, C)."""
+    """Return one number along the longer side: (R, C) -> (R, 1) where R >= C, else (1, C)."""
     return (shape[0], 1) if shape[0] >= shape[1] else (1, shape[1])
 
 

@@ -52,7 +52,7 @@ def _speed(mx: Any) -> float:
 
 
 def _fast_blas() -> str | None:
-    """A quick BLAS among the libraries of this process; None: the reference one of the wheel."""
+    """Find a quick BLAS among the libraries of this process; None: the reference one of the wheel."""
     maps = Path("/proc/self/maps").read_text()
     found = re.search(r"/lib(openblas|mkl_rt|blis)[^/\n]*$", maps, re.MULTILINE)
     return found[1] if found else None

@@ -29,7 +29,7 @@ def linear_cross_entropy(
     weights: Tensor | None = None,  # (1,) or (1, N)
     form: LossForm = PLAIN,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(total, sums (1,), count): see minillm's contract of the op.
+    """Return (total, sums (1,), count): see minillm's contract of the op.
 
     6 N C V FLOPs with the backward pass, 2 N C V where nothing asks for a gradient. Beside the
     gradients: one chunk of logits, and the weight's gradient in float32.
@@ -137,7 +137,7 @@ def _(
 
 
 def _constants(form: LossForm) -> tuple[float | None, float, float]:
-    """What Liger takes of a form: its tanh cap, label smoothing and z."""
+    """Return what Liger takes of a form: its tanh cap, label smoothing and z."""
     return getattr(form.cap, "cap", None), form.smoothing, form.z
 
 
