@@ -73,7 +73,7 @@ class Arithmetic:
         return sum(self.apart.values())
 
     def data(self) -> dict[str, Any]:
-        """As JSON: whole numbers."""
+        """Return as JSON: whole numbers."""
         return {
             "flops": _rounded(self.flops),
             "least_bytes": _rounded(self.least),
@@ -116,7 +116,7 @@ def arithmetic(plan: Plan, dtype: str = "bfloat16") -> Arithmetic:
 
 
 def _traced(plan: Plan, dtype: str, values: Mapping[str, float]) -> Counts:
-    """One step at these schedule values."""
+    """Trace one step at these schedule values."""
     counter = StepCounter()
     with FakeTensorMode(allow_non_fake_inputs=True):
         trainer = _trainer(plan, dtype, counter)
@@ -128,7 +128,7 @@ def _traced(plan: Plan, dtype: str, values: Mapping[str, float]) -> Counts:
 
 
 def _trainer(plan: Plan, dtype: str, counter: StepCounter) -> TorchTrainer:
-    """The trainer of a GPU's step, but that its tensors hold nothing."""
+    """Make the trainer of a GPU's step on tensors without data."""
     ops = TorchOps(
         {"attention": attention(counter), "linear_cross_entropy": cross_entropy(counter)}
     )
@@ -150,7 +150,7 @@ def _trainer(plan: Plan, dtype: str, counter: StepCounter) -> TorchTrainer:
 
 
 def _batch(plan: Plan) -> Batch:
-    """A micro-batch of the right shapes."""
+    """Make a micro-batch of the right shapes."""
     shape = (plan.config.train.rows, plan.config.train.seq_len)
     known = ("ids", "labels", "documents", "positions")
     declared = {name: np.zeros((*shape, *f.shape), f.dtype) for name, _, f in plan.batch_fields}

@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def pairs(text: str) -> list[tuple[int, int]]:
-    """Of "64x1024,1x65536": [(64, 1024), (1, 65536)]."""
+    """Parse "64x1024,1x65536" to [(64, 1024), (1, 65536)]."""
     split = (word.split("x") for word in text.split(","))
     return [(int(first), int(second)) for first, second in split]
 
@@ -90,7 +90,7 @@ def accuracies() -> Iterator[dict[str, Any]]:
 
 
 def timings(B: int, T: int, H: int, D: int) -> Iterator[dict[str, Any]]:
-    """Every kernel at one shape; one that cannot run is a line with its reason."""
+    """Time every kernel at one shape; for one that cannot run, its reason."""
     q, k, v, upstream = arrays(B, T, (H, H, H, H), D)
     documents = documents_of(B, T)
     long, short = (min(window, T // part) for window, part in ((LONG, 1), (SHORT, 2)))
@@ -147,13 +147,13 @@ def every_block(q: Tensor, k: Tensor, v: Tensor, *, window: None, documents: Non
 
 
 def listing(T: int, window: int | None, documents: Tensor | None, device: Any) -> list[Tensor]:
-    """What a block mask consists of."""
+    """Return what a block mask consists of."""
     mask = block_mask(T, window, documents, device)
     return [x for x in mask.as_tuple() if isinstance(x, Tensor)]
 
 
 def arrays(B: int, T: int, heads: tuple[int, ...], D: int) -> list[Tensor]:
-    """(B, T, n, D) in bfloat16 for each number of heads, wanting gradients."""
+    """Make (B, T, n, D) in bfloat16 for each number of heads, with gradients."""
     made = (torch.randn(B, T, n, D, device="cuda", dtype=torch.bfloat16) for n in heads)
     *qkv, upstream = (x.requires_grad_() for x in made)
     return [*qkv, upstream.detach()]
@@ -172,13 +172,13 @@ def gradients(kernel: Kernel, qkv: Any, upstream: Tensor, masked: dict[str, Any]
 
 
 def error(got: Tensor, exact: Tensor) -> float:
-    """As the op's tolerance is stated."""
+    """Return the error as the op's tolerance is stated."""
     got, exact = got.double().cpu(), exact.double().cpu()
     return float((got - exact).norm() / max(exact.norm(), exact.numel() ** 0.5))
 
 
 def measure(step: Callable[[], Any], repeats: int = 10) -> tuple[list[float], int]:
-    """(milliseconds of each repetition, peak bytes above what was there before)."""
+    """Return (milliseconds of each repetition, peak bytes above those held before)."""
     flush = torch.empty(2**28, dtype=torch.int8, device="cuda")
     for _ in range(3):
         step()

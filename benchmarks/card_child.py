@@ -95,7 +95,7 @@ class Child:
             self.process.stdin.flush()
 
     def take(self, word: str | None) -> None:
-        """It said a word; None: its process is over. Any other word is no news."""
+        """Take a message; None: the process has ended. Any other text is ignored."""
         if word is None:
             self.state = State.ENDED
         elif word == READY:
@@ -148,6 +148,6 @@ Heard = queue.Queue[tuple[Child, str | None]]
 
 
 def visible(number: int) -> str:
-    """The number-th of the GPUs that this process may see, by the name that its children know."""
+    """Return the number-th GPU that this process sees, by the name that its children know."""
     told = os.environ.get("CUDA_VISIBLE_DEVICES")
     return told.split(",")[number] if told else str(number)

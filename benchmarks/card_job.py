@@ -48,12 +48,12 @@ class Share:
     validations: int = 2
 
     def data(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return as JSON."""
         return asdict(self)
 
     @classmethod
     def of(cls, data: dict[str, Any]) -> Share:
-        """The inverse of :meth:`data`."""
+        """Invert :meth:`data`."""
         judged = tuple(
             Judged(**{**one, "beside": tuple(one["beside"]), "options": tuple(one["options"])})
             for one in data["judged"]
@@ -74,7 +74,7 @@ class Share:
         )
 
     def ready(self, turn: Callable[[], AbstractContextManager[None]] = nullcontext) -> Ready:
-        """The ablation of this share."""
+        """Prepare the ablation of this share."""
         prepared = self.prepared()
         beside = {one.plugin: one.beside for one in self.judged}
         request = Request(

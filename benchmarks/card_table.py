@@ -68,7 +68,7 @@ compiled, and a run of a few hundred steps is short for more."""
 
 
 def active(judged: Iterable[Judged]) -> tuple[str, ...]:
-    """All plugins that take part."""
+    """Return all plugins that take part."""
     return tuple(sorted({*REFERENCE}.union(*({one.plugin, *one.beside} for one in judged))))
 
 

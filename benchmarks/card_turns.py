@@ -98,7 +98,7 @@ class Turns:
                     child.grant()
 
     def _has_time(self, child: Child) -> bool:
-        """Whether all its runs can be made, and the reference's after them."""
+        """Return whether all its runs can be made, and the reference's after them."""
         if child.reference or child.begun or not self.reserve:
             return True
         run = fmean(self.took) if self.took else 0.0
@@ -118,7 +118,7 @@ class Turns:
 
     @contextmanager
     def _ended(self) -> Iterator[None]:
-        """No process outlives the block."""
+        """End every process of the block on leaving it."""
         try:
             yield
         finally:

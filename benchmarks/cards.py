@@ -133,7 +133,7 @@ def _share(arguments: argparse.Namespace, judged: Sequence[Judged], number: int)
 
 
 def _checked(share: Share, absent: list[str]) -> Share | None:
-    """The share without those that cannot be had here, which are told; the text is read."""
+    """Return the share without techniques that cannot run here, which are printed; read the text."""
     Path(share.folder).mkdir(parents=True, exist_ok=True)
     try:
         share.ready()
@@ -159,7 +159,7 @@ def _variants(share: Share) -> list[str]:
 
 
 def _compact(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The result with the end of each run in the place of its curve."""
+    """Return the result with the end of each run in the place of its curve."""
     runs = [
         {key: value for key, value in run.items() if key != "curve"}
         | ({"val_loss": run["curve"][-1]["val_loss"]} if "curve" in run else {})

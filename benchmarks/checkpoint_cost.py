@@ -56,7 +56,7 @@ class Bench:
         self.steps = WARM
 
     def seconds(self, work: Callable[[], Any]) -> float:
-        """Of some work, the device idle before and after it."""
+        """Time some work, with the device idle before and after it."""
         self.ours.trainer.synchronize()
         began = time.perf_counter()
         work()
@@ -104,7 +104,7 @@ class Bench:
         self.steps = max(2, math.ceil(LONGER * slowest / step))
 
     def summary(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return as JSON."""
         step = statistics.median(self.plain) / self.steps
         found = {}
         for name, one in self.figures.items():
@@ -125,7 +125,7 @@ def say(line: str) -> None:
 
 
 def made_savers(ours: Ours, folder: Path, failed: dict[str, str]) -> dict[str, Saver]:
-    """Those that work here; the others' errors go into ``failed``."""
+    """Make the savers that work here; the others' errors go into ``failed``."""
     device = torch.device(ours.backend.binding.device)
     found: dict[str, Saver] = {}
     for name, make in savers(ours.trainer, device, folder).items():

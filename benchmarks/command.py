@@ -12,14 +12,14 @@ __all__ = ["measuring", "parser", "written"]
 
 
 def parser(about: str | None) -> argparse.ArgumentParser:
-    """Without options yet; ``--help`` shows the module's docstring as it stands there."""
+    """Make a parser without options; ``--help`` shows the module's docstring as it stands."""
     return argparse.ArgumentParser(
         description=about, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
     )
 
 
 def measuring(about: str | None, name: str) -> argparse.ArgumentParser:
-    """Of a benchmark that writes a result file of this name: what :func:`written` asks of."""
+    """Make the parser of a benchmark that writes a result file of this name."""
     made = parser(about)
     made.add_argument("--name", default=name, help="of the result file")
     made.add_argument("--out", type=Path, default=RESULTS, help="the result file's folder")

@@ -102,7 +102,7 @@ def _damage(trial: Trial, out: Path, outcome: Outcome) -> list[Path]:
 
 
 def _loads(name: str, out: Path) -> bool:
-    """Whether the newest loads where no digest is asked, as weights and JSON otherwise do."""
+    """Return whether the newest checkpoint loads where no digest is checked, as weights and JSON usually do."""
     folder = out / "checkpoints" / name
     try:
         for file in (layout.MODEL, layout.OPTIMIZER):
@@ -118,13 +118,13 @@ def _content(folder: Path) -> dict[str, bytes]:
 
 
 def _expected(out: Path, bad: list[Path]) -> int | None:
-    """The step that must be gone on from: the newest that is not bad."""
+    """Return the step to resume from: the newest whose checkpoint is good."""
     good = [step for step, path in layout.folders(out) if path.name not in {b.name for b in bad}]
     return max(good, default=None)
 
 
 def _set_aside(out: Path, bad: list[Path], outcome: Outcome) -> None:
-    """What --resume does about checkpoints, without the trainer."""
+    """Handle the checkpoints as --resume does, without the trainer."""
     said: list[str] = []
     wanted = _expected(out, bad)
     try:
@@ -148,7 +148,7 @@ def _not_told(out: Path, bad: list[Path], wanted: int | None, said: str) -> Iter
 
 
 def _resume(trial: Trial, out: Path, bad: list[Path], outcome: Outcome) -> None:
-    """The whole command."""
+    """Run the whole command."""
     run, wanted = trial.reference.run, _expected(out, bad)
     codes = [run.start(out, resume=True).wait() for _ in range(1 if wanted else 2)]
     if codes != ([0] if wanted else [4, 4]):
@@ -162,7 +162,7 @@ def _resume(trial: Trial, out: Path, bad: list[Path], outcome: Outcome) -> None:
 
 
 def trials(options: argparse.Namespace, reference: Reference, damaged: Path) -> list[Trial]:
-    """Every kind as often as the others."""
+    """Draw trials, every kind as often as the others."""
     kinds = list(KINDS)
     return [
         Trial(
@@ -178,7 +178,7 @@ def trials(options: argparse.Namespace, reference: Reference, damaged: Path) -> 
 
 
 def broken_off(reference: Reference) -> Path:
-    """The folder of a run with some more steps to go and MANY checkpoints behind it."""
+    """Make the folder of an unfinished run with MANY checkpoints."""
     out = reference.run.folder / "broken-off"
     keep = f"checkpoint.keep={MANY}"
     run = TinyRun(reference.run.folder, reference.run.backend, reference.run.plugins, (keep,))

@@ -51,7 +51,7 @@ def tables(folder: Path = RESULTS, explanations: Mapping[str, str] = EXPLANATION
 
 
 def costs(figures: Document, explanations: Mapping[str, str]) -> Iterator[str]:
-    """A table for each company, and what each run was measured on."""
+    """Return a table for each company, and what each run was measured on."""
     techniques = figures["techniques"]
     missing = [
         row["technique"]
@@ -81,7 +81,7 @@ def costs(figures: Document, explanations: Mapping[str, str]) -> Iterator[str]:
 
 
 def planning(document: Document) -> Iterator[str]:
-    """What planning takes."""
+    """Write what planning takes."""
     figures = document["figures"]
     parts = figures["parts_median_seconds"]
     of = ", ".join(f"{name} {parts[name]:.3f}" for name in ("settings", "plugins", "hooks", "hash"))
@@ -118,18 +118,18 @@ def _line(row: Document, explanations: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _companies(techniques: Sequence[Document], company: tuple[str, ...]) -> dict[int, Document]:
-    """Which run it is of -> what its step without the technique took."""
+    """Return which run it is of -> what its step without the technique took."""
     rows = sorted(techniques, key=lambda row: row["measured"])
     return {row["measured"]: row["without"] for row in rows if tuple(row["company"]) == company}
 
 
 def _run(index: int, runs: Sequence[Document], words: str) -> str:
-    """Which one, where there are several."""
+    """Name the run, where there are several."""
     return "" if len(runs) == 1 else f"{words} {index + 1}"
 
 
 def _step(one: Document) -> str:
-    """Its time, and the arithmetic that the ratios are over."""
+    """Return a step's time, and the arithmetic that the ratios are over."""
     flops, fused, apart = (
         sum(one[key].values()) for key in ("flops", "least_bytes", "apart_bytes")
     )

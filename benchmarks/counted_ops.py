@@ -15,7 +15,7 @@ __all__ = ["attention", "cross_entropy"]
 
 
 def attention(counter: StepCounter) -> Callable[..., Tensor]:
-    """A kernel of the op ``attention`` that counts, and computes nothing."""
+    """Return a kernel of the op ``attention`` that counts, and computes nothing."""
 
     class Attention(Function):
         @staticmethod
@@ -50,7 +50,7 @@ def attention(counter: StepCounter) -> Callable[..., Tensor]:
 
 
 def cross_entropy(counter: StepCounter) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    """A kernel of the loss that counts, and computes nothing; logits in the compute dtype."""
+    """Return a kernel of the loss that counts, and computes nothing; logits in the compute dtype."""
 
     class Loss(Function):
         @staticmethod

@@ -54,7 +54,7 @@ class StepCounter(TorchDispatchMode):
         self.phase = phase
 
     def product(self, flops: float, *arrays: Tensor) -> None:
-        """A kernel of products that moves these arrays."""
+        """Return a kernel of products that moves these arrays."""
         if self.phase:
             moved = sum(nbytes(array) for array in arrays)
             self.counts.flops[self.phase] += flops
@@ -62,7 +62,7 @@ class StepCounter(TorchDispatchMode):
             self.counts.apart[self.phase] += moved
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """One operation."""
+        """Count one operation."""
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         packet = func.overloadpacket
@@ -84,6 +84,6 @@ class StepCounter(TorchDispatchMode):
 
 
 def nbytes(array: Tensor) -> int:
-    """What of it lies in memory: a broadcast axis once."""
+    """Return the bytes that lie in memory: a broadcast axis counts once."""
     held = prod(n for n, step in zip(array.shape, array.stride(), strict=True) if step or n == 0)
     return held * array.element_size()

@@ -22,7 +22,7 @@ def crossings(
 
 
 def crossing(curve: Sequence[Mapping[str, Any]], target: float) -> dict[str, float] | None:
-    """Of one target."""
+    """Return the crossing of one target."""
     if not curve or curve[-1]["val_loss"] > target:
         return None
     above = [index for index, point in enumerate(curve) if point["val_loss"] > target]

@@ -43,7 +43,7 @@ def environment(commit: str | None = None) -> dict[str, Any]:
 
 
 def hardware() -> dict[str, Any]:
-    """The machine: system, processor, usable cores, memory in bytes, and its GPUs with drivers."""
+    """Describe the machine: system, processor, usable cores, memory in bytes, and its GPUs with drivers."""
     return {
         "system": f"{platform.system()} {platform.release()}",
         "machine": platform.machine(),
@@ -83,7 +83,7 @@ def keep(
 
 
 def own_command() -> list[str]:
-    """What this process was started with, from the script's name on."""
+    """Return the command line of this process, from the script's name on."""
     return [Path(sys.argv[0]).name, *sys.argv[1:]]
 
 
@@ -95,7 +95,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _output(*command: str) -> str | None:
-    """What a command prints; None where it does not exist or fails."""
+    """Return what a command prints; None where it does not exist or fails."""
     if shutil.which(command[0]) is None:
         return None
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

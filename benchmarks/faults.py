@@ -103,7 +103,7 @@ class Outcome:
     said: str
 
     def wrong(self) -> list[str]:
-        """What is not as it should be."""
+        """List what is not as it should be."""
         found = []
         if self.code not in expected(self.place, self.kind):
             found.append(f"exit {self.code}, not {sorted(expected(self.place, self.kind))}")
@@ -124,7 +124,7 @@ class Outcome:
 
 
 def expected(place: str, kind: str) -> set[int]:
-    """The exit codes that the program may end with; 0 alone where the run is to be finished."""
+    """Return the exit codes that the program may end with; 0 alone where the run is to be finished."""
     if kind == "hang":
         return {0}
     if kind == "signal":
@@ -162,7 +162,7 @@ def try_it(trial: Trial) -> Outcome:
 def outcome(
     trial: Trial, code: int, seconds: float, said: str, kept: int, mended: int, different: list[str]
 ) -> Outcome:
-    """What the lines that were printed name."""
+    """Return what the printed lines name."""
     about = [line for line in said.splitlines() if f"'{NAME}'" in line]
     reports = [line for line in about if re.search(r"running for \d+ s", line)]
     text = "\n".join(reports if trial.kind in ("hang", "signal") else about)
@@ -188,7 +188,7 @@ def outcome(
 
 
 def _more(difference: str) -> bool:
-    """Whether it is but the checkpoint that Ctrl-C left."""
+    """Return whether the extra is only the checkpoint that Ctrl-C left."""
     return difference.startswith("checkpoints ")
 
 
@@ -220,7 +220,7 @@ def start(run: TinyRun, out: Path, site: Path, steps: int = AFTER) -> Child:
 
 
 def install(site: Path, trial: Trial | None) -> None:
-    """The plugin as pip would leave it there, with the trial's fault or none."""
+    """Install the plugin as pip would, with the trial's fault or none."""
     about = site / "minillm_faulty-1.0.dist-info"
     about.mkdir(parents=True, exist_ok=True)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: minillm-faulty\nVersion: 1.0\n")
@@ -232,7 +232,7 @@ def install(site: Path, trial: Trial | None) -> None:
 
 
 def prepare(run: TinyRun) -> None:
-    """The run that is gone on with, and what it comes to where nothing happens to it."""
+    """Make the run that is resumed, and the reference where nothing happens to it."""
     site, base, reference = (run.folder / name for name in ("site", "base", "reference"))
     install(site, None)
     scout = run.folder / "scout"
@@ -262,7 +262,7 @@ def _scouted(run: TinyRun, out: Path, site: Path, modules: Path) -> int:
 
 
 def trials_of(run: TinyRun, given: Namespace) -> list[Trial]:
-    """All cells; those that only sleep last, so that they sleep together."""
+    """List all cells; those that only sleep come last, so that they sleep together."""
     found = [
         Trial(run, place, kind, 60.0 if kind == "signal" else given.hang)
         for kind in KINDS

@@ -79,7 +79,7 @@ def start(trial: Trial, *, resume: bool = False) -> subprocess.Popen[bytes]:
 
 
 def made(out: Path) -> int:
-    """The newest step that metrics.jsonl tells of."""
+    """Return the newest step in metrics.jsonl."""
     return max((event["step"] for event in events(out, "step")), default=0)
 
 
@@ -134,7 +134,7 @@ def _kill_at(
 
 
 def _differences(reference: Path, out: Path) -> Iterator[str]:
-    """In what the end of a run differs from that of the reference; nothing: bit-equal."""
+    """List in what the end of a run differs from the reference; empty: bit-equal."""
     wanted, found = newest(reference), newest(out)
     if wanted is None or found is None or wanted.step != found.step:
         yield f"the last checkpoint is {found}, not {wanted}"

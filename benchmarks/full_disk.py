@@ -73,7 +73,7 @@ def fill(trial: Trial) -> Outcome:
 
 
 def stop(trial: Trial, run: TinyRun, out: Path, room: Room, outcome: Outcome) -> None:
-    """The run ends, and is resumed when there is room."""
+    """Let the run end, to be resumed when there is room."""
     child, before = _held_and_filled(trial, run, out, room)
     if (code := child.wait()) != 1:
         outcome.wrong.append(f"it ended with {code}: {run.said(out)[-300:]}")
@@ -88,7 +88,7 @@ def stop(trial: Trial, run: TinyRun, out: Path, room: Room, outcome: Outcome) ->
 
 
 def go_on(trial: Trial, run: TinyRun, out: Path, room: Room, outcome: Outcome) -> None:
-    """The run goes on, and saves again when there is room."""
+    """Let the run continue, and save again when there is room."""
     child, before = _held_and_filled(trial, run, out, room)
     while not (unsaved := events(out, "unsaved")) and child.poll() is None:
         time.sleep(0.0005)
@@ -108,7 +108,7 @@ POLICIES = {"stop": stop, "continue": go_on}
 def _held_and_filled(
     trial: Trial, run: TinyRun, out: Path, room: Room
 ) -> tuple[Child, dict[str, bytes]]:
-    """A run between its first checkpoint and the next one, with so much room as the trial says."""
+    """Make a run between its first checkpoint and the next one, with as much room as the trial says."""
     for _ in range(ATTEMPTS):
         child = run.start(out)
         while not events(out, "save"):
@@ -132,7 +132,7 @@ def _held_and_filled(
 
 
 def _content(out: Path) -> dict[str, bytes]:
-    """The first checkpoint's files."""
+    """Return the first checkpoint's files."""
     return {path.name: path.read_bytes() for path in layout.folder(out, EVERY).iterdir()}
 
 

@@ -149,7 +149,7 @@ def _mutated(seed: str, good: Path, place: Path) -> tuple[Path, str]:
 
 
 def _loader(reference: Reference) -> Callable[[Path], str]:
-    """``load(OUT)`` -> refused, equal, or what is wrong; the trainer is made once."""
+    """Make ``load(OUT)``, which returns refused, equal, or what is wrong; the trainer is made once."""
     from minillm_core import backends
     from minillm_core.backends.detect import choose, probe
     from minillm_core.checkpoint import newest_or_refuse
@@ -199,7 +199,7 @@ def _compared(path: Path, arrays: Mapping[str, np.ndarray], held: Mapping[str, n
 
 
 def _watch(place: Path, ran: list[str]) -> Callable[[str, tuple], None]:
-    """An audit hook that notes code which is run, and files that are changed elsewhere."""
+    """Install an audit hook that notes executed code, and files that are changed elsewhere."""
 
     def hook(event: str, arguments: tuple) -> None:
         if event == "exec" and not Path(getattr(arguments[0], "co_filename", "?")).is_file():

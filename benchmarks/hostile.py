@@ -58,7 +58,7 @@ class Trial:
         return None if self.attack else self.all()[self.number]
 
     def all(self) -> list[Case]:
-        """Every case."""
+        """Return every case."""
         return list(cases(random.Random(self.seed), self.flips))
 
     @property
@@ -70,7 +70,7 @@ class Trial:
 
 
 def prepared(reference: Reference, folder: Path) -> Path:
-    """A folder with a run ``o``, its text, and what must not be touched."""
+    """Make a folder with a run ``o``, its text, and files that must not be touched."""
     place = Path(tempfile.mkdtemp(prefix="case-", dir=folder))
     shutil.copytree(reference.out, place / "o")
     shutil.copy(reference.run.text, place / "text.jsonl")
@@ -81,7 +81,7 @@ def prepared(reference: Reference, folder: Path) -> Path:
 
 
 def try_case(trial: Trial) -> list[str]:
-    """What went wrong; nothing, where the case is as it should be."""
+    """Try a case and return what went wrong; None where it is as it should be."""
     case, run = trial.case, trial.reference.run
     assert case is not None
     place = prepared(trial.reference, run.folder)
@@ -130,7 +130,7 @@ def command(run: TinyRun, place: Path, arguments: Sequence[str]) -> tuple[int, s
 
 
 def tree(folder: Path) -> dict[str, tuple[str, bytes]]:
-    """Every name below a folder, with what is there."""
+    """Return every name below a folder, with its content."""
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.is_symlink():
@@ -191,7 +191,7 @@ NAMES = {
 
 
 def try_attack(trial: Trial) -> list[str]:
-    """The same for a run that goes on."""
+    """Try a case as :func:`try_case` does, for a run that is resumed."""
     run = trial.reference.run
     place = Path(tempfile.mkdtemp(prefix="attack-", dir=run.folder))
     try:
@@ -258,7 +258,7 @@ ATTACKS["text without a space"] = dict.fromkeys(("it is trained on", "SIGTERM"),
 
 
 def attempt(trial: Trial) -> list[str]:
-    """One trial."""
+    """Make one trial."""
     return try_case(trial) if trial.case else try_attack(trial)
 
 

@@ -28,7 +28,7 @@ TURNS = 30
 
 
 def measure(step: Callable[[], Any], repeats: int = 10) -> tuple[list[float], int]:
-    """(milliseconds of each repetition, peak bytes above what was there before)."""
+    """Return (milliseconds of each repetition, peak bytes above those held before)."""
     for _ in range(3):
         step()
     torch.cuda.synchronize()
@@ -125,7 +125,7 @@ def ligers() -> list[tuple[str, Kernel, bool]]:
 def by_hand(
     hidden: Tensor, weight: Tensor, targets: Tensor, weights: None, form: LossForm
 ) -> tuple[Tensor]:
-    """The sum, as a training loop without minillm would have it; accumulated in float32 as well."""
+    """Sum the loss as a training loop without minillm would; accumulated in float32 as well."""
     from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
 
     no_bias = no_class_weights = None
@@ -138,7 +138,7 @@ def by_hand(
 
 
 def kernels(form: LossForm) -> list[tuple[str, Kernel, bool]]:
-    """(name, kernel, compiled)."""
+    """Return (name, kernel, compiled)."""
     listed = [
         *ligers(),
         ("dense", loss.dense, True),

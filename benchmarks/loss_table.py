@@ -51,7 +51,7 @@ def table(folder: Path = RESULTS) -> str:
 
 
 def row(target: Document, jobs: Sequence[Document], runs: Sequence[Document]) -> tuple[str, ...]:
-    """One target: {"loss": nats, "peer": whose}.
+    """Return the row of one target: {"loss": nats, "peer": whose}.
 
     Raises:
         SystemExit: no run ended there, or not every seed of any of ours came below it.
@@ -90,7 +90,7 @@ def told(seconds: float | None) -> str:
 
 
 def soonest(runs: Sequence[Document], peer: str, loss: float) -> float | None:
-    """The shortest time of a peer's runs to a loss, seconds."""
+    """Return the shortest time of a peer's runs to a loss, seconds."""
     times = [one["seconds"].get(f"{loss:g}") for one in runs if one["peer"] == peer]
     return min((time for time in times if time is not None), default=None)
 
@@ -102,7 +102,7 @@ def sooner(target: Document, runs: Sequence[Document]) -> float | None:
 
 
 def best(jobs: Sequence[Document], preset: str, loss: float) -> tuple[float, str, int] | None:
-    """(seconds, settings in words, seeds) of the settings that are soonest below a loss.
+    """Return (seconds, settings in words, seeds) of the settings that are soonest below a loss.
 
     Runs of the same settings are one kind: it counts where every seed reached the loss.
     """
@@ -120,7 +120,7 @@ def best(jobs: Sequence[Document], preset: str, loss: float) -> tuple[float, str
 
 
 def told_settings(settings: Sequence[str]) -> str:
-    """``72 steps, train.cooldown=0.3``."""
+    """Write settings in words: ``72 steps, train.cooldown=0.3``."""
     steps = next(one.partition("=")[2] for one in settings if one.startswith("train.steps="))
     others = [f"`{one}`" for one in settings if not one.startswith("train.steps=")]
     return ", ".join([f"{steps} steps", *others])
@@ -137,7 +137,7 @@ def below(curve: Sequence[Document], loss: float) -> float | None:
 
 
 def provenance(ours: Document, peers: Document) -> str:
-    """What both were measured on."""
+    """Say what both were measured on."""
     environment, theirs = ours["environment"], peers["environment"]
     gpu = unique(one["name"] for one in environment["hardware"]["gpus"])
     versions = environment["versions"]

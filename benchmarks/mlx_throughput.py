@@ -58,7 +58,7 @@ class HandWritten:
         return sum(weight.size for _, weight in weights if weight.ndim == 2)
 
     def step(self) -> None:
-        """One optimizer step; waits for the one before."""
+        """Make one optimizer step; waits for the one before."""
         ids, labels = next(self.batches)
         before = self.loss
         self.loss, _ = self.trainer.step(ids, labels, LEARNING_RATE)
@@ -66,7 +66,7 @@ class HandWritten:
             before.item()
 
     def read(self) -> float:
-        """The last step's loss; waits."""
+        """Return the last step's loss; waits."""
         assert self.loss is not None
         return self.loss.item()
 
@@ -74,7 +74,7 @@ class HandWritten:
         """Nothing runs beside it."""
 
     def facts(self) -> dict[str, Any]:
-        """What it is."""
+        """Describe the variant."""
         return {"of": "hand-written, benchmarks/handwritten/gpt_mlx.py"}
 
     @staticmethod

@@ -68,7 +68,7 @@ class NanoGPT:
         return sum(p.numel() for p in self.raw.parameters() if p.ndim == 2 and p is not positions)
 
     def step(self) -> None:
-        """One optimizer step."""
+        """Make one optimizer step."""
         for group in self.optimizer.param_groups:
             group["lr"] = LEARNING_RATE
         ids, labels = self.next
@@ -93,7 +93,7 @@ class NanoGPT:
         """Nothing runs beside it."""
 
     def facts(self) -> dict[str, Any]:
-        """What it was."""
+        """Describe the variant."""
         return {"of": f"nanoGPT {COMMIT}", "learning_rate": LEARNING_RATE}
 
     def _stream(

@@ -31,7 +31,7 @@ def activated(
     device: str = "auto",
     preset: str = PRESET,
 ) -> tuple[Plan, Backend, tuple[LoadedPlugin, ...]]:
-    """The plan of a run with ``key=value`` settings, the backend it is bound to, and its plugins."""
+    """Return the plan of a run with ``key=value`` settings, the backend it is bound to, and its plugins."""
     loaded = load_config(
         preset=preset,
         assignments=tuple(settings),
@@ -46,7 +46,7 @@ def activated(
 
 
 def bound(*arguments: Any, **named: Any) -> tuple[Plan, Backend]:
-    """The first two of :func:`activated`."""
+    """Return the first two of :func:`activated`."""
     plan, backend, _ = activated(*arguments, **named)
     return plan, backend
 
@@ -82,7 +82,7 @@ class Ours:
         return sum(info.size for info in self.plan.parameters.values() if len(info.shape) == 2)
 
     def step(self) -> None:
-        """One optimizer step; reads the one before, as the loop does."""
+        """Make one optimizer step; reads the one before, as the loop does."""
         batch = next(self.loader)
         before = self.handle
         self.handle = self.trainer.step(batch.micro, self.values, batch.supervised)

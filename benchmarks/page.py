@@ -31,7 +31,7 @@ class Part:
         return f"<!-- /{self.name} -->"
 
     def within(self, text: str) -> str:
-        """A page's text with this part made anew.
+        """Return a page's text with this part made anew.
 
         Raises:
             ValueError: the text does not have each mark once.
@@ -57,7 +57,7 @@ class Part:
 def table(
     head: Sequence[str], rows: Sequence[Sequence[str]], *, text: Collection[int] = (0,)
 ) -> str:
-    """A table in Markdown.
+    """Write a table in Markdown.
 
     Args:
         head: names of the columns.

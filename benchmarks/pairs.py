@@ -69,7 +69,7 @@ class Outcome:
 
 
 def tried(trial: Trial) -> Outcome:
-    """A trial that proves something."""
+    """Make a trial that proves something."""
     for _ in range(AGAIN):
         with suppress(TooLateError):
             return start_together(trial)
@@ -185,7 +185,7 @@ def _as_it_was_told(run: TinyRun, out: Path) -> tuple[Child, str]:
 
 
 def _owner(out: Path) -> int | None:
-    """The process that lock.json names; None until it names one."""
+    """Return the process that lock.json names; None until it names one."""
     try:
         return json.loads((out / LOCK).read_bytes())["pid"]
     except (OSError, ValueError, KeyError):

@@ -36,7 +36,7 @@ COMMAND = [
 
 
 def process(command: Sequence[str], cache: Path) -> tuple[dict[str, float], str]:
-    """A whole process: its seconds by this one's clock and of the CPU; and what it printed."""
+    """Run a whole process: its wall seconds, its CPU seconds, and its output."""
     kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     before, start = os.times(), time.perf_counter()
     done = subprocess.run(
@@ -53,7 +53,7 @@ def process(command: Sequence[str], cache: Path) -> tuple[dict[str, float], str]
 
 
 def measured(repeats: int) -> dict[str, Any]:
-    """All figures.
+    """Measure all figures.
 
     Raises:
         SystemExit: a framework was imported, a plugin is missing, or plans differ.

@@ -100,7 +100,7 @@ def _ended(trial: Trial, code: int) -> None:
 
 
 def trials(folder: Path, backends: list[str], tried: int, seed: int) -> list[Trial]:
-    """Each form of each plugin, and all plugins at once, on each backend."""
+    """Return each form of each plugin, and all plugins at once, on each backend."""
     chosen = [form for form in forms() if not form.left_out]
     sets = [(form.name, form.given, form.names, form.settings) for form in chosen]
     sets += [(TOGETHER, "", *all_at_once())]

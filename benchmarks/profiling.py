@@ -14,7 +14,7 @@ LISTED = 40
 
 
 def profiled(step: Callable[[], None], *, gpu: bool) -> dict[str, Any]:
-    """One step: the device's busy time, and its kernels, the longest first.
+    """Profile one step: the device's busy time, and its kernels, the longest first.
 
     Args:
         step: runs one.

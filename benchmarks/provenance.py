@@ -25,5 +25,5 @@ def machine(document: Mapping[str, Any]) -> str:
 
 
 def unique(values: Iterable[str | None]) -> str:
-    """Every value once, in order."""
+    """Return every value once, in order."""
     return " and ".join(dict.fromkeys(value for value in values if value))

@@ -43,7 +43,7 @@ def table(folder: Path = RESULTS) -> str:
 def compared(
     what: str, who: str, variants: Document, ours: str, theirs: str, rows: int | None = None
 ) -> tuple[str, ...]:
-    """A row: one variant beside another of the same run."""
+    """Write a row: one variant beside another of the same run."""
     suffix = "" if rows is None else f" B={rows}"
     a, b = variants[ours + suffix], variants[theirs + suffix]
     fast, slow = a["tokens_per_second"], b["tokens_per_second"]
@@ -52,7 +52,7 @@ def compared(
 
 
 def main_job(figures: Document) -> tuple[str, ...]:
-    """A row: the run that a person starts; from benchmarks.main_job, or its figures alone."""
+    """Write a row: the default run, from benchmarks.main_job or its figures alone."""
     job = figures["jobs"][-1] if "jobs" in figures else figures
     speed, mfu = (job.get(f"{name}_median", job.get(name)) for name in ("tokens_per_second", "mfu"))
     said = (

@@ -54,7 +54,7 @@ def tables(folder: Path = RESULTS) -> str:
 
 
 def trials(document: Document) -> Iterator[tuple[str, ...]]:
-    """A line for each row of a result."""
+    """Return a line for each row of a result."""
     for row in document["figures"]["rows"]:
         ended = f"{row['bit_equal']:,} of {row['ended']:,}" if row["ended"] else ""
         yield (
@@ -67,7 +67,7 @@ def trials(document: Document) -> Iterator[tuple[str, ...]]:
 
 
 def unnoticed(document: Document) -> str:
-    """How many of the damaged checkpoints load where no digest is asked."""
+    """Count the damaged checkpoints that load where no digest is checked."""
     rows = document["figures"]["rows"]
     loaded = sum(row["facts"]["load unnoticed without digests"] for row in rows)
     tried = sum(row["tried"] for row in rows)
@@ -78,7 +78,7 @@ def unnoticed(document: Document) -> str:
 
 
 def made_by(document: Document) -> str:
-    """The command, its seed, and what it ran on."""
+    """Return the command, its seed, and what it ran on."""
     script, *arguments = document["command"]
     given = [argument for argument in arguments if argument != "--inside"]
     for own in {"--json", "--commit"} & set(given):
@@ -91,7 +91,7 @@ def made_by(document: Document) -> str:
 
 
 def plugins(document: Document) -> Iterator[str]:
-    """What a kill comes to with each plugin: a line for each, a column for each backend."""
+    """Write the results of kills with each plugin: a line for each, a column for each backend."""
     figures = document["figures"]
     backends = list(dict.fromkeys(name for cell in figures["plugins"].values() for name in cell))
     rows = []
@@ -117,7 +117,7 @@ def _equal(trials: Sequence[Document]) -> str:
 
 
 def faults(document: Document) -> Iterator[str]:
-    """What a plugin's fault comes to: a line for each place, a column for each kind."""
+    """Write the results of a plugin's faults: a line for each place, a column for each kind."""
     figures = document["figures"]
     held = {(cell["place"], cell["kind"]): cell for cell in figures["cells"]}
     head = ("a plugin's", *FAULTS.values())
@@ -146,7 +146,7 @@ def _cell(cell: Document | None) -> str:
 
 
 def costs(document: Document) -> Iterator[str]:
-    """The table of what a checkpoint costs, and what it was measured on."""
+    """Return the table of what a checkpoint costs, and what it was measured on."""
     figures = document["figures"]
     rows = [
         (

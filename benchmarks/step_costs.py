@@ -44,7 +44,7 @@ KEPT = ("date", "commit", "device", "dtype", "backend", "hardware", "versions", 
 
 
 def collected(results: Sequence[Json], commit: str | None = None) -> dict[str, Any]:
-    """The figures of step_costs.json.
+    """Return the figures of step_costs.json.
 
     Args:
         results: documents of ablation.json.
@@ -83,7 +83,7 @@ def collected(results: Sequence[Json], commit: str | None = None) -> dict[str, A
 
 
 def planned(result: Json, variant: str) -> Plan:
-    """The plan of one of an ablation's sets of plugins.
+    """Return the plan of one of an ablation's sets of plugins.
 
     Raises:
         SystemExit: what is installed here makes another model of it.

@@ -142,7 +142,7 @@ class Bench:
     def trainer(
         self, plan: Plan, backend: Any, seed: int, corpus: Corpus, plugins: Sequence[LoadedPlugin]
     ) -> Trainer:
-        """One with its initial values, compiled and warm."""
+        """Make a trainer with its initial values, compiled and warm."""
         graph = graph_of(plan)
         if self.compiled is None or self.compiled[0] != graph:
             self.compiled = None
@@ -162,7 +162,7 @@ class Bench:
     def validation(
         self, trainer: Trainer, plan: Plan, plugins: Sequence[LoadedPlugin], predictions: int
     ) -> Validation:
-        """The held-out text, in the order of its file."""
+        """Return the held-out text, in the order of its file."""
         assert self.corpus is not None
         tokenizer, vocab = self.corpus.tokenizer, plan.config.model.vocab
         documents = open_documents(
@@ -182,13 +182,13 @@ class Bench:
 
 
 def hook_of(plan: Plan, plugins: Sequence[LoadedPlugin]) -> OnBatch | None:
-    """The plugins' ``on_batch``."""
+    """Return the plugins' ``on_batch``."""
     vocab = plan.config.model.vocab
     return batch_hook(plan.on_batch, plugins, Counter(), vocab, Streams(0))
 
 
 def loader(plan: Plan, corpus: Corpus, plugins: Sequence[LoadedPlugin]) -> Loader:
-    """The training text from its start."""
+    """Open the training text from its start."""
     train = plan.config.train
     return Loader(
         corpus.train,

@@ -30,17 +30,17 @@ class Variant(Protocol):
         ...
 
     def step(self) -> None:
-        """One optimizer step; need not wait for the device."""
+        """Make one optimizer step; need not wait for the device."""
 
     def read(self) -> float:
-        """The last step's loss; waits."""
+        """Return the last step's loss; waits."""
         ...
 
     def close(self) -> None:
         """End what runs beside it."""
 
     def facts(self) -> dict[str, Any]:
-        """What it is, as JSON."""
+        """Describe the variant, as JSON."""
         ...
 
 
@@ -58,7 +58,7 @@ class Memory:
         """Forget the peak."""
 
     def peak(self) -> int:
-        """The most that was allocated since."""
+        """Return the most that was allocated since."""
         return 0
 
     def trim(self) -> None:
@@ -84,7 +84,7 @@ class Measured:
         return [second for turn in self.seconds for second in turn]
 
     def figures(self, attention: int, peak_flops: float | None) -> dict[str, Any]:
-        """As JSON; ``attention`` is layers x heads x head_dim x T."""
+        """Return the figures as JSON; ``attention`` is layers x heads x head_dim x T."""
         speed = self.tokens / statistics.median(self.steps)
         flops = 6 * self.variant.multiplied + 12 * attention
         return {

@@ -45,7 +45,7 @@ class Outcomes:
 
 @cache
 def outcomes() -> Outcomes:
-    """Every pair, planned with default options for the model of preset tiny.
+    """Plan every pair with default options, for the model of preset tiny.
 
     Raises:
         Refusal: a plugin is refused alone and beside each of the others.
@@ -81,7 +81,7 @@ def _plan(names: set[str], loaded: Mapping[str, LoadedPlugin], config: Config) -
 
 
 def summary() -> str:
-    """How many there are, in a sentence."""
+    """Say how many pairs there are, in a sentence."""
     found = outcomes()
     return (
         f"{len(ours())} plugins make {found.pairs} pairs: {found.pairs - len(found.refused)} are "
@@ -90,7 +90,7 @@ def summary() -> str:
 
 
 def requirements() -> str:
-    """Who builds on whom."""
+    """List which plugins build on which."""
     rows = [
         (f"`{name}`", ", ".join(f"`{other}`" for other in others))
         for name, others in outcomes().needs.items()
@@ -99,7 +99,7 @@ def requirements() -> str:
 
 
 def refusals() -> str:
-    """Each refused pair with the reason, and the way out as planning says it."""
+    """List each refused pair with the reason, and the way out as planning says it."""
     rows = [
         (f"`{a}`, `{b}`", refusal.what, str(refusal.fix or ""))
         for (a, b), refusal in outcomes().refused.items()
@@ -111,7 +111,7 @@ SECTIONS = {"summary": summary, "needs": requirements, "refused": refusals}
 
 
 def made(page: str) -> str:
-    """The page with its made parts made anew.
+    """Return the page with its made parts made anew.
 
     Raises:
         KeyError: a mark names no section.

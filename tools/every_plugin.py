@@ -89,12 +89,12 @@ class Form:
 
 
 def forms() -> list[Form]:
-    """Each plugin, in every form that is to be tried."""
+    """List each plugin, in every form that is to be tried."""
     return [Form(name, options) for name in ours() for options in OPTIONS.get(name, ({},))]
 
 
 def all_at_once() -> tuple[tuple[str, ...], dict[str, str]]:
-    """All that a step on a CPU shows, in one model of two layers or more: names, settings."""
+    """Return everything that a step on a CPU shows, in one model of two layers or more: names, settings."""
     first: dict[str, Form] = {}
     for one in forms():
         if one.left_out is None:

@@ -140,7 +140,7 @@ def _why(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def recorded(case: str, words: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The record of a case: exit codes, a digest of each document, and a preset's settings.
+    """Return the record of a case: exit codes, a digest of each document, and a preset's settings.
 
     Args:
         case: flags and settings.
@@ -166,7 +166,7 @@ def _digest(data: Any) -> str:
 
 
 def compared(case: str) -> dict[str, tuple[Any, Any]]:
-    """The parts of a case's record that differ, and are not meant to: name -> (golden, now)."""
+    """Return the parts of a case's record that differ and should not: name -> (golden, now)."""
     golden = json.loads((FOLDER / "plans.json").read_text())["cases"][case]
     changes = json.loads((FOLDER / "changes.json").read_text())
     now = recorded(case, {one["now"]: one["then"] for one in changes["words"]})

@@ -35,7 +35,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "hooks.md"
 
 
 def hooks() -> str:
-    """Every hook: its arguments, when it is called, for what."""
+    """Return every hook: its arguments, when it is called, for what."""
     rows = []
     for name, takes in HOOKS.items():
         when, _, what = doc_of(getattr(Hooks, name)).summary.rstrip(".").partition(": ")
@@ -45,7 +45,7 @@ def hooks() -> str:
 
 
 def chains() -> str:
-    """What an anchor of a chain takes."""
+    """Return what an anchor of a chain takes."""
     anchor = "attn.out.gate"
     return "\n\n".join(
         (
@@ -56,7 +56,7 @@ def chains() -> str:
 
 
 def rules() -> str:
-    """The stages of a rule, and how one is made."""
+    """Return the stages of a rule, and how one is made."""
     order = " < ".join(f"`{one}`" for one in ANCHORS)
     text = f"A rule is made of stages, in this order: {order}."
     about = "### `ParamInfo`\n\n" + doc_of(ParamInfo).summary
@@ -64,7 +64,7 @@ def rules() -> str:
 
 
 def kernels() -> str:
-    """A candidate, and the request that it is asked about."""
+    """Return a candidate, and the request that it is asked about."""
     parts = []
     for name in ("Candidate", "Request"):
         cls = getattr(core, name)
@@ -76,7 +76,7 @@ def kernels() -> str:
 
 
 def plugin() -> str:
-    """The class statement: its keywords."""
+    """Return the class statement: its keywords."""
     doc = doc_of(core.Plugin)
     (keywords,) = (items for key, items in doc.sections.items() if "class statement" in key)
     rows = [(f"`{name}`", text) for name, text in keywords]
@@ -100,7 +100,7 @@ def options() -> str:
 
 
 def modules() -> str:
-    """What every Module does, and what its class may state."""
+    """Return what every Module does, and what its class may state."""
     not_stated = ("ops", "framework", "leaf", "path", "owner", "bound")
     stated = fields(core.Module, *not_stated)
     return "\n\n".join((*doc_of(core.Module).body, "What a class may state:", stated))
@@ -133,7 +133,7 @@ def places() -> str:
 
 
 def array_functions() -> str:
-    """The functions on arrays; those that need no word are only named."""
+    """List the functions on arrays; those that need no explanation are only named."""
     told, known = [], []
     for name, target in vars(ArrayFunctions).items():
         if not name.startswith("_") and callable(target):
@@ -146,7 +146,7 @@ def array_functions() -> str:
 
 
 def contracts() -> str:
-    """The ops that kernels compete for."""
+    """Return the ops that kernels compete for."""
     parts = []
     for name, contract in CONTRACTS.items():
         gradients = ", ".join(f"`{one}`" for one in contract.differentiable)
@@ -169,7 +169,7 @@ def schedules() -> str:
 
 
 def event_table() -> str:
-    """Every event, its name in metrics.jsonl, and what it carries."""
+    """Return every event, its name in metrics.jsonl, and what it carries."""
     rows = []
     for name, cls in vars(events).items():
         if isinstance(cls, type) and issubclass(cls, events.Event) and cls is not events.Event:
@@ -182,7 +182,7 @@ def event_table() -> str:
 
 
 def tests() -> str:
-    """What authors test their own code with."""
+    """Return what authors test their own code with."""
     parts = [
         entry(called(name, getattr(minillm_kit, name)), getattr(minillm_kit, name))
         for name in ("conformance", "run_module", "one_step", "numpy_ops")
@@ -199,7 +199,7 @@ def reserved() -> str:
 
 
 def note() -> str:
-    """What every builder takes: attn.note(text) and so on."""
+    """Return what every builder takes: attn.note(text) and so on."""
     return entry(called("builder.note", Builder.note), Builder.note)
 
 
@@ -233,7 +233,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
 
 
 def made(page: str) -> str:
-    """The page with every made part as it should be.
+    """Return the page with every made part as it should be.
 
     Raises:
         ValueError: a part is missing, there twice, or nobody makes it.

@@ -12,7 +12,7 @@ __all__ = ["called", "entry", "fields", "link", "table"]
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table; columns in which nothing stands are left out."""
+    """Write a table; empty columns are left out."""
     head, rows = list(head), [[cell.strip() for cell in row] for row in rows]
     kept = [i for i in range(len(head)) if any(row[i] for row in rows)]
     lines = [head, ["---"] * len(head), *rows]
@@ -21,17 +21,17 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def link(shown: str, heading: str) -> str:
-    """A link to a heading of the page, as GitHub names it."""
+    """Return a link to a heading of the page, as GitHub names it."""
     return f"[`{shown}`](#{re.sub(r'[^-_a-z0-9 ]', '', heading.lower()).replace(' ', '-')})"
 
 
 def called(name: str, target: Any) -> str:
-    """``name(arguments)``, without types."""
+    """Write ``name(arguments)``, without types."""
     return f"{name}({', '.join(one.text for one in arguments(target))})"
 
 
 def entry(heading: str, target: Any, first: str | None = None) -> str:
-    """A function or class: heading, text, example, arguments, what comes back, what is refused.
+    """Return a function or class: heading, text, example, arguments, what comes back, what is refused.
 
     Args:
         heading: what it is called as.
@@ -60,7 +60,7 @@ def _list(target: Any) -> Iterator[str]:
 
 
 def fields(cls: type, *without: str) -> str:
-    """A table of what a class states, with the comments beside it."""
+    """Return a table of what a class states, with the comments beside it."""
     rows = [
         (f"`{one.name}`", f"`{one.annotation}`", f"`{one.default}`" * bool(one.default), one.about)
         for one in members(cls)

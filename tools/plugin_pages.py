@@ -29,21 +29,21 @@ PAGES = (ROOT / "README.md", *sorted(ROOT.glob("plugins/*/README.md")))
 
 
 def offered(folder: Path) -> tuple[str, dict[str, Any]]:
-    """A distribution's name, and its plugins' classes by name."""
+    """Return a distribution's name, and its plugins' classes by name."""
     project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
     targets = project["entry-points"].get("minillm.plugins", {})
     return project["name"], {n: EntryPoint(n, targets[n], "").load() for n in sorted(targets)}
 
 
 def what(cls: Any) -> str:
-    """A plugin's summary, as part of a table."""
+    """Return a plugin's summary, as part of a table."""
     said = cls.summary().rstrip(".")
     name = said[1:2].isupper() or said.split()[0].endswith("'s")  # RMSNorm, Muon's
     return said if name else said[0].lower() + said[1:]
 
 
 def everything() -> str:
-    """Each plugin of the repository, who offers it, and what it was measured to be worth."""
+    """List each plugin of the repository, its distribution, and its measured worth."""
     rows, cards, changed = [], [], []
     for page in PAGES[1:]:
         name, plugins = offered(page.parent)
@@ -58,18 +58,18 @@ def everything() -> str:
 
 
 def plugins_of(folder: Path) -> str:
-    """The plugins of one distribution."""
+    """Return the plugins of one distribution."""
     rows = [(f"`{name}`", what(cls)) for name, cls in offered(folder)[1].items()]
     return table(("plugin", "what it does"), rows)
 
 
 def options_of(folder: Path) -> str:
-    """Every option of one distribution's plugins, with its default, as it is typed."""
+    """Return every option of one distribution's plugins, with its default, as it is typed."""
     return table(("option", "default", "what it is"), _options(folder))
 
 
 def commands_of(folder: Path) -> str:
-    """The commands of one distribution."""
+    """Return the commands of one distribution."""
     project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
     rows = []
     for name, target in sorted(project["entry-points"]["minillm.commands"].items()):
@@ -95,7 +95,7 @@ SECTIONS: Mapping[str, Callable[[Path], str]] = {
 
 
 def made(page: Path) -> str:
-    """The page with its made parts made anew."""
+    """Return the page with its made parts made anew."""
     return re.sub(
         rf"(<!-- made: ({'|'.join(SECTIONS)}) -->\n).*?(<!-- /made -->)",
         lambda mark: f"{mark[1]}{SECTIONS[mark[2]](page.parent)}\n{mark[3]}",

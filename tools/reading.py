@@ -32,7 +32,7 @@ class Doc:
 
 
 def doc_of(target: Any) -> Doc:
-    """What is written about a class or function."""
+    """Return the docstring of a class or function."""
     text = (inspect.getdoc(target) or "").strip() + "\n"
     found = Doc()
     if match := re.search(r"^::\n\n((?:[ ]{4}[^\n]*\n|\n)+)", text, re.MULTILINE):
@@ -47,7 +47,7 @@ def doc_of(target: Any) -> Doc:
 
 
 def _items(text: str) -> Iterator[tuple[str, str]]:
-    """``name: what it is``, continued on indented lines; text without names is one item."""
+    """Return ``name: what it is``, continued on indented lines; text without names is one item."""
     for part in re.split(r"\n(?=\S)", text.strip()):
         match = _ITEM.match(part)
         name = match[1] if match else ""
@@ -55,7 +55,7 @@ def _items(text: str) -> Iterator[tuple[str, str]]:
 
 
 def prose(text: str) -> str:
-    """A paragraph of a docstring as Markdown; lines that are indented stay as they are."""
+    """Return a paragraph of a docstring as Markdown; lines that are indented stay as they are."""
     text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text).replace("``", "`")
     lines = text.splitlines()
     if any(line.startswith("    ") for line in lines):
@@ -75,7 +75,7 @@ class Argument:
 
 
 def arguments(function: Any) -> list[Argument]:
-    """Those of a function, without self; a lone ``*`` where they have to be named."""
+    """Return the arguments of a function, without self; a lone ``*`` before keyword-only ones."""
     found, named = [], False
     for one in inspect.signature(function).parameters.values():
         if one.name == "self":
@@ -106,7 +106,7 @@ class Member:
 
 
 def members(cls: type) -> list[Member]:
-    """The public annotated names of a class body, in its order."""
+    """Return the public annotated names of a class body, in its order."""
     source = textwrap.dedent(inspect.getsource(cls))
     lines = source.splitlines()
     (tree,) = ast.parse(source).body

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def ours() -> list[str]:
-    """The names of the plugins in this repository, sorted."""
+    """Return the names of the plugins in this repository, sorted."""
     names: list[str] = []
     for path in sorted(ROOT.glob("plugins/*/pyproject.toml")):
         project = tomllib.loads(path.read_text())["project"]

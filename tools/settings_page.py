@@ -72,7 +72,7 @@ fewer `train.rows` and as many times more `train.accumulate`.
 
 
 def made() -> str:
-    """The page."""
+    """Make the page."""
     presets = {name: read_preset(name, origin="settings page") for name in preset_names()}
     parts = [HEAD, "## Of the run\n", table(("key", "type", "default", "meaning", "flag"), _top())]
     for section, model in SECTIONS.items():
@@ -91,7 +91,7 @@ def made() -> str:
 
 
 def _recipe(name: str) -> str:
-    """The plugins of a preset, who offers them, and the options that it gives them."""
+    """Return the plugins of a preset, their distributions, and the options that it sets."""
     head = (f"plugins of `{name}`", "distribution", "options")
     rows = [
         (
@@ -131,7 +131,7 @@ def _told(info: FieldInfo) -> tuple[str, str, str]:
 
 
 def _code(value: Any) -> str:
-    """A value, as it is typed."""
+    """Return a value, as it is typed."""
     if value is None:
         return "none"
     if isinstance(value, str):

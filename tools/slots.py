@@ -102,7 +102,7 @@ def _anchors() -> Mapping[str, tuple[str, ...]]:
 
 
 def slots(hook: str) -> list[Slot]:
-    """What a hook's builder offers, in the order of its source."""
+    """Return what a hook's builder offers, in the order of its source."""
     builder, name, namespaces = BUILDERS[hook]
     found = []
     for path, space in namespaces.items():
@@ -117,7 +117,7 @@ def _offered(path: str, cls: type) -> list[Slot]:
 
 
 def builder_section(hook: str) -> str:
-    """A builder: what it knows, a table of its slots, and each slot."""
+    """Return a builder: what it knows, a table of its slots, and each slot."""
     builder, name, _ = BUILDERS[hook]
     doc, offered = doc_of(builder), slots(hook)
     known = [(f"`{name}.{key}`", text) for key, text in doc.sections.get("Attributes", [])]

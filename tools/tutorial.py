@@ -45,13 +45,13 @@ class Block:
     text: str
 
     def commands(self) -> Iterator[tuple[int, str, str]]:
-        """(line, command, output as shown)."""
+        """Return (line, command, output as shown)."""
         for match in re.finditer(r"^\$ (.+)\n((?:(?!\$ ).*\n)*)", self.text, re.MULTILINE):
             yield self.line + 1 + self.text[: match.start()].count("\n"), match[1], match[2]
 
 
 def blocks(page: str) -> list[Block]:
-    """Every block of the page.
+    """Return every block of the page.
 
     Raises:
         PageError: one that is neither a file nor commands, so that nothing would run it.
@@ -115,7 +115,7 @@ def run_page(page: str, folder: Path, environment: Mapping[str, str]) -> int:
 
 
 def _alike(shown: str, said: str, *, figures: bool) -> bool:
-    """Whether a command says what the page shows."""
+    """Return whether a command printed what the page shows."""
     if figures:
         shown, said = (_NUMBER.sub("0", text) for text in (shown, said))
     want = "".join("..." if line == "..." else f"<{line}>" for line in _lines(shown))
@@ -124,5 +124,5 @@ def _alike(shown: str, said: str, *, figures: bool) -> bool:
 
 
 def _lines(text: str) -> list[str]:
-    """The lines that are not empty, spaces as one."""
+    """Return the lines that are not empty, spaces as one."""
     return [" ".join(line.split()) for line in text.splitlines() if line.strip()]

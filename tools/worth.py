@@ -19,13 +19,13 @@ HEAD = ("loss, equal tokens", "loss, equal seconds", "speed")
 
 
 def card_of(name: str, cls: type[Any]) -> Card | None:
-    """The card beside a plugin's module; None: it has none."""
+    """Return the card beside a plugin's module; None: it has none."""
     cards = read_cards(name, [Path(inspect.getfile(cls)).parent / FOLDER])
     return cards[0] if cards else None
 
 
 def cells(card: Card | None) -> tuple[str, str, str]:
-    """The columns of HEAD; in brackets what cannot be told from no difference."""
+    """Return the columns of HEAD; in brackets what cannot be told from no difference."""
     if card is None:
         return "", "", ""
     return (
@@ -36,13 +36,13 @@ def cells(card: Card | None) -> tuple[str, str, str]:
 
 
 def changed(card: Card, cls: type[Any]) -> list[str]:
-    """The options that were not at their defaults, as they are typed."""
+    """Return the options that were not at their defaults, as they are typed."""
     described = (describe_option(*one) for one in cls.__pydantic_fields__.items())
     return other_options(card, {one["name"]: one.get("default") for one in described})
 
 
 def told(cards: Iterable[Card], options: Iterable[str]) -> str:
-    """What the figures are, and what they were measured on, beside what.
+    """Say what the figures are, on what they were measured, and beside which plugins.
 
     Args:
         cards: those that are shown.
@@ -87,7 +87,7 @@ def _parameters(cards: Iterable[Card]) -> str:
 
 
 def _companies(cards: Iterable[Card]) -> Iterator[str]:
-    """Which plugins were held against which, the most usual company without names."""
+    """Return which plugins were held against which, the most usual company without names."""
     companies: dict[tuple[str, ...], list[str]] = {}
     for card in cards:
         companies.setdefault(card.company, []).append(card.plugin)

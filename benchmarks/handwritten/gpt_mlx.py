@@ -88,7 +88,7 @@ def adamw(
     epsilon: float,
     weight_decay: float,
 ) -> tuple[mx.array, mx.array, mx.array]:
-    """One weight's update with bias correction and decoupled decay (none on norms), float32."""
+    """Update one weight with bias correction and decoupled decay (none on norms), float32."""
     m = betas[0] * m + (1 - betas[0]) * grad
     v = betas[1] * v + (1 - betas[1]) * mx.square(grad)
     update = (m / (1 - betas[0] ** step)) / (mx.sqrt(v / (1 - betas[1] ** step)) + epsilon)

@@ -117,6 +117,6 @@ class GPT(nn.Module):
         return self.norm(x)
 
     def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
-        """The mean over all positions; labels < 0 count as none."""
+        """Return the mean loss over all positions; labels < 0 count as none."""
         logits = F.linear(self.hidden(ids), self.embedding.weight).float()  # (B, T, V), tied
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten().long(), ignore_index=-1)

@@ -55,7 +55,7 @@ class Row:
 
 
 def parser(doc: str | None, *, both: bool = False) -> argparse.ArgumentParser:
-    """With the options that all have; ``both``: trials are made on both backends where nothing is said."""
+    """Make the parser with the options that all have; ``both``: trials are made on both backends by default."""
     made = command.parser(doc)
     made.add_argument("--seed", type=int, help="of all that is random; default: drawn anew")
     choices = (*BACKENDS, "both") if both else BACKENDS
@@ -68,7 +68,7 @@ def parser(doc: str | None, *, both: bool = False) -> argparse.ArgumentParser:
 
 
 def backends_of(options: argparse.Namespace) -> list[str]:
-    """The backends that are asked for; of both those that are installed, and it is said."""
+    """Return the backends that are asked for; of both those that are installed, which is printed."""
     if options.backend != "both":
         return [options.backend]
     found = [name for name in BACKENDS if find_spec(name)]
@@ -79,7 +79,7 @@ def backends_of(options: argparse.Namespace) -> list[str]:
 
 @contextmanager
 def workshop(options: argparse.Namespace) -> Iterator[Path]:
-    """A folder to work in, removed afterwards unless a trial left something in ``failed/`` of it."""
+    """Make a folder to work in, removed afterwards unless a trial left something in its ``failed/``."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
     if options.seed is None:
         options.seed = secrets.randbelow(2**32)
@@ -121,7 +121,7 @@ class _Numbered:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows as text."""
+    """Write the rows as text."""
     head = ("", "tried", "detected", "bit-equal", "failed", "of these")
     body = [
         (

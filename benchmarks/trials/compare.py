@@ -21,7 +21,7 @@ MEASURED = {"tokens_per_second", "step_seconds", "mfu", "peak_bytes"}
 
 
 def differences(reference: Path, out: Path) -> list[str]:
-    """In what a run that was broken and mended differs from an uninterrupted one; empty: in nothing."""
+    """List in what a run that was broken and mended differs from an uninterrupted one."""
     return [
         *_of_checkpoints(reference, out),
         *_of_events(reference, out, "step"),
@@ -31,7 +31,7 @@ def differences(reference: Path, out: Path) -> list[str]:
 
 
 def state(out: Path) -> str:
-    """What a run's checkpoints are: ``none``, ``whole``, or ``corrupt`` if any does not verify."""
+    """Return the state of a run's checkpoints: ``none``, ``whole``, or ``corrupt`` if any does not verify."""
     found = [path for _, path in layout.folders(out)]
     if any(verify(path) for path in found):
         return "corrupt"
@@ -39,12 +39,12 @@ def state(out: Path) -> str:
 
 
 def newest_step(out: Path) -> int:
-    """The step of the newest checkpoint, 0 if there is none."""
+    """Return the step of the newest checkpoint, 0 if there is none."""
     return max((step for step, _ in layout.folders(out)), default=0)
 
 
 def broken(out: Path) -> list[str]:
-    """What a kill must never do: a checkpoint that does not verify, or one less than was told of."""
+    """List what a kill must never leave: a checkpoint that does not verify, or fewer than were announced."""
     wrong = ["a checkpoint under its final name does not verify"] if state(out) == "corrupt" else []
     told = max((event["step"] for event in events(out, "save")), default=0)
     if newest_step(out) < told:
@@ -53,7 +53,7 @@ def broken(out: Path) -> list[str]:
 
 
 def events(out: Path, name: str) -> list[dict[str, Any]]:
-    """The events of one name in metrics.jsonl, a torn last line apart."""
+    """Return the events of one name in metrics.jsonl, a torn last line apart."""
     path = out / "metrics.jsonl"
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     return [event for event in map(json.loads, lines) if event["event"] == name]
@@ -89,7 +89,7 @@ def _of_arrays(a: Checkpoint, b: Checkpoint) -> Iterator[str]:
 
 
 def identical(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two arrays are the same bit for bit, dtype and shape included."""
+    """Return whether two arrays are the same bit for bit, dtype and shape included."""
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 

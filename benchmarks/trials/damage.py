@@ -22,7 +22,7 @@ Damage = Callable[[Path, Path, random.Random], str]
 
 
 def link(source: Path, target: Path) -> None:
-    """A copy of a folder whose files are hard links."""
+    """Copy a folder by hard links."""
     shutil.copytree(source, target, copy_function=lambda a, b: Path(b).hardlink_to(a))
 
 

@@ -23,7 +23,7 @@ _calls: Counter[str] = Counter()
 
 
 def is_at(place: str, kind: str) -> bool:
-    """Whether this is the place, and what is to go wrong is of this kind."""
+    """Return whether this is the place, and the fault is of this kind."""
     return (place, kind) == (_PLACE, _KIND) and _calls[place] > (place in _RUNNING)
 
 
@@ -66,7 +66,7 @@ class Faulty(Plugin, api=1):
             return batch | {"weight": weight}
 
     def build_attention(self, attn: Any) -> Any:
-        """A node at the output of every layer's attention, and a scale of its own."""
+        """Add a node at the output of every layer's attention, and a scale."""
         fault("build_attention", mutate=lambda: setattr(attn, "window", 8))
         attn.out.gate(Gate)
         attn.scale(np.nan if is_at("build_attention", "non-finite") else 0.25)
@@ -80,13 +80,13 @@ class Faulty(Plugin, api=1):
         return [model] if is_at("build_model", "wrong type") else None
 
     def compute_loss(self, loss: Any) -> Any:
-        """A z-loss."""
+        """Add a z-loss."""
         fault("compute_loss", mutate=lambda: setattr(loss, "logits", None))
         loss.logits(z=np.nan if is_at("compute_loss", "non-finite") else 1e-4)
         return [loss] if is_at("compute_loss", "wrong type") else None
 
     def optimizer_factory(self, optimizer: Any) -> Any:
-        """A stage of AdamW, and a smaller rate for the nodes' own parameters."""
+        """Add a stage of AdamW, and a smaller rate for the nodes' own parameters."""
         fault("optimizer_factory", mutate=lambda: setattr(optimizer, "weight_decay", 9.0))
         optimizer.extend("adamw", "scale", stage(scaled))
         rate = np.nan if is_at("optimizer_factory", "non-finite") else 0.5
@@ -94,7 +94,7 @@ class Faulty(Plugin, api=1):
         return [optimizer] if is_at("optimizer_factory", "wrong type") else None
 
     def kernel_provider(self, kernels: Any) -> Any:
-        """A swiglu."""
+        """Offer a swiglu."""
         fault("kernel_provider", mutate=lambda: setattr(kernels, "candidate", None))
         kernels.candidate(
             Candidate(
@@ -109,7 +109,7 @@ class Faulty(Plugin, api=1):
         return [kernels] if is_at("kernel_provider", "wrong type") else None
 
     def build_data(self, data: Any) -> Any:
-        """A field of the batch."""
+        """Add a field of the batch."""
         fault("build_data", mutate=lambda: setattr(data, "reads", None))
         data.field("weight", "float32")
         return [data] if is_at("build_data", "wrong type") else None
@@ -132,7 +132,7 @@ class Gate(Module):
         self.scale = Param((1,), axes=("one",), init=ones, role="scalar", wd_mul=0.0)
 
     def forward(self, y: Any, x: Any, weight: Any) -> Any:
-        """All of it, times a number that is learnt."""
+        """Multiply everything by a number that is learnt."""
         fault("forward", mutate=lambda: y.mul_(2.0))
         if is_at("forward", "wrong type"):
             return None
@@ -143,7 +143,7 @@ class Gate(Module):
 
 
 def scaled(ops: Any, update: Any, param: Any, state: dict[str, Any]) -> Any:
-    """The update as it is."""
+    """Return the update unchanged."""
     fault("stage", mutate=lambda: param.mul_(2.0))
     if is_at("stage", "wrong type"):
         return update

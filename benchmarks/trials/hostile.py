@@ -62,7 +62,7 @@ def files() -> dict[str, bytes]:
 
 
 def odd_shape(rng: random.Random, header: Header) -> None:
-    """A shape that is none, or not the data's."""
+    """Draw a shape that is invalid, or not the data's."""
     entry = _entry(rng, header)
     shape = list(entry["shape"])
     match rng.randrange(5):
@@ -138,7 +138,7 @@ STRUCTURED: tuple[Mutator, ...] = (
 
 
 def tensors(rng: random.Random, good: bytes) -> bytes:
-    """A safetensors file with another header, or with other bytes where it should be."""
+    """Make a safetensors file with another header, or with other bytes in its place."""
     length = struct.unpack("<Q", good[:8])[0]
     text, data = good[8 : 8 + length], good[8 + length :]
     how = rng.randrange(10)
@@ -161,7 +161,7 @@ def tensors(rng: random.Random, good: bytes) -> bytes:
 
 
 def manifest(rng: random.Random, good: dict[str, Any]) -> bytes:
-    """A manifest that says something else; sealed, but every fifth time."""
+    """Make a wrong manifest; sealed, but every fifth time."""
     document = json.loads(json.dumps(good))
     entry = rng.choice(document["files"])
     match rng.randrange(8):
@@ -187,7 +187,7 @@ def manifest(rng: random.Random, good: dict[str, Any]) -> bytes:
 
 
 def scalars(rng: random.Random, good: bytes) -> bytes:
-    """A state.json with other values, or with other bytes."""
+    """Make a state.json with other values, or with other bytes."""
     if rng.random() < 0.3:
         return _scratched(rng, good)
     document = json.loads(good)
@@ -238,7 +238,7 @@ def mutate(rng: random.Random, good: Path, bad: Path) -> str:
 
 
 def sealed(document: dict[str, Any]) -> bytes:
-    """A manifest with its own digest, as the format has it."""
+    """Return a manifest with its own digest, as the format has it."""
     bare = {key: value for key, value in document.items() if key != "xxh3_128"}
     try:
         body = json.dumps(bare, indent=1, sort_keys=True).encode()

@@ -61,7 +61,7 @@ class Tmpfs:
 
     @staticmethod
     def points(sizes: Sequence[int]) -> list[int]:
-        """None, one page, several within each long file, and one page too few for either short one."""
+        """List rooms: none, one page, several within each long file, and one page too few for either short one."""
         model, optimizer, state = (-(-size // PAGE) for size in sizes)
         both = model + optimizer
         pages = (

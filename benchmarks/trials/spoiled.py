@@ -60,7 +60,7 @@ class Case:
 
 
 def cases(rng: random.Random, flips: int) -> Iterator[Case]:
-    """All of them, and ``flips`` run.json with one bit flipped."""
+    """List all cases, and ``flips`` of run.json with one bit flipped."""
     yield from _code()
     yield from _kinds()
     yield from _tokenizers()

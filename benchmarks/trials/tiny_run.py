@@ -25,7 +25,7 @@ SETTINGS = (
 
 
 def minillm(arguments: Sequence[str]) -> int:
-    """The program, in this process."""
+    """Run the program in this process."""
     from minillm_core.cli.main import main
 
     return main(arguments)
@@ -59,7 +59,7 @@ class TinyRun:
         return path
 
     def arguments(self, out: Path, *, resume: bool = False) -> list[str]:
-        """Of ``minillm``."""
+        """Return the arguments of ``minillm``."""
         return [
             *("train", "--preset", "tiny", "--data", str(self.text), "--steps", str(STEPS)),
             *("--backend", self.backend, "--device", "cpu", "--out", str(out)),
@@ -123,10 +123,10 @@ class TinyRun:
         self.log(out).unlink(missing_ok=True)
 
     def log(self, out: Path) -> Path:
-        """What the trainers on ``out`` printed."""
+        """Return what the trainers on ``out`` printed."""
         return self.folder / f"{out.name}.log"
 
     def said(self, out: Path) -> str:
-        """The same, read."""
+        """Return the same, parsed."""
         path = self.log(out)
         return path.read_text(errors="replace") if path.exists() else ""

@@ -33,5 +33,5 @@ class ZLoss(Plugin, api=1):
     weight: float = option(1e-4, gt=0, help="of the squared log-sum-exp; PaLM's is 1e-4")
 
     def compute_loss(self, loss: LossBuilder) -> None:
-        """Is asked once, while planning: nothing of the plugin runs in a step."""
+        """Add the loss term; called once, while planning: nothing of the plugin runs in a step."""
         loss.logits(z=self.weight)
