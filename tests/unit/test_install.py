@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion
 
-from minillm_core.install import frameworks, pip_line
+from minillm_core.install import frameworks, pip_line, unmet
 from minillm_core.plugins.first_party import FIRST_PARTY
 
 Pip = Callable[..., str]
@@ -122,3 +124,20 @@ def test_without_the_pin_pip_would_not_keep_it(pip: Pip) -> None:
     assert pip("2.13.0+cpu", "pip install greedy") == "greedy 1.0 torch 2.14.0"
     replaced = pip("2.13.0", "pip install --upgrade easy torch==2.13.0")
     assert replaced == "easy 1.0 torch 2.13.0+cu130"
+
+
+@pytest.mark.parametrize(
+    "found", ["2.16", "2.16.0rc1", "2.16+cu130", "2.2", "3.0.dev1", "1!0.1", "?"]
+)
+@pytest.mark.parametrize("need", [">=2.16", ">=2.16.0", ">=3", "==2.16", "~=2.2", ">=2.16rc1", ""])
+def test_a_requirement_is_met_where_packaging_says_so(
+    monkeypatch: pytest.MonkeyPatch, found: str, need: str
+) -> None:
+    monkeypatch.setattr("minillm_core.install.installed_version", lambda name: found)
+    try:
+        met = SpecifierSet(need).contains(found, prereleases=True)
+    except InvalidVersion:
+        met = False
+    assert unmet([f"tensorboard{need}"]) == (
+        {} if met else {f"tensorboard{need}": f"here is {found}"}
+    )
