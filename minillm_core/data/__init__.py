@@ -23,8 +23,8 @@ from __future__ import annotations
 from minillm_core.data.batch import Batch, OnBatch
 from minillm_core.data.corpus import Corpus, open_corpus, open_documents
 from minillm_core.data.documents import RULE, Cursor, Documents
+from minillm_core.data.formats import Progress
 from minillm_core.data.loader import Cancelled, Loader, StepBatch, ValidationBatches
-from minillm_core.data.reading import Progress
 from minillm_core.data.shards import write_shard
 from minillm_core.data.tokenizer import END_OF_TEXT, Tokenizer, bytes_per_token
 

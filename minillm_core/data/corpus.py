@@ -15,7 +15,7 @@ import numpy as np
 
 from minillm_core.config.schema import DataConfig
 from minillm_core.data.documents import Documents, fingerprint, order
-from minillm_core.data.reading import Progress, ticker
+from minillm_core.data.formats import Progress, ticker
 from minillm_core.data.sources import find
 from minillm_core.data.tokenise import TokenCache
 from minillm_core.data.tokenizer import Tokenizer
@@ -163,9 +163,10 @@ def split(
         DataError: there is not enough for one window of each.
     """
     if len(documents) >= FEW:
-        train, val = _by_document(documents, fraction, seed, seq_len)
+        kept, held = _by_document(documents, fraction, seed, seq_len)
     else:
-        train, val = _by_tail(documents, fraction, seq_len)
+        kept, held = _by_tail(documents, fraction, seq_len)
+    train, val = documents.part("train", kept), documents.part("held out", held)
     if min(train.tokens, val.tokens) <= seq_len:
         raise DataError(
             f"train.seq_len={seq_len} is longer than the data: {documents.tokens} tokens, of which "
@@ -193,25 +194,21 @@ def check_length(documents: Documents, seq_len: int, where: str, purpose: str) -
 
 def _by_document(
     documents: Documents, fraction: float, seed: int, seq_len: int
-) -> tuple[Documents, Documents]:
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draw whole documents to hold out; return the spans of the two parts."""
     shuffled = order(len(documents), seed)
     count = min(max(round(fraction * len(documents)), 1), len(documents) - 1)
     ends = np.cumsum(documents.lengths[shuffled])
     enough = int(np.searchsorted(ends, seq_len + 1)) + 1  # documents until the first whole window
     chosen = shuffled[: max(count, enough)]
-    return (
-        documents.part("train", np.delete(documents.spans, chosen, axis=0)),
-        documents.part("held out", documents.spans[chosen]),
-    )
+    return np.delete(documents.spans, chosen, axis=0), documents.spans[chosen]
 
 
-def _by_tail(documents: Documents, fraction: float, seq_len: int) -> tuple[Documents, Documents]:
+def _by_tail(documents: Documents, fraction: float, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
+    """Cut the stream in two; return the spans of the two parts."""
     held = max(round(fraction * documents.tokens), seq_len + 1)
     cut = max(documents.tokens - held, 0)
     before, after = documents.spans.copy(), documents.spans.copy()
     position = documents.spans[:, 1] + np.clip(cut - documents.offsets[:-1], 0, documents.lengths)
     before[:, 2], after[:, 1] = position, position
-    return (
-        documents.part("train", before[before[:, 2] > before[:, 1]]),
-        documents.part("held out", after[after[:, 2] > after[:, 1]]),
-    )
+    return before[before[:, 2] > before[:, 1]], after[after[:, 2] > after[:, 1]]

@@ -1,4 +1,4 @@
-"""What a source file means: text, JSON lines, token shards.
+"""Source files: opened through their compression, and read as text, JSON lines or token shards.
 
 A reader yields documents: a ``str``, or an int array of ids that skips the tokenizer. Everything
 it cannot read is a DataError with file, line and byte.
@@ -7,17 +7,108 @@ it cannot read is a DataError with file, line and byte.
 from __future__ import annotations
 
 import codecs
+import gzip
+import io
 import json
+import lzma
+import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from minillm_core.data.cutting import PIECE, Continued, divide
-from minillm_core.data.reading import Reading, opened
 from minillm_core.errors import DataError
+
+Progress = Callable[[str, int, int], None]
+"""``progress(what, done, total)``, in bytes; total 0: unknown. Called when a phase begins, with
+nothing done, then several times a second, from one thread."""
+
+PACKINGS: dict[str, Callable[[Any], io.BufferedIOBase]] = {".gz": gzip.open, ".xz": lzma.open}
+"""Suffix -> what unpacks it."""
+
+_BUFFER = 1 << 18
+
+
+def ticker(progress: Progress | None, what: str, total: int) -> Callable[[int], None]:
+    """Begin a phase: the function to call with each number of bytes that is done, or with 0."""
+    if progress is None:
+        return lambda count: None
+    done = 0
+
+    def tick(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(what, done, total)
+
+    tick(0)
+    return tick
+
+
+@dataclass
+class Reading:
+    """The state of reading files: the bound of ids, the progress, and the notes taken.
+
+    Attributes:
+        vocab: ids must be smaller.
+        tick: called with the number of bytes just read from a file.
+        notes: "left out: blank lines", "cut: ..." -> how often.
+    """
+
+    vocab: int
+    tick: Callable[[int], None] = lambda count: None
+    notes: Counter[str] = field(default_factory=Counter)
+
+
+class _Counted(io.FileIO):
+    """A file that reports how much of it was read."""
+
+    def __init__(self, path: Path, tick: Callable[[int], None]) -> None:
+        super().__init__(path, "rb")
+        self._tick = tick
+
+    def readinto(self, buffer, /) -> int | None:
+        count = super().readinto(buffer)
+        self._tick(count or 0)
+        return count
+
+
+@contextmanager
+def opened(path: Path, packing: str, reading: Reading) -> Iterator[io.BufferedReader]:
+    """Open a source file for its unpacked bytes.
+
+    Args:
+        path: a regular file.
+        packing: a key of PACKINGS, or nothing for a file that is not packed.
+        reading: whose ``tick`` counts the file's own bytes.
+
+    Raises:
+        DataError: it cannot be opened, read or unpacked.
+    """
+    try:
+        with io.BufferedReader(_Counted(path, reading.tick), _BUFFER) as raw:
+            if packing:
+                with PACKINGS[packing](raw) as unpacked:
+                    yield io.BufferedReader(unpacked, _BUFFER)  # type: ignore[arg-type]
+            else:
+                yield cast("io.BufferedReader", raw)
+    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+        raise DataError(
+            f"the {packing} file is damaged or cut short: {error}",
+            where=str(path),
+            fix="fetch or pack it again",
+        ) from error
+    except OSError as error:
+        raise DataError(
+            f"the file cannot be read: {error.strerror or error}",
+            where=str(path),
+            fix="check that it exists and that you may read it",
+        ) from error
+
 
 Document = str | np.ndarray
 Reader = Callable[[Path, str, Reading], Iterator[Document]]

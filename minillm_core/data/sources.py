@@ -17,8 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minillm_core.data.documents import Digest
-from minillm_core.data.formats import FORMATS, JSONL, SHARD, TEXT, Format
-from minillm_core.data.reading import PACKINGS, Reading, opened
+from minillm_core.data.formats import (
+    FORMATS,
+    JSONL,
+    PACKINGS,
+    SHARD,
+    TEXT,
+    Format,
+    Reading,
+    opened,
+)
 from minillm_core.errors import DataError
 
 _FOREIGN = {".zst", ".bz2", ".zip", ".7z", ".tar", ".tgz", ".parquet", ".arrow", ".pdf", ".docx"}
@@ -125,7 +133,14 @@ def find(paths: Sequence[str], say: Callable[[str], None]) -> list[Source]:
 
 def _expand(path: Path, say: Callable[[str], None]) -> list[Source]:
     if not path.is_dir():
-        return [_named(path)]
+        if path.suffix.lower() in _FOREIGN:
+            raise DataError(
+                f"{path.suffix} files are not read",
+                where=str(path),
+                fix="unpack or convert it to text or JSON lines, plain or under .gz or .xz",
+            )
+        format, packing = _kind(path)
+        return [_source(path, format or TEXT, packing)]
     found, skipped = [], Counter[str]()
     for file in _walk(path, lambda name: name.startswith(".")):
         format, packing = _kind(file)
@@ -135,28 +150,17 @@ def _expand(path: Path, say: Callable[[str], None]) -> list[Source]:
             skipped[file.suffix or "no suffix"] += 1
         else:
             found.append(_source(file, format, packing))
+    listed = _listed(skipped)
     if not found:
         raise DataError(
-            "the folder holds no text" + (f", only {_listed(skipped)}" if skipped else ""),
+            "the folder holds no text" + (f", only {listed}" if skipped else ""),
             where=str(path),
             fix=f"it needs files like {', '.join(list(FORMATS)[:6])}, .jsonl or token shards "
             "(.bin), also under .gz or .xz; a file of another suffix can be named itself",
         )
     if skipped:
-        say(f"{path}: {len(found)} files are read, {sum(skipped.values())} are not: "
-            f"{_listed(skipped)}")  # fmt: skip
+        say(f"{path}: {len(found)} files are read, {skipped.total()} are not: {listed}")
     return found
-
-
-def _named(path: Path) -> Source:
-    format, packing = _kind(path)
-    if path.suffix.lower() in _FOREIGN:
-        raise DataError(
-            f"{path.suffix} files are not read",
-            where=str(path),
-            fix="unpack or convert it to text or JSON lines, plain or under .gz or .xz",
-        )
-    return _source(path, format or TEXT, packing)
 
 
 def _library() -> list[Source]:

@@ -29,7 +29,7 @@ import numpy as np
 
 from minillm_core import disk
 from minillm_core.data.documents import Digest, Documents, MappedFile, digest
-from minillm_core.data.reading import Progress, ticker
+from minillm_core.data.formats import Progress, ticker
 from minillm_core.data.tokenizer import LARGEST_TOKENIZER, Tokenizer
 from minillm_core.errors import DataError
 
