@@ -14,16 +14,12 @@ from minillm_core.cli.console import emit, say, write
 from minillm_core.errors import Interrupted, MinillmError, Refusal
 from minillm_core.train.progress import display
 
-EXAMPLES = """Examples:
-
-minillm generate runs/tiny-1 "Once upon a time"
-
-minillm generate runs/tiny-1 "def main():" --temperature 0 --max-tokens 50
-
-minillm generate runs/tiny-1 "def main():" --best
-
-minillm generate runs/tiny-1 - --top-k 50 --top-p 0.95 --seed 1 < prompt.txt
-"""
+EXAMPLES = options.examples(
+    'minillm generate runs/tiny-1 "Once upon a time"',
+    'minillm generate runs/tiny-1 "def main():" --temperature 0 --max-tokens 50',
+    'minillm generate runs/tiny-1 "def main():" --best',
+    "minillm generate runs/tiny-1 - --top-k 50 --top-p 0.95 --seed 1 < prompt.txt",
+)
 
 _SAMPLING = "Sampling"
 

@@ -55,16 +55,6 @@ RunPlugins = Annotated[
         names=("--plugins",),
     ),
 ]
-Step = Annotated[
-    int | None, value("N", "Read the checkpoint of step N. Default: the newest.", min=1)
-]
-Best = Annotated[
-    bool,
-    switch(
-        "--best",
-        "Read the checkpoint with the lowest held-out loss, which checkpoint.best=true keeps.",
-    ),
-]
 Steps = Annotated[int | None, value("N", "Number of optimizer steps.", _SETTINGS)]
 Backend = Annotated[str | None, value("auto|torch|mlx", "Framework to use.", _MACHINE)]
 Device = Annotated[str | None, value("NAME", "cpu, cuda, cuda:1 or mps; gpu for mlx.", _MACHINE)]
@@ -75,6 +65,11 @@ Verbose = Annotated[
     ),
 ]
 AsJson = Annotated[bool, switch("--json", "Write one JSON document to stdout and nothing else.")]
+
+
+def examples(*lines: str) -> str:
+    """Write the examples of a help page, each a paragraph of its own."""
+    return "\n\n".join(("Examples:", *lines))
 
 
 def help_without_command(context: typer.Context) -> None:
@@ -255,8 +250,16 @@ class InferenceOptions:
     A parameter of this type stands for all of them, as one of :class:`RunOptions` does.
     """
 
-    step: Step = None
-    best: Best = False
+    step: Annotated[
+        int | None, value("N", "Read the checkpoint of step N. Default: the newest.", min=1)
+    ] = None
+    best: Annotated[
+        bool,
+        switch(
+            "--best",
+            "Read the checkpoint with the lowest held-out loss, which checkpoint.best=true keeps.",
+        ),
+    ] = False
     plugins: RunPlugins = None
     backend: Backend = None
     device: Device = None
@@ -318,23 +321,17 @@ def command(function: Callable[..., object]) -> Callable[..., None]:
         if parameter.annotation == AsJson:
             document = name
         parameters |= bundled or {name: parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)}
-    added = {
-        name: _option(name, annotation, False)
-        for name, annotation in (("debug", Debug), ("show_help", Help))
-        if name not in parameters
-    }
+    parameters["debug"] = _option("debug", Debug, False)
+    parameters["show_help"] = _option("show_help", Help, False)
 
-    def run(**given: Any) -> None:
-        for name in added:
-            del given[name]
+    def run(*, debug: bool, show_help: bool, **given: Any) -> None:
         for name, (bundle, fields) in bundles.items():
             given[name] = bundle(**{field: given.pop(field) for field in fields})
         with documents_alone() if document and given[document] else nullcontext():
             function(**given)
 
     run.__name__, run.__doc__ = function.__name__, function.__doc__
-    every = [*parameters.values(), *added.values()]
-    setattr(run, "__signature__", inspect.Signature(every))  # noqa: B010
+    setattr(run, "__signature__", inspect.Signature([*parameters.values()]))  # noqa: B010
     return run
 
 

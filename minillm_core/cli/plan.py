@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from itertools import chain
+from typing import Annotated, Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from minillm_core.backends.bind import kernel_preflight
+from minillm_core.checkpoint.huggingface import export_checked
 from minillm_core.cli.console import emit, say
-from minillm_core.cli.options import AsJson, PlanOptions, value
+from minillm_core.cli.options import AsJson, PlanOptions, examples, value
+from minillm_core.cli.plan_costs import costs_of
+from minillm_core.config.load import Loaded
+from minillm_core.config.values import show
 from minillm_core.errors import Refusal
+from minillm_core.plan import Plan, build_plan
+from minillm_core.plan.diff import Difference, render_diff
+from minillm_core.plan.estimate import vocabulary_note
+from minillm_core.plan.render import columns, plan_document, render_plan
 from minillm_core.text import plain
 from minillm_core.train.request import Prepared, RunRequest, prepare
+from minillm_core.train.settings import settings
 
-if TYPE_CHECKING:
-    from minillm_core.config.load import Loaded
-
-EXAMPLES = """Examples:
-
-minillm plan --preset gpt2-124m
-
-minillm plan --plugins muon,paired_heads --json
-
-minillm plan --diff muon muon,paired_heads
-
-minillm plan --preset speedrun --diff '' -smear
-"""
+EXAMPLES = examples(
+    "minillm plan --preset gpt2-124m",
+    "minillm plan --plugins muon,paired_heads --json",
+    "minillm plan --diff muon muon,paired_heads",
+    "minillm plan --preset speedrun --diff '' -smear",
+)
 
 UNSAID = "default"
 """Origins of values that no source gave: docs/settings.md lists them."""
@@ -52,55 +57,29 @@ def plan(
             fix="leave --plugins out",
         )
     if diff:
-        show_diff(run.request(), *diff, json=as_json)
-    else:
-        show_plan(run.request(), json=as_json)
-
-
-def show_plan(asked: RunRequest, *, json: bool) -> None:
-    """Write the plan and where its settings come from: tables, or one JSON document."""
-    from minillm_core.backends.bind import kernel_preflight
-    from minillm_core.checkpoint.huggingface import export_checked
-    from minillm_core.cli.plan_costs import costs_of
-    from minillm_core.plan import build_plan
-    from minillm_core.plan.estimate import vocabulary_note
-    from minillm_core.plan.render import plan_document, render_plan
-    from minillm_core.train.settings import settings
-
-    prepared = prepare(asked, to_run=False)
-    plan = export_checked(build_plan(prepared.loaded.config, prepared.plugins))
-    kernels = kernel_preflight(plan, prepared.detected)
+        _show_diff(run.request(), *diff, json=as_json)
+        return
+    prepared = prepare(run.request(), to_run=False)
+    plan = _plan(prepared)
     of_vocabulary = vocabulary_note(plan.estimate())
-    _say_notes(*prepared.loaded.notes, *plan.notes, *kernels, *filter(None, (of_vocabulary,)))
-    costs = costs_of(prepared, plan, _dtype(prepared))
-    if json:
+    _say_notes([prepared], [plan], *filter(None, (of_vocabulary,)))
+    dtype = _dtype(prepared)
+    costs = costs_of(prepared, plan, dtype)
+    if as_json:
         document = plan_document(plan) | {"settings": settings(prepared.loaded)}
         emit(document | {"costs": costs.data()})
-    else:
-        console = Console()
-        render_plan(plan, console, _dtype(prepared), tuple(costs.lines()))
-        console.print()
-        console.print(settings_table(prepared.loaded))
+        return
+    console = Console()
+    render_plan(plan, console, dtype, tuple(costs.lines()))
+    console.print()
+    console.print(settings_table(prepared.loaded))
 
 
-def show_diff(asked: RunRequest, first: str, second: str, *, json: bool) -> None:
+def _show_diff(asked: RunRequest, first: str, second: str, *, json: bool) -> None:
     """Write what differs between the plans with two sets of plugins."""
-    from minillm_core.backends.bind import kernel_preflight
-    from minillm_core.checkpoint.huggingface import export_checked
-    from minillm_core.plan import build_plan
-    from minillm_core.plan.diff import Difference, render_diff
-    from minillm_core.plan.render import plan_document
-
     both = [prepare(replace(asked, plugins=plugins), to_run=False) for plugins in (first, second)]
-    plans = (build_plan(each.loaded.config, each.plugins) for each in both)
-    one, other = map(export_checked, plans)
-    kernels = [
-        note
-        for plan, each in zip((one, other), both, strict=True)
-        for note in kernel_preflight(plan, each.detected)
-    ]
-    settings_notes = [note for each in both for note in each.loaded.notes]
-    _say_notes(*settings_notes, *one.notes, *other.notes, *kernels)
+    one, other = map(_plan, both)
+    _say_notes(both, [one, other])
     if json:
         difference = Difference.of(one, other).as_json()
         emit({"plans": [plan_document(one), plan_document(other)], "difference": difference})
@@ -108,9 +87,16 @@ def show_diff(asked: RunRequest, first: str, second: str, *, json: bool) -> None
         render_diff(one, other, Console())
 
 
-def _say_notes(*notes: str) -> None:
-    """Each note once, and none before everything has been checked."""
-    for note in dict.fromkeys(notes):
+def _plan(prepared: Prepared) -> Plan:
+    return export_checked(build_plan(prepared.loaded.config, prepared.plugins))
+
+
+def _say_notes(each: Sequence[Prepared], plans: Sequence[Plan], *more: str) -> None:
+    """Say every note once, and none before everything has been checked."""
+    pairs = zip(plans, each, strict=True)
+    kernels = [kernel_preflight(plan, prepared.detected) for plan, prepared in pairs]
+    notes = [prepared.loaded.notes for prepared in each] + [plan.notes for plan in plans] + kernels
+    for note in dict.fromkeys(chain(*notes, more)):
         say(f"note: {note}")
 
 
@@ -131,9 +117,7 @@ def settings_table(loaded: Loaded) -> Table:
         if place != UNSAID:
             by_place.setdefault(place, []).append(_given(loaded, key))
     lowest = f"preset {loaded.config.preset}"
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
-    table.add_column("settings from", overflow="fold")
-    table.add_column("", overflow="fold")
+    table = columns("settings from", "")
     for place in sorted(by_place, key=lambda place: (place != lowest, place)):
         table.add_row(Text(plain(place)), Text("  ".join(map(plain, by_place[place]))))
     return table
@@ -141,8 +125,6 @@ def settings_table(loaded: Loaded) -> Table:
 
 def _given(loaded: Loaded, key: str) -> str:
     """``train.lr=0.002``; the key alone where it has no value: a plugin's name, what was cleared."""
-    from minillm_core.config.values import show
-
     owner, _, name = key.partition(".")
     plugins = loaded.config.plugins
     if owner == "plugins":

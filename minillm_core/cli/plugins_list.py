@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 from minillm_core.cli.console import emit
-from minillm_core.cli.options import AsJson, switch
+from minillm_core.cli.options import AsJson, examples, switch
 from minillm_core.install import pip_line, unmet
 from minillm_core.plugins.discover import PluginEntry, installed_plugins, unreadable
 
@@ -15,14 +15,11 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-EXAMPLES = """Examples:
-
-minillm plugins list
-
-minillm plugins list -v
-
-minillm plugins list --json
-"""
+EXAMPLES = examples(
+    "minillm plugins list",
+    "minillm plugins list -v",
+    "minillm plugins list --json",
+)
 
 
 # Switches alone: any other kind of parameter makes typer import pydantic.
