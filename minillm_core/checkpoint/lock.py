@@ -15,6 +15,7 @@ Some file systems have no ``flock``. There the content decides: the file belongs
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import socket
 import stat
@@ -225,10 +226,6 @@ def _open(path: Path) -> tuple[int | None, bool]:
 
 def _flock(handle: int) -> bool | None:
     """Lock the file by the kernel; return whether it could be locked, None: no lock is supported."""
-    try:
-        import fcntl
-    except ImportError:
-        return None
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

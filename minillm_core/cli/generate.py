@@ -11,7 +11,7 @@ import typer
 
 from minillm_core.cli import options
 from minillm_core.cli.console import emit, say, write
-from minillm_core.errors import Interrupted, MinillmError, Refusal
+from minillm_core.errors import Interrupted, Refusal
 from minillm_core.train.progress import display
 
 EXAMPLES = options.examples(
@@ -139,9 +139,6 @@ def _write(pieces: Iterator[str]) -> None:
         for piece in pieces:
             write(piece, end="")
     except KeyboardInterrupt:
-        write("")
         raise Interrupted("interrupted: the text ends here") from None
-    except MinillmError:
+    finally:
         write("")
-        raise
-    write("")

@@ -64,13 +64,13 @@ def plan(
     of_vocabulary = vocabulary_note(plan.estimate())
     _say_notes([prepared], [plan], *filter(None, (of_vocabulary,)))
     dtype = _dtype(prepared)
-    costs = costs_of(prepared, plan, dtype)
+    costs, lines = costs_of(prepared, plan, dtype)
     if as_json:
         document = plan_document(plan) | {"settings": settings(prepared.loaded)}
-        emit(document | {"costs": costs.data()})
+        emit(document | {"costs": costs})
         return
     console = Console()
-    render_plan(plan, console, dtype, tuple(costs.lines()))
+    render_plan(plan, console, dtype, lines)
     console.print()
     console.print(settings_table(prepared.loaded))
 

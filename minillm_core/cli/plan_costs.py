@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 from minillm_core.config.folders import cache_folder
@@ -19,103 +18,58 @@ from minillm_core.train.request import Prepared
 from minillm_core.train.speeds import Expected, expected, known_tokens
 
 
-@dataclass(frozen=True)
-class Costs:
-    """What is expected; None: it is not known."""
-
-    speed: Expected | None
-    seconds: float | None  # of training, without compilation and evaluations
-    steps: int | None
-    tokens: int | None  # to train on
-    exact: bool  # whether that was counted by an earlier run
-    epochs: float | None
-    no_data: str  # why tokens are unknown
-    checkpoint_bytes: int  # of one
-    checkpoints: int  # that are kept
-    cache_bytes: int | None  # of the data as tokens
-
-    @property
-    def disk_bytes(self) -> int:
-        """At most, for checkpoints: a new one is complete before an old one goes."""
-        return self.checkpoint_bytes * (self.checkpoints + 1) if self.checkpoints else 0
-
-    def data(self) -> dict[str, Any]:
-        """As JSON."""
-        return {
-            "seconds": self.seconds,
-            "tokens_per_second": self.speed.tokens_per_second if self.speed else None,
-            "basis": self.speed.basis if self.speed else None,
-            "steps": self.steps,
-            "train_tokens": self.tokens,
-            "train_tokens_counted": self.exact,
-            "epochs": self.epochs,
-            "checkpoint_bytes": self.checkpoint_bytes,
-            "checkpoints_kept": self.checkpoints,
-            "disk_bytes": self.disk_bytes,
-            "token_cache_bytes": self.cache_bytes,
-        }
-
-    def lines(self) -> Iterator[tuple[str, str]]:
-        """Heading and words."""
-        if self.speed is None:
-            yield "time", "unknown here: minillm bench measures it, and so does a finished run"
-        else:
-            what = f"about {spoken(self.seconds or 0)} of training"
-            per_second = f"{self.speed.tokens_per_second:,.0f}"
-            yield "time", f"{what} at {per_second} tokens/s, {self.speed.basis}"
-        yield "data", self._data()
-        yield "disk", self._disk()
-
-    def _data(self) -> str:
-        if self.tokens is None:
-            return f"unknown: {self.no_data}"
-        about = "" if self.exact else "about "
-        text = f"{about}{amount(self.tokens)} tokens to train on"
-        if self.epochs is None:
-            return text
-        epochs = f"{self.epochs:.2g}" if self.epochs < 99 else f"{self.epochs:,.0f}"
-        return f"{text}, {about}{epochs} epochs"
-
-    def _disk(self) -> str:
-        cache = f"; token cache about {sized(self.cache_bytes)}" if self.cache_bytes else ""
-        if not self.checkpoints:
-            return f"no checkpoints{cache}"
-        return (
-            f"{sized(self.checkpoint_bytes)} a checkpoint, {self.checkpoints} kept: "
-            f"{sized(self.disk_bytes)} at most{cache}"
-        )
-
-
-def costs_of(prepared: Prepared, plan: Plan, dtype: str | None) -> Costs:
+def costs_of(
+    prepared: Prepared, plan: Plan, dtype: str | None
+) -> tuple[dict[str, Any], tuple[tuple[str, str], ...]]:
     """Estimate the costs of a plan; files are found, and not opened.
 
     Args:
         prepared: of the command line.
         plan: of it.
         dtype: of the compute; None: float32.
+
+    Returns:
+        The costs as JSON, with None for what is not known; and their headings and words.
     """
-    config, found = plan.config, prepared.detected
-    cache = cache_folder()
-    speed = None
+    config, found, speed = plan.config, prepared.detected, None
     if found is not None:
-        auto = config.train.dtype.replace("auto", "float32")
+        dtype = dtype or config.train.dtype.replace("auto", "float32")
         ratio = _ratios(prepared)
-        speed = expected(cache, plan, found.backend, found.device, dtype or auto, ratio)
-    tokens, exact, why, whole = _tokens(config)
+        speed = expected(cache_folder(), plan, found.backend, found.device, dtype, ratio)
+    tokens, exact, data, whole = _tokens(config)
     steps, seconds = _length(plan, speed)
+    epochs = steps * plan.tokens_per_step / tokens if steps and tokens else None
+    if epochs is not None:
+        shown = f"{epochs:.2g}" if epochs < 99 else f"{epochs:,.0f}"
+        data += f", {'' if exact else 'about '}{shown} epochs"
+    time = "unknown here: minillm bench measures it, and so does a finished run"
+    if speed is not None:
+        per_second = f"{speed.tokens_per_second:,.0f} tokens/s, {speed.basis}"
+        time = f"about {spoken(seconds or 0)} of training at {per_second}"
     keep = config.checkpoint.keep + bool(getattr(config.checkpoint, "best", False))
-    return Costs(
-        speed,
-        seconds,
-        steps,
-        tokens,
-        exact,
-        epochs=steps * plan.tokens_per_step / tokens if steps and tokens else None,
-        no_data=why,
-        checkpoint_bytes=plan.estimate().checkpoint_bytes,
-        checkpoints=0 if config.checkpoint.every == 0 else keep,
-        cache_bytes=whole * (2 if config.model.vocab <= 65_536 else 4) if whole else None,
-    )
+    kept = 0 if config.checkpoint.every == 0 else keep
+    one = plan.estimate().checkpoint_bytes
+    at_most = one * (kept + 1) if kept else 0  # a new one is complete before an old one goes
+    cached = whole * _id_bytes(config) if whole else None
+    disk = "no checkpoints"
+    if kept:
+        disk = f"{sized(one)} a checkpoint, {kept} kept: {sized(at_most)} at most"
+    if cached:
+        disk += f"; token cache about {sized(cached)}"
+    document = {
+        "seconds": seconds,
+        "tokens_per_second": speed.tokens_per_second if speed else None,
+        "basis": speed.basis if speed else None,
+        "steps": steps,
+        "train_tokens": tokens,
+        "train_tokens_counted": exact,
+        "epochs": epochs,
+        "checkpoint_bytes": one,
+        "checkpoints_kept": kept,
+        "disk_bytes": at_most,
+        "token_cache_bytes": cached,
+    }
+    return document, (("time", time), ("data", data), ("disk", disk))
 
 
 def spoken(seconds: float) -> str:
@@ -138,19 +92,23 @@ def _length(plan: Plan, speed: Expected | None) -> tuple[int | None, float | Non
 
 
 def _tokens(config: Config) -> tuple[int | None, bool, str, int | None]:
-    """Tokens to train on, whether they were counted, why there are none, and those of all files."""
+    """Count the tokens to train on; return them, whether an earlier run did, words, and all tokens."""
     try:
         sources = find(config.data.paths, lambda text: None)
     except DataError as error:
-        return None, False, plain(f"{error.what}: {error.where}", 120), None
-    each = bytes_a_token(config.model.vocab)
+        return None, False, "unknown: " + plain(f"{error.what}: {error.where}", 120), None
     read = [one for one in sources if one.format.read is not None]
-    whole = int(sum(one.unpacked for one in read) / each)
+    whole = int(sum(one.unpacked for one in read) / bytes_a_token(config.model.vocab))
     ids = sum(one.size for one in sources) - sum(one.size for one in read)
     share = 1.0 - config.data.val if isinstance(config.data.val, float) else 1.0
     known = known_tokens(cache_folder(), config)
-    about = int((whole + ids // (2 if config.model.vocab <= 65_536 else 4)) * share)
-    return known or about, known is not None, "", whole
+    tokens = known or int((whole + ids // _id_bytes(config)) * share)
+    about = "about " if known is None else ""
+    return tokens, known is not None, f"{about}{amount(tokens)} tokens to train on", whole
+
+
+def _id_bytes(config: Config) -> int:
+    return 2 if config.model.vocab <= 65_536 else 4
 
 
 def bytes_a_token(vocab: int) -> float:

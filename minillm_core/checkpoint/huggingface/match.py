@@ -119,13 +119,13 @@ def fit(plan: Plan, directory: ModelDirectory) -> Fitted:
             fix="add the plugin that norms queries and keys",
         )
     found, taken = places(plan), {}
-    for place, array in directory.arrays().items():
-        name = found.get(place.removeprefix("model."))
+    for stored, tensor in directory.tensors.items():
+        name, array = found.get(tensor.place), directory.stored[stored].read()
         if name is None:
-            if directory.ones(place) and (array == 1).all():
+            if tensor.ones and (array == 1).all():
                 continue  # the plan's own norm has no weights
             raise PlanError(
-                f"the model has no place for {place.removeprefix('model.')}",
+                f"the model has no place for {tensor.place}",
                 where=str(directory.path),
                 fix=f"leave out what takes it away: {_plugins(plan)}",
             )

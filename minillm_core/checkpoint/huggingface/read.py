@@ -92,12 +92,8 @@ class ModelDirectory:
         """
         return {
             f"model.{tensor.place}": self.stored[name].read()
-            for name, tensor in self._tensors.items()
+            for name, tensor in self.tensors.items()
         }
-
-    def ones(self, name: str) -> bool:
-        """Return whether a model without this parameter behaves as if it were all ones."""
-        return any(t.ones and f"model.{t.place}" == name for t in self._tensors.values())
 
     @cached_property
     def digest(self) -> str:
@@ -110,7 +106,8 @@ class ModelDirectory:
         return digest.hexdigest()
 
     @property
-    def _tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
+        """List the tensors that its layout and sizes ask for, by their names there."""
         return self.layout.tensors(self.model)
 
 
