@@ -16,7 +16,6 @@ import numpy as np
 from minillm_core.config.schema import DataConfig
 from minillm_core.data.documents import Documents, fingerprint, order
 from minillm_core.data.formats import Progress, ticker
-from minillm_core.data.sources import find
 from minillm_core.data.tokenise import TokenCache
 from minillm_core.data.tokenizer import Tokenizer
 from minillm_core.errors import DataError
@@ -83,9 +82,9 @@ def open_corpus(
             where=f"data.val={config.val}",
             fix="set data.val=0.05, or give a path: data.val=valid.txt",
         )
-    where, detail = _listed(config.paths), detail or say
     ticker(progress, "checking the files", 0)
-    files = TokenCache(find(config.paths, say), where, vocab, cache, say, detail, progress)
+    common = vocab, cache, say, detail or say, progress
+    files = TokenCache(config.paths, *common)
     if config.tokenizer is None:
         whole, tokenizer, end_of_text = files.documents_and_tokenizer()
     else:
@@ -98,17 +97,15 @@ def open_corpus(
             f"{vocab - tokenizer.size:,} rows of the embedding are not used"
         )
     if isinstance(config.val, str):
-        found = find((config.val,), say)
-        other = TokenCache(found, config.val, vocab, cache, say, detail, progress)
-        val = other.documents(tokenizer, end_of_text)
+        val = TokenCache((config.val,), *common).documents(tokenizer, end_of_text)
         train = whole.part(f"train, beside {val.digest}", whole.spans)
         val = val.part("held out", val.spans[order(len(val), config.seed)])
-        check_length(train, seq_len, where, "to train on")
+        check_length(train, seq_len, files.where, "to train on")
         check_length(val, seq_len, config.val, "to validate with")
     else:
-        train, val = split(whole, config.val, config.seed, seq_len, where)
+        train, val = split(whole, config.val, config.seed, seq_len, files.where)
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    origin = where if config.paths else f"the standard library of Python {python}"
+    origin = files.where if config.paths else f"the standard library of Python {python}"
     kept, held = _counted(train), _counted(val)
     description = f"{kept} from {origin} ({counted(len(files.sources), 'file')}); {held} held out"
     return Corpus(train, val, tokenizer, fingerprint(train, config.seed), description)
@@ -137,13 +134,8 @@ def open_documents(
         DataError: as there.
     """
     ticker(progress, "checking the files", 0)
-    files = TokenCache(find(paths, say), _listed(paths), vocab, cache, say, say, progress)
+    files = TokenCache(paths, vocab, cache, say, say, progress)
     return files.documents(tokenizer, tokenizer.end_of_text if tokenizer else files.end_of_text)
-
-
-def _listed(paths: Sequence[str]) -> str:
-    names = [*paths[:3], f"and {len(paths) - 3} more"] if len(paths) > 3 else paths
-    return ", ".join(names) or "the standard library"
 
 
 def _counted(documents: Documents) -> str:

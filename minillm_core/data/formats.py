@@ -236,8 +236,6 @@ def _record(line: bytes, place: _Place) -> dict[str, Any]:
             ) from error
         byte = len(text[: error.pos].encode("utf-8", "surrogatepass"))
         raise place.error(f"not a line of JSON: {error.msg}", fix, byte) from error
-    except _NotJson as error:
-        raise place.error(f"not a line of JSON: {error}", fix) from error
     except ValueError as error:
         raise place.error("not a line of JSON: a number of thousands of digits", fix) from error
     except RecursionError as error:
@@ -292,15 +290,10 @@ def _ids(record: dict[str, Any], place: _Place, reading: Reading) -> np.ndarray:
 
 
 def _not_utf8(data: bytes, error: UnicodeDecodeError, where: str) -> DataError:
-    wide = data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
     what = f"not UTF-8: byte 0x{error.object[error.start]:02x}, {error.reason}"
-    if wide:
-        return DataError(what + " (it looks like UTF-16)", where=where, fix="save it as UTF-8")
+    if data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        return DataError(f"{what} (it looks like UTF-16)", where=where, fix="save it as UTF-8")
     return DataError(what, where=where, fix="save it as UTF-8, or take the file away")
-
-
-class _NotJson(ValueError):
-    """The reason why a line that ``json`` would take is refused."""
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -308,12 +301,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(record) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise _NotJson(f"the key {twice[:40]!r} is there twice")
+        raise json.JSONDecodeError(f"the key {twice[:40]!r} is there twice", "", 0)
     return record
 
 
 def _no_constant(name: str) -> None:
-    raise _NotJson(f"{name} is not JSON")
+    raise json.JSONDecodeError(f"{name} is not JSON", "", 0)
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)

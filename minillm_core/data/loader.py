@@ -41,6 +41,9 @@ class StepBatch:
     cursor: dict[str, Any]
 
 
+_Made = StepBatch | BaseException
+
+
 class Loader(Iterator[StepBatch]):
     """The dataloader of training: an endless iterator of steps, and a context manager of its thread.
 
@@ -102,7 +105,7 @@ class Loader(Iterator[StepBatch]):
                     cursor={**stream.cursor.data(), **memory()},
                 )
 
-        self._queue: queue.Queue[StepBatch | BaseException] = queue.Queue(max(prefetch, 1))
+        self._queue: queue.Queue[_Made] = queue.Queue(max(prefetch, 1))
         self._stop = threading.Event()
         self._failure: BaseException | None = None
         # The thread holds no reference to the loader (nor does ``steps``), so that a forgotten one
@@ -157,11 +160,8 @@ class Loader(Iterator[StepBatch]):
         self._thread.join(wait)
 
 
-Made = StepBatch | BaseException
-
-
-def _fill(steps: Iterator[StepBatch], made: queue.Queue[Made], stop: threading.Event) -> None:
-    def put(item: Made) -> None:
+def _fill(steps: Iterator[StepBatch], made: queue.Queue[_Made], stop: threading.Event) -> None:
+    def put(item: _Made) -> None:
         while not stop.is_set():
             try:
                 return made.put(item, timeout=_POLL_SECONDS)
@@ -231,11 +231,9 @@ class ValidationBatches(Sequence[Batch]):
         rows = [self._row(window * self._seq_len) for window in windows]
         rows += [self._row(max(window * self._seq_len, self._end)) for window in after]
         batch = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
-        return (
-            checked(self._on_batch(batch, "eval"), self._documents.vocab)
-            if self._on_batch
-            else batch
-        )
+        if self._on_batch:
+            batch = checked(self._on_batch(batch, "eval"), self._documents.vocab)
+        return batch
 
     def _row(self, first: int) -> Batch:
         """Make the window that begins at a token; from the end on nothing is predicted."""

@@ -27,7 +27,7 @@ from minillm_core.data.cutting import Continued
 from minillm_core.data.documents import Documents, MappedFile, digest
 from minillm_core.data.formats import EMPTY, Document, Progress, Reading, ticker
 from minillm_core.data.shards import check_ids, map_shard, starts
-from minillm_core.data.sources import Source
+from minillm_core.data.sources import Source, find
 from minillm_core.data.store import Entry, Writer, open_entry, sweep
 from minillm_core.data.tokenizer import Tokenizer, grouped
 from minillm_core.errors import DataError
@@ -47,13 +47,12 @@ _BATCH = 1 << 19  # characters and ids encoded together
 _SECONDS = 0.25  # between two reports while a batch is waited for
 
 
-@dataclass(frozen=True)
+@dataclass
 class TokenCache:
     """A cache of the tokens of some files, on disk.
 
     Attributes:
-        sources: the files.
-        where: their name in messages.
+        paths: files or folders; none for the standard library.
         vocab: ids are smaller.
         folder: the folder that keeps tokens and tokenizers.
         say: prints notes that a person should read, line by line.
@@ -61,13 +60,18 @@ class TokenCache:
         progress: called with how far each phase has come.
     """
 
-    sources: Sequence[Source]
-    where: str
+    paths: Sequence[str]
     vocab: int
     folder: Path
     say: Callable[[str], None]
     detail: Callable[[str], None]
     progress: Progress | None
+
+    def __post_init__(self) -> None:
+        self.sources = find(self.paths, self.say)
+        count = len(self.paths)
+        names = [*self.paths[:3], f"and {count - 3} more"] if count > 3 else self.paths
+        self.where = ", ".join(names) or "the standard library"  # in messages
 
     def documents(self, tokenizer: Tokenizer | None, end_of_text: int) -> Documents:
         """Return the documents under a given tokenizer; without one, all must be ids.

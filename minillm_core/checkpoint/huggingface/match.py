@@ -118,9 +118,9 @@ def fit(plan: Plan, directory: ModelDirectory) -> Fitted:
             where=str(directory.path),
             fix="add the plugin that norms queries and keys",
         )
-    found, taken = places(plan), {}
-    for stored, tensor in directory.tensors.items():
-        name, array = found.get(tensor.place), directory.stored[stored].read()
+    found, taken, arrays = places(plan), {}, directory.arrays()
+    for tensor in directory.tensors.values():
+        name, array = found.get(tensor.place), arrays[f"model.{tensor.place}"]
         if name is None:
             if tensor.ones and (array == 1).all():
                 continue  # the plan's own norm has no weights
