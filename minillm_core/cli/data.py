@@ -13,15 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from minillm_core.cli import options
 from minillm_core.cli.console import emit, write
-from minillm_core.cli.options import (
-    AsJson,
-    Debug,
-    Help,
-    command,
-    examples,
-    help_without_command,
-)
 from minillm_core.config.folders import cache_folder
 from minillm_core.data.store import Kept, clear, kept
 from minillm_core.text import plain
@@ -30,18 +23,22 @@ cache = typer.Typer()
 
 
 @cache.callback(invoke_without_command=True)
-def cache_root(context: typer.Context, debug: Debug = False, show_help: Help = False) -> None:
+def cache_root(
+    context: typer.Context, debug: options.Debug = False, show_help: options.Help = False
+) -> None:
     """Show and clear the token cache.
 
     Text is tokenised once, then kept in $MINILLM_CACHE or ~/.cache/minillm.
     Clearing loses nothing: the next run makes what it needs again.
     """
-    help_without_command(context)
+    options.help_without_command(context)
 
 
-@cache.command("list", epilog=examples("minillm data cache list", "minillm data cache list --json"))
-@command
-def list_command(as_json: AsJson = False) -> None:
+@cache.command(
+    "list", epilog=options.examples("minillm data cache list", "minillm data cache list --json")
+)
+@options.command
+def list_command(as_json: options.AsJson = False) -> None:
     """List the entries of the token cache: size, tokens, vocabulary, when last used."""
     folder = _folder()
     entries = kept(folder)
@@ -71,13 +68,13 @@ def list_command(as_json: AsJson = False) -> None:
 
 @cache.command(
     "clear",
-    epilog=examples(
+    epilog=options.examples(
         "minillm data cache clear",
         "minillm data cache clear 1a942c1f",
         "minillm data cache clear --json",
     ),
 )
-@command
+@options.command
 def clear_command(
     key: Annotated[
         str | None,
@@ -86,7 +83,7 @@ def clear_command(
             help="The one entry to remove, or the beginning of its key; default: all.",
         ),
     ] = None,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Remove the entries of the token cache; a run that reads one is not disturbed."""
     folder = _folder()

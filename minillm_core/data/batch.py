@@ -89,15 +89,12 @@ class Stream:
             row = self._row_of(epoch)
             filled += row.read(position, ids[filled:], starts[filled:])
             epoch, position = epoch + 1, 0
-        self._advance(count)
-        return ids, starts
-
-    def _advance(self, count: int) -> None:
         self._position += count
         while self._position >= (tokens := self._row_of(self._epoch).tokens):
             self._position -= tokens
             self._rows.pop(self._epoch)
             self._epoch += 1
+        return ids, starts
 
     def _row_of(self, epoch: int) -> Documents:
         if epoch not in self._rows:
