@@ -7,7 +7,7 @@ wrong ``key=value`` are refused in the same words.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -313,36 +313,42 @@ def command(function: Callable[..., object]) -> Callable[..., None]:
     parameters: dict[str, inspect.Parameter] = {}
     bundles: dict[str, tuple[Any, list[str]]] = {}
     document = None  # the parameter of --json
-    signature = inspect.signature(function, eval_str=True)
-    for name, parameter in signature.parameters.items():
-        bundle, bundled = _bundled(parameter.annotation)
-        if bundled:
-            bundles[name] = bundle, list(bundled)
+    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+        bundle, *rest = get_args(parameter.annotation) or (parameter.annotation,)
+        if bundle in BUNDLES:
+            options = _options(bundle, *rest)
+            bundles[name] = bundle, list(options)
+            parameters |= options
+        else:
+            parameters[name] = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
         if parameter.annotation == AsJson:
             document = name
-        parameters |= bundled or {name: parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)}
-    parameters["debug"] = _option("debug", Debug, False)
-    parameters["show_help"] = _option("show_help", Help, False)
+    added = {
+        name: _option(name, annotation, False)
+        for name, annotation in (("debug", Debug), ("show_help", Help))
+        if name not in parameters
+    }
 
-    def run(*, debug: bool, show_help: bool, **given: Any) -> None:
+    def run(**given: Any) -> None:
+        for name in added:
+            del given[name]
         for name, (bundle, fields) in bundles.items():
             given[name] = bundle(**{field: given.pop(field) for field in fields})
         with documents_alone() if document and given[document] else nullcontext():
             function(**given)
 
     run.__name__, run.__doc__ = function.__name__, function.__doc__
-    setattr(run, "__signature__", inspect.Signature([*parameters.values()]))  # noqa: B010
+    every = [*parameters.values(), *added.values()]
+    setattr(run, "__signature__", inspect.Signature(every))  # noqa: B010
     return run
 
 
-def _bundled(annotation: Any) -> tuple[Any, Mapping[str, inspect.Parameter]]:
-    """Find the bundle of a parameter's type and its options; none: it is a parameter like any other."""
-    bundle, *rest = get_args(annotation) or (annotation,)
-    if bundle not in BUNDLES:
-        return None, {}
-    left_out = {name for one in rest if isinstance(one, Without) for name in one.names.split()}
+def _options(bundle: type, *annotations: Any) -> dict[str, inspect.Parameter]:
+    """List the options of a bundle, but for those that a command leaves out."""
+    without = [one for one in annotations if isinstance(one, Without)]
+    left_out = {name for one in without for name in one.names.split()}
     kinds = get_type_hints(bundle, include_extras=True)
-    return bundle, {
+    return {
         name: _option(name, kind, getattr(bundle, name))
         for name, kind in kinds.items()
         if name not in left_out
