@@ -93,7 +93,7 @@ class Owner(BaseModel):
 
 
 def _start(pid: int) -> tuple[float, float]:
-    """When a process began: in seconds since 1970, and since the host was started."""
+    """Return when a process began: in seconds since 1970, and since the host was started."""
     import psutil
 
     started = psutil.Process(pid).create_time()

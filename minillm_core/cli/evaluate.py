@@ -26,9 +26,7 @@ def evaluate(
     seq_len: Annotated[
         int | None,
         options.value(
-            "N",
-            "Context length; windows do not overlap. Default: the run's train.seq_len.",
-            min=1,
+            "N", "Context length; windows do not overlap. Default: the run's train.seq_len.", min=1
         ),
     ] = None,
     max_tokens: Annotated[

@@ -110,7 +110,7 @@ def generate(
 
 
 def _prompt(given: str) -> str:
-    """The prompt, from stdin if it is ``-``.
+    """Return the prompt, from stdin if it is ``-``.
 
     Raises:
         Refusal: it is not UTF-8.

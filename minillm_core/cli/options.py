@@ -294,8 +294,7 @@ PlanOptions = Annotated[RunOptions, Without("prompts")]
 """What is planned and not run."""
 
 StudyOptions = Annotated[
-    RunOptions,
-    Without("plugins init out resume branch steps prompts deterministic"),
+    RunOptions, Without("plugins init out resume branch steps prompts deterministic")
 ]
 """What is trained to be measured: the command has plugins and steps of its own."""
 

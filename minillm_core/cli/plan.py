@@ -101,13 +101,13 @@ def _say_notes(each: Sequence[Prepared], plans: Sequence[Plan], *more: str) -> N
 
 
 def _dtype(prepared: Prepared) -> str | None:
-    """What ``auto`` would be here; None: as the settings say, or float32."""
+    """Return the dtype that ``auto`` means here; None: as the settings say, or float32."""
     on_gpu = prepared.detected is not None and prepared.detected.device != "cpu"
     return "bfloat16" if on_gpu and prepared.loaded.config.train.dtype == "auto" else None
 
 
 def settings_table(loaded: Loaded) -> Table:
-    """A row a place, the preset first, in each the plugins that it names and then what it sets.
+    """Make a table of the settings by source, the preset first; plugins come before values.
 
     Settings at their defaults are left out.
     """

@@ -73,7 +73,7 @@ def costs_of(
 
 
 def spoken(seconds: float) -> str:
-    """A time that is known to two digits: 40 seconds, 3.2 minutes, 2.5 hours, 4 days."""
+    """Write a time that is known to two digits: 40 seconds, 3.2 minutes, 2.5 hours, 4 days."""
     for size, unit in ((86_400.0, "days"), (3_600.0, "hours"), (60.0, "minutes")):
         if (count := seconds / size) >= 1.5:
             return f"{count:.2g} {unit}" if count < 99 else f"{count:,.0f} {unit}"
@@ -81,7 +81,7 @@ def spoken(seconds: float) -> str:
 
 
 def _length(plan: Plan, speed: Expected | None) -> tuple[int | None, float | None]:
-    """Steps and seconds of the run; a run has steps or minutes."""
+    """Return the steps and seconds of the run, which has steps or minutes."""
     train = plan.config.train
     clock = None if train.minutes is None else 60 * train.minutes
     if speed is None:
@@ -112,12 +112,12 @@ def _id_bytes(config: Config) -> int:
 
 
 def bytes_a_token(vocab: int) -> float:
-    """Of a byte-level BPE trained on such text: 3.2 at 4,096 entries, 4.5 at 50,304."""
+    """Estimate the bytes of a token of a byte-level BPE: 3.2 at 4,096 entries, 4.5 at 50,304."""
     return max(1.0, 0.35 * math.log2(vocab) - 1.0)
 
 
 def _ratios(prepared: Prepared) -> Callable[[str, str], float | None]:
-    """What a plugin does to the speed on some hardware, by its card from there."""
+    """Look up what a plugin does to the speed on some hardware, in its card from there."""
     files = {one.name: one.origin.file for one in prepared.plugins}
 
     def ratio(plugin: str, hardware: str) -> float | None:

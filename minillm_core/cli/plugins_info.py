@@ -53,7 +53,7 @@ def info(
     slots: Callable[[LoadedPlugin], Sequence[str]] | None = None,
     given: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """Everything about one plugin, as a JSON object.
+    """Describe one plugin, as a JSON object.
 
     Args:
         named: its name, or a single file and its class.
@@ -104,7 +104,7 @@ def info(
 
 
 def slots_on(preset: str) -> Callable[[LoadedPlugin], Sequence[str]]:
-    """What plans ``preset`` with one plugin, and says what that plugin put into the plan.
+    """Make a function that plans ``preset`` with one plugin, and lists the slots that the plugin fills.
 
     Of a preset that names plugins its shape and training are taken.
 

@@ -40,12 +40,12 @@ def list_command(
 
 
 def list_plugins() -> list[PluginEntry]:
-    """Every installed plugin, sorted by name, then what cannot be read, each with its reason."""
+    """List every installed plugin by name, then what cannot be read, each with its reason."""
     return [*installed_plugins(), *unreadable()]
 
 
 def list_json(entries: Iterable[PluginEntry]) -> list[dict[str, Any]]:
-    """The list as ``--json`` writes it."""
+    """Convert the list to what ``--json`` writes."""
     return [entry.data() for entry in entries]
 
 
@@ -107,7 +107,7 @@ def _cut(line: Text, console: Console) -> Text:
 
 
 def _state(entry: PluginEntry) -> tuple[str, str]:
-    """In words, and in which style."""
+    """Return the state of a plugin in words, and their style."""
     if entry.broken:
         where = f" ({entry.file})" if not entry.value else ""  # of a whole distribution
         return f"broken: {entry.broken}{where}", "red"

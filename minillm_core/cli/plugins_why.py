@@ -142,7 +142,7 @@ def _place(one: why.SlotGroup) -> str:
 
 
 def _short(one: why.SlotGroup) -> str:
-    """As people name it: attn.qk.norm, model.mlp, model.residual[in][x0]."""
+    """Shorten a slot to its name in builders: attn.qk.norm, model.mlp, model.residual[in][x0]."""
     bare = one.slot.replace("layers.*.", "").replace("[*]", "")
     if one.report.kind != "parameter" and bare.startswith("attention."):
         return f"attn.{bare.removeprefix('attention.')}"

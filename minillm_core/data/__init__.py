@@ -20,14 +20,7 @@ the data is a :class:`~minillm_core.errors.DataError`, raised before the first b
 
 from __future__ import annotations
 
-from minillm_core.data.batch import (
-    Batch,
-    Cancelled,
-    Loader,
-    OnBatch,
-    StepBatch,
-    ValidationBatches,
-)
+from minillm_core.data.batch import Batch, Cancelled, Loader, OnBatch, StepBatch, ValidationBatches
 from minillm_core.data.corpus import Corpus, open_corpus, open_documents
 from minillm_core.data.documents import Cursor, Documents
 from minillm_core.data.shards import write_shard

@@ -168,8 +168,7 @@ def _stored(folder: Path) -> dict[str, FileTensor]:
     for name in sorted(set(held.values())):
         if name in ("", ".", "..") or any(c in name for c in "/\\\0"):
             raise Refusal(
-                f"{name[:80]!r} is not the name of a file in this folder",
-                where=str(folder / INDEX),
+                f"{name[:80]!r} is not the name of a file in this folder", where=str(folder / INDEX)
             )
         found |= stored_tensors(folder / name)
     there = {key: tensor.path.name for key, tensor in found.items()}
