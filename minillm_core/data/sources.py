@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import xxhash
+
 from minillm_core.data import formats
-from minillm_core.data.documents import Digest
 from minillm_core.errors import DataError
 
 _FOREIGN = {".zst", ".bz2", ".zip", ".7z", ".tar", ".tgz", ".parquet", ".arrow", ".pdf", ".docx"}
@@ -71,7 +72,7 @@ class Source:
         Raises:
             DataError: it cannot be read.
         """
-        content = Digest().update(f"{self.format.name}{self.packing}\n")
+        content = xxhash.xxh3_128(f"{self.format.name}{self.packing}\n".encode())
         try:
             with self.path.open("rb") as file:
                 while chunk := file.read(1 << 20):
@@ -79,7 +80,7 @@ class Source:
                     tick(len(chunk))
         except OSError as error:
             raise _unreadable(self.path, error) from error
-        return content.hex()
+        return content.hexdigest()
 
     def check_unchanged(self) -> None:
         """Compare size and time with what they were when the file was found.
