@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
@@ -35,6 +36,11 @@ def value(metavar: str, help: str, panel: str | None = None, **more: Any) -> Any
     )
 
 
+_choice = partial(value, panel=_CHOICE)
+_setting = partial(value, panel=_SETTINGS)
+_machine = partial(value, panel=_MACHINE)
+
+
 def switch(names: str, help: str, panel: str | None = None) -> Any:
     """Declare a switch by its names; its metavar is empty, or the help would show "<bool>" beside it."""
     return typer.Option(*names.split(), metavar="", help=help, rich_help_panel=panel)
@@ -43,9 +49,7 @@ def switch(names: str, help: str, panel: str | None = None) -> Any:
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="The folder of a run.")]
 Plugins = Annotated[
     str | None,
-    value(
-        "A,B", "Plugins to add; -NAME removes one; ./file.py:Class loads a single file.", _CHOICE
-    ),
+    _choice("A,B", "Plugins to add; -NAME removes one; ./file.py:Class loads a single file."),
 ]
 RunPlugins = Annotated[
     str | None,
@@ -55,9 +59,9 @@ RunPlugins = Annotated[
         names=("--plugins",),
     ),
 ]
-Steps = Annotated[int | None, value("N", "Number of optimizer steps.", _SETTINGS)]
-Backend = Annotated[str | None, value("auto|torch|mlx", "Framework to use.", _MACHINE)]
-Device = Annotated[str | None, value("NAME", "cpu, cuda, cuda:1 or mps; gpu for mlx.", _MACHINE)]
+Steps = Annotated[int | None, _setting("N", "Number of optimizer steps.")]
+Backend = Annotated[str | None, _machine("auto|torch|mlx", "Framework to use.")]
+Device = Annotated[str | None, _machine("NAME", "cpu, cuda, cuda:1 or mps; gpu for mlx.")]
 Verbose = Annotated[
     bool,
     switch(
@@ -114,66 +118,59 @@ class RunOptions:
     plugins: Plugins = None
     preset: Annotated[
         str | None,
-        value(
+        _choice(
             "NAME",
             f"{', '.join(SHAPES)}; with plugins: {', '.join(recipe_names())}; "
             "default: tiny on a CPU, small on a GPU or Mac.",
-            _CHOICE,
         ),
     ] = None
     data: Annotated[
         list[str] | None,
-        value(
+        _choice(
             "PATH",
             "A text file or folder; may be repeated. Default: the sources of Python's standard library.",
-            _CHOICE,
         ),
     ] = None
     init: Annotated[
         Path | None,
-        value(
+        _choice(
             "DIR",
             "Start from the weights, shape and tokenizer of a model directory (Hugging Face format).",
-            _CHOICE,
         ),
     ] = None
-    out: Annotated[
-        Path | None, value("DIR", "Folder of the run; default: runs/PRESET-N.", _CHOICE)
-    ] = None
+    out: Annotated[Path | None, _choice("DIR", "Folder of the run; default: runs/PRESET-N.")] = None
     resume: Annotated[
         bool,
         switch("--resume", "Resume the run in --out from its newest valid checkpoint.", _CHOICE),
     ] = False
     branch: Annotated[
         str | None,
-        value(
+        _choice(
             "RUN[@STEP]",
             "Start a new run from a checkpoint of RUN, with its settings and those given here. "
             "Default: the newest; @STEP: that step's; @best: the best.",
-            _CHOICE,
         ),
     ] = None
     steps: Steps = None
     seed: Annotated[
         int | None,
-        value(
+        _setting(
             "N",
             "Seed of the initial weights and all other randomness; data.seed fixes the data order.",
-            _SETTINGS,
         ),
     ] = None
     prompts: Annotated[
         list[str] | None,
-        value(
+        _setting(
             "TEXT",
             "Prompt of the samples that are generated at the end; may be repeated. Default: the "
             "beginnings of held-out documents.",
-            _SETTINGS,
             names=("--prompt",),
         ),
     ] = None
     file: Annotated[
-        Path | None, value("TOML", "Settings file.", _SETTINGS, names=("-c", "--config"))
+        Path | None,
+        _setting("TOML", "Settings file.", names=("-c", "--config")),
     ] = None
     backend: Backend = None
     device: Device = None
@@ -183,11 +180,10 @@ class RunOptions:
     ] = False
     kernels: Annotated[
         str | None,
-        value(
+        _machine(
             "auto|strict|reference|OP=NAME,..",
             "Kernels to use: a policy, kernels by op, or both: strict,attention=sdpa; "
             "OP=reference uses an op's plain implementation.",
-            _MACHINE,
         ),
     ] = None
 
