@@ -58,6 +58,8 @@ class TokenCache:
         say: prints notes that a person should read, line by line.
         detail: prints notes that need no action: the tokenizer's choice, empty documents.
         progress: called with how far each phase has come.
+        sources: the files that were found.
+        where: their name in messages.
     """
 
     paths: Sequence[str]
@@ -71,7 +73,7 @@ class TokenCache:
         self.sources = find(self.paths, self.say)
         count = len(self.paths)
         names = [*self.paths[:3], f"and {count - 3} more"] if count > 3 else self.paths
-        self.where = ", ".join(names) or "the standard library"  # in messages
+        self.where = ", ".join(names) or "the standard library"
 
     def documents(self, tokenizer: Tokenizer | None, end_of_text: int) -> Documents:
         """Return the documents under a given tokenizer; without one, all must be ids.
