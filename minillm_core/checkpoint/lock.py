@@ -15,6 +15,7 @@ Some file systems have no ``flock``. There the content decides: the file belongs
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import socket
 import stat
@@ -92,7 +93,7 @@ class Owner(BaseModel):
 
 
 def _start(pid: int) -> tuple[float, float]:
-    """When a process began: in seconds since 1970, and since the host was started."""
+    """Return when a process began: in seconds since 1970, and since the host was started."""
     import psutil
 
     started = psutil.Process(pid).create_time()
@@ -182,6 +183,7 @@ def _take(path: Path) -> tuple[int, bool, Owner]:
                 continue
             taken = None
             try:
+                _check_file(handle)
                 locked = _flock(handle)
                 if locked is None and not made:
                     taken = _take_over(path, handle, owner)
@@ -209,26 +211,22 @@ def _open(path: Path) -> tuple[int | None, bool]:
     """Open or make the file; return (descriptor, whether it was made). None: it went away in between."""
     with suppress(FileExistsError):
         return os.open(path, FLAGS | os.O_CREAT | os.O_EXCL, 0o644), True
-    try:
-        handle = os.open(path, FLAGS)
-    except FileNotFoundError:
-        return None, False
+    with suppress(FileNotFoundError):
+        return os.open(path, FLAGS), False
+    return None, False
+
+
+def _check_file(handle: int) -> None:
+    """Refuse a file that no run made: our name must not be written over it."""
     status = os.fstat(handle)
     if not stat.S_ISREG(status.st_mode):
-        os.close(handle)
         raise OSError(errno.EINVAL, "it is not a regular file")
-    if status.st_nlink > 1:  # our name would be written over a file that lies elsewhere too
-        os.close(handle)
+    if status.st_nlink > 1:
         raise OSError(errno.EMLINK, "the file has another name elsewhere (a hard link)")
-    return handle, False
 
 
 def _flock(handle: int) -> bool | None:
     """Lock the file by the kernel; return whether it could be locked, None: no lock is supported."""
-    try:
-        import fcntl
-    except ImportError:
-        return None
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -16,6 +16,7 @@ import json
 import os
 import weakref
 from collections.abc import Mapping
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ def encode(step: int, written: Mapping[str, Written]) -> bytes:
 def verify(folder: Path) -> list[str]:
     """List the reasons why a checkpoint cannot be trusted; none when every byte is as it was written."""
     try:
-        with Opened(folder) as files:
+        with closing(Opened(folder)) as files:
             return reasons(files)
     except ValueError as error:
         return [str(error)]
@@ -131,7 +132,7 @@ class Opened:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._handles: dict[str, int] = {}
-        self._close = weakref.finalize(self, _close, self._handles)
+        self.close = weakref.finalize(self, _close, self._handles)
         try:
             place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
@@ -194,16 +195,6 @@ class Opened:
             digest.update(chunk)
             place += len(chunk)
         return digest.hexdigest()
-
-    def close(self) -> None:
-        """Let go of the files."""
-        self._close()
-
-    def __enter__(self) -> Opened:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 def _close(handles: dict[str, int]) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 import typer.main
@@ -26,14 +26,9 @@ from typer.core import TyperCommand, TyperGroup
 
 from minillm_core.cli.options import Debug, Help, command, help_without_command
 from minillm_core.errors import MinillmError, PluginCodeError, PluginError
+from minillm_core.plugins import first_party
 from minillm_core.plugins.attribution import root_of, shown_frames, watch_signals
 from minillm_core.plugins.discover import CommandEntry, find_module, installed_commands, unreadable
-from minillm_core.plugins.first_party import (
-    FIRST_PARTY_COMMANDS,
-    check_versions,
-    installing,
-    unusable,
-)
 from minillm_core.plugins.manifest import command_summary
 from minillm_core.text import few, plain
 
@@ -120,24 +115,24 @@ class CommandGroup(TyperGroup):
             group, dot, _ = name.partition(".")
             if dot and isinstance(self.core.get(group), Group):
                 continue  # that group's
-            shown = _shown(offers, FIRST_PARTY_COMMANDS.get(whole))
+            shown = _shown(offers, first_party.FIRST_PARTY_COMMANDS.get(whole))
             if name in self.core:
                 reason = f"not used: '{name}' is a command of minillm itself"
             elif dot:
                 reason = f"not used: '{group}' is no group that takes commands"
             else:
-                load = _importer(name, whole, offers)
+                load = partial(_import_offered, name, whole, offers)
                 guard = partial(_own_code, offers[0])
                 self.commands[name] = LazyCommand(name, load, guard, **shown)
                 continue
             for one in offers:  # a row of its own, under a key that is no command's name
                 said = escape(f"{reason} ({one.offered_by})")
-                row = LazyCommand(name, _no_command, rich_help_panel=OTHERS, short_help=said)
+                row = LazyCommand(name, _refuse_row, rich_help_panel=OTHERS, short_help=said)
                 self.commands[f"{name} of {one.offered_by}"] = row
-        for whole in FIRST_PARTY_COMMANDS:
+        for whole in first_party.FIRST_PARTY_COMMANDS:
             name = whole.removeprefix(self.prefix)
             if whole.startswith(self.prefix) and "." not in name and name not in self.commands:
-                self.commands[name] = LazyCommand(name, _absent(whole), hidden=True)
+                self.commands[name] = LazyCommand(name, partial(_refuse_absent, whole), hidden=True)
 
 
 def group_command(
@@ -227,30 +222,26 @@ def _import(name: str, target: str) -> TyperCommand | TyperGroup:
     return made
 
 
-def _importer(name: str, whole: str, offers: list[CommandEntry]) -> Callable[[], Any]:
-    def load() -> TyperCommand | TyperGroup:
-        if refused := unusable("command", name, offers, FIRST_PARTY_COMMANDS.get(whole, "")):
-            raise refused
-        check_versions([offers[0].distribution])
-        return _import(name, offers[0].value)
+def _import_offered(name: str, whole: str, offers: list[CommandEntry]) -> TyperCommand | TyperGroup:
+    """Import a command of another distribution, unless its offers are broken or several."""
+    ours = first_party.FIRST_PARTY_COMMANDS.get(whole, "")
+    if refused := first_party.unusable("command", name, offers, ours):
+        raise refused
+    first_party.check_versions([offers[0].distribution])
+    return _import(name, offers[0].value)
 
-    return load
 
-
-def _no_command() -> None:
+def _refuse_row() -> NoReturn:
     raise PluginError("this row of the help page is no command", fix="minillm --help")
 
 
-def _absent(whole: str) -> Callable[[], Any]:
-    def load() -> None:
-        requirement = FIRST_PARTY_COMMANDS[whole]
-        raise PluginError(
-            f"no installed distribution has the command minillm {whole.replace('.', ' ')}",
-            where=f"{requirement} has it; looked among those installed for {sys.executable}",
-            fix=installing([requirement]),
-        )
-
-    return load
+def _refuse_absent(whole: str) -> NoReturn:
+    requirement = first_party.FIRST_PARTY_COMMANDS[whole]
+    raise PluginError(
+        f"no installed distribution has the command minillm {whole.replace('.', ' ')}",
+        where=f"{requirement} has it; looked among those installed for {sys.executable}",
+        fix=first_party.installing([requirement]),
+    )
 
 
 @contextmanager

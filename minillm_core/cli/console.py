@@ -79,7 +79,7 @@ def nothing_more_to(stream: TextIO) -> None:
 
 
 def explain(error: BaseException, *, debug: bool = False) -> tuple[str, int]:
-    """What to print about an error, and the exit code.
+    """Word an error for stderr; return the text and the exit code.
 
     Args:
         error: whatever a command raised.
@@ -118,7 +118,7 @@ def _words(error: BaseException) -> tuple[str, int]:
 
 
 def _innermost(error: BaseException) -> str | None:
-    """The last line of ours that the error passed."""
+    """Find the last line of minillm_core that the error passed."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if frame.filename.startswith(_PACKAGE)]
     return f"{ours[-1].filename}:{ours[-1].lineno}" if ours else None

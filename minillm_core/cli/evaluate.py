@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 from minillm_core.cli import options
 from minillm_core.cli.console import emit, say, write
 from minillm_core.train.progress import display
 
-EXAMPLES = """Examples:
-
-minillm eval runs/tiny-1 --data my_text.txt
-
-minillm eval runs/tiny-1 --data my_text.txt --step 90
-
-minillm eval runs/tiny-1 --data my_texts/ --seq-len 512 --max-tokens 100000 --json
-"""
+EXAMPLES = options.examples(
+    "minillm eval runs/tiny-1 --data my_text.txt",
+    "minillm eval runs/tiny-1 --data my_text.txt --step 90",
+    "minillm eval runs/tiny-1 --data my_texts/ --seq-len 512 --max-tokens 100000 --json",
+)
 
 
 def evaluate(
@@ -30,9 +26,7 @@ def evaluate(
     seq_len: Annotated[
         int | None,
         options.value(
-            "N",
-            "Context length; windows do not overlap. Default: the run's train.seq_len.",
-            min=1,
+            "N", "Context length; windows do not overlap. Default: the run's train.seq_len.", min=1
         ),
     ] = None,
     max_tokens: Annotated[
@@ -49,26 +43,18 @@ def evaluate(
     with display(say) as shown:
         run = read.open(out, shown)
         found = run.evaluate(data, seq_len=seq_len, max_tokens=max_tokens)
-    result = {
-        "val_loss": found.val_loss,
-        "bits_per_byte": found.bits_per_byte,
-        "tokens": found.tokens,
-        "step": found.step,
-        "checkpoint": str(run.checkpoint),
-    }
+    rate = found.bits_per_byte
     if as_json:
-        emit(result)
-    else:
-        write(render(result))
-
-
-def render(result: Mapping[str, Any]) -> str:
-    """The result as a person reads it."""
-    rate = result["bits_per_byte"]
-    return "\n".join(
-        (
-            f"val_loss       {result['val_loss']:.4f}",
-            f"bits_per_byte  {'unknown: no tokenizer' if rate is None else f'{rate:.4f}'}",
-            f"tokens         {result['tokens']:,}",
+        emit(
+            {
+                "val_loss": found.val_loss,
+                "bits_per_byte": rate,
+                "tokens": found.tokens,
+                "step": found.step,
+                "checkpoint": str(run.checkpoint),
+            }
         )
-    )
+        return
+    write(f"val_loss       {found.val_loss:.4f}")
+    write(f"bits_per_byte  {'unknown: no tokenizer' if rate is None else f'{rate:.4f}'}")
+    write(f"tokens         {found.tokens:,}")

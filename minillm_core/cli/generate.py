@@ -5,27 +5,24 @@ from __future__ import annotations
 import secrets
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Annotated
 
 import typer
 
 from minillm_core.cli import options
 from minillm_core.cli.console import emit, say, write
-from minillm_core.errors import Interrupted, MinillmError, Refusal
+from minillm_core.errors import Interrupted, Refusal
 from minillm_core.train.progress import display
 
-EXAMPLES = """Examples:
+EXAMPLES = options.examples(
+    'minillm generate runs/tiny-1 "Once upon a time"',
+    'minillm generate runs/tiny-1 "def main():" --temperature 0 --max-tokens 50',
+    'minillm generate runs/tiny-1 "def main():" --best',
+    "minillm generate runs/tiny-1 - --top-k 50 --top-p 0.95 --seed 1 < prompt.txt",
+)
 
-minillm generate runs/tiny-1 "Once upon a time"
-
-minillm generate runs/tiny-1 "def main():" --temperature 0 --max-tokens 50
-
-minillm generate runs/tiny-1 "def main():" --best
-
-minillm generate runs/tiny-1 - --top-k 50 --top-p 0.95 --seed 1 < prompt.txt
-"""
-
-_SAMPLING = "Sampling"
+_sampling = partial(options.value, panel="Sampling")
 
 
 def generate(
@@ -44,29 +41,22 @@ def generate(
     ] = 256,
     temperature: Annotated[
         float,
-        options.value(
-            "T", "Lower is less random; 0 always takes the most likely token.", _SAMPLING
-        ),
+        _sampling("T", "Lower is less random; 0 always takes the most likely token."),
     ] = 0.8,
     top_k: Annotated[
         int | None,
-        options.value("K", "Sample from the K most likely tokens. Default: all.", _SAMPLING),
+        _sampling("K", "Sample from the K most likely tokens. Default: all."),
     ] = None,
     top_p: Annotated[
         float,
-        options.value(
-            "P",
-            "Sample from the most likely tokens whose probabilities add up to P; 1: all.",
-            _SAMPLING,
+        _sampling(
+            "P", "Sample from the most likely tokens whose probabilities add up to P; 1: all."
         ),
     ] = 1.0,
     seed: Annotated[
         int | None,
-        options.value(
-            "N",
-            "Seed of the sampling. Default: a new one each time, which is shown.",
-            _SAMPLING,
-            min=0,
+        _sampling(
+            "N", "Seed of the sampling. Default: a new one each time, which is shown.", min=0
         ),
     ] = None,
     no_cache: Annotated[
@@ -114,7 +104,7 @@ def generate(
 
 
 def _prompt(given: str) -> str:
-    """The prompt, from stdin if it is ``-``.
+    """Return the prompt, from stdin if it is ``-``.
 
     Raises:
         Refusal: it is not UTF-8.
@@ -143,9 +133,6 @@ def _write(pieces: Iterator[str]) -> None:
         for piece in pieces:
             write(piece, end="")
     except KeyboardInterrupt:
-        write("")
         raise Interrupted("interrupted: the text ends here") from None
-    except MinillmError:
+    finally:
         write("")
-        raise
-    write("")

@@ -128,7 +128,7 @@ def _run(argv: Sequence[str] | None) -> int:
         text, code = explain(error, debug=debug)
         say(text)
         if argv is None and code in _BY_SIGNAL:
-            _hear_no_more()
+            _ignore_signals()
         return code
     return int(code or 0)
 
@@ -160,7 +160,7 @@ def _end(code: int) -> NoReturn:
 
 
 def _alive() -> list[str]:
-    """The threads that Python waits for, each with the code that it runs."""
+    """List the threads that Python waits for, each with the code that it runs."""
     frames, found = sys._current_frames(), []
     for thread in threading.enumerate():
         frame = frames.get(thread.ident or 0)
@@ -205,10 +205,10 @@ def _check_folder() -> None:
         ) from error
 
 
-def _hear_no_more() -> None:
-    """Let Python take its leave, which takes a framework a second, with the code that was said.
+def _ignore_signals() -> None:
+    """Ignore signals while Python exits, which takes a second with a framework.
 
-    A key that is hit once more would else change it, or put a traceback behind the last line.
+    Another Ctrl-C would change the exit code, or print a traceback after the last line.
     """
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
@@ -226,13 +226,13 @@ def _open_streams() -> None:
 
 
 def _without_debug(arguments: list[str]) -> tuple[list[str], bool]:
-    """The arguments without ``--debug``, which may stand anywhere before ``--``."""
+    """Take ``--debug`` out of the arguments, anywhere before ``--``; return whether it was there."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     kept = [argument for argument in arguments[:end] if argument != "--debug"]
     return kept + arguments[end:], len(kept) < end
 
 
 def _closed_pipe() -> int:
-    """The reader of stdout went away (``minillm plan | head``): nothing more can be said there."""
+    """Silence stdout, whose reader went away (``minillm plan | head``); return the exit code."""
     nothing_more_to(sys.stdout)
     return 1

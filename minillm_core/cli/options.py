@@ -7,9 +7,10 @@ wrong ``key=value`` are refused in the same words.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
@@ -35,6 +36,11 @@ def value(metavar: str, help: str, panel: str | None = None, **more: Any) -> Any
     )
 
 
+_choice = partial(value, panel=_CHOICE)
+_setting = partial(value, panel=_SETTINGS)
+_machine = partial(value, panel=_MACHINE)
+
+
 def switch(names: str, help: str, panel: str | None = None) -> Any:
     """Declare a switch by its names; its metavar is empty, or the help would show "<bool>" beside it."""
     return typer.Option(*names.split(), metavar="", help=help, rich_help_panel=panel)
@@ -43,9 +49,7 @@ def switch(names: str, help: str, panel: str | None = None) -> Any:
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="The folder of a run.")]
 Plugins = Annotated[
     str | None,
-    value(
-        "A,B", "Plugins to add; -NAME removes one; ./file.py:Class loads a single file.", _CHOICE
-    ),
+    _choice("A,B", "Plugins to add; -NAME removes one; ./file.py:Class loads a single file."),
 ]
 RunPlugins = Annotated[
     str | None,
@@ -55,19 +59,9 @@ RunPlugins = Annotated[
         names=("--plugins",),
     ),
 ]
-Step = Annotated[
-    int | None, value("N", "Read the checkpoint of step N. Default: the newest.", min=1)
-]
-Best = Annotated[
-    bool,
-    switch(
-        "--best",
-        "Read the checkpoint with the lowest held-out loss, which checkpoint.best=true keeps.",
-    ),
-]
-Steps = Annotated[int | None, value("N", "Number of optimizer steps.", _SETTINGS)]
-Backend = Annotated[str | None, value("auto|torch|mlx", "Framework to use.", _MACHINE)]
-Device = Annotated[str | None, value("NAME", "cpu, cuda, cuda:1 or mps; gpu for mlx.", _MACHINE)]
+Steps = Annotated[int | None, _setting("N", "Number of optimizer steps.")]
+Backend = Annotated[str | None, _machine("auto|torch|mlx", "Framework to use.")]
+Device = Annotated[str | None, _machine("NAME", "cpu, cuda, cuda:1 or mps; gpu for mlx.")]
 Verbose = Annotated[
     bool,
     switch(
@@ -75,6 +69,11 @@ Verbose = Annotated[
     ),
 ]
 AsJson = Annotated[bool, switch("--json", "Write one JSON document to stdout and nothing else.")]
+
+
+def examples(*lines: str) -> str:
+    """Write the examples of a help page, each a paragraph of its own."""
+    return "\n\n".join(("Examples:", *lines))
 
 
 def help_without_command(context: typer.Context) -> None:
@@ -119,66 +118,59 @@ class RunOptions:
     plugins: Plugins = None
     preset: Annotated[
         str | None,
-        value(
+        _choice(
             "NAME",
             f"{', '.join(SHAPES)}; with plugins: {', '.join(recipe_names())}; "
             "default: tiny on a CPU, small on a GPU or Mac.",
-            _CHOICE,
         ),
     ] = None
     data: Annotated[
         list[str] | None,
-        value(
+        _choice(
             "PATH",
             "A text file or folder; may be repeated. Default: the sources of Python's standard library.",
-            _CHOICE,
         ),
     ] = None
     init: Annotated[
         Path | None,
-        value(
+        _choice(
             "DIR",
             "Start from the weights, shape and tokenizer of a model directory (Hugging Face format).",
-            _CHOICE,
         ),
     ] = None
-    out: Annotated[
-        Path | None, value("DIR", "Folder of the run; default: runs/PRESET-N.", _CHOICE)
-    ] = None
+    out: Annotated[Path | None, _choice("DIR", "Folder of the run; default: runs/PRESET-N.")] = None
     resume: Annotated[
         bool,
         switch("--resume", "Resume the run in --out from its newest valid checkpoint.", _CHOICE),
     ] = False
     branch: Annotated[
         str | None,
-        value(
+        _choice(
             "RUN[@STEP]",
             "Start a new run from a checkpoint of RUN, with its settings and those given here. "
             "Default: the newest; @STEP: that step's; @best: the best.",
-            _CHOICE,
         ),
     ] = None
     steps: Steps = None
     seed: Annotated[
         int | None,
-        value(
+        _setting(
             "N",
             "Seed of the initial weights and all other randomness; data.seed fixes the data order.",
-            _SETTINGS,
         ),
     ] = None
     prompts: Annotated[
         list[str] | None,
-        value(
+        _setting(
             "TEXT",
             "Prompt of the samples that are generated at the end; may be repeated. Default: the "
             "beginnings of held-out documents.",
-            _SETTINGS,
             names=("--prompt",),
         ),
     ] = None
     file: Annotated[
-        Path | None, value("TOML", "Settings file.", _SETTINGS, names=("-c", "--config"))
+        Path | None,
+        _setting("TOML", "Settings file.", names=("-c", "--config")),
     ] = None
     backend: Backend = None
     device: Device = None
@@ -188,11 +180,10 @@ class RunOptions:
     ] = False
     kernels: Annotated[
         str | None,
-        value(
+        _machine(
             "auto|strict|reference|OP=NAME,..",
             "Kernels to use: a policy, kernels by op, or both: strict,attention=sdpa; "
             "OP=reference uses an op's plain implementation.",
-            _MACHINE,
         ),
     ] = None
 
@@ -255,8 +246,16 @@ class InferenceOptions:
     A parameter of this type stands for all of them, as one of :class:`RunOptions` does.
     """
 
-    step: Step = None
-    best: Best = False
+    step: Annotated[
+        int | None, value("N", "Read the checkpoint of step N. Default: the newest.", min=1)
+    ] = None
+    best: Annotated[
+        bool,
+        switch(
+            "--best",
+            "Read the checkpoint with the lowest held-out loss, which checkpoint.best=true keeps.",
+        ),
+    ] = False
     plugins: RunPlugins = None
     backend: Backend = None
     device: Device = None
@@ -291,8 +290,7 @@ PlanOptions = Annotated[RunOptions, Without("prompts")]
 """What is planned and not run."""
 
 StudyOptions = Annotated[
-    RunOptions,
-    Without("plugins init out resume branch steps prompts deterministic"),
+    RunOptions, Without("plugins init out resume branch steps prompts deterministic")
 ]
 """What is trained to be measured: the command has plugins and steps of its own."""
 
@@ -310,14 +308,16 @@ def command(function: Callable[..., object]) -> Callable[..., None]:
     parameters: dict[str, inspect.Parameter] = {}
     bundles: dict[str, tuple[Any, list[str]]] = {}
     document = None  # the parameter of --json
-    signature = inspect.signature(function, eval_str=True)
-    for name, parameter in signature.parameters.items():
-        bundle, bundled = _bundled(parameter.annotation)
-        if bundled:
-            bundles[name] = bundle, list(bundled)
+    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+        bundle, *rest = get_args(parameter.annotation) or (parameter.annotation,)
+        if bundle in BUNDLES:
+            options = _options(bundle, *rest)
+            bundles[name] = bundle, list(options)
+            parameters |= options
+        else:
+            parameters[name] = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
         if parameter.annotation == AsJson:
             document = name
-        parameters |= bundled or {name: parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)}
     added = {
         name: _option(name, annotation, False)
         for name, annotation in (("debug", Debug), ("show_help", Help))
@@ -338,14 +338,12 @@ def command(function: Callable[..., object]) -> Callable[..., None]:
     return run
 
 
-def _bundled(annotation: Any) -> tuple[Any, Mapping[str, inspect.Parameter]]:
-    """Find the bundle of a parameter's type and its options; none: it is a parameter like any other."""
-    bundle, *rest = get_args(annotation) or (annotation,)
-    if bundle not in BUNDLES:
-        return None, {}
-    left_out = {name for one in rest if isinstance(one, Without) for name in one.names.split()}
+def _options(bundle: type, *annotations: Any) -> dict[str, inspect.Parameter]:
+    """List the options of a bundle, but for those that a command leaves out."""
+    without = [one for one in annotations if isinstance(one, Without)]
+    left_out = {name for one in without for name in one.names.split()}
     kinds = get_type_hints(bundle, include_extras=True)
-    return bundle, {
+    return {
         name: _option(name, kind, getattr(bundle, name))
         for name, kind in kinds.items()
         if name not in left_out

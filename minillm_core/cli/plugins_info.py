@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -13,20 +13,23 @@ from rich.text import Text
 
 from minillm_core.cli import options
 from minillm_core.cli.console import emit
+from minillm_core.config.load import load
 from minillm_core.config.presets import plugins_of, recipe_names
+from minillm_core.config.selection import spec_of
+from minillm_core.config.values import show
 from minillm_core.errors import Refusal
 from minillm_core.install import pip_line, unmet
+from minillm_core.plan import build_plan
+from minillm_core.plan.slots import slots_of
+from minillm_core.plugins import cards
+from minillm_core.plugins.manager import LoadedPlugin, find, with_options
+from minillm_core.plugins.options import describe_option
 from minillm_core.text import plain, rounded
 
-if TYPE_CHECKING:
-    from minillm_core.plugins.manager import LoadedPlugin
-
-EXAMPLES = """Examples:
-
-minillm plugins info muon
-
-minillm plugins info ./my_trick.py:MyTrick --preset small
-"""
+EXAMPLES = options.examples(
+    "minillm plugins info muon",
+    "minillm plugins info ./my_trick.py:MyTrick --preset small",
+)
 
 
 def info_command(
@@ -50,7 +53,7 @@ def info(
     slots: Callable[[LoadedPlugin], Sequence[str]] | None = None,
     given: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """Everything about one plugin, as a JSON object.
+    """Describe one plugin, as a JSON object.
 
     Args:
         named: its name, or a single file and its class.
@@ -62,11 +65,6 @@ def info(
         PluginError: unknown, broken, or of another hook API.
         PluginCodeError: the plugin's own code raised.
     """
-    from minillm_core.config.selection import spec_of
-    from minillm_core.plugins.cards import BadCard, card_sources, read_cards
-    from minillm_core.plugins.manager import find, with_options
-    from minillm_core.plugins.options import describe_option
-
     found = find(spec_of(named, where=f"plugin {plain(named)}"))
     manifest, origin = found.cls.manifest, found.origin
     shown: dict[str, Any] = {
@@ -92,9 +90,9 @@ def info(
         },
     }
     try:
-        cards = read_cards(origin.name, card_sources(origin.file))
-        shown["cards"] = [card.model_dump(mode="json") for card in cards]
-    except BadCard as error:
+        found_cards = cards.read_cards(origin.name, cards.card_sources(origin.file))
+        shown["cards"] = [card.model_dump(mode="json") for card in found_cards]
+    except cards.BadCard as error:
         shown |= {"cards": [], "cards_refused": str(error)}
     if slots is None:
         return shown
@@ -106,17 +104,13 @@ def info(
 
 
 def slots_on(preset: str) -> Callable[[LoadedPlugin], Sequence[str]]:
-    """What plans ``preset`` with one plugin, and says what that plugin put into the plan.
+    """Make a function that plans ``preset`` with one plugin, and lists the slots that the plugin fills.
 
     Of a preset that names plugins its shape and training are taken.
 
     Raises:
         ConfigError: there is no such preset.
     """
-    from minillm_core.config.load import load
-    from minillm_core.plan import build_plan
-    from minillm_core.plan.slots import slots_of
-
     config = load(preset=preset, default_preset=lambda: (preset, "asked for")).config
     config = config.model_copy(update={"plugins": {}})
 
@@ -154,42 +148,30 @@ def _facts(shown: dict[str, Any]) -> list[tuple[str, str]]:
     if shown["export"]:
         facts.append(("export", shown["export"]))
     for preset, given in shown["presets"].items():
-        facts.append((f"in {preset}", _given(shown["name"], given)))
+        typed = [f"{shown['name']}.{key}={show(value)}" for key, value in given.items()]
+        facts.append((f"in {preset}", "  ".join(typed) or "as it is"))
     if shown["requires"]:
-        facts.append(("requires", _requires(shown)))
+        lacking = shown["lacking"]
+        lines = [f"{n} ({lacking[n]})" if n in lacking else n for n in shown["requires"]]
+        lines += [pip_line(*lacking)] if lacking else []
+        facts.append(("requires", "\n".join(lines)))
     if "slots" in shown:
         slots = "\n".join(map(rounded, shown["slots"]))
         facts.append(("slots", slots or shown.get("slots_refused", "none")))
     return [*facts, *_cards(shown)]
 
 
-def _given(name: str, options: Mapping[str, Any]) -> str:
-    """The options that a preset gives a plugin, as they are typed."""
-    from minillm_core.config.values import show
-
-    return "  ".join(f"{name}.{key}={show(value)}" for key, value in options.items()) or "as it is"
-
-
-def _requires(shown: dict[str, Any]) -> str:
-    """What it needs, and the line that installs what is not here."""
-    lacking = shown["lacking"]
-    lines = [f"{need} ({lacking[need]})" if need in lacking else need for need in shown["requires"]]
-    return "\n".join([*lines, *([pip_line(*lacking)] if lacking else [])])
-
-
 def _cards(shown: dict[str, Any]) -> list[tuple[str, str]]:
-    """What was measured of it; or how to."""
-    from minillm_core.plugins.cards import PAIRS, Card, card_lines
-
-    cards = [Card.model_validate(card) for card in shown["cards"]]
-    if not cards:
+    """Word what was measured of a plugin, or how to measure it."""
+    known = [cards.Card.model_validate(card) for card in shown["cards"]]
+    if not known:
         named = shown["name"] if shown["distribution"] else shown["source"]
-        how = f"not measured yet: minillm ablate --plugins {named} --seeds {PAIRS}"
+        how = f"not measured yet: minillm ablate --plugins {named} --seeds {cards.PAIRS}"
         if shown.get("slots_refused"):
             how += "; --with names what it needs beside it"
         return [("worth", plain(shown.get("cards_refused", how), limit=4096))]
     defaults = {one["name"]: one.get("default") for one in shown["options"]}
-    return [("worth", "\n".join(map(plain, card_lines(card, defaults)))) for card in cards]
+    return [("worth", "\n".join(map(plain, cards.card_lines(card, defaults)))) for card in known]
 
 
 def _options(shown: dict[str, Any]) -> Table:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 from minillm_core.cli.console import emit
-from minillm_core.cli.options import AsJson, switch
+from minillm_core.cli.options import AsJson, examples, switch
 from minillm_core.install import pip_line, unmet
 from minillm_core.plugins.discover import PluginEntry, installed_plugins, unreadable
 
@@ -15,14 +15,11 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-EXAMPLES = """Examples:
-
-minillm plugins list
-
-minillm plugins list -v
-
-minillm plugins list --json
-"""
+EXAMPLES = examples(
+    "minillm plugins list",
+    "minillm plugins list -v",
+    "minillm plugins list --json",
+)
 
 
 # Switches alone: any other kind of parameter makes typer import pydantic.
@@ -43,12 +40,12 @@ def list_command(
 
 
 def list_plugins() -> list[PluginEntry]:
-    """Every installed plugin, sorted by name, then what cannot be read, each with its reason."""
+    """List every installed plugin by name, then what cannot be read, each with its reason."""
     return [*installed_plugins(), *unreadable()]
 
 
 def list_json(entries: Iterable[PluginEntry]) -> list[dict[str, Any]]:
-    """The list as ``--json`` writes it."""
+    """Convert the list to what ``--json`` writes."""
     return [entry.data() for entry in entries]
 
 
@@ -110,7 +107,7 @@ def _cut(line: Text, console: Console) -> Text:
 
 
 def _state(entry: PluginEntry) -> tuple[str, str]:
-    """In words, and in which style."""
+    """Return the state of a plugin in words, and their style."""
     if entry.broken:
         where = f" ({entry.file})" if not entry.value else ""  # of a whole distribution
         return f"broken: {entry.broken}{where}", "red"

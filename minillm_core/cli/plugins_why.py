@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -13,37 +13,22 @@ from rich.text import Text
 
 from minillm_core.backends.bind import kernel_answers
 from minillm_core.cli.console import emit, say
-from minillm_core.cli.options import AsJson, RunOptions, Without, switch
+from minillm_core.cli.options import AsJson, RunOptions, Without, examples, switch
 from minillm_core.errors import PlanError, Refusal
-from minillm_core.plan import build_plan
+from minillm_core.plan import build_plan, why
 from minillm_core.plan.render import columns
 from minillm_core.plan.slots import SlotState
-from minillm_core.plan.why import (
-    Pattern,
-    SlotGroup,
-    SlotReport,
-    grouped,
-    nearest_names,
-    slot_reports,
-)
+from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.text import plain, rounded
-from minillm_core.train.request import RunRequest, prepare
+from minillm_core.train.request import prepare
 
-if TYPE_CHECKING:
-    from minillm_core.plugins.manager import LoadedPlugin
-
-EXAMPLES = """Examples:
-
-minillm plugins why attn.qk --plugins qk_norm,paired_heads
-
-minillm plugins why layers.2.* --plugins muon,paired_heads
-
-minillm plugins why layers.0.attention.q.weight --plugins muon
-
-minillm plugins why opt --preset speedrun --all
-
-minillm plugins why linear_cross_entropy --device cpu --json
-"""
+EXAMPLES = examples(
+    "minillm plugins why attn.qk --plugins qk_norm,paired_heads",
+    "minillm plugins why layers.2.* --plugins muon,paired_heads",
+    "minillm plugins why layers.0.attention.q.weight --plugins muon",
+    "minillm plugins why opt --preset speedrun --all",
+    "minillm plugins why linear_cross_entropy --device cpu --json",
+)
 
 
 def why_command(
@@ -62,42 +47,36 @@ def why_command(
     as_json: AsJson = False,
 ) -> None:
     """Show which plugin fills a slot, why, and what conflicts with it. Exit 2: a conflict."""
-    show_why(run.request(), slot, json=as_json, everything=everything)
-
-
-def show_why(asked: RunRequest, slot: str, *, json: bool, everything: bool = False) -> None:
-    """Write the answer to stdout: a table, or one JSON document.
-
-    Args:
-        asked: the command line of the run.
-        slot: what is asked about.
-        json: write the document, which holds everything.
-        everything: the table holds the usual as well: what nobody says anything of.
-
-    Raises:
-        Refusal: nothing is called that; or, after the answer was written, a clash in it.
-        PlanError: the plan is refused before the slot is reached.
-    """
-    prepared = prepare(asked, to_run=False)
+    prepared = prepare(run.request(), to_run=False)
     config = prepared.loaded.config
     state, plan, refusal = SlotState.of(config), None, None
     try:
         plan = build_plan(config, prepared.plugins, state)
     except PlanError as error:
         refusal = error
-    reports = slot_reports(state, plan, refusal, [plugin.name for plugin in prepared.plugins])
+    reports = why.slot_reports(state, plan, refusal, [plugin.name for plugin in prepared.plugins])
     if plan is not None:
         reports += kernel_answers(plan, prepared.detected)
-    chosen = grouped(_chosen(slot, reports, refusal))
+    chosen = why.grouped(_chosen(slot, reports, refusal))
     clashes = [(each, one) for each in chosen for one in each.report.clashes]
     if refusal and not clashes:
         say(f"note: the plan is refused elsewhere: {refusal.what}")
-    if json:
-        emit(_document(slot, chosen, prepared.plugins, refusal))
+    if as_json:
+        emit(
+            {
+                "asked": slot,
+                "answers": [one.data() for one in chosen],
+                "plugins": {
+                    plugin.name: {"distribution": plugin.distribution, "version": plugin.version}
+                    for plugin in prepared.plugins
+                },
+                "plan_refused": refusal and {"what": refusal.what, "where": refusal.where},
+            }
+        )
     else:
-        shown = chosen if everything else _notable(chosen)
-        _render(shown, prepared.plugins)
-        if hidden := len(chosen) - len(shown):
+        notable = [one for one in chosen if everything or not one.report.usual] or chosen
+        _render(notable, prepared.plugins)
+        if hidden := len(chosen) - len(notable):
             say(f"note: {hidden} defaults that no plugin claims are hidden; --all shows them")
     if clashes:
         (first, clash), *_ = clashes
@@ -105,15 +84,15 @@ def show_why(asked: RunRequest, slot: str, *, json: bool, everything: bool = Fal
 
 
 def _chosen(
-    slot: str, reports: Sequence[SlotReport], refusal: PlanError | None
-) -> list[SlotReport]:
-    pattern = Pattern(slot)
+    slot: str, reports: Sequence[why.SlotReport], refusal: PlanError | None
+) -> list[why.SlotReport]:
+    pattern = why.Pattern(slot)
     chosen = [report for report in reports if pattern.picks(report)]
     if chosen:
         return chosen
     if refusal:
         raise refusal
-    near = nearest_names(slot, reports)
+    near = why.nearest_names(slot, reports)
     raise Refusal(
         f"this plan has no slot, parameter, rule or op '{plain(slot)}'",
         where="minillm plugins why",
@@ -121,28 +100,7 @@ def _chosen(
     )
 
 
-def _notable(chosen: list[SlotGroup]) -> list[SlotGroup]:
-    """Without what is as it is everywhere, unless nothing else was asked for."""
-    return [one for one in chosen if not one.report.usual] or chosen
-
-
-def _document(
-    slot: str,
-    chosen: Sequence[SlotGroup],
-    plugins: Sequence[LoadedPlugin],
-    refusal: PlanError | None,
-) -> dict[str, object]:
-    return {
-        "asked": slot,
-        "answers": [one.data() for one in chosen],
-        "plugins": {
-            p.name: {"distribution": p.distribution, "version": p.version} for p in plugins
-        },
-        "plan_refused": refusal and {"what": refusal.what, "where": refusal.where},
-    }
-
-
-def _render(chosen: Sequence[SlotGroup], plugins: Sequence[LoadedPlugin]) -> None:
+def _render(chosen: Sequence[why.SlotGroup], plugins: Sequence[LoadedPlugin]) -> None:
     versions = {plugin.name: plugin.version for plugin in plugins}
     table = columns("slot", "where", "owner", "what", "why")
     for one in chosen:
@@ -179,12 +137,12 @@ def _row(table: Table, *cells: str, style: str = "") -> None:
     table.add_row(*(Text(plain(cell), style) for cell in cells))
 
 
-def _place(one: SlotGroup) -> str:
+def _place(one: why.SlotGroup) -> str:
     return ", ".join(filter(None, (_short(one), one.where)))
 
 
-def _short(one: SlotGroup) -> str:
-    """As people name it: attn.qk.norm, model.mlp, model.residual[in][x0]."""
+def _short(one: why.SlotGroup) -> str:
+    """Shorten a slot to its name in builders: attn.qk.norm, model.mlp, model.residual[in][x0]."""
     bare = one.slot.replace("layers.*.", "").replace("[*]", "")
     if one.report.kind != "parameter" and bare.startswith("attention."):
         return f"attn.{bare.removeprefix('attention.')}"

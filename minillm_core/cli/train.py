@@ -4,35 +4,22 @@ from __future__ import annotations
 
 import typer
 
-from minillm_core.cli.options import RunOptions, Verbose
+from minillm_core.cli.options import RunOptions, Verbose, examples
 
-EXAMPLES = """Examples:
-
-minillm train
-
-minillm train --data my_texts/ --steps 2000 train.lr=0.002
-
-minillm train --plugins muon,paired_heads --preset gpt2-124m --out runs/both
-
-minillm train --preset speedrun --data texts/ --plugins -smear
-
-minillm train --resume --out runs/both --steps 4000
-
-minillm train --branch runs/both@2000 --out runs/lower train.lr=0.0005
-
-minillm train -c runs/both/run.toml
-
-minillm train --data my_texts/ --prompt "Once upon a time" eval.samples=1
-
-minillm train -c run.toml --plugins ./my_trick.py:MyTrick my_trick.width=8
-"""
+EXAMPLES = examples(
+    "minillm train",
+    "minillm train --data my_texts/ --steps 2000 train.lr=0.002",
+    "minillm train --plugins muon,paired_heads --preset gpt2-124m --out runs/both",
+    "minillm train --preset speedrun --data texts/ --plugins -smear",
+    "minillm train --resume --out runs/both --steps 4000",
+    "minillm train --branch runs/both@2000 --out runs/lower train.lr=0.0005",
+    "minillm train -c runs/both/run.toml",
+    'minillm train --data my_texts/ --prompt "Once upon a time" eval.samples=1',
+    "minillm train -c run.toml --plugins ./my_trick.py:MyTrick my_trick.width=8",
+)
 
 
-def train(
-    context: typer.Context,
-    run: RunOptions,
-    verbose: Verbose = False,
-) -> None:
+def train(context: typer.Context, run: RunOptions, verbose: Verbose = False) -> None:
     """Train a language model on text.
 
     Without arguments: a tiny model on the sources of Python's standard library, in minutes.

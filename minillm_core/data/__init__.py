@@ -7,12 +7,12 @@
             step.cursor                            # JSON; Loader(..., cursor=) goes on from here
     ValidationBatches(corpus.val, rows=8, seq_len=256, tokens=65_536, seed=config.data.seed)
 
-    sources, reading, formats, shards   files: which ones, how they are opened, what they mean
-    tokenizer, bpe, cutting             byte-level BPE, trained here or loaded; words without an end
-    tokenise, store                     files to ids, kept on disk
-    corpus                              the training and the validation part
-    documents, batch                    ids to an endless stream in seeded order, packed into rows
-    loader                              the dataloaders of training and validation
+    sources, formats, shards    files: which ones, how they are opened, what they mean
+    tokenizer, bpe, cutting     byte-level BPE, trained here or loaded; words without an end
+    tokenise, store             files to ids, kept on disk
+    corpus                      the training and the validation part
+    documents                   ids on disk, and their seeded order
+    batch                       an endless stream of them, packed into rows; the dataloaders
 
 The order of the documents depends on data.seed and the epoch alone. Everything that is wrong with
 the data is a :class:`~minillm_core.errors.DataError`, raised before the first batch.
@@ -20,17 +20,14 @@ the data is a :class:`~minillm_core.errors.DataError`, raised before the first b
 
 from __future__ import annotations
 
-from minillm_core.data.batch import Batch, OnBatch
+from minillm_core.data.batch import Batch, Cancelled, Loader, OnBatch, StepBatch, ValidationBatches
 from minillm_core.data.corpus import Corpus, open_corpus, open_documents
-from minillm_core.data.documents import RULE, Cursor, Documents
-from minillm_core.data.loader import Cancelled, Loader, StepBatch, ValidationBatches
-from minillm_core.data.reading import Progress
+from minillm_core.data.documents import Cursor, Documents
 from minillm_core.data.shards import write_shard
 from minillm_core.data.tokenizer import END_OF_TEXT, Tokenizer, bytes_per_token
 
 __all__ = [
     "END_OF_TEXT",
-    "RULE",
     "Batch",
     "Cancelled",
     "Corpus",
@@ -38,7 +35,6 @@ __all__ = [
     "Documents",
     "Loader",
     "OnBatch",
-    "Progress",
     "StepBatch",
     "Tokenizer",
     "ValidationBatches",

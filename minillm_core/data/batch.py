@@ -1,4 +1,4 @@
-"""Batches: rows packed from the stream of tokens, and the check of those that a hook returns.
+"""Batches and the dataloaders that make them.
 
 Rows are contiguous pieces of the stream, without overlap and without padding. Row r holds its
 tokens [r T, r T + T); its labels are the tokens that follow, so one more token is read than is used
@@ -8,12 +8,20 @@ therefore cross documents and epochs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextvars
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
 
 import numpy as np
 
-from minillm_core.data.documents import Cursor, Documents, order
+from minillm_core.data.documents import Cursor, Documents, fingerprint, order
 from minillm_core.errors import DataError
+
+_POLL_SECONDS = 0.05
 
 Batch = dict[str, np.ndarray]
 """ids, labels, documents, positions: int32 (rows, T), C-contiguous; and what on_batch adds."""
@@ -89,15 +97,12 @@ class Stream:
             row = self._row_of(epoch)
             filled += row.read(position, ids[filled:], starts[filled:])
             epoch, position = epoch + 1, 0
-        self._advance(count)
-        return ids, starts
-
-    def _advance(self, count: int) -> None:
         self._position += count
         while self._position >= (tokens := self._row_of(self._epoch).tokens):
             self._position -= tokens
             self._rows.pop(self._epoch)
             self._epoch += 1
+        return ids, starts
 
     def _row_of(self, epoch: int) -> Documents:
         if epoch not in self._rows:
@@ -128,3 +133,230 @@ def pack(ids: np.ndarray, starts: np.ndarray, rows: int) -> dict[str, np.ndarray
         "documents": np.cumsum(begins, axis=1, dtype=np.int32),
         "positions": np.tile(np.arange(length, dtype=np.int32), (rows, 1)),
     }
+
+
+class Cancelled(Exception):
+    """The end of a wait for the next step, which the caller cancelled."""
+
+
+@dataclass(frozen=True, eq=False)
+class StepBatch:
+    """The micro-batches of one optimizer step.
+
+    Attributes:
+        micro: the micro-batches, in order.
+        supervised: labels >= 0 in all of them.
+        real: positions that are not padding (documents >= 0).
+        padded: all positions.
+        cursor: the place after this step, as JSON; give it to a Loader to go on from there.
+    """
+
+    micro: tuple[Batch, ...]
+    supervised: int
+    real: int
+    padded: int
+    cursor: dict[str, Any]
+
+
+_Made = StepBatch | BaseException
+
+
+class Loader(Iterator[StepBatch]):
+    """The dataloader of training: an endless iterator of steps, and a context manager of its thread.
+
+    A step takes the next rows x accumulate rows of the stream, however they are split.
+
+    Args:
+        documents: what is read.
+        rows: of a micro-batch.
+        accumulate: micro-batches in a step.
+        seq_len: tokens in a row.
+        seed: of the documents' order (data.seed).
+        on_batch: ``(batch, "train") -> batch``, called for every micro-batch, in order, in the
+            loader's thread.
+        prefetch: steps made ahead.
+        cursor: where an earlier Loader stopped; rows, accumulate and seq_len may be others.
+        memory: what ``on_batch`` remembers from batch to batch, as JSON: cursors carry it.
+        cancelled: called while there is nothing to return; True ends the wait.
+
+    Raises:
+        DataError: the cursor is not of these documents in this order.
+        ValueError: there are no tokens.
+    """
+
+    def __init__(
+        self,
+        documents: Documents,
+        *,
+        rows: int,
+        accumulate: int,
+        seq_len: int,
+        seed: int,
+        on_batch: OnBatch | None = None,
+        prefetch: int = 2,
+        cursor: Mapping[str, Any] | None = None,
+        memory: Callable[[], Mapping[str, Any]] = dict,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._cancelled = cancelled
+        start = Cursor(fingerprint(documents, seed))
+        if cursor is not None:
+            start = Cursor.resume(cursor, documents, seed)
+        stream, size = Stream(documents, seed, start), rows * seq_len
+
+        def steps() -> Iterator[StepBatch]:
+            while True:
+                ids, starts = stream.read(accumulate * size)
+                micro = []
+                for first in range(0, accumulate * size, size):
+                    part = slice(first, first + size + 1)
+                    batch = pack(ids[part], starts[part], rows)
+                    if on_batch:
+                        batch = checked(on_batch(batch, "train"), documents.vocab)
+                    micro.append(batch)
+                yield StepBatch(
+                    micro=tuple(micro),
+                    supervised=sum(int(np.count_nonzero(b["labels"] >= 0)) for b in micro),
+                    real=sum(int(np.count_nonzero(b["documents"] >= 0)) for b in micro),
+                    padded=sum(b["ids"].size for b in micro),
+                    cursor={**stream.cursor.data(), **memory()},
+                )
+
+        self._queue: queue.Queue[_Made] = queue.Queue(max(prefetch, 1))
+        self._stop = threading.Event()
+        self._failure: BaseException | None = None
+        # The thread holds no reference to the loader (nor does ``steps``), so that a forgotten one
+        # is collected, and ends its thread then.
+        self._thread = threading.Thread(
+            target=contextvars.copy_context().run,  # whoever watches here watches there
+            args=(_fill, steps(), self._queue, self._stop),
+            name="minillm-loader",
+            daemon=True,
+        )
+        weakref.finalize(self, self._stop.set)
+        self._thread.start()
+
+    def __next__(self) -> StepBatch:
+        """Wait for the next step and return it.
+
+        Raises:
+            StopIteration: the loader was closed.
+            Cancelled: the wait was cancelled; the step will still come.
+            BaseException: whatever the thread raised, with its traceback, now and ever after.
+        """
+        if self._failure:
+            raise self._failure
+        if self._stop.is_set():
+            raise StopIteration
+        item = None
+        while item is None:
+            try:
+                item = self._queue.get(timeout=_POLL_SECONDS)
+            except queue.Empty:
+                if self._cancelled():
+                    raise Cancelled from None
+        if isinstance(item, BaseException):
+            self._failure = item
+            self.close()
+            raise item
+        return item
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self, wait: float | None = None) -> None:
+        """End the thread and wait for it; a second call does nothing.
+
+        Args:
+            wait: seconds after which a thread that hangs is left to itself; None: never.
+        """
+        self._stop.set()
+        self._thread.join(wait)
+
+
+def _fill(steps: Iterator[StepBatch], made: queue.Queue[_Made], stop: threading.Event) -> None:
+    def put(item: _Made) -> None:
+        while not stop.is_set():
+            try:
+                return made.put(item, timeout=_POLL_SECONDS)
+            except queue.Full:
+                continue
+
+    try:
+        while not stop.is_set():
+            put(next(steps))
+    except BaseException as error:  # whatever it is, the consumer must see it
+        put(error)
+
+
+class ValidationBatches(Sequence[Batch]):
+    """The dataloader of validation: the first ``tokens`` predictions of documents laid end to end.
+
+    Window w predicts the tokens w T + 1 ... w T + T from those before them in the window. Each batch
+    is made anew when it is indexed. All have the shape (rows, seq_len); where nothing is to be
+    predicted labels are -1, and where there is no token ids are 0 and documents -1.
+
+    Args:
+        documents: at least two tokens.
+        rows: of every batch; missing rows are padding.
+        seq_len: predictions in a window.
+        tokens: predictions in all; None, or more than there are: every one.
+        seed: of the documents' order, as in training's first epoch; None for file order.
+        on_batch: ``(batch, "eval") -> batch``.
+        share: of the windows, spread evenly over all of them; at least one is left.
+    """
+
+    def __init__(
+        self,
+        documents: Documents,
+        *,
+        rows: int,
+        seq_len: int,
+        tokens: int | None,
+        seed: int | None,
+        on_batch: OnBatch | None = None,
+        share: float = 1.0,
+    ) -> None:
+        permutation = None if seed is None else order(len(documents), seed)
+        self._documents = documents.ordered(permutation)
+        self._rows, self._seq_len, self._on_batch = rows, seq_len, on_batch
+        available = max(documents.tokens - 1, 0)
+        self._end = available if tokens is None else min(tokens, available)
+        count = -(-self._end // seq_len)
+        taken = min(count, max(1, round(share * count)))
+        self._windows = [i * count // taken for i in range(taken)]
+        self.predictions: int = sum(min(seq_len, self._end - w * seq_len) for w in self._windows)
+
+    def __len__(self) -> int:
+        return -(-len(self._windows) // self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Batch: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Batch]: ...
+    def __getitem__(self, index: int | slice) -> Batch | list[Batch]:
+        if isinstance(index, slice):
+            return [self._batch(i) for i in range(len(self))[index]]
+        return self._batch(range(len(self))[index])
+
+    def _batch(self, index: int) -> Batch:
+        windows = self._windows[index * self._rows : (index + 1) * self._rows]
+        after = range(windows[-1] + 1, windows[-1] + 1 + self._rows - len(windows))
+        rows = [self._row(window * self._seq_len) for window in windows]
+        rows += [self._row(max(window * self._seq_len, self._end)) for window in after]
+        batch = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+        if self._on_batch:
+            batch = checked(self._on_batch(batch, "eval"), self._documents.vocab)
+        return batch
+
+    def _row(self, first: int) -> Batch:
+        """Make the window that begins at a token; from the end on nothing is predicted."""
+        ids, starts = np.zeros(self._seq_len + 1, np.int32), np.zeros(self._seq_len + 1, bool)
+        filled = self._documents.read(first, ids, starts)
+        row = pack(ids, starts, 1)
+        row["documents"][0, filled:] = -1
+        row["labels"][0, max(self._end - first, 0) :] = -1
+        return row

@@ -74,26 +74,26 @@ def frames(data: bytes) -> Iterator[str]:
 
 
 def _apart(texts: Iterable[str], vocab: int, beat: Callable[[], None]) -> str:
-    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as made:
-        with tempfile.TemporaryFile() as errors:
+    file = tempfile.TemporaryFile
+    with file() as given, file() as made, file() as errors:
+        beat()
+        while some := list(islice(texts, 256)):
+            given.write(b"".join(map(frame, some)))
             beat()
-            while some := list(islice(texts, 256)):
-                given.write(b"".join(map(frame, some)))
+        given.seek(0)
+        command = [sys.executable, "-P", "-c", _LAUNCH, json.dumps(sys.path), __file__]
+        command += [str(vocab), str(os.getpid())]
+        process = subprocess.Popen(command, stdin=given, stdout=made, stderr=errors)
+        try:
+            while process.poll() is None:
                 beat()
-            given.seek(0)
-            command = [sys.executable, "-P", "-c", _LAUNCH, json.dumps(sys.path), __file__]
-            command += [str(vocab), str(os.getpid())]
-            process = subprocess.Popen(command, stdin=given, stdout=made, stderr=errors)
-            try:
-                while process.poll() is None:
-                    beat()
-                    with suppress(subprocess.TimeoutExpired):
-                        process.wait(_SECONDS)
-            finally:
-                process.kill()
-                process.wait()
-            if process.returncode:
-                raise ChildProcessError(_reason(process.returncode, errors))
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_SECONDS)
+        finally:
+            process.kill()
+            process.wait()
+        if process.returncode:
+            raise ChildProcessError(_reason(process.returncode, errors))
         made.seek(0)
         return made.read().decode("utf-8")
 

@@ -15,8 +15,7 @@ import numpy as np
 
 from minillm_core.config.schema import DataConfig
 from minillm_core.data.documents import Documents, fingerprint, order
-from minillm_core.data.reading import Progress, ticker
-from minillm_core.data.sources import find
+from minillm_core.data.formats import Progress, ticker
 from minillm_core.data.tokenise import TokenCache
 from minillm_core.data.tokenizer import Tokenizer
 from minillm_core.errors import DataError
@@ -83,9 +82,9 @@ def open_corpus(
             where=f"data.val={config.val}",
             fix="set data.val=0.05, or give a path: data.val=valid.txt",
         )
-    where, detail = _listed(config.paths), detail or say
     ticker(progress, "checking the files", 0)
-    files = TokenCache(find(config.paths, say), where, vocab, cache, say, detail, progress)
+    common = vocab, cache, say, detail or say, progress
+    files = TokenCache(config.paths, *common)
     if config.tokenizer is None:
         whole, tokenizer, end_of_text = files.documents_and_tokenizer()
     else:
@@ -98,17 +97,15 @@ def open_corpus(
             f"{vocab - tokenizer.size:,} rows of the embedding are not used"
         )
     if isinstance(config.val, str):
-        found = find((config.val,), say)
-        other = TokenCache(found, config.val, vocab, cache, say, detail, progress)
-        val = other.documents(tokenizer, end_of_text)
+        val = TokenCache((config.val,), *common).documents(tokenizer, end_of_text)
         train = whole.part(f"train, beside {val.digest}", whole.spans)
         val = val.part("held out", val.spans[order(len(val), config.seed)])
-        check_length(train, seq_len, where, "to train on")
+        check_length(train, seq_len, files.where, "to train on")
         check_length(val, seq_len, config.val, "to validate with")
     else:
-        train, val = split(whole, config.val, config.seed, seq_len, where)
+        train, val = split(whole, config.val, config.seed, seq_len, files.where)
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    origin = where if config.paths else f"the standard library of Python {python}"
+    origin = files.where if config.paths else f"the standard library of Python {python}"
     kept, held = _counted(train), _counted(val)
     description = f"{kept} from {origin} ({counted(len(files.sources), 'file')}); {held} held out"
     return Corpus(train, val, tokenizer, fingerprint(train, config.seed), description)
@@ -137,13 +134,8 @@ def open_documents(
         DataError: as there.
     """
     ticker(progress, "checking the files", 0)
-    files = TokenCache(find(paths, say), _listed(paths), vocab, cache, say, say, progress)
+    files = TokenCache(paths, vocab, cache, say, say, progress)
     return files.documents(tokenizer, tokenizer.end_of_text if tokenizer else files.end_of_text)
-
-
-def _listed(paths: Sequence[str]) -> str:
-    names = [*paths[:3], f"and {len(paths) - 3} more"] if len(paths) > 3 else paths
-    return ", ".join(names) or "the standard library"
 
 
 def _counted(documents: Documents) -> str:
@@ -163,9 +155,10 @@ def split(
         DataError: there is not enough for one window of each.
     """
     if len(documents) >= FEW:
-        train, val = _by_document(documents, fraction, seed, seq_len)
+        kept, held = _by_document(documents, fraction, seed, seq_len)
     else:
-        train, val = _by_tail(documents, fraction, seq_len)
+        kept, held = _by_tail(documents, fraction, seq_len)
+    train, val = documents.part("train", kept), documents.part("held out", held)
     if min(train.tokens, val.tokens) <= seq_len:
         raise DataError(
             f"train.seq_len={seq_len} is longer than the data: {documents.tokens} tokens, of which "
@@ -193,25 +186,21 @@ def check_length(documents: Documents, seq_len: int, where: str, purpose: str) -
 
 def _by_document(
     documents: Documents, fraction: float, seed: int, seq_len: int
-) -> tuple[Documents, Documents]:
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draw whole documents to hold out; return the spans of the two parts."""
     shuffled = order(len(documents), seed)
     count = min(max(round(fraction * len(documents)), 1), len(documents) - 1)
     ends = np.cumsum(documents.lengths[shuffled])
     enough = int(np.searchsorted(ends, seq_len + 1)) + 1  # documents until the first whole window
     chosen = shuffled[: max(count, enough)]
-    return (
-        documents.part("train", np.delete(documents.spans, chosen, axis=0)),
-        documents.part("held out", documents.spans[chosen]),
-    )
+    return np.delete(documents.spans, chosen, axis=0), documents.spans[chosen]
 
 
-def _by_tail(documents: Documents, fraction: float, seq_len: int) -> tuple[Documents, Documents]:
+def _by_tail(documents: Documents, fraction: float, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
+    """Cut the stream in two; return the spans of the two parts."""
     held = max(round(fraction * documents.tokens), seq_len + 1)
     cut = max(documents.tokens - held, 0)
     before, after = documents.spans.copy(), documents.spans.copy()
     position = documents.spans[:, 1] + np.clip(cut - documents.offsets[:-1], 0, documents.lengths)
     before[:, 2], after[:, 1] = position, position
-    return (
-        documents.part("train", before[before[:, 2] > before[:, 1]]),
-        documents.part("held out", after[after[:, 2] > after[:, 1]]),
-    )
+    return before[before[:, 2] > before[:, 1]], after[after[:, 2] > after[:, 1]]

@@ -20,29 +20,13 @@ import xxhash
 from minillm_core.errors import DataError
 
 
-class Digest:
-    """A running xxh3-128 of strings, bytes and arrays: against change and damage, not attack."""
-
-    def __init__(self, *contents: str | np.ndarray) -> None:
-        self._state = xxhash.xxh3_128()
-        for content in contents:
-            self.update(content)
-
-    def update(self, content: Any) -> Digest:
-        """Add some content; arrays by their bytes."""
-        if isinstance(content, np.ndarray):
-            content = np.ascontiguousarray(content).data
-        self._state.update(content.encode() if isinstance(content, str) else content)
-        return self
-
-    def hex(self) -> str:
-        """Return the digest so far."""
-        return self._state.hexdigest()
-
-
 def digest(*contents: str | np.ndarray) -> str:
-    """Digest several pieces of content, one after the other."""
-    return Digest(*contents).hex()
+    """Digest strings and arrays, one after the other, by xxh3-128: against damage, not attack."""
+    state = xxhash.xxh3_128()
+    for content in contents:
+        text = isinstance(content, str)
+        state.update(content.encode() if text else np.ascontiguousarray(content).data)
+    return state.hexdigest()
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a source file means: text, JSON lines, token shards.
+"""Source files: opened through their compression, and read as text, JSON lines or token shards.
 
 A reader yields documents: a ``str``, or an int array of ids that skips the tokenizer. Everything
 it cannot read is a DataError with file, line and byte.
@@ -7,17 +7,108 @@ it cannot read is a DataError with file, line and byte.
 from __future__ import annotations
 
 import codecs
+import gzip
+import io
 import json
+import lzma
+import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from minillm_core.data.cutting import PIECE, Continued, divide
-from minillm_core.data.reading import Reading, opened
 from minillm_core.errors import DataError
+
+Progress = Callable[[str, int, int], None]
+"""``progress(what, done, total)``, in bytes; total 0: unknown. Called when a phase begins, with
+nothing done, then several times a second, from one thread."""
+
+PACKINGS: dict[str, Callable[[Any], io.BufferedIOBase]] = {".gz": gzip.open, ".xz": lzma.open}
+"""Suffix -> what unpacks it."""
+
+_BUFFER = 1 << 18
+
+
+def ticker(progress: Progress | None, what: str, total: int) -> Callable[[int], None]:
+    """Begin a phase: the function to call with each number of bytes that is done, or with 0."""
+    if progress is None:
+        return lambda count: None
+    done = 0
+
+    def tick(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(what, done, total)
+
+    tick(0)
+    return tick
+
+
+@dataclass
+class Reading:
+    """The state of reading files: the bound of ids, the progress, and the notes taken.
+
+    Attributes:
+        vocab: ids must be smaller.
+        tick: called with the number of bytes just read from a file.
+        notes: "left out: blank lines", "cut: ..." -> how often.
+    """
+
+    vocab: int
+    tick: Callable[[int], None] = lambda count: None
+    notes: Counter[str] = field(default_factory=Counter)
+
+
+class _Counted(io.FileIO):
+    """A file that reports how much of it was read."""
+
+    def __init__(self, path: Path, tick: Callable[[int], None]) -> None:
+        super().__init__(path, "rb")
+        self._tick = tick
+
+    def readinto(self, buffer, /) -> int | None:
+        count = super().readinto(buffer)
+        self._tick(count or 0)
+        return count
+
+
+@contextmanager
+def opened(path: Path, packing: str, reading: Reading) -> Iterator[io.BufferedReader]:
+    """Open a source file for its unpacked bytes.
+
+    Args:
+        path: a regular file.
+        packing: a key of PACKINGS, or nothing for a file that is not packed.
+        reading: whose ``tick`` counts the file's own bytes.
+
+    Raises:
+        DataError: it cannot be opened, read or unpacked.
+    """
+    try:
+        with io.BufferedReader(_Counted(path, reading.tick), _BUFFER) as raw:
+            if packing:
+                with PACKINGS[packing](raw) as unpacked:
+                    yield io.BufferedReader(unpacked, _BUFFER)  # type: ignore[arg-type]
+            else:
+                yield cast("io.BufferedReader", raw)
+    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+        raise DataError(
+            f"the {packing} file is damaged or cut short: {error}",
+            where=str(path),
+            fix="fetch or pack it again",
+        ) from error
+    except OSError as error:
+        raise DataError(
+            f"the file cannot be read: {error.strerror or error}",
+            where=str(path),
+            fix="check that it exists and that you may read it",
+        ) from error
+
 
 Document = str | np.ndarray
 Reader = Callable[[Path, str, Reading], Iterator[Document]]
@@ -145,8 +236,6 @@ def _record(line: bytes, place: _Place) -> dict[str, Any]:
             ) from error
         byte = len(text[: error.pos].encode("utf-8", "surrogatepass"))
         raise place.error(f"not a line of JSON: {error.msg}", fix, byte) from error
-    except _NotJson as error:
-        raise place.error(f"not a line of JSON: {error}", fix) from error
     except ValueError as error:
         raise place.error("not a line of JSON: a number of thousands of digits", fix) from error
     except RecursionError as error:
@@ -201,15 +290,10 @@ def _ids(record: dict[str, Any], place: _Place, reading: Reading) -> np.ndarray:
 
 
 def _not_utf8(data: bytes, error: UnicodeDecodeError, where: str) -> DataError:
-    wide = data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
     what = f"not UTF-8: byte 0x{error.object[error.start]:02x}, {error.reason}"
-    if wide:
-        return DataError(what + " (it looks like UTF-16)", where=where, fix="save it as UTF-8")
+    if data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        return DataError(f"{what} (it looks like UTF-16)", where=where, fix="save it as UTF-8")
     return DataError(what, where=where, fix="save it as UTF-8, or take the file away")
-
-
-class _NotJson(ValueError):
-    """The reason why a line that ``json`` would take is refused."""
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -217,12 +301,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(record) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise _NotJson(f"the key {twice[:40]!r} is there twice")
+        raise json.JSONDecodeError(f"the key {twice[:40]!r} is there twice", "", 0)
     return record
 
 
 def _no_constant(name: str) -> None:
-    raise _NotJson(f"{name} is not JSON")
+    raise json.JSONDecodeError(f"{name} is not JSON", "", 0)
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)

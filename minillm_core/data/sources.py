@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from minillm_core.data.documents import Digest
-from minillm_core.data.formats import FORMATS, JSONL, SHARD, TEXT, Format
-from minillm_core.data.reading import PACKINGS, Reading, opened
+import xxhash
+
+from minillm_core.data import formats
 from minillm_core.errors import DataError
 
 _FOREIGN = {".zst", ".bz2", ".zip", ".7z", ".tar", ".tgz", ".parquet", ".arrow", ".pdf", ".docx"}
@@ -53,7 +53,7 @@ class Source:
     """
 
     path: Path
-    format: Format
+    format: formats.Format
     packing: str
     size: int
     modified: int
@@ -72,7 +72,7 @@ class Source:
         Raises:
             DataError: it cannot be read.
         """
-        content = Digest().update(f"{self.format.name}{self.packing}\n")
+        content = xxhash.xxh3_128(f"{self.format.name}{self.packing}\n".encode())
         try:
             with self.path.open("rb") as file:
                 while chunk := file.read(1 << 20):
@@ -80,7 +80,7 @@ class Source:
                     tick(len(chunk))
         except OSError as error:
             raise _unreadable(self.path, error) from error
-        return content.hex()
+        return content.hexdigest()
 
     def check_unchanged(self) -> None:
         """Compare size and time with what they were when the file was found.
@@ -125,7 +125,14 @@ def find(paths: Sequence[str], say: Callable[[str], None]) -> list[Source]:
 
 def _expand(path: Path, say: Callable[[str], None]) -> list[Source]:
     if not path.is_dir():
-        return [_named(path)]
+        if path.suffix.lower() in _FOREIGN:
+            raise DataError(
+                f"{path.suffix} files are not read",
+                where=str(path),
+                fix="unpack or convert it to text or JSON lines, plain or under .gz or .xz",
+            )
+        format, packing = _kind(path)
+        return [_source(path, format or formats.TEXT, packing)]
     found, skipped = [], Counter[str]()
     for file in _walk(path, lambda name: name.startswith(".")):
         format, packing = _kind(file)
@@ -135,28 +142,17 @@ def _expand(path: Path, say: Callable[[str], None]) -> list[Source]:
             skipped[file.suffix or "no suffix"] += 1
         else:
             found.append(_source(file, format, packing))
+    listed = _listed(skipped)
     if not found:
         raise DataError(
-            "the folder holds no text" + (f", only {_listed(skipped)}" if skipped else ""),
+            "the folder holds no text" + (f", only {listed}" if skipped else ""),
             where=str(path),
-            fix=f"it needs files like {', '.join(list(FORMATS)[:6])}, .jsonl or token shards "
+            fix=f"it needs files like {', '.join(list(formats.FORMATS)[:6])}, .jsonl or token shards "
             "(.bin), also under .gz or .xz; a file of another suffix can be named itself",
         )
     if skipped:
-        say(f"{path}: {len(found)} files are read, {sum(skipped.values())} are not: "
-            f"{_listed(skipped)}")  # fmt: skip
+        say(f"{path}: {len(found)} files are read, {skipped.total()} are not: {listed}")
     return found
-
-
-def _named(path: Path) -> Source:
-    format, packing = _kind(path)
-    if path.suffix.lower() in _FOREIGN:
-        raise DataError(
-            f"{path.suffix} files are not read",
-            where=str(path),
-            fix="unpack or convert it to text or JSON lines, plain or under .gz or .xz",
-        )
-    return _source(path, format or TEXT, packing)
 
 
 def _library() -> list[Source]:
@@ -168,7 +164,7 @@ def _library() -> list[Source]:
             where=str(root),
             fix="name text to train on: --data PATH",
         )
-    return [_source(file, TEXT, "") for file in files]
+    return [_source(file, formats.TEXT, "") for file in files]
 
 
 def _walk(root: Path, left_out: Callable[[str], bool]) -> Iterator[Path]:
@@ -184,15 +180,15 @@ def _walk(root: Path, left_out: Callable[[str], bool]) -> Iterator[Path]:
     return iter(sorted(found, key=lambda path: path.relative_to(root).parts))
 
 
-def _kind(path: Path) -> tuple[Format | None, str]:
-    packing = path.suffix.lower() if path.suffix.lower() in PACKINGS else ""
-    format = FORMATS.get((path.with_suffix("") if packing else path).suffix.lower())
-    if packing and format is SHARD:
+def _kind(path: Path) -> tuple[formats.Format | None, str]:
+    packing = path.suffix.lower() if path.suffix.lower() in formats.PACKINGS else ""
+    format = formats.FORMATS.get((path.with_suffix("") if packing else path).suffix.lower())
+    if packing and format is formats.SHARD:
         return None, packing  # shards are mapped, so they cannot be packed
     return format, packing
 
 
-def _source(path: Path, format: Format, packing: str) -> Source:
+def _source(path: Path, format: formats.Format, packing: str) -> Source:
     found = _regular(path)
     return Source(path, format, packing, found.st_size, found.st_mtime_ns)
 
@@ -268,12 +264,12 @@ def fitting_vocabulary(
 
 def _holds_ids(source: Source) -> bool:
     """Return whether a file holds token ids: a shard, or JSON lines that begin with them."""
-    if source.format is SHARD:
+    if source.format is formats.SHARD:
         return True
-    if source.format is not JSONL:
+    if source.format is not formats.JSONL:
         return False
     try:
-        with opened(source.path, source.packing, Reading(vocab=2)) as file:
+        with formats.opened(source.path, source.packing, formats.Reading(vocab=2)) as file:
             return b'"ids"' in file.readline(1 << 16)
     except DataError:  # the reading that follows says what is wrong with it
         return False

@@ -26,10 +26,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from minillm_core import disk
-from minillm_core.data.documents import Digest, Documents, MappedFile, digest
-from minillm_core.data.reading import Progress, ticker
+from minillm_core.data.documents import Documents, MappedFile, digest
+from minillm_core.data.formats import Progress, ticker
 from minillm_core.data.tokenizer import LARGEST_TOKENIZER, Tokenizer
 from minillm_core.errors import DataError
 
@@ -82,7 +83,7 @@ class Writer:
             self._file = (self._folder / _IDS).open("xb")
             with suppress(OSError):
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self._content = Digest()
+        self._content = xxhash.xxh3_128()
         self._lengths: list[int] = []
         self._mapped: list[np.ndarray] = []
 
@@ -108,7 +109,7 @@ class Writer:
     def more(self, ids: np.ndarray) -> None:
         """Add further ids to the last document."""
         data = ids.astype(self._dtype)
-        self._content.update(data)
+        self._content.update(data.data)
         self._file.write(data.data)
         self._lengths[-1] += len(data)
 
@@ -134,12 +135,13 @@ class Writer:
         ends = np.cumsum(lengths)
         read = np.stack([np.zeros_like(ends), ends - lengths, ends], axis=1)
         spans = np.concatenate([read, *self._mapped])
+        self._content.update(spans.data)
         self._file.flush()
         np.save(self._folder / _SPANS, spans)
         if tokenizer:
             tokenizer.save(self._folder / _TOKENIZER)
         meta = {
-            "digest": self._content.update(spans).hex(),
+            "digest": self._content.hexdigest(),
             "dtype": self._dtype.str,
             "end_of_text": end_of_text,
             "notes": notes,
@@ -228,14 +230,15 @@ def _checked(
             ids = np.asarray(np.memmap(file, dtype, "r"))
     with open(disk.regular(_SPANS, folder / _SPANS), "rb") as file:
         spans = np.load(file, allow_pickle=False)
-    found, largest = Digest(), 0
+    found, largest = xxhash.xxh3_128(), 0
     tick = ticker(progress, "checking the files", ids.nbytes)
     for first in range(0, len(ids), _CHUNK):
         chunk = ids[first : first + _CHUNK]
-        found.update(chunk)
+        found.update(chunk.data)
         largest = max(largest, int(chunk.max()))
         tick(chunk.nbytes)
-    if found.update(spans).hex() != meta["digest"] or largest >= vocab:
+    found.update(np.ascontiguousarray(spans).data)
+    if found.hexdigest() != meta["digest"] or largest >= vocab:
         raise ValueError("ids")
     arrays = (ids, *(array for array, _ in shards))
     _check_spans(spans, arrays)

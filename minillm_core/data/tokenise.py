@@ -25,10 +25,9 @@ import tokenizers
 from minillm_core.data.bpe import frame, frames
 from minillm_core.data.cutting import Continued
 from minillm_core.data.documents import Documents, MappedFile, digest
-from minillm_core.data.formats import EMPTY, Document
-from minillm_core.data.reading import Progress, Reading, ticker
+from minillm_core.data.formats import EMPTY, Document, Progress, Reading, ticker
 from minillm_core.data.shards import check_ids, map_shard, starts
-from minillm_core.data.sources import Source
+from minillm_core.data.sources import Source, find
 from minillm_core.data.store import Entry, Writer, open_entry, sweep
 from minillm_core.data.tokenizer import Tokenizer, grouped
 from minillm_core.errors import DataError
@@ -48,27 +47,33 @@ _BATCH = 1 << 19  # characters and ids encoded together
 _SECONDS = 0.25  # between two reports while a batch is waited for
 
 
-@dataclass(frozen=True)
+@dataclass
 class TokenCache:
     """A cache of the tokens of some files, on disk.
 
     Attributes:
-        sources: the files.
-        where: their name in messages.
+        paths: files or folders; none for the standard library.
         vocab: ids are smaller.
         folder: the folder that keeps tokens and tokenizers.
         say: prints notes that a person should read, line by line.
         detail: prints notes that need no action: the tokenizer's choice, empty documents.
         progress: called with how far each phase has come.
+        sources: the files that were found.
+        where: their name in messages.
     """
 
-    sources: Sequence[Source]
-    where: str
+    paths: Sequence[str]
     vocab: int
     folder: Path
     say: Callable[[str], None]
     detail: Callable[[str], None]
     progress: Progress | None
+
+    def __post_init__(self) -> None:
+        self.sources = find(self.paths, self.say)
+        count = len(self.paths)
+        names = [*self.paths[:3], f"and {count - 3} more"] if count > 3 else self.paths
+        self.where = ", ".join(names) or "the standard library"
 
     def documents(self, tokenizer: Tokenizer | None, end_of_text: int) -> Documents:
         """Return the documents under a given tokenizer; without one, all must be ids.
@@ -152,18 +157,16 @@ class TokenCache:
     def _make(
         self, entry: Path, tokenizer: Tokenizer | None, end_of_text: int, sample: tuple[int, int]
     ) -> Entry:
-        with self._writing():
-            reading = self._reading("tokenising")
-            with Writer(entry, self.vocab, plain(self.where)) as writer:
-                files = self.sources, self._shards
-                encode(*files, tokenizer, end_of_text, reading, writer, self.progress)
-                for source in self.sources:
-                    source.check_unchanged()
-                if not writer.documents:
-                    raise DataError(
-                        "the data are empty", where=self.where, fix="give files with text in them"
-                    )
-                writer.commit(end_of_text, dict(reading.notes), tokenizer, sample)
+        reading = self._reading("tokenising")
+        with self._writing(), Writer(entry, self.vocab, plain(self.where)) as writer:
+            self._encode(tokenizer, end_of_text, reading, writer)
+            for source in self.sources:
+                source.check_unchanged()
+            if not writer.documents:
+                raise DataError(
+                    "the data are empty", where=self.where, fix="give files with text in them"
+                )
+            writer.commit(end_of_text, dict(reading.notes), tokenizer, sample)
         opened = self._open(entry)
         if opened is None:
             raise DataError(
@@ -174,18 +177,77 @@ class TokenCache:
         return opened
 
     def _train(self) -> tuple[Tokenizer | None, tuple[int, int]]:
-        found = survey(self.sources, self._reading("reading"))
-        if not found.total:
+        """Read and check every document, and train a tokenizer on a sample; None: there is no text."""
+        sample = Sample()
+        for document in self._documents(self._reading("reading")):
+            sample.add(document)
+        sample.draw()
+        if not sample.total:
             return None, (0, 0)
-        if found.ids or self._mapped:
+        if sample.ids or self._mapped:
             raise DataError(
                 "the data hold text and ids, and a tokenizer trained here would not be theirs",
                 where=self.where,
                 fix="name the tokenizer that the ids were made with: data.tokenizer=PATH",
             )
         beat = ticker(self.progress, "training the tokenizer", 0)
-        tokenizer = Tokenizer.train(found.texts(), self.vocab, lambda: beat(0))
-        return tokenizer, (found.drawn, found.total)
+        tokenizer = Tokenizer.train(sample.texts(), self.vocab, lambda: beat(0))
+        return tokenizer, (sample.drawn, sample.total)
+
+    def _encode(
+        self, tokenizer: Tokenizer | None, end_of_text: int, reading: Reading, writer: Writer
+    ) -> None:
+        """Write the ids of every document: those of the files that are read, then the shards'."""
+        pool, stop = ThreadPoolExecutor(1), threading.Event()
+
+        def ids_of(batch: list[Document]) -> list[np.ndarray]:
+            texts = [document for document in batch if isinstance(document, str)]
+            encoded = iter(tokenizer.encode(texts, reading.notes, stop.is_set) if tokenizer else [])
+            return [next(encoded) if isinstance(d, str) else d for d in batch]
+
+        def write(batch: list[Document], encoded: Future[list[np.ndarray]]) -> None:
+            while not wait([encoded], _SECONDS).done:
+                reading.tick(0)
+            for document, ids in zip(batch, encoded.result(), strict=True):
+                if isinstance(document, Continued):
+                    writer.more(ids)
+                else:
+                    writer.document(end_of_text, ids)
+
+        pending: tuple[list[Document], Future[list[np.ndarray]]] | None = None
+        try:
+            documents = self._documents(reading, text=tokenizer is not None)
+            for batch in grouped(documents, len, _BATCH):
+                encoded = pool.submit(ids_of, batch)
+                if pending:
+                    write(*pending)
+                pending = batch, encoded
+            if pending:
+                write(*pending)
+        finally:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+        total = sum(ids.nbytes for ids, _ in self._shards)
+        tick = ticker(self.progress if self._shards else None, "checking the files", total)
+        for ids, file in self._shards:
+            check_ids(ids, self.vocab, file.path, tick)
+            writer.shard(starts(ids, end_of_text), len(ids))
+
+    def _documents(self, reading: Reading, text: bool = True) -> Iterator[Document]:
+        """Read the documents of all files that are not mapped; refuse text unless it is expected."""
+        for source in self.sources:
+            if source.format.read is None:
+                continue
+            for document in source.format.read(source.path, source.packing, reading):
+                if isinstance(document, str) and not text:
+                    raise DataError(
+                        "the data hold text, and there is no tokenizer: the model is one of ids "
+                        "alone",
+                        where=str(source.path),
+                        fix="give ids; or train with data.tokenizer=PATH, the one the ids were "
+                        "made with",
+                    )
+                yield document
 
     def _reading(self, what: str) -> Reading:
         total = sum(source.size for source in self.sources if source.format.read)
@@ -251,92 +313,3 @@ class Sample:
                 self._lowest_left_out = -highest
                 self.drawn -= len(data)
         self._run, self._size = [], 0
-
-
-def survey(sources: Sequence[Source], reading: Reading) -> Sample:
-    """Read and check every document, and draw a sample of the text.
-
-    Raises:
-        DataError: something cannot be read.
-    """
-    sample = Sample()
-    for document in _documents(sources, reading):
-        sample.add(document)
-    sample.draw()
-    return sample
-
-
-def encode(
-    sources: Sequence[Source],
-    shards: Sequence[tuple[np.ndarray, MappedFile]],
-    tokenizer: Tokenizer | None,
-    end_of_text: int,
-    reading: Reading,
-    writer: Writer,
-    progress: Progress | None = None,
-) -> None:
-    """Write the ids of every document, texts and ids first, then the shards' documents.
-
-    Args:
-        sources: all files.
-        shards: those of them that are shards, mapped.
-        tokenizer: None where no text is expected.
-        end_of_text: the id that every document begins with.
-        reading: for the files that are read.
-        writer: takes the ids.
-        progress: of looking at the shards.
-
-    Raises:
-        DataError: something cannot be read, an id is too large, or there is text and no tokenizer.
-    """
-    pool, stop = ThreadPoolExecutor(1), threading.Event()
-
-    def ids_of(batch: list[Document]) -> list[np.ndarray]:
-        texts = [document for document in batch if isinstance(document, str)]
-        encoded = iter(tokenizer.encode(texts, reading.notes, stop.is_set) if tokenizer else [])
-        return [next(encoded) if isinstance(d, str) else d for d in batch]
-
-    def write(batch: list[Document], encoded: Future[list[np.ndarray]]) -> None:
-        while not wait([encoded], _SECONDS).done:
-            reading.tick(0)
-        for document, ids in zip(batch, encoded.result(), strict=True):
-            if isinstance(document, Continued):
-                writer.more(ids)
-            else:
-                writer.document(end_of_text, ids)
-
-    pending: tuple[list[Document], Future[list[np.ndarray]]] | None = None
-    try:
-        documents = _documents(sources, reading, text=tokenizer is not None)
-        for batch in grouped(documents, len, _BATCH):
-            encoded = pool.submit(ids_of, batch)
-            if pending:
-                write(*pending)
-            pending = batch, encoded
-        if pending:
-            write(*pending)
-    finally:
-        stop.set()
-        pool.shutdown(cancel_futures=True)
-    tick = ticker(
-        progress if shards else None, "checking the files", sum(ids.nbytes for ids, _ in shards)
-    )
-    for ids, file in shards:
-        check_ids(ids, reading.vocab, file.path, tick)
-        writer.shard(starts(ids, end_of_text), len(ids))
-
-
-def _documents(
-    sources: Sequence[Source], reading: Reading, text: bool = True
-) -> Iterator[Document]:
-    for source in sources:
-        if source.format.read is None:
-            continue
-        for document in source.format.read(source.path, source.packing, reading):
-            if isinstance(document, str) and not text:
-                raise DataError(
-                    "the data hold text, and there is no tokenizer: the model is one of ids alone",
-                    where=str(source.path),
-                    fix="give ids; or train with data.tokenizer=PATH, the one the ids were made with",
-                )
-            yield document

@@ -24,7 +24,7 @@ class Tensor:
     """A tensor of a layout: of the model, or of each layer."""
 
     place: str  # the parameter here: layers.0.attention.q.weight; of a layer, from the layer on
-    shape: tuple[Any, ...]  # sizes; in a layout their names, as _sizes has them
+    shape: tuple[Any, ...]  # sizes; in a layout their names, as tensors() has them
     ones: bool = False  # a model without this parameter behaves as if it were all ones
 
 
@@ -43,7 +43,15 @@ class Layout:
 
     def tensors(self, model: ModelConfig) -> dict[str, Tensor]:
         """List every tensor of a directory, by its name there."""
-        sizes = _sizes(model)
+        width = model.dim // model.heads
+        sizes = {
+            "vocab": model.vocab,
+            "dim": model.dim,
+            "hidden": model.hidden,
+            "queries": model.heads * width,
+            "keys": model.kv_heads * width,
+            "head_dim": width,
+        }
         named = {name: ("", leaf) for name, leaf in self.leaves.items()}
         for index in range(model.layers):
             for name, leaf in self.layer.items():
@@ -111,18 +119,6 @@ def places(plan: Plan) -> dict[str, str]:
             )
         found[place] = name
     return found
-
-
-def _sizes(model: ModelConfig) -> dict[str, int]:
-    width = model.dim // model.heads
-    return {
-        "vocab": model.vocab,
-        "dim": model.dim,
-        "hidden": model.hidden,
-        "queries": model.heads * width,
-        "keys": model.kv_heads * width,
-        "head_dim": width,
-    }
 
 
 LLAMA = Layout(
@@ -228,7 +224,17 @@ def model_of(config: dict[str, Any], where: str) -> tuple[Layout, ModelConfig]:
         Refusal: another architecture, something that minillm's decoder does not have, or sizes
             that cannot be.
     """
-    layout = _layout(config, where)
+    named, kind = config.get("architectures"), config.get("model_type")
+    for layout in LAYOUTS.values():
+        if named == [layout.architecture] and kind in (None, layout.name):
+            break
+    else:
+        known = " and ".join(layout.architecture for layout in LAYOUTS.values())
+        raise Refusal(
+            f"minillm has no model of architecture {str(named)[:80]}, type {str(kind)[:40]}",
+            where=where,
+            fix=f"give a directory of {known}",
+        )
     try:
         return layout, _model_of(config, layout)
     except (ValueError, OverflowError) as error:  # pydantic's among them
@@ -272,19 +278,6 @@ def _model_of(config: dict[str, Any], layout: Layout) -> ModelConfig:
             "heads)"
         )
     return model
-
-
-def _layout(config: dict[str, Any], where: str) -> Layout:
-    named, kind = config.get("architectures"), config.get("model_type")
-    for layout in LAYOUTS.values():
-        if named == [layout.architecture] and kind in (None, layout.name):
-            return layout
-    known = " and ".join(layout.architecture for layout in LAYOUTS.values())
-    raise Refusal(
-        f"minillm has no model of architecture {str(named)[:80]}, type {str(kind)[:40]}",
-        where=where,
-        fix=f"give a directory of {known}",
-    )
 
 
 def _rope_base(document: Document) -> float:

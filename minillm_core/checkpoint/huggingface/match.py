@@ -118,14 +118,14 @@ def fit(plan: Plan, directory: ModelDirectory) -> Fitted:
             where=str(directory.path),
             fix="add the plugin that norms queries and keys",
         )
-    found, taken = places(plan), {}
-    for place, array in directory.arrays().items():
-        name = found.get(place.removeprefix("model."))
+    found, taken, arrays = places(plan), {}, directory.arrays()
+    for tensor in directory.tensors.values():
+        name, array = found.get(tensor.place), arrays[f"model.{tensor.place}"]
         if name is None:
-            if directory.ones(place) and (array == 1).all():
+            if tensor.ones and (array == 1).all():
                 continue  # the plan's own norm has no weights
             raise PlanError(
-                f"the model has no place for {place.removeprefix('model.')}",
+                f"the model has no place for {tensor.place}",
                 where=str(directory.path),
                 fix=f"leave out what takes it away: {_plugins(plan)}",
             )

@@ -92,12 +92,8 @@ class ModelDirectory:
         """
         return {
             f"model.{tensor.place}": self.stored[name].read()
-            for name, tensor in self._tensors.items()
+            for name, tensor in self.tensors.items()
         }
-
-    def ones(self, name: str) -> bool:
-        """Return whether a model without this parameter behaves as if it were all ones."""
-        return any(t.ones and f"model.{t.place}" == name for t in self._tensors.values())
 
     @cached_property
     def digest(self) -> str:
@@ -110,7 +106,8 @@ class ModelDirectory:
         return digest.hexdigest()
 
     @property
-    def _tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
+        """List the tensors that its layout and sizes ask for, by their names there."""
         return self.layout.tensors(self.model)
 
 
@@ -171,8 +168,7 @@ def _stored(folder: Path) -> dict[str, FileTensor]:
     for name in sorted(set(held.values())):
         if name in ("", ".", "..") or any(c in name for c in "/\\\0"):
             raise Refusal(
-                f"{name[:80]!r} is not the name of a file in this folder",
-                where=str(folder / INDEX),
+                f"{name[:80]!r} is not the name of a file in this folder", where=str(folder / INDEX)
             )
         found |= stored_tensors(folder / name)
     there = {key: tensor.path.name for key, tensor in found.items()}

@@ -80,8 +80,10 @@ def write_directory(
         names = sorted(path.name for path in temporary.iterdir())
         disk.sync(temporary)
         disk.rename(temporary, target)
-    except OSError as error:
+    except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        if not isinstance(error, OSError):
+            raise
         refuse_taken(folder)  # by another process meanwhile
         size = sum(array.nbytes for array in tensors.values())
         raise MinillmError(
@@ -89,9 +91,6 @@ def write_directory(
             where=f"{folder}, {size / 1e6:,.1f} MB",
             fix="make room, or --to with another folder",
         ) from error
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
     _sweep(target)
     return names
 

@@ -29,6 +29,7 @@ from minillm_core.data import (
 from minillm_core.data.corpus import split
 from minillm_core.data.documents import digest
 from minillm_core.data.store import Writer, clear, kept
+from minillm_core.data.tokenise import TokenCache
 from minillm_core.errors import DataError
 
 Open = Callable[..., Corpus]
@@ -174,8 +175,8 @@ def test_a_second_start_reads_nothing_but_the_cache(
     path = jsonl([*texts, ""])
     first: list[str] = []
     corpus = corpus_of([path], say=first.append)
-    monkeypatch.setattr(tokenise, "encode", lambda *a: pytest.fail("encoded again"))
-    monkeypatch.setattr(tokenise, "survey", lambda *a: pytest.fail("read again"))
+    monkeypatch.setattr(TokenCache, "_encode", lambda *a: pytest.fail("encoded again"))
+    monkeypatch.setattr(TokenCache, "_train", lambda *a: pytest.fail("read again"))
     second: list[str] = []
     again = corpus_of([path], say=second.append)
     assert again.fingerprint == corpus.fingerprint
@@ -461,7 +462,7 @@ def test_another_process_may_be_faster(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    path, encode = jsonl(texts), tokenise.encode
+    path, encode = jsonl(texts), TokenCache._encode
     first = corpus_of([path])
     theirs = entry(tmp_path)
     shutil.move(theirs, tmp_path / "theirs")
@@ -470,7 +471,7 @@ def test_another_process_may_be_faster(
         encode(*arguments)
         shutil.move(tmp_path / "theirs", theirs)
 
-    monkeypatch.setattr(tokenise, "encode", slow)
+    monkeypatch.setattr(TokenCache, "_encode", slow)
     assert corpus_of([path]).fingerprint == first.fingerprint
     assert [folder.name for folder in theirs.parent.iterdir()] == [theirs.name]
 

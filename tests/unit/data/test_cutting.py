@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from minillm_core.data import Tokenizer, bpe, cutting, formats
 from minillm_core.data.cutting import WORD, Continued, Kind, parts
-from minillm_core.data.reading import Reading
+from minillm_core.data.formats import Reading
 
 ALPHABET = [" ", "\n", "\r\n", "\t", "a", "Zé", "it's", "'", "''s", "42", "²", "-", "...", "\x00",
             "界", "，", "“", "ab1", "1a", ".a", "\u0301", "\x1c", "\x85", "\u00a0"]  # fmt: skip

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minillm_core.data import formats
-from minillm_core.data.formats import read_jsonl, read_text
-from minillm_core.data.reading import Reading
+from minillm_core.data.formats import Reading, read_jsonl, read_text
 from minillm_core.errors import DataError
 
 GOOD = b'{"text": "good"}\n'
