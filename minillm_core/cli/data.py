@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -16,8 +16,10 @@ from rich.text import Text
 from minillm_core.cli import options
 from minillm_core.cli.console import emit, write
 from minillm_core.config.folders import cache_folder
-from minillm_core.data.store import Kept, clear, kept
 from minillm_core.text import plain
+
+if TYPE_CHECKING:
+    from minillm_core.data.store import Kept
 
 cache = typer.Typer()
 
@@ -40,6 +42,8 @@ def cache_root(
 @options.command
 def list_command(as_json: options.AsJson = False) -> None:
     """List the entries of the token cache: size, tokens, vocabulary, when last used."""
+    from minillm_core.data.store import kept
+
     folder = _folder()
     entries = kept(folder)
     if as_json:
@@ -86,6 +90,8 @@ def clear_command(
     as_json: options.AsJson = False,
 ) -> None:
     """Remove the entries of the token cache; a run that reads one is not disturbed."""
+    from minillm_core.data.store import clear
+
     folder = _folder()
     removed = clear(folder, key)
     if as_json:

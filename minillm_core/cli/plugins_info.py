@@ -1,30 +1,12 @@
-"""``minillm plugins info``: everything about one plugin; no other is imported."""
+"""``minillm plugins info``: its options. The answer is in plugin_facts.py, which imports the planner."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from minillm_core.cli import options
-from minillm_core.cli.console import emit
-from minillm_core.config.load import load
-from minillm_core.config.presets import plugins_of, recipe_names
-from minillm_core.config.selection import spec_of
-from minillm_core.config.values import show
-from minillm_core.errors import Refusal
-from minillm_core.install import pip_line, unmet
-from minillm_core.plan import build_plan
-from minillm_core.plan.slots import slots_of
-from minillm_core.plugins import cards
-from minillm_core.plugins.manager import LoadedPlugin, find, with_options
-from minillm_core.plugins.options import describe_option
-from minillm_core.text import plain, rounded
 
 EXAMPLES = options.examples(
     "minillm plugins info muon",
@@ -41,146 +23,6 @@ def info_command(
 
     This imports the plugin, and so runs its code; plugins list imports none.
     """
-    shown = info(name, slots_on(preset), plugins_of(preset))
-    if as_json:
-        emit(shown)
-        return
-    render_info(shown, Console())
+    from minillm_core.cli.plugin_facts import answer
 
-
-def info(
-    named: str,
-    slots: Callable[[LoadedPlugin], Sequence[str]] | None = None,
-    given: Mapping[str, Mapping[str, Any]] | None = None,
-) -> dict[str, Any]:
-    """Describe one plugin, as a JSON object.
-
-    Args:
-        named: its name, or a single file and its class.
-        slots: plans a preset with the plugin, and says what it takes; where that is refused,
-            ``slots`` is empty and ``slots_refused`` has the reason.
-        given: plugin -> options for that plan, as the preset gives them; else the defaults.
-
-    Raises:
-        PluginError: unknown, broken, or of another hook API.
-        PluginCodeError: the plugin's own code raised.
-    """
-    found = find(spec_of(named, where=f"plugin {plain(named)}"))
-    manifest, origin = found.cls.manifest, found.origin
-    shown: dict[str, Any] = {
-        "name": origin.name,
-        "summary": found.cls.summary(),
-        "distribution": origin.distribution,
-        "version": origin.version,
-        "source": origin.source,
-        "file": origin.file,
-        "api": manifest.api,
-        "backends": list(manifest.backends),
-        "devices": list(manifest.devices),
-        "identity_at_init": manifest.identity_at_init,
-        "export": manifest.export,
-        "requires": list(manifest.requires),
-        "lacking": unmet(manifest.requires),
-        "hooks": list(found.cls.hooks),
-        "options": [describe_option(*one) for one in found.cls.__pydantic_fields__.items()],
-        "presets": {
-            preset: plugins_of(preset)[origin.name]
-            for preset in recipe_names()
-            if origin.distribution and origin.name in plugins_of(preset)
-        },
-    }
-    try:
-        found_cards = cards.read_cards(origin.name, cards.card_sources(origin.file))
-        shown["cards"] = [card.model_dump(mode="json") for card in found_cards]
-    except cards.BadCard as error:
-        shown |= {"cards": [], "cards_refused": str(error)}
-    if slots is None:
-        return shown
-    try:
-        with_given = with_options(found, (given or {}).get(origin.name, {}))
-        return shown | {"slots": list(slots(with_given))}
-    except Refusal as refusal:  # a required option, or a preset that it does not fit
-        return shown | {"slots": [], "slots_refused": refusal.what}
-
-
-def slots_on(preset: str) -> Callable[[LoadedPlugin], Sequence[str]]:
-    """Make a function that plans ``preset`` with one plugin, and lists the slots that the plugin fills.
-
-    Of a preset that names plugins its shape and training are taken.
-
-    Raises:
-        ConfigError: there is no such preset.
-    """
-    config = load(preset=preset, default_preset=lambda: (preset, "asked for")).config
-    config = config.model_copy(update={"plugins": {}})
-
-    def slots(plugin: LoadedPlugin) -> Sequence[str]:
-        return slots_of(build_plan(config, [plugin]), plugin.name)
-
-    return slots
-
-
-def render_info(shown: dict[str, Any], console: Console) -> None:
-    """Print what :func:`info` gave."""
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for heading, text in _facts(shown):
-        table.add_row(Text(heading, "bold"), Text(text))
-    console.print(table)
-    if shown["options"]:
-        console.print(_options(shown))
-
-
-def _facts(shown: dict[str, Any]) -> list[tuple[str, str]]:
-    offered = f"{shown['distribution']} {shown['version']}" if shown["distribution"] else None
-    facts = [
-        (shown["name"], shown["summary"]),
-        ("from", offered or shown["source"]),
-        ("file", plain(shown["file"], limit=4096)),
-        ("hook API", str(shown["api"])),
-        ("backends", ", ".join(shown["backends"])),
-        ("devices", ", ".join(shown["devices"]) or "any"),
-        ("hooks", ", ".join(shown["hooks"]) or "none"),
-    ]
-    if shown["identity_at_init"]:
-        facts.append(("at init", "the model's output is unchanged"))
-    if shown["export"]:
-        facts.append(("export", shown["export"]))
-    for preset, given in shown["presets"].items():
-        typed = [f"{shown['name']}.{key}={show(value)}" for key, value in given.items()]
-        facts.append((f"in {preset}", "  ".join(typed) or "as it is"))
-    if shown["requires"]:
-        lacking = shown["lacking"]
-        lines = [f"{n} ({lacking[n]})" if n in lacking else n for n in shown["requires"]]
-        lines += [pip_line(*lacking)] if lacking else []
-        facts.append(("requires", "\n".join(lines)))
-    if "slots" in shown:
-        slots = "\n".join(map(rounded, shown["slots"]))
-        facts.append(("slots", slots or shown.get("slots_refused", "none")))
-    return [*facts, *_cards(shown)]
-
-
-def _cards(shown: dict[str, Any]) -> list[tuple[str, str]]:
-    """Word what was measured of a plugin, or how to measure it."""
-    known = [cards.Card.model_validate(card) for card in shown["cards"]]
-    if not known:
-        named = shown["name"] if shown["distribution"] else shown["source"]
-        how = f"not measured yet: minillm ablate --plugins {named} --seeds {cards.PAIRS}"
-        if shown.get("slots_refused"):
-            how += "; --with names what it needs beside it"
-        return [("worth", plain(shown.get("cards_refused", how), limit=4096))]
-    defaults = {one["name"]: one.get("default") for one in shown["options"]}
-    return [("worth", "\n".join(map(plain, cards.card_lines(card, defaults)))) for card in known]
-
-
-def _options(shown: dict[str, Any]) -> Table:
-    table = Table(box=None, padding=(1, 2, 0, 0), header_style="bold")
-    for heading in ("option", "default", "takes", ""):
-        table.add_column(heading, overflow="fold", no_wrap=heading == "option")  # to be copied
-    for option in shown["options"]:
-        default = "required" if option["required"] else json.dumps(option["default"])
-        default = "none" if default == "null" else default
-        cells = (f"{shown['name']}.{option['name']}", default, option["type"], option["help"])
-        table.add_row(*(Text(cell) for cell in cells))
-    return table
+    answer(name, preset, as_json=as_json)

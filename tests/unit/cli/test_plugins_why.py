@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from minillm_core.cli.plugins_why import show_table
+from minillm_core.cli.slot_answers import show_table
 from minillm_core.plan.render import columns
 
 Program = Callable[..., tuple[int, str, str]]

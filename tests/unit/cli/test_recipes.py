@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from minillm_core.cli import plan, train
-from minillm_core.cli.plugins_info import info, slots_on
+from minillm_core.cli.plugin_facts import info, slots_on
 from minillm_core.config.presets import SHAPES, plugins_of, recipe_names
 from minillm_core.plugins.discover import GROUP
 from minillm_core.plugins.first_party import FIRST_PARTY

@@ -8,7 +8,7 @@ import json
 import pytest
 from rich.console import Console
 
-from minillm_core.cli.plugins_info import info, render_info
+from minillm_core.cli.plugin_facts import info, render_info
 from minillm_core.cli.plugins_list import list_json, list_plugins, render_list
 from minillm_core.errors import PlanError, PluginCodeError, PluginError
 from minillm_core.plugins.manager import LoadedPlugin

@@ -1,0 +1,240 @@
+"""The answer of ``minillm plan``: what would be trained, the origin of its settings, and what it costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from minillm_core.backends.bind import kernel_preflight
+from minillm_core.checkpoint.huggingface import export_checked
+from minillm_core.cli.console import emit, say
+from minillm_core.config.folders import cache_folder
+from minillm_core.config.load import Loaded
+from minillm_core.config.schema import Config
+from minillm_core.config.values import show
+from minillm_core.data.sources import find
+from minillm_core.errors import DataError, Refusal
+from minillm_core.plan import Plan, build_plan
+from minillm_core.plan.diff import Difference, render_diff
+from minillm_core.plan.estimate import vocabulary_note
+from minillm_core.plan.render import amount, columns, plan_document, render_plan, sized
+from minillm_core.plugins.cards import BadCard, card_sources, read_cards
+from minillm_core.text import plain
+from minillm_core.train.request import Prepared, RunRequest, prepare
+from minillm_core.train.settings import settings
+from minillm_core.train.speeds import Expected, expected, known_tokens
+
+UNSAID = "default"
+"""Origins of values that no source gave: docs/settings.md lists them."""
+
+
+def answer(asked: RunRequest, diff: tuple[str, str] | None, *, as_json: bool) -> None:
+    """Show a plan and its costs, or what differs between the plans of two plugin sets."""
+    if diff and asked.plugins is not None:
+        raise Refusal(
+            "--diff names both sets of plugins",
+            where=f"--plugins {asked.plugins} --diff {diff[0]} {diff[1]}",
+            fix="leave --plugins out",
+        )
+    if diff:
+        _show_diff(asked, *diff, json=as_json)
+        return
+    prepared = prepare(asked, to_run=False)
+    plan = _plan(prepared)
+    of_vocabulary = vocabulary_note(plan.estimate())
+    _say_notes([prepared], [plan], *filter(None, (of_vocabulary,)))
+    dtype = _dtype(prepared)
+    costs, lines = _costs(prepared, plan, dtype)
+    if as_json:
+        document = plan_document(plan) | {"settings": settings(prepared.loaded)}
+        emit(document | {"costs": costs})
+        return
+    console = Console()
+    render_plan(plan, console, dtype, lines)
+    console.print()
+    console.print(settings_table(prepared.loaded))
+
+
+def _show_diff(asked: RunRequest, first: str, second: str, *, json: bool) -> None:
+    """Write what differs between the plans with two sets of plugins."""
+    both = [prepare(replace(asked, plugins=plugins), to_run=False) for plugins in (first, second)]
+    one, other = map(_plan, both)
+    _say_notes(both, [one, other])
+    if json:
+        difference = Difference.of(one, other).as_json()
+        emit({"plans": [plan_document(one), plan_document(other)], "difference": difference})
+    else:
+        render_diff(one, other, Console())
+
+
+def _plan(prepared: Prepared) -> Plan:
+    return export_checked(build_plan(prepared.loaded.config, prepared.plugins))
+
+
+def _say_notes(each: Sequence[Prepared], plans: Sequence[Plan], *more: str) -> None:
+    """Say every note once, and none before everything has been checked."""
+    pairs = zip(plans, each, strict=True)
+    kernels = [kernel_preflight(plan, prepared.detected) for plan, prepared in pairs]
+    notes = [prepared.loaded.notes for prepared in each] + [plan.notes for plan in plans] + kernels
+    for note in dict.fromkeys(chain(*notes, more)):
+        say(f"note: {note}")
+
+
+def _dtype(prepared: Prepared) -> str | None:
+    """Return the dtype that ``auto`` means here; None: as the settings say, or float32."""
+    on_gpu = prepared.detected is not None and prepared.detected.device != "cpu"
+    return "bfloat16" if on_gpu and prepared.loaded.config.train.dtype == "auto" else None
+
+
+def settings_table(loaded: Loaded) -> Table:
+    """Make a table of the settings by source, the preset first; plugins come before values.
+
+    Settings at their defaults are left out.
+    """
+    by_place: dict[str, list[str]] = {}
+    names_first = sorted(loaded.origins.items(), key=lambda one: not one[0].startswith("plugins."))
+    for key, place in names_first:
+        if place != UNSAID:
+            by_place.setdefault(place, []).append(_given(loaded, key))
+    lowest = f"preset {loaded.config.preset}"
+    table = columns("settings from", "")
+    for place in sorted(by_place, key=lambda place: (place != lowest, place)):
+        table.add_row(Text(plain(place)), Text("  ".join(map(plain, by_place[place]))))
+    return table
+
+
+def _given(loaded: Loaded, key: str) -> str:
+    """``train.lr=0.002``; the key alone where it has no value: a plugin's name, what was cleared."""
+    owner, _, name = key.partition(".")
+    plugins = loaded.config.plugins
+    if owner == "plugins":
+        return name
+    value: Any = loaded.config
+    if owner in plugins:
+        value = plugins[owner][name]
+    else:
+        for part in key.split("."):
+            value = getattr(value, part)
+    return key if value is None else f"{key}={show(value)}"
+
+
+def _costs(
+    prepared: Prepared, plan: Plan, dtype: str | None
+) -> tuple[dict[str, Any], tuple[tuple[str, str], ...]]:
+    """Estimate the costs of a plan; files are found, and not opened.
+
+    Args:
+        prepared: of the command line.
+        plan: of it.
+        dtype: of the compute; None: float32.
+
+    Returns:
+        The costs as JSON, with None for what is not known; and their headings and words.
+    """
+    config, found, speed = plan.config, prepared.detected, None
+    if found is not None:
+        dtype = dtype or config.train.dtype.replace("auto", "float32")
+        ratio = _ratios(prepared)
+        speed = expected(cache_folder(), plan, found.backend, found.device, dtype, ratio)
+    tokens, exact, data, whole = _tokens(config)
+    steps, seconds = _length(plan, speed)
+    epochs = steps * plan.tokens_per_step / tokens if steps and tokens else None
+    if epochs is not None:
+        shown = f"{epochs:.2g}" if epochs < 99 else f"{epochs:,.0f}"
+        data += f", {'' if exact else 'about '}{shown} epochs"
+    time = "unknown here: minillm bench measures it, and so does a finished run"
+    if speed is not None:
+        per_second = f"{speed.tokens_per_second:,.0f} tokens/s, {speed.basis}"
+        time = f"about {spoken(seconds or 0)} of training at {per_second}"
+    keep = config.checkpoint.keep + bool(getattr(config.checkpoint, "best", False))
+    kept = 0 if config.checkpoint.every == 0 else keep
+    one = plan.estimate().checkpoint_bytes
+    at_most = one * (kept + 1) if kept else 0  # a new one is complete before an old one goes
+    cached = whole * _id_bytes(config) if whole else None
+    disk = "no checkpoints"
+    if kept:
+        disk = f"{sized(one)} a checkpoint, {kept} kept: {sized(at_most)} at most"
+    if cached:
+        disk += f"; token cache about {sized(cached)}"
+    document = {
+        "seconds": seconds,
+        "tokens_per_second": speed.tokens_per_second if speed else None,
+        "basis": speed.basis if speed else None,
+        "steps": steps,
+        "train_tokens": tokens,
+        "train_tokens_counted": exact,
+        "epochs": epochs,
+        "checkpoint_bytes": one,
+        "checkpoints_kept": kept,
+        "disk_bytes": at_most,
+        "token_cache_bytes": cached,
+    }
+    return document, (("time", time), ("data", data), ("disk", disk))
+
+
+def spoken(seconds: float) -> str:
+    """Write a time that is known to two digits: 40 seconds, 3.2 minutes, 2.5 hours, 4 days."""
+    for size, unit in ((86_400.0, "days"), (3_600.0, "hours"), (60.0, "minutes")):
+        if (count := seconds / size) >= 1.5:
+            return f"{count:.2g} {unit}" if count < 99 else f"{count:,.0f} {unit}"
+    return f"{seconds:.0f} seconds" if seconds >= 1.5 else "a second"
+
+
+def _length(plan: Plan, speed: Expected | None) -> tuple[int | None, float | None]:
+    """Return the steps and seconds of the run, which has steps or minutes."""
+    train = plan.config.train
+    clock = None if train.minutes is None else 60 * train.minutes
+    if speed is None:
+        return train.steps, clock
+    a_step = plan.tokens_per_step / speed.tokens_per_second
+    steps = train.steps or max(1, int((clock or 0) / a_step))
+    return steps, clock or steps * a_step
+
+
+def _tokens(config: Config) -> tuple[int | None, bool, str, int | None]:
+    """Count the tokens to train on; return them, whether an earlier run did, words, and all tokens."""
+    try:
+        sources = find(config.data.paths, lambda text: None)
+    except DataError as error:
+        return None, False, "unknown: " + plain(f"{error.what}: {error.where}", 120), None
+    read = [one for one in sources if one.format.read is not None]
+    whole = int(sum(one.unpacked for one in read) / bytes_a_token(config.model.vocab))
+    ids = sum(one.size for one in sources) - sum(one.size for one in read)
+    share = 1.0 - config.data.val if isinstance(config.data.val, float) else 1.0
+    known = known_tokens(cache_folder(), config)
+    tokens = known or int((whole + ids // _id_bytes(config)) * share)
+    about = "about " if known is None else ""
+    return tokens, known is not None, f"{about}{amount(tokens)} tokens to train on", whole
+
+
+def _id_bytes(config: Config) -> int:
+    return 2 if config.model.vocab <= 65_536 else 4
+
+
+def bytes_a_token(vocab: int) -> float:
+    """Estimate the bytes of a token of a byte-level BPE: 3.2 at 4,096 entries, 4.5 at 50,304."""
+    return max(1.0, 0.35 * math.log2(vocab) - 1.0)
+
+
+def _ratios(prepared: Prepared) -> Callable[[str, str], float | None]:
+    """Look up what a plugin does to the speed on some hardware, in its card from there."""
+    files = {one.name: one.origin.file for one in prepared.plugins}
+
+    def ratio(plugin: str, hardware: str) -> float | None:
+        if plugin not in files:
+            return None
+        try:
+            cards = read_cards(plugin, card_sources(files[plugin]))
+        except BadCard:
+            return None
+        made = [card.cost.speed for card in cards if card.hardware == hardware]
+        return next((speed.effect for speed in made if speed is not None), None)
+
+    return ratio
