@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from minillm_core.config.schema import TrainConfig
 from minillm_core.errors import ConfigError
 
 EVALUATIONS = 6
@@ -26,6 +27,15 @@ class Budget:
                 where="train.steps, train.minutes",
                 fix="train.steps=1000, or train.minutes=10",
             )
+
+    @classmethod
+    def of(cls, train: TrainConfig) -> Self:
+        """Give the budget of the settings.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        return cls(train.steps, train.minutes)
 
     def progress(self, step: int, elapsed: float) -> float:
         """Give the schedules' progress, 0..1, at a step (from 1) that begins after ``elapsed`` seconds."""

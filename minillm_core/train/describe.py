@@ -132,14 +132,13 @@ def binding(bound: Binding) -> dict[str, Any]:
 
 def _budget(job: Job) -> str:
     tokens, parts = job.plan.tokens_per_step, []
-    if job.budget.steps is not None:
-        epochs = _epochs(job, job.budget.steps)
-        parts.append(f"{job.budget.steps:,} steps of {tokens:,} tokens, {_counted(epochs)}")
-    if job.budget.minutes is not None:
+    steps, minutes = job.config.train.steps, job.config.train.minutes
+    if steps is not None:
+        epochs = _epochs(job, steps)
+        parts.append(f"{steps:,} steps of {tokens:,} tokens, {_counted(epochs)}")
+    if minutes is not None:
         beside = "" if parts else f" at {tokens:,} tokens a step"
-        parts.append(
-            f"{job.budget.minutes:g} minutes of training{beside}; start and evaluation come on top"
-        )
+        parts.append(f"{minutes:g} minutes of training{beside}; start and evaluation come on top")
     return ", or ".join(parts)
 
 

@@ -80,12 +80,18 @@ def batch_hook(
     return on_batch
 
 
-def plan_hook(
-    plan: Plan, plugins: Iterable[LoadedPlugin], seen: Counter[str], streams: Streams
-) -> OnBatch | None:
-    """Join all ``on_batch`` of a plan as :func:`batch_hook` does."""
-    vocab = plan.config.model.vocab
-    return batch_hook(plan.on_batch, plugins, seen, vocab, streams, plan.batch_fields)
+def plan_hook(plan: Plan, seen: Counter[str], streams: Streams | None = None) -> OnBatch | None:
+    """Join all ``on_batch`` of a plan as :func:`batch_hook` does.
+
+    Args:
+        plan: names the plugins, and holds them.
+        seen: takes the counts.
+        streams: default: new ones, for other phases than train, where they begin anew every batch.
+    """
+    config, streams = plan.config, streams or Streams(plan.config.seed)
+    return batch_hook(
+        plan.on_batch, plan.active, seen, config.model.vocab, streams, plan.batch_fields
+    )
 
 
 def _broken(one: LoadedPlugin, hook: str, did: str, where: str, fix: str | None) -> PluginCodeError:

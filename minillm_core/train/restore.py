@@ -8,7 +8,6 @@ read without it, and one line says so.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,19 +20,17 @@ from minillm_core.backends.detect import Detected
 from minillm_core.checkpoint import LARGEST_TOKENIZER, Checkpoint, chosen_or_refuse, read_file
 from minillm_core.config.kernels import AUTO, parse_policy
 from minillm_core.config.selection import Spec
-from minillm_core.data import OnBatch, Tokenizer
+from minillm_core.data import Tokenizer
 from minillm_core.errors import BackendError, PlanError, PluginError, Refusal
 from minillm_core.ops.select import Candidate, Choice, Request, choose_all
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plan.diff import differences, in_words
 from minillm_core.plugins.attribution import attribute_errors
 from minillm_core.plugins.discover import installed_names
-from minillm_core.plugins.manager import LoadedPlugin, check_support
+from minillm_core.plugins.manager import check_support
 from minillm_core.plugins.manager import load as load_plugins
-from minillm_core.plugins.streams import Streams
 from minillm_core.text import few, plain
 from minillm_core.train.changed import changed
-from minillm_core.train.hooks import plan_hook
 from minillm_core.train.record import read_record
 from minillm_core.train.run_folder import TOKENIZER, RunFolder
 
@@ -57,7 +54,6 @@ class SavedRun:
     """A run's plan and a checkpoint of it, read by :func:`open_run`, on no device yet."""
 
     folder: RunFolder
-    plugins: tuple[LoadedPlugin, ...]
     plan: Plan
     checkpoint: Checkpoint
     tokenizer: Tokenizer | None  # None: it was trained on ids
@@ -68,11 +64,6 @@ class SavedRun:
         if self.tokenizer is None:
             return None
         return read_file(self.folder.out / TOKENIZER, LARGEST_TOKENIZER).decode("utf-8")
-
-    def inference_hook(self, seen: Counter[str] | None = None) -> OnBatch | None:
-        """Join the plugins' ``on_batch`` outside of training into one function; counts into ``seen``."""
-        counts = Counter() if seen is None else seen
-        return plan_hook(self.plan, self.plugins, counts, Streams(self.plan.config.seed))
 
     def model(
         self,
@@ -105,8 +96,8 @@ class SavedRun:
             # the kernels of the settings were for training, perhaps in another dtype
             config = wanted.config.model_copy(update={"kernels": "auto"})
             wanted = replace(wanted, config=config)
-        with attribute_errors(self.plugins, "while kernels are chosen"):
-            plan = inference_plan(wanted, self.plugins, detected, say)
+        with attribute_errors(wanted.active, "while kernels are chosen"):
+            plan = inference_plan(wanted, detected, say)
             backend = (create or backends.create)(detected, plan)
         model = backend.model(plan, plan.config.seed, max_positions=max_positions)
         arrays = self.checkpoint.arrays("model.") | self.checkpoint.arrays("state.")
@@ -145,15 +136,13 @@ def open_run(
         PluginCodeError: a plugin's own code raised.
     """
     folder = RunFolder(out, read_record(out))
-    active, plan = _planned(folder, folder.specs(folder.config, plugins or {}), say)
+    plan = _planned(folder, folder.specs(folder.config, plugins or {}), say)
     checkpoint = chosen_or_refuse(out, say, step=step, best=best)
     folder.check_seed(checkpoint)
-    return SavedRun(folder, active, plan, checkpoint, folder.tokenizer(checkpoint, say))
+    return SavedRun(folder, plan, checkpoint, folder.tokenizer(checkpoint, say))
 
 
-def _planned(
-    folder: RunFolder, specs: Mapping[str, Spec], say: Callable[[str], None]
-) -> tuple[tuple[LoadedPlugin, ...], Plan]:
+def _planned(folder: RunFolder, specs: Mapping[str, Spec], say: Callable[[str], None]) -> Plan:
     """Plan a run anew, with its plugins; without those that are not installed and shaped nothing.
 
     Raises:
@@ -179,13 +168,11 @@ def _planned(
             "its loss, and the run is read without it"
         )
     if not absent and plan.hash != record["plan_hash"]:  # without one of them it is another
-        _check_same_model(folder, plan, active, say)
-    return active, plan
+        _check_same_model(folder, plan, say)
+    return plan
 
 
-def _check_same_model(
-    folder: RunFolder, plan: Plan, active: Sequence[LoadedPlugin], say: Callable[[str], None]
-) -> None:
+def _check_same_model(folder: RunFolder, plan: Plan, say: Callable[[str], None]) -> None:
     """Say what differs between a plan and the recorded one where reading does not depend on it.
 
     Raises:
@@ -201,7 +188,7 @@ def _check_same_model(
         raise Refusal(
             "run.json was changed: its plan and plan_hash disagree", where=where, fix=RESTORE
         )
-    edited, rest = changed(found, active)
+    edited, rest = changed(found, plan.active)
     versions = {
         k.removeprefix("versions."): v for k, v in rest.items() if k.startswith("versions.")
     }
@@ -262,9 +249,7 @@ def alike(recorded: Any, plan: Plan) -> bool:
         return False
 
 
-def inference_plan(
-    plan: Plan, plugins: Iterable[LoadedPlugin], detected: Detected, say: Callable[[str], None]
-) -> Plan:
+def inference_plan(plan: Plan, detected: Detected, say: Callable[[str], None]) -> Plan:
     """Reduce a run's plan to what reading needs, where this machine does not serve the rest.
 
     Left out are such plugins' kernels and initial values, kernels of others that do not serve, and
@@ -272,7 +257,6 @@ def inference_plan(
 
     Args:
         plan: the run's.
-        plugins: those that were loaded.
         detected: where it is read.
         say: prints what a user should know.
 
@@ -282,7 +266,7 @@ def inference_plan(
         BackendError: an op that no kernel serves.
     """
     unserved: dict[str, str] = {}
-    for one in plugins:
+    for one in plan.active:
         try:
             check_support((one,), detected.backend, detected.device)
         except PluginError as error:

@@ -18,7 +18,6 @@ from minillm_core.data import Corpus
 from minillm_core.errors import DataError, PlanError, Refusal
 from minillm_core.plan import Plan
 from minillm_core.plan.diff import differences, in_words
-from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.text import plain
 from minillm_core.train.budget import Budget, Position
 from minillm_core.train.changed import changed, since, unlike
@@ -31,9 +30,7 @@ FREE = ("train.steps", "versions", "digests")
 SHOWN = 6  # differences that a refusal lists
 
 
-def check_plan(
-    earlier: RunFolder, plan: Plan, plugins: Sequence[LoadedPlugin] = ()
-) -> tuple[list[str], list[str]]:
+def check_plan(earlier: RunFolder, plan: Plan) -> tuple[list[str], list[str]]:
     """Compare the plan with the run's.
 
     Returns:
@@ -59,7 +56,7 @@ def check_plan(
         )
     free = {path: pair for path, pair in found.items() if path.startswith(FREE)}
     other = {path: pair for path, pair in found.items() if path not in free}
-    edited, free = changed(free, plugins)
+    edited, free = changed(free, plan.active)
     warnings = since(earlier.newest.step if edited and earlier.newest else None, edited)
     if other or before.seed != plan.config.seed:
         raise _other_run(earlier, unlike(before, plan.config), other, warnings)
@@ -151,7 +148,7 @@ def finished(earlier: RunFolder, budget: Budget) -> str | None:
     checkpoint = earlier.newest
     if checkpoint is None:  # it kept none: its record alone tells
         before = earlier.config
-        same = budget == Budget(before.train.steps, before.train.minutes)
+        same = budget == Budget.of(before.train)
         kept_none = before.checkpoint.every == 0 and same
         return "it kept no checkpoints, and its budget is spent" if kept_none else None
     position = Position.of(checkpoint.scalars)

@@ -6,21 +6,20 @@ What takes longer than a blink to import is imported where it is needed: the fir
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minillm_core.config.folders import cache_folder
-from minillm_core.errors import PlanError, Refusal, Stopped
+from minillm_core.errors import Refusal, Stopped
 from minillm_core.train.progress import LineDisplay, display
 from minillm_core.train.record import RUN, RUNS, choose_out, read_record
 from minillm_core.train.request import RunRequest, load_settings, prepare
 from minillm_core.train.signals import StopRequest, stop_on_signals
 
 if TYPE_CHECKING:
-    from collections import Counter
-
     import numpy as np
 
     from minillm_core.backends.base import Backend, Binding, Model
@@ -126,16 +125,12 @@ class Run:
         create: Create | None = None,
     ) -> None:
         from minillm_core.backends.detect import choose, probe
+        from minillm_core.train.job import with_settings
 
-        if plan.settings is None:
-            raise PlanError(
-                "the plan does not say which settings it is of",
-                where="Run(plan)",
-                fix="minillm_core.build_plan(minillm_core.load(...))",
-            )
+        plan = with_settings(plan, "Run(plan)")
+        assert plan.settings is not None
         self._set_up(out, say, cache, create)
-        config = plan.config
-        detected = choose(probe(), config.backend, config.device)
+        detected = choose(probe(), plan.config.backend, plan.config.device)
         self._session = self._bound(plan.settings, plan.active, detected, plan)
 
     @classmethod
@@ -526,7 +521,11 @@ class Run:
         return found
 
     def _inference_hook(self, seen: Counter[str] | None = None) -> OnBatch | None:
-        return (self._job or self._saved).inference_hook(seen)
+        """Join the plugins' ``on_batch`` outside of training; counts into ``seen``, or the run's own."""
+        from minillm_core.train.hooks import plan_hook
+
+        counts = self._job.seen if self._job else Counter()
+        return plan_hook(self.plan, counts if seen is None else seen)
 
 
 def train(

@@ -21,6 +21,7 @@ from minillm_core.checkpoint import best, disk, layout
 from minillm_core.checkpoint.huggingface import export_checked
 from minillm_core.config.load import Loaded
 from minillm_core.config.origins import TOML
+from minillm_core.config.schema import Config
 from minillm_core.errors import Interrupted, MinillmError, NonFinite, OutOfMemory, Stopped
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plan.estimate import vocabulary_note
@@ -33,7 +34,7 @@ from minillm_core.train.checkpoints import CheckpointManager
 from minillm_core.train.evidence import Evidence
 from minillm_core.train.feed import Feed
 from minillm_core.train.generate import prompts, sample
-from minillm_core.train.hooks import observers_of
+from minillm_core.train.hooks import observers_of, plan_hook
 from minillm_core.train.initial import Branch, Initial
 from minillm_core.train.job import Job, read_corpus
 from minillm_core.train.loop import Loop, Meter
@@ -125,23 +126,22 @@ class Session:
             OutOfMemory: not even the model fits.
         """
         config, shown, out, started = loaded.config, self.shown, self.out, datetime.now(UTC)
-        plugins = tuple(plugins)
         earlier = RunFolder.find(out) if self.resume and out is not None else None
         self.earlier = earlier
         if out is not None or self.runs is not None:
             given = None if self.runs else out
             choose_out(config.preset, given, runs=self.runs or RUNS, resume=self.resume)
-        budget = Budget(config.train.steps, config.train.minutes)
+        budget = Budget.of(config.train)
         errors.check_step(config.train)
         check_support(plugins, detected.backend, detected.device)
-        plan = export_checked(build_plan(config, plugins) if plan is None else plan)
+        plan = export_checked(build_plan(loaded, plugins) if plan is None else plan)
         warnings, notes, details = [], list(loaded.notes), []
         chosen_here = earlier is None and branch is None  # else it is the earlier run's preset
         if chosen_here and loaded.origins.get("preset") == "device":  # its first note says why
             details.append(notes.pop(0))
         if earlier:
             with shown.phase("verifying the checkpoint"):
-                warnings, known = resume.check_plan(earlier, plan, plugins)
+                warnings, known = resume.check_plan(earlier, plan)
                 _ = earlier.newest
             notes += known
         with self._building(plugins, f"importing {detected.backend}", "while kernels are chosen"):
@@ -165,11 +165,8 @@ class Session:
             if observers := [one.name for one in plugins if "on_event" in one.plugin.hooks]:
                 notes.append(f"started again with the run, to observe it: {', '.join(observers)}")
             notes += resume.another_place(earlier, trainer.binding)
-        job = Job(loaded, plugins, plan, corpus, trainer, budget, tuple(notes), tuple(details))
-        job.warnings, job.initial = tuple(warnings), initial
-        job.cache, job.started = self.cache, started
+        job = Job(plan, corpus, trainer, notes, details, warnings, initial, branch, started=started)
         if branch:
-            job.branch = branch
             job.begins, job.branched = branch.load(trainer, corpus, config, budget)
         if earlier and (why := resume.finished(earlier, budget)) is not None:
             shown.say(f"{out} is finished: {why}")
@@ -320,8 +317,8 @@ class Session:
         evidence.warn()
         made = self.outcome
         assert made is not None
-        if job.cache is not None and made.speed is not None:
-            remember(job.cache, job, made.speed.real, steps=made.steps - first)
+        if made.speed is not None:
+            remember(self.cache, job, made.speed.real, steps=made.steps - first)
         for line in (*describe.end(job, out, made), *describe.next_steps(job, out, made)):
             say(line)
         self.stop.patient = False
@@ -346,6 +343,7 @@ class Session:
             constants: scalars of every checkpoint.
         """
         stop, shown, config, trainer = self.stop, self.shown, job.config, job.trainer
+        budget = Budget.of(config.train)
         self.evaluations = _evaluations(before)
         meter = Meter(
             flops_per_token=job.plan.estimate().flops_per_token,
@@ -394,7 +392,7 @@ class Session:
 
             def evaluate(step: int) -> events.Evaluated | None:
                 with evaluating:
-                    if not job.budget.spent(step, loop.elapsed):
+                    if not budget.spent(step, loop.elapsed):
                         found = part(step)
                     else:
                         found = whole(step)
@@ -420,7 +418,7 @@ class Session:
                 trainer,
                 feed,
                 job.plan.values,
-                job.budget,
+                budget,
                 emit,
                 cadence=cadence,
                 evaluate=evaluate,
@@ -454,7 +452,7 @@ class Session:
                 emit(events.Resumed(position.step, str(folder.relative_to(held.out))))
             stop.patient = True  # from here on there is something to finish
             began = shown.clock()
-            running = loop.steps(evaluate_first=_evaluation_is_due(job, position))
+            running = loop.steps(evaluate_first=_evaluation_is_due(config, budget, position))
             for _ in running:
                 try:
                     yield from self._drained()
@@ -506,12 +504,12 @@ def _evaluations(lines: Sequence[Mapping[str, Any]]) -> list[events.Evaluated]:
     ]
 
 
-def _evaluation_is_due(job: Job, position: Position) -> bool:
+def _evaluation_is_due(config: Config, budget: Budget, position: Position) -> bool:
     """Tell whether an evaluation belongs to the step where this process begins, made or not."""
-    every, step = job.config.eval.every, position.step
+    every, step = config.eval.every, position.step
     if step == 0:
         return every != 0
-    parts = [job.budget.part(EVALUATIONS, at, position.elapsed) for at in (step - 1, step)]
+    parts = [budget.part(EVALUATIONS, at, position.elapsed) for at in (step - 1, step)]
     return Cadence(every).evaluates(step, sixth=parts[0] < parts[1])
 
 
@@ -561,7 +559,7 @@ class Samples:
                         prompt,
                         context=job.config.train.seq_len,
                         seed=job.config.seed + number,
-                        on_batch=job.inference_hook(),
+                        on_batch=plan_hook(job.plan, job.seen),
                         stopped=lambda: self._stop.requested,
                     )
             except MinillmError as error:

@@ -32,7 +32,7 @@ from minillm_core.train.events import Evaluated, Event, Stepped
 from minillm_core.train.evidence import Evidence
 from minillm_core.train.feed import Feed
 from minillm_core.train.hooks import observers_of
-from minillm_core.train.job import Job, read_corpus
+from minillm_core.train.job import Job, read_corpus, with_settings
 from minillm_core.train.loop import Loop, Meter
 from minillm_core.train.metrics import METRICS, events
 from minillm_core.train.progress import LineDisplay, display
@@ -219,8 +219,8 @@ class Study:
             PlanError: the plan has no settings.
             OutOfMemory: the model does not fit.
         """
-        job = self._job(plan, plan.config.seed, self._built(plan, plan.config.seed))
-        return Stepper(job)
+        plan = with_settings(plan, "Study")
+        return Stepper(Job(plan, self._corpus, self._built(plan)))
 
     def _train(
         self, plan: Plan, seed: int, evaluations: int, watch: Callable[[float], None]
@@ -233,7 +233,8 @@ class Study:
                 fix="plan.with_train(steps=200, minutes=None)",
             )
         with attribute_errors(plan.active, "a step"):
-            job = self._warm(plan, seed)
+            plan = with_settings(plan, "Study", seed)
+            job = Job(plan, self._corpus, self._warm(plan))
             figures = _Figures(watch, steps)
             emit = observers_of(job, [figures, Evidence.of(job, self._say)], say=self._say)
             with Feed(job, None) as feed, self._turn(), without_gc():
@@ -241,7 +242,7 @@ class Study:
                     job.trainer,
                     feed,
                     plan.values,
-                    job.budget,
+                    Budget(steps),
                     emit,
                     cadence=Cadence(max(1, round(steps / evaluations))),
                     evaluate=self._validation(job, plan.config.eval.tokens),
@@ -259,12 +260,12 @@ class Study:
             curve=tuple(figures.curve),
         )
 
-    def _warm(self, plan: Plan, seed: int) -> Job:
-        """Give a job whose trainer is compiled and has the initial values of a seed."""
+    def _warm(self, plan: Plan) -> Trainer:
+        """Give a trainer that is compiled and has the plan's initial values."""
         graph = graph_of(plan)
         if self._kept is None or self._kept[0] != graph:
             self._drop()
-            job = self._job(plan, seed, self._built(plan, seed))
+            job = Job(plan, self._corpus, self._built(plan))
             with Feed(job, None) as feed:
                 for _ in range(WARM):
                     batch = next(feed)
@@ -273,23 +274,12 @@ class Study:
             self._validation(job, plan.config.train.seq_len)(0)
             self._kept = graph, job.trainer
         trainer = self._kept[1]
-        trainer.restart(seed)
-        return self._job(plan, seed, trainer)
+        trainer.restart(plan.config.seed)
+        return trainer
 
-    def _built(self, plan: Plan, seed: int) -> Trainer:
+    def _built(self, plan: Plan) -> Trainer:
         with attribute_errors(plan.active, "while it is built"):
-            return self._create(self._detected, plan).trainer(plan, seed)
-
-    def _job(self, plan: Plan, seed: int, trainer: Trainer) -> Job:
-        if plan.settings is None:
-            raise PlanError(
-                "the plan does not say which settings it is of",
-                where="Study",
-                fix="minillm_core.build_plan(minillm_core.load(...))",
-            )
-        loaded = replace(plan.settings, config=plan.config.model_copy(update={"seed": seed}))
-        budget = Budget(plan.config.train.steps or 1)
-        return Job(loaded, plan.active, plan, self._corpus, trainer, budget, ())
+            return self._create(self._detected, plan).trainer(plan, plan.config.seed)
 
     def _validation(self, job: Job, tokens: int) -> Validation:
         return validation(job, tokens, cancelled=lambda: self._stop.requested)

@@ -22,6 +22,7 @@ from minillm_core.data import (
 )
 from minillm_core.errors import DataError, Refusal
 from minillm_core.train.events import Evaluated, Event, Stepped
+from minillm_core.train.hooks import plan_hook
 from minillm_core.train.job import Job
 from minillm_core.train.progress import Display
 
@@ -175,7 +176,7 @@ def validation(
         seq_len=config.train.seq_len,
         tokens=tokens,
         seed=None,  # it is in seeded order already
-        on_batch=job.inference_hook(),
+        on_batch=plan_hook(job.plan, job.seen),
         share=share,
     )
     return Validation(
