@@ -7,7 +7,6 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
@@ -19,24 +18,6 @@ from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.text import printable, printable_so_far
 
 Say = Callable[[str], None]
-
-
-class Vocabulary(Protocol):
-    """The part of a tokenizer that writing needs."""
-
-    end_of_text: int
-
-    def known(self) -> np.ndarray:
-        """Give the ids in use, int32 (n,)."""
-        ...
-
-    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Give the ids of each text."""
-        ...
-
-    def stream(self) -> Callable[[int], str]:
-        """Make a function that takes ids one by one and gives the text that each of them completes."""
-        ...
 
 
 class Window:
@@ -123,7 +104,7 @@ class Writer:
     """A model with what it takes to write text."""
 
     model: Model
-    vocabulary: Vocabulary
+    vocabulary: Tokenizer
     context: int  # columns that the model is shown at most
     on_batch: OnBatch | None = None
     plugins: tuple[LoadedPlugin, ...] = ()  # to be blamed for what their nodes raise
@@ -274,15 +255,12 @@ _WORDS, _LONGEST = 8, 60  # most words and characters of a prompt
 
 
 def sample(
-    model: Model,
-    vocabulary: Vocabulary,
+    writer: Writer,
     prompt: str = "",
     *,
     tokens: int = TOKENS,
-    context: int,
     temperature: float = 0.8,
     seed: int = 0,
-    on_batch: OnBatch | None = None,
     stopped: Callable[[], bool] = lambda: False,
     seconds: float = SECONDS,
     clock: Callable[[], float] = time.perf_counter,
@@ -290,14 +268,11 @@ def sample(
     """Continue a prompt.
 
     Args:
-        model: gives the logits.
-        vocabulary: encodes and decodes; ids that it does not know are never drawn.
+        writer: the model and its tokenizer.
         prompt: without lone surrogates; empty: the beginning of a document.
         tokens: how many at most; the end of the document ends it earlier.
-        context: most tokens that the model is shown.
         temperature: lower is safer.
         seed: of the draws, which move no other randomness.
-        on_batch: the plugins'.
         stopped: polled before every token; the sample ends where it returns true.
         seconds: after which it ends as well.
         clock: seconds that never go back.
@@ -306,7 +281,6 @@ def sample(
         The text after the prompt, without terminal control sequences and without half a character
         at its end.
     """
-    writer = Writer(model, vocabulary, context, on_batch)
     ids = iter(writer.go_on(prompt, Sampling(temperature), tokens=tokens, seed=seed))
     ends = clock() + seconds
 
@@ -314,7 +288,7 @@ def sample(
         while not stopped() and clock() < ends and (one := next(ids, None)) is not None:
             yield one
 
-    return "".join(pieces(in_time(), vocabulary.stream()))
+    return "".join(pieces(in_time(), writer.vocabulary.stream()))
 
 
 def prompts(documents: Documents, tokenizer: Tokenizer, count: int) -> list[str]:

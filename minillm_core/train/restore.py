@@ -13,11 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from minillm_core import backends
 from minillm_core.backends.base import Backend, Model
 from minillm_core.backends.bind import requests_here
 from minillm_core.backends.detect import Detected
-from minillm_core.checkpoint import LARGEST_TOKENIZER, Checkpoint, chosen_or_refuse, read_file
+from minillm_core.checkpoint import Checkpoint, chosen_or_refuse
 from minillm_core.config.kernels import AUTO, parse_policy
 from minillm_core.config.selection import Spec
 from minillm_core.data import Tokenizer
@@ -30,9 +32,9 @@ from minillm_core.plugins.discover import installed_names
 from minillm_core.plugins.manager import check_support
 from minillm_core.plugins.manager import load as load_plugins
 from minillm_core.text import few, plain
-from minillm_core.train.changed import changed
 from minillm_core.train.record import read_record
-from minillm_core.train.run_folder import TOKENIZER, RunFolder
+from minillm_core.train.resume import edited_plugins
+from minillm_core.train.run_folder import RunFolder
 
 SETTINGS = {
     **{f"data.{key}": f"train.{key}" for key in ("rows", "seq_len")},
@@ -58,12 +60,9 @@ class SavedRun:
     checkpoint: Checkpoint
     tokenizer: Tokenizer | None  # None: it was trained on ids
 
-    @property
-    def tokenizer_text(self) -> str | None:
-        """Its tokenizer.json; None: the run was trained on ids."""
-        if self.tokenizer is None:
-            return None
-        return read_file(self.folder.out / TOKENIZER, LARGEST_TOKENIZER).decode("utf-8")
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Read the model's parameters and state, float32, under the names of :meth:`Model.load`."""
+        return self.checkpoint.arrays("model.") | self.checkpoint.arrays("state.")
 
     def model(
         self,
@@ -100,9 +99,8 @@ class SavedRun:
             plan = inference_plan(wanted, detected, say)
             backend = (create or backends.create)(detected, plan)
         model = backend.model(plan, plan.config.seed, max_positions=max_positions)
-        arrays = self.checkpoint.arrays("model.") | self.checkpoint.arrays("state.")
         try:
-            model.load(arrays)
+            model.load(self.arrays())
         except (KeyError, ValueError) as error:
             raise Refusal(
                 f"the checkpoint does not fit the model: {error}",
@@ -188,7 +186,7 @@ def _check_same_model(folder: RunFolder, plan: Plan, say: Callable[[str], None])
         raise Refusal(
             "run.json was changed: its plan and plan_hash disagree", where=where, fix=RESTORE
         )
-    edited, rest = changed(found, plan.active)
+    edited, rest = edited_plugins(found, plan.active)
     versions = {
         k.removeprefix("versions."): v for k, v in rest.items() if k.startswith("versions.")
     }

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from minillm_core.backends.base import Backend, Binding, Model
     from minillm_core.backends.detect import Detected
+    from minillm_core.checkpoint.huggingface.layout import Layout
     from minillm_core.config.load import Loaded
     from minillm_core.data import OnBatch, Tokenizer
     from minillm_core.plan import Plan
@@ -466,22 +467,48 @@ class Run:
         Raises:
             Refusal: ``to`` is taken, or a plugin stands in the way.
         """
-        from minillm_core.checkpoint.huggingface.write import refuse_taken as refuse_taken_directory
-        from minillm_core.train.export import export_model
+        from minillm_core.checkpoint import huggingface
+        from minillm_core.checkpoint.huggingface.write import refuse_taken
 
         to = Path(to)
-        refuse_taken_directory(to)
-        if self._job is None:
-            saved = self._saved
-            arrays = saved.checkpoint.arrays("model.") | saved.checkpoint.arrays("state.")
-            text = saved.tokenizer_text
-        else:
-            arrays = self._job.trainer.arrays()
-            text = self.tokenizer.text() if self.tokenizer else None
-        say, own = self._shown.say, self.tokenizer
-        found = export_model(self.plan, arrays, to, own, text, say=say, shard_bytes=shard_bytes)
-        kept = self.checkpoint
-        return {**found, "step": self.step, "checkpoint": None if kept is None else str(kept)}
+        refuse_taken(to)
+        plan, kept = self.plan, self.checkpoint
+        arrays = self._job.trainer.arrays() if self._job else self._saved.arrays()
+        layout, tensors = huggingface.export_layout(plan), huggingface.exported(plan, arrays)
+        documents = self._export_documents(layout)
+        names = huggingface.write_directory(to, tensors, documents, shard_bytes=shard_bytes)
+        return {
+            "directory": str(to),
+            "layout": layout.name,
+            "parameters": sum(array.size for array in tensors.values()),
+            "files": {name: (to / name).stat().st_size for name in names},
+            "step": self.step,
+            "checkpoint": None if kept is None else str(kept),
+        }
+
+    def _export_documents(self, layout: Layout) -> dict[str, Any]:
+        """Make the JSON files of an exported model directory: name -> content."""
+        from minillm_core.checkpoint.huggingface import tokenizer_documents
+        from minillm_core.data.tokenizer import END_OF_TEXT
+
+        tokenizer, config = self.tokenizer, self.plan.config
+        boundary = tokenizer.end_of_text if tokenizer else None
+        positions = config.train.seq_len
+        documents = {
+            "config.json": layout.document(config.model, positions=positions, boundary=boundary),
+            "generation_config.json": {
+                f"{name}_token_id": boundary for name in ("bos", "eos", "pad")
+            },
+        }
+        if tokenizer is None:
+            self._shown.say("the run was trained on ids: there is no tokenizer to write")
+            return documents
+        files, notes = tokenizer_documents(
+            tokenizer.text(), boundary=END_OF_TEXT, positions=positions
+        )
+        for note in notes:
+            self._shown.say(note)
+        return documents | files
 
     @cached_property
     def _saved(self) -> SavedRun:

@@ -33,7 +33,7 @@ from minillm_core.train.budget import EVALUATIONS, Budget, Cadence, Position
 from minillm_core.train.checkpoints import CheckpointManager
 from minillm_core.train.evidence import Evidence
 from minillm_core.train.feed import Feed
-from minillm_core.train.generate import prompts, sample
+from minillm_core.train.generate import Writer, prompts, sample
 from minillm_core.train.hooks import observers_of, plan_hook
 from minillm_core.train.initial import Branch, Initial
 from minillm_core.train.job import Job, read_corpus
@@ -547,21 +547,16 @@ class Samples:
         job, tokenizer = self._job, self._job.corpus.tokenizer
         if tokenizer is None:
             return
+        hook = plan_hook(job.plan, job.seen)
+        writer = Writer(job.trainer, tokenizer, job.config.train.seq_len, hook)
         for number in range(count):
             if self._stop.requested:  # the user wants the prompt back
                 return
             prompt, phase = self.prompts[number % len(self.prompts)], "writing a sample"
             try:
                 with self._shown.phase(phase), attribute_errors(job.plugins, "in a sample"):
-                    text = sample(
-                        job.trainer,
-                        tokenizer,
-                        prompt,
-                        context=job.config.train.seq_len,
-                        seed=job.config.seed + number,
-                        on_batch=plan_hook(job.plan, job.seen),
-                        stopped=lambda: self._stop.requested,
-                    )
+                    stopped, seed = lambda: self._stop.requested, job.config.seed + number
+                    text = sample(writer, prompt, seed=seed, stopped=stopped)
             except MinillmError as error:
                 self._shown.say(f"warning: no sample: {error}")
                 return
