@@ -75,8 +75,8 @@ class CheckpointManager:
         seconds: the time of the last save, until it was on the disk.
     """
 
-    emit: Callable[[Event], None]  # takes an event for each save that ended
-    say: Callable[[str], None]
+    emit: Callable[[Event], None] = lambda event: None  # takes an event for each save that ended
+    say: Callable[[str], None] = lambda line: None
     check: Callable[[], None] = lambda: None  # raises where a save would hold what it should not
     trainer: Trainer | None = None  # is saved, and put back
     writer: Writer | None = None  # None: nothing is ever saved

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import median
 
 from minillm_core.backends.base import StepResult
@@ -42,24 +43,16 @@ def is_spike(loss: float, losses: Sequence[float], nats: float) -> bool:
     return len(losses) >= FEWEST and loss > median(losses) + nats
 
 
+@dataclass(frozen=True)
 class Guard:
-    """Counts the steps that were not finite, and goes back where the loss has a spike.
+    """A guard that counts the steps that were not finite, and goes back where the loss has a spike."""
 
-    Args:
-        checkpoints: the run's, whose events come before a run ends or goes back to one.
-        emit: takes every event, in order.
-        say: prints a line.
-        spike: nats over the median of the last losses from which on the run goes back; 0: never.
-    """
-
-    def __init__(
-        self,
-        checkpoints: CheckpointManager,
-        emit: Callable[[Event], None],
-        say: Callable[[str], None],
-        spike: float,
-    ) -> None:
-        self.checkpoints, self.emit, self.say, self.spike = checkpoints, emit, say, spike
+    checkpoints: CheckpointManager  # their events come before a run ends or goes back to one
+    emit: Callable[[Event], None]  # takes every event, in order
+    say: Callable[[str], None]
+    spike: (
+        float  # nats over the median of the last losses from which on the run goes back; 0: never
+    )
 
     def take(
         self, position: Position, step: int, result: StepResult

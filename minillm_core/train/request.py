@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minillm_core.backends.detect import Detected, choose, default_preset, probe
 from minillm_core.errors import BackendError, DataError, Refusal
 
 if TYPE_CHECKING:
-    from minillm_core.backends.detect import Detected
     from minillm_core.config.load import Loaded
     from minillm_core.plugins.manager import LoadedPlugin
     from minillm_core.train.initial import Branch
@@ -78,7 +78,6 @@ def load_settings(request: RunRequest, *, to_run: bool, fit: bool = True) -> Pre
         DataError: a path of the data does not exist or holds no data.
         Refusal: the run that is to be resumed or branched from cannot be read.
     """
-    from minillm_core.backends.detect import default_preset, probe
     from minillm_core.config.load import absolute, load
 
     def preset_here() -> tuple[str, str]:
@@ -145,7 +144,6 @@ def prepare(request: RunRequest, *, to_run: bool, fit: bool = True) -> Prepared:
         PluginError: a plugin is unknown or broken, or does not run here.
         PluginCodeError: a plugin's own code raised.
     """
-    from minillm_core.backends.detect import choose, probe
     from minillm_core.config.selection import added
 
     prepared = load_settings(request, to_run=to_run, fit=fit)

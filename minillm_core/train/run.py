@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minillm_core.backends.detect import Detected, choose, probe
 from minillm_core.config.folders import cache_folder
 from minillm_core.errors import Refusal, Stopped
 from minillm_core.train.progress import LineDisplay, display
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from minillm_core.backends.base import Backend, Binding, Model
-    from minillm_core.backends.detect import Detected
     from minillm_core.checkpoint.huggingface.layout import Layout
     from minillm_core.config.load import Loaded
     from minillm_core.data import OnBatch, Tokenizer
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from minillm_core.train.session import Session
 
 Say = Callable[[str], None]
-Create = Callable[["Detected", "Plan"], "Backend"]
+Create = Callable[[Detected, "Plan"], "Backend"]
 Paths = str | Path | Sequence[str | Path]
 
 
@@ -125,7 +125,6 @@ class Run:
         cache: str | Path | None = None,
         create: Create | None = None,
     ) -> None:
-        from minillm_core.backends.detect import choose, probe
         from minillm_core.train.job import with_settings
 
         plan = with_settings(plan, "Run(plan)")
@@ -529,8 +528,6 @@ class Run:
         """
         if self._job is not None:
             return self._job.trainer
-        from minillm_core.backends.detect import choose, probe
-
         saved = self._saved
         dtype = "float32" if exact else saved.plan.config.train.dtype
         longest = max(positions or 0, saved.plan.config.train.seq_len)

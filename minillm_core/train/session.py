@@ -9,6 +9,7 @@ import inspect
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -54,48 +55,27 @@ from minillm_core.train.speeds import remember
 from minillm_core.train.validation import Trend, bytes_of_a_token, validation
 
 
+@dataclass(eq=False)
 class Session:
-    """One process's part of a run.
+    """One process's part of a run."""
 
-    Args:
-        out: the run's folder; None: nothing is written, or a folder is made in ``runs``.
-        cache: where tokens are kept.
-        shown: the console.
-        stop: ends it early.
-        create: makes the backend; default: :func:`minillm_core.backends.create`.
-        resume: ``out`` may hold a run, which is resumed.
-        runs: where a folder without a name is made.
-        verbose: print all that is known before the first step.
-
-    Attributes:
-        job: the run, checked; None before :meth:`bind`.
-        loop: the training loop; None before the first event.
-        outcome: the run's result; None before its end.
-        evaluations: the held-out losses, those of earlier processes too.
-    """
-
-    def __init__(
-        self,
-        out: Path | None,
-        *,
-        cache: Path,
-        shown: Display,
-        stop: StopRequest,
-        create: Callable[[Detected, Plan], Backend] | None = None,
-        resume: bool = False,
-        runs: Path | None = None,
-        verbose: bool = False,
-    ) -> None:
-        self.out, self.cache, self.shown, self.stop = out, cache, shown, stop
-        self.resume, self.runs, self.verbose = resume, runs, verbose
-        self.create = create or backends.create
-        self.earlier: RunFolder | None = None
-        self.job: Job | None = None
-        self.loop: Loop | None = None
-        self.outcome: describe.Outcome | None = None
-        self.evaluations: list[events.Evaluated] = []
-        self._emitted: deque[events.Event] = deque()
-        self._running: Generator[events.Event] | None = None
+    out: Path | None  # the run's folder; None: nothing is written, or a folder is made in ``runs``
+    _: KW_ONLY
+    cache: Path  # where tokens are kept
+    shown: Display
+    stop: StopRequest
+    create: Callable[[Detected, Plan], Backend] | None = None  # default: ``backends.create``
+    resume: bool = False  # ``out`` may hold a run, which is resumed
+    runs: Path | None = None  # where a folder without a name is made
+    verbose: bool = False  # print all that is known before the first step
+    earlier: RunFolder | None = None  # the run that is resumed
+    job: Job | None = None  # the run, checked; None before :meth:`bind`
+    loop: Loop | None = None  # None before the first event
+    outcome: describe.Outcome | None = None  # None before the end
+    # the held-out losses, those of earlier processes too
+    evaluations: list[events.Evaluated] = field(default_factory=list)
+    _emitted: deque[events.Event] = field(default_factory=deque)
+    _running: Generator[events.Event] | None = None
 
     # checks
 
@@ -145,7 +125,7 @@ class Session:
                 _ = earlier.newest
             notes += known
         with self._building(plugins, f"importing {detected.backend}", "while kernels are chosen"):
-            backend = self.create(detected, plan)
+            backend = (self.create or backends.create)(detected, plan)
         corpus = read_corpus(config, self.cache, shown, say=notes.append, detail=details.append)
         if earlier:
             resume.check_data(earlier, corpus)
