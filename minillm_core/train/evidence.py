@@ -17,10 +17,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from minillm_core.backends.base import Trainer
 from minillm_core.errors import NoEvidence
 from minillm_core.train.events import Event, Stepped
 from minillm_core.train.hooks import Raised
@@ -32,13 +33,6 @@ STEPS = 10
 """Steps after which a plugin that left no trace ends the run."""
 
 SHOWN = 8  # keys that a record lists
-
-
-class _Witness(Protocol):
-    """The part of a trainer that evidence needs."""
-
-    def witnesses(self) -> Mapping[str, int]: ...
-    def arrays(self) -> dict[str, np.ndarray]: ...
 
 
 class Evidence:
@@ -55,7 +49,7 @@ class Evidence:
     def __init__(
         self,
         expected: Mapping[str, Sequence[str]],
-        trainer: _Witness,
+        trainer: Trainer,
         *,
         seen: Counter[str],
         say: Callable[[str], None],
@@ -158,7 +152,9 @@ class Evidence:
         if not self._expected:
             return {}
         counts = Counter(self._trainer.witnesses()) + self._seen + self._moved()
-        counts.update(key for keys in self._expected.values() for key in keys if _planned(key))
+        counts.update(
+            key for keys in self._expected.values() for key in keys if key.startswith("slot:")
+        )
         records = {}
         for name, keys in self._expected.items():
             there = [key for key in keys if counts[key] > 0]
@@ -202,10 +198,6 @@ def _owner(key: str, names: Set[str]) -> str | None:
             return rest
         rest = rest.partition(".")[2]
     return None
-
-
-def _planned(key: str) -> bool:
-    return key.startswith("slot:")
 
 
 def _listed(keys: Sequence[str]) -> list[str]:

@@ -17,16 +17,17 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from minillm_core.backends.base import Trainer
 from minillm_core.data import Cancelled, StepBatch
 from minillm_core.errors import DataError, PluginCodeError
 from minillm_core.plugins.watch import running
 from minillm_core.train.budget import EVALUATIONS, Budget, Cadence, Last, Position
-from minillm_core.train.checkpoints import CheckpointManager
+from minillm_core.train.checkpoints import CheckpointManager, Guard
 from minillm_core.train.errors import exit_code, stopped
 from minillm_core.train.events import Ended, Evaluated, Event, Stepped, Throughput
 from minillm_core.train.feed import next_supervised_batch
-from minillm_core.train.guard import Guard
 from minillm_core.train.progress import Display, LineDisplay
 from minillm_core.train.signals import StopRequest
 
@@ -343,10 +344,10 @@ class Meter:
         self, *, flops_per_token: float = 0.0, peak_flops: float | None = None, window: int = 20
     ) -> None:
         self._flops, self._peak = flops_per_token, peak_flops
-        self._recent: deque[tuple[float, Counts]] = deque(maxlen=window)
+        self._recent: deque[np.ndarray] = deque(maxlen=window)  # seconds and counts of steps
         self._ended = 0.0
         self._warm = False
-        self._total = (0.0, Counts(0, 0, 0))
+        self._total = np.zeros(1 + len(Counts._fields))
 
     def restart(self, now: float) -> None:
         """Steps follow from here on: what happened before (an evaluation, a save) is not theirs."""
@@ -364,26 +365,20 @@ class Meter:
         waited = read - asked > WAITED * (read - queued)
         ended = max(read if waited else queued, self._ended + SHORTEST)
         seconds, self._ended = ended - self._ended, ended
-        steps = [(seconds, counts)]
+        step = np.array([seconds, *counts])
         if self._warm:
-            self._recent.append(steps[0])
-            self._total = _sum([self._total, steps[0]])
-            steps = list(self._recent)
+            self._recent.append(step)
+            self._total += step
+        rate = _rate(sum(self._recent, np.zeros_like(step)) if self._warm else step)
         self._warm = True
-        rate = _rate(*_sum(steps))
         mfu = rate.real * self._flops / self._peak if self._peak else None
         return Figures(seconds, rate, mfu)
 
     def overall(self) -> Throughput | None:
         """Give the rate of all steps but the first; None when there was no other."""
-        seconds, _ = self._total
-        return _rate(*self._total) if seconds else None
+        return _rate(self._total) if self._total[0] else None
 
 
-def _sum(steps: list[tuple[float, Counts]]) -> tuple[float, Counts]:
-    columns = zip(*(counts for _, counts in steps), strict=True)
-    return sum(seconds for seconds, _ in steps), Counts(*map(sum, columns))
-
-
-def _rate(seconds: float, counts: Counts) -> Throughput:
-    return Throughput(*(count / seconds for count in counts))
+def _rate(total: np.ndarray) -> Throughput:
+    """Divide the counts of some steps by their seconds, which come first."""
+    return Throughput(*(total[1:] / total[0]).tolist())

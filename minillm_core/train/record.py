@@ -230,26 +230,15 @@ def versions(backend: str, distributions: Sequence[str] = ()) -> dict[str, str |
 
 def hardware(device_name: str) -> dict[str, Any]:
     """Describe the run's machine, without anything that says whose it is."""
+    import psutil
+
     return {
         "device": device_name,
         "machine": platform.machine(),
         "system": f"{platform.system()} {platform.release()}",
-        "cores": _cores(),
-        "memory_bytes": _memory(),
+        "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
     }
-
-
-def _cores() -> int | None:
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
-
-
-def _memory() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return None
 
 
 def _unwritable(out: Path, reason: str) -> Refusal:

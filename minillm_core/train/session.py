@@ -9,7 +9,7 @@ import inspect
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -333,23 +333,20 @@ class Session:
         trend.recall(before, self.evaluations)
         evaluating = Stopwatch(shown.clock)
         with ExitStack() as stack:
-            metrics = Metrics(held.out / METRICS, every=config.log.every) if held else None
-            if metrics is not None:
-                stack.enter_context(metrics)
+            observers, checks = [evidence, shown, trend, self._emitted.append], []
+            if held is not None:
+                metrics = Metrics(held.out / METRICS, every=config.log.every)
+                observers.insert(0, stack.enter_context(metrics))
+                checks = [held.check, metrics.check]
             stack.enter_context(watching(shown.say))
             feed = Feed(job, position.cursor or None, lambda: stop.requested)
             stack.enter_context(feed)
-            observers = [evidence, shown, trend, self._emitted.append]
-            if metrics is not None:
-                observers.insert(0, metrics)
             emit = observers_of(job, observers, say=shown.say)
 
             def check() -> None:
                 """Refuse to write where the folder, its metrics.jsonl or the data are no longer the run's."""
-                if held is not None and metrics is not None:
-                    held.check()
-                    metrics.check()
-                job.corpus.check_unchanged()
+                for one in (*checks, job.corpus.check_unchanged):
+                    one()
 
             checkpoints = CheckpointManager(emit, shown.say, check, trainer=trainer)
             if held is not None:
@@ -388,12 +385,9 @@ class Session:
                     yield from samples(step, max(config.eval.samples, at_the_end))
 
             every, minutes = config.checkpoint.every, config.checkpoint.minutes
-            if (
-                config.train.spike
-            ):  # a checkpoint that a rewind takes must not be the clock's chance
-                cadence = Cadence(config.eval.every, every, settle=0.0)
-            else:
-                cadence = Cadence(config.eval.every, every, minutes)
+            cadence = Cadence(config.eval.every, every, minutes)
+            if config.train.spike:  # a rewind's checkpoint must not be the clock's chance
+                cadence = replace(cadence, minutes=0.0, settle=0.0)
             loop = self.loop = Loop(
                 trainer,
                 feed,
