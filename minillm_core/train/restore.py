@@ -8,7 +8,7 @@ read without it, and one line says so.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -309,25 +309,21 @@ def _idle(
     plan: Plan, requests: Mapping[str, Request], serving: Mapping[str, Choice]
 ) -> dict[str, dict[tuple[str, str], str]]:
     """Map plugins to their kernels that do not serve and would end a run, each with the reason."""
-    offers: dict[str, list[Candidate]] = {}
-    for owner, candidate in plan.candidates:
-        offers.setdefault(owner, []).append(candidate)
     found = {}
-    for owner, kernels in offers.items():
+    for owner in dict(plan.candidates):
+        kernels = [candidate for name, candidate in plan.candidates if name == owner]
         idle = [c for c in kernels if serving[c.op].kernel != c.name]
         if len(idle) == len(kernels) or any(c.disable_option for c in idle):
-            found[owner] = dict(_reasons(idle, requests, serving))
+            found[owner] = {
+                (c.op, c.name): _why_idle(c, requests[c.op], serving[c.op]) for c in idle
+            }
     return found
 
 
-def _reasons(
-    idle: Sequence[Candidate], requests: Mapping[str, Request], serving: Mapping[str, Choice]
-) -> Iterator[tuple[tuple[str, str], str]]:
-    for one in idle:
-        choice = serving[one.op]
-        why = one.refusal(requests[one.op]) or choice.reason
-        said = f"its kernel {one.op}={one.name} does not serve here, {choice.kernel} does ({why})"
-        yield (one.op, one.name), said
+def _why_idle(candidate: Candidate, request: Request, choice: Choice) -> str:
+    why = candidate.refusal(request) or choice.reason
+    kernel = f"{candidate.op}={candidate.name}"
+    return f"its kernel {kernel} does not serve here, {choice.kernel} does ({why})"
 
 
 def _inferred(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -345,27 +345,51 @@ class Run:
         Raises:
             Refusal: there is nothing to predict, or the text cannot be read.
         """
-        from minillm_core.train.validation import evaluate_text
+        from minillm_core.data import ValidationBatches, bytes_per_token, open_documents
+        from minillm_core.train.hooks import plan_hook
+        from minillm_core.train.validation import Validation
 
-        longest = self.plan.config.train.seq_len
+        config, paths, shown = self.plan.config, _listed(data), self._shown
+        longest, vocab = config.train.seq_len, config.model.vocab
         if self._job is not None and seq_len is not None and seq_len > longest:
             raise Refusal(
                 f"the model that is trained takes rows of {longest} tokens",
                 where=f"seq_len={seq_len}",
                 fix="save the run, and evaluate Run.open(out)",
             )
-        return evaluate_text(
-            self._reader(positions=seq_len),
-            _listed(data),
-            config=self.plan.config,
-            tokenizer=self.tokenizer,
-            inference_hook=self._inference_hook,
-            step=self.step,
-            seq_len=seq_len,
-            max_tokens=max_tokens,
-            cache=self._cache,
-            shown=self._shown,
+        model, tokenizer, seen = self._reader(positions=seq_len), self.tokenizer, Counter[str]()
+        with shown.phase("reading the data"):
+            documents = open_documents(
+                paths,
+                tokenizer=tokenizer,
+                vocab=vocab,
+                cache=self._cache,
+                say=shown.say,
+                progress=shown.progress,
+            )
+        batches = ValidationBatches(
+            documents,
+            rows=config.train.rows,
+            seq_len=seq_len or longest,
+            tokens=max_tokens,
+            seed=None,
+            on_batch=plan_hook(self.plan, seen),
         )
+        if not len(batches):
+            raise Refusal(
+                "there is nothing to predict", where=", ".join(paths), fix="give more text"
+            )
+        evaluation = Validation(
+            model,
+            batches,
+            bytes_per_token(tokenizer, vocab) if tokenizer else None,
+            text=", ".join(paths),
+            seen=seen,
+            progress=lambda done: shown.evaluating(done, batches.predictions),
+        )
+        found = evaluation(self.step)
+        assert found is not None  # it is not cancelled
+        return found
 
     def generate(
         self,
@@ -544,12 +568,11 @@ class Run:
             self._models[dtype, longest] = found
         return found
 
-    def _inference_hook(self, seen: Counter[str] | None = None) -> OnBatch | None:
-        """Join the plugins' ``on_batch`` outside of training; counts into ``seen``, or the run's own."""
+    def _inference_hook(self) -> OnBatch | None:
+        """Join the plugins' ``on_batch`` outside of training."""
         from minillm_core.train.hooks import plan_hook
 
-        counts = self._job.seen if self._job else Counter()
-        return plan_hook(self.plan, counts if seen is None else seen)
+        return plan_hook(self.plan, self._job.seen if self._job else Counter())
 
 
 def train(

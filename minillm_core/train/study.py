@@ -12,7 +12,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -352,19 +352,21 @@ class Stepper:
         self._feed.__exit__(*exception)
 
 
+@dataclass(eq=False)
 class _Figures:
     """An observer that adds up a run's clock and keeps its curve."""
 
-    def __init__(self, watch: Callable[[float], None], steps: int) -> None:
-        self._watch, self._steps = watch, steps
-        self.seconds, self.tokens = 0.0, 0
-        self.curve: list[Point] = []
+    watch: Callable[[float], None]
+    steps: int
+    seconds: float = 0.0
+    tokens: int = 0
+    curve: list[Point] = field(default_factory=list)
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Stepped):
             self.seconds += event.step_seconds
             self.tokens = event.tokens
-            self._watch(event.step / self._steps)
+            self.watch(event.step / self.steps)
         elif isinstance(event, Evaluated):
             self.curve.append(
                 Point(event.step, self.tokens, self.seconds, event.val_loss, event.bits_per_byte)

@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from minillm_core.backends.base import Batch, Model
-from minillm_core.config.schema import Config
-from minillm_core.data import (
-    OnBatch,
-    Tokenizer,
-    ValidationBatches,
-    bytes_per_token,
-    open_documents,
-)
-from minillm_core.errors import DataError, Refusal
+from minillm_core.data import ValidationBatches, bytes_per_token
+from minillm_core.errors import DataError
 from minillm_core.train.events import Evaluated, Event, Stepped
 from minillm_core.train.hooks import plan_hook
 from minillm_core.train.job import Job
-from minillm_core.train.progress import Display
 
 
 @dataclass(eq=False)
@@ -84,69 +75,6 @@ class Validation:
 
 class _Cancelled(Exception):
     """Ends an evaluation from within its batches."""
-
-
-def evaluate_text(
-    model: Model,
-    data: Sequence[str],
-    *,
-    config: Config,
-    tokenizer: Tokenizer | None,
-    inference_hook: Callable[[Counter[str]], OnBatch | None],
-    step: int,
-    seq_len: int | None = None,
-    max_tokens: int | None = None,
-    cache: Path,
-    shown: Display,
-) -> Evaluated:
-    """Evaluate a model on files or folders, all of them, in file order.
-
-    Args:
-        model: evaluates.
-        data: files or folders of text or ids.
-        config: the run's settings.
-        tokenizer: the run's; None: it was trained on ids.
-        inference_hook: makes the plugins' ``on_batch``, which counts into its argument.
-        step: optimizer steps that the model has seen.
-        seq_len: tokens of a window; default: the run's.
-        max_tokens: how many predictions; default: all.
-        cache: where tokens are kept.
-        shown: shows how far it is.
-
-    Raises:
-        Refusal: there is nothing to predict.
-        DataError: the text cannot be read.
-    """
-    with shown.phase("reading the data"):
-        documents = open_documents(
-            data,
-            tokenizer=tokenizer,
-            vocab=config.model.vocab,
-            cache=cache,
-            say=shown.say,
-            progress=shown.progress,
-        )
-    batches = ValidationBatches(
-        documents,
-        rows=config.train.rows,
-        seq_len=seq_len or config.train.seq_len,
-        tokens=max_tokens,
-        seed=None,
-        on_batch=inference_hook(seen := Counter()),
-    )
-    if not len(batches):
-        raise Refusal("there is nothing to predict", where=", ".join(data), fix="give more text")
-    validation = Validation(
-        model,
-        batches,
-        bytes_per_token(tokenizer, config.model.vocab) if tokenizer else None,
-        text=", ".join(data),
-        seen=seen,
-        progress=lambda done: shown.evaluating(done, batches.predictions),
-    )
-    result = validation(step)
-    assert result is not None  # it is not cancelled
-    return result
 
 
 _COUNTED = 1 << 15  # tokens whose bytes are counted
