@@ -85,7 +85,7 @@ def _lives(earlier: RunFolder | None, position: Position) -> list[dict[str, Any]
         *earlier.record.get("resumed", ()),
         {
             "step": position.step,
-            "exit_before": earlier.exit,
+            "exit_before": earlier.record.get("exit"),
             "versions_before": earlier.record.get("versions"),
             "hardware_before": earlier.record.get("hardware"),
             **{f"{name}_before": earlier.record.get(name) for name in MOMENTS},

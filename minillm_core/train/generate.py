@@ -6,7 +6,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 import numpy as np
 
@@ -20,59 +20,48 @@ from minillm_core.text import printable, printable_so_far
 Say = Callable[[str], None]
 
 
+@dataclass(eq=False)
 class Window:
-    """What a model is shown of a growing sequence: its newest ids, ``context`` at most.
+    """The part of a growing sequence that a model is shown: its newest ids, ``context`` at most.
 
     When there are more, the oldest are dropped so that context // 2 remain, which start again from
-    position 0: with a cache it is filled anew. So both modes show the model the same.
-
-    Args:
-        model: gives the logits.
-        context: columns at most.
-        cached: feed only what is new, and let the model keep the rest.
-        on_batch: the plugins'; it is given all ids that the model is shown.
-        say: prints a line, once, when ids are dropped.
+    position 0: with a KV cache it is filled anew. So both modes show the model the same.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        context: int,
-        *,
-        cached: bool = True,
-        on_batch: OnBatch | None = None,
-        say: Say = lambda line: None,
-    ) -> None:
-        self._model, self._context, self._cached = model, context, cached
-        self._on_batch, self._say = on_batch, say
-        self._ids: list[int] = []
-        self._decoding: Decoding | None = None
-        self._past = 0  # columns that it was fed
+    model: Model
+    context: int  # columns at most
+    _: KW_ONLY
+    cached: bool = True  # feed only what is new, and let the model keep the rest
+    on_batch: OnBatch | None = None  # the plugins'; is given all ids that the model is shown
+    say: Say = lambda line: None  # prints a line, once, when ids are dropped
+    _ids: list[int] = field(default_factory=list)
+    _decoding: Decoding | None = None
+    _past: int = 0  # columns that it was fed
 
     def next_logits(self, new: Sequence[int]) -> np.ndarray:
         """Feed some more ids; waits for the logits after them, float32 (V,)."""
         self._ids += new
-        if len(self._ids) > self._context:
+        if len(self._ids) > self.context:
             self._forget()
         batch = lone_row(np.array(self._ids, np.int32))
-        if self._on_batch is not None:
-            batch = self._on_batch(dict(batch), "decode")
-        if not self._cached:
-            return self._model.next_logits(batch)
+        if self.on_batch is not None:
+            batch = self.on_batch(dict(batch), "decode")
+        if not self.cached:
+            return self.model.next_logits(batch)
         if self._decoding is None:
-            self._decoding, self._past = self._model.decoding(), 0
+            self._decoding, self._past = self.model.decoding(), 0
         columns = {name: array[:, self._past :] for name, array in batch.items()}
         self._past = len(self._ids)
         return self._decoding.feed(columns)
 
     def _forget(self) -> None:
-        stay = max(self._context // 2, 1)
+        stay = max(self.context // 2, 1)
         del self._ids[:-stay]
         self._decoding = None
-        self._say(
-            f"the model sees {self._context:,} tokens at most: it continues from the last {stay:,}"
+        self.say(
+            f"the model sees {self.context:,} tokens at most: it continues from the last {stay:,}"
         )
-        self._say = lambda line: None
+        self.say = lambda line: None
 
 
 @dataclass

@@ -149,7 +149,7 @@ def check_data(earlier: RunFolder, corpus: Corpus) -> None:
 
 def finished(earlier: RunFolder, budget: Budget) -> str | None:
     """Say why a run has nothing left to do; None where it has."""
-    if earlier.exit != 0:
+    if earlier.record.get("exit") != 0:  # None where it was killed
         return None
     checkpoint = earlier.newest
     if checkpoint is None:  # it kept none: its record alone tells

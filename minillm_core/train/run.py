@@ -1,8 +1,4 @@
-"""A run, from Python and for the commands: train, evaluate, continue a text, save, export, resume.
-
-What takes longer than a blink to import is imported where it is needed: the first line of
-``minillm train`` comes at once.
-"""
+"""A run, from Python and for the commands: train, evaluate, continue a text, save, export, resume."""
 
 from __future__ import annotations
 
@@ -10,35 +6,43 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from minillm_core.backends.detect import Detected, choose, probe
+import numpy as np
+
+from minillm_core.backends import detect
+from minillm_core.backends.base import Backend, Binding, Model, lone_row
+from minillm_core.checkpoint import huggingface, layout
+from minillm_core.checkpoint.huggingface.layout import Layout
+from minillm_core.checkpoint.huggingface.write import refuse_taken
 from minillm_core.config.folders import cache_folder
-from minillm_core.errors import Refusal, Stopped
-from minillm_core.train.progress import LineDisplay, display
-from minillm_core.train.record import RUN, RUNS, choose_out, read_record
+from minillm_core.config.load import Loaded
+from minillm_core.config.selection import select
+from minillm_core.data import (
+    OnBatch,
+    Tokenizer,
+    ValidationBatches,
+    bytes_per_token,
+    open_documents,
+)
+from minillm_core.data.tokenizer import END_OF_TEXT
+from minillm_core.errors import Refusal
+from minillm_core.plan import Plan
+from minillm_core.plugins.manager import LoadedPlugin
+from minillm_core.train.events import Evaluated, Event
+from minillm_core.train.generate import Sampling, Writer
+from minillm_core.train.hooks import plan_hook
+from minillm_core.train.job import Job, with_settings
+from minillm_core.train.progress import Display, LineDisplay
+from minillm_core.train.record import read_record
 from minillm_core.train.request import RunRequest, load_settings, prepare
+from minillm_core.train.restore import SavedRun, open_run
+from minillm_core.train.session import Session
 from minillm_core.train.signals import StopRequest, stop_on_signals
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from minillm_core.backends.base import Backend, Binding, Model
-    from minillm_core.checkpoint.huggingface.layout import Layout
-    from minillm_core.config.load import Loaded
-    from minillm_core.data import OnBatch, Tokenizer
-    from minillm_core.plan import Plan
-    from minillm_core.plugins.manager import LoadedPlugin
-    from minillm_core.train.events import Evaluated, Event
-    from minillm_core.train.generate import Writer
-    from minillm_core.train.initial import Branch
-    from minillm_core.train.job import Job
-    from minillm_core.train.progress import Display
-    from minillm_core.train.restore import SavedRun
-    from minillm_core.train.session import Session
+from minillm_core.train.validation import Validation
 
 Say = Callable[[str], None]
-Create = Callable[[Detected, "Plan"], "Backend"]
+Create = Callable[[detect.Detected, Plan], Backend]
 Paths = str | Path | Sequence[str | Path]
 
 
@@ -125,12 +129,10 @@ class Run:
         cache: str | Path | None = None,
         create: Create | None = None,
     ) -> None:
-        from minillm_core.train.job import with_settings
-
         plan = with_settings(plan, "Run(plan)")
         assert plan.settings is not None
         self._set_up(out, say, cache, create)
-        detected = choose(probe(), plan.config.backend, plan.config.device)
+        detected = detect.choose(detect.probe(), plan.config.backend, plan.config.device)
         self._session = self._bound(plan.settings, plan.active, detected, plan)
 
     @classmethod
@@ -212,8 +214,6 @@ class Run:
     @property
     def checkpoint(self) -> Path | None:
         """The folder of the checkpoint that is read, or of the newest one; None: there is none."""
-        from minillm_core.checkpoint import layout
-
         if self._session is None:
             return self._saved.checkpoint.path
         kept = layout.folders(self.out) if self.out is not None else []
@@ -284,12 +284,10 @@ class Run:
         self,
         loaded: Loaded,
         plugins: Sequence[LoadedPlugin],
-        detected: Detected,
+        detected: detect.Detected,
         plan: Plan | None = None,
     ) -> Session | None:
         """Check the run and build its model here; None: it is finished, which is printed."""
-        from minillm_core.train.session import Session
-
         session = Session(
             self.out,
             cache=self._cache,
@@ -345,10 +343,6 @@ class Run:
         Raises:
             Refusal: there is nothing to predict, or the text cannot be read.
         """
-        from minillm_core.data import ValidationBatches, bytes_per_token, open_documents
-        from minillm_core.train.hooks import plan_hook
-        from minillm_core.train.validation import Validation
-
         config, paths, shown = self.plan.config, _listed(data), self._shown
         longest, vocab = config.train.seq_len, config.model.vocab
         if self._job is not None and seq_len is not None and seq_len > longest:
@@ -420,8 +414,6 @@ class Run:
         Raises:
             Refusal: the run has no tokenizer, or an argument is out of range.
         """
-        from minillm_core.train.generate import Sampling
-
         writer, sampling = self.writer(), Sampling(temperature, top_k, top_p)
         drawn = writer.go_on(
             prompt, sampling, tokens=max_tokens, seed=seed, cached=cached, say=self._shown.say
@@ -437,8 +429,6 @@ class Run:
         Raises:
             Refusal: the run has no tokenizer.
         """
-        from minillm_core.train.generate import Writer
-
         tokenizer = self.tokenizer
         if tokenizer is None:
             raise Refusal(
@@ -462,10 +452,6 @@ class Run:
         Raises:
             DataError: an id is outside the vocabulary, or the row is longer than the model's.
         """
-        import numpy as np
-
-        from minillm_core.backends.base import lone_row
-
         row = lone_row(np.asarray(ids))
         if (hook := self._inference_hook()) is not None:
             row = hook(dict(row), "decode")
@@ -490,35 +476,29 @@ class Run:
         Raises:
             Refusal: ``to`` is taken, or a plugin stands in the way.
         """
-        from minillm_core.checkpoint import huggingface
-        from minillm_core.checkpoint.huggingface.write import refuse_taken
-
         to = Path(to)
         refuse_taken(to)
         plan, kept = self.plan, self.checkpoint
         arrays = self._job.trainer.arrays() if self._job else self._saved.arrays()
-        layout, tensors = huggingface.export_layout(plan), huggingface.exported(plan, arrays)
-        documents = self._export_documents(layout)
+        written, tensors = huggingface.export_layout(plan), huggingface.exported(plan, arrays)
+        documents = self._export_documents(written)
         names = huggingface.write_directory(to, tensors, documents, shard_bytes=shard_bytes)
         return {
             "directory": str(to),
-            "layout": layout.name,
+            "layout": written.name,
             "parameters": sum(array.size for array in tensors.values()),
             "files": {name: (to / name).stat().st_size for name in names},
             "step": self.step,
             "checkpoint": None if kept is None else str(kept),
         }
 
-    def _export_documents(self, layout: Layout) -> dict[str, Any]:
+    def _export_documents(self, written: Layout) -> dict[str, Any]:
         """Make the JSON files of an exported model directory: name -> content."""
-        from minillm_core.checkpoint.huggingface import tokenizer_documents
-        from minillm_core.data.tokenizer import END_OF_TEXT
-
         tokenizer, config = self.tokenizer, self.plan.config
         boundary = tokenizer.end_of_text if tokenizer else None
         positions = config.train.seq_len
         documents = {
-            "config.json": layout.document(config.model, positions=positions, boundary=boundary),
+            "config.json": written.document(config.model, positions=positions, boundary=boundary),
             "generation_config.json": {
                 f"{name}_token_id": boundary for name in ("bos", "eos", "pad")
             },
@@ -526,7 +506,7 @@ class Run:
         if tokenizer is None:
             self._shown.say("the run was trained on ids: there is no tokenizer to write")
             return documents
-        files, notes = tokenizer_documents(
+        files, notes = huggingface.tokenizer_documents(
             tokenizer.text(), boundary=END_OF_TEXT, positions=positions
         )
         for note in notes:
@@ -536,9 +516,6 @@ class Run:
     @cached_property
     def _saved(self) -> SavedRun:
         """The folder's plan and checkpoint, read when they are first needed."""
-        from minillm_core.config.selection import select
-        from minillm_core.train.restore import open_run
-
         assert self.out is not None
         specs = select({}, self._request.plugins)[0]
         return open_run(self.out, plugins=specs, say=self._shown.say, **self._read)
@@ -560,7 +537,7 @@ class Run:
             None,
         )
         if found is None:
-            detected, say = choose(probe(), **self._where), self._shown.say
+            detected, say = detect.choose(detect.probe(), **self._where), self._shown.say
             with self._shown.phase("loading the model"):
                 found = saved.model(
                     detected, exact=exact, max_positions=longest, say=say, create=self._create
@@ -570,77 +547,4 @@ class Run:
 
     def _inference_hook(self) -> OnBatch | None:
         """Join the plugins' ``on_batch`` outside of training."""
-        from minillm_core.train.hooks import plan_hook
-
         return plan_hook(self.plan, self._job.seen if self._job else Counter())
-
-
-def train(
-    loaded: Loaded,
-    plugins: Sequence[LoadedPlugin],
-    detected: Detected,
-    *,
-    out: Path | None = None,
-    resume: bool = False,
-    branch: Branch | None = None,
-    runs: Path = RUNS,
-    cache: Path,
-    say: Say,
-    verbose: bool = False,
-    create: Create | None = None,
-) -> int:
-    """Do the whole job of ``minillm train``; its first line comes at once.
-
-    Args:
-        loaded: the settings, with their origins.
-        plugins: the active ones, loaded.
-        detected: backend and device.
-        out: the run's folder; default: runs/<preset>-<n>.
-        resume: resume the run in ``out``.
-        branch: the checkpoint that a new run begins with.
-        runs: where folders without a name are made.
-        cache: where tokenizers and tokens are kept.
-        say: prints a line.
-        verbose: print all that is known before the first step.
-        create: makes the backend; default: :func:`minillm_core.backends.create`.
-
-    Returns:
-        0.
-
-    Raises:
-        Refusal: nothing was started, nothing was written into OUT.
-        MinillmError: how else the run ended; its class says which exit code that is.
-    """
-    place = choose_out(loaded.config.preset, out, runs=runs, resume=resume)
-    verb = "resuming" if resume else "writing to"
-    say(
-        f"{detected.backend} on {detected.device}, preset {loaded.config.preset}, {verb} {place} "
-        f"({detected.reason})"
-    )
-    with stop_on_signals(patient=False) as stop, display(say) as shown:
-        from minillm_core.train.errors import interrupted, resume_line
-        from minillm_core.train.session import Session
-        from minillm_core.train.settings import fit_vocabulary
-
-        session = Session(
-            place,
-            cache=cache,
-            shown=shown,
-            stop=stop,
-            create=create,
-            resume=resume,
-            runs=None if out is not None else runs,
-            verbose=verbose,
-        )
-        try:
-            if branch is None and not (resume and (place / RUN).exists()):
-                loaded = fit_vocabulary(loaded)
-            if session.bind(loaded, plugins, detected, branch=branch):
-                session.run()
-        except KeyboardInterrupt:
-            folder = session.out if session.job else out  # before that nothing was made there
-            raise interrupted(folder, stop, plugins, shown.broken_off) from None
-        except Stopped as error:
-            error.fix = resume_line(session.out or place, plugins)
-            raise
-    return 0

@@ -49,11 +49,6 @@ class RunFolder:
         """The path of run.json."""
         return str(self.out / RUN)
 
-    @property
-    def exit(self) -> int | None:
-        """The exit code of the run's last life; None where it was killed."""
-        return self.record.get("exit")
-
     @cached_property
     def config(self) -> Config:
         """The run's settings."""

@@ -135,36 +135,33 @@ def bytes_of_a_token(job: Job) -> float | None:
     return spelt / tokens if spelt else None
 
 
+@dataclass(eq=False)
 class Trend:
     """An observer of held-out and training loss: says once where the first rises alone.
 
     Only evaluations of the same predictions are compared: those on the way, and at the end what
     :meth:`take` is given.
-
-    Args:
-        say: prints a line.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self._tokens: int | None = None  # predictions of those that are compared
-        self._steps: list[float] = []  # training losses since the last evaluation
-        self._training = math.nan  # their mean up to the best evaluation
-        self._worse = 0  # evaluations since the best one
-        self.best: Evaluated | None = None
-        self.newest: Evaluated | None = None
-        self.rising = False  # held-out loss rose while the training loss fell
+    say: Callable[[str], None]
+    best: Evaluated | None = None
+    newest: Evaluated | None = None
+    rising: bool = False  # held-out loss rose while the training loss fell
+    _tokens: int | None = None  # predictions of those that are compared
+    _steps: list[float] = field(default_factory=list)  # training losses since the last evaluation
+    _training: float = math.nan  # their mean up to the best evaluation
+    _worse: int = 0  # evaluations since the best one
 
     def recall(self, events: Iterable[Mapping[str, Any]], evaluations: Iterable[Evaluated]) -> None:
         """Take what earlier processes of the run recorded, without a word."""
-        say, self._say = self._say, lambda line: None
+        say, self.say = self.say, lambda line: None
         found = {one.step: one for one in evaluations}
         for event in events:
             if event.get("event") == Stepped.event:
                 self._step(event.get("loss"))
             elif event.get("event") == Evaluated.event and event.get("step") in found:
                 self.take(found[event["step"]])
-        self._say = say
+        self.say = say
 
     def __call__(self, event: Event) -> None:
         """Note a step or an evaluation."""
@@ -187,7 +184,7 @@ class Trend:
         self._worse += 1
         if self._worse >= 2 and mean < self._training and not self.rising:
             self.rising = True
-            self._say(
+            self.say(
                 f"held-out loss has risen since step {self.best.step:,} while the training loss "
                 "falls:\n  the model is memorising its text. What helps: more text, fewer steps, a "
                 "smaller model;\n  checkpoint.best=true keeps the best one"

@@ -15,7 +15,7 @@ from minillm_core.backends.detect import Detected
 from minillm_core.config.load import load
 from minillm_core.plugins.hookspecs import HOOKS
 from minillm_core.plugins.manager import LoadedPlugin
-from minillm_core.train.run import train
+from minillm_core.train.request import train
 
 pytest.importorskip("torch")
 pytest.importorskip("mlx.core")

@@ -25,7 +25,8 @@ from minillm_core.plugins.plugin import Plugin
 from minillm_core.plugins.streams import Streams
 from minillm_core.train.generate import Sampling, Window, Writer
 from minillm_core.train.hooks import batch_hook
-from minillm_core.train.run import Run, train
+from minillm_core.train.request import train
+from minillm_core.train.run import Run
 
 Batch = dict[str, np.ndarray]
 VOCAB = 11

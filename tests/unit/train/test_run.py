@@ -39,7 +39,8 @@ from minillm_core.plugins.attribution import Origin
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.plugin import Plugin
 from minillm_core.train.errors import resume_line
-from minillm_core.train.run import Run, train
+from minillm_core.train.request import train
+from minillm_core.train.run import Run
 from minillm_core.train.run_folder import RunFolder
 from minillm_core.train.study import read_events
 
