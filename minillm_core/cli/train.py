@@ -40,18 +40,14 @@ def train(
     from minillm_core.train import request
 
     prepared = request.prepare(run.request(command=context.obj), to_run=True, fit=False)
-    assert prepared.detected is not None  # or it would have been refused
 
     from minillm_core.cli.console import say
     from minillm_core.config.folders import cache_folder
 
     request.train(
-        prepared.loaded,
-        prepared.plugins,
-        prepared.detected,
+        prepared,
         out=run.out,
         resume=run.resume,
-        branch=prepared.branch,
         cache=cache_folder(),
         say=say,
         verbose=verbose,

@@ -183,13 +183,10 @@ def prepare(request: RunRequest, *, to_run: bool, fit: bool = True) -> Prepared:
 
 
 def train(
-    loaded: Loaded,
-    plugins: Sequence[LoadedPlugin],
-    detected: detect.Detected,
+    prepared: Prepared,
     *,
     out: Path | None = None,
     resume: bool = False,
-    branch: Branch | None = None,
     runs: Path = RUNS,
     cache: Path,
     say: Callable[[str], None],
@@ -199,12 +196,9 @@ def train(
     """Do the whole job of ``minillm train``; its first line comes at once.
 
     Args:
-        loaded: the settings, with their origins.
-        plugins: the active ones, loaded.
-        detected: backend and device.
+        prepared: settings, plugins and machine.
         out: the run's folder; default: runs/<preset>-<n>.
         resume: resume the run in ``out``.
-        branch: the checkpoint that a new run begins with.
         runs: where folders without a name are made.
         cache: where tokenizers and tokens are kept.
         say: prints a line.
@@ -218,10 +212,12 @@ def train(
         Refusal: nothing was started, nothing was written into OUT.
         MinillmError: how else the run ended; its class says which exit code that is.
     """
-    place = choose_out(loaded.config.preset, out, runs=runs, resume=resume)
+    preset, plugins, detected = prepared.loaded.preset, prepared.plugins, prepared.detected
+    assert detected is not None
+    place = choose_out(preset, out, runs=runs, resume=resume)
     verb = "resuming" if resume else "writing to"
     say(
-        f"{detected.backend} on {detected.device}, preset {loaded.config.preset}, {verb} {place} "
+        f"{detected.backend} on {detected.device}, preset {preset}, {verb} {place} "
         f"({detected.reason})"
     )
     with stop_on_signals(patient=False) as stop, display(say) as shown:
@@ -240,9 +236,9 @@ def train(
             verbose=verbose,
         )
         try:
-            if branch is None and not (resume and (place / RUN).exists()):
-                loaded = fit_vocabulary(loaded)
-            if session.bind(loaded, plugins, detected, branch=branch):
+            if prepared.branch is None and not (resume and (place / RUN).exists()):
+                prepared = replace(prepared, loaded=fit_vocabulary(prepared.loaded))
+            if session.bind(prepared):
                 session.run()
         except KeyboardInterrupt:
             folder = session.out if session.job else out  # before that nothing was made there

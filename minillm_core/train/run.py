@@ -28,14 +28,13 @@ from minillm_core.data import (
 from minillm_core.data.tokenizer import END_OF_TEXT
 from minillm_core.errors import Refusal
 from minillm_core.plan import Plan
-from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.train.events import Evaluated, Event
 from minillm_core.train.generate import Sampling, Writer
 from minillm_core.train.hooks import plan_hook
 from minillm_core.train.job import Job, with_settings
 from minillm_core.train.progress import Display, LineDisplay
 from minillm_core.train.record import read_record
-from minillm_core.train.request import RunRequest, load_settings, prepare
+from minillm_core.train.request import Prepared, RunRequest, load_settings, prepare
 from minillm_core.train.restore import SavedRun, open_run
 from minillm_core.train.session import Session
 from minillm_core.train.signals import StopRequest, stop_on_signals
@@ -133,7 +132,8 @@ class Run:
         assert plan.settings is not None
         self._set_up(out, say, cache, create)
         detected = detect.choose(detect.probe(), plan.config.backend, plan.config.device)
-        self._session = self._bound(plan.settings, plan.active, detected, plan)
+        prepared = Prepared(plan.settings, None, None, plan.active, detected)
+        self._session.bind(prepared, plan)
 
     @classmethod
     def open(
@@ -191,11 +191,13 @@ class Run:
         shown: Display | None = None,
     ) -> None:
         self.out = None if out is None else Path(out)
-        self._cache = cache_folder() if cache is None else Path(cache)
-        self._create = create
-        self._shown = shown or LineDisplay(say or (lambda line: None))
-        self._stop = StopRequest(patient=False)
-        self._session: Session | None = None  # None: an opened run that is not resumed
+        self._session = Session(  # not bound: an opened run that is not resumed
+            self.out,
+            cache=cache_folder() if cache is None else Path(cache),
+            shown=shown or LineDisplay(say or (lambda line: None)),
+            stop=StopRequest(patient=False),
+            create=create,
+        )
         self._models: dict[tuple[str, int], Model] = {}
         self._request = RunRequest()  # of an opened run, to resume it; and what to read of it where
         self._read: dict[str, Any] = {}
@@ -209,12 +211,12 @@ class Run:
     @property
     def step(self) -> int:
         """Optimizer steps that the model has seen."""
-        return self._session.step if self._session else self._saved.checkpoint.step
+        return self._session.step if self._job else self._saved.checkpoint.step
 
     @property
     def checkpoint(self) -> Path | None:
         """The folder of the checkpoint that is read, or of the newest one; None: there is none."""
-        if self._session is None:
+        if self._job is None:
             return self._saved.checkpoint.path
         kept = layout.folders(self.out) if self.out is not None else []
         return kept[0][1] if kept else None
@@ -256,15 +258,14 @@ class Run:
             Stopped: a signal ended it after a checkpoint.
             Interrupted: a signal ended it, and nothing was saved.
         """
-        with stop_on_signals(request=self._stop):
+        with stop_on_signals(request=self._session.stop):
             if (session := self._trained()) is not None:
                 session.run()
         return self
 
     def close(self) -> None:
         """Stop training and release the folder; what was saved can be resumed."""
-        if self._session is not None:
-            self._session.close()
+        self._session.close()
 
     def __enter__(self) -> Run:
         return self
@@ -274,33 +275,16 @@ class Run:
 
     def _trained(self) -> Session | None:
         """Give the session that trains; an opened run is planned anew. None: it is finished."""
-        if self._session is None:
-            prepared = prepare(self._request, to_run=True)
-            assert prepared.detected is not None
-            self._session = self._bound(prepared.loaded, prepared.plugins, prepared.detected)
+        if self._job is None:
+            self._session.resume = True
+            if not self._session.bind(prepare(self._request, to_run=True)):
+                return None
         return self._session
-
-    def _bound(
-        self,
-        loaded: Loaded,
-        plugins: Sequence[LoadedPlugin],
-        detected: detect.Detected,
-        plan: Plan | None = None,
-    ) -> Session | None:
-        """Check the run and build its model here; None: it is finished, which is printed."""
-        session = Session(
-            self.out,
-            cache=self._cache,
-            shown=self._shown,
-            stop=self._stop,
-            create=self._create,
-            resume=plan is None,
-        )
-        return session if session.bind(loaded, plugins, detected, plan=plan) else None
 
     @property
     def _job(self) -> Job | None:
-        return self._session.job if self._session else None
+        """The run, bound to this machine; None: an opened run that is not resumed."""
+        return self._session.job
 
     def save(self) -> Path:
         """Write a checkpoint of the model as it is now, unless there is one of this step.
@@ -316,8 +300,7 @@ class Run:
             raise Refusal("the run is in memory alone", where="save", fix="Run(plan, out=FOLDER)")
         if self._job is not None and self._job.config.checkpoint.every == 0:
             raise Refusal("the run keeps no checkpoints", where="checkpoint.every=0")
-        if self._session is not None:
-            self._session.save()
+        self._session.save()
         if (kept := self.checkpoint) is None:
             raise Refusal("there is no step to save yet", where="save", fix="train first")
         return kept
@@ -343,7 +326,7 @@ class Run:
         Raises:
             Refusal: there is nothing to predict, or the text cannot be read.
         """
-        config, paths, shown = self.plan.config, _listed(data), self._shown
+        config, paths, shown = self.plan.config, _listed(data), self._session.shown
         longest, vocab = config.train.seq_len, config.model.vocab
         if self._job is not None and seq_len is not None and seq_len > longest:
             raise Refusal(
@@ -357,7 +340,7 @@ class Run:
                 paths,
                 tokenizer=tokenizer,
                 vocab=vocab,
-                cache=self._cache,
+                cache=self._session.cache,
                 say=shown.say,
                 progress=shown.progress,
             )
@@ -416,7 +399,12 @@ class Run:
         """
         writer, sampling = self.writer(), Sampling(temperature, top_k, top_p)
         drawn = writer.go_on(
-            prompt, sampling, tokens=max_tokens, seed=seed, cached=cached, say=self._shown.say
+            prompt,
+            sampling,
+            tokens=max_tokens,
+            seed=seed,
+            cached=cached,
+            say=self._session.shown.say,
         )
         return "".join(writer.text(drawn, prompt))
 
@@ -504,13 +492,13 @@ class Run:
             },
         }
         if tokenizer is None:
-            self._shown.say("the run was trained on ids: there is no tokenizer to write")
+            self._session.shown.say("the run was trained on ids: there is no tokenizer to write")
             return documents
         files, notes = huggingface.tokenizer_documents(
             tokenizer.text(), boundary=END_OF_TEXT, positions=positions
         )
         for note in notes:
-            self._shown.say(note)
+            self._session.shown.say(note)
         return documents | files
 
     @cached_property
@@ -518,7 +506,7 @@ class Run:
         """The folder's plan and checkpoint, read when they are first needed."""
         assert self.out is not None
         specs = select({}, self._request.plugins)[0]
-        return open_run(self.out, plugins=specs, say=self._shown.say, **self._read)
+        return open_run(self.out, plugins=specs, say=self._session.shown.say, **self._read)
 
     def _reader(self, *, exact: bool = False, positions: int | None = None) -> Model:
         """Give the model to read from: the one that is trained, or a saved one.
@@ -537,10 +525,14 @@ class Run:
             None,
         )
         if found is None:
-            detected, say = detect.choose(detect.probe(), **self._where), self._shown.say
-            with self._shown.phase("loading the model"):
+            detected, say = detect.choose(detect.probe(), **self._where), self._session.shown.say
+            with self._session.shown.phase("loading the model"):
                 found = saved.model(
-                    detected, exact=exact, max_positions=longest, say=say, create=self._create
+                    detected,
+                    exact=exact,
+                    max_positions=longest,
+                    say=say,
+                    create=self._session.create,
                 )
             self._models[dtype, longest] = found
         return found

@@ -20,7 +20,6 @@ from minillm_core.backends.base import Backend
 from minillm_core.backends.detect import Detected
 from minillm_core.checkpoint import best, disk, layout
 from minillm_core.checkpoint.huggingface import export_checked
-from minillm_core.config.load import Loaded
 from minillm_core.config.origins import TOML
 from minillm_core.config.schema import Config
 from minillm_core.errors import Interrupted, MinillmError, NonFinite, OutOfMemory, Stopped
@@ -36,7 +35,7 @@ from minillm_core.train.evidence import Evidence
 from minillm_core.train.feed import Feed
 from minillm_core.train.generate import Writer, prompts, sample
 from minillm_core.train.hooks import observers_of, plan_hook
-from minillm_core.train.initial import Branch, Initial
+from minillm_core.train.initial import Initial
 from minillm_core.train.job import Job, read_corpus
 from minillm_core.train.loop import Loop, Meter
 from minillm_core.train.metrics import METRICS, Metrics, cut
@@ -49,6 +48,7 @@ from minillm_core.train.record import (
     refuse_taken,
     unwritable,
 )
+from minillm_core.train.request import Prepared
 from minillm_core.train.run_folder import RunFolder, keep_tokenizer
 from minillm_core.train.signals import StopRequest
 from minillm_core.train.speeds import remember
@@ -81,21 +81,14 @@ class Session:
 
     def bind(
         self,
-        loaded: Loaded,
-        plugins: Sequence[LoadedPlugin],
-        detected: Detected,
-        *,
+        prepared: Prepared,
         plan: Plan | None = None,
-        branch: Branch | None = None,
     ) -> bool:
         """Check OUT, plugins, plan, data and device, cheapest first; writes nothing.
 
         Args:
-            loaded: the settings.
-            plugins: the active ones.
-            detected: backend and device.
+            prepared: settings, plugins, machine, and the checkpoint that a new run begins with.
             plan: of the settings and the plugins; None: it is built.
-            branch: the checkpoint that a new run begins with.
 
         Returns:
             False: the run that is to be resumed is finished, which is printed.
@@ -105,7 +98,10 @@ class Session:
             PluginCodeError: a plugin's own code raised while planning.
             OutOfMemory: not even the model fits.
         """
-        config, shown, out, started = loaded.config, self.shown, self.out, datetime.now(UTC)
+        loaded, plugins, branch = prepared.loaded, prepared.plugins, prepared.branch
+        config, detected = loaded.config, prepared.detected
+        assert detected is not None
+        shown, out, started = self.shown, self.out, datetime.now(UTC)
         earlier = RunFolder.find(out) if self.resume and out is not None else None
         self.earlier = earlier
         if out is not None or self.runs is not None:
