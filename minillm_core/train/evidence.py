@@ -58,16 +58,11 @@ class Evidence:
         self._raised = {} if raised is None else raised
         self._expected = {name: tuple(keys) for name, keys in sorted(expected.items())}
         self._trainer, self._seen, self._say = trainer, seen, say
-        parameters = {
-            key.removeprefix("parameter:")
-            for keys in self._expected.values()
-            for key in keys
-            if key.startswith("parameter:")
-        }
+        keys = {key for keys in self._expected.values() for key in keys}
         self._initial: dict[str, np.ndarray] = {}
-        if parameters:  # the only question that costs a copy from the device
-            arrays = trainer.arrays()
-            self._initial = {name: np.array(arrays[f"model.{name}"]) for name in parameters}
+        if names := [key.partition(":")[2] for key in keys if key.startswith("parameter:")]:
+            arrays = trainer.arrays()  # the only question that costs a copy from the device
+            self._initial = {name: np.array(arrays[f"model.{name}"]) for name in names}
         self._records: dict[str, dict[str, Any]] | None = None
         self._steps = 0  # of this process: a resumed run is looked at again
 

@@ -28,7 +28,7 @@ from minillm_core.plan.estimate import vocabulary_note
 from minillm_core.plugins.attribution import at_work, attribute_errors
 from minillm_core.plugins.manager import LoadedPlugin, check_support
 from minillm_core.plugins.watch import running, watching
-from minillm_core.train import describe, document, errors, events, resume
+from minillm_core.train import describe, document, errors, events, record, resume
 from minillm_core.train.budget import EVALUATIONS, Budget, Cadence, Position
 from minillm_core.train.checkpoints import CheckpointManager
 from minillm_core.train.evidence import Evidence
@@ -40,14 +40,6 @@ from minillm_core.train.job import Job, read_corpus
 from minillm_core.train.loop import Loop, Meter
 from minillm_core.train.metrics import METRICS, Metrics, cut
 from minillm_core.train.progress import Course, Display
-from minillm_core.train.record import (
-    RUNS,
-    Record,
-    choose_out,
-    claim_out,
-    refuse_taken,
-    unwritable,
-)
 from minillm_core.train.request import Prepared
 from minillm_core.train.run_folder import RunFolder, keep_tokenizer
 from minillm_core.train.signals import StopRequest
@@ -106,7 +98,9 @@ class Session:
         self.earlier = earlier
         if out is not None or self.runs is not None:
             given = None if self.runs else out
-            choose_out(config.preset, given, runs=self.runs or RUNS, resume=self.resume)
+            record.choose_out(
+                config.preset, given, runs=self.runs or record.RUNS, resume=self.resume
+            )
         budget = Budget.of(config.train)
         errors.check_step(config.train)
         check_support(plugins, detected.backend, detected.device)
@@ -218,12 +212,16 @@ class Session:
             yield from self._train(job, None, job.begins, (), evidence, {})
             evidence.warn()
             return
-        self.out = claim_out(job.config.preset, given, runs=self.runs or RUNS, resume=self.resume)
+        self.out = record.claim_out(
+            job.config.preset, given, runs=self.runs or record.RUNS, resume=self.resume
+        )
         if self.out != announced:
             self.shown.say(f"another run has taken {announced} meanwhile: writing to {self.out}")
         with saving.lock(self.out, self.shown.say) as held:
             if not self.resume:
-                refuse_taken(self.out)  # by a run that began and ended since it was looked at
+                record.refuse_taken(
+                    self.out
+                )  # by a run that began and ended since it was looked at
             self._describe(job)
             yield from self._recorded(job, held)
 
@@ -263,9 +261,9 @@ class Session:
             saving.commit(out, position.step, job.trainer.arrays(), scalars)
             position.saved = position.step
         evidence = Evidence.of(job, say)
-        with unwritable(out / TOML):
+        with record.unwritable(out / TOML):
             disk.replace(out / TOML, document.settings_file(job, earlier).encode())
-        record = Record(out, document.document(job, earlier, position, tokenizer))
+        run_json = record.Record(out, document.document(job, earlier, position, tokenizer))
         first = position.step
         try:
             yield from self._train(job, held, position, before, evidence, constants)
@@ -279,17 +277,17 @@ class Session:
             code = ending.exit_code if isinstance(ending, MinillmError) else 1
             if held.is_ours():  # else it is another run's record, or none
                 try:
-                    record.update(exit=code, **document.ended(job))
+                    run_json.update(exit=code, **document.ended(job))
                 except MinillmError as another:  # the error that ended the run is the one to report
                     say(f"warning: {another.what}")
                 # after a failure of the device it may not answer any more
                 with suppress(Exception):
-                    record.update(plugins=document.taking_part(job, evidence))
+                    run_json.update(plugins=document.taking_part(job, evidence))
             if ending is error or isinstance(error, GeneratorExit):
                 raise
             raise ending from None
         plugins = document.taking_part(job, evidence)
-        record.update(exit=0, plugins=plugins, **document.ended(job))
+        run_json.update(exit=0, plugins=plugins, **document.ended(job))
         evidence.warn()
         made = self.outcome
         assert made is not None
