@@ -139,12 +139,7 @@ def read_record(out: Path) -> dict[str, Any]:
         Refusal: there is none, or it is not one.
     """
     path = out / RUN
-    try:
-        os.stat(out)
-        found = os.path.lexists(path)
-    except (OSError, ValueError):
-        found = False
-    if not found:
+    if not os.path.lexists(path):
         raise Refusal(
             f"{out} holds no run",
             where=f"there is no {path}",

@@ -33,7 +33,7 @@ from minillm_core.train.evidence import Evidence
 from minillm_core.train.feed import Feed
 from minillm_core.train.hooks import observers_of
 from minillm_core.train.job import Job, read_corpus, with_settings
-from minillm_core.train.loop import Loop, Meter
+from minillm_core.train.loop import Loop
 from minillm_core.train.metrics import METRICS, events
 from minillm_core.train.progress import LineDisplay, display
 from minillm_core.train.signals import StopRequest
@@ -201,11 +201,43 @@ class Study:
             PlanError: the plan has no settings, or no number of steps.
             MinillmError: the run ended early; the next one starts with a trainer of its own.
         """
+        steps = plan.config.train.steps
+        if steps is None:
+            raise PlanError(
+                "the plan does not say how many steps a run has",
+                where="Study.train(plan)",
+                fix="plan.with_train(steps=200, minutes=None)",
+            )
         try:
-            return self._train(plan, seed, evaluations, watch)
+            with attribute_errors(plan.active, "a step"):
+                plan = with_settings(plan, "Study", seed)
+                job = Job(plan, self._corpus, self._warm(plan))
+                figures = _Figures(watch, steps)
+                emit = observers_of(job, [figures, Evidence.of(job, self._say)], say=self._say)
+                with Feed(job, None) as feed, self._turn(), without_gc():
+                    Loop(
+                        job.trainer,
+                        feed,
+                        plan.values,
+                        Budget(steps),
+                        emit,
+                        cadence=Cadence(max(1, round(steps / evaluations))),
+                        evaluate=self._validation(job, plan.config.eval.tokens),
+                        stop=self._stop,
+                        shown=LineDisplay(self._say),
+                    ).run()
         except BaseException:
             self._drop()
             raise
+        return Trained(
+            seed=seed,
+            steps=steps,
+            tokens=figures.tokens,
+            seconds=figures.seconds,
+            tokens_per_second=figures.tokens / figures.seconds,
+            peak_bytes=_own_peak(job.trainer),
+            curve=tuple(figures.curve),
+        )
 
     def step_seconds(self, plan: Plan, seed: int) -> float:
         """Measure the seconds of a step, in a run of twelve."""
@@ -221,44 +253,6 @@ class Study:
         """
         plan = with_settings(plan, "Study")
         return Stepper(Job(plan, self._corpus, self._built(plan)))
-
-    def _train(
-        self, plan: Plan, seed: int, evaluations: int, watch: Callable[[float], None]
-    ) -> Trained:
-        steps = plan.config.train.steps
-        if steps is None:
-            raise PlanError(
-                "the plan does not say how many steps a run has",
-                where="Study.train(plan)",
-                fix="plan.with_train(steps=200, minutes=None)",
-            )
-        with attribute_errors(plan.active, "a step"):
-            plan = with_settings(plan, "Study", seed)
-            job = Job(plan, self._corpus, self._warm(plan))
-            figures = _Figures(watch, steps)
-            emit = observers_of(job, [figures, Evidence.of(job, self._say)], say=self._say)
-            with Feed(job, None) as feed, self._turn(), without_gc():
-                Loop(
-                    job.trainer,
-                    feed,
-                    plan.values,
-                    Budget(steps),
-                    emit,
-                    cadence=Cadence(max(1, round(steps / evaluations))),
-                    evaluate=self._validation(job, plan.config.eval.tokens),
-                    stop=self._stop,
-                    meter=Meter(),
-                    shown=LineDisplay(self._say),
-                ).run()
-        return Trained(
-            seed=seed,
-            steps=steps,
-            tokens=figures.tokens,
-            seconds=figures.seconds,
-            tokens_per_second=figures.tokens / figures.seconds,
-            peak_bytes=_own_peak(job.trainer),
-            curve=tuple(figures.curve),
-        )
 
     def _warm(self, plan: Plan) -> Trainer:
         """Give a trainer that is compiled and has the plan's initial values."""
