@@ -46,7 +46,7 @@ class Budget:
         return max(self._shares(step, elapsed)) >= 1.0
 
     def part(self, parts: int, step: int, elapsed: float) -> int:
-        """Which of so many equal parts of the run is over after ``step`` steps, 0..parts."""
+        """Find which of so many equal parts of the run is over after ``step`` steps, 0..parts."""
         found = [0]
         if self.steps is not None:
             found.append(parts * step // self.steps)
@@ -84,7 +84,7 @@ class Last:
 
 @dataclass(frozen=True)
 class Cadence:
-    """When a run evaluates and saves on the way; with zeros only at its end.
+    """The times at which a run evaluates and saves on the way; with zeros only at its end.
 
     Args:
         evaluate: steps between evaluations; None: a sixth of the run.

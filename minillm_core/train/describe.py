@@ -53,7 +53,7 @@ def _details(job: Job) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a run, or of one of its lives."""
+    """The result of a run, or of one of its lives."""
 
     steps: int  # in all
     evaluated: Evaluated | None  # the last evaluation

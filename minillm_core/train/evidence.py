@@ -165,7 +165,7 @@ class Evidence:
     def _moved(self) -> Counter[str]:
         """Count the ``parameter:`` keys of those that a gradient reached.
 
-        An optimizer's state of the parameter's own shape tells (a moment, a momentum); a change
+        An optimizer's state of the parameter's own shape shows it (a moment, a momentum); a change
         alone may be weight decay. Where there is no such state the change must do.
         """
         if not self._initial:

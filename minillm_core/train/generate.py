@@ -142,7 +142,7 @@ class Writer:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How an id is drawn.
+    """The rule by which an id is drawn.
 
     Args:
         temperature: logits are divided by it; 0: the likeliest is taken, nothing is drawn.
@@ -281,7 +281,7 @@ def sample(
 
 
 def prompts(documents: Documents, tokenizer: Tokenizer, count: int) -> list[str]:
-    """Beginnings of documents: of the first line as many as eight words; fewer where few do."""
+    """Take beginnings of documents as prompts: of the first line as many as eight words; fewer where few do."""
     found: list[str] = []
     for text in _texts(documents, tokenizer, count):
         if len(found) == count:

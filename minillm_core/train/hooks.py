@@ -164,7 +164,7 @@ Observer = Callable[[Event], None]
 
 @dataclass(frozen=True)
 class Raised:
-    """What became of an observer that raised."""
+    """The errors of an observer that raised."""
 
     times: int
     last: str  # what it was, and in which line
@@ -177,7 +177,7 @@ class Raised:
 
 @dataclass(eq=False)
 class Observers:
-    """Hands every event to the core's observers, then to the plugins'.
+    """A joint observer that hands every event to the core's observers, then to the plugins'.
 
     An error of the core's ends the run: metrics.jsonl that cannot be written is no detail.
     """
@@ -191,7 +191,7 @@ class Observers:
     raised: dict[str, Raised] = field(default_factory=dict)
 
     def __call__(self, event: Event) -> None:
-        """Hand an event to everyone.
+        """Hand an event to every observer.
 
         Whatever a plugin's raises is isolated, SystemExit too; and what it does to an event is seen
         by no other observer.

@@ -80,7 +80,7 @@ class Initial:
             yield f"not in there, and as new: {few(own)}"
 
     def data(self) -> dict[str, Any]:
-        """For run.json."""
+        """Describe it for run.json."""
         return {"directory": str(self.directory.path), "digest": self.directory.digest}
 
 
@@ -119,7 +119,7 @@ class Branch(RunFolder):
         return cls(out, record, chosen_or_refuse(out, say, step=step, best=which == BEST))
 
     def data(self) -> dict[str, Any]:
-        """For run.json."""
+        """Describe it for run.json."""
         return {
             "out": str(self.out),
             "step": self.checkpoint.step,

@@ -1,6 +1,6 @@
-"""The only loop. It knows no framework: it queues steps, reads each one a step late, and tells.
+"""The only loop. It knows no framework: it queues steps, reads each one a step late, and emits events.
 
-    queue step n -> read step n - 1 -> tell -> (after some steps: read step n, save, evaluate)
+    queue step n -> read step n - 1 -> emit -> (after some steps: read step n, save, evaluate)
 
 Reading late keeps the device busy while the host looks at figures; it also bounds how far a run
 that is limited by the clock can run ahead of it. Checkpoints are written in the background: the
@@ -330,7 +330,7 @@ class Figures:
 
 
 class Meter:
-    """Measures a run's speed over its last steps, and over all of it.
+    """A meter of a run's speed over its last steps, and over all of it.
 
     The first step compiles and allocates: its own figure is its own time, and no later one holds it.
 
@@ -350,7 +350,7 @@ class Meter:
         self._total = np.zeros(1 + len(Counts._fields))
 
     def restart(self, now: float) -> None:
-        """Steps follow from here on: what happened before (an evaluation, a save) is not theirs."""
+        """Begin to measure here: what happened before (an evaluation, a save) is no step's time."""
         self._ended = now
 
     def add(self, counts: Counts, *, queued: float, asked: float, read: float) -> Figures:

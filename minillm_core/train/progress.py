@@ -100,7 +100,7 @@ def sampled(prompt: str, text: str) -> str:
 
 @dataclass
 class Task:
-    """Something that takes time: how far it is, in bytes or in units with a name."""
+    """A piece of work that takes time: how far it is, in bytes or in units with a name."""
 
     what: str
     began: float
@@ -125,7 +125,7 @@ class Task:
         return spent / self.done * (self.total - self.done)
 
     def parts(self, now: float) -> list[str]:
-        """Amount and time, for a line or beside a bar."""
+        """Give amount and time, for a line or beside a bar."""
         amount, left = self.amount(), self.left(now)
         share = f" ({100 * self.done / self.total:.0f} %)" if 0 < self.done < self.total else ""
         time_ = duration(now - self.began) if left is None else f"{duration(left)} left"
@@ -212,7 +212,7 @@ class Course:
 
 
 class Display(AbstractContextManager):
-    """What is shown while a command works; a context manager, and an observer of a run.
+    """The console while a command works; a context manager, and an observer of a run.
 
     Args:
         clock: seconds that never go back.
@@ -298,7 +298,7 @@ class Display(AbstractContextManager):
 
 
 class LineDisplay(Display):
-    """Tasks after two seconds, the first step, and then a line every ``QUIET``; for pipes and logs.
+    """A console of lines: tasks after two seconds, the first step, and then a line every ``QUIET``; for pipes and logs.
 
     A thread looks at the clock, since nothing calls from within a framework's import or the
     compilation of a step.

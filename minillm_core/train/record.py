@@ -152,7 +152,7 @@ def read_record(out: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object that minillm wrote and anybody may have changed, such as run.json.
+    """Read a JSON object that minillm wrote and that may have been changed since, such as run.json.
 
     Raises:
         Refusal: there is none, or it is a link, no file, larger than any of ours, or no JSON.
@@ -171,7 +171,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class Record:
-    """Keeps run.json up to date; readers see each version whole.
+    """A run.json that is kept up to date; readers see each version whole.
 
     Args:
         out: the run's folder.
@@ -217,7 +217,7 @@ def unwritable(path: Path) -> Iterator[None]:
 
 
 def versions(backend: str, distributions: Sequence[str] = ()) -> dict[str, str | None]:
-    """Versions of Python, of what the core stands on, of the framework, and of ``distributions``."""
+    """List the versions of Python, of what the core stands on, of the framework, and of ``distributions``."""
     names = (*PACKAGES, *FRAMEWORKS.get(backend, (backend,)), *distributions)
     found: dict[str, str | None] = {"python": platform.python_version()}
     return found | {name: installed_version(name) for name in sorted(set(names))}

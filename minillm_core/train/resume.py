@@ -152,7 +152,7 @@ def finished(earlier: RunFolder, budget: Budget) -> str | None:
     if earlier.record.get("exit") != 0:  # None where it was killed
         return None
     checkpoint = earlier.newest
-    if checkpoint is None:  # it kept none: its record alone tells
+    if checkpoint is None:  # it kept none: its record alone shows the end
         before = earlier.config
         same = budget == Budget.of(before.train)
         kept_none = before.checkpoint.every == 0 and same

@@ -495,7 +495,7 @@ class Stopwatch:
 
 
 class Samples:
-    """Writes samples of a run: neither an error of a plugin nor a signal in them spoils it.
+    """A writer of samples of a run: neither an error of a plugin nor a signal in them spoils it.
 
     Args:
         job: its model, tokenizer and prompts.

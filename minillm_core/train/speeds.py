@@ -39,7 +39,7 @@ FEWEST = 5
 """Steps of a measurement that is kept."""
 _MOST_BYTES = 1 << 20
 _FAR = 30.0
-"""A measurement tells nothing of a model with so many times its FLOPs per token, or so few."""
+"""A measurement is not used for a model with so many times its FLOPs per token, or so few."""
 
 Positive = Annotated[FiniteFloat, Gt(0)]
 Ratio = Callable[[str, str], float | None]
@@ -156,7 +156,7 @@ def expected(
 
 
 def known_tokens(cache: Path, config: Config) -> int | None:
-    """Tokens to train on, where an earlier run had the same files; nothing is read but their dates."""
+    """Find the number of tokens to train on, where an earlier run had the same files; nothing is read but their dates."""
     key = _corpus(config)
     return None if key is None else _tokens(cache).get(key)
 

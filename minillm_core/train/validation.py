@@ -20,7 +20,7 @@ from minillm_core.train.job import Job
 
 @dataclass(eq=False)
 class Validation:
-    """Evaluates a model on a fixed list of batches."""
+    """An evaluation of a model on a fixed list of batches."""
 
     model: Model
     batches: Iterable[Batch]  # the same every time; labels -1 where nothing is predicted
@@ -74,7 +74,7 @@ class Validation:
 
 
 class _Cancelled(Exception):
-    """Ends an evaluation from within its batches."""
+    """The end of an evaluation from within its batches."""
 
 
 _COUNTED = 1 << 15  # tokens whose bytes are counted
