@@ -167,18 +167,17 @@ def prepare(request: RunRequest, *, to_run: bool, fit: bool = True) -> Prepared:
     if not specs:
         return prepared
 
-    from minillm_core.plugins.manager import check_support
-    from minillm_core.plugins.manager import load as load_plugins
+    from minillm_core.plugins import manager
 
     with redirect_stdout(sys.stderr):  # stdout is the command's, whatever a module prints
-        plugins = load_plugins(specs, config.plugins)
+        plugins = manager.load(specs, config.plugins)
     if prepared.earlier:
         from minillm_core.train.run_folder import check_named_again
 
         out = prepared.earlier.out
         check_named_again(plugins, lambda key: request.given(key) is not None, out)
     if detected := prepared.detected:
-        check_support(plugins, detected.backend, detected.device)
+        manager.check_support(plugins, detected.backend, detected.device)
     return replace(prepared, plugins=plugins)
 
 

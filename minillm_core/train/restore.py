@@ -27,10 +27,9 @@ from minillm_core.errors import BackendError, PlanError, PluginError, Refusal
 from minillm_core.ops.select import Candidate, Choice, Request, choose_all
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plan.diff import differences, in_words
+from minillm_core.plugins import manager
 from minillm_core.plugins.attribution import attribute_errors
 from minillm_core.plugins.discover import installed_names
-from minillm_core.plugins.manager import check_support
-from minillm_core.plugins.manager import load as load_plugins
 from minillm_core.text import few, plain
 from minillm_core.train.record import read_record
 from minillm_core.train.resume import edited_plugins
@@ -151,15 +150,15 @@ def _planned(folder: RunFolder, specs: Mapping[str, Spec], say: Callable[[str], 
     named = {name for name, spec in specs.items() if name == spec}
     absent = named - installed_names() if named else named
     here = {name: spec for name, spec in specs.items() if name not in absent}
-    active = load_plugins(here, config.plugins)
+    active = manager.load(here, config.plugins)
     try:
         plan = build_plan(config, active)
     except PlanError:
         if absent:  # one that is here may build on one that is not
-            load_plugins(specs, config.plugins)  # refuses, and says what to install
+            manager.load(specs, config.plugins)  # refuses, and says what to install
         raise
     if absent and not alike(record.get("plan"), plan):
-        load_plugins(specs, config.plugins)
+        manager.load(specs, config.plugins)
     for name in sorted(absent):
         say(
             f"plugin '{name}' is not installed here: it shaped neither the model nor its data nor "
@@ -266,7 +265,7 @@ def inference_plan(plan: Plan, detected: Detected, say: Callable[[str], None]) -
     unserved: dict[str, str] = {}
     for one in plan.active:
         try:
-            check_support((one,), detected.backend, detected.device)
+            manager.check_support((one,), detected.backend, detected.device)
         except PluginError as error:
             if needed(plan, one.name):
                 raise
