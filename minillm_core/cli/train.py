@@ -24,22 +24,17 @@ def train(context: typer.Context, run: RunOptions, verbose: Verbose = False) -> 
 
     Without arguments: a tiny model on the sources of Python's standard library, in minutes.
     """
-    from minillm_core.train.request import prepare
+    from minillm_core.train import request
 
-    prepared = prepare(run.request(command=context.obj), to_run=True, fit=False)
-    assert prepared.detected is not None  # or it would have been refused
+    prepared = request.prepare(run.request(command=context.obj), to_run=True, fit=False)
 
     from minillm_core.cli.console import say
     from minillm_core.config.folders import cache_folder
-    from minillm_core.train.run import train as train_model
 
-    train_model(
-        prepared.loaded,
-        prepared.plugins,
-        prepared.detected,
+    request.train(
+        prepared,
         out=run.out,
         resume=run.resume,
-        branch=prepared.branch,
         cache=cache_folder(),
         say=say,
         verbose=verbose,

@@ -1,1 +1,1 @@
-"""The run: the one loop, what it tells, what it records, and the job around it."""
+"""The run: the one loop, its events, its records, and the job around it."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from minillm_core.config.schema import TrainConfig
 from minillm_core.errors import ConfigError
 
 EVALUATIONS = 6
@@ -27,6 +28,15 @@ class Budget:
                 fix="train.steps=1000, or train.minutes=10",
             )
 
+    @classmethod
+    def of(cls, train: TrainConfig) -> Self:
+        """Give the budget of the settings.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        return cls(train.steps, train.minutes)
+
     def progress(self, step: int, elapsed: float) -> float:
         """Give the schedules' progress, 0..1, at a step (from 1) that begins after ``elapsed`` seconds."""
         return min(1.0, max(self._shares(step, elapsed)))
@@ -36,7 +46,7 @@ class Budget:
         return max(self._shares(step, elapsed)) >= 1.0
 
     def part(self, parts: int, step: int, elapsed: float) -> int:
-        """Which of so many equal parts of the run is over after ``step`` steps, 0..parts."""
+        """Find which of so many equal parts of the run is over after ``step`` steps, 0..parts."""
         found = [0]
         if self.steps is not None:
             found.append(parts * step // self.steps)
@@ -74,7 +84,7 @@ class Last:
 
 @dataclass(frozen=True)
 class Cadence:
-    """When a run evaluates and saves on the way; with zeros only at its end.
+    """The times at which a run evaluates and saves on the way; with zeros only at its end.
 
     Args:
         evaluate: steps between evaluations; None: a sixth of the run.

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from minillm_core.backends.base import Binding
 from minillm_core.config.schema import TrainConfig
 from minillm_core.plan.render import amount, exportable
 from minillm_core.train.errors import command
@@ -22,13 +20,11 @@ EPOCHS = 4
 
 def start(job: Job, *, verbose: bool = False) -> Iterator[str]:
     """Write data, model and budget in two lines; then notes to act on; with ``verbose`` everything."""
-    config, plan = job.config, job.plan
+    plan, model = job.plan, job.config.model
+    size = f"{amount(plan.num_parameters)} parameters ({model.layers} layers, {model.dim} wide)"
+    plugins = ", plugins " + ", ".join(one.name for one in plan.plugins) if plan.plugins else ""
     yield f"data: {job.corpus.description}"
-    model, parts = config.model, [f"{amount(plan.num_parameters)} parameters"]
-    parts[0] += f" ({model.layers} layers, {model.dim} wide)"
-    if plan.plugins:
-        parts.append(f"plugins {', '.join(one.name for one in plan.plugins)}")
-    yield f"model: {'; '.join([', '.join(parts), _budget(job)])}"
+    yield f"model: {size}{plugins}; {_budget(job)}"
     yield from (f"warning: {warning}" for warning in job.warnings)
     yield from (f"note: {note}" for note in (*plan.notes, *job.notes))
     if verbose:
@@ -57,7 +53,7 @@ def _details(job: Job) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a run, or of one of its lives."""
+    """The result of a run, or of one of its lives."""
 
     steps: int  # in all
     evaluated: Evaluated | None  # the last evaluation
@@ -71,10 +67,9 @@ class Outcome:
 
 def end(job: Job, out: Path, made: Outcome) -> Iterator[str]:
     """Write how long the run took, its result, and where its files are."""
-    parts = ("training", made.training), ("preparing", made.preparing)
-    parts = (*parts, ("evaluating", made.evaluating))
-    total = duration(sum(seconds for _, seconds in parts))
-    spent = ", ".join(f"{what} {duration(seconds)}" for what, seconds in parts)
+    parts = {"training": made.training, "preparing": made.preparing, "evaluating": made.evaluating}
+    total = duration(sum(parts.values()))
+    spent = ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts.items())
     speed = "" if made.speed is None else f", {made.speed.real:,.0f} tokens/s"
     epochs = _epochs(job, made.steps)
     yield f"done in {total} ({spent})"
@@ -123,23 +118,15 @@ def _more(train: TrainConfig, steps: int) -> list[str]:
     return longer if train.steps is None else [*longer, f"train.steps={2 * train.steps}"]
 
 
-def binding(bound: Binding) -> dict[str, Any]:
-    """Give the binding as JSON."""
-    document = asdict(bound)
-    document["kernels"] = [asdict(choice) for choice in bound.kernels]
-    return document
-
-
 def _budget(job: Job) -> str:
     tokens, parts = job.plan.tokens_per_step, []
-    if job.budget.steps is not None:
-        epochs = _epochs(job, job.budget.steps)
-        parts.append(f"{job.budget.steps:,} steps of {tokens:,} tokens, {_counted(epochs)}")
-    if job.budget.minutes is not None:
+    steps, minutes = job.config.train.steps, job.config.train.minutes
+    if steps is not None:
+        epochs = _epochs(job, steps)
+        parts.append(f"{steps:,} steps of {tokens:,} tokens, {_counted(epochs)}")
+    if minutes is not None:
         beside = "" if parts else f" at {tokens:,} tokens a step"
-        parts.append(
-            f"{job.budget.minutes:g} minutes of training{beside}; start and evaluation come on top"
-        )
+        parts.append(f"{minutes:g} minutes of training{beside}; start and evaluation come on top")
     return ", or ".join(parts)
 
 

@@ -8,13 +8,13 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from minillm_core.config.presets import plugins_of
 from minillm_core.text import plain
-from minillm_core.train import describe
 from minillm_core.train.budget import Position
 from minillm_core.train.evidence import Evidence
 from minillm_core.train.initial import BRANCHED_FROM, Branch, Initial
@@ -49,7 +49,7 @@ def document(
         "config": settings(job.loaded),
         "plan": job.plan.data(),
         "plan_hash": job.plan.hash,
-        "binding": describe.binding(binding),
+        "binding": asdict(binding),
         "plugins": [one.data() | {"evidence": None} for one in job.plugins],
         "versions": versions(binding.backend, distributions),
         "hardware": hardware(binding.device_name),
@@ -85,7 +85,7 @@ def _lives(earlier: RunFolder | None, position: Position) -> list[dict[str, Any]
         *earlier.record.get("resumed", ()),
         {
             "step": position.step,
-            "exit_before": earlier.exit,
+            "exit_before": earlier.record.get("exit"),
             "versions_before": earlier.record.get("versions"),
             "hardware_before": earlier.record.get("hardware"),
             **{f"{name}_before": earlier.record.get(name) for name in MOMENTS},

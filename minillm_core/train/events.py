@@ -14,7 +14,7 @@ class Event:
     event: ClassVar[str] = ""
 
     def data(self) -> dict[str, Any]:
-        """The event as one JSON object, its name first."""
+        """Give the event as one JSON object, its name first."""
         return {"event": self.event, **asdict(self)}
 
 
@@ -39,7 +39,7 @@ class Started(Event):
     settings: Mapping[str, Any] = field(default_factory=dict)  # all of the config, as JSON
 
     def data(self) -> dict[str, Any]:
-        """As one JSON object; run.json, beside it, has the settings."""
+        """Give it as one JSON object; run.json, beside it, has the settings."""
         shown = super().data()
         return {key: value for key, value in shown.items() if key not in ("out", "settings")}
 

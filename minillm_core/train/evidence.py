@@ -17,10 +17,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from minillm_core.backends.base import Trainer
 from minillm_core.errors import NoEvidence
 from minillm_core.train.events import Event, Stepped
 from minillm_core.train.hooks import Raised
@@ -32,13 +33,6 @@ STEPS = 10
 """Steps after which a plugin that left no trace ends the run."""
 
 SHOWN = 8  # keys that a record lists
-
-
-class _Witness(Protocol):
-    """The part of a trainer that evidence needs."""
-
-    def witnesses(self) -> Mapping[str, int]: ...
-    def arrays(self) -> dict[str, np.ndarray]: ...
 
 
 class Evidence:
@@ -55,7 +49,7 @@ class Evidence:
     def __init__(
         self,
         expected: Mapping[str, Sequence[str]],
-        trainer: _Witness,
+        trainer: Trainer,
         *,
         seen: Counter[str],
         say: Callable[[str], None],
@@ -64,16 +58,11 @@ class Evidence:
         self._raised = {} if raised is None else raised
         self._expected = {name: tuple(keys) for name, keys in sorted(expected.items())}
         self._trainer, self._seen, self._say = trainer, seen, say
-        parameters = {
-            key.removeprefix("parameter:")
-            for keys in self._expected.values()
-            for key in keys
-            if key.startswith("parameter:")
-        }
+        keys = {key for keys in self._expected.values() for key in keys}
         self._initial: dict[str, np.ndarray] = {}
-        if parameters:  # the only question that costs a copy from the device
-            arrays = trainer.arrays()
-            self._initial = {name: np.array(arrays[f"model.{name}"]) for name in parameters}
+        if names := [key.partition(":")[2] for key in keys if key.startswith("parameter:")]:
+            arrays = trainer.arrays()  # the only question that costs a copy from the device
+            self._initial = {name: np.array(arrays[f"model.{name}"]) for name in names}
         self._records: dict[str, dict[str, Any]] | None = None
         self._steps = 0  # of this process: a resumed run is looked at again
 
@@ -158,7 +147,9 @@ class Evidence:
         if not self._expected:
             return {}
         counts = Counter(self._trainer.witnesses()) + self._seen + self._moved()
-        counts.update(key for keys in self._expected.values() for key in keys if _planned(key))
+        counts.update(
+            key for keys in self._expected.values() for key in keys if key.startswith("slot:")
+        )
         records = {}
         for name, keys in self._expected.items():
             there = [key for key in keys if counts[key] > 0]
@@ -174,7 +165,7 @@ class Evidence:
     def _moved(self) -> Counter[str]:
         """Count the ``parameter:`` keys of those that a gradient reached.
 
-        An optimizer's state of the parameter's own shape tells (a moment, a momentum); a change
+        An optimizer's state of the parameter's own shape shows it (a moment, a momentum); a change
         alone may be weight decay. Where there is no such state the change must do.
         """
         if not self._initial:
@@ -202,10 +193,6 @@ def _owner(key: str, names: Set[str]) -> str | None:
             return rest
         rest = rest.partition(".")[2]
     return None
-
-
-def _planned(key: str) -> bool:
-    return key.startswith("slot:")
 
 
 def _listed(keys: Sequence[str]) -> list[str]:

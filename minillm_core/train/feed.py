@@ -54,7 +54,7 @@ class Feed(Iterator[StepBatch]):
     def _open(self, cursor: Mapping[str, Any] | None) -> Loader:
         job, config = self._job, self._job.config
         streams = Streams(config.seed, (cursor or {}).get("random"))
-        on_batch = plan_hook(job.plan, job.plugins, job.seen, streams)
+        on_batch = plan_hook(job.plan, seen=job.seen, streams=streams)
         return Loader(
             job.corpus.train,
             rows=config.train.rows,

@@ -6,8 +6,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import KW_ONLY, dataclass, field
 
 import numpy as np
 
@@ -21,77 +20,48 @@ from minillm_core.text import printable, printable_so_far
 Say = Callable[[str], None]
 
 
-class Vocabulary(Protocol):
-    """The part of a tokenizer that writing needs."""
-
-    end_of_text: int
-
-    def known(self) -> np.ndarray:
-        """Give the ids in use, int32 (n,)."""
-        ...
-
-    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Give the ids of each text."""
-        ...
-
-    def stream(self) -> Callable[[int], str]:
-        """Make a function that takes ids one by one and gives the text that each of them completes."""
-        ...
-
-
+@dataclass(eq=False)
 class Window:
-    """What a model is shown of a growing sequence: its newest ids, ``context`` at most.
+    """The part of a growing sequence that a model is shown: its newest ids, ``context`` at most.
 
     When there are more, the oldest are dropped so that context // 2 remain, which start again from
-    position 0: with a cache it is filled anew. So both modes show the model the same.
-
-    Args:
-        model: gives the logits.
-        context: columns at most.
-        cached: feed only what is new, and let the model keep the rest.
-        on_batch: the plugins'; it is given all ids that the model is shown.
-        say: prints a line, once, when ids are dropped.
+    position 0: with a KV cache it is filled anew. So both modes show the model the same.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        context: int,
-        *,
-        cached: bool = True,
-        on_batch: OnBatch | None = None,
-        say: Say = lambda line: None,
-    ) -> None:
-        self._model, self._context, self._cached = model, context, cached
-        self._on_batch, self._say = on_batch, say
-        self._ids: list[int] = []
-        self._decoding: Decoding | None = None
-        self._past = 0  # columns that it was fed
+    model: Model
+    context: int  # columns at most
+    _: KW_ONLY
+    cached: bool = True  # feed only what is new, and let the model keep the rest
+    on_batch: OnBatch | None = None  # the plugins'; is given all ids that the model is shown
+    say: Say = lambda line: None  # prints a line, once, when ids are dropped
+    _ids: list[int] = field(default_factory=list)
+    _decoding: Decoding | None = None
+    _past: int = 0  # columns that it was fed
 
     def next_logits(self, new: Sequence[int]) -> np.ndarray:
         """Feed some more ids; waits for the logits after them, float32 (V,)."""
         self._ids += new
-        if len(self._ids) > self._context:
+        if len(self._ids) > self.context:
             self._forget()
         batch = lone_row(np.array(self._ids, np.int32))
-        if self._on_batch is not None:
-            batch = self._on_batch(dict(batch), "decode")
-        if not self._cached:
-            return self._model.next_logits(batch)
+        if self.on_batch is not None:
+            batch = self.on_batch(dict(batch), "decode")
+        if not self.cached:
+            return self.model.next_logits(batch)
         if self._decoding is None:
-            self._decoding, self._past = self._model.decoding(), 0
+            self._decoding, self._past = self.model.decoding(), 0
         columns = {name: array[:, self._past :] for name, array in batch.items()}
         self._past = len(self._ids)
         return self._decoding.feed(columns)
 
     def _forget(self) -> None:
-        stay = max(self._context // 2, 1)
+        stay = max(self.context // 2, 1)
         del self._ids[:-stay]
         self._decoding = None
-        self._say(
-            f"the model sees {self._context:,} tokens at most: it continues from the last {stay:,}"
+        self.say(
+            f"the model sees {self.context:,} tokens at most: it continues from the last {stay:,}"
         )
-        self._say = lambda line: None
+        self.say = lambda line: None
 
 
 @dataclass
@@ -123,7 +93,7 @@ class Writer:
     """A model with what it takes to write text."""
 
     model: Model
-    vocabulary: Vocabulary
+    vocabulary: Tokenizer
     context: int  # columns that the model is shown at most
     on_batch: OnBatch | None = None
     plugins: tuple[LoadedPlugin, ...] = ()  # to be blamed for what their nodes raise
@@ -172,7 +142,7 @@ class Writer:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How an id is drawn.
+    """The rule by which an id is drawn.
 
     Args:
         temperature: logits are divided by it; 0: the likeliest is taken, nothing is drawn.
@@ -274,15 +244,12 @@ _WORDS, _LONGEST = 8, 60  # most words and characters of a prompt
 
 
 def sample(
-    model: Model,
-    vocabulary: Vocabulary,
+    writer: Writer,
     prompt: str = "",
     *,
     tokens: int = TOKENS,
-    context: int,
     temperature: float = 0.8,
     seed: int = 0,
-    on_batch: OnBatch | None = None,
     stopped: Callable[[], bool] = lambda: False,
     seconds: float = SECONDS,
     clock: Callable[[], float] = time.perf_counter,
@@ -290,14 +257,11 @@ def sample(
     """Continue a prompt.
 
     Args:
-        model: gives the logits.
-        vocabulary: encodes and decodes; ids that it does not know are never drawn.
+        writer: the model and its tokenizer.
         prompt: without lone surrogates; empty: the beginning of a document.
         tokens: how many at most; the end of the document ends it earlier.
-        context: most tokens that the model is shown.
         temperature: lower is safer.
         seed: of the draws, which move no other randomness.
-        on_batch: the plugins'.
         stopped: polled before every token; the sample ends where it returns true.
         seconds: after which it ends as well.
         clock: seconds that never go back.
@@ -306,7 +270,6 @@ def sample(
         The text after the prompt, without terminal control sequences and without half a character
         at its end.
     """
-    writer = Writer(model, vocabulary, context, on_batch)
     ids = iter(writer.go_on(prompt, Sampling(temperature), tokens=tokens, seed=seed))
     ends = clock() + seconds
 
@@ -314,11 +277,11 @@ def sample(
         while not stopped() and clock() < ends and (one := next(ids, None)) is not None:
             yield one
 
-    return "".join(pieces(in_time(), vocabulary.stream()))
+    return "".join(pieces(in_time(), writer.vocabulary.stream()))
 
 
 def prompts(documents: Documents, tokenizer: Tokenizer, count: int) -> list[str]:
-    """Beginnings of documents: of the first line as many as eight words; fewer where few do."""
+    """Take beginnings of documents as prompts: of the first line as many as eight words; fewer where few do."""
     found: list[str] = []
     for text in _texts(documents, tokenizer, count):
         if len(found) == count:

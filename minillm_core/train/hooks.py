@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,8 +47,8 @@ def batch_hook(
         fields: name, plugin and declaration of what they add to a batch, from the plan.
     """
     declared: dict[str, list[Field]] = {}
-    for _, owner, field in fields:
-        declared.setdefault(owner, []).append(field)
+    for _, owner, one in fields:
+        declared.setdefault(owner, []).append(one)
     by_name = {one.name: one for one in plugins}
     chain = [by_name[name] for name in order]
     if not chain:
@@ -82,7 +83,8 @@ def batch_hook(
 
 def plan_hook(
     plan: Plan,
-    plugins: Iterable[LoadedPlugin],
+    plugins: Iterable[LoadedPlugin] | None = None,
+    *,
     seen: Counter[str] | None = None,
     streams: Streams | None = None,
 ) -> OnBatch | None:
@@ -90,17 +92,17 @@ def plan_hook(
 
     Args:
         plan: says in which order they are called, what they add to a batch, and the vocabulary.
-        plugins: those of the plan, in any order.
+        plugins: those of the plan, in any order; default: the ones that the plan holds.
         seen: as for :func:`batch_hook`.
-        streams: the random numbers that they draw from; default: those of seed 0.
+        streams: default: new ones, for other phases than train, where they begin anew every batch.
 
     Returns:
         The function, which raises PluginCodeError where a plugin raises or returns no batch of the
         shape that it was given; None where no plugin has the hook.
     """
-    seen = Counter() if seen is None else seen
-    vocab, streams = plan.config.model.vocab, streams or Streams(0)
-    return batch_hook(plan.on_batch, plugins, seen, vocab, streams, plan.batch_fields)
+    config, seen = plan.config, Counter() if seen is None else seen
+    plugins, streams = plan.active if plugins is None else plugins, streams or Streams(config.seed)
+    return batch_hook(plan.on_batch, plugins, seen, config.model.vocab, streams, plan.batch_fields)
 
 
 def _broken(one: LoadedPlugin, hook: str, did: str, where: str, fix: str | None) -> PluginCodeError:
@@ -118,12 +120,12 @@ def _fields(batch: Batch, fields: Sequence[Field]) -> None:
     Raises:
         DataError: it is not.
     """
-    for field in fields:
-        array, shape = batch.get(field.name), (*batch["ids"].shape, *field.shape)
-        if array is None or array.dtype != field.dtype or array.shape != shape:
+    for one in fields:
+        array, shape = batch.get(one.name), (*batch["ids"].shape, *one.shape)
+        if array is None or array.dtype != one.dtype or array.shape != shape:
             got = "nothing" if array is None else f"{array.dtype} {array.shape}"
             raise DataError(
-                f"on_batch gave {got} as '{field.name}', not {field.dtype} {shape}",
+                f"on_batch gave {got} as '{one.name}', not {one.dtype} {shape}",
                 fix="write what build_data declares",
             )
     for name, array in batch.items():
@@ -148,17 +150,14 @@ def observers_of(job: Job, core: Sequence[Observer], *, say: Callable[[str], Non
 
 def observers(plugins: Iterable[LoadedPlugin]) -> dict[str, Observer]:
     """Map each plugin to its ``on_event``."""
-    return {one.name: _observer(one) for one in plugins if "on_event" in one.plugin.hooks}
+    return {one.name: partial(_observe, one) for one in plugins if "on_event" in one.plugin.hooks}
 
 
-def _observer(one: LoadedPlugin) -> Observer:
-    def on_event(event: Event) -> None:
-        step = getattr(event, "step", None)
-        of = "" if step is None else f" of step {step}"
-        with one.contain(f"on_event for '{event.event}'{of}"):
-            _call(one.plugin.on_event, event=event)  # type: ignore[attr-defined]
-
-    return on_event
+def _observe(one: LoadedPlugin, event: Event) -> None:
+    step = getattr(event, "step", None)
+    of = "" if step is None else f" of step {step}"
+    with one.contain(f"on_event for '{event.event}'{of}"):
+        _call(one.plugin.on_event, event=event)  # type: ignore[attr-defined]
 
 
 def _call(hook: Callable, **arguments: object):
@@ -175,7 +174,7 @@ Observer = Callable[[Event], None]
 
 @dataclass(frozen=True)
 class Raised:
-    """What became of an observer that raised."""
+    """The errors of an observer that raised."""
 
     times: int
     last: str  # what it was, and in which line
@@ -186,60 +185,50 @@ class Raised:
         return self.times >= STRIKES
 
 
+@dataclass(eq=False)
 class Observers:
-    """Hands every event to the core's observers, then to the plugins'.
+    """A joint observer that hands every event to the core's observers, then to the plugins'.
 
-    What the core's raise ends the run: metrics.jsonl that cannot be written is no detail.
-
-    Args:
-        core: called first, in order.
-        plugins: plugin name -> its ``on_event``, contained; called in the order of the names.
-        say: prints a line about an error.
-        seen: ``event:<plugin>`` -> events that it took; the evidence reads it.
-        raised: plugin -> what its raised; the evidence reads it.
+    An error of the core's ends the run: metrics.jsonl that cannot be written is no detail.
     """
 
-    def __init__(
-        self,
-        core: Sequence[Observer],
-        plugins: Mapping[str, Observer],
-        *,
-        say: Callable[[str], None],
-        seen: Counter[str],
-        raised: dict[str, Raised] | None = None,
-    ) -> None:
-        self._core, self._plugins = list(core), dict(sorted(plugins.items()))
-        self._say, self._seen = say, seen
-        self._raised = {} if raised is None else raised
+    core: Sequence[Observer]  # called first, in order
+    plugins: Mapping[str, Observer]  # name -> ``on_event``, contained; called in order of names
+    _: KW_ONLY
+    say: Callable[[str], None]  # prints a line about an error
+    seen: Counter[str]  # ``event:<plugin>`` -> events that it took; the evidence reads it
+    # plugin -> the errors of its ``on_event``; the evidence reads it
+    raised: dict[str, Raised] = field(default_factory=dict)
 
     def __call__(self, event: Event) -> None:
-        """Tell everyone.
+        """Hand an event to every observer.
 
         Whatever a plugin's raises is isolated, SystemExit too; and what it does to an event is seen
         by no other observer.
         """
-        for observer in self._core:
+        for observer in self.core:
             observer(event)
-        for name, observer in list(self._plugins.items()):
+        for name, observer in sorted(self.plugins.items()):
+            if name in self.raised and self.raised[name].off:
+                continue
             try:
                 observer(copy.deepcopy(event))
             except Exception as error:  # contained: SystemExit and its like are causes
                 self._strike(name, event, error)
             else:
-                self._seen[f"event:{name}"] += 1
+                self.seen[f"event:{name}"] += 1
 
     def _strike(self, name: str, event: Event, error: Exception) -> None:
-        before = self._raised.get(name)
+        before = self.raised.get(name)
         count = before.times + 1 if before else 1
         said, cause = f"plugin '{name}' raised in on_event for '{event.event}'", error
         if isinstance(error, PluginCodeError):
             said, cause = error.what, error.__cause__
         last = plain(f"{type(cause).__name__}: {cause}", 160) + _place(error)
-        self._raised[name] = Raised(count, last)
-        self._say(f"warning: {said} ({count} of {STRIKES}): {last}")
-        if self._raised[name].off:
-            del self._plugins[name]
-            self._say(f"warning: plugin '{name}' gets no more events; the run continues")
+        self.raised[name] = Raised(count, last)
+        self.say(f"warning: {said} ({count} of {STRIKES}): {last}")
+        if self.raised[name].off:
+            self.say(f"warning: plugin '{name}' gets no more events; the run continues")
 
 
 def _place(error: Exception) -> str:

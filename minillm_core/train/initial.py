@@ -80,7 +80,7 @@ class Initial:
             yield f"not in there, and as new: {few(own)}"
 
     def data(self) -> dict[str, Any]:
-        """For run.json."""
+        """Describe it for run.json."""
         return {"directory": str(self.directory.path), "digest": self.directory.digest}
 
 
@@ -119,7 +119,7 @@ class Branch(RunFolder):
         return cls(out, record, chosen_or_refuse(out, say, step=step, best=which == BEST))
 
     def data(self) -> dict[str, Any]:
-        """For run.json."""
+        """Describe it for run.json."""
         return {
             "out": str(self.out),
             "step": self.checkpoint.step,
@@ -182,20 +182,13 @@ class Branch(RunFolder):
             )
         trainer.resume(new | fits)
         yield f"branched from step {self.checkpoint.step:,} of {self.out}"
-        weights = [name for name in new if name.startswith(("model.", "state."))]
-        for what, names in (
-            ("weights that start anew", [name for name in weights if name not in fits]),
-            (
-                "optimizer state that starts anew",
-                [n for n in new if n.startswith("optimizer.") and n not in fits],
-            ),
-            (
-                "left behind, since this model has no place for it",
-                [n for n in old if n not in new and not n.startswith("random.")],
-            ),
-        ):
-            if names:
-                yield f"{what}: {few(sorted(names))}"
+        anew = sorted(name for name in new if name not in fits)
+        if weights := [name for name in anew if name.startswith(("model.", "state."))]:
+            yield f"weights that start anew: {few(weights)}"
+        if state := [name for name in anew if name.startswith("optimizer.")]:
+            yield f"optimizer state that starts anew: {few(state)}"
+        if left := sorted(n for n in old if n not in new and not n.startswith("random.")):
+            yield f"left behind, since this model has no place for it: {few(left)}"
 
     def _place(self, position: Position, corpus: Corpus, same_seed: bool) -> Iterator[str]:
         """Keep the place in the data where they are the same, else begin them anew."""

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from minillm_core.backends.base import Trainer
 from minillm_core.config.load import Loaded
 from minillm_core.config.schema import Config
-from minillm_core.data import Corpus, OnBatch, open_corpus
+from minillm_core.data import Corpus, open_corpus
+from minillm_core.errors import PlanError
 from minillm_core.plan import Plan
 from minillm_core.plugins.manager import LoadedPlugin
-from minillm_core.plugins.streams import Streams
-from minillm_core.train.budget import Budget, Position
-from minillm_core.train.hooks import Raised, plan_hook
+from minillm_core.train.budget import Position
+from minillm_core.train.hooks import Raised
 from minillm_core.train.initial import Branch, Initial
 from minillm_core.train.progress import Display
 
@@ -25,37 +25,56 @@ from minillm_core.train.progress import Display
 class Job:
     """A plan with its data and its trainer, and the messages that came up on the way."""
 
-    loaded: Loaded
-    plugins: tuple[LoadedPlugin, ...]
-    plan: Plan
+    plan: Plan  # of loaded settings: see :func:`with_settings`
     corpus: Corpus
     trainer: Trainer
-    budget: Budget
-    notes: tuple[str, ...]  # shown once the run starts
-    details: tuple[str, ...] = ()  # ... under --verbose alone
-    warnings: tuple[str, ...] = ()  # ... and those to act on
+    notes: Sequence[str] = ()  # shown once the run starts
+    details: Sequence[str] = ()  # ... under --verbose alone
+    warnings: Sequence[str] = ()  # ... and those to act on
     initial: Initial | None = None  # the weights that it starts from at step 0
     branch: Branch | None = None  # the checkpoint that it starts from
     begins: Position = field(default_factory=Position)  # where that was
     branched: tuple[str, ...] = ()  # lines: what it takes from there, and what starts anew
     seen: Counter[str] = field(default_factory=Counter)  # batches and events that plugins took
-    cache: Path | None = None  # where the speeds of runs are kept; None: nowhere
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
     raised: dict[str, Raised] = field(default_factory=dict)  # by observers of plugins
 
     @property
     def config(self) -> Config:
         """The run's settings."""
-        return self.loaded.config
+        return self.plan.config
 
-    def inference_hook(self, seen: Counter[str] | None = None) -> OnBatch | None:
-        """Join the plugins' ``on_batch`` for other phases than train; streams begin anew every batch.
+    @property
+    def loaded(self) -> Loaded:
+        """The run's settings, with their origins."""
+        assert self.plan.settings is not None
+        return self.plan.settings
 
-        Args:
-            seen: takes the counts of :func:`minillm_core.train.hooks.batch_hook`; default: the job's.
-        """
-        streams = Streams(self.config.seed)
-        return plan_hook(self.plan, self.plugins, self.seen if seen is None else seen, streams)
+    @property
+    def plugins(self) -> tuple[LoadedPlugin, ...]:
+        """The active plugins."""
+        return self.plan.active
+
+
+def with_settings(plan: Plan, where: str, seed: int | None = None) -> Plan:
+    """Give a plan whose loaded settings are those that it is bound with.
+
+    Args:
+        plan: the plan.
+        where: the call that needs them, for an error.
+        seed: another one than the plan's.
+
+    Raises:
+        PlanError: the plan was not made of loaded settings.
+    """
+    if plan.settings is None:
+        raise PlanError(
+            "the plan does not say which settings it is of",
+            where=where,
+            fix="minillm_core.build_plan(minillm_core.load(...))",
+        )
+    config = plan.config if seed is None else plan.config.model_copy(update={"seed": seed})
+    return replace(plan, config=config, settings=replace(plan.settings, config=config))
 
 
 def read_corpus(
@@ -78,12 +97,11 @@ def read_corpus(
     Raises:
         DataError: anything about the data, their tokenizer or the cache folder.
     """
-    length = config.train.seq_len
     with shown.phase("reading the data"):
         return open_corpus(
             config.data,
             config.model.vocab,
-            length,
+            config.train.seq_len,
             cache=cache,
             say=say,
             detail=detail,

@@ -1,6 +1,6 @@
-"""The only loop. It knows no framework: it queues steps, reads each one a step late, and tells.
+"""The only loop. It knows no framework: it queues steps, reads each one a step late, and emits events.
 
-    queue step n -> read step n - 1 -> tell -> (after some steps: read step n, save, evaluate)
+    queue step n -> read step n - 1 -> emit -> (after some steps: read step n, save, evaluate)
 
 Reading late keeps the device busy while the host looks at figures; it also bounds how far a run
 that is limited by the clock can run ahead of it. Checkpoints are written in the background: the
@@ -14,19 +14,20 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from minillm_core.backends.base import Trainer
 from minillm_core.data import Cancelled, StepBatch
 from minillm_core.errors import DataError, PluginCodeError
 from minillm_core.plugins.watch import running
 from minillm_core.train.budget import EVALUATIONS, Budget, Cadence, Last, Position
-from minillm_core.train.checkpoints import CheckpointManager
+from minillm_core.train.checkpoints import CheckpointManager, Guard
 from minillm_core.train.errors import exit_code, stopped
 from minillm_core.train.events import Ended, Evaluated, Event, Stepped, Throughput
 from minillm_core.train.feed import next_supervised_batch
-from minillm_core.train.guard import Guard
 from minillm_core.train.progress import Display, LineDisplay
 from minillm_core.train.signals import StopRequest
 
@@ -46,64 +47,40 @@ class _Queued:
     queued: float
 
 
+@dataclass(eq=False)
 class Loop:
-    """A training loop: until the budget is spent or a signal stops it.
+    """A training loop: until the budget is spent or a signal stops it."""
 
-    Args:
-        trainer: steps, reads and evaluates.
-        batches: one :class:`StepBatch` a step, without end.
-        values: progress in 0..1 -> the schedules' values; ``train.lr`` is among them.
-        budget: how long.
-        emit: takes every event, in order.
-        cadence: when to evaluate and save on the way.
-        evaluate: evaluates after a step, or gives None where it was cut short; None: never.
-        samples: after an evaluation, and last of all (True): what the model writes, as events.
-        checkpoints: saves, and goes back at a spike; default: neither.
-        spike: nats over the median of the last losses from which on the run goes back; 0: never.
-        stop: polled before every micro-batch.
-        meter: measures; it is given this loop's clock readings.
-        position: where to start.
-        evaluated: the step that was evaluated last; the evaluation of that one is not made again.
-        contain: around everything: makes errors of what they are by nature.
-        at_work: whose code a step (``at step 7``) is in, if it takes long; None: the core's.
-        shown: the console, which has the clock; default: nothing is printed.
-    """
+    trainer: Trainer  # steps, reads and evaluates
+    batches: Iterator[StepBatch]  # one a step, without end
+    values: Callable[[float], Mapping[str, float]]  # progress in 0..1 -> schedules' values
+    budget: Budget
+    emit: Callable[[Event], None]  # takes every event, in order
+    _: KW_ONLY
+    cadence: Cadence = field(default_factory=Cadence)  # when to evaluate and save on the way
+    # evaluates after a step, or gives None where it was cut short; None: never
+    evaluate: Callable[[int], Evaluated | None] | None = None
+    # after an evaluation, and last of all (True): what the model writes, as events
+    samples: Callable[[int, bool], Iterable[Event]] = lambda step, last: ()
+    checkpoints: CheckpointManager = field(default_factory=CheckpointManager)
+    spike: float = 0.0  # nats over the median of the last losses; 0: the run never goes back
+    stop: StopRequest = field(default_factory=StopRequest)  # polled before every micro-batch
+    meter: Meter = field(default_factory=lambda: Meter())  # is given this loop's clock readings
+    position: Position = field(default_factory=Position)  # where to start
+    evaluated: int | None = None  # the step of the last evaluation, which is not made again
+    # around everything: makes errors of what they are by nature
+    contain: Callable[[], AbstractContextManager[None]] = nullcontext
+    # whose code a step (``at step 7``) is in, if it takes long; None: the core's
+    at_work: Callable[[str], str | None] = lambda when: None
+    shown: Display = field(default_factory=lambda: LineDisplay(lambda line: None))  # has the clock
 
-    def __init__(
-        self,
-        trainer: Trainer,
-        batches: Iterator[StepBatch],
-        values: Callable[[float], Mapping[str, float]],
-        budget: Budget,
-        emit: Callable[[Event], None],
-        *,
-        cadence: Cadence | None = None,
-        evaluate: Callable[[int], Evaluated | None] | None = None,
-        samples: Callable[[int, bool], Iterable[Event]] = lambda step, last: (),
-        checkpoints: CheckpointManager | None = None,
-        spike: float = 0.0,
-        stop: StopRequest | None = None,
-        meter: Meter | None = None,
-        position: Position | None = None,
-        evaluated: int | None = None,
-        contain: Callable[[], AbstractContextManager[None]] = nullcontext,
-        at_work: Callable[[str], str | None] = lambda when: None,
-        shown: Display | None = None,
-    ) -> None:
-        self.trainer, self.batches, self.values, self.budget = trainer, batches, values, budget
-        self.emit, self.evaluate, self.samples = emit, evaluate, samples
-        self.contain, self.at_work = contain, at_work
-        self.shown = shown or LineDisplay(lambda line: None)
+    def __post_init__(self) -> None:
         self.clock, self.say = self.shown.clock, self.shown.say
-        self.cadence, self.stop = cadence or Cadence(), stop or StopRequest()
-        self.meter, self.position = meter or Meter(), position or Position()
-        self.checkpoints = checkpoints or CheckpointManager(emit, self.say)
-        self.guard = Guard(self.checkpoints, emit, self.say, spike)
+        self.guard = Guard(self.checkpoints, self.emit, self.say, self.spike)
         self._spent_before = self.position.elapsed
         self._clock_began: float | None = None  # set when the first step, which compiles, is over
         self._pending: _Queued | None = None
-        self._evaluated = evaluated
-        self._part = budget.part(EVALUATIONS, self.position.step, self.position.elapsed)
+        self._part = self.budget.part(EVALUATIONS, self.position.step, self.position.elapsed)
         self._at = f"at step {self.position.step + 1}"  # the work under way, for errors
         self._slowest = 0.0
         self._saved_share = self.progress
@@ -200,7 +177,7 @@ class Loop:
         self._read_pending()
         self.guard.end(self.position)
         self._pause(save=True, evaluate=True)
-        if self.stop.requested and self.evaluate and self._evaluated != self.position.step:
+        if self.stop.requested and self.evaluate and self.evaluated != self.position.step:
             self._end_early()  # all steps are done, and the last evaluation is not
         with self.shown.phase("saving the last checkpoint"):
             self.checkpoints.report(self.position, wait=True, last=True)
@@ -301,7 +278,7 @@ class Loop:
         gone_back = self.guard.take(self.position, queued.step, result)
         if gone_back is not None:
             self.position, rewound = gone_back
-            self._pending, self._evaluated = None, self.position.step
+            self._pending, self.evaluated = None, self.position.step
             self._saved_share, self._saved_at = self.progress, self.clock()
             self.emit(rewound)
             self.meter.restart(self.clock())
@@ -314,12 +291,12 @@ class Loop:
         if save:
             self.checkpoints.save(self.position)
             self._saved_share, self._saved_at = self.progress, self.clock()
-        if evaluate and self.evaluate and self._evaluated != step:
+        if evaluate and self.evaluate and self.evaluated != step:
             self._at = f"in the evaluation after step {step}"
             with self._watched():
                 evaluated = self.evaluate(step)
             if evaluated is not None:
-                self._evaluated = step
+                self.evaluated = step
                 self.emit(evaluated)
                 self.checkpoints.evaluated(self.position, evaluated)
                 if not self.budget.spent(step, self.elapsed):
@@ -353,7 +330,7 @@ class Figures:
 
 
 class Meter:
-    """Measures a run's speed over its last steps, and over all of it.
+    """A meter of a run's speed over its last steps, and over all of it.
 
     The first step compiles and allocates: its own figure is its own time, and no later one holds it.
 
@@ -367,13 +344,13 @@ class Meter:
         self, *, flops_per_token: float = 0.0, peak_flops: float | None = None, window: int = 20
     ) -> None:
         self._flops, self._peak = flops_per_token, peak_flops
-        self._recent: deque[tuple[float, Counts]] = deque(maxlen=window)
+        self._recent: deque[np.ndarray] = deque(maxlen=window)  # seconds and counts of steps
         self._ended = 0.0
         self._warm = False
-        self._total = (0.0, Counts(0, 0, 0))
+        self._total = np.zeros(1 + len(Counts._fields))
 
     def restart(self, now: float) -> None:
-        """Steps follow from here on: what happened before (an evaluation, a save) is not theirs."""
+        """Begin to measure here: what happened before (an evaluation, a save) is no step's time."""
         self._ended = now
 
     def add(self, counts: Counts, *, queued: float, asked: float, read: float) -> Figures:
@@ -388,26 +365,20 @@ class Meter:
         waited = read - asked > WAITED * (read - queued)
         ended = max(read if waited else queued, self._ended + SHORTEST)
         seconds, self._ended = ended - self._ended, ended
-        steps = [(seconds, counts)]
+        step = np.array([seconds, *counts])
         if self._warm:
-            self._recent.append(steps[0])
-            self._total = _sum([self._total, steps[0]])
-            steps = list(self._recent)
+            self._recent.append(step)
+            self._total += step
+        rate = _rate(sum(self._recent, np.zeros_like(step)) if self._warm else step)
         self._warm = True
-        rate = _rate(*_sum(steps))
         mfu = rate.real * self._flops / self._peak if self._peak else None
         return Figures(seconds, rate, mfu)
 
     def overall(self) -> Throughput | None:
         """Give the rate of all steps but the first; None when there was no other."""
-        seconds, _ = self._total
-        return _rate(*self._total) if seconds else None
+        return _rate(self._total) if self._total[0] else None
 
 
-def _sum(steps: list[tuple[float, Counts]]) -> tuple[float, Counts]:
-    columns = zip(*(counts for _, counts in steps), strict=True)
-    return sum(seconds for seconds, _ in steps), Counts(*map(sum, columns))
-
-
-def _rate(seconds: float, counts: Counts) -> Throughput:
-    return Throughput(*(count / seconds for count in counts))
+def _rate(total: np.ndarray) -> Throughput:
+    """Divide the counts of some steps by their seconds, which come first."""
+    return Throughput(*(total[1:] / total[0]).tolist())

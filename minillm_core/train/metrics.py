@@ -87,7 +87,7 @@ def thin(held: list[Any]) -> None:
 
 
 class Metrics:
-    """Writes events behind those that are there; a context manager.
+    """A writer of events behind those that are there; a context manager.
 
     Args:
         path: the file.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 PATIENCE = 2.0  # seconds of a task before it is mentioned where there is no terminal
 QUIET = 9.0  # seconds between two lines there: ten with what a busy machine adds
-SKIPS = 60.0  # seconds between two lines about batches that are skipped
+SKIPS = 60.0  # seconds between two lines about batches that are skipped, or about saves
 MEAN = 32  # steps whose mean loss the bar shows
 BAR = range(8, 25)  # columns of the bar
 _TICK = 0.25  # seconds between two looks at the clock
@@ -66,6 +66,11 @@ def describe(event: Event) -> str | None:
         return held_out(event)
     if isinstance(event, Saved):
         return f"step {event.step:,}: saved {event.path} ({event.seconds:.1f} s)"
+    if isinstance(event, events.Skipped):
+        return (
+            f"step {event.step:,}: batches without a supervised token are skipped "
+            f"({event.skipped:,} so far)"
+        )
     if isinstance(event, Sampled):
         return f"step {event.step:,}: {sampled(event.prompt, event.text)}"
     if isinstance(event, events.Unsaved):
@@ -95,7 +100,7 @@ def sampled(prompt: str, text: str) -> str:
 
 @dataclass
 class Task:
-    """Something that takes time: how far it is, in bytes or in units with a name."""
+    """A piece of work that takes time: how far it is, in bytes or in units with a name."""
 
     what: str
     began: float
@@ -120,7 +125,7 @@ class Task:
         return spent / self.done * (self.total - self.done)
 
     def parts(self, now: float) -> list[str]:
-        """Amount and time, for a line or beside a bar."""
+        """Give amount and time, for a line or beside a bar."""
         amount, left = self.amount(), self.left(now)
         share = f" ({100 * self.done / self.total:.0f} %)" if 0 < self.done < self.total else ""
         time_ = duration(now - self.began) if left is None else f"{duration(left)} left"
@@ -178,44 +183,36 @@ class Course:
         return f"{duration(rate * (1.0 - self.fraction))} left"
 
     def line(self) -> str:
-        """A line of a log; its loss is the mean over the steps since the last one."""
-        loss = self._loss(self._since)
+        """Write a line of a log; its loss is the mean over the steps since the last one."""
+        line = f"{self.title}: {', '.join(text for _, text in self._figures(self._since))}"
         self._since = []
-        return f"{self.title}: {', '.join(filter(None, [*loss, *self._rest()]))}"
+        return line
 
     def parts(self) -> list[tuple[int, str]]:
-        """What stands beside the bar, each with a number: the highest gives way first.
+        """Give the figures beside the bar, each with a number: the highest gives way first.
 
         The loss is the mean over the last 32 steps.
         """
-        if self.last is None:
-            return []
-        loss, *bits = self._loss(self._recent)
-        epochs, speed, *more, left = self._rest()
-        parts = [(0, loss), *((2, one) for one in bits), (3, epochs), (1, speed)]
-        return [*parts, *((4, one) for one in more), (0, left)]
+        return self._figures(self._recent) if self.last else []
 
-    def _loss(self, found: Sequence[float] | deque[float]) -> list[str]:
-        mean = sum(found) / len(found) if found else math.nan
-        bits = (
-            [f"{mean / math.log(2) / self.bytes_per_token:.3f} bits/byte"]
-            if self.bytes_per_token
-            else []
-        )
-        return [f"loss {mean:.3f}", *bits]
-
-    def _rest(self) -> list[str]:
-        """Epochs, speed and time left, in this order."""
-        step = self.last
+    def _figures(self, losses: Sequence[float] | deque[float]) -> list[tuple[int, str]]:
+        step, mean = self.last, sum(losses) / len(losses) if losses else math.nan
         assert step is not None
-        found = [f"{step.tokens / self.epoch_tokens:.2f} epochs"] if self.epoch_tokens else [""]
-        found.append(f"{step.tokens_per_second.real:,.0f} tokens/s")
-        found += [] if step.mfu is None else [f"MFU {100 * step.mfu:.0f} %"]
-        return [*found, self.left()]
+        found = [(0, f"loss {mean:.3f}")]
+        if self.bytes_per_token:
+            found.append((2, f"{mean / math.log(2) / self.bytes_per_token:.3f} bits/byte"))
+        if self.epoch_tokens:
+            found.append((3, f"{step.tokens / self.epoch_tokens:.2f} epochs"))
+        found.append((1, f"{step.tokens_per_second.real:,.0f} tokens/s"))
+        if step.mfu is not None:
+            found.append((4, f"MFU {100 * step.mfu:.0f} %"))
+        if left := self.left():
+            found.append((0, left))
+        return found
 
 
 class Display(AbstractContextManager):
-    """What is shown while a command works; a context manager, and an observer of a run.
+    """The console while a command works; a context manager, and an observer of a run.
 
     Args:
         clock: seconds that never go back.
@@ -227,22 +224,25 @@ class Display(AbstractContextManager):
         self.broken_off: str | None = None  # the task that an error or a signal came in
         self._task: Task | None = None
         self._course: Course | None = None
-        self._skips = -math.inf  # when skipped batches were mentioned last
-        self._saved = -math.inf  # ... and a checkpoint
+        self._mentioned: dict[type[Event], float] = {}  # when one that comes often was shown last
 
     @abstractmethod
     def say(self, text: str) -> None:
         """Print a line without disturbing what is shown."""
 
-    def progress(self, what: str, done: int, total: int) -> None:
-        """Show how far something is, in bytes; ``total`` 0: not known."""
-        self._count(what, done, total)
+    def progress(self, what: str, done: int, total: int, unit: str = "") -> None:
+        """Show how far something is, in units with a name or in bytes; ``total`` 0: not known."""
+        task = self._task
+        if task is None or task.what != what or done < task.done:
+            task = self._task = Task(what, self.clock(), unit=unit)
+        task.done, task.total = done, total
+        self.tick()
 
     def evaluating(self, done: int, of: int) -> None:
         """Show how far an evaluation is, in predictions; none are done where it begins."""
         if done == 0:
             self._task = None
-        self._count("evaluating", done, of, "predictions")
+        self.progress("evaluating", done, of, "predictions")
 
     @contextmanager
     def phase(self, what: str) -> Iterator[None]:
@@ -256,13 +256,13 @@ class Display(AbstractContextManager):
             raise
         finally:
             self._task = before
-            self._changed()
+            self.tick()
 
     def train(self, course: Course) -> None:
         """Show a run from here on: its first step is waited for."""
         self._course = course
         self._task = Task(course.first, self.clock())
-        self._changed()
+        self.tick()
 
     def __call__(self, event: Event) -> None:
         """Show an event of the run."""
@@ -275,42 +275,30 @@ class Display(AbstractContextManager):
         elif isinstance(event, Evaluated):
             waits = course is not None and course.last is None
             self._task = Task(course.first, self.clock()) if course and waits else None
-            self._changed()
+            self.tick()
             self.say(held_out(event, course.vocab if course else None))
-        elif isinstance(event, events.Skipped):
-            self._skip(event)
-        elif isinstance(event, Saved):  # every twentieth of a run is saved: a line a minute will do
-            if self.clock() - self._saved >= SKIPS:
-                self._saved = self.clock()
-                self.say(describe(event) or "")
-        elif text := describe(event):
+        elif (text := describe(event)) and not self._comes_often(event):
             self.say(text)
 
-    def _count(self, what: str, done: int, total: int, unit: str = "") -> None:
-        task = self._task
-        if task is None or task.what != what or done < task.done:
-            task = self._task = Task(what, self.clock(), unit=unit)
-        task.done, task.total = done, total
-        self._changed()
-
-    def _skip(self, event: events.Skipped) -> None:
-        """Mention batches without supervised tokens, once a minute at most."""
-        if self.clock() - self._skips >= SKIPS:
-            self._skips = self.clock()
-            self.say(
-                f"step {event.step:,}: batches without a supervised token are skipped "
-                f"({event.skipped:,} so far)"
-            )
+    def _comes_often(self, event: Event) -> bool:
+        """Tell whether a save or a skipped batch was shown less than a minute ago."""
+        kind, now = type(event), self.clock()
+        if kind not in (Saved, events.Skipped):
+            return False
+        if now - self._mentioned.get(kind, -math.inf) < SKIPS:
+            return True
+        self._mentioned[kind] = now
+        return False
 
     def _step(self, course: Course) -> None:
         """Show a step."""
 
-    def _changed(self) -> None:
-        """Show that there is another task, or that it went on."""
+    def tick(self) -> None:
+        """Show that time passed, that there is another task, or that it went on."""
 
 
 class LineDisplay(Display):
-    """Tasks after two seconds, the first step, and then a line every ``QUIET``; for pipes and logs.
+    """A console of lines: tasks after two seconds, the first step, and then a line every ``QUIET``; for pipes and logs.
 
     A thread looks at the clock, since nothing calls from within a framework's import or the
     compilation of a step.
@@ -347,9 +335,6 @@ class LineDisplay(Display):
                 self.say(task.line(now))
         finally:
             self._lock.release()
-
-    def _changed(self) -> None:
-        self.tick()
 
     def _step(self, course: Course) -> None:
         now = self.clock()

@@ -139,12 +139,7 @@ def read_record(out: Path) -> dict[str, Any]:
         Refusal: there is none, or it is not one.
     """
     path = out / RUN
-    try:
-        os.stat(out)
-        found = os.path.lexists(path)
-    except (OSError, ValueError):
-        found = False
-    if not found:
+    if not os.path.lexists(path):
         raise Refusal(
             f"{out} holds no run",
             where=f"there is no {path}",
@@ -157,7 +152,7 @@ def read_record(out: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object that minillm wrote and anybody may have changed, such as run.json.
+    """Read a JSON object that minillm wrote and that may have been changed since, such as run.json.
 
     Raises:
         Refusal: there is none, or it is a link, no file, larger than any of ours, or no JSON.
@@ -176,7 +171,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class Record:
-    """Keeps run.json up to date; readers see each version whole.
+    """A run.json that is kept up to date; readers see each version whole.
 
     Args:
         out: the run's folder.
@@ -222,7 +217,7 @@ def unwritable(path: Path) -> Iterator[None]:
 
 
 def versions(backend: str, distributions: Sequence[str] = ()) -> dict[str, str | None]:
-    """Versions of Python, of what the core stands on, of the framework, and of ``distributions``."""
+    """List the versions of Python, of what the core stands on, of the framework, and of ``distributions``."""
     names = (*PACKAGES, *FRAMEWORKS.get(backend, (backend,)), *distributions)
     found: dict[str, str | None] = {"python": platform.python_version()}
     return found | {name: installed_version(name) for name in sorted(set(names))}
@@ -230,26 +225,15 @@ def versions(backend: str, distributions: Sequence[str] = ()) -> dict[str, str |
 
 def hardware(device_name: str) -> dict[str, Any]:
     """Describe the run's machine, without anything that says whose it is."""
+    import psutil
+
     return {
         "device": device_name,
         "machine": platform.machine(),
         "system": f"{platform.system()} {platform.release()}",
-        "cores": _cores(),
-        "memory_bytes": _memory(),
+        "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
     }
-
-
-def _cores() -> int | None:
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
-
-
-def _memory() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return None
 
 
 def _unwritable(out: Path, reason: str) -> Refusal:

@@ -1,22 +1,28 @@
-"""The step before every run or plan: flags -> config -> backend and device -> plugins.
+"""From a request to a run: flags -> config -> backend and device -> plugins -> training.
 
-Nothing is printed and nothing is written here; whatever is wrong is raised.
+What takes longer than a blink to import is imported where it is needed: the first line of
+``minillm train`` comes at once.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minillm_core.errors import BackendError, DataError, Refusal
+from minillm_core.backends import detect
+from minillm_core.errors import BackendError, DataError, Refusal, Stopped
+from minillm_core.train.progress import display
+from minillm_core.train.record import RUN, RUNS, choose_out
+from minillm_core.train.signals import stop_on_signals
 
 if TYPE_CHECKING:
-    from minillm_core.backends.detect import Detected
+    from minillm_core.backends.base import Backend
     from minillm_core.config.load import Loaded
+    from minillm_core.plan import Plan
     from minillm_core.plugins.manager import LoadedPlugin
     from minillm_core.train.initial import Branch
     from minillm_core.train.run_folder import RunFolder
@@ -59,7 +65,7 @@ class Prepared:
     earlier: RunFolder | None  # the run that is resumed
     branch: Branch | None
     plugins: tuple[LoadedPlugin, ...] = ()
-    detected: Detected | None = None  # None: nothing is installed that could train
+    detected: detect.Detected | None = None  # None: nothing is installed that could train
 
 
 def load_settings(request: RunRequest, *, to_run: bool, fit: bool = True) -> Prepared:
@@ -78,12 +84,11 @@ def load_settings(request: RunRequest, *, to_run: bool, fit: bool = True) -> Pre
         DataError: a path of the data does not exist or holds no data.
         Refusal: the run that is to be resumed or branched from cannot be read.
     """
-    from minillm_core.backends.detect import default_preset, probe
     from minillm_core.config.load import absolute, load
 
     def preset_here() -> tuple[str, str]:
         backend, device = (str(request.given(key) or "auto") for key in ("backend", "device"))
-        return default_preset(probe(), backend, device)
+        return detect.default_preset(detect.probe(), backend, device)
 
     # runs and model directories are read with NumPy, which a run's first line does not wait for
     earlier, below, initial, notes = None, None, None, list[str]()
@@ -145,7 +150,6 @@ def prepare(request: RunRequest, *, to_run: bool, fit: bool = True) -> Prepared:
         PluginError: a plugin is unknown or broken, or does not run here.
         PluginCodeError: a plugin's own code raised.
     """
-    from minillm_core.backends.detect import choose, probe
     from minillm_core.config.selection import added
 
     prepared = load_settings(request, to_run=to_run, fit=fit)
@@ -154,23 +158,91 @@ def prepare(request: RunRequest, *, to_run: bool, fit: bool = True) -> Prepared:
         specs = source.specs(config, added(request.plugins))
     by_name = config.backend != "auto" or config.device != "auto"
     try:
-        prepared = replace(prepared, detected=choose(probe(), config.backend, config.device))
+        prepared = replace(
+            prepared, detected=detect.choose(detect.probe(), config.backend, config.device)
+        )
     except BackendError:
         if to_run or by_name:
             raise
     if not specs:
         return prepared
 
-    from minillm_core.plugins.manager import check_support
-    from minillm_core.plugins.manager import load as load_plugins
+    from minillm_core.plugins import manager
 
     with redirect_stdout(sys.stderr):  # stdout is the command's, whatever a module prints
-        plugins = load_plugins(specs, config.plugins)
+        plugins = manager.load(specs, config.plugins)
     if prepared.earlier:
         from minillm_core.train.run_folder import check_named_again
 
         out = prepared.earlier.out
         check_named_again(plugins, lambda key: request.given(key) is not None, out)
     if detected := prepared.detected:
-        check_support(plugins, detected.backend, detected.device)
+        manager.check_support(plugins, detected.backend, detected.device)
     return replace(prepared, plugins=plugins)
+
+
+def train(
+    prepared: Prepared,
+    *,
+    out: Path | None = None,
+    resume: bool = False,
+    runs: Path = RUNS,
+    cache: Path,
+    say: Callable[[str], None],
+    verbose: bool = False,
+    create: Callable[[detect.Detected, Plan], Backend] | None = None,
+) -> int:
+    """Do the whole job of ``minillm train``; its first line comes at once.
+
+    Args:
+        prepared: settings, plugins and machine.
+        out: the run's folder; default: runs/<preset>-<n>.
+        resume: resume the run in ``out``.
+        runs: where folders without a name are made.
+        cache: where tokenizers and tokens are kept.
+        say: prints a line.
+        verbose: print all that is known before the first step.
+        create: makes the backend; default: :func:`minillm_core.backends.create`.
+
+    Returns:
+        0.
+
+    Raises:
+        Refusal: nothing was started, nothing was written into OUT.
+        MinillmError: how else the run ended; its class says which exit code that is.
+    """
+    preset, plugins, detected = prepared.loaded.preset, prepared.plugins, prepared.detected
+    assert detected is not None
+    place = choose_out(preset, out, runs=runs, resume=resume)
+    verb = "resuming" if resume else "writing to"
+    say(
+        f"{detected.backend} on {detected.device}, preset {preset}, {verb} {place} "
+        f"({detected.reason})"
+    )
+    with stop_on_signals(patient=False) as stop, display(say) as shown:
+        from minillm_core.train.errors import interrupted, resume_line
+        from minillm_core.train.session import Session
+        from minillm_core.train.settings import fit_vocabulary
+
+        session = Session(
+            place,
+            cache=cache,
+            shown=shown,
+            stop=stop,
+            create=create,
+            resume=resume,
+            runs=None if out is not None else runs,
+            verbose=verbose,
+        )
+        try:
+            if prepared.branch is None and not (resume and (place / RUN).exists()):
+                prepared = replace(prepared, loaded=fit_vocabulary(prepared.loaded))
+            if session.bind(prepared):
+                session.run()
+        except KeyboardInterrupt:
+            folder = session.out if session.job else out  # before that nothing was made there
+            raise interrupted(folder, stop, plugins, shown.broken_off) from None
+        except Stopped as error:
+            error.fix = resume_line(session.out or place, plugins)
+            raise
+    return 0

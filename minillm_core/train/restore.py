@@ -8,34 +8,32 @@ read without it, and one line says so.
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from minillm_core import backends
 from minillm_core.backends.base import Backend, Model
 from minillm_core.backends.bind import requests_here
 from minillm_core.backends.detect import Detected
-from minillm_core.checkpoint import LARGEST_TOKENIZER, Checkpoint, chosen_or_refuse, read_file
+from minillm_core.checkpoint import Checkpoint, chosen_or_refuse
 from minillm_core.config.kernels import AUTO, parse_policy
 from minillm_core.config.selection import Spec
-from minillm_core.data import OnBatch, Tokenizer
+from minillm_core.data import Tokenizer
 from minillm_core.errors import BackendError, PlanError, PluginError, Refusal
 from minillm_core.ops.select import Candidate, Choice, Request, choose_all
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plan.diff import differences, in_words
+from minillm_core.plugins import manager
 from minillm_core.plugins.attribution import attribute_errors
 from minillm_core.plugins.discover import installed_names
-from minillm_core.plugins.manager import LoadedPlugin, check_support
-from minillm_core.plugins.manager import load as load_plugins
-from minillm_core.plugins.streams import Streams
 from minillm_core.text import few, plain
-from minillm_core.train.changed import changed
-from minillm_core.train.hooks import plan_hook
 from minillm_core.train.record import read_record
-from minillm_core.train.run_folder import TOKENIZER, RunFolder
+from minillm_core.train.resume import edited_plugins
+from minillm_core.train.run_folder import RunFolder
 
 SETTINGS = {
     **{f"data.{key}": f"train.{key}" for key in ("rows", "seq_len")},
@@ -57,22 +55,13 @@ class SavedRun:
     """A run's plan and a checkpoint of it, read by :func:`open_run`, on no device yet."""
 
     folder: RunFolder
-    plugins: tuple[LoadedPlugin, ...]
     plan: Plan
     checkpoint: Checkpoint
     tokenizer: Tokenizer | None  # None: it was trained on ids
 
-    @property
-    def tokenizer_text(self) -> str | None:
-        """Its tokenizer.json; None: the run was trained on ids."""
-        if self.tokenizer is None:
-            return None
-        return read_file(self.folder.out / TOKENIZER, LARGEST_TOKENIZER).decode("utf-8")
-
-    def inference_hook(self, seen: Counter[str] | None = None) -> OnBatch | None:
-        """Join the plugins' ``on_batch`` outside of training into one function; counts into ``seen``."""
-        counts = Counter() if seen is None else seen
-        return plan_hook(self.plan, self.plugins, counts, Streams(self.plan.config.seed))
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Read the model's parameters and state, float32, under the names of :meth:`Model.load`."""
+        return self.checkpoint.arrays("model.") | self.checkpoint.arrays("state.")
 
     def model(
         self,
@@ -105,13 +94,12 @@ class SavedRun:
             # the kernels of the settings were for training, perhaps in another dtype
             config = wanted.config.model_copy(update={"kernels": "auto"})
             wanted = replace(wanted, config=config)
-        with attribute_errors(self.plugins, "while kernels are chosen"):
-            plan = inference_plan(wanted, self.plugins, detected, say)
+        with attribute_errors(wanted.active, "while kernels are chosen"):
+            plan = inference_plan(wanted, detected, say)
             backend = (create or backends.create)(detected, plan)
         model = backend.model(plan, plan.config.seed, max_positions=max_positions)
-        arrays = self.checkpoint.arrays("model.") | self.checkpoint.arrays("state.")
         try:
-            model.load(arrays)
+            model.load(self.arrays())
         except (KeyError, ValueError) as error:
             raise Refusal(
                 f"the checkpoint does not fit the model: {error}",
@@ -145,15 +133,13 @@ def open_run(
         PluginCodeError: a plugin's own code raised.
     """
     folder = RunFolder(out, read_record(out))
-    active, plan = _planned(folder, folder.specs(folder.config, plugins or {}), say)
+    plan = _planned(folder, folder.specs(folder.config, plugins or {}), say)
     checkpoint = chosen_or_refuse(out, say, step=step, best=best)
     folder.check_seed(checkpoint)
-    return SavedRun(folder, active, plan, checkpoint, folder.tokenizer(checkpoint, say))
+    return SavedRun(folder, plan, checkpoint, folder.tokenizer(checkpoint, say))
 
 
-def _planned(
-    folder: RunFolder, specs: Mapping[str, Spec], say: Callable[[str], None]
-) -> tuple[tuple[LoadedPlugin, ...], Plan]:
+def _planned(folder: RunFolder, specs: Mapping[str, Spec], say: Callable[[str], None]) -> Plan:
     """Plan a run anew, with its plugins; without those that are not installed and shaped nothing.
 
     Raises:
@@ -164,28 +150,26 @@ def _planned(
     named = {name for name, spec in specs.items() if name == spec}
     absent = named - installed_names() if named else named
     here = {name: spec for name, spec in specs.items() if name not in absent}
-    active = load_plugins(here, config.plugins)
+    active = manager.load(here, config.plugins)
     try:
         plan = build_plan(config, active)
     except PlanError:
         if absent:  # one that is here may build on one that is not
-            load_plugins(specs, config.plugins)  # refuses, and says what to install
+            manager.load(specs, config.plugins)  # refuses, and says what to install
         raise
     if absent and not alike(record.get("plan"), plan):
-        load_plugins(specs, config.plugins)
+        manager.load(specs, config.plugins)
     for name in sorted(absent):
         say(
             f"plugin '{name}' is not installed here: it shaped neither the model nor its data nor "
             "its loss, and the run is read without it"
         )
     if not absent and plan.hash != record["plan_hash"]:  # without one of them it is another
-        _check_same_model(folder, plan, active, say)
-    return active, plan
+        _check_same_model(folder, plan, say)
+    return plan
 
 
-def _check_same_model(
-    folder: RunFolder, plan: Plan, active: Sequence[LoadedPlugin], say: Callable[[str], None]
-) -> None:
+def _check_same_model(folder: RunFolder, plan: Plan, say: Callable[[str], None]) -> None:
     """Say what differs between a plan and the recorded one where reading does not depend on it.
 
     Raises:
@@ -201,7 +185,7 @@ def _check_same_model(
         raise Refusal(
             "run.json was changed: its plan and plan_hash disagree", where=where, fix=RESTORE
         )
-    edited, rest = changed(found, active)
+    edited, rest = edited_plugins(found, plan.active)
     versions = {
         k.removeprefix("versions."): v for k, v in rest.items() if k.startswith("versions.")
     }
@@ -262,9 +246,7 @@ def alike(recorded: Any, plan: Plan) -> bool:
         return False
 
 
-def inference_plan(
-    plan: Plan, plugins: Iterable[LoadedPlugin], detected: Detected, say: Callable[[str], None]
-) -> Plan:
+def inference_plan(plan: Plan, detected: Detected, say: Callable[[str], None]) -> Plan:
     """Reduce a run's plan to what reading needs, where this machine does not serve the rest.
 
     Left out are such plugins' kernels and initial values, kernels of others that do not serve, and
@@ -272,7 +254,6 @@ def inference_plan(
 
     Args:
         plan: the run's.
-        plugins: those that were loaded.
         detected: where it is read.
         say: prints what a user should know.
 
@@ -282,9 +263,9 @@ def inference_plan(
         BackendError: an op that no kernel serves.
     """
     unserved: dict[str, str] = {}
-    for one in plugins:
+    for one in plan.active:
         try:
-            check_support((one,), detected.backend, detected.device)
+            manager.check_support((one,), detected.backend, detected.device)
         except PluginError as error:
             if needed(plan, one.name):
                 raise
@@ -327,25 +308,21 @@ def _idle(
     plan: Plan, requests: Mapping[str, Request], serving: Mapping[str, Choice]
 ) -> dict[str, dict[tuple[str, str], str]]:
     """Map plugins to their kernels that do not serve and would end a run, each with the reason."""
-    offers: dict[str, list[Candidate]] = {}
-    for owner, candidate in plan.candidates:
-        offers.setdefault(owner, []).append(candidate)
     found = {}
-    for owner, kernels in offers.items():
+    for owner in dict(plan.candidates):
+        kernels = [candidate for name, candidate in plan.candidates if name == owner]
         idle = [c for c in kernels if serving[c.op].kernel != c.name]
         if len(idle) == len(kernels) or any(c.disable_option for c in idle):
-            found[owner] = dict(_reasons(idle, requests, serving))
+            found[owner] = {
+                (c.op, c.name): _why_idle(c, requests[c.op], serving[c.op]) for c in idle
+            }
     return found
 
 
-def _reasons(
-    idle: Sequence[Candidate], requests: Mapping[str, Request], serving: Mapping[str, Choice]
-) -> Iterator[tuple[tuple[str, str], str]]:
-    for one in idle:
-        choice = serving[one.op]
-        why = one.refusal(requests[one.op]) or choice.reason
-        said = f"its kernel {one.op}={one.name} does not serve here, {choice.kernel} does ({why})"
-        yield (one.op, one.name), said
+def _why_idle(candidate: Candidate, request: Request, choice: Choice) -> str:
+    why = candidate.refusal(request) or choice.reason
+    kernel = f"{candidate.op}={candidate.name}"
+    return f"its kernel {kernel} does not serve here, {choice.kernel} does ({why})"
 
 
 def _inferred(data: Mapping[str, Any]) -> dict[str, Any]:

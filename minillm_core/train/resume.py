@@ -7,13 +7,15 @@ other difference is refused. The data must be the same, by fingerprint.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from minillm_core.backends.base import Binding, Trainer
 from minillm_core.checkpoint import Checkpoint, newest_and_set_aside
 from minillm_core.config.load import absolute
+from minillm_core.config.schema import Config
+from minillm_core.config.values import show
 from minillm_core.data import Corpus
 from minillm_core.errors import DataError, PlanError, Refusal
 from minillm_core.plan import Plan
@@ -21,7 +23,6 @@ from minillm_core.plan.diff import differences, in_words
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.text import plain
 from minillm_core.train.budget import Budget, Position
-from minillm_core.train.changed import changed, since, unlike
 from minillm_core.train.record import versions
 from minillm_core.train.run_folder import RunFolder
 
@@ -31,9 +32,7 @@ FREE = ("train.steps", "versions", "digests")
 SHOWN = 6  # differences that a refusal lists
 
 
-def check_plan(
-    earlier: RunFolder, plan: Plan, plugins: Sequence[LoadedPlugin] = ()
-) -> tuple[list[str], list[str]]:
+def check_plan(earlier: RunFolder, plan: Plan) -> tuple[list[str], list[str]]:
     """Compare the plan with the run's.
 
     Returns:
@@ -59,8 +58,12 @@ def check_plan(
         )
     free = {path: pair for path, pair in found.items() if path.startswith(FREE)}
     other = {path: pair for path, pair in found.items() if path not in free}
-    edited, free = changed(free, plugins)
-    warnings = since(earlier.newest.step if edited and earlier.newest else None, edited)
+    edited, free = edited_plugins(free, plan.active)
+    begin = f"step {earlier.newest.step:,}" if edited and earlier.newest else "the run began"
+    warnings = [
+        f"the file of plugin {name} ({place}) has changed since {begin}"
+        for name, place in sorted(edited.items())
+    ]
     if other or before.seed != plan.config.seed:
         raise _other_run(earlier, unlike(before, plan.config), other, warnings)
     free.pop("train.steps", None)
@@ -146,12 +149,12 @@ def check_data(earlier: RunFolder, corpus: Corpus) -> None:
 
 def finished(earlier: RunFolder, budget: Budget) -> str | None:
     """Say why a run has nothing left to do; None where it has."""
-    if earlier.exit != 0:
+    if earlier.record.get("exit") != 0:  # None where it was killed
         return None
     checkpoint = earlier.newest
-    if checkpoint is None:  # it kept none: its record alone tells
+    if checkpoint is None:  # it kept none: its record alone shows the end
         before = earlier.config
-        same = budget == Budget(before.train.steps, before.train.minutes)
+        same = budget == Budget.of(before.train)
         kept_none = before.checkpoint.every == 0 and same
         return "it kept no checkpoints, and its budget is spent" if kept_none else None
     position = Position.of(checkpoint.scalars)
@@ -208,3 +211,82 @@ def load(checkpoint: Checkpoint, trainer: Trainer) -> Position:
             fix="use the versions of minillm and of the plugins that run.json names",
         ) from error
     return position
+
+
+DIGESTS = "digests."
+"""Begins the paths of a plan's digests: of a plugin, by its name, or of a module."""
+
+
+def edited_plugins(
+    found: Mapping[str, Any], plugins: Iterable[LoadedPlugin]
+) -> tuple[dict[str, str], dict[str, Any]]:
+    """Find the plugins whose code differs between two plans.
+
+    Args:
+        found: what differs, by path.
+        plugins: those of the run.
+
+    Returns:
+        plugin -> where its code is, for people; and what differs besides.
+    """
+    owners = {name: one for one in plugins for name in (one.name, _package(one))}
+    whose: dict[str, str] = {}
+    rest: dict[str, Any] = {}
+    for path, pair in found.items():
+        key = path.removeprefix(DIGESTS)
+        owner = owners.get(key) or owners.get(key.partition(".")[0])
+        if path.startswith(DIGESTS) and owner is not None:
+            whose[owner.name] = owner.origin.offered_by or plain(
+                owner.origin.source.partition(":")[0]
+            )
+        else:
+            rest[path] = pair
+    return whose, rest
+
+
+def _package(one: LoadedPlugin) -> str:
+    """Name the top package of the module that defines a plugin; of a single file, its own module."""
+    return type(one.plugin).__module__.partition(".")[0]
+
+
+_UNPLANNED = {"data.paths", "data.tokenizer"} | {
+    f"train.{name}"
+    for name in ("steps", "minutes", "dtype", "compile", "checkpointing", "spike", "rewind", "skip")
+}
+"""Settings that no plan depends on."""
+
+
+def unlike(before: Config, now: Config) -> list[tuple[str, str]]:
+    """List the settings that differ between a run and what is given now.
+
+    Returns:
+        For each ``train.lr = 0.001, the run has 0.003``, and ``train.lr=0.001`` for a new run.
+    """
+    then, given = (config.model_dump(mode="json") for config in (before, now))
+    found: list[tuple[str, str]] = []
+
+    def differs(key: str, value: Any, was: str) -> None:
+        found.append((f"{key} = {show(value)}, the run has {was}", f"{key}={show(value)}"))
+
+    if before.seed != now.seed:
+        found.append((f"seed = {now.seed}, the run has {before.seed}", f"--seed {now.seed}"))
+    rows, rows_then = (one.train.rows * one.train.accumulate for one in (now, before))
+    for section in ("model", "train", "data"):
+        for name, value in given[section].items():
+            key, was = f"{section}.{name}", then[section][name]
+            split = rows == rows_then and name in ("rows", "accumulate")
+            if value != was and not split and key not in _UNPLANNED:
+                differs(key, value, show(was))
+    added = [name for name in now.plugins if name not in before.plugins]
+    gone = [name for name in before.plugins if name not in now.plugins]
+    if added or gone:
+        signed = [*(f"+ {name}" for name in added), *(f"- {name}" for name in gone)]
+        typed = ",".join([*added, *(f"-{name}" for name in gone)])
+        found.append((f"--plugins: {', '.join(signed)}", f"--plugins {typed}"))
+    for name, options in now.plugins.items():
+        held = before.plugins.get(name, options)
+        for option in sorted({*options, *held}):
+            value, was = options.get(option), held.get(option)
+            if value != was:
+                differs(f"{name}.{option}", value, "its default" if was is None else show(was))
+    return found

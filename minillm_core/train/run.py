@@ -1,44 +1,47 @@
-"""A run, from Python and for the commands: train, evaluate, continue a text, save, export, resume.
-
-What takes longer than a blink to import is imported where it is needed: the first line of
-``minillm train`` comes at once.
-"""
+"""A run, from Python and for the commands: train, evaluate, continue a text, save, export, resume."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+
+from minillm_core.backends import detect
+from minillm_core.backends.base import Backend, Binding, Model, lone_row
+from minillm_core.checkpoint import huggingface, layout
+from minillm_core.checkpoint.huggingface.layout import Layout
+from minillm_core.checkpoint.huggingface.write import refuse_taken
 from minillm_core.config.folders import cache_folder
-from minillm_core.errors import PlanError, Refusal, Stopped
-from minillm_core.train.progress import LineDisplay, display
-from minillm_core.train.record import RUN, RUNS, choose_out, read_record
-from minillm_core.train.request import RunRequest, load_settings, prepare
+from minillm_core.config.load import Loaded
+from minillm_core.config.selection import select
+from minillm_core.data import (
+    OnBatch,
+    Tokenizer,
+    ValidationBatches,
+    bytes_per_token,
+    open_documents,
+)
+from minillm_core.data.tokenizer import END_OF_TEXT
+from minillm_core.errors import Refusal
+from minillm_core.plan import Plan
+from minillm_core.train.events import Evaluated, Event
+from minillm_core.train.generate import Sampling, Writer
+from minillm_core.train.hooks import plan_hook
+from minillm_core.train.job import Job, with_settings
+from minillm_core.train.progress import Display, LineDisplay
+from minillm_core.train.record import read_record
+from minillm_core.train.request import Prepared, RunRequest, load_settings, prepare
+from minillm_core.train.restore import SavedRun, open_run
+from minillm_core.train.session import Session
 from minillm_core.train.signals import StopRequest, stop_on_signals
-
-if TYPE_CHECKING:
-    from collections import Counter
-
-    import numpy as np
-
-    from minillm_core.backends.base import Backend, Binding, Model
-    from minillm_core.backends.detect import Detected
-    from minillm_core.config.load import Loaded
-    from minillm_core.data import OnBatch, Tokenizer
-    from minillm_core.plan import Plan
-    from minillm_core.plugins.manager import LoadedPlugin
-    from minillm_core.train.events import Evaluated, Event
-    from minillm_core.train.generate import Writer
-    from minillm_core.train.initial import Branch
-    from minillm_core.train.job import Job
-    from minillm_core.train.progress import Display
-    from minillm_core.train.restore import SavedRun
-    from minillm_core.train.session import Session
+from minillm_core.train.validation import Validation
 
 Say = Callable[[str], None]
-Create = Callable[["Detected", "Plan"], "Backend"]
+Create = Callable[[detect.Detected, Plan], Backend]
 Paths = str | Path | Sequence[str | Path]
 
 
@@ -125,18 +128,12 @@ class Run:
         cache: str | Path | None = None,
         create: Create | None = None,
     ) -> None:
-        from minillm_core.backends.detect import choose, probe
-
-        if plan.settings is None:
-            raise PlanError(
-                "the plan does not say which settings it is of",
-                where="Run(plan)",
-                fix="minillm_core.build_plan(minillm_core.load(...))",
-            )
+        plan = with_settings(plan, "Run(plan)")
+        assert plan.settings is not None
         self._set_up(out, say, cache, create)
-        config = plan.config
-        detected = choose(probe(), config.backend, config.device)
-        self._session = self._bound(plan.settings, plan.active, detected, plan)
+        detected = detect.choose(detect.probe(), plan.config.backend, plan.config.device)
+        prepared = Prepared(plan.settings, None, None, plan.active, detected)
+        self._session.bind(prepared, plan)
 
     @classmethod
     def open(
@@ -194,11 +191,13 @@ class Run:
         shown: Display | None = None,
     ) -> None:
         self.out = None if out is None else Path(out)
-        self._cache = cache_folder() if cache is None else Path(cache)
-        self._create = create
-        self._shown = shown or LineDisplay(say or (lambda line: None))
-        self._stop = StopRequest(patient=False)
-        self._session: Session | None = None  # None: an opened run that is not resumed
+        self._session = Session(  # not bound: an opened run that is not resumed
+            self.out,
+            cache=cache_folder() if cache is None else Path(cache),
+            shown=shown or LineDisplay(say or (lambda line: None)),
+            stop=StopRequest(patient=False),
+            create=create,
+        )
         self._models: dict[tuple[str, int], Model] = {}
         self._request = RunRequest()  # of an opened run, to resume it; and what to read of it where
         self._read: dict[str, Any] = {}
@@ -212,14 +211,12 @@ class Run:
     @property
     def step(self) -> int:
         """Optimizer steps that the model has seen."""
-        return self._session.step if self._session else self._saved.checkpoint.step
+        return self._session.step if self._job else self._saved.checkpoint.step
 
     @property
     def checkpoint(self) -> Path | None:
         """The folder of the checkpoint that is read, or of the newest one; None: there is none."""
-        from minillm_core.checkpoint import layout
-
-        if self._session is None:
+        if self._job is None:
             return self._saved.checkpoint.path
         kept = layout.folders(self.out) if self.out is not None else []
         return kept[0][1] if kept else None
@@ -261,15 +258,14 @@ class Run:
             Stopped: a signal ended it after a checkpoint.
             Interrupted: a signal ended it, and nothing was saved.
         """
-        with stop_on_signals(request=self._stop):
+        with stop_on_signals(request=self._session.stop):
             if (session := self._trained()) is not None:
                 session.run()
         return self
 
     def close(self) -> None:
         """Stop training and release the folder; what was saved can be resumed."""
-        if self._session is not None:
-            self._session.close()
+        self._session.close()
 
     def __enter__(self) -> Run:
         return self
@@ -279,35 +275,16 @@ class Run:
 
     def _trained(self) -> Session | None:
         """Give the session that trains; an opened run is planned anew. None: it is finished."""
-        if self._session is None:
-            prepared = prepare(self._request, to_run=True)
-            assert prepared.detected is not None
-            self._session = self._bound(prepared.loaded, prepared.plugins, prepared.detected)
+        if self._job is None:
+            self._session.resume = True
+            if not self._session.bind(prepare(self._request, to_run=True)):
+                return None
         return self._session
-
-    def _bound(
-        self,
-        loaded: Loaded,
-        plugins: Sequence[LoadedPlugin],
-        detected: Detected,
-        plan: Plan | None = None,
-    ) -> Session | None:
-        """Check the run and build its model here; None: it is finished, which is printed."""
-        from minillm_core.train.session import Session
-
-        session = Session(
-            self.out,
-            cache=self._cache,
-            shown=self._shown,
-            stop=self._stop,
-            create=self._create,
-            resume=plan is None,
-        )
-        return session if session.bind(loaded, plugins, detected, plan=plan) else None
 
     @property
     def _job(self) -> Job | None:
-        return self._session.job if self._session else None
+        """The run, bound to this machine; None: an opened run that is not resumed."""
+        return self._session.job
 
     def save(self) -> Path:
         """Write a checkpoint of the model as it is now, unless there is one of this step.
@@ -323,8 +300,7 @@ class Run:
             raise Refusal("the run is in memory alone", where="save", fix="Run(plan, out=FOLDER)")
         if self._job is not None and self._job.config.checkpoint.every == 0:
             raise Refusal("the run keeps no checkpoints", where="checkpoint.every=0")
-        if self._session is not None:
-            self._session.save()
+        self._session.save()
         if (kept := self.checkpoint) is None:
             raise Refusal("there is no step to save yet", where="save", fix="train first")
         return kept
@@ -350,27 +326,47 @@ class Run:
         Raises:
             Refusal: there is nothing to predict, or the text cannot be read.
         """
-        from minillm_core.train.validation import evaluate_text
-
-        longest = self.plan.config.train.seq_len
+        config, paths, shown = self.plan.config, _listed(data), self._session.shown
+        longest, vocab = config.train.seq_len, config.model.vocab
         if self._job is not None and seq_len is not None and seq_len > longest:
             raise Refusal(
                 f"the model that is trained takes rows of {longest} tokens",
                 where=f"seq_len={seq_len}",
                 fix="save the run, and evaluate Run.open(out)",
             )
-        return evaluate_text(
-            self._reader(positions=seq_len),
-            _listed(data),
-            config=self.plan.config,
-            tokenizer=self.tokenizer,
-            inference_hook=self._inference_hook,
-            step=self.step,
-            seq_len=seq_len,
-            max_tokens=max_tokens,
-            cache=self._cache,
-            shown=self._shown,
+        model, tokenizer, seen = self._reader(positions=seq_len), self.tokenizer, Counter[str]()
+        with shown.phase("reading the data"):
+            documents = open_documents(
+                paths,
+                tokenizer=tokenizer,
+                vocab=vocab,
+                cache=self._session.cache,
+                say=shown.say,
+                progress=shown.progress,
+            )
+        batches = ValidationBatches(
+            documents,
+            rows=config.train.rows,
+            seq_len=seq_len or longest,
+            tokens=max_tokens,
+            seed=None,
+            on_batch=plan_hook(self.plan, seen=seen),
         )
+        if not len(batches):
+            raise Refusal(
+                "there is nothing to predict", where=", ".join(paths), fix="give more text"
+            )
+        evaluation = Validation(
+            model,
+            batches,
+            bytes_per_token(tokenizer, vocab) if tokenizer else None,
+            text=", ".join(paths),
+            seen=seen,
+            progress=lambda done: shown.evaluating(done, batches.predictions),
+        )
+        found = evaluation(self.step)
+        assert found is not None  # it is not cancelled
+        return found
 
     def generate(
         self,
@@ -401,11 +397,14 @@ class Run:
         Raises:
             Refusal: the run has no tokenizer, or an argument is out of range.
         """
-        from minillm_core.train.generate import Sampling
-
         writer, sampling = self.writer(), Sampling(temperature, top_k, top_p)
         drawn = writer.go_on(
-            prompt, sampling, tokens=max_tokens, seed=seed, cached=cached, say=self._shown.say
+            prompt,
+            sampling,
+            tokens=max_tokens,
+            seed=seed,
+            cached=cached,
+            say=self._session.shown.say,
         )
         return "".join(writer.text(drawn, prompt))
 
@@ -418,8 +417,6 @@ class Run:
         Raises:
             Refusal: the run has no tokenizer.
         """
-        from minillm_core.train.generate import Writer
-
         tokenizer = self.tokenizer
         if tokenizer is None:
             raise Refusal(
@@ -443,10 +440,6 @@ class Run:
         Raises:
             DataError: an id is outside the vocabulary, or the row is longer than the model's.
         """
-        import numpy as np
-
-        from minillm_core.backends.base import lone_row
-
         row = lone_row(np.asarray(ids))
         if (hook := self._inference_hook()) is not None:
             row = hook(dict(row), "decode")
@@ -471,32 +464,49 @@ class Run:
         Raises:
             Refusal: ``to`` is taken, or a plugin stands in the way.
         """
-        from minillm_core.checkpoint.huggingface.write import refuse_taken as refuse_taken_directory
-        from minillm_core.train.export import export_model
-
         to = Path(to)
-        refuse_taken_directory(to)
-        if self._job is None:
-            saved = self._saved
-            arrays = saved.checkpoint.arrays("model.") | saved.checkpoint.arrays("state.")
-            text = saved.tokenizer_text
-        else:
-            arrays = self._job.trainer.arrays()
-            text = self.tokenizer.text() if self.tokenizer else None
-        say, own = self._shown.say, self.tokenizer
-        found = export_model(self.plan, arrays, to, own, text, say=say, shard_bytes=shard_bytes)
-        kept = self.checkpoint
-        return {**found, "step": self.step, "checkpoint": None if kept is None else str(kept)}
+        refuse_taken(to)
+        plan, kept = self.plan, self.checkpoint
+        arrays = self._job.trainer.arrays() if self._job else self._saved.arrays()
+        written, tensors = huggingface.export_layout(plan), huggingface.exported(plan, arrays)
+        documents = self._export_documents(written)
+        names = huggingface.write_directory(to, tensors, documents, shard_bytes=shard_bytes)
+        return {
+            "directory": str(to),
+            "layout": written.name,
+            "parameters": sum(array.size for array in tensors.values()),
+            "files": {name: (to / name).stat().st_size for name in names},
+            "step": self.step,
+            "checkpoint": None if kept is None else str(kept),
+        }
+
+    def _export_documents(self, written: Layout) -> dict[str, Any]:
+        """Make the JSON files of an exported model directory: name -> content."""
+        tokenizer, config = self.tokenizer, self.plan.config
+        boundary = tokenizer.end_of_text if tokenizer else None
+        positions = config.train.seq_len
+        documents = {
+            "config.json": written.document(config.model, positions=positions, boundary=boundary),
+            "generation_config.json": {
+                f"{name}_token_id": boundary for name in ("bos", "eos", "pad")
+            },
+        }
+        if tokenizer is None:
+            self._session.shown.say("the run was trained on ids: there is no tokenizer to write")
+            return documents
+        files, notes = huggingface.tokenizer_documents(
+            tokenizer.text(), boundary=END_OF_TEXT, positions=positions
+        )
+        for note in notes:
+            self._session.shown.say(note)
+        return documents | files
 
     @cached_property
     def _saved(self) -> SavedRun:
         """The folder's plan and checkpoint, read when they are first needed."""
-        from minillm_core.config.selection import select
-        from minillm_core.train.restore import open_run
-
         assert self.out is not None
         specs = select({}, self._request.plugins)[0]
-        return open_run(self.out, plugins=specs, say=self._shown.say, **self._read)
+        return open_run(self.out, plugins=specs, say=self._session.shown.say, **self._read)
 
     def _reader(self, *, exact: bool = False, positions: int | None = None) -> Model:
         """Give the model to read from: the one that is trained, or a saved one.
@@ -507,8 +517,6 @@ class Run:
         """
         if self._job is not None:
             return self._job.trainer
-        from minillm_core.backends.detect import choose, probe
-
         saved = self._saved
         dtype = "float32" if exact else saved.plan.config.train.dtype
         longest = max(positions or 0, saved.plan.config.train.seq_len)
@@ -517,84 +525,18 @@ class Run:
             None,
         )
         if found is None:
-            detected, say = choose(probe(), **self._where), self._shown.say
-            with self._shown.phase("loading the model"):
+            detected, say = detect.choose(detect.probe(), **self._where), self._session.shown.say
+            with self._session.shown.phase("loading the model"):
                 found = saved.model(
-                    detected, exact=exact, max_positions=longest, say=say, create=self._create
+                    detected,
+                    exact=exact,
+                    max_positions=longest,
+                    say=say,
+                    create=self._session.create,
                 )
             self._models[dtype, longest] = found
         return found
 
-    def _inference_hook(self, seen: Counter[str] | None = None) -> OnBatch | None:
-        return (self._job or self._saved).inference_hook(seen)
-
-
-def train(
-    loaded: Loaded,
-    plugins: Sequence[LoadedPlugin],
-    detected: Detected,
-    *,
-    out: Path | None = None,
-    resume: bool = False,
-    branch: Branch | None = None,
-    runs: Path = RUNS,
-    cache: Path,
-    say: Say,
-    verbose: bool = False,
-    create: Create | None = None,
-) -> int:
-    """Do the whole job of ``minillm train``; its first line comes at once.
-
-    Args:
-        loaded: the settings, with their origins.
-        plugins: the active ones, loaded.
-        detected: backend and device.
-        out: the run's folder; default: runs/<preset>-<n>.
-        resume: resume the run in ``out``.
-        branch: the checkpoint that a new run begins with.
-        runs: where folders without a name are made.
-        cache: where tokenizers and tokens are kept.
-        say: prints a line.
-        verbose: print all that is known before the first step.
-        create: makes the backend; default: :func:`minillm_core.backends.create`.
-
-    Returns:
-        0.
-
-    Raises:
-        Refusal: nothing was started, nothing was written into OUT.
-        MinillmError: how else the run ended; its class says which exit code that is.
-    """
-    place = choose_out(loaded.config.preset, out, runs=runs, resume=resume)
-    verb = "resuming" if resume else "writing to"
-    say(
-        f"{detected.backend} on {detected.device}, preset {loaded.config.preset}, {verb} {place} "
-        f"({detected.reason})"
-    )
-    with stop_on_signals(patient=False) as stop, display(say) as shown:
-        from minillm_core.train.errors import interrupted, resume_line
-        from minillm_core.train.session import Session
-        from minillm_core.train.settings import fit_vocabulary
-
-        session = Session(
-            place,
-            cache=cache,
-            shown=shown,
-            stop=stop,
-            create=create,
-            resume=resume,
-            runs=None if out is not None else runs,
-            verbose=verbose,
-        )
-        try:
-            if branch is None and not (resume and (place / RUN).exists()):
-                loaded = fit_vocabulary(loaded)
-            if session.bind(loaded, plugins, detected, branch=branch):
-                session.run()
-        except KeyboardInterrupt:
-            folder = session.out if session.job else out  # before that nothing was made there
-            raise interrupted(folder, stop, plugins, shown.broken_off) from None
-        except Stopped as error:
-            error.fix = resume_line(session.out or place, plugins)
-            raise
-    return 0
+    def _inference_hook(self) -> OnBatch | None:
+        """Join the plugins' ``on_batch`` outside of training."""
+        return plan_hook(self.plan, seen=self._job.seen if self._job else None)

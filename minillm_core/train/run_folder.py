@@ -1,6 +1,6 @@
 """A run's folder, read: its run.json, the settings and plugins that it names, and its tokenizer.
 
-Anybody may have made or changed it, so nothing in it is believed or run as code without a check.
+It may come from anywhere, so nothing in it is trusted, or run as code, without a check.
 """
 
 from __future__ import annotations
@@ -48,11 +48,6 @@ class RunFolder:
     def where(self) -> str:
         """The path of run.json."""
         return str(self.out / RUN)
-
-    @property
-    def exit(self) -> int | None:
-        """The exit code of the run's last life; None where it was killed."""
-        return self.record.get("exit")
 
     @cached_property
     def config(self) -> Config:
@@ -169,7 +164,7 @@ class RunFolder:
         another version of the library and the same ids, since its newest checkpoint.
 
         Args:
-            scalars: of the checkpoint; None: the record alone is asked.
+            scalars: of the checkpoint; None: only the record is read.
         """
         ours, scalars = self.part("tokenizer").get("sha256"), scalars or {}
         if "tokenizer" not in scalars:

@@ -9,6 +9,7 @@ import inspect
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,102 +20,67 @@ from minillm_core.backends.base import Backend
 from minillm_core.backends.detect import Detected
 from minillm_core.checkpoint import best, disk, layout
 from minillm_core.checkpoint.huggingface import export_checked
-from minillm_core.config.load import Loaded
 from minillm_core.config.origins import TOML
+from minillm_core.config.schema import Config
 from minillm_core.errors import Interrupted, MinillmError, NonFinite, OutOfMemory, Stopped
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plan.estimate import vocabulary_note
 from minillm_core.plugins.attribution import at_work, attribute_errors
 from minillm_core.plugins.manager import LoadedPlugin, check_support
 from minillm_core.plugins.watch import running, watching
-from minillm_core.train import describe, document, errors, events, resume
+from minillm_core.train import describe, document, errors, events, record, resume
 from minillm_core.train.budget import EVALUATIONS, Budget, Cadence, Position
 from minillm_core.train.checkpoints import CheckpointManager
 from minillm_core.train.evidence import Evidence
 from minillm_core.train.feed import Feed
-from minillm_core.train.generate import prompts, sample
-from minillm_core.train.hooks import observers_of
-from minillm_core.train.initial import Branch, Initial
+from minillm_core.train.generate import Writer, prompts, sample
+from minillm_core.train.hooks import observers_of, plan_hook
+from minillm_core.train.initial import Initial
 from minillm_core.train.job import Job, read_corpus
 from minillm_core.train.loop import Loop, Meter
 from minillm_core.train.metrics import METRICS, Metrics, cut
 from minillm_core.train.progress import Course, Display
-from minillm_core.train.record import (
-    RUNS,
-    Record,
-    choose_out,
-    claim_out,
-    refuse_taken,
-    unwritable,
-)
+from minillm_core.train.request import Prepared
 from minillm_core.train.run_folder import RunFolder, keep_tokenizer
 from minillm_core.train.signals import StopRequest
 from minillm_core.train.speeds import remember
 from minillm_core.train.validation import Trend, bytes_of_a_token, validation
 
 
+@dataclass(eq=False)
 class Session:
-    """One process's part of a run.
+    """One process's part of a run."""
 
-    Args:
-        out: the run's folder; None: nothing is written, or a folder is made in ``runs``.
-        cache: where tokens are kept.
-        shown: the console.
-        stop: ends it early.
-        create: makes the backend; default: :func:`minillm_core.backends.create`.
-        resume: ``out`` may hold a run, which is resumed.
-        runs: where a folder without a name is made.
-        verbose: print all that is known before the first step.
-
-    Attributes:
-        job: the run, checked; None before :meth:`bind`.
-        loop: the training loop; None before the first event.
-        outcome: the run's result; None before its end.
-        evaluations: the held-out losses, those of earlier processes too.
-    """
-
-    def __init__(
-        self,
-        out: Path | None,
-        *,
-        cache: Path,
-        shown: Display,
-        stop: StopRequest,
-        create: Callable[[Detected, Plan], Backend] | None = None,
-        resume: bool = False,
-        runs: Path | None = None,
-        verbose: bool = False,
-    ) -> None:
-        self.out, self.cache, self.shown, self.stop = out, cache, shown, stop
-        self.resume, self.runs, self.verbose = resume, runs, verbose
-        self.create = create or backends.create
-        self.earlier: RunFolder | None = None
-        self.job: Job | None = None
-        self.loop: Loop | None = None
-        self.outcome: describe.Outcome | None = None
-        self.evaluations: list[events.Evaluated] = []
-        self._emitted: deque[events.Event] = deque()
-        self._running: Generator[events.Event] | None = None
+    out: Path | None  # the run's folder; None: nothing is written, or a folder is made in ``runs``
+    _: KW_ONLY
+    cache: Path  # where tokens are kept
+    shown: Display
+    stop: StopRequest
+    create: Callable[[Detected, Plan], Backend] | None = None  # default: ``backends.create``
+    resume: bool = False  # ``out`` may hold a run, which is resumed
+    runs: Path | None = None  # where a folder without a name is made
+    verbose: bool = False  # print all that is known before the first step
+    earlier: RunFolder | None = None  # the run that is resumed
+    job: Job | None = None  # the run, checked; None before :meth:`bind`
+    loop: Loop | None = None  # None before the first event
+    outcome: describe.Outcome | None = None  # None before the end
+    # the held-out losses, those of earlier processes too
+    evaluations: list[events.Evaluated] = field(default_factory=list)
+    _emitted: deque[events.Event] = field(default_factory=deque)
+    _running: Generator[events.Event] | None = None
 
     # checks
 
     def bind(
         self,
-        loaded: Loaded,
-        plugins: Sequence[LoadedPlugin],
-        detected: Detected,
-        *,
+        prepared: Prepared,
         plan: Plan | None = None,
-        branch: Branch | None = None,
     ) -> bool:
         """Check OUT, plugins, plan, data and device, cheapest first; writes nothing.
 
         Args:
-            loaded: the settings.
-            plugins: the active ones.
-            detected: backend and device.
+            prepared: settings, plugins, machine, and the checkpoint that a new run begins with.
             plan: of the settings and the plugins; None: it is built.
-            branch: the checkpoint that a new run begins with.
 
         Returns:
             False: the run that is to be resumed is finished, which is printed.
@@ -124,28 +90,32 @@ class Session:
             PluginCodeError: a plugin's own code raised while planning.
             OutOfMemory: not even the model fits.
         """
-        config, shown, out, started = loaded.config, self.shown, self.out, datetime.now(UTC)
-        plugins = tuple(plugins)
+        loaded, plugins, branch = prepared.loaded, prepared.plugins, prepared.branch
+        config, detected = loaded.config, prepared.detected
+        assert detected is not None
+        shown, out, started = self.shown, self.out, datetime.now(UTC)
         earlier = RunFolder.find(out) if self.resume and out is not None else None
         self.earlier = earlier
         if out is not None or self.runs is not None:
             given = None if self.runs else out
-            choose_out(config.preset, given, runs=self.runs or RUNS, resume=self.resume)
-        budget = Budget(config.train.steps, config.train.minutes)
+            record.choose_out(
+                config.preset, given, runs=self.runs or record.RUNS, resume=self.resume
+            )
+        budget = Budget.of(config.train)
         errors.check_step(config.train)
         check_support(plugins, detected.backend, detected.device)
-        plan = export_checked(build_plan(config, plugins) if plan is None else plan)
+        plan = export_checked(build_plan(loaded, plugins) if plan is None else plan)
         warnings, notes, details = [], list(loaded.notes), []
         chosen_here = earlier is None and branch is None  # else it is the earlier run's preset
         if chosen_here and loaded.origins.get("preset") == "device":  # its first note says why
             details.append(notes.pop(0))
         if earlier:
             with shown.phase("verifying the checkpoint"):
-                warnings, known = resume.check_plan(earlier, plan, plugins)
+                warnings, known = resume.check_plan(earlier, plan)
                 _ = earlier.newest
             notes += known
         with self._building(plugins, f"importing {detected.backend}", "while kernels are chosen"):
-            backend = self.create(detected, plan)
+            backend = (self.create or backends.create)(detected, plan)
         corpus = read_corpus(config, self.cache, shown, say=notes.append, detail=details.append)
         if earlier:
             resume.check_data(earlier, corpus)
@@ -165,11 +135,8 @@ class Session:
             if observers := [one.name for one in plugins if "on_event" in one.plugin.hooks]:
                 notes.append(f"started again with the run, to observe it: {', '.join(observers)}")
             notes += resume.another_place(earlier, trainer.binding)
-        job = Job(loaded, plugins, plan, corpus, trainer, budget, tuple(notes), tuple(details))
-        job.warnings, job.initial = tuple(warnings), initial
-        job.cache, job.started = self.cache, started
+        job = Job(plan, corpus, trainer, notes, details, warnings, initial, branch, started=started)
         if branch:
-            job.branch = branch
             job.begins, job.branched = branch.load(trainer, corpus, config, budget)
         if earlier and (why := resume.finished(earlier, budget)) is not None:
             shown.say(f"{out} is finished: {why}")
@@ -245,12 +212,16 @@ class Session:
             yield from self._train(job, None, job.begins, (), evidence, {})
             evidence.warn()
             return
-        self.out = claim_out(job.config.preset, given, runs=self.runs or RUNS, resume=self.resume)
+        self.out = record.claim_out(
+            job.config.preset, given, runs=self.runs or record.RUNS, resume=self.resume
+        )
         if self.out != announced:
             self.shown.say(f"another run has taken {announced} meanwhile: writing to {self.out}")
         with saving.lock(self.out, self.shown.say) as held:
             if not self.resume:
-                refuse_taken(self.out)  # by a run that began and ended since it was looked at
+                record.refuse_taken(
+                    self.out
+                )  # by a run that began and ended since it was looked at
             self._describe(job)
             yield from self._recorded(job, held)
 
@@ -290,9 +261,9 @@ class Session:
             saving.commit(out, position.step, job.trainer.arrays(), scalars)
             position.saved = position.step
         evidence = Evidence.of(job, say)
-        with unwritable(out / TOML):
+        with record.unwritable(out / TOML):
             disk.replace(out / TOML, document.settings_file(job, earlier).encode())
-        record = Record(out, document.document(job, earlier, position, tokenizer))
+        run_json = record.Record(out, document.document(job, earlier, position, tokenizer))
         first = position.step
         try:
             yield from self._train(job, held, position, before, evidence, constants)
@@ -306,22 +277,22 @@ class Session:
             code = ending.exit_code if isinstance(ending, MinillmError) else 1
             if held.is_ours():  # else it is another run's record, or none
                 try:
-                    record.update(exit=code, **document.ended(job))
+                    run_json.update(exit=code, **document.ended(job))
                 except MinillmError as another:  # the error that ended the run is the one to report
                     say(f"warning: {another.what}")
                 # after a failure of the device it may not answer any more
                 with suppress(Exception):
-                    record.update(plugins=document.taking_part(job, evidence))
+                    run_json.update(plugins=document.taking_part(job, evidence))
             if ending is error or isinstance(error, GeneratorExit):
                 raise
             raise ending from None
         plugins = document.taking_part(job, evidence)
-        record.update(exit=0, plugins=plugins, **document.ended(job))
+        run_json.update(exit=0, plugins=plugins, **document.ended(job))
         evidence.warn()
         made = self.outcome
         assert made is not None
-        if job.cache is not None and made.speed is not None:
-            remember(job.cache, job, made.speed.real, steps=made.steps - first)
+        if made.speed is not None:
+            remember(self.cache, job, made.speed.real, steps=made.steps - first)
         for line in (*describe.end(job, out, made), *describe.next_steps(job, out, made)):
             say(line)
         self.stop.patient = False
@@ -346,6 +317,7 @@ class Session:
             constants: scalars of every checkpoint.
         """
         stop, shown, config, trainer = self.stop, self.shown, job.config, job.trainer
+        budget = Budget.of(config.train)
         self.evaluations = _evaluations(before)
         meter = Meter(
             flops_per_token=job.plan.estimate().flops_per_token,
@@ -355,23 +327,20 @@ class Session:
         trend.recall(before, self.evaluations)
         evaluating = Stopwatch(shown.clock)
         with ExitStack() as stack:
-            metrics = Metrics(held.out / METRICS, every=config.log.every) if held else None
-            if metrics is not None:
-                stack.enter_context(metrics)
+            observers, checks = [evidence, shown, trend, self._emitted.append], []
+            if held is not None:
+                metrics = Metrics(held.out / METRICS, every=config.log.every)
+                observers.insert(0, stack.enter_context(metrics))
+                checks = [held.check, metrics.check]
             stack.enter_context(watching(shown.say))
             feed = Feed(job, position.cursor or None, lambda: stop.requested)
             stack.enter_context(feed)
-            observers = [evidence, shown, trend, self._emitted.append]
-            if metrics is not None:
-                observers.insert(0, metrics)
             emit = observers_of(job, observers, say=shown.say)
 
             def check() -> None:
                 """Refuse to write where the folder, its metrics.jsonl or the data are no longer the run's."""
-                if held is not None and metrics is not None:
-                    held.check()
-                    metrics.check()
-                job.corpus.check_unchanged()
+                for one in (*checks, job.corpus.check_unchanged):
+                    one()
 
             checkpoints = CheckpointManager(emit, shown.say, check, trainer=trainer)
             if held is not None:
@@ -394,7 +363,7 @@ class Session:
 
             def evaluate(step: int) -> events.Evaluated | None:
                 with evaluating:
-                    if not job.budget.spent(step, loop.elapsed):
+                    if not budget.spent(step, loop.elapsed):
                         found = part(step)
                     else:
                         found = whole(step)
@@ -410,17 +379,14 @@ class Session:
                     yield from samples(step, max(config.eval.samples, at_the_end))
 
             every, minutes = config.checkpoint.every, config.checkpoint.minutes
-            if (
-                config.train.spike
-            ):  # a checkpoint that a rewind takes must not be the clock's chance
-                cadence = Cadence(config.eval.every, every, settle=0.0)
-            else:
-                cadence = Cadence(config.eval.every, every, minutes)
+            cadence = Cadence(config.eval.every, every, minutes)
+            if config.train.spike:  # a rewind's checkpoint must not be the clock's chance
+                cadence = replace(cadence, minutes=0.0, settle=0.0)
             loop = self.loop = Loop(
                 trainer,
                 feed,
                 job.plan.values,
-                job.budget,
+                budget,
                 emit,
                 cadence=cadence,
                 evaluate=evaluate,
@@ -454,7 +420,7 @@ class Session:
                 emit(events.Resumed(position.step, str(folder.relative_to(held.out))))
             stop.patient = True  # from here on there is something to finish
             began = shown.clock()
-            running = loop.steps(evaluate_first=_evaluation_is_due(job, position))
+            running = loop.steps(evaluate_first=_evaluation_is_due(config, budget, position))
             for _ in running:
                 try:
                     yield from self._drained()
@@ -506,12 +472,12 @@ def _evaluations(lines: Sequence[Mapping[str, Any]]) -> list[events.Evaluated]:
     ]
 
 
-def _evaluation_is_due(job: Job, position: Position) -> bool:
+def _evaluation_is_due(config: Config, budget: Budget, position: Position) -> bool:
     """Tell whether an evaluation belongs to the step where this process begins, made or not."""
-    every, step = job.config.eval.every, position.step
+    every, step = config.eval.every, position.step
     if step == 0:
         return every != 0
-    parts = [job.budget.part(EVALUATIONS, at, position.elapsed) for at in (step - 1, step)]
+    parts = [budget.part(EVALUATIONS, at, position.elapsed) for at in (step - 1, step)]
     return Cadence(every).evaluates(step, sixth=parts[0] < parts[1])
 
 
@@ -529,7 +495,7 @@ class Stopwatch:
 
 
 class Samples:
-    """Writes samples of a run: neither an error of a plugin nor a signal in them spoils it.
+    """A writer of samples of a run: neither an error of a plugin nor a signal in them spoils it.
 
     Args:
         job: its model, tokenizer and prompts.
@@ -549,21 +515,16 @@ class Samples:
         job, tokenizer = self._job, self._job.corpus.tokenizer
         if tokenizer is None:
             return
+        hook = plan_hook(job.plan, seen=job.seen)
+        writer = Writer(job.trainer, tokenizer, job.config.train.seq_len, hook)
         for number in range(count):
             if self._stop.requested:  # the user wants the prompt back
                 return
             prompt, phase = self.prompts[number % len(self.prompts)], "writing a sample"
             try:
                 with self._shown.phase(phase), attribute_errors(job.plugins, "in a sample"):
-                    text = sample(
-                        job.trainer,
-                        tokenizer,
-                        prompt,
-                        context=job.config.train.seq_len,
-                        seed=job.config.seed + number,
-                        on_batch=job.inference_hook(),
-                        stopped=lambda: self._stop.requested,
-                    )
+                    stopped, seed = lambda: self._stop.requested, job.config.seed + number
+                    text = sample(writer, prompt, seed=seed, stopped=stopped)
             except MinillmError as error:
                 self._shown.say(f"warning: no sample: {error}")
                 return

@@ -67,7 +67,7 @@ def config_of(document: Mapping[str, Any], *, where: str) -> Config:
             for place in places:
                 table = table.setdefault(place, {})
             if places == ["plugins"]:
-                check_name(last, where=where)  # code to run, in a file that anybody may have made
+                check_name(last, where=where)  # names code to run, in a file from anywhere
                 table[last] = {}
             else:
                 table[last] = entry["value"]

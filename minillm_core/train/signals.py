@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
 from types import FrameType
 
 SIGNALS = tuple(
@@ -22,22 +23,16 @@ MASHED = 1.0
 """Seconds after one that ended the run in which others are the same hand on the key."""
 
 
+@dataclass(eq=False)
 class StopRequest:
-    """A request to end the run: whether there is one, and by which signal.
+    """A request to end the run: whether there is one, and by which signal."""
 
-    Args:
-        patient: the first signal asks; else it ends.
-        clock: seconds that never go back.
-    """
-
-    def __init__(
-        self, *, patient: bool = True, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.signal: signal.Signals | None = None
-        self.hurried = False  # a second one came: nothing is waited for any more
-        self.patient = patient
-        self._clock = clock
-        self._ended: float | None = None
+    _: KW_ONLY
+    patient: bool = True  # the first signal asks; else it ends
+    clock: Callable[[], float] = time.monotonic
+    signal: signal.Signals | None = None
+    hurried: bool = False  # a second one came: nothing is waited for any more
+    _ended: float | None = None
 
     @property
     def requested(self) -> bool:
@@ -50,7 +45,7 @@ class StopRequest:
         Raises:
             KeyboardInterrupt: it is the second signal, or there is nothing to finish.
         """
-        now, first = self._clock(), self.signal is None
+        now, first = self.clock(), self.signal is None
         if first:
             self.signal = signal.Signals(number)
             if self.patient:

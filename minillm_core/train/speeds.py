@@ -13,10 +13,14 @@ import os
 import platform
 import stat
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from annotated_types import Gt
+from pydantic import FiniteFloat, TypeAdapter, ValidationError
 
 from minillm_core.backends.base import Binding
 from minillm_core.checkpoint import disk
@@ -35,8 +39,9 @@ FEWEST = 5
 """Steps of a measurement that is kept."""
 _MOST_BYTES = 1 << 20
 _FAR = 30.0
-"""A measurement tells nothing of a model with so many times its FLOPs per token, or so few."""
+"""A measurement is not used for a model with so many times its FLOPs per token, or so few."""
 
+Positive = Annotated[FiniteFloat, Gt(0)]
 Ratio = Callable[[str, str], float | None]
 
 
@@ -49,10 +54,13 @@ class Measured:
     run: str  # digest of all that a step's time depends on
     model: str  # ... of that without plugins
     plugins: tuple[str, ...]
-    flops_per_token: float
-    tokens_per_second: float
+    flops_per_token: Positive
+    tokens_per_second: Positive
     by: str  # "run", "bench"
     date: str  # ISO, UTC
+
+
+_MEASURED = TypeAdapter(Measured)
 
 
 @dataclass(frozen=True)
@@ -148,7 +156,7 @@ def expected(
 
 
 def known_tokens(cache: Path, config: Config) -> int | None:
-    """Tokens to train on, where an earlier run had the same files; nothing is read but their dates."""
+    """Find the number of tokens to train on, where an earlier run had the same files; nothing is read but their dates."""
     key = _corpus(config)
     return None if key is None else _tokens(cache).get(key)
 
@@ -202,16 +210,10 @@ def _digest(value: object) -> str:
 
 
 def _speeds(cache: Path) -> list[Measured]:
-    found = []
-    listed = _document(cache).get("speeds")
+    found, listed = [], _document(cache).get("speeds")
     for one in listed if isinstance(listed, list) else ():
-        try:
-            measured = Measured(**{**one, "plugins": tuple(map(str, one["plugins"]))})
-            numbers = (measured.flops_per_token, measured.tokens_per_second)
-            if all(math.isfinite(number) and number > 0 for number in numbers):
-                found.append(measured)
-        except (TypeError, KeyError, ValueError):
-            continue
+        with suppress(ValidationError):
+            found.append(_MEASURED.validate_python(one))
     return found
 
 

@@ -12,7 +12,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -32,8 +32,8 @@ from minillm_core.train.events import Evaluated, Event, Stepped
 from minillm_core.train.evidence import Evidence
 from minillm_core.train.feed import Feed
 from minillm_core.train.hooks import observers_of
-from minillm_core.train.job import Job, read_corpus
-from minillm_core.train.loop import Loop, Meter
+from minillm_core.train.job import Job, read_corpus, with_settings
+from minillm_core.train.loop import Loop
 from minillm_core.train.metrics import METRICS, events
 from minillm_core.train.progress import LineDisplay, display
 from minillm_core.train.signals import StopRequest
@@ -201,11 +201,43 @@ class Study:
             PlanError: the plan has no settings, or no number of steps.
             MinillmError: the run ended early; the next one starts with a trainer of its own.
         """
+        steps = plan.config.train.steps
+        if steps is None:
+            raise PlanError(
+                "the plan does not say how many steps a run has",
+                where="Study.train(plan)",
+                fix="plan.with_train(steps=200, minutes=None)",
+            )
         try:
-            return self._train(plan, seed, evaluations, watch)
+            with attribute_errors(plan.active, "a step"):
+                plan = with_settings(plan, "Study", seed)
+                job = Job(plan, self._corpus, self._warm(plan))
+                figures = _Figures(watch, steps)
+                emit = observers_of(job, [figures, Evidence.of(job, self._say)], say=self._say)
+                with Feed(job, None) as feed, self._turn(), without_gc():
+                    Loop(
+                        job.trainer,
+                        feed,
+                        plan.values,
+                        Budget(steps),
+                        emit,
+                        cadence=Cadence(max(1, round(steps / evaluations))),
+                        evaluate=self._validation(job, plan.config.eval.tokens),
+                        stop=self._stop,
+                        shown=LineDisplay(self._say),
+                    ).run()
         except BaseException:
             self._drop()
             raise
+        return Trained(
+            seed=seed,
+            steps=steps,
+            tokens=figures.tokens,
+            seconds=figures.seconds,
+            tokens_per_second=figures.tokens / figures.seconds,
+            peak_bytes=_own_peak(job.trainer),
+            curve=tuple(figures.curve),
+        )
 
     def step_seconds(self, plan: Plan, seed: int) -> float:
         """Measure the seconds of a step, in a run of twelve."""
@@ -219,52 +251,15 @@ class Study:
             PlanError: the plan has no settings.
             OutOfMemory: the model does not fit.
         """
-        job = self._job(plan, plan.config.seed, self._built(plan, plan.config.seed))
-        return Stepper(job)
+        plan = with_settings(plan, "Study")
+        return Stepper(Job(plan, self._corpus, self._built(plan)))
 
-    def _train(
-        self, plan: Plan, seed: int, evaluations: int, watch: Callable[[float], None]
-    ) -> Trained:
-        steps = plan.config.train.steps
-        if steps is None:
-            raise PlanError(
-                "the plan does not say how many steps a run has",
-                where="Study.train(plan)",
-                fix="plan.with_train(steps=200, minutes=None)",
-            )
-        with attribute_errors(plan.active, "a step"):
-            job = self._warm(plan, seed)
-            figures = _Figures(watch, steps)
-            emit = observers_of(job, [figures, Evidence.of(job, self._say)], say=self._say)
-            with Feed(job, None) as feed, self._turn(), without_gc():
-                Loop(
-                    job.trainer,
-                    feed,
-                    plan.values,
-                    job.budget,
-                    emit,
-                    cadence=Cadence(max(1, round(steps / evaluations))),
-                    evaluate=self._validation(job, plan.config.eval.tokens),
-                    stop=self._stop,
-                    meter=Meter(),
-                    shown=LineDisplay(self._say),
-                ).run()
-        return Trained(
-            seed=seed,
-            steps=steps,
-            tokens=figures.tokens,
-            seconds=figures.seconds,
-            tokens_per_second=figures.tokens / figures.seconds,
-            peak_bytes=_own_peak(job.trainer),
-            curve=tuple(figures.curve),
-        )
-
-    def _warm(self, plan: Plan, seed: int) -> Job:
-        """Give a job whose trainer is compiled and has the initial values of a seed."""
+    def _warm(self, plan: Plan) -> Trainer:
+        """Give a trainer that is compiled and has the plan's initial values."""
         graph = graph_of(plan)
         if self._kept is None or self._kept[0] != graph:
             self._drop()
-            job = self._job(plan, seed, self._built(plan, seed))
+            job = Job(plan, self._corpus, self._built(plan))
             with Feed(job, None) as feed:
                 for _ in range(WARM):
                     batch = next(feed)
@@ -273,23 +268,12 @@ class Study:
             self._validation(job, plan.config.train.seq_len)(0)
             self._kept = graph, job.trainer
         trainer = self._kept[1]
-        trainer.restart(seed)
-        return self._job(plan, seed, trainer)
+        trainer.restart(plan.config.seed)
+        return trainer
 
-    def _built(self, plan: Plan, seed: int) -> Trainer:
+    def _built(self, plan: Plan) -> Trainer:
         with attribute_errors(plan.active, "while it is built"):
-            return self._create(self._detected, plan).trainer(plan, seed)
-
-    def _job(self, plan: Plan, seed: int, trainer: Trainer) -> Job:
-        if plan.settings is None:
-            raise PlanError(
-                "the plan does not say which settings it is of",
-                where="Study",
-                fix="minillm_core.build_plan(minillm_core.load(...))",
-            )
-        loaded = replace(plan.settings, config=plan.config.model_copy(update={"seed": seed}))
-        budget = Budget(plan.config.train.steps or 1)
-        return Job(loaded, plan.active, plan, self._corpus, trainer, budget, ())
+            return self._create(self._detected, plan).trainer(plan, plan.config.seed)
 
     def _validation(self, job: Job, tokens: int) -> Validation:
         return validation(job, tokens, cancelled=lambda: self._stop.requested)
@@ -362,19 +346,21 @@ class Stepper:
         self._feed.__exit__(*exception)
 
 
+@dataclass(eq=False)
 class _Figures:
     """An observer that adds up a run's clock and keeps its curve."""
 
-    def __init__(self, watch: Callable[[float], None], steps: int) -> None:
-        self._watch, self._steps = watch, steps
-        self.seconds, self.tokens = 0.0, 0
-        self.curve: list[Point] = []
+    watch: Callable[[float], None]
+    steps: int
+    seconds: float = 0.0
+    tokens: int = 0
+    curve: list[Point] = field(default_factory=list)
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Stepped):
             self.seconds += event.step_seconds
             self.tokens = event.tokens
-            self._watch(event.step / self._steps)
+            self.watch(event.step / self.steps)
         elif isinstance(event, Evaluated):
             self.curve.append(
                 Point(event.step, self.tokens, self.seconds, event.val_loss, event.bits_per_byte)

@@ -4,31 +4,23 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from minillm_core.backends.base import Batch, Model
-from minillm_core.config.schema import Config
-from minillm_core.data import (
-    OnBatch,
-    Tokenizer,
-    ValidationBatches,
-    bytes_per_token,
-    open_documents,
-)
-from minillm_core.errors import DataError, Refusal
+from minillm_core.data import ValidationBatches, bytes_per_token
+from minillm_core.errors import DataError
 from minillm_core.train.events import Evaluated, Event, Stepped
+from minillm_core.train.hooks import plan_hook
 from minillm_core.train.job import Job
-from minillm_core.train.progress import Display
 
 
 @dataclass(eq=False)
 class Validation:
-    """Evaluates a model on a fixed list of batches."""
+    """An evaluation of a model on a fixed list of batches."""
 
     model: Model
     batches: Iterable[Batch]  # the same every time; labels -1 where nothing is predicted
@@ -82,70 +74,7 @@ class Validation:
 
 
 class _Cancelled(Exception):
-    """Ends an evaluation from within its batches."""
-
-
-def evaluate_text(
-    model: Model,
-    data: Sequence[str],
-    *,
-    config: Config,
-    tokenizer: Tokenizer | None,
-    inference_hook: Callable[[Counter[str]], OnBatch | None],
-    step: int,
-    seq_len: int | None = None,
-    max_tokens: int | None = None,
-    cache: Path,
-    shown: Display,
-) -> Evaluated:
-    """Evaluate a model on files or folders, all of them, in file order.
-
-    Args:
-        model: evaluates.
-        data: files or folders of text or ids.
-        config: the run's settings.
-        tokenizer: the run's; None: it was trained on ids.
-        inference_hook: makes the plugins' ``on_batch``, which counts into its argument.
-        step: optimizer steps that the model has seen.
-        seq_len: tokens of a window; default: the run's.
-        max_tokens: how many predictions; default: all.
-        cache: where tokens are kept.
-        shown: shows how far it is.
-
-    Raises:
-        Refusal: there is nothing to predict.
-        DataError: the text cannot be read.
-    """
-    with shown.phase("reading the data"):
-        documents = open_documents(
-            data,
-            tokenizer=tokenizer,
-            vocab=config.model.vocab,
-            cache=cache,
-            say=shown.say,
-            progress=shown.progress,
-        )
-    batches = ValidationBatches(
-        documents,
-        rows=config.train.rows,
-        seq_len=seq_len or config.train.seq_len,
-        tokens=max_tokens,
-        seed=None,
-        on_batch=inference_hook(seen := Counter()),
-    )
-    if not len(batches):
-        raise Refusal("there is nothing to predict", where=", ".join(data), fix="give more text")
-    validation = Validation(
-        model,
-        batches,
-        bytes_per_token(tokenizer, config.model.vocab) if tokenizer else None,
-        text=", ".join(data),
-        seen=seen,
-        progress=lambda done: shown.evaluating(done, batches.predictions),
-    )
-    result = validation(step)
-    assert result is not None  # it is not cancelled
-    return result
+    """The end of an evaluation from within its batches."""
 
 
 _COUNTED = 1 << 15  # tokens whose bytes are counted
@@ -175,7 +104,7 @@ def validation(
         seq_len=config.train.seq_len,
         tokens=tokens,
         seed=None,  # it is in seeded order already
-        on_batch=job.inference_hook(),
+        on_batch=plan_hook(job.plan, seen=job.seen),
         share=share,
     )
     return Validation(
@@ -206,36 +135,33 @@ def bytes_of_a_token(job: Job) -> float | None:
     return spelt / tokens if spelt else None
 
 
+@dataclass(eq=False)
 class Trend:
     """An observer of held-out and training loss: says once where the first rises alone.
 
     Only evaluations of the same predictions are compared: those on the way, and at the end what
     :meth:`take` is given.
-
-    Args:
-        say: prints a line.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self._tokens: int | None = None  # predictions of those that are compared
-        self._steps: list[float] = []  # training losses since the last evaluation
-        self._training = math.nan  # their mean up to the best evaluation
-        self._worse = 0  # evaluations since the best one
-        self.best: Evaluated | None = None
-        self.newest: Evaluated | None = None
-        self.rising = False  # held-out loss rose while the training loss fell
+    say: Callable[[str], None]
+    best: Evaluated | None = None
+    newest: Evaluated | None = None
+    rising: bool = False  # held-out loss rose while the training loss fell
+    _tokens: int | None = None  # predictions of those that are compared
+    _steps: list[float] = field(default_factory=list)  # training losses since the last evaluation
+    _training: float = math.nan  # their mean up to the best evaluation
+    _worse: int = 0  # evaluations since the best one
 
     def recall(self, events: Iterable[Mapping[str, Any]], evaluations: Iterable[Evaluated]) -> None:
         """Take what earlier processes of the run recorded, without a word."""
-        say, self._say = self._say, lambda line: None
+        say, self.say = self.say, lambda line: None
         found = {one.step: one for one in evaluations}
         for event in events:
             if event.get("event") == Stepped.event:
                 self._step(event.get("loss"))
             elif event.get("event") == Evaluated.event and event.get("step") in found:
                 self.take(found[event["step"]])
-        self._say = say
+        self.say = say
 
     def __call__(self, event: Event) -> None:
         """Note a step or an evaluation."""
@@ -258,7 +184,7 @@ class Trend:
         self._worse += 1
         if self._worse >= 2 and mean < self._training and not self.rising:
             self.rising = True
-            self._say(
+            self.say(
                 f"held-out loss has risen since step {self.best.step:,} while the training loss "
                 "falls:\n  the model is memorising its text. What helps: more text, fewer steps, a "
                 "smaller model;\n  checkpoint.best=true keeps the best one"

@@ -15,7 +15,7 @@ from minillm_core.backends.detect import Detected
 from minillm_core.config.load import load
 from minillm_core.plugins.hookspecs import HOOKS
 from minillm_core.plugins.manager import LoadedPlugin
-from minillm_core.train.run import train
+from minillm_core.train.request import Prepared, train
 
 pytest.importorskip("torch")
 pytest.importorskip("mlx.core")
@@ -111,10 +111,9 @@ def whole_run(tmp_path: Path, text: Path) -> Any:
             flags={"--data": [str(text)], "--steps": 6},
             default_preset=lambda: ("tiny", "test"),
         )
+        named = tuple(LoadedPlugin.of(name, plugin) for name, plugin in plugins.items())
         train(
-            loaded,
-            [LoadedPlugin.of(name, plugin) for name, plugin in plugins.items()],
-            Detected("torch", "cpu", "test"),
+            Prepared(loaded, None, None, named, Detected("torch", "cpu", "test")),
             out=tmp_path / "-".join(plugins),
             cache=tmp_path / "cache",
             say=lambda line: None,

@@ -34,10 +34,11 @@ def cache(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_train_hands_over_what_was_asked(program: Program, monkeypatch) -> None:
     spy = Spy()
-    monkeypatch.setattr("minillm_core.train.run.train", spy)
+    monkeypatch.setattr("minillm_core.train.request.train", spy)
     arguments = ("--steps", "3", "--out", "here", "--data", "a", "--data", "b", "--deterministic")
     assert program("train", *arguments, "train.lr=1", "model.vocab=512", "--preset", "tiny")[0] == 0
-    loaded, plugins, detected = spy.arguments
+    (prepared,) = spy.arguments
+    loaded, plugins, detected = prepared.loaded, prepared.plugins, prepared.detected
     assert (loaded.config.train.steps, loaded.config.train.lr) == (3, 1.0)
     assert loaded.config.data.paths == (str(Path("a").absolute()), str(Path("b").absolute()))
     assert loaded.config.deterministic

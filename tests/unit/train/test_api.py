@@ -111,6 +111,13 @@ def test_a_plan_is_the_table_of_the_command(settings: dict[str, Any]) -> None:
     assert "minillm_core.load" in str(refused.value.fix)
 
 
+def test_a_plan_with_other_settings_of_training_is_run_by_them(settings: dict[str, Any]) -> None:
+    plan = minillm.build_plan(minillm.load("tiny", settings=settings)).with_train(steps=3)
+    run = minillm.Run(plan)
+    assert run.plan.hash == plan.hash
+    assert steps_of(run) == [1, 2, 3]
+
+
 def test_a_run_in_memory_writes_nothing(make: Callable[..., minillm.Run], tmp_path: Path) -> None:
     run = make()
     events = list(run.steps())

@@ -25,7 +25,8 @@ from minillm_core.plugins.plugin import Plugin
 from minillm_core.plugins.streams import Streams
 from minillm_core.train.generate import Sampling, Window, Writer
 from minillm_core.train.hooks import batch_hook
-from minillm_core.train.run import Run, train
+from minillm_core.train.request import Prepared, train
+from minillm_core.train.run import Run
 
 Batch = dict[str, np.ndarray]
 VOCAB = 11
@@ -180,7 +181,13 @@ def run(bigram, tmp_path: Path, cache: Path) -> Callable[..., Path]:
         )
         out = tmp_path / "out"
         here = Detected("torch", "cpu", "test")
-        train(loaded, [], here, out=out, cache=cache, say=print, create=table(bigram))
+        train(
+            Prepared(loaded, None, None, (), here),
+            out=out,
+            cache=cache,
+            say=print,
+            create=table(bigram),
+        )
         return out
 
     return trained

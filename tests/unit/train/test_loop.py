@@ -27,7 +27,7 @@ from minillm_core.errors import (
     PluginCodeError,
     Stopped,
 )
-from minillm_core.train import guard
+from minillm_core.train import checkpoints as guard
 from minillm_core.train.budget import Budget, Cadence, Last, Position
 from minillm_core.train.checkpoints import CheckpointManager
 from minillm_core.train.events import (

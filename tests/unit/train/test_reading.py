@@ -110,8 +110,7 @@ UNSHAPED: dict[str, Plugin] = {
 def read(planned: Any, where: Detected, *settings: str, **plugins: Plugin) -> tuple[Plan, list]:
     """The plan by which a run is read, and what is said."""
     said: list[str] = []
-    loaded = [LoadedPlugin.of(name, plugin) for name, plugin in plugins.items()]
-    plan = inference_plan(planned(*settings, **plugins), loaded, where, said.append)
+    plan = inference_plan(planned(*settings, **plugins), where, said.append)
     bind(where, plan)
     return plan, said
 

@@ -39,7 +39,8 @@ from minillm_core.plugins.attribution import Origin
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.plugin import Plugin
 from minillm_core.train.errors import resume_line
-from minillm_core.train.run import Run, train
+from minillm_core.train.request import Prepared, train
+from minillm_core.train.run import Run
 from minillm_core.train.run_folder import RunFolder
 from minillm_core.train.study import read_events
 
@@ -125,10 +126,9 @@ class Job:
             default_preset=lambda: ("tiny", "test"),
         )
         given = {"out": self.out, "runs": self.runs, "cache": self.cache, "create": self.create}
+        named = tuple(LoadedPlugin.of(name, plugin) for name, plugin in plugins.items())
         return train(
-            loaded,
-            [LoadedPlugin.of(name, plugin) for name, plugin in plugins.items()],
-            HERE,
+            Prepared(loaded, None, None, named, HERE),
             say=self.said.append,
             **(given | options),
         )
