@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
@@ -29,7 +29,7 @@ from minillm_core.plugins.builders import AttentionSlots, DataSlots, ModelSlots
 from minillm_core.plugins.layers import Layers
 from minillm_core.plugins.manager import LoadedPlugin, Manager, load
 from minillm_core.plugins.slots import AFTER, EMBED
-from minillm_core.text import nearest
+from minillm_core.text import did_you_mean, nearest
 
 _REFERENCE = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_][\w.]*")
 
@@ -58,6 +58,10 @@ def build_plan(
     state = state or SlotState.of(config)
     state.layered |= {p.name for p in manager.plugins if _has_layers(p)}
     values, data, kernels = state.values, state.data, state.kernels
+    state.fill(manager, "build_attention", builders.AttentionBuilder, *state.attention)
+    state.fill(manager, "build_model", builders.ModelBuilder, state.model)
+    state.fill(manager, "compute_loss", builders.LossBuilder, state.loss)
+    state.fill(manager, "build_data", builders.DataBuilder, data)
     spec = _model(config, manager, state)
     fields = data.fields.resolve()
     _check_data(data, manager)
@@ -68,17 +72,11 @@ def build_plan(
     parameters = _parameters_of(model)
     inits = state.model.init.resolve({name: info.role for name, info in parameters.items()})
     parameters |= _started(parameters, inits)
-    state.optimizer = optimizer = builders.OptimizerSlots(parameters, values, config.train)
-    manager.call(
-        "optimizer_factory",
-        lambda p: {"optimizer": builders.OptimizerBuilder(p.name, values, optimizer)},
-    )
-    state.called.add("optimizer_factory")
-    groups = optimizer.resolve()
+    state.optimizer = builders.OptimizerSlots(parameters, values, config.train)
+    state.fill(manager, "optimizer_factory", builders.OptimizerBuilder, state.optimizer)
+    groups = state.optimizer.resolve()
     check_reads(spec, table, {*BATCH, *values.held, *(name for name, _, _ in fields)})
-    manager.call(
-        "kernel_provider", lambda p: {"kernels": builders.KernelBuilder(p.name, values, kernels)}
-    )
+    state.fill(manager, "kernel_provider", builders.KernelBuilder, kernels)
     on_batch = data.order(tuple(p.name for p in manager.implementing("on_batch")))
     observers = tuple(p.name for p in manager.implementing("on_event"))
     table = state.table(*kernel_reports(kernels), *hook_reports(on_batch, observers))
@@ -122,40 +120,23 @@ def _has_layers(plugin: LoadedPlugin) -> bool:
 
 
 def _model(config: Config, manager: Manager, state: SlotState) -> DecoderSpec:
-    attention, values = state.attention, state.values
-    for slots in attention:
-        manager.call(
-            "build_attention",
-            lambda p, slots=slots: {"attn": builders.AttentionBuilder(p.name, values, slots)},
-        )
-    state.called.add("build_attention")
-    model, loss, data, length = state.model, state.loss, state.data, config.train.seq_len
-    calls: dict[str, Callable[[LoadedPlugin], dict[str, Any]]] = {
-        "build_model": lambda p: {"model": builders.ModelBuilder(p.name, values, model)},
-        "compute_loss": lambda p: {
-            "loss": builders.LossBuilder(p.name, values, loss, length=length)
-        },
-        "build_data": lambda p: {"data": builders.DataBuilder(p.name, values, data)},
-    }
-    for hook, arguments in calls.items():
-        manager.call(hook, arguments)
-        state.called.add(hook)
-    geometry = model.geometry
+    model = state.model
     return DecoderSpec(
-        geometry=geometry,
+        geometry=model.geometry,
         tied=config.model.tied,
         embed=tuple(node for _, node in model.embed.resolve()),
         streams=model.ordered_streams(),
-        blocks=tuple(_block(i, attention[i], model, manager) for i in range(geometry.layers)),
+        blocks=tuple(_block(slots, model, manager) for slots in state.attention),
         taps=tuple((name, site) for name, _, site in model.tap_names.resolve()),
         final=model.site("final"),
         final_norm=model.norm["final"].resolve(),
-        loss=loss.resolve(),
+        loss=state.loss.resolve(),
         linears=tuple((leaf, model.linear[leaf].resolve()) for leaf in sorted(model.linear)),
     )
 
 
-def _block(index: int, slots: AttentionSlots, model: ModelSlots, manager: Manager) -> BlockSpec:
+def _block(slots: AttentionSlots, model: ModelSlots, manager: Manager) -> BlockSpec:
+    index = slots.layer
     at, whole = f"layers.{index}", model.sublayer["attention", index]
     claimed = whole.resolve()
     if isinstance(claimed, Omitted):
@@ -186,7 +167,7 @@ def _block(index: int, slots: AttentionSlots, model: ModelSlots, manager: Manage
 
 def _check_unnamed(owner: str, slots: AttentionSlots, manager: Manager) -> None:
     """Refuse a plugin that lists a layer whose attention another leaves out; "all" means the rest."""
-    layer, layers = slots.geometry.layer or 0, slots.geometry.layers
+    layer, layers = slots.layer, slots.geometry.layers
     for plugin in manager.plugins:
         listed = [
             option
@@ -333,8 +314,7 @@ def _check_node(node: Node, known: set[str]) -> None:
     for name in node.external:
         if name in known:
             continue
-        close = nearest(name, {*node.own, *known})
-        meant = f"did you mean {close}? " if close else ""
+        meant = did_you_mean(name, {*node.own, *known})
         own = f"the slot gives {', '.join(node.own)}; " if node.own else ""
         raise PlanError(
             f"plugin '{node.owner}' reads '{name}', which nothing provides there",

@@ -21,21 +21,28 @@ from minillm_core.nn.residual import Learned
 from minillm_core.ops.select import Candidate
 from minillm_core.optim.stage import ANCHORS, Draft
 from minillm_core.plan.words import fold, located, words
-from minillm_core.plugins import builders
-from minillm_core.plugins.builders import AttentionSlots, ModelSlots, OptimizerSlots, ParamInfo
-from minillm_core.plugins.builders.base import ValueTable
+from minillm_core.plugins.builders import (
+    AttentionSlots,
+    DataSlots,
+    LossSlots,
+    ModelSlots,
+    OptimizerSlots,
+    ParamInfo,
+)
+from minillm_core.plugins.builders.base import Builder, ValueTable
+from minillm_core.plugins.builders.optimizer import DEFAULT_RULE
+from minillm_core.plugins.hookspecs import HOOKS
 from minillm_core.plugins.slots import AFTER, Chain, Claim, Link, Slot, Terms, slots_in, way_out
 from minillm_core.text import plain
 
 if TYPE_CHECKING:
     from minillm_core.plan.plan import Plan
+    from minillm_core.plugins.manager import Manager
 
 CORE = "core"
 NOTHING = "nothing"
 UNCLAIMED = "the default: no plugin claims it"
 
-DEFAULT_RULE = "adamw"
-OWN = "the rule's own"
 USUAL = {"lr_mul": 1.0, "wd_mul": 1.0, "betas": None}
 """The values of a parameter for which neither its module nor a plugin sets any."""
 
@@ -61,8 +68,8 @@ class SlotState:
 
     attention: tuple[AttentionSlots, ...]  # a layer each
     model: ModelSlots
-    loss: builders.LossSlots = field(default_factory=builders.LossSlots)
-    data: builders.DataSlots = field(default_factory=builders.DataSlots)
+    loss: LossSlots
+    data: DataSlots = field(default_factory=DataSlots)
     values: ValueTable = field(default_factory=ValueTable)
     optimizer: OptimizerSlots | None = None  # exists once the model is resolved
     kernels: dict[str, tuple[str, Candidate]] = field(default_factory=dict)  # op=name -> offer
@@ -75,7 +82,15 @@ class SlotState:
         geometry, base, layered = geometry_of(config), config.model.rope_base, set[str]()
         layers = (replace(geometry, layer=i) for i in range(geometry.layers))
         attention = tuple(AttentionSlots(layer, base, layered) for layer in layers)
-        return cls(attention, ModelSlots(geometry, layered), layered=layered)
+        loss = LossSlots(config.train.seq_len)
+        return cls(attention, ModelSlots(geometry, layered), loss, layered=layered)
+
+    def fill(self, manager: Manager, hook: str, builder: type[Builder], *slots: Any) -> None:
+        """Call a hook of every plugin, once with a builder over each of the ``slots``."""
+        (argument,) = HOOKS[hook]
+        for one in slots:
+            manager.call(hook, lambda p, one=one: {argument: builder(p.name, self.values, one)})
+        self.called.add(hook)
 
     def parts(self) -> Iterator[tuple[set[str], tuple[SlotReport, ...]]]:
         """Yield reports, each set with the hooks after which it is final."""
@@ -238,8 +253,10 @@ def _entry(slot: Slot, owner: str, value: Any, why: str, **more: Any) -> Holder:
     return Holder(owner, why=why, **more)
 
 
-def _claim(claim: Claim[Any], *, evidence: str = "", **changed: Any) -> SlotReport:
-    """Report the claimants of a slot, or the core's default."""
+def _claim(
+    claim: Claim[Any], default: str = "", *, evidence: str = "", **changed: Any
+) -> SlotReport:
+    """Report the claimants of a slot, or the core's default: ``default``, or as the slot declares it."""
     entries = sorted(claim.held.items())
     held = [_entry(claim, *entry, "claims it", evidence=evidence) for entry in entries]
     refused: tuple[Refused, ...] = ()
@@ -247,10 +264,9 @@ def _claim(claim: Claim[Any], *, evidence: str = "", **changed: Any) -> SlotRepo
         claim.resolve()
     except PlanError as error:
         refused = (Refused(tuple(sorted(claim.held)), error.what, error.fix),)
-    default = (Holder(CORE, claim.default, UNCLAIMED),)
-    facts = {"also": claim.also, "order": claim.order, "shapes": claim.shapes}
-    report = SlotReport(claim.where, "claim", tuple(held) or default, refused, **facts)
-    return replace(report, **changed)
+    held = held or [Holder(CORE, default or claim.default, UNCLAIMED)]
+    facts = {"slot": claim.where, "also": claim.also, "order": claim.order, "shapes": claim.shapes}
+    return SlotReport(kind="claim", held=tuple(held), refused=refused, **facts | changed)
 
 
 def _chain(chain: Chain) -> Iterator[SlotReport]:
@@ -361,8 +377,7 @@ def _optimizer_reports(slots: OptimizerSlots, model: ModelSlots) -> Iterator[Slo
 
 
 def _followed(slots: OptimizerSlots, parameter: str) -> str:
-    claim = slots.assigned.get(parameter)
-    return next(iter(claim.held.values())) if claim else DEFAULT_RULE
+    return next(iter(slots.assigned[parameter].held.values()), DEFAULT_RULE)
 
 
 def _stages(name: str, slots: OptimizerSlots, *, followed: bool) -> Iterator[SlotReport]:
@@ -396,27 +411,18 @@ def _parameter_claims(
 ) -> Iterator[SlotReport]:
     """Report the claims on one parameter: initial values, rule, multipliers."""
     name = info.name
-    report = _claim(model.init.of(name), evidence=f"init:{name}")
-    yield _or_default(report, _declared(info.init))
-    assigned = slots.assigned.get(name) or Claim(f"opt.assign[{name}]")
+    yield _claim(model.init.claims[name], _declared(info.init), evidence=f"init:{name}")
+    assigned = slots.assigned[name]
     rules = {*assigned.held.values()}
     also = tuple(f"opt.assign[{rule}]" for rule in rules)
-    report = _claim(assigned, also=also, usual=not rules, heading="".join(also[:1]))
-    yield _or_default(report, DEFAULT_RULE)
+    facts = {"also": also, "usual": not rules, "heading": "".join(also[:1])}
+    yield _claim(assigned, DEFAULT_RULE, **facts)
     for key, usual in USUAL.items():
-        claim = slots.multipliers.get((name, key)) or Claim(f"opt.set[{name}].{key}")
+        claim = slots.multipliers[name, key]
         value = getattr(info, key, None)  # what its module declares
-        default = OWN if value is None else f"{value:g}"
+        default = "the rule's own" if value is None else f"{value:g}"
         untouched = not claim.held and value == usual
-        report = _claim(claim, usual=untouched, heading=f"opt.set[{key}]")
-        yield _or_default(report, default)
-
-
-def _or_default(report: SlotReport, default: str) -> SlotReport:
-    """Fill in the core's default, which depends on the parameter, where no plugin claims the slot."""
-    if report.held[0].owner != CORE:
-        return report
-    return replace(report, held=(Holder(CORE, default, UNCLAIMED),))
+        yield _claim(claim, default, usual=untouched, heading=f"opt.set[{key}]")
 
 
 def _declared(init: Mapping[str, Any]) -> str:

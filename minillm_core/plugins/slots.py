@@ -21,6 +21,7 @@ from typing import Any, Generic, TypeVar
 from minillm_core.errors import PlanError
 from minillm_core.nn.node import Node
 
+K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 EMBED, STREAMS, AFTER = -2, -1, 1 << 30
@@ -161,6 +162,23 @@ class Claim(Slot, Generic[T]):
     def owner(self) -> str:
         """The claimant, or core."""
         return next(iter(self.held), "core")
+
+
+class Claims(dict[K, Claim[T]]):
+    """Claims by key, each made when its key is first looked up.
+
+    Args:
+        where: the name of each, with ``{}`` for its key, or for each part of it.
+        declared: see :class:`Slot`.
+    """
+
+    def __init__(self, where: str, **declared: Any) -> None:
+        super().__init__()
+        self.where, self.declared = where, declared
+
+    def __missing__(self, key: K) -> Claim[T]:
+        parts = key if isinstance(key, tuple) else (key,)
+        return self.setdefault(key, Claim(self.where.format(*parts), **self.declared))
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,9 @@ class AttentionSlots:
 
     def __init__(self, geometry: ModelShape, base: float, layered: Collection[str] = ()) -> None:
         self.geometry, self.base, self.layered = geometry, base, layered
-        dim = geometry.head_dim
+        self.layer = order = geometry.layer or 0
+        dim, at = geometry.head_dim, f"layers.{geometry.layer}.attention"
         formula = f"base^(-2i/{dim}), i < {dim // 2}, base {base:,g}"
-        at, order = f"layers.{geometry.layer}.attention", geometry.layer or 0
 
         def claim(name: str, default: str) -> Claim[Any]:
             return Claim(f"{at}.{name}", layered, order=order, default=default)
@@ -179,11 +179,12 @@ class AttentionBuilder(Builder):
         seq_len: T, the length of a training row.
     """
 
+    _slots: AttentionSlots
+
     def __init__(self, owner: str, values: ValueTable, slots: AttentionSlots) -> None:
-        super().__init__(owner, values)
-        self._slots = slots
+        super().__init__(owner, values, slots)
         geometry = slots.geometry
-        self.layer: int = geometry.layer or 0
+        self.layer = slots.layer
         self.layers = geometry.layers
         self.heads, self.kv_heads = geometry.heads, geometry.kv_heads
         self.head_dim, self.seq_len = geometry.head_dim, geometry.positions
