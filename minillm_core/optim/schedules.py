@@ -9,9 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
-
-Number = TypeVar("Number", float, int)
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -114,19 +112,15 @@ class Plateaus(Schedule):
     knots: tuple[tuple[float, float], ...]
 
     def at(self, progress: float, run: TrainSchedule) -> float:
-        """Return the number at ``progress``."""
-        return _held(self.knots, progress)
+        """Return the number of the last knot that is past; at a knot still that of the one before."""
+        return [number for start, number in self.knots if start < progress or start == 0][-1]
 
 
 @dataclass(frozen=True)
-class Stages(Schedule):
+class Stages(Plateaus):
     """Whole numbers that change the compiled step: (from this fraction of the run on, number)."""
 
     knots: tuple[tuple[float, int], ...]
-
-    def at(self, progress: float, run: TrainSchedule) -> int:
-        """Return the number at ``progress``."""
-        return _held(self.knots, progress)
 
     def all(self) -> tuple[int, ...]:
         """List every number that occurs, sorted."""
@@ -175,11 +169,6 @@ def stages(*knots: tuple[float, int]) -> Stages:
     if any(int(y) != y for _, y in knots):
         raise ValueError(f"stages are whole numbers, not {[y for _, y in knots]}")
     return Stages(tuple((float(x), int(y)) for x, y in knots))
-
-
-def _held(knots: tuple[tuple[float, Number], ...], progress: float) -> Number:
-    """Return the number of the last knot that is past; a step at a knot still has the one before."""
-    return [number for start, number in knots if start < progress or start == 0][-1]
 
 
 def _check_held(knots: tuple[tuple[float, float], ...]) -> None:

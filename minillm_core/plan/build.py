@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
@@ -31,7 +32,8 @@ from minillm_core.plugins.manager import LoadedPlugin, Manager, load
 from minillm_core.plugins.slots import AFTER, EMBED
 from minillm_core.text import did_you_mean, nearest
 
-_REFERENCE = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_][\w.]*")
+_REFERENCE = re.compile(r'"([A-Za-z_][\w.]*):[A-Za-z_][\w.]*"')
+"""A reference to a function or class in a JSON document; its group is the module."""
 
 
 def build_plan(
@@ -413,23 +415,11 @@ def _digests(
     """Compute the sha256 of every file outside the core that the plan refers to."""
     found = {plugin.name: plugin.digest for plugin in manager.plugins}
     data = (as_json(spec), as_json(dict(parameters)), [group.rule.data() for group in groups])
-    for module in set(_modules(data)):
+    for module in set(_REFERENCE.findall(json.dumps(data, ensure_ascii=False))):
         file = getattr(sys.modules.get(module), "__file__", None)
         if file and not module.startswith("minillm_core."):
             found[module] = digest_of(file)
     return found
-
-
-def _modules(data: Any) -> Iterator[str]:
-    """Yield the module of every text in JSON that has the form of a reference."""
-    if isinstance(data, Mapping):
-        for item in data.values():
-            yield from _modules(item)
-    elif isinstance(data, (list, tuple)):
-        for item in data:
-            yield from _modules(item)
-    elif isinstance(data, str) and (match := _REFERENCE.fullmatch(data)):
-        yield match[1]
 
 
 def _export(manager: Manager, placements: Iterable[Placement]) -> Export:

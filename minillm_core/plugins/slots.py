@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Generic, TypeVar
 
 from minillm_core.errors import PlanError
@@ -70,38 +70,21 @@ def in_order(waiting: Mapping[str, Collection[str]]) -> tuple[list[str], list[st
     return order, left
 
 
+@dataclass(eq=False)
 class Slot:
-    """Base of the merge kinds: the declaration of a place that plugins may fill.
+    """Base of the merge kinds: the declaration of a place that plugins may fill."""
 
-    Args:
-        where: its name in the plan: ``layers.0.attention.window``.
-        layered: of a slot that each layer has, the plugins with an option ``layers``.
-        default: what the core does there, in words.
-        also: further names by which it is found.
-        order: when a step computes it: EMBED, STREAMS, the number of its layer, or AFTER them.
-        shapes: whether the model's function differs by it; not by a loss or an optimizer.
-        listed: whether a plan lists what plugins put there.
-    """
-
-    def __init__(
-        self,
-        where: str,
-        layered: Collection[str] = (),
-        *,
-        default: str = "none",
-        also: tuple[str, ...] = (),
-        order: int = AFTER,
-        shapes: bool = True,
-        listed: bool = True,
-    ) -> None:
-        self.where, self.layered = where, layered
-        self.default, self.also, self.order = default, also, order
-        self.shapes, self.listed = shapes, listed
-
-    @property
-    def owners(self) -> set[str]:
-        """The plugins that fill it."""
-        raise NotImplementedError
+    where: str  # its name in the plan: layers.0.attention.window
+    _: KW_ONLY
+    layered: Collection[
+        str
+    ] = ()  # of a slot that each layer has, plugins with an option ``layers``
+    default: str = "none"  # what the core does there, in words
+    also: tuple[str, ...] = ()  # further names by which it is found
+    order: int = AFTER  # when a step computes it: EMBED, STREAMS, its layer's number, or AFTER them
+    shapes: bool = True  # the model's function differs by it; not by a loss or an optimizer
+    listed: bool = True  # a plan lists what plugins put there
+    owners: set[str] = field(default_factory=set, init=False)  # the plugins that fill it
 
 
 def slots_in(kept: object) -> Iterator[Slot]:
@@ -111,18 +94,12 @@ def slots_in(kept: object) -> Iterator[Slot]:
         yield from (one for one in several if isinstance(one, Slot))
 
 
+@dataclass(eq=False)
 class Claim(Slot, Generic[T]):
     """A slot with one owner."""
 
-    def __init__(self, where: str, layered: Collection[str] = (), **declared: Any) -> None:
-        super().__init__(where, layered, **declared)
-        self.held: dict[str, T] = {}
-        self.lines: dict[str, str] = {}  # claimant -> file and line
-
-    @property
-    def owners(self) -> set[str]:
-        """The claimants."""
-        return {*self.held}
+    held: dict[str, T] = field(default_factory=dict, init=False)
+    lines: dict[str, str] = field(default_factory=dict, init=False)  # claimant -> file and line
 
     def add(self, owner: str, value: T, line: str | None = None) -> None:
         """Claim the slot.
@@ -140,6 +117,7 @@ class Claim(Slot, Generic[T]):
                 f"plugin '{owner}' claims slot {self.where} twice",
                 fix="claim it once; which of the two holds would be a guess",
             ).concerning(self.where, plugins=(owner,))
+        self.owners.add(owner)
         self.held[owner], self.lines[owner] = value, line or filled_at()
 
     def resolve(self, default: Any = None) -> Any:
@@ -191,37 +169,20 @@ class Link:
     after: tuple[str, ...]
 
 
+@dataclass(eq=False)
 class Chain(Slot):
-    """Nodes in a row.
+    """Nodes in a row."""
 
-    Args:
-        where: its name.
-        anchors: in their order.
-        layered: of a slot that each layer has, the plugins with an option ``layers``.
-        declared: see :class:`Slot`.
-    """
-
-    def __init__(
-        self,
-        where: str,
-        anchors: tuple[str, ...],
-        layered: Collection[str] = (),
-        **declared: Any,
-    ) -> None:
-        super().__init__(where, layered, **declared)
-        self.anchors = anchors
-        self.links: list[Link] = []
-        self.closed: dict[str, list[tuple[str, str]]] = {}  # anchor -> (owner, reason)
-
-    @property
-    def owners(self) -> set[str]:
-        """The plugins with a node in it."""
-        return {link.node.owner for link in self.links}
+    anchors: tuple[str, ...]  # in their order
+    links: list[Link] = field(default_factory=list, init=False)
+    closed: dict[str, list[tuple[str, str]]] = field(default_factory=dict, init=False)
+    """Anchor -> (owner, reason)."""
 
     def add(
         self, anchor: str, node: Node, before: tuple[str, ...] = (), after: tuple[str, ...] = ()
     ) -> None:
         """Join at ``anchor``, before or after nodes of these names where they are present."""
+        self.owners.add(node.owner)
         self.links.append(Link(anchor, node, before, after))
 
     def close(self, owner: str, anchor: str, reason: str) -> None:
@@ -301,38 +262,17 @@ class Chain(Slot):
         return order
 
 
+@dataclass(eq=False)
 class Terms(Slot, Generic[T]):
-    """A sum: entries under keys, each from one plugin.
+    """A sum: entries under keys, each from one plugin."""
 
-    Args:
-        where: its name.
-        layered: of a slot that each layer has, the plugins with an option ``layers``.
-        keyed: whether each key is a place of its own in the plan, ``where[key]``.
-        always: of the core's own entries, key -> what it is; a plugin may claim one.
-        kind: of the places: a sum's key that the core holds is claimed, not added.
-        why: why an entry is there; or a function of its key.
-        declared: see :class:`Slot`.
-    """
-
-    def __init__(
-        self,
-        where: str,
-        layered: Collection[str] = (),
-        *,
-        keyed: bool = True,
-        always: Mapping[str, str] | None = None,
-        kind: str = "term",
-        why: str | Callable[[str], str] = "adds it",
-        **declared: Any,
-    ) -> None:
-        super().__init__(where, layered, **declared)
-        self.keyed, self.always, self.kind, self.why = keyed, always or {}, kind, why
-        self.held: dict[Hashable, tuple[str, T]] = {}
-
-    @property
-    def owners(self) -> set[str]:
-        """The plugins with an entry in it."""
-        return {owner for owner, _ in self.held.values()}
+    _: KW_ONLY
+    keyed: bool = True  # each key is a place of its own in the plan, ``where[key]``
+    always: Mapping[str, str] = field(default_factory=dict)
+    """Of the core's own entries, key -> what it is; a plugin may claim one."""
+    kind: str = "term"  # of the places: a sum's key that the core holds is claimed, not added
+    why: str | Callable[[str], str] = "adds it"  # why an entry is there; or a function of its key
+    held: dict[Hashable, tuple[str, T]] = field(default_factory=dict, init=False)
 
     def add(self, owner: str, key: Hashable, value: T) -> None:
         """Add an entry.
@@ -352,6 +292,7 @@ class Terms(Slot, Generic[T]):
                 where=self.where,
                 fix=way_out(other, owner, self.layered),
             ).concerning(place, plugins=(other, owner))
+        self.owners.add(owner)
         self.held[key] = (owner, value)
 
     def resolve(self) -> tuple[tuple[Any, str, T], ...]:

@@ -32,19 +32,21 @@ class AttentionSlots:
         dim, at = geometry.head_dim, f"layers.{geometry.layer}.attention"
         formula = f"base^(-2i/{dim}), i < {dim // 2}, base {base:,g}"
 
-        def claim(name: str, default: str) -> Claim[Any]:
-            return Claim(f"{at}.{name}", layered, order=order, default=default)
+        here: dict[str, Any] = {"layered": layered, "order": order}
 
-        self.qk = Chain(f"{at}.qk", ("project", "norm", "shift"), layered, order=order)
+        def claim(name: str, default: str) -> Claim[Any]:
+            return Claim(f"{at}.{name}", default=default, **here)
+
+        self.qk = Chain(f"{at}.qk", ("project", "norm", "shift"), **here)
         self.frequencies: Claim[Function] = claim("rope.frequencies", formula)
         self.scaling: Claim[Function] = claim("rope.scaling", "the frequencies as they are")
         self.positions: Claim[Node] = claim("rope.positions", "0, 1, 2 ... along the row")
-        self.v: Terms[Node] = Terms(f"{at}.v", layered, keyed=False, order=order, default="v alone")
+        self.v: Terms[Node] = Terms(f"{at}.v", keyed=False, default="v alone", **here)
         self.layout: Claim[Node] = claim("layout", "heads and positions as they are projected")
         self.window: Claim[Setting] = claim("window", "every key up to the query's own")
         self.documents: Claim[DocumentMask] = claim("documents", "every document of the row")
         self.scale: Claim[Setting] = claim("scale", f"{dim}^-1/2 = {dim**-0.5:.4g}")
-        self.out = Chain(f"{at}.out", ("correct", "project_out", "gate"), layered, order=order)
+        self.out = Chain(f"{at}.out", ("correct", "project_out", "gate"), **here)
 
     def owners(self) -> set[str]:
         """The plugins that fill any of them."""

@@ -80,7 +80,7 @@ class ModelSlots:
 
         def claim(part: str, i: int) -> Claim[Any]:
             where, also = f"model.{part}[{i}]", (f"layers.{i}.{part}",)
-            return Claim(where, layered, order=i, default=parts[part], also=also)
+            return Claim(where, layered=layered, order=i, default=parts[part], also=also)
 
         def norm(site: str, **more: Any) -> Claim[Any]:
             return Claim(f"model.norm[{site}]", default="RMSNorm", also=(site,), **more)
