@@ -7,11 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic.fields import FieldInfo
 
 from minillm_core.config.kernels import parse_policy
 from minillm_core.config.origins import Setting
-from minillm_core.config.schema import SECTIONS, TOP, Config
+from minillm_core.config.schema import FIELDS, SECTIONS, TOP, Config
 from minillm_core.config.values import Words, describe, is_finite, show
 from minillm_core.errors import ConfigError
 from minillm_core.text import nearest
@@ -50,23 +49,11 @@ ELSEWHERE = {
 """A word of other programs' settings -> what it is here."""
 
 
-def known_keys() -> list[str]:
-    """List every key of the config, without those of plugins."""
-    inside = [f"{name}.{key}" for name, model in SECTIONS.items() for key in model.model_fields]
-    return [*TOP, *inside]
-
-
-def is_known(key: str) -> bool:
-    """Return whether ``key`` is a setting of the config."""
-    section, _, name = key.partition(".")
-    return name in SECTIONS[section].model_fields if section in SECTIONS else key in TOP
-
-
 def refusal(key: str, setting: Setting, plugins: Iterable[str]) -> ConfigError:
     """Say why ``key`` is refused: with the nearest name, or the plugin that this run does not name.
 
     Args:
-        key: a dotted key that :func:`is_known` does not know.
+        key: a dotted key that is none of the config's.
         setting: what was given for it.
         plugins: the plugins of the run.
     """
@@ -125,7 +112,7 @@ def _of_a_word(name: str, listed: str) -> str:
 def _anywhere(name: str) -> str | None:
     """Find the full keys of the settings called ``name`` or nearly so, in any table."""
     by_name: dict[str, list[str]] = {}
-    for key in known_keys():
+    for key in FIELDS:
         by_name.setdefault(key.rpartition(".")[2], []).append(key)
     meant = _near(name, by_name)
     return " or ".join(by_name[meant]) if meant else None
@@ -162,20 +149,14 @@ _WORDS = Words(
 )
 
 
-def _field(key: str) -> FieldInfo:
-    section, _, name = key.rpartition(".")
-    return (SECTIONS[section] if section else Config).model_fields[name]
-
-
 def expected(key: str) -> str:
     """Describe the values that a setting takes."""
-    field = _field(key)
-    return describe(field.annotation, field.metadata, _WORDS)
+    return describe(FIELDS[key], _WORDS)
 
 
 def purpose(key: str) -> str:
     """Return a setting's description in the schema, or nothing."""
-    return _field(key).description or ""
+    return FIELDS[key].description or ""
 
 
 def validated(settings: Mapping[str, Setting], plugins: Mapping[str, Mapping[str, Any]]) -> Config:
@@ -209,7 +190,7 @@ def validated(settings: Mapping[str, Setting], plugins: Mapping[str, Mapping[str
 
 def _tuples(key: str, value: Any) -> Any:
     """Turn a list of TOML's into the schema's tuple, and one text where several may stand."""
-    annotation = _field(key).annotation
+    annotation = FIELDS[key].annotation
     if typing.get_origin(annotation) is not tuple:
         return value
     if isinstance(value, str) and Ellipsis in typing.get_args(annotation):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from minillm_core.config import schema
-from minillm_core.config.check import check, check_option, is_known, known_keys, refusal, validated
+from minillm_core.config.check import check, check_option, refusal, validated
 from minillm_core.config.origins import (
     Layer,
     Setting,
@@ -136,7 +136,7 @@ def load(
         for name, table in options.items()
     }
     config = validated(merged, given_options)
-    origins = {key: merged[key].origin if key in merged else "default" for key in known_keys()}
+    origins = {key: merged[key].origin if key in merged else "default" for key in schema.FIELDS}
     origins |= {key: f"cleared by {by}" for key, by in cleared.items()}
     origins |= {f"plugins.{name}": origin for name, origin in named_by.items()}
     for name, table in options.items():
@@ -267,7 +267,7 @@ def _merged(
                         where=setting.where,
                         fix=f"leave out {key}, or -{owner} in --plugins",
                     )
-            elif is_known(key):
+            elif key in schema.FIELDS:
                 settings[key] = setting
             else:
                 raise refusal(key, setting, plugins)

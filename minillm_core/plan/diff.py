@@ -11,8 +11,7 @@ from rich.text import Text
 
 from minillm_core.plan.plan import as_json
 from minillm_core.plan.render import amount, columns, sized
-from minillm_core.plan.slots import taken
-from minillm_core.plan.words import fold, ranges
+from minillm_core.plan.slots import fold, ranges, taken
 from minillm_core.text import plain, rounded
 
 if TYPE_CHECKING:

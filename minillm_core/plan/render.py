@@ -13,8 +13,7 @@ from minillm_core.config.schema import EvalConfig
 from minillm_core.nn.block import Omitted
 from minillm_core.plan.estimate import Estimate
 from minillm_core.plan.plan import Plan, as_json
-from minillm_core.plan.slots import CORE, taken
-from minillm_core.plan.words import located
+from minillm_core.plan.slots import CORE, located, taken
 from minillm_core.text import listed, plain, rounded
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from typing import Any
 
 from minillm_core.errors import PlanError
 from minillm_core.plan.plan import Plan
-from minillm_core.plan.slots import CORE, Refused, SlotReport, SlotState
-from minillm_core.plan.words import LAYER, fold, located
+from minillm_core.plan.slots import CORE, LAYER, Refused, SlotReport, SlotState, fold, located
 
 
 def slot_reports(
