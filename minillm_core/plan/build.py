@@ -26,7 +26,6 @@ from minillm_core.plan.plan import BATCH, Export, Plan, PlannedPlugin, as_json
 from minillm_core.plan.slots import Placement, SlotState, SlotTable, hook_reports, kernel_reports
 from minillm_core.plugins import builders
 from minillm_core.plugins.attribution import digest_of
-from minillm_core.plugins.builders import AttentionSlots, DataSlots, ModelSlots
 from minillm_core.plugins.layers import Layers
 from minillm_core.plugins.manager import LoadedPlugin, Manager, load
 from minillm_core.plugins.slots import AFTER, EMBED
@@ -137,7 +136,9 @@ def _model(config: Config, manager: Manager, state: SlotState) -> DecoderSpec:
     )
 
 
-def _block(slots: AttentionSlots, model: ModelSlots, manager: Manager) -> BlockSpec:
+def _block(
+    slots: builders.AttentionSlots, model: builders.ModelSlots, manager: Manager
+) -> BlockSpec:
     index = slots.layer
     at, whole = f"layers.{index}", model.sublayer["attention", index]
     claimed = whole.resolve()
@@ -167,7 +168,7 @@ def _block(slots: AttentionSlots, model: ModelSlots, manager: Manager) -> BlockS
     )
 
 
-def _check_unnamed(owner: str, slots: AttentionSlots, manager: Manager) -> None:
+def _check_unnamed(owner: str, slots: builders.AttentionSlots, manager: Manager) -> None:
     """Refuse a plugin that lists a layer whose attention another leaves out; "all" means the rest."""
     layer, layers = slots.layer, slots.geometry.layers
     for plugin in manager.plugins:
@@ -185,7 +186,7 @@ def _check_unnamed(owner: str, slots: AttentionSlots, manager: Manager) -> None:
             ).concerning(plugins=(plugin.name, owner))
 
 
-def _check_absent(owner: str, place: str, at: str, site: str, model: ModelSlots) -> None:
+def _check_absent(owner: str, place: str, at: str, site: str, model: builders.ModelSlots) -> None:
     """Refuse a claim on the norm or the share of a sublayer that a plugin leaves out."""
     norm, residual = model.norm[f"{at}.{place}"], model.residual[f"{at}.{site}"]
     share = residual.held.get("sublayer")
@@ -199,7 +200,7 @@ def _check_absent(owner: str, place: str, at: str, site: str, model: ModelSlots)
         ).concerning(where, plugins=(owner, min(claimants)))
 
 
-def _check_data(data: DataSlots, manager: Manager) -> None:
+def _check_data(data: builders.DataSlots, manager: Manager) -> None:
     """Refuse a declared field that no ``on_batch`` writes, and one that is read and not there."""
     batchers = {plugin.name for plugin in manager.implementing("on_batch")}
     fields = {name for name, _, _ in data.fields.resolve()}

@@ -24,14 +24,7 @@ from minillm_core.nn.reference import Function
 from minillm_core.nn.residual import Learned
 from minillm_core.ops.select import Candidate
 from minillm_core.optim.stage import ANCHORS, Draft, Stage
-from minillm_core.plugins.builders import (
-    AttentionSlots,
-    DataSlots,
-    LossSlots,
-    ModelSlots,
-    OptimizerSlots,
-    ParamInfo,
-)
+from minillm_core.plugins import builders
 from minillm_core.plugins.builders.base import Builder, ValueTable
 from minillm_core.plugins.builders.data import Field
 from minillm_core.plugins.builders.optimizer import DEFAULT_RULE
@@ -75,12 +68,12 @@ def geometry_of(config: Config, positions: int | None = None) -> ModelShape:
 class SlotState:
     """The slots of one planning while the hooks fill them, unresolved; kept where it is refused."""
 
-    attention: tuple[AttentionSlots, ...]  # a layer each
-    model: ModelSlots
-    loss: LossSlots
-    data: DataSlots = field(default_factory=DataSlots)
+    attention: tuple[builders.AttentionSlots, ...]  # a layer each
+    model: builders.ModelSlots
+    loss: builders.LossSlots
+    data: builders.DataSlots = field(default_factory=builders.DataSlots)
     values: ValueTable = field(default_factory=ValueTable)
-    optimizer: OptimizerSlots | None = None  # exists once the model is resolved
+    optimizer: builders.OptimizerSlots | None = None  # exists once the model is resolved
     kernels: dict[str, tuple[str, Candidate]] = field(default_factory=dict)  # op=name -> offer
     layered: set[str] = field(default_factory=set)  # plugins with an option of type Layers
     called: set[str] = field(default_factory=set)  # hooks that every plugin has answered
@@ -90,9 +83,9 @@ class SlotState:
         """Make empty slots for the configured model."""
         geometry, base, layered = geometry_of(config), config.model.rope_base, set[str]()
         layers = (replace(geometry, layer=i) for i in range(geometry.layers))
-        attention = tuple(AttentionSlots(layer, base, layered) for layer in layers)
-        loss = LossSlots(config.train.seq_len)
-        return cls(attention, ModelSlots(geometry, layered), loss, layered=layered)
+        attention = tuple(builders.AttentionSlots(layer, base, layered) for layer in layers)
+        loss = builders.LossSlots(config.train.seq_len)
+        return cls(attention, builders.ModelSlots(geometry, layered), loss, layered=layered)
 
     def fill(self, manager: Manager, hook: str, builder: type[Builder], *slots: Any) -> None:
         """Call a hook of every plugin, once with a builder over each of the ``slots``."""
@@ -343,7 +336,9 @@ def _terms(terms: Terms[Any]) -> Iterator[SlotReport]:
         yield report(None, Holder(CORE, terms.default, UNCLAIMED))
 
 
-def _attention_reports(layers: Iterable[AttentionSlots], model: ModelSlots) -> Iterator[SlotReport]:
+def _attention_reports(
+    layers: Iterable[builders.AttentionSlots], model: builders.ModelSlots
+) -> Iterator[SlotReport]:
     """Report every slot of every layer, also of one whose whole attention is replaced."""
     for layer, slots in enumerate(layers):
         whole = model.sublayer["attention", layer].held
@@ -351,7 +346,9 @@ def _attention_reports(layers: Iterable[AttentionSlots], model: ModelSlots) -> I
             yield _replaced(report, slots, min(whole), whole[min(whole)]) if whole else report
 
 
-def _replaced(report: SlotReport, slots: AttentionSlots, owner: str, by: Any) -> SlotReport:
+def _replaced(
+    report: SlotReport, slots: builders.AttentionSlots, owner: str, by: Any
+) -> SlotReport:
     """Empty the slot of a layer whose whole attention ``owner`` replaces.
 
     Where the attention is left out, plugins of "all" layers are in the others: no conflict.
@@ -370,7 +367,9 @@ def _replaced(report: SlotReport, slots: AttentionSlots, owner: str, by: Any) ->
     return SlotReport(report.slot, report.kind, (gone,), (*report.refused, *clashes))
 
 
-def _optimizer_reports(slots: OptimizerSlots, model: ModelSlots) -> Iterator[SlotReport]:
+def _optimizer_reports(
+    slots: builders.OptimizerSlots, model: builders.ModelSlots
+) -> Iterator[SlotReport]:
     """Report the rules with their stages, then each parameter and the claims on it, slot by slot."""
     followers = Counter(_followed(slots, name) for name in slots.parameters)
     for name in sorted(slots.rules):
@@ -385,11 +384,11 @@ def _optimizer_reports(slots: OptimizerSlots, model: ModelSlots) -> Iterator[Slo
         yield from claims
 
 
-def _followed(slots: OptimizerSlots, parameter: str) -> str:
+def _followed(slots: builders.OptimizerSlots, parameter: str) -> str:
     return next(iter(slots.assigned[parameter].held.values()), DEFAULT_RULE)
 
 
-def _stages(name: str, slots: OptimizerSlots, *, followed: bool) -> Iterator[SlotReport]:
+def _stages(name: str, slots: builders.OptimizerSlots, *, followed: bool) -> Iterator[SlotReport]:
     """Report the stages of a rule, in order: the provider's, the core's, or an extension's."""
     owner, drafts = slots.rules[name]
     for anchor in ANCHORS:
@@ -416,7 +415,7 @@ def _stages(name: str, slots: OptimizerSlots, *, followed: bool) -> Iterator[Slo
 
 
 def _parameter_claims(
-    info: ParamInfo, slots: OptimizerSlots, model: ModelSlots
+    info: builders.ParamInfo, slots: builders.OptimizerSlots, model: builders.ModelSlots
 ) -> Iterator[SlotReport]:
     """Report the claims on one parameter: initial values, rule, multipliers."""
     name = info.name
@@ -441,7 +440,9 @@ def _declared(init: Mapping[str, Any]) -> str:
     return f"{str(init['init']).capitalize()}({shown})"
 
 
-def _parameter(info: ParamInfo, claims: tuple[SlotReport, ...], model: ModelSlots) -> SlotReport:
+def _parameter(
+    info: builders.ParamInfo, claims: tuple[SlotReport, ...], model: builders.ModelSlots
+) -> SlotReport:
     """Report a parameter as a whole: its module, and each claim that is held or was refused."""
     shape = " x ".join(map(str, info.shape))
     held, refused = [Holder(info.owner, f"{shape}, {info.role}", "declares it")], []
@@ -473,17 +474,15 @@ def kernel_reports(offers: Mapping[str, tuple[str, Candidate]]) -> Iterator[Slot
 def hook_reports(batchers: Iterable[str], observers: Iterable[str]) -> Iterator[SlotReport]:
     """Report ``on_batch`` in the order of its calls, and ``on_event``."""
     order = "who writes a field comes before who reads it"
-    yield _called("on_batch", "batches", batchers, order)
-    yield _called("on_event", "events", observers, "is told of every event, apart from the others")
-
-
-def _called(hook: str, value: str, plugins: Iterable[str], why: str) -> SlotReport:
-    evidence = hook.removeprefix("on_")
-    held = tuple(
-        Holder(name, hook, why, value=value, evidence=f"{evidence}:{name}") for name in plugins
-    )
-    none = Holder(CORE, NOTHING, "the default: no plugin implements it")
-    return SlotReport(hook, "chain", held or (none,))
+    apart = "is told of every event, apart from the others"
+    for hook, value, plugins, why in (
+        ("on_batch", "batches", batchers, order),
+        ("on_event", "events", observers, apart),
+    ):
+        evidence = hook.removeprefix("on_")
+        held = [Holder(p, hook, why, value=value, evidence=f"{evidence}:{p}") for p in plugins]
+        none = Holder(CORE, NOTHING, "the default: no plugin implements it")
+        yield SlotReport(hook, "chain", tuple(held) or (none,))
 
 
 RULE = "opt.rule["

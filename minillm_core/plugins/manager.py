@@ -17,21 +17,8 @@ import pluggy
 from minillm_core.config.selection import FileSpec, Spec, check_name
 from minillm_core.errors import PluginError
 from minillm_core.install import pip_line, unmet
+from minillm_core.plugins import discover, first_party
 from minillm_core.plugins.attribution import Origin, digest_of, root_of
-from minillm_core.plugins.discover import (
-    PluginEntry,
-    installed_names,
-    installed_plugins,
-    local_package,
-    unreadable,
-)
-from minillm_core.plugins.first_party import (
-    FIRST_PARTY,
-    check_versions,
-    installing,
-    missing_plugins,
-    unusable,
-)
 from minillm_core.plugins.hookspecs import PROJECT, Hooks
 from minillm_core.plugins.manifest import HOOK_API, ManifestError, plugin_classes, read_class
 from minillm_core.plugins.options import validated
@@ -72,24 +59,28 @@ def find_all(named: Iterable[Spec]) -> list[FoundPlugin]:
     for one in specs:
         check_name(one if isinstance(one, str) else one.name, where=f"plugin {plain(str(one))}")
     wanted = {one for one in specs if isinstance(one, str)}
-    entries = installed_plugins(only=wanted) if wanted else []
+    entries = discover.installed_plugins(only=wanted) if wanted else []
     offers = {name: [entry for entry in entries if entry.name == name] for name in wanted}
-    ours = {name for name, found in offers.items() if name in FIRST_PARTY and not found}
+    ours = {name for name, found in offers.items() if name in first_party.FIRST_PARTY and not found}
     if len(ours) > 1:  # the refusal of a single one has a longer fix
-        raise missing_plugins(ours)
+        raise first_party.missing_plugins(ours)
     # several offers of one name are refused as such
-    check_versions(found[0].distribution for found in offers.values() if len(found) == 1)
+    first_party.check_versions(
+        found[0].distribution for found in offers.values() if len(found) == 1
+    )
     return [
         _find_file(one) if isinstance(one, FileSpec) else _find_installed(one, offers[one])
         for one in specs
     ]
 
 
-def _find_installed(name: str, entries: Sequence[PluginEntry]) -> FoundPlugin:
+def _find_installed(name: str, entries: Sequence[discover.PluginEntry]) -> FoundPlugin:
     if not entries:
         raise _unknown(name)
     entry = entries[0]
-    if refused := unusable("plugin", name, entries, FIRST_PARTY.get(name, "")):
+    if refused := first_party.unusable(
+        "plugin", name, entries, first_party.FIRST_PARTY.get(name, "")
+    ):
         if len(entries) == 1:
             refused.fix = f"{refused.fix}; or leave it out"
         raise refused
@@ -152,9 +143,13 @@ def _run_file(name: str, path: Path) -> ModuleType:
 
 
 def _unknown(name: str) -> PluginError:
-    installed = installed_names()
-    close = name if name in FIRST_PARTY else nearest(name, installed | set(FIRST_PARTY))
-    if (package := local_package(name, Path())) is not None:
+    installed = discover.installed_names()
+    close = (
+        name
+        if name in first_party.FIRST_PARTY
+        else nearest(name, installed | set(first_party.FIRST_PARTY))
+    )
+    if (package := discover.local_package(name, Path())) is not None:
         fix = f"its package lies here and is not installed: {pip_line('-e', f'./{package}')}"
     elif specs := _in_file(name):
         fix = f"a file of that name lies here: --plugins {' or '.join(specs)}"
@@ -164,8 +159,8 @@ def _unknown(name: str) -> PluginError:
         fix = f"did you mean '{close}'?"
     else:
         question = "" if close == name else f"did you mean '{close}'? "
-        fix = f"{question}{installing([FIRST_PARTY[close]])}"
-    lost = [one.file or one.distribution for one in unreadable()]
+        fix = f"{question}{first_party.installing([first_party.FIRST_PARTY[close]])}"
+    lost = [one.file or one.distribution for one in discover.unreadable()]
     return PluginError(
         f"there is no plugin '{plain(name)}' here",
         where=f"looked among the plugins installed for {sys.executable}"

@@ -198,21 +198,21 @@ class Chain(Slot):
         """
         links: dict[str, Link] = {}
         for link in self.links:
+            node, place = link.node, f"{self.where}.{link.anchor}"
             for owner, reason in self.closed.get(link.anchor, []):
-                if owner != link.node.owner:
+                if owner != node.owner:
                     raise PlanError(
-                        f"'{link.node.owner}' cannot join {self.where}.{link.anchor}: "
-                        f"'{owner}' closed it ({reason})",
+                        f"'{node.owner}' cannot join {place}: '{owner}' closed it ({reason})",
                         where=self.where,
-                        fix=way_out(owner, link.node.owner, self.layered),
-                    ).concerning(f"{self.where}.{link.anchor}", plugins=(owner, link.node.owner))
-            if link.node.name in links:
+                        fix=way_out(owner, node.owner, self.layered),
+                    ).concerning(place, plugins=(owner, node.owner))
+            if node.name in links:
                 raise PlanError(
-                    f"two nodes named '{link.node.name}' in {self.where}",
+                    f"two nodes named '{node.name}' in {self.where}",
                     where=self.where,
                     fix="give one of them another name=",
-                ).concerning(plugins=(link.node.owner, links[link.node.name].node.owner))
-            links[link.node.name] = link
+                ).concerning(plugins=(node.owner, links[node.name].node.owner))
+            links[node.name] = link
         self.check_stated(links)
         return tuple((links[name].anchor, links[name].node) for name in self.ordered(links))
 
@@ -220,11 +220,9 @@ class Chain(Slot):
         """Refuse before= and after= that the order of the anchors contradicts."""
         place = self.anchors.index
         for name, link in links.items():
-            stated = [("before", other) for other in link.before]
-            stated += [("after", other) for other in link.after]
+            stated = [("before", other) for other in link.before if other in links]
+            stated += [("after", other) for other in link.after if other in links]
             for word, other in stated:
-                if other not in links:
-                    continue
                 here, there = place(link.anchor), place(links[other].anchor)
                 if (here > there) if word == "before" else (here < there):
                     raise PlanError(
@@ -244,10 +242,11 @@ class Chain(Slot):
                 | {other for other, its in waiting.items() if name in its.before}
                 for name, link in waiting.items()
             }
-            while earlier:
-                ready = sorted(name for name, others in earlier.items() if not others)
+            left = sorted(waiting)
+            while left:
+                ready = [name for name in left if not earlier[name].intersection(left)]
                 if len(ready) != 1:
-                    first, second, *_ = 2 * (ready or sorted(earlier))
+                    first, second, *_ = 2 * (ready or left)
                     why = "has no stated order" if ready else "goes round in a circle"
                     raise PlanError(
                         f"the order of '{first}' and '{second}' in {self.where}.{anchor} {why}",
@@ -256,9 +255,7 @@ class Chain(Slot):
                         f"'{links[first].node.owner}'",
                     ).concerning(plugins=(links[one].node.owner for one in (first, second)))
                 order += ready
-                del earlier[ready[0]]
-                for others in earlier.values():
-                    others.discard(ready[0])
+                left.remove(ready[0])
         return order
 
 
