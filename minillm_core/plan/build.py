@@ -93,17 +93,7 @@ def build_plan(
         batch_fields=fields,
         on_batch=on_batch,
         candidates=tuple(kernels[key] for key in sorted(kernels)),
-        plugins=tuple(
-            PlannedPlugin(
-                name=plugin.name,
-                distribution=plugin.distribution,
-                version=plugin.version,
-                digest=plugin.digest,
-                options=plugin.plugin.options(),
-                expected=_expected(plugin, model, parameters, table),
-            )
-            for plugin in manager.plugins
-        ),
+        plugins=tuple(_planned(one, model, parameters, table) for one in manager.plugins),
         placements=placements,
         digests=_digests(spec, parameters, groups, manager),
         core_version=version("minillm-core"),
@@ -383,10 +373,10 @@ def owners_of(model: Any) -> dict[str, str]:
     return owners
 
 
-def _expected(
+def _planned(
     plugin: LoadedPlugin, model: Any, parameters: Mapping[str, builders.ParamInfo], table: SlotTable
-) -> tuple[str, ...]:
-    """List the evidence that a run must show of a plugin: minillm_core.train.evidence looks for it.
+) -> PlannedPlugin:
+    """Record a plugin with the evidence that a run must show: minillm_core.train.evidence looks for it.
 
     Numbers are evidence of a plugin that put nothing else in: they are true once planned.
 
@@ -404,7 +394,8 @@ def _expected(
             where=plugin.source,
             fix=f"look at its options (minillm plugins info {named}), or leave it out",
         ).concerning(plugins=(name,))
-    return tuple(keys)
+    whose = (name, plugin.distribution, plugin.version, plugin.digest)
+    return PlannedPlugin(*whose, plugin.plugin.options(), tuple(keys))
 
 
 def _digests(

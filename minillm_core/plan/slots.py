@@ -255,6 +255,12 @@ def _entry(slot: Slot, owner: str, value: Any, why: str, **more: Any) -> Holder:
     return Holder(owner, why=why, **more)
 
 
+def _report(kept: Slot, kind: str, held: Iterable[Holder], **changed: Any) -> SlotReport:
+    """Report a slot as it is declared, but for the fields that are given."""
+    facts = {"slot": kept.where, "also": kept.also, "order": kept.order, "shapes": kept.shapes}
+    return SlotReport(kind=kind, held=tuple(held), **facts | changed)
+
+
 def _claim(
     claim: Claim[Any], default: str = "", *, evidence: str = "", **changed: Any
 ) -> SlotReport:
@@ -267,8 +273,7 @@ def _claim(
     except PlanError as error:
         refused = (Refused(tuple(sorted(claim.held)), error.what, error.fix),)
     held = held or [Holder(CORE, default or claim.default, UNCLAIMED)]
-    facts = {"slot": claim.where, "also": claim.also, "order": claim.order, "shapes": claim.shapes}
-    return SlotReport(kind="claim", held=tuple(held), refused=refused, **facts | changed)
+    return _report(claim, "claim", held, refused=refused, **changed)
 
 
 def _chain(chain: Chain) -> Iterator[SlotReport]:
@@ -289,8 +294,7 @@ def _chain(chain: Chain) -> Iterator[SlotReport]:
         if error is not None and here and error.where in (chain.where, slot):
             who = {link.node.owner for link in here} | {owner for owner, _ in closed}
             refused.append(Refused(tuple(sorted(who)), error.what, error.fix))
-        facts = {"order": chain.order, "shapes": chain.shapes}
-        yield SlotReport(slot, "chain", tuple(held) or (core,), tuple(refused), **facts)
+        yield _report(chain, "chain", held or [core], slot=slot, refused=tuple(refused))
 
 
 def _standing(link: Link, here: list[Link]) -> str:
@@ -312,8 +316,7 @@ def _terms(terms: Terms[Any]) -> Iterator[SlotReport]:
     def report(key: str | None, *held: Holder) -> SlotReport:
         slot = terms.where if key is None else f"{terms.where}[{key}]"
         also = () if key is None else tuple(f"{name}[{key}]" for name in terms.also)
-        facts = {"also": also, "order": terms.order, "shapes": terms.shapes}
-        return SlotReport(slot, terms.kind, held, **facts)
+        return _report(terms, terms.kind, held, slot=slot, also=also)
 
     if not terms.keyed:
         held = []
@@ -538,12 +541,9 @@ def fold(entries: Iterable[tuple[str, T]]) -> list[tuple[str, T, tuple[int, ...]
     """
     layers: dict[tuple[str, T], list[int]] = {}
     for name, value in entries:
-        found = LAYER.search(name)
-        if found is None:
-            layers.setdefault((name, value), [])
-        else:
-            pattern = f"{name[: found.start()]}*{name[found.end() :]}"
-            layers.setdefault((pattern, value), []).append(int(found[0]))
+        numbers = layers.setdefault((LAYER.sub("*", name, count=1), value), [])
+        if found := LAYER.search(name):
+            numbers.append(int(found[0]))
     return [(name, value, tuple(sorted(held))) for (name, value), held in layers.items()]
 
 

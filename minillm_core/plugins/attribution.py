@@ -42,26 +42,23 @@ def watch_signals() -> Iterator[Callable[[], bool]]:
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    before = {number: one for number, one in handlers.items() if callable(one)}
     seen = False
 
-    def watched(previous: Callable[[int, FrameType | None], object]) -> Callable[..., None]:
-        def watch(number: int, frame: FrameType | None) -> None:
-            nonlocal seen
-            seen = True
-            previous(number, frame)
+    def watch(number: int, frame: FrameType | None) -> None:
+        nonlocal seen
+        seen = True
+        before[number](number, frame)
 
-        return watch
-
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
-    watching = {number: watched(one) for number, one in before.items() if callable(one)}
-    for number, watch in watching.items():
+    for number in before:
         signal.signal(number, watch)
     try:
         yield lambda: seen
     finally:
-        for number, watch in watching.items():
+        for number, previous in before.items():
             if signal.getsignal(number) is watch:
-                signal.signal(number, before[number])
+                signal.signal(number, previous)
 
 
 def own_frames(error: BaseException, root: str) -> list[traceback.FrameSummary]:

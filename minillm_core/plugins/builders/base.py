@@ -43,6 +43,16 @@ class ValueTable:
         ).concerning(plugins=(self.held[name][0], owner))
 
 
+def offered_twice(what: str, other: str, owner: str, where: str) -> PlanError:
+    """Make the error of two plugins that bring something of one name: ``what`` is ``by both``."""
+    error = PlanError(
+        f"{what} by both '{other}' and '{owner}'",
+        where=where,
+        fix=f"leave out one of them, such as '{owner}'",
+    )
+    return error.concerning(plugins=(other, owner))
+
+
 class _Sealing(type):
     """Seals what it has made."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from minillm_core.errors import PlanError
 from minillm_core.ops.contract import CONTRACTS
 from minillm_core.ops.select import Candidate, lacking
-from minillm_core.plugins.builders.base import Builder
+from minillm_core.plugins.builders.base import Builder, offered_twice
 from minillm_core.plugins.discover import missing_reference
 from minillm_core.text import did_you_mean
 
@@ -41,10 +41,6 @@ class KernelBuilder(Builder):
                 fix='mend its reference: "package.module:function"',
             )
         if key in self._slots:
-            other = self._slots[key][0]
-            raise PlanError(
-                f"kernel {key} is offered by both '{other}' and '{self._owner}'",
-                where=f"kernel[{candidate.op}]",
-                fix=f"leave out one of them, such as '{self._owner}'",
-            ).concerning(plugins=(other, self._owner))
+            what, where = f"kernel {key} is offered", f"kernel[{candidate.op}]"
+            raise offered_twice(what, self._slots[key][0], self._owner, where)
         self._slots[key] = (self._owner, candidate)

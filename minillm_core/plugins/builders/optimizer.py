@@ -13,7 +13,7 @@ from minillm_core.optim.adamw import adam, decay, write
 from minillm_core.optim.groups import Group, Member, groups_of
 from minillm_core.optim.schedules import Schedule, Scheduled, Stages
 from minillm_core.optim.stage import ANCHORS, Draft, Rule, stage
-from minillm_core.plugins.builders.base import Builder, ValueTable
+from minillm_core.plugins.builders.base import Builder, ValueTable, offered_twice
 from minillm_core.plugins.slots import Claim, Claims
 from minillm_core.text import did_you_mean, few
 
@@ -177,12 +177,8 @@ class OptimizerBuilder(Builder):
             PlanError: the rule exists, or there is no such anchor.
         """
         if name in self._slots.rules:
-            other = self._slots.rules[name][0]
-            raise PlanError(
-                f"rule '{name}' is provided by both '{other}' and '{self._owner}'",
-                where=f"opt.rule[{name}]",
-                fix=f"leave out one of them, such as '{self._owner}'",
-            ).concerning(plugins=(other, self._owner))
+            what, where = f"rule '{name}' is provided", f"opt.rule[{name}]"
+            raise offered_twice(what, self._slots.rules[name][0], self._owner, where)
         for anchor, draft in stages.items():
             self._stage(anchor, draft)
         self._finite(f"opt.rule({name})", lr=lr)
