@@ -19,11 +19,11 @@ from minillm_core.plan import build_plan
 from minillm_core.plan.render import columns
 from minillm_core.plan.slots import SlotState
 from minillm_core.plan.why import (
-    Pattern,
     SlotGroup,
     SlotReport,
     grouped,
     nearest_names,
+    picks,
     slot_reports,
 )
 from minillm_core.text import plain, rounded
@@ -107,8 +107,7 @@ def show_why(asked: RunRequest, slot: str, *, json: bool, everything: bool = Fal
 def _chosen(
     slot: str, reports: Sequence[SlotReport], refusal: PlanError | None
 ) -> list[SlotReport]:
-    pattern = Pattern(slot)
-    chosen = [report for report in reports if pattern.picks(report)]
+    chosen = [report for report in reports if picks(slot, report)]
     if chosen:
         return chosen
     if refusal:

@@ -5,20 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
-from minillm_core.plan.plan import as_json
+from minillm_core.plan.plan import Plan, as_json
 from minillm_core.plan.render import amount, columns, sized
 from minillm_core.plan.slots import fold, ranges, taken
 from minillm_core.text import plain, rounded
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
-    from minillm_core.plan.plan import Plan
 
 ABSENT = "(none)"
 """Stands for what one of two plans does not have."""

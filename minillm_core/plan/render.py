@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rich.console import Group
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
@@ -15,9 +15,6 @@ from minillm_core.plan.estimate import Estimate
 from minillm_core.plan.plan import Plan, as_json
 from minillm_core.plan.slots import CORE, located, taken
 from minillm_core.text import listed, plain, rounded
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 SAMPLES = 200  # points of a schedule that are looked at for its peak
 
