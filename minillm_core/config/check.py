@@ -66,21 +66,17 @@ def refusal(key: str, setting: Setting, plugins: Iterable[str]) -> ConfigError:
         what, fix = _in_stranger(section, name, plugins)
     else:
         what = f"there is no setting '{key}'"
-        listed = f"tables: {', '.join(SECTIONS)}; others: {', '.join(TOP)}"
-        meant = SYNONYMS.get(key) or _anywhere(key)
-        fix = f"did you mean {meant}?" if meant else _of_a_word(key, listed)
+        fix = _nearest_or(f"tables: {', '.join(SECTIONS)}; others: {', '.join(TOP)}", key)
     return ConfigError(what, where=setting.where, fix=fix)
 
 
 def _in_section(section: str, name: str) -> tuple[str, str]:
     names = SECTIONS[section].model_fields
-    listed = f"{section} has: {', '.join(names)}"
     if not name:
         inside = ", ".join(f"{section}.{field}" for field in names)
         return f"'{section}' is a table of settings, not one setting", inside
     meant = _near(name, names)
-    full = f"{section}.{meant}" if meant else SYNONYMS.get(name) or _anywhere(name)
-    fix = f"did you mean {full}?" if full else _of_a_word(name, listed)
+    fix = _nearest_or(f"{section} has: {', '.join(names)}", name, meant and f"{section}.{meant}")
     return f"there is no setting '{section}.{name}'", fix
 
 
@@ -103,19 +99,19 @@ def _near(name: str, names: Iterable[str]) -> str | None:
     return nearest(name, [one for one in names if abs(len(one) - len(name)) <= SLIP])
 
 
-def _of_a_word(name: str, listed: str) -> str:
-    """List the known names, after the setting that a word of the name points at."""
+def _nearest_or(listed: str, name: str, meant: str | None = None) -> str:
+    """Word the fix for an unknown name: the setting that was meant, in any table, or the known ones.
+
+    Args:
+        listed: the known names.
+        name: the unknown one.
+        meant: the key that it is nearest to, where that is known.
+    """
+    if (meant := meant or SYNONYMS.get(name)) is None:
+        last = _near(name, {key.rpartition(".")[2] for key in FIELDS})
+        meant = " or ".join(key for key in FIELDS if key.rpartition(".")[2] == last)
     hints = [ELSEWHERE[word] for word in name.split("_") if word in ELSEWHERE]
-    return "; ".join([*dict.fromkeys(hints), listed])
-
-
-def _anywhere(name: str) -> str | None:
-    """Find the full keys of the settings called ``name`` or nearly so, in any table."""
-    by_name: dict[str, list[str]] = {}
-    for key in FIELDS:
-        by_name.setdefault(key.rpartition(".")[2], []).append(key)
-    meant = _near(name, by_name)
-    return " or ".join(by_name[meant]) if meant else None
+    return f"did you mean {meant}?" if meant else "; ".join([*dict.fromkeys(hints), listed])
 
 
 def _items(parts: Sequence[str], any_number: bool) -> str:

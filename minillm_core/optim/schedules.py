@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 
@@ -70,16 +71,13 @@ class Piecewise(Schedule):
 
     def at(self, progress: float, run: TrainSchedule) -> float:
         """Return the number at ``progress``."""
-        before = self.knots[0]
-        for knot in self.knots:
-            if progress <= knot[0]:
-                width = knot[0] - before[0]
-                share = (progress - before[0]) / width if width else 1.0
-                return (
-                    before[1] + share * (knot[1] - before[1]) if progress >= before[0] else knot[1]
-                )
-            before = knot
-        return before[1]
+        first, last = self.knots[0], self.knots[-1]
+        if progress <= first[0]:
+            return first[1]
+        for (start, old), (end, new) in pairwise(self.knots):
+            if progress <= end:
+                return old + (progress - start) / (end - start) * (new - old)
+        return last[1]
 
 
 @dataclass(frozen=True)

@@ -162,11 +162,8 @@ def _check_unnamed(owner: str, slots: builders.AttentionSlots, manager: Manager)
     """Refuse a plugin that lists a layer whose attention another leaves out; "all" means the rest."""
     layer, layers = slots.layer, slots.geometry.layers
     for plugin in manager.plugins:
-        listed = [
-            option
-            for option, value in plugin.plugin
-            if isinstance(value, Layers) and value.names(layer, layers)
-        ]
+        options = ((name, one) for name, one in plugin.plugin if isinstance(one, Layers))
+        listed = [name for name, one in options if one.names(layer, layers)]
         if listed and plugin.name in slots.owners():
             raise PlanError(
                 f"{plugin.name}.{listed[0]} names layer {layer}, whose attention '{owner}' leaves "

@@ -143,12 +143,8 @@ def _run_file(name: str, path: Path) -> ModuleType:
 
 
 def _unknown(name: str) -> PluginError:
-    installed = discover.installed_names()
-    close = (
-        name
-        if name in first_party.FIRST_PARTY
-        else nearest(name, installed | set(first_party.FIRST_PARTY))
-    )
+    installed, ours = discover.installed_names(), first_party.FIRST_PARTY
+    close = name if name in ours else nearest(name, installed | set(ours))
     if (package := discover.local_package(name, Path())) is not None:
         fix = f"its package lies here and is not installed: {pip_line('-e', f'./{package}')}"
     elif specs := _in_file(name):
@@ -159,7 +155,7 @@ def _unknown(name: str) -> PluginError:
         fix = f"did you mean '{close}'?"
     else:
         question = "" if close == name else f"did you mean '{close}'? "
-        fix = f"{question}{first_party.installing([first_party.FIRST_PARTY[close]])}"
+        fix = f"{question}{first_party.installing([ours[close]])}"
     lost = [one.file or one.distribution for one in discover.unreadable()]
     return PluginError(
         f"there is no plugin '{plain(name)}' here",
@@ -229,11 +225,8 @@ def load(
     for one in loaded:
         other = by_class.setdefault(type(one.plugin), one.name)
         if other != one.name:
-            raise PluginError(
-                f"plugins '{other}' and '{one.name}' are the same class",
-                where=one.source,
-                fix="name one of them",
-            )
+            what = f"plugins '{other}' and '{one.name}' are the same class"
+            raise PluginError(what, where=one.source, fix="name one of them")
     return tuple(loaded)
 
 
