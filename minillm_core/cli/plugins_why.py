@@ -18,14 +18,7 @@ from minillm_core.errors import PlanError, Refusal
 from minillm_core.plan import build_plan
 from minillm_core.plan.render import columns
 from minillm_core.plan.slots import SlotState
-from minillm_core.plan.why import (
-    SlotGroup,
-    SlotReport,
-    grouped,
-    nearest_names,
-    picks,
-    slot_reports,
-)
+from minillm_core.plan.why import SlotGroup, SlotReport, grouped, nearest_names, picks, slot_reports
 from minillm_core.text import plain, rounded
 from minillm_core.train.request import RunRequest, prepare
 

@@ -131,11 +131,9 @@ def load(
     for key, by in cleared.items():
         notes.append(f"{budget} ({by}) takes the place of {key} ({merged.pop(key).origin})")
 
-    given_options = {name: {} for name in specs} | {
-        name: {option: setting.value for option, setting in table.items()}
-        for name, table in options.items()
-    }
-    config = validated(merged, given_options)
+    options = {name: options.get(name, {}) for name in specs}
+    values = {name: {key: one.value for key, one in its.items()} for name, its in options.items()}
+    config = validated(merged, values)
     origins = {key: merged[key].origin if key in merged else "default" for key in schema.FIELDS}
     origins |= {key: f"cleared by {by}" for key, by in cleared.items()}
     origins |= {f"plugins.{name}": origin for name, origin in named_by.items()}

@@ -213,10 +213,10 @@ class Chain(Slot):
                     fix="give one of them another name=",
                 ).concerning(plugins=(node.owner, links[node.name].node.owner))
             links[node.name] = link
-        self.check_stated(links)
-        return tuple((links[name].anchor, links[name].node) for name in self.ordered(links))
+        self._check_stated(links)
+        return tuple((links[name].anchor, links[name].node) for name in self._ordered(links))
 
-    def check_stated(self, links: dict[str, Link]) -> None:
+    def _check_stated(self, links: dict[str, Link]) -> None:
         """Refuse before= and after= that the order of the anchors contradicts."""
         place = self.anchors.index
         for name, link in links.items():
@@ -232,7 +232,7 @@ class Chain(Slot):
                         fix=f"join at {links[other].anchor}, or leave out '{link.node.owner}'",
                     ).concerning(plugins=(link.node.owner, links[other].node.owner))
 
-    def ordered(self, links: dict[str, Link]) -> list[str]:
+    def _ordered(self, links: dict[str, Link]) -> list[str]:
         """Order the names by anchor, then by before/after; the order must be total."""
         order: list[str] = []
         for anchor in self.anchors:
