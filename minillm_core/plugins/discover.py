@@ -151,7 +151,7 @@ def _scan(group: str) -> tuple[list[EntryPoint], list[PluginEntry]]:
 
 
 def _by_folder(folder: str) -> tuple[str, str]:
-    """Name and version of a distribution by what its folder is called."""
+    """Read name and version of a distribution off the name of its folder."""
     name, _, version = folder.rpartition(".")[0].partition("-")
     return plain(name.replace("_", "-")) or "(nameless)", plain(version) or "(no version)"
 
@@ -175,7 +175,7 @@ def installed_plugins(only: str | Collection[str] | None = None) -> list[PluginE
 
 
 def installed_commands(prefix: str = "") -> list[CommandEntry]:
-    """Every command that an installed distribution offers, as :func:`installed_plugins`.
+    """List every command that an installed distribution offers, as :func:`installed_plugins`.
 
     Args:
         prefix: read those whose names begin with it, such as ``plugins.``.
@@ -256,7 +256,7 @@ def _read(point: EntryPoint, kind: type[_Entry]) -> _Entry:
 
 
 def _identity(distribution: Distribution | None) -> tuple[str, str]:
-    """Name and version; only the headers of the metadata are parsed, and they may be missing."""
+    """Read name and version; only the headers of the metadata are parsed, and they may be missing."""
     text = None
     if distribution is not None:
         text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO")

@@ -170,7 +170,7 @@ def _classes(source: bytes) -> list[ast.ClassDef]:
 
 
 def _body(source: bytes) -> list[ast.stmt]:
-    """The statements of a module.
+    """Parse the statements of a module.
 
     Raises:
         SyntaxError: Python cannot parse it.

@@ -49,11 +49,11 @@ class AttentionSlots:
         self.out = Chain(f"{at}.out", ("correct", "project_out", "gate"), **here)
 
     def owners(self) -> set[str]:
-        """The plugins that fill any of them."""
+        """Return the plugins that fill any of them."""
         return set().union(*(slot.owners for slot in slots_in(self)))
 
     def resolve(self) -> AttentionSpec:
-        """The layer's attention, a claim under its own name; every conflict is an error."""
+        """Resolve to the layer's attention, a claim under its own name; every conflict is an error."""
         qk = self.qk.resolve()
         rope = RopeSpec(
             self.base, self.frequencies.resolve(), self.scaling.resolve(), self.positions.resolve()

@@ -35,7 +35,7 @@ class DataSlots:
         )
 
     def order(self, plugins: tuple[str, ...]) -> tuple[str, ...]:
-        """The order of the ``on_batch`` implementations: writers before readers, then by name.
+        """Order the ``on_batch`` implementations: writers before readers, then by name.
 
         Raises:
             PlanError: they wait for each other.

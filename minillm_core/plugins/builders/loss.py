@@ -38,7 +38,7 @@ class LossSlots:
         self.terms: Terms[Term] = Terms("loss.term", why=why, shapes=False)
 
     def resolve(self) -> LossSpec:
-        """The loss; every clash is an error."""
+        """Resolve to the loss; every clash is an error."""
         claimed = {name: claim for name, claim in self.form.items() if claim.held}
         form = replace(LossForm(), **{name: claim.resolve() for name, claim in claimed.items()})
         owners = tuple((name, claim.owner) for name, claim in claimed.items())

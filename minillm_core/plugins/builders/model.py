@@ -39,7 +39,7 @@ class InitSlots:
         self.roles: list[tuple[str, str, Init, str]] = []  # owner, role, initialiser, line
 
     def resolve(self, roles: Mapping[str, str]) -> dict[str, tuple[str, Init]]:
-        """Parameter -> (owner, initialiser), where claimed by name or by role.
+        """Map parameter -> (owner, initialiser), where claimed by name or by role.
 
         Args:
             roles: of every parameter of the model.
@@ -114,7 +114,7 @@ class ModelSlots:
         return SiteSpec(name, entries) if entries else None
 
     def ordered_streams(self) -> tuple[Node, ...]:
-        """Streams in an order in which each finds what it reads.
+        """Order the streams so that each finds the streams that it reads.
 
         Raises:
             PlanError: they read each other in a circle.

@@ -57,7 +57,7 @@ class OptimizerSlots:
         self.multipliers: Claims[tuple[str, str], Any] = Claims("opt.set[{}].{}")
 
     def resolve(self) -> tuple[Group, ...]:
-        """Groups of every parameter; every clash is an error."""
+        """Resolve to the groups of every parameter; every clash is an error."""
         # also where a plugin replaces AdamW's write: a step's report shows train.lr
         self.values.add("core", "train.lr", Scheduled(self.train.lr))
         for (rule, _), claim in sorted(self.extensions.items()):
@@ -85,7 +85,7 @@ class OptimizerSlots:
         return groups_of(assigned)
 
     def lacks(self, rule: str, owner: str, where: str) -> PlanError:
-        """The error of a plugin that builds on a rule which is not there."""
+        """Make the error of a plugin that builds on a rule which is not there."""
         return PlanError(
             f"plugin '{owner}' builds on the rule '{rule}', which no active plugin provides",
             where=where,
@@ -93,7 +93,7 @@ class OptimizerSlots:
         ).concerning(plugins=(owner,))
 
     def rule(self, name: str) -> Rule:
-        """A rule with its extensions, its values named in the plan."""
+        """Resolve a rule with its extensions, its values named in the plan."""
         owner, drafts = self.rules[name]
         held = {anchor: (owner, draft) for anchor, draft in drafts.items()}
         for anchor in ANCHORS:
@@ -117,7 +117,7 @@ class OptimizerSlots:
         return Rule(name, owner, tuple(stages))
 
     def extension(self, rule: str, anchor: str) -> Claim[Draft]:
-        """Who extends a rule's stage, by its name or as one of every rule's."""
+        """Collect the claims on a rule's stage, by the rule's name or as one of every rule's."""
         claim: Claim[Draft] = Claim(f"opt.extend({rule}, {anchor})")
         for named in (rule, EVERY):
             if (claims := self.extensions.get((named, anchor))) is not None:
@@ -127,7 +127,7 @@ class OptimizerSlots:
 
 
 def core_rule(train: Any) -> dict[str, Draft]:
-    """AdamW with the run's settings."""
+    """Make AdamW with the run's settings."""
     beta1, beta2 = train.betas
     state = {"m": "like", "v": "like"}
     return {
@@ -309,7 +309,7 @@ class OptimizerBuilder(Builder):
 
 
 def _is_pair(betas: Any) -> bool:
-    """Whether these are two decay rates."""
+    """Return whether these are two decay rates."""
     if not isinstance(betas, (tuple, list)) or len(betas) != 2:
         return False
     return all(isinstance(beta, (int, float)) and 0 <= beta < 1 for beta in betas)
