@@ -111,3 +111,9 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
     found = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
     return found[0] if found else None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Word the question that begins a fix: ``did you mean muon? ``; nothing where no name is near."""
+    close = nearest(name, known)
+    return f"did you mean {close}? " if close else ""

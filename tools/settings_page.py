@@ -127,7 +127,7 @@ WORDS = Words(
 def _told(info: FieldInfo) -> tuple[str, str, str]:
     """Type with its bounds, default, meaning."""
     default = "" if info.is_required() else _code(info.default)
-    return describe(info.annotation, info.metadata, WORDS), default, info.description or ""
+    return describe(info, WORDS), default, info.description or ""
 
 
 def _code(value: Any) -> str:

@@ -61,8 +61,7 @@ def answer(slot: str, asked: RunRequest, *, everything: bool, as_json: bool) -> 
 def _chosen(
     slot: str, reports: Sequence[why.SlotReport], refusal: PlanError | None
 ) -> list[why.SlotReport]:
-    pattern = why.Pattern(slot)
-    chosen = [report for report in reports if pattern.picks(report)]
+    chosen = [report for report in reports if why.picks(slot, report)]
     if chosen:
         return chosen
     if refusal:

@@ -7,11 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic.fields import FieldInfo
 
 from minillm_core.config.kernels import parse_policy
 from minillm_core.config.origins import Setting
-from minillm_core.config.schema import SECTIONS, TOP, Config
+from minillm_core.config.schema import FIELDS, SECTIONS, TOP, Config
 from minillm_core.config.values import Words, describe, is_finite, show
 from minillm_core.errors import ConfigError
 from minillm_core.text import nearest
@@ -50,23 +49,11 @@ ELSEWHERE = {
 """A word of other programs' settings -> what it is here."""
 
 
-def known_keys() -> list[str]:
-    """List every key of the config, without those of plugins."""
-    inside = [f"{name}.{key}" for name, model in SECTIONS.items() for key in model.model_fields]
-    return [*TOP, *inside]
-
-
-def is_known(key: str) -> bool:
-    """Return whether ``key`` is a setting of the config."""
-    section, _, name = key.partition(".")
-    return name in SECTIONS[section].model_fields if section in SECTIONS else key in TOP
-
-
 def refusal(key: str, setting: Setting, plugins: Iterable[str]) -> ConfigError:
     """Say why ``key`` is refused: with the nearest name, or the plugin that this run does not name.
 
     Args:
-        key: a dotted key that :func:`is_known` does not know.
+        key: a dotted key that is none of the config's.
         setting: what was given for it.
         plugins: the plugins of the run.
     """
@@ -79,21 +66,17 @@ def refusal(key: str, setting: Setting, plugins: Iterable[str]) -> ConfigError:
         what, fix = _in_stranger(section, name, plugins)
     else:
         what = f"there is no setting '{key}'"
-        listed = f"tables: {', '.join(SECTIONS)}; others: {', '.join(TOP)}"
-        meant = SYNONYMS.get(key) or _anywhere(key)
-        fix = f"did you mean {meant}?" if meant else _of_a_word(key, listed)
+        fix = _nearest_or(f"tables: {', '.join(SECTIONS)}; others: {', '.join(TOP)}", key)
     return ConfigError(what, where=setting.where, fix=fix)
 
 
 def _in_section(section: str, name: str) -> tuple[str, str]:
     names = SECTIONS[section].model_fields
-    listed = f"{section} has: {', '.join(names)}"
     if not name:
         inside = ", ".join(f"{section}.{field}" for field in names)
         return f"'{section}' is a table of settings, not one setting", inside
     meant = _near(name, names)
-    full = f"{section}.{meant}" if meant else SYNONYMS.get(name) or _anywhere(name)
-    fix = f"did you mean {full}?" if full else _of_a_word(name, listed)
+    fix = _nearest_or(f"{section} has: {', '.join(names)}", name, meant and f"{section}.{meant}")
     return f"there is no setting '{section}.{name}'", fix
 
 
@@ -116,19 +99,19 @@ def _near(name: str, names: Iterable[str]) -> str | None:
     return nearest(name, [one for one in names if abs(len(one) - len(name)) <= SLIP])
 
 
-def _of_a_word(name: str, listed: str) -> str:
-    """List the known names, after the setting that a word of the name points at."""
+def _nearest_or(listed: str, name: str, meant: str | None = None) -> str:
+    """Word the fix for an unknown name: the setting that was meant, in any table, or the known ones.
+
+    Args:
+        listed: the known names.
+        name: the unknown one.
+        meant: the key that it is nearest to, where that is known.
+    """
+    if (meant := meant or SYNONYMS.get(name)) is None:
+        last = _near(name, {key.rpartition(".")[2] for key in FIELDS})
+        meant = " or ".join(key for key in FIELDS if key.rpartition(".")[2] == last)
     hints = [ELSEWHERE[word] for word in name.split("_") if word in ELSEWHERE]
-    return "; ".join([*dict.fromkeys(hints), listed])
-
-
-def _anywhere(name: str) -> str | None:
-    """Find the full keys of the settings called ``name`` or nearly so, in any table."""
-    by_name: dict[str, list[str]] = {}
-    for key in known_keys():
-        by_name.setdefault(key.rpartition(".")[2], []).append(key)
-    meant = _near(name, by_name)
-    return " or ".join(by_name[meant]) if meant else None
+    return f"did you mean {meant}?" if meant else "; ".join([*dict.fromkeys(hints), listed])
 
 
 def _items(parts: Sequence[str], any_number: bool) -> str:
@@ -162,20 +145,14 @@ _WORDS = Words(
 )
 
 
-def _field(key: str) -> FieldInfo:
-    section, _, name = key.rpartition(".")
-    return (SECTIONS[section] if section else Config).model_fields[name]
-
-
 def expected(key: str) -> str:
     """Describe the values that a setting takes."""
-    field = _field(key)
-    return describe(field.annotation, field.metadata, _WORDS)
+    return describe(FIELDS[key], _WORDS)
 
 
 def purpose(key: str) -> str:
     """Return a setting's description in the schema, or nothing."""
-    return _field(key).description or ""
+    return FIELDS[key].description or ""
 
 
 def validated(settings: Mapping[str, Setting], plugins: Mapping[str, Mapping[str, Any]]) -> Config:
@@ -209,7 +186,7 @@ def validated(settings: Mapping[str, Setting], plugins: Mapping[str, Mapping[str
 
 def _tuples(key: str, value: Any) -> Any:
     """Turn a list of TOML's into the schema's tuple, and one text where several may stand."""
-    annotation = _field(key).annotation
+    annotation = FIELDS[key].annotation
     if typing.get_origin(annotation) is not tuple:
         return value
     if isinstance(value, str) and Ellipsis in typing.get_args(annotation):

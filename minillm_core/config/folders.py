@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """``$MINILLM_CACHE``, or minillm's folder in ``$XDG_CACHE_HOME``, by default ``~/.cache``."""
+    """Return ``$MINILLM_CACHE``, or minillm's folder in ``$XDG_CACHE_HOME``, by default ``~/.cache``."""
     if own := os.environ.get("MINILLM_CACHE"):
         return Path(own)
     shared = os.environ.get("XDG_CACHE_HOME")
@@ -15,6 +15,6 @@ def cache_folder() -> Path:
 
 
 def data_folder() -> Path:
-    """What was made and is to be kept: minillm's in ``$XDG_DATA_HOME``, ``~/.local/share``."""
+    """Return the folder of results to keep: minillm's in ``$XDG_DATA_HOME``, ``~/.local/share``."""
     shared = os.environ.get("XDG_DATA_HOME")
     return (Path(shared) if shared else Path.home() / ".local" / "share") / "minillm"

@@ -21,7 +21,7 @@ class Policy:
     named: Mapping[str, str] = field(default_factory=dict)  # op -> candidate, or REFERENCE
 
     def naming(self, op: str, kernel: str) -> Policy:
-        """The same, and ``kernel`` for ``op``."""
+        """Return the same policy with ``kernel`` for ``op``."""
         return Policy(self.mode, {**self.named, op: kernel})
 
     def __str__(self) -> str:
@@ -33,7 +33,7 @@ AUTO = Policy()
 
 
 def parse_policy(text: str) -> Policy:
-    """``auto``, ``strict`` or ``reference``, any number of ``op=name``, or both, between commas.
+    """Parse ``auto``, ``strict`` or ``reference``, any number of ``op=name``, or both, between commas.
 
     Raises:
         ConfigError: another word, none, two modes, or an op named twice.

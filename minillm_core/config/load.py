@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from minillm_core.config import schema
-from minillm_core.config.check import check, check_option, is_known, known_keys, refusal, validated
+from minillm_core.config.check import check, check_option, refusal, validated
 from minillm_core.config.origins import (
     Layer,
     Setting,
@@ -131,12 +131,10 @@ def load(
     for key, by in cleared.items():
         notes.append(f"{budget} ({by}) takes the place of {key} ({merged.pop(key).origin})")
 
-    given_options = {name: {} for name in specs} | {
-        name: {option: setting.value for option, setting in table.items()}
-        for name, table in options.items()
-    }
-    config = validated(merged, given_options)
-    origins = {key: merged[key].origin if key in merged else "default" for key in known_keys()}
+    options = {name: options.get(name, {}) for name in specs}
+    values = {name: {key: one.value for key, one in its.items()} for name, its in options.items()}
+    config = validated(merged, values)
+    origins = {key: merged[key].origin if key in merged else "default" for key in schema.FIELDS}
     origins |= {key: f"cleared by {by}" for key, by in cleared.items()}
     origins |= {f"plugins.{name}": origin for name, origin in named_by.items()}
     for name, table in options.items():
@@ -267,7 +265,7 @@ def _merged(
                         where=setting.where,
                         fix=f"leave out {key}, or -{owner} in --plugins",
                     )
-            elif is_known(key):
+            elif key in schema.FIELDS:
                 settings[key] = setting
             else:
                 raise refusal(key, setting, plugins)

@@ -112,7 +112,7 @@ _KEY = re.compile(r"\s*([A-Za-z0-9_.\"' -]+?)\s*=")
 
 
 def from_python(settings: Mapping[str, Any]) -> Layer:
-    """The layer of settings that a script gives: ``{"train.lr": 0.01}``, ``{"train": {"lr": 0.01}}``.
+    """Make the layer of settings that a script gives: ``{"train.lr": 0.01}``, ``{"train": {"lr": 0.01}}``.
 
     Raises:
         ConfigError: a key that is no text, or one that is given twice.

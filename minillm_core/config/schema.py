@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.fields import FieldInfo
 
 
 class Section(BaseModel):
@@ -179,3 +180,10 @@ TOP: tuple[str, ...] = tuple(
     name for name in Config.model_fields if name not in SECTIONS and name != "plugins"
 )
 """Settings outside any table, such as preset and seed."""
+
+FIELDS: dict[str, FieldInfo] = {name: Config.model_fields[name] for name in TOP} | {
+    f"{table}.{name}": field
+    for table, section in SECTIONS.items()
+    for name, field in section.model_fields.items()
+}
+"""Every key of the config, without those of plugins, with its type, bounds and description."""

@@ -85,16 +85,12 @@ def check_name(name: str, *, where: str) -> None:
         ConfigError: the name is malformed, or a table of the config has it.
     """
     if not name.isidentifier():
-        meant = name.replace("-", "_")
-        raise ConfigError(
-            f"'{plain(name, 80)}' cannot be a plugin's name"
-            if name
-            else "a plugin's name is empty",
-            where=where,
-            fix=meant
-            if meant.isidentifier()
-            else "names are letters, digits and _, separated by commas; a file is ./file.py:Class",
+        what = (
+            f"'{plain(name, 80)}' cannot be a plugin's name" if name else "a plugin's name is empty"
         )
+        rule = "names are letters, digits and _, separated by commas; a file is ./file.py:Class"
+        meant = name.replace("-", "_")
+        raise ConfigError(what, where=where, fix=meant if meant.isidentifier() else rule)
     if name in RESERVED:
         raise ConfigError(
             f"no plugin may be called '{name}': it is a table of the config",

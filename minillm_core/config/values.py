@@ -81,22 +81,17 @@ class Words:
     bounded: Callable[[str, Mapping[str, Any]], str]
 
 
-def describe(annotation: Any, metadata: Iterable[Any], words: Words) -> str:
-    """Describe the values that a field takes.
-
-    Args:
-        annotation: the field's type.
-        metadata: its bounds, as pydantic keeps them.
-        words: the words to use.
-    """
-    return words.bounded(_kind(annotation, words), _limits(metadata))
+def describe(field: FieldInfo, words: Words) -> str:
+    """Describe the values that a setting or an option takes."""
+    return words.bounded(_kind(field.annotation, words), limits(field.metadata))
 
 
-def _limits(metadata: Iterable[Any]) -> dict[str, Any]:
+def limits(metadata: Iterable[Any]) -> dict[str, Any]:
+    """Collect the bounds of a field, by the names in :data:`LIMITS`, from what pydantic keeps of it."""
     found: dict[str, Any] = {}
     for item in metadata:
         if isinstance(item, GroupedMetadata | FieldInfo):
-            found |= _limits(item.metadata if isinstance(item, FieldInfo) else item)
+            found |= limits(item.metadata if isinstance(item, FieldInfo) else item)
         else:
             values = {key: getattr(item, key, None) for key in LIMITS}
             found |= {key: value for key, value in values.items() if value is not None}
@@ -112,7 +107,7 @@ def _kind(annotation: Any, words: Words) -> str:
     if origin in (typing.Union, types.UnionType):
         return " or ".join(filter(None, (_kind(part, words) for part in arguments)))
     if origin is typing.Annotated:
-        return describe(arguments[0], arguments[1:], words)
+        return words.bounded(_kind(arguments[0], words), limits(arguments[1:]))
     if origin is dict and arguments:
         return f"a table of {_kind(arguments[1], words)} by {_kind(arguments[0], words)}"
     if origin in (tuple, list) and arguments:

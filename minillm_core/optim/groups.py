@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from minillm_core.optim.stage import Rule, Stage
+from minillm_core.optim.stage import Rule
 
 
 @dataclass(frozen=True)
@@ -61,17 +61,11 @@ def groups_of(assigned: Mapping[str, tuple[Rule, Member]]) -> tuple[Group, ...]:
     groups = []
     for entries in buckets.values():
         rule, first = entries[0]
-        overridden = replace(
-            rule,
-            stages=tuple(
-                (anchor, owner, _override(stage, dict(first.overrides)))
-                for anchor, owner, stage in rule.stages
-            ),
-        )
+        numbers = dict(first.overrides)
+        stages = []
+        for anchor, owner, stage in rule.stages:
+            arguments = tuple((k, numbers.get(k, v)) for k, v in stage.arguments)
+            stages.append((anchor, owner, replace(stage, arguments=arguments)))
+        overridden = replace(rule, stages=tuple(stages))
         groups.append(Group(overridden, tuple(member for _, member in entries)))
     return tuple(groups)
-
-
-def _override(stage: Stage, overrides: Mapping[str, Any]) -> Stage:
-    arguments = tuple((k, overrides.get(k, v)) for k, v in stage.arguments)
-    return replace(stage, arguments=arguments)

@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
-
-Number = TypeVar("Number", float, int)
+from itertools import pairwise
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -72,16 +71,13 @@ class Piecewise(Schedule):
 
     def at(self, progress: float, run: TrainSchedule) -> float:
         """Return the number at ``progress``."""
-        before = self.knots[0]
-        for knot in self.knots:
-            if progress <= knot[0]:
-                width = knot[0] - before[0]
-                share = (progress - before[0]) / width if width else 1.0
-                return (
-                    before[1] + share * (knot[1] - before[1]) if progress >= before[0] else knot[1]
-                )
-            before = knot
-        return before[1]
+        first, last = self.knots[0], self.knots[-1]
+        if progress <= first[0]:
+            return first[1]
+        for (start, old), (end, new) in pairwise(self.knots):
+            if progress <= end:
+                return old + (progress - start) / (end - start) * (new - old)
+        return last[1]
 
 
 @dataclass(frozen=True)
@@ -114,19 +110,15 @@ class Plateaus(Schedule):
     knots: tuple[tuple[float, float], ...]
 
     def at(self, progress: float, run: TrainSchedule) -> float:
-        """Return the number at ``progress``."""
-        return _held(self.knots, progress)
+        """Return the number of the last knot that is past; at a knot still that of the one before."""
+        return [number for start, number in self.knots if start < progress or start == 0][-1]
 
 
 @dataclass(frozen=True)
-class Stages(Schedule):
+class Stages(Plateaus):
     """Whole numbers that change the compiled step: (from this fraction of the run on, number)."""
 
     knots: tuple[tuple[float, int], ...]
-
-    def at(self, progress: float, run: TrainSchedule) -> int:
-        """Return the number at ``progress``."""
-        return _held(self.knots, progress)
 
     def all(self) -> tuple[int, ...]:
         """List every number that occurs, sorted."""
@@ -175,11 +167,6 @@ def stages(*knots: tuple[float, int]) -> Stages:
     if any(int(y) != y for _, y in knots):
         raise ValueError(f"stages are whole numbers, not {[y for _, y in knots]}")
     return Stages(tuple((float(x), int(y)) for x, y in knots))
-
-
-def _held(knots: tuple[tuple[float, Number], ...], progress: float) -> Number:
-    """Return the number of the last knot that is past; a step at a knot still has the one before."""
-    return [number for start, number in knots if start < progress or start == 0][-1]
 
 
 def _check_held(knots: tuple[tuple[float, float], ...]) -> None:

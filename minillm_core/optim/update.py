@@ -96,20 +96,19 @@ def update(
         old = state.get(key, {})
         new: dict[str, dict[str, Any]] = {}
         for anchor, owner, stage in group.rule.stages:
-            held = old.get(anchor, {})
+            held, where = old.get(anchor, {}), f"{group.rule.name}.{anchor}"
             before = versions((p, *held.values()))
             made = stage.apply(ops, u, p, held, given)
-            _check(made, u, stage, owner, f"{group.rule.name}.{anchor}")
+            _check(made, u, stage, owner, where)
             if versions((p, *held.values())) != before:
-                raise _did(
-                    stage, owner, "changed param or state in place in", "return new arrays instead"
-                )
+                did = "changed param or state in place in"
+                raise _did(stage, owner, did, "return new arrays instead")
             u, entries = made
-            _check_state(entries, held, stage, owner, f"{group.rule.name}.{anchor}")
+            _check_state(entries, held, stage, owner, where)
             if entries:
                 new[anchor] = entries
             for _ in names:
-                witness(f"stage:{group.rule.name}.{anchor}")
+                witness(f"stage:{where}")
         if new:
             new_state[key] = new
         if u.dtype != p.dtype:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
@@ -25,13 +26,13 @@ from minillm_core.plan.plan import BATCH, Export, Plan, PlannedPlugin, as_json
 from minillm_core.plan.slots import Placement, SlotState, SlotTable, hook_reports, kernel_reports
 from minillm_core.plugins import builders
 from minillm_core.plugins.attribution import digest_of
-from minillm_core.plugins.builders import AttentionSlots, DataSlots, ModelSlots
 from minillm_core.plugins.layers import Layers
 from minillm_core.plugins.manager import LoadedPlugin, Manager, load
 from minillm_core.plugins.slots import AFTER, EMBED
-from minillm_core.text import nearest
+from minillm_core.text import did_you_mean, nearest
 
-_REFERENCE = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_][\w.]*")
+_REFERENCE = re.compile(r'"([A-Za-z_][\w.]*):[A-Za-z_][\w.]*"')
+"""A reference to a function or class in a JSON document; its group is the module."""
 
 
 def build_plan(
@@ -58,6 +59,10 @@ def build_plan(
     state = state or SlotState.of(config)
     state.layered |= {p.name for p in manager.plugins if _has_layers(p)}
     values, data, kernels = state.values, state.data, state.kernels
+    state.fill(manager, "build_attention", builders.AttentionBuilder, *state.attention)
+    state.fill(manager, "build_model", builders.ModelBuilder, state.model)
+    state.fill(manager, "compute_loss", builders.LossBuilder, state.loss)
+    state.fill(manager, "build_data", builders.DataBuilder, data)
     spec = _model(config, manager, state)
     fields = data.fields.resolve()
     _check_data(data, manager)
@@ -68,17 +73,11 @@ def build_plan(
     parameters = _parameters_of(model)
     inits = state.model.init.resolve({name: info.role for name, info in parameters.items()})
     parameters |= _started(parameters, inits)
-    state.optimizer = optimizer = builders.OptimizerSlots(parameters, values, config.train)
-    manager.call(
-        "optimizer_factory",
-        lambda p: {"optimizer": builders.OptimizerBuilder(p.name, values, optimizer)},
-    )
-    state.called.add("optimizer_factory")
-    groups = optimizer.resolve()
+    state.optimizer = builders.OptimizerSlots(parameters, values, config.train)
+    state.fill(manager, "optimizer_factory", builders.OptimizerBuilder, state.optimizer)
+    groups = state.optimizer.resolve()
     check_reads(spec, table, {*BATCH, *values.held, *(name for name, _, _ in fields)})
-    manager.call(
-        "kernel_provider", lambda p: {"kernels": builders.KernelBuilder(p.name, values, kernels)}
-    )
+    state.fill(manager, "kernel_provider", builders.KernelBuilder, kernels)
     on_batch = data.order(tuple(p.name for p in manager.implementing("on_batch")))
     observers = tuple(p.name for p in manager.implementing("on_event"))
     table = state.table(*kernel_reports(kernels), *hook_reports(on_batch, observers))
@@ -94,17 +93,7 @@ def build_plan(
         batch_fields=fields,
         on_batch=on_batch,
         candidates=tuple(kernels[key] for key in sorted(kernels)),
-        plugins=tuple(
-            PlannedPlugin(
-                name=plugin.name,
-                distribution=plugin.distribution,
-                version=plugin.version,
-                digest=plugin.digest,
-                options=plugin.plugin.options(),
-                expected=_expected(plugin, model, parameters, table),
-            )
-            for plugin in manager.plugins
-        ),
+        plugins=tuple(_planned(one, model, parameters, table) for one in manager.plugins),
         placements=placements,
         digests=_digests(spec, parameters, groups, manager),
         core_version=version("minillm-core"),
@@ -122,40 +111,25 @@ def _has_layers(plugin: LoadedPlugin) -> bool:
 
 
 def _model(config: Config, manager: Manager, state: SlotState) -> DecoderSpec:
-    attention, values = state.attention, state.values
-    for slots in attention:
-        manager.call(
-            "build_attention",
-            lambda p, slots=slots: {"attn": builders.AttentionBuilder(p.name, values, slots)},
-        )
-    state.called.add("build_attention")
-    model, loss, data, length = state.model, state.loss, state.data, config.train.seq_len
-    calls: dict[str, Callable[[LoadedPlugin], dict[str, Any]]] = {
-        "build_model": lambda p: {"model": builders.ModelBuilder(p.name, values, model)},
-        "compute_loss": lambda p: {
-            "loss": builders.LossBuilder(p.name, values, loss, length=length)
-        },
-        "build_data": lambda p: {"data": builders.DataBuilder(p.name, values, data)},
-    }
-    for hook, arguments in calls.items():
-        manager.call(hook, arguments)
-        state.called.add(hook)
-    geometry = model.geometry
+    model = state.model
     return DecoderSpec(
-        geometry=geometry,
+        geometry=model.geometry,
         tied=config.model.tied,
         embed=tuple(node for _, node in model.embed.resolve()),
         streams=model.ordered_streams(),
-        blocks=tuple(_block(i, attention[i], model, manager) for i in range(geometry.layers)),
+        blocks=tuple(_block(slots, model, manager) for slots in state.attention),
         taps=tuple((name, site) for name, _, site in model.tap_names.resolve()),
         final=model.site("final"),
         final_norm=model.norm["final"].resolve(),
-        loss=loss.resolve(),
+        loss=state.loss.resolve(),
         linears=tuple((leaf, model.linear[leaf].resolve()) for leaf in sorted(model.linear)),
     )
 
 
-def _block(index: int, slots: AttentionSlots, model: ModelSlots, manager: Manager) -> BlockSpec:
+def _block(
+    slots: builders.AttentionSlots, model: builders.ModelSlots, manager: Manager
+) -> BlockSpec:
+    index = slots.layer
     at, whole = f"layers.{index}", model.sublayer["attention", index]
     claimed = whole.resolve()
     if isinstance(claimed, Omitted):
@@ -184,15 +158,12 @@ def _block(index: int, slots: AttentionSlots, model: ModelSlots, manager: Manage
     )
 
 
-def _check_unnamed(owner: str, slots: AttentionSlots, manager: Manager) -> None:
+def _check_unnamed(owner: str, slots: builders.AttentionSlots, manager: Manager) -> None:
     """Refuse a plugin that lists a layer whose attention another leaves out; "all" means the rest."""
-    layer, layers = slots.geometry.layer or 0, slots.geometry.layers
+    layer, layers = slots.layer, slots.geometry.layers
     for plugin in manager.plugins:
-        listed = [
-            option
-            for option, value in plugin.plugin
-            if isinstance(value, Layers) and value.names(layer, layers)
-        ]
+        options = ((name, one) for name, one in plugin.plugin if isinstance(one, Layers))
+        listed = [name for name, one in options if one.names(layer, layers)]
         if listed and plugin.name in slots.owners():
             raise PlanError(
                 f"{plugin.name}.{listed[0]} names layer {layer}, whose attention '{owner}' leaves "
@@ -202,7 +173,7 @@ def _check_unnamed(owner: str, slots: AttentionSlots, manager: Manager) -> None:
             ).concerning(plugins=(plugin.name, owner))
 
 
-def _check_absent(owner: str, place: str, at: str, site: str, model: ModelSlots) -> None:
+def _check_absent(owner: str, place: str, at: str, site: str, model: builders.ModelSlots) -> None:
     """Refuse a claim on the norm or the share of a sublayer that a plugin leaves out."""
     norm, residual = model.norm[f"{at}.{place}"], model.residual[f"{at}.{site}"]
     share = residual.held.get("sublayer")
@@ -216,7 +187,7 @@ def _check_absent(owner: str, place: str, at: str, site: str, model: ModelSlots)
         ).concerning(where, plugins=(owner, min(claimants)))
 
 
-def _check_data(data: DataSlots, manager: Manager) -> None:
+def _check_data(data: builders.DataSlots, manager: Manager) -> None:
     """Refuse a declared field that no ``on_batch`` writes, and one that is read and not there."""
     batchers = {plugin.name for plugin in manager.implementing("on_batch")}
     fields = {name for name, _, _ in data.fields.resolve()}
@@ -333,8 +304,7 @@ def _check_node(node: Node, known: set[str]) -> None:
     for name in node.external:
         if name in known:
             continue
-        close = nearest(name, {*node.own, *known})
-        meant = f"did you mean {close}? " if close else ""
+        meant = did_you_mean(name, {*node.own, *known})
         own = f"the slot gives {', '.join(node.own)}; " if node.own else ""
         raise PlanError(
             f"plugin '{node.owner}' reads '{name}', which nothing provides there",
@@ -400,10 +370,10 @@ def owners_of(model: Any) -> dict[str, str]:
     return owners
 
 
-def _expected(
+def _planned(
     plugin: LoadedPlugin, model: Any, parameters: Mapping[str, builders.ParamInfo], table: SlotTable
-) -> tuple[str, ...]:
-    """List the evidence that a run must show of a plugin: minillm_core.train.evidence looks for it.
+) -> PlannedPlugin:
+    """Record a plugin with the evidence that a run must show: minillm_core.train.evidence looks for it.
 
     Numbers are evidence of a plugin that put nothing else in: they are true once planned.
 
@@ -421,7 +391,8 @@ def _expected(
             where=plugin.source,
             fix=f"look at its options (minillm plugins info {named}), or leave it out",
         ).concerning(plugins=(name,))
-    return tuple(keys)
+    whose = (name, plugin.distribution, plugin.version, plugin.digest)
+    return PlannedPlugin(*whose, plugin.plugin.options(), tuple(keys))
 
 
 def _digests(
@@ -433,23 +404,11 @@ def _digests(
     """Compute the sha256 of every file outside the core that the plan refers to."""
     found = {plugin.name: plugin.digest for plugin in manager.plugins}
     data = (as_json(spec), as_json(dict(parameters)), [group.rule.data() for group in groups])
-    for module in set(_modules(data)):
+    for module in set(_REFERENCE.findall(json.dumps(data, ensure_ascii=False))):
         file = getattr(sys.modules.get(module), "__file__", None)
         if file and not module.startswith("minillm_core."):
             found[module] = digest_of(file)
     return found
-
-
-def _modules(data: Any) -> Iterator[str]:
-    """Yield the module of every text in JSON that has the form of a reference."""
-    if isinstance(data, Mapping):
-        for item in data.values():
-            yield from _modules(item)
-    elif isinstance(data, (list, tuple)):
-        for item in data:
-            yield from _modules(item)
-    elif isinstance(data, str) and (match := _REFERENCE.fullmatch(data)):
-        yield match[1]
 
 
 def _export(manager: Manager, placements: Iterable[Placement]) -> Export:

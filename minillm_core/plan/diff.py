@@ -5,39 +5,37 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
+from minillm_core.plan.plan import Plan, as_json
 from minillm_core.plan.render import amount, columns, sized
-from minillm_core.plan.slots import Taken, taken
-from minillm_core.plan.words import fold, ranges
+from minillm_core.plan.slots import fold, ranges, taken
 from minillm_core.text import plain, rounded
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from minillm_core.plan.plan import Plan
 
 ABSENT = "(none)"
 """Stands for what one of two plans does not have."""
 
-Pair = tuple[Any, Any]
+Pair = tuple[Any, ...]
+"""What the one plan and the other hold."""
 
 
 @dataclass(frozen=True)
 class Difference:
     """Two plans side by side; every mapping holds what differs alone."""
 
-    hashes: tuple[str, str]
-    plugins: tuple[tuple[str, ...], tuple[str, ...]]
-    slots: tuple[tuple[Taken, ...], tuple[Taken, ...]]  # taken in one of them alone
-    parts: Mapping[str, tuple[tuple[int, int], tuple[int, int]]]  # (parameters, FLOPs a token)
-    totals: Mapping[str, tuple[int, int]]  # parameters, FLOP/token, bytes: always there
-    memory: Mapping[str, tuple[int, int]]
-    rules: Mapping[str, tuple[tuple[int, int], tuple[int, int]]]  # (arrays, parameters)
+    plan_hash: Pair
+    plugins: Pair  # their names
+    slots: Pair  # of each plan the slots taken in it alone
+    export: Pair
+    parts: Mapping[str, Pair]  # part of the model -> (parameters, FLOPs a token)
+    totals: Mapping[str, Pair]  # parameters, FLOP/token, bytes: always there
+    memory: Mapping[str, Pair]
+    rules: Mapping[str, Pair]  # rule -> (arrays, parameters)
     schedules: Mapping[str, Pair]  # value -> its schedule as JSON, or None
-    export: tuple[str | None, str | None]
     data: Mapping[str, Pair]  # path -> what the two plans' data hold there
 
     @classmethod
@@ -50,34 +48,25 @@ class Difference:
         rules = [{r.name: (r.arrays, r.parameters) for r in cost.rules} for cost in costs]
         held = [{n: s.data() for n, (_, s) in plan.schedules.items()} for plan in plans]
         return cls(
-            hashes=(first.hash, second.hash),
-            plugins=_two(tuple(p.name for p in plan.plugins) for plan in plans),
-            slots=_two(tuple(s for s in slots[i] if s not in slots[1 - i]) for i in (0, 1)),
+            plan_hash=(first.hash, second.hash),
+            plugins=tuple(tuple(p.name for p in plan.plugins) for plan in plans),
+            slots=tuple(tuple(s for s in slots[i] if s not in slots[1 - i]) for i in (0, 1)),
+            export=(first.export.layout, second.export.layout),
             parts=_unlike(*parts, missing=(0, 0)),
             totals={
-                "parameters": _two(cost.parameters for cost in costs),
-                "FLOP/token": _two(cost.flops_per_token for cost in costs),
-                f"bytes in {costs[0].dtype}": _two(cost.bytes for cost in costs),
+                "parameters": tuple(cost.parameters for cost in costs),
+                "FLOP/token": tuple(cost.flops_per_token for cost in costs),
+                f"bytes in {costs[0].dtype}": tuple(cost.bytes for cost in costs),
             },
             memory=_unlike(*(cost.memory for cost in costs), missing=0),
             rules=_unlike(*rules, missing=(0, 0)),
             schedules=_unlike(*held, missing=None),
-            export=_two(plan.export.layout for plan in plans),
             data=differences(first.data(), second.data()),
         )
 
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON, pairs as lists of two."""
-        return {
-            "plan_hash": list(self.hashes),
-            "plugins": [list(names) for names in self.plugins],
-            "slots": [[vars(slot) for slot in slots] for slots in self.slots],
-            "export": list(self.export),
-            **{
-                field: {name: list(pair) for name, pair in getattr(self, field).items()}
-                for field in ("parts", "totals", "memory", "rules", "schedules", "data")
-            },
-        }
+        return as_json(self)
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Pair]:
@@ -101,45 +90,40 @@ def in_words(found: Mapping[str, Pair]) -> tuple[str, ...]:
 def render_diff(first: Plan, second: Plan, console: Console) -> None:
     """Print what differs between two plans."""
     found = Difference.of(first, second)
-    if found.hashes[0] == found.hashes[1]:
-        console.print(Text(f"the same plan: {found.hashes[0][:12]}"))
+    if first.hash == second.hash:
+        console.print(Text(f"the same plan: {first.hash[:12]}"))
         return
-    names = [", ".join(plugins) or "no plugins" for plugins in found.plugins]
-    console.print(_figures(found, names))
+    console.print(_figures(found))
     if any(found.slots):
+        table = columns("", "plugin", "slot", "where", "what")
+        for sign, slots in zip("-+", found.slots, strict=True):
+            for slot in slots:
+                _row(table, sign, slot.owner, slot.slot, slot.where, rounded(slot.what))
         console.print()
-        console.print(_slots(found))
+        console.print(table)
     if rest := _rest(found):
         console.print()
         console.print(Text("\n".join(rest)))
 
 
-def _figures(found: Difference, names: list[str]) -> Any:
+def _figures(found: Difference) -> Table:
+    names = (", ".join(plugins) or "no plugins" for plugins in found.plugins)
     table = columns("", *(f">{plain(name)}" for name in names), ">")
-    _row(table, "plan", *(key[:12] for key in found.hashes), "")
+    _row(table, "plan", *(key[:12] for key in found.plan_hash), "")
     for name, pair in found.totals.items():
         show = sized if name.startswith("bytes") else amount
         _row(table, name, *map(show, pair), _change(*pair))
     for name, pair in found.memory.items():
         _row(table, f"  {plain(name)}", *map(sized, pair), _change(*pair))
     for name, (old, new) in found.parts.items():
-        for kind, index in (("parameters", 0), ("FLOP/token", 1)):
-            if old[index] != new[index]:
-                pair = (old[index], new[index])
+        for kind, *pair in zip(("parameters", "FLOP/token"), old, new, strict=True):
+            if pair[0] != pair[1]:
                 _row(table, f"  {plain(name)}, {kind}", *map(amount, pair), _change(*pair))
     for name, pair in found.rules.items():
         counts = (f"{arrays} arrays" if arrays else "" for arrays, _ in pair)
         _row(table, f"rule {plain(name)}", *counts, "")
     if found.export[0] != found.export[1]:
         _row(table, "export", *(layout or "none" for layout in found.export), "")
-    return table
-
-
-def _slots(found: Difference) -> Any:
-    table = columns("", "plugin", "slot", "where", "what")
-    for sign, slots in zip("-+", found.slots, strict=True):
-        for slot in slots:
-            _row(table, sign, slot.owner, slot.slot, slot.where, rounded(slot.what))
     return table
 
 
@@ -154,7 +138,7 @@ def _rest(found: Difference) -> tuple[str, ...]:
     return in_words(rest)
 
 
-def _row(table: Any, *cells: str) -> None:
+def _row(table: Table, *cells: str) -> None:
     table.add_row(*(Text(cell) for cell in cells))
 
 
@@ -162,16 +146,11 @@ def _change(old: float, new: float) -> str:
     return f"{new / old - 1:+.1%}" if old and new != old else "" if old == new else "new"
 
 
-def _shown(*pair: Any) -> tuple[str, str]:
+def _shown(*pair: Any) -> tuple[str, ...]:
     """Write both values, at all their digits where they would look alike without."""
     exact = [value if value is ABSENT else json.dumps(value) for value in pair]
     shown = [plain(rounded(text), 60) for text in exact]
-    return _two(shown if shown[0] != shown[1] else (plain(text, 60) for text in exact))
-
-
-def _two(pair: Any) -> tuple[Any, Any]:
-    first, second = pair
-    return first, second
+    return tuple(shown if shown[0] != shown[1] else (plain(text, 60) for text in exact))
 
 
 def _unlike(first: Mapping[str, Any], second: Mapping[str, Any], missing: Any) -> dict[str, Pair]:

@@ -7,12 +7,12 @@ hides. Recomputation is not counted. MFU = tokens/s x flops_per_token / peak.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from minillm_core.nn.attention import AttentionSpec
 from minillm_core.nn.decoder import decoder
 from minillm_core.nn.layers import Linear
 from minillm_core.nn.module import named_modules
@@ -159,22 +159,22 @@ def estimate(
 
 
 def _parts(plan: Plan, model: Any, scores: int) -> Iterator[Part]:
-    parameters: dict[str, int] = {}
-    multiplied: dict[str, int] = {}
+    parameters: Counter[str] = Counter()
+    multiplied: Counter[str] = Counter()
     leaves = ((path, m) for path, m in named_modules(model) if isinstance(m, Linear))
     shares = {f"{path}.weight": leaf.share for path, leaf in leaves}
     for info in plan.parameters.values():
         name = _part_of(info)
-        parameters[name] = parameters.get(name, 0) + info.size
-        times = round(info.size * shares.get(info.name, 1.0)) if _is_multiplied(info) else 0
-        multiplied[name] = multiplied.get(name, 0) + times
+        parameters[name] += info.size
+        if len(info.shape) > 1 and not info.role.startswith("embedding"):
+            multiplied[name] += round(info.size * shares.get(info.name, 1.0))
+        # lookups and scales of one axis are free
     if plan.spec.tied:
         multiplied["head"] = plan.parameters["embedding.weight"].size
     for name in (*CORE, *sorted({*parameters} - {*CORE})):
-        times = multiplied.get(name, 0)
-        flops = 6 * times + (scores if name == "attention.scores" else 0)
-        if parameters.get(name) or flops:
-            yield Part(name, parameters.get(name, 0), times, flops)
+        flops = 6 * multiplied[name] + (scores if name == "attention.scores" else 0)
+        if parameters[name] or flops:
+            yield Part(name, parameters[name], multiplied[name], flops)
 
 
 def _part_of(info: ParamInfo) -> str:
@@ -183,11 +183,6 @@ def _part_of(info: ParamInfo) -> str:
     first = info.role.partition(".")[0]
     known = {"attention": info.role, "norm": "norms"}
     return known.get(first, first)
-
-
-def _is_multiplied(info: ParamInfo) -> bool:
-    """Return whether tokens are multiplied with it; lookups and scales of one axis are free."""
-    return len(info.shape) > 1 and not info.role.startswith("embedding")
 
 
 def _scores(plan: Plan, model: Any, progress: float) -> tuple[int, tuple[str, ...]]:
@@ -199,22 +194,17 @@ def _scores(plan: Plan, model: Any, progress: float) -> tuple[int, tuple[str, ..
     for index, block in enumerate(model.layers):
         if index in attentions:
             # a layout: seq_len x stretch positions of heads / stretch heads each
-            layout = block.attention.layout
+            layout, window = block.attention.layout, attentions[index].window
             keys = seq_len * (1 if layout is None else layout.stretch)
-            window = _window(plan, attentions[index], progress)
-            total += 12 * width * (keys if window is None else min(keys, window))
+            if window is not None and window.value is not None:
+                _, schedule = plan.schedules[window.value]
+                keys = min(keys, int(schedule.at(progress, plan.schedule)))
+            elif window is not None:
+                keys = min(keys, int(window.constant or 0))
+            total += 12 * width * keys
         elif block.attention is not None:
             uncounted.append(f"layers.{index}.attention of '{block.attention.owner}'")
     return total, tuple(uncounted)
-
-
-def _window(plan: Plan, attention: AttentionSpec, progress: float) -> int | None:
-    if attention.window is None:
-        return None
-    if attention.window.value is None:
-        return int(attention.window.constant or 0)
-    _, schedule = plan.schedules[attention.window.value]
-    return int(schedule.at(progress, plan.schedule))
 
 
 def _rules(plan: Plan) -> Iterator[RuleCost]:

@@ -85,7 +85,7 @@ class Plan:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def with_train(self, **settings: Any) -> Plan:
-        """The same plan with other settings of ``train``, such as no plugin plans by.
+        """Return the same plan with other settings of ``train``, such as no plugin plans by.
 
         Schedules are fractions of the steps; compilation is chosen when the plan is bound.
         """
@@ -93,7 +93,7 @@ class Plan:
         return replace(self, config=self.config.model_copy(update={"train": train}))
 
     def data(self) -> dict[str, Any]:
-        """The plan as JSON: model, loss, optimizer, schedules, data order, versions, digests.
+        """Return the plan as JSON: model, loss, optimizer, schedules, data order, versions, digests.
 
         Not in it: seed, paths, device, dtype, kernels, and how a step's rows are split.
         """
@@ -135,7 +135,7 @@ class Plan:
         return plan
 
     def values(self, progress: float) -> dict[str, float]:
-        """Schedule value -> number at ``progress`` in (0, 1] of the run."""
+        """Map schedule value -> number at ``progress`` in (0, 1] of the run."""
         return {n: s.at(progress, self.schedule) for n, (_, s) in sorted(self.schedules.items())}
 
     @property
@@ -188,7 +188,7 @@ class Plan:
 
 
 def as_json(value: Any) -> Any:
-    """Dataclasses of a plan as JSON; classes themselves are left out, references say enough."""
+    """Write dataclasses of a plan as JSON; classes themselves are left out, references say enough."""
     if isinstance(value, (Node, Setting, Init, Schedule)):
         return value.data()
     if isinstance(value, ModelShape):  # how long a row will be fed is not part of the model
@@ -205,7 +205,7 @@ def as_json(value: Any) -> Any:
 
 
 def stages_of(plan: Plan) -> tuple[dict[str, int], ...]:
-    """The stages of a run in order: every combination of staged values, as value -> number.
+    """List the stages of a run in order: every combination of staged values, as value -> number.
 
     Each has a compiled step of its own. All of them are warmed up before the clock starts, so that
     "no recompilation" means none after that. One empty stage where nothing is staged.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rich.console import Group
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
@@ -13,12 +13,8 @@ from minillm_core.config.schema import EvalConfig
 from minillm_core.nn.block import Omitted
 from minillm_core.plan.estimate import Estimate
 from minillm_core.plan.plan import Plan, as_json
-from minillm_core.plan.slots import CORE, taken
-from minillm_core.plan.words import located
+from minillm_core.plan.slots import CORE, located, taken
 from minillm_core.text import listed, plain, rounded
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 SAMPLES = 200  # points of a schedule that are looked at for its peak
 
@@ -45,7 +41,12 @@ def render_plan(
         costs: heading and words of what the run costs on this machine.
     """
     estimate = plan.estimate(dtype)
-    console.print(_facts(plan, estimate, costs))
+    facts = Table.grid(padding=(0, 2, 0, 0))
+    facts.add_column(style="bold", no_wrap=True)
+    facts.add_column(overflow="fold")
+    for fact in _facts(plan, estimate, costs):
+        _row(facts, *fact)
+    console.print(facts)
     if plan.plugins:
         console.print()
         console.print(_plugins(plan, console))
@@ -54,8 +55,7 @@ def render_plan(
     grid = Table.grid(padding=(0, 4, 0, 0))
     stack = [part for table in right for part in (table, Text())]
     grid.add_row(left, Group(*stack[:-1]))
-    anywhere = console.options.update(max_width=10_000)
-    if console.measure(grid, options=anywhere).maximum <= console.width:
+    if _fits(grid, console):
         console.print(grid)
     else:
         console.print(left)
@@ -108,16 +108,7 @@ def _row(table: Table, *cells: str) -> None:
     table.add_row(*(Text(plain(cell)) for cell in cells))
 
 
-def _facts(plan: Plan, estimate: Estimate, costs: Sequence[tuple[str, str]]) -> Table:
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for heading, value in _lines(plan, estimate, costs):
-        _row(table, heading, value)
-    return table
-
-
-def _lines(
+def _facts(
     plan: Plan, estimate: Estimate, costs: Sequence[tuple[str, str]]
 ) -> Iterator[tuple[str, str]]:
     config, train = plan.config, plan.config.train
@@ -129,11 +120,16 @@ def _lines(
         f"{amount(estimate.parameters)} parameters, {model.layers} layers, {model.dim} wide, "
         f"vocabulary {model.vocab:,}, {tied} head",
     )
-    yield from _layers(plan)
+    alike: dict[str, list[int]] = {}  # blocks under one heading
+    for index in range(len(plan.spec.blocks)):
+        alike.setdefault(_block(plan, index), []).append(index)
+    for what, layers in alike.items():
+        yield located(layers), what
+    clipped = f"clipped to {train.clip:g}" if train.clip else "not clipped"
     yield (
         "step",
         f"{plan.tokens_per_step:,} tokens = rows {train.rows} x accumulate {train.accumulate} x "
-        f"seq_len {train.seq_len}; {amount(estimate.flops_per_step)}FLOP; {_clip(train.clip)}",
+        f"seq_len {train.seq_len}; {amount(estimate.flops_per_step)}FLOP; gradients {clipped}",
     )
     yield "run", _run(plan, estimate)
     yield from costs
@@ -141,10 +137,6 @@ def _lines(
     yield "export", exportable(plan)
     for entry in estimate.uncounted:
         yield "not counted", f"FLOPs of the scores in {entry}"
-
-
-def _clip(clip: float) -> str:
-    return f"gradients clipped to {clip:g}" if clip else "gradients not clipped"
 
 
 def _run(plan: Plan, estimate: Estimate) -> str:
@@ -162,20 +154,12 @@ def _run(plan: Plan, estimate: Estimate) -> str:
 
 
 def _evaluation(settings: EvalConfig) -> str:
+    most = f"at the end, {settings.tokens:,} predictions at most (eval.tokens)"
+    if settings.every == 0:
+        return most
     often = "sixth of the run" if settings.every is None else f"{settings.every:,} steps"
-    on_the_way = f"at the start, at every {often}, and " if settings.every != 0 else ""
-    fewer = (
-        f", {settings.share:.3g} of them on the way" if on_the_way and settings.share < 1 else ""
-    )
-    return f"{on_the_way}at the end, {settings.tokens:,} predictions at most (eval.tokens){fewer}"
-
-
-def _layers(plan: Plan) -> list[tuple[str, str]]:
-    """Word the blocks, those that are alike under one heading."""
-    alike: dict[str, list[int]] = {}
-    for index in range(len(plan.spec.blocks)):
-        alike.setdefault(_block(plan, index), []).append(index)
-    return [(located(layers), what) for what, layers in alike.items()]
+    fewer = f", {settings.share:.3g} of them on the way" if settings.share < 1 else ""
+    return f"at the start, at every {often}, and {most}{fewer}"
 
 
 def _block(plan: Plan, index: int) -> str:
@@ -215,8 +199,13 @@ def _plugins(plan: Plan, console: Console) -> Table:
             narrow.add_row(Text(plain(name), "bold"))
         rest = (Text(plain(cell)) for cell in (entry.where, rounded(entry.what)))
         narrow.add_row(Text(f"  {plain(entry.slot)}"), *rest)
+    return wide if _fits(wide, console) else narrow
+
+
+def _fits(table: Table, console: Console) -> bool:
+    """Return whether no line of the table would have to be folded."""
     anywhere = console.options.update(max_width=10_000)
-    return wide if console.measure(wide, options=anywhere).maximum <= console.width else narrow
+    return console.measure(table, options=anywhere).maximum <= console.width
 
 
 def _parts(estimate: Estimate) -> Table:

@@ -7,35 +7,44 @@ run are all read from it.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from minillm_core.config.schema import Config
 from minillm_core.errors import PlanError
+from minillm_core.nn.attention import DocumentMask
 from minillm_core.nn.block import Omitted
+from minillm_core.nn.decoder import Target, Term
 from minillm_core.nn.init import Init
-from minillm_core.nn.node import ModelShape, Node, inputs_of
+from minillm_core.nn.node import ModelShape, Node, Setting, inputs_of
+from minillm_core.nn.reference import Function
 from minillm_core.nn.residual import Learned
 from minillm_core.ops.select import Candidate
-from minillm_core.optim.stage import ANCHORS, Draft
-from minillm_core.plan.words import fold, located, words
+from minillm_core.optim.stage import ANCHORS, Draft, Stage
 from minillm_core.plugins import builders
-from minillm_core.plugins.builders import AttentionSlots, ModelSlots, OptimizerSlots, ParamInfo
-from minillm_core.plugins.builders.base import ValueTable
+from minillm_core.plugins.builders.base import Builder, ValueTable
+from minillm_core.plugins.builders.data import Field
+from minillm_core.plugins.builders.optimizer import DEFAULT_RULE
+from minillm_core.plugins.hookspecs import HOOKS
 from minillm_core.plugins.slots import AFTER, Chain, Claim, Link, Slot, Terms, slots_in, way_out
 from minillm_core.text import plain
 
 if TYPE_CHECKING:
     from minillm_core.plan.plan import Plan
+    from minillm_core.plugins.manager import Manager
+
+T = TypeVar("T", bound=Hashable)
+
+LAYER = re.compile(r"(?:(?<=layers\.)|(?<=blocks\.)|(?<=attention\[)|(?<=mlp\[))\d+")
+"""The number of a layer in the name of a slot or a parameter."""
 
 CORE = "core"
 NOTHING = "nothing"
 UNCLAIMED = "the default: no plugin claims it"
 
-DEFAULT_RULE = "adamw"
-OWN = "the rule's own"
 USUAL = {"lr_mul": 1.0, "wd_mul": 1.0, "betas": None}
 """The values of a parameter for which neither its module nor a plugin sets any."""
 
@@ -59,12 +68,12 @@ def geometry_of(config: Config, positions: int | None = None) -> ModelShape:
 class SlotState:
     """The slots of one planning while the hooks fill them, unresolved; kept where it is refused."""
 
-    attention: tuple[AttentionSlots, ...]  # a layer each
-    model: ModelSlots
-    loss: builders.LossSlots = field(default_factory=builders.LossSlots)
+    attention: tuple[builders.AttentionSlots, ...]  # a layer each
+    model: builders.ModelSlots
+    loss: builders.LossSlots
     data: builders.DataSlots = field(default_factory=builders.DataSlots)
     values: ValueTable = field(default_factory=ValueTable)
-    optimizer: OptimizerSlots | None = None  # exists once the model is resolved
+    optimizer: builders.OptimizerSlots | None = None  # exists once the model is resolved
     kernels: dict[str, tuple[str, Candidate]] = field(default_factory=dict)  # op=name -> offer
     layered: set[str] = field(default_factory=set)  # plugins with an option of type Layers
     called: set[str] = field(default_factory=set)  # hooks that every plugin has answered
@@ -74,8 +83,16 @@ class SlotState:
         """Make empty slots for the configured model."""
         geometry, base, layered = geometry_of(config), config.model.rope_base, set[str]()
         layers = (replace(geometry, layer=i) for i in range(geometry.layers))
-        attention = tuple(AttentionSlots(layer, base, layered) for layer in layers)
-        return cls(attention, ModelSlots(geometry, layered), layered=layered)
+        attention = tuple(builders.AttentionSlots(layer, base, layered) for layer in layers)
+        loss = builders.LossSlots(config.train.seq_len)
+        return cls(attention, builders.ModelSlots(geometry, layered), loss, layered=layered)
+
+    def fill(self, manager: Manager, hook: str, builder: type[Builder], *slots: Any) -> None:
+        """Call a hook of every plugin, once with a builder over each of the ``slots``."""
+        (argument,) = HOOKS[hook]
+        for one in slots:
+            manager.call(hook, lambda p, one=one: {argument: builder(p.name, self.values, one)})
+        self.called.add(hook)
 
     def parts(self) -> Iterator[tuple[set[str], tuple[SlotReport, ...]]]:
         """Yield reports, each set with the hooks after which it is final."""
@@ -238,8 +255,16 @@ def _entry(slot: Slot, owner: str, value: Any, why: str, **more: Any) -> Holder:
     return Holder(owner, why=why, **more)
 
 
-def _claim(claim: Claim[Any], *, evidence: str = "", **changed: Any) -> SlotReport:
-    """Report the claimants of a slot, or the core's default."""
+def _report(kept: Slot, kind: str, held: Iterable[Holder], **changed: Any) -> SlotReport:
+    """Report a slot as it is declared, but for the fields that are given."""
+    facts = {"slot": kept.where, "also": kept.also, "order": kept.order, "shapes": kept.shapes}
+    return SlotReport(kind=kind, held=tuple(held), **facts | changed)
+
+
+def _claim(
+    claim: Claim[Any], default: str = "", *, evidence: str = "", **changed: Any
+) -> SlotReport:
+    """Report the claimants of a slot, or the core's default: ``default``, or as the slot declares it."""
     entries = sorted(claim.held.items())
     held = [_entry(claim, *entry, "claims it", evidence=evidence) for entry in entries]
     refused: tuple[Refused, ...] = ()
@@ -247,10 +272,8 @@ def _claim(claim: Claim[Any], *, evidence: str = "", **changed: Any) -> SlotRepo
         claim.resolve()
     except PlanError as error:
         refused = (Refused(tuple(sorted(claim.held)), error.what, error.fix),)
-    default = (Holder(CORE, claim.default, UNCLAIMED),)
-    facts = {"also": claim.also, "order": claim.order, "shapes": claim.shapes}
-    report = SlotReport(claim.where, "claim", tuple(held) or default, refused, **facts)
-    return replace(report, **changed)
+    held = held or [Holder(CORE, default or claim.default, UNCLAIMED)]
+    return _report(claim, "claim", held, refused=refused, **changed)
 
 
 def _chain(chain: Chain) -> Iterator[SlotReport]:
@@ -271,8 +294,7 @@ def _chain(chain: Chain) -> Iterator[SlotReport]:
         if error is not None and here and error.where in (chain.where, slot):
             who = {link.node.owner for link in here} | {owner for owner, _ in closed}
             refused.append(Refused(tuple(sorted(who)), error.what, error.fix))
-        facts = {"order": chain.order, "shapes": chain.shapes}
-        yield SlotReport(slot, "chain", tuple(held) or (core,), tuple(refused), **facts)
+        yield _report(chain, "chain", held or [core], slot=slot, refused=tuple(refused))
 
 
 def _standing(link: Link, here: list[Link]) -> str:
@@ -294,8 +316,7 @@ def _terms(terms: Terms[Any]) -> Iterator[SlotReport]:
     def report(key: str | None, *held: Holder) -> SlotReport:
         slot = terms.where if key is None else f"{terms.where}[{key}]"
         also = () if key is None else tuple(f"{name}[{key}]" for name in terms.also)
-        facts = {"also": also, "order": terms.order, "shapes": terms.shapes}
-        return SlotReport(slot, terms.kind, held, **facts)
+        return _report(terms, terms.kind, held, slot=slot, also=also)
 
     if not terms.keyed:
         held = []
@@ -318,7 +339,9 @@ def _terms(terms: Terms[Any]) -> Iterator[SlotReport]:
         yield report(None, Holder(CORE, terms.default, UNCLAIMED))
 
 
-def _attention_reports(layers: Iterable[AttentionSlots], model: ModelSlots) -> Iterator[SlotReport]:
+def _attention_reports(
+    layers: Iterable[builders.AttentionSlots], model: builders.ModelSlots
+) -> Iterator[SlotReport]:
     """Report every slot of every layer, also of one whose whole attention is replaced."""
     for layer, slots in enumerate(layers):
         whole = model.sublayer["attention", layer].held
@@ -326,7 +349,9 @@ def _attention_reports(layers: Iterable[AttentionSlots], model: ModelSlots) -> I
             yield _replaced(report, slots, min(whole), whole[min(whole)]) if whole else report
 
 
-def _replaced(report: SlotReport, slots: AttentionSlots, owner: str, by: Any) -> SlotReport:
+def _replaced(
+    report: SlotReport, slots: builders.AttentionSlots, owner: str, by: Any
+) -> SlotReport:
     """Empty the slot of a layer whose whole attention ``owner`` replaces.
 
     Where the attention is left out, plugins of "all" layers are in the others: no conflict.
@@ -345,7 +370,9 @@ def _replaced(report: SlotReport, slots: AttentionSlots, owner: str, by: Any) ->
     return SlotReport(report.slot, report.kind, (gone,), (*report.refused, *clashes))
 
 
-def _optimizer_reports(slots: OptimizerSlots, model: ModelSlots) -> Iterator[SlotReport]:
+def _optimizer_reports(
+    slots: builders.OptimizerSlots, model: builders.ModelSlots
+) -> Iterator[SlotReport]:
     """Report the rules with their stages, then each parameter and the claims on it, slot by slot."""
     followers = Counter(_followed(slots, name) for name in slots.parameters)
     for name in sorted(slots.rules):
@@ -360,12 +387,11 @@ def _optimizer_reports(slots: OptimizerSlots, model: ModelSlots) -> Iterator[Slo
         yield from claims
 
 
-def _followed(slots: OptimizerSlots, parameter: str) -> str:
-    claim = slots.assigned.get(parameter)
-    return next(iter(claim.held.values())) if claim else DEFAULT_RULE
+def _followed(slots: builders.OptimizerSlots, parameter: str) -> str:
+    return next(iter(slots.assigned[parameter].held.values()), DEFAULT_RULE)
 
 
-def _stages(name: str, slots: OptimizerSlots, *, followed: bool) -> Iterator[SlotReport]:
+def _stages(name: str, slots: builders.OptimizerSlots, *, followed: bool) -> Iterator[SlotReport]:
     """Report the stages of a rule, in order: the provider's, the core's, or an extension's."""
     owner, drafts = slots.rules[name]
     for anchor in ANCHORS:
@@ -392,31 +418,22 @@ def _stages(name: str, slots: OptimizerSlots, *, followed: bool) -> Iterator[Slo
 
 
 def _parameter_claims(
-    info: ParamInfo, slots: OptimizerSlots, model: ModelSlots
+    info: builders.ParamInfo, slots: builders.OptimizerSlots, model: builders.ModelSlots
 ) -> Iterator[SlotReport]:
     """Report the claims on one parameter: initial values, rule, multipliers."""
     name = info.name
-    report = _claim(model.init.of(name), evidence=f"init:{name}")
-    yield _or_default(report, _declared(info.init))
-    assigned = slots.assigned.get(name) or Claim(f"opt.assign[{name}]")
+    yield _claim(model.init.claims[name], _declared(info.init), evidence=f"init:{name}")
+    assigned = slots.assigned[name]
     rules = {*assigned.held.values()}
     also = tuple(f"opt.assign[{rule}]" for rule in rules)
-    report = _claim(assigned, also=also, usual=not rules, heading="".join(also[:1]))
-    yield _or_default(report, DEFAULT_RULE)
+    facts = {"also": also, "usual": not rules, "heading": "".join(also[:1])}
+    yield _claim(assigned, DEFAULT_RULE, **facts)
     for key, usual in USUAL.items():
-        claim = slots.multipliers.get((name, key)) or Claim(f"opt.set[{name}].{key}")
+        claim = slots.multipliers[name, key]
         value = getattr(info, key, None)  # what its module declares
-        default = OWN if value is None else f"{value:g}"
+        default = "the rule's own" if value is None else f"{value:g}"
         untouched = not claim.held and value == usual
-        report = _claim(claim, usual=untouched, heading=f"opt.set[{key}]")
-        yield _or_default(report, default)
-
-
-def _or_default(report: SlotReport, default: str) -> SlotReport:
-    """Fill in the core's default, which depends on the parameter, where no plugin claims the slot."""
-    if report.held[0].owner != CORE:
-        return report
-    return replace(report, held=(Holder(CORE, default, UNCLAIMED),))
+        yield _claim(claim, default, usual=untouched, heading=f"opt.set[{key}]")
 
 
 def _declared(init: Mapping[str, Any]) -> str:
@@ -426,7 +443,9 @@ def _declared(init: Mapping[str, Any]) -> str:
     return f"{str(init['init']).capitalize()}({shown})"
 
 
-def _parameter(info: ParamInfo, claims: tuple[SlotReport, ...], model: ModelSlots) -> SlotReport:
+def _parameter(
+    info: builders.ParamInfo, claims: tuple[SlotReport, ...], model: builders.ModelSlots
+) -> SlotReport:
     """Report a parameter as a whole: its module, and each claim that is held or was refused."""
     shape = " x ".join(map(str, info.shape))
     held, refused = [Holder(info.owner, f"{shape}, {info.role}", "declares it")], []
@@ -458,17 +477,15 @@ def kernel_reports(offers: Mapping[str, tuple[str, Candidate]]) -> Iterator[Slot
 def hook_reports(batchers: Iterable[str], observers: Iterable[str]) -> Iterator[SlotReport]:
     """Report ``on_batch`` in the order of its calls, and ``on_event``."""
     order = "who writes a field comes before who reads it"
-    yield _called("on_batch", "batches", batchers, order)
-    yield _called("on_event", "events", observers, "is told of every event, apart from the others")
-
-
-def _called(hook: str, value: str, plugins: Iterable[str], why: str) -> SlotReport:
-    evidence = hook.removeprefix("on_")
-    held = tuple(
-        Holder(name, hook, why, value=value, evidence=f"{evidence}:{name}") for name in plugins
-    )
-    none = Holder(CORE, NOTHING, "the default: no plugin implements it")
-    return SlotReport(hook, "chain", held or (none,))
+    apart = "is told of every event, apart from the others"
+    for hook, value, plugins, why in (
+        ("on_batch", "batches", batchers, order),
+        ("on_event", "events", observers, apart),
+    ):
+        evidence = hook.removeprefix("on_")
+        held = [Holder(p, hook, why, value=value, evidence=f"{evidence}:{p}") for p in plugins]
+        none = Holder(CORE, NOTHING, "the default: no plugin implements it")
+        yield SlotReport(hook, "chain", tuple(held) or (none,))
 
 
 RULE = "opt.rule["
@@ -515,3 +532,69 @@ def _rules(plan: Plan) -> Iterator[tuple[str, tuple[str, str]]]:
 def slots_of(plan: Plan, plugin: str) -> tuple[str, ...]:
     """List the slots that one plugin fills, as ``minillm plugins info`` shows them."""
     return tuple(str(entry) for entry in taken(plan) if entry.owner == plugin)
+
+
+def fold(entries: Iterable[tuple[str, T]]) -> list[tuple[str, T, tuple[int, ...]]]:
+    """Fold (name, value) to (name with ``*`` for the layer, value, layers), in order of appearance.
+
+    A name without a layer has none.
+    """
+    layers: dict[tuple[str, T], list[int]] = {}
+    for name, value in entries:
+        numbers = layers.setdefault((LAYER.sub("*", name, count=1), value), [])
+        if found := LAYER.search(name):
+            numbers.append(int(found[0]))
+    return [(name, value, tuple(sorted(held))) for (name, value), held in layers.items()]
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Write ``0-3, 5`` for 0, 1, 2, 3, 5."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def located(layers: Iterable[int]) -> str:
+    """Write ``layers 0-3`` or ``layer 2``; nothing where there are none."""
+    found = [*layers]
+    return f"layer{'s' if len(found) > 1 else ''} {ranges(found)}" if found else ""
+
+
+def words(value: Any) -> str:
+    """Word a value in a slot: ``Gate(width=12)``, ``nesterov``, ``0.5``, ``muon.lr``."""
+    match value:
+        case Node():
+            given = ", ".join(f"{key}={argument}" for key, argument in value.arguments)
+            return f"{_last(value.reference)}{f'({given})' if given else ''}"
+        case Setting():
+            return f"{value.constant:g}" if value.value is None else value.value
+        case Learned():
+            return f"learned, from {value.start:g}"
+        case Omitted():
+            return "none"
+        case DocumentMask():
+            return "apart"
+        case Init():
+            numbers = ", ".join(str(v) for key, v in value.data().items() if key != "init")
+            return f"{type(value).__name__}({numbers})"
+        case Target():
+            return f"weight {words(value.weight)}"
+        case Term():
+            source = value.emitted if value.node is None else words(value.node)
+            return f"{source}, weight {words(value.weight)}"
+        case Field():
+            return f"{value.dtype} (rows, T{''.join(f', {n}' for n in value.shape)})"
+        case Function() | Stage():
+            return _last(value.reference)
+        case Draft():
+            return _last(value.stage.reference)
+        case _:
+            return str(value)
+
+
+def _last(reference: str) -> str:
+    return reference.rpartition(":")[2]

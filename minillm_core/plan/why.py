@@ -10,8 +10,7 @@ from typing import Any
 
 from minillm_core.errors import PlanError
 from minillm_core.plan.plan import Plan
-from minillm_core.plan.slots import CORE, Refused, SlotReport, SlotState
-from minillm_core.plan.words import LAYER, fold, located
+from minillm_core.plan.slots import CORE, LAYER, Refused, SlotReport, SlotState, fold, located
 
 
 def slot_reports(
@@ -114,20 +113,15 @@ def names_of(report: SlotReport) -> Iterator[str]:
             yield f"attn.{bare.removeprefix('attention.')}"
 
 
-class Pattern:
-    """A name, or the beginning of one up to a ``.`` or ``[``; ``*`` is any text.
+def picks(text: str, report: SlotReport) -> bool:
+    """Return whether a name of the report is ``text``, or begins with it up to a ``.`` or ``[``.
 
     Args:
-        text: ``attn.qk``, ``layers.2.*``, ``model.mlp[3]``, ``head.weight``, ``rms_norm``.
+        text: ``attn.qk``, ``layers.2.*``, ``model.mlp[3]``, ``head.weight``; ``*`` is any text.
+        report: a report of the plan.
     """
-
-    def __init__(self, text: str) -> None:
-        inner = ".*".join(re.escape(part) for part in text.strip().rstrip(".").split("*"))
-        self._fits = re.compile(rf"{inner}($|[.\[])").match
-
-    def picks(self, report: SlotReport) -> bool:
-        """Return whether a name of the report fits."""
-        return any(self._fits(name) for name in names_of(report))
+    inner = ".*".join(re.escape(part) for part in text.strip().rstrip(".").split("*"))
+    return any(re.match(rf"{inner}($|[.\[])", name) for name in names_of(report))
 
 
 def nearest_names(text: str, reports: Sequence[SlotReport]) -> list[str]:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 from minillm_core.errors import MinillmError, PlanError, PluginCodeError
 from minillm_core.plugins.watch import running
@@ -42,26 +42,23 @@ def watch_signals() -> Iterator[Callable[[], bool]]:
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    before = {number: one for number, one in handlers.items() if callable(one)}
     seen = False
 
-    def watched(previous: Callable[[int, FrameType | None], object]) -> Callable[..., None]:
-        def watch(number: int, frame: FrameType | None) -> None:
-            nonlocal seen
-            seen = True
-            previous(number, frame)
+    def watch(number: int, frame: FrameType | None) -> None:
+        nonlocal seen
+        seen = True
+        before[number](number, frame)
 
-        return watch
-
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
-    watching = {number: watched(one) for number, one in before.items() if callable(one)}
-    for number, watch in watching.items():
+    for number in before:
         signal.signal(number, watch)
     try:
         yield lambda: seen
     finally:
-        for number, watch in watching.items():
+        for number, previous in before.items():
             if signal.getsignal(number) is watch:
-                signal.signal(number, before[number])
+                signal.signal(number, previous)
 
 
 def own_frames(error: BaseException, root: str) -> list[traceback.FrameSummary]:
@@ -86,8 +83,7 @@ def shown_frames(error: BaseException, root: str) -> str:
 
 def within(file: str, root: str) -> bool:
     """Return whether ``file`` is ``root`` or lies in it."""
-    path = Path(file)
-    return path == Path(root) or Path(root) in path.parents
+    return Path(file).is_relative_to(root)
 
 
 @dataclass(frozen=True)
@@ -102,6 +98,11 @@ class Origin:
     digest: str  # sha256 of the file when it was imported
     root: str  # the folder or file whose code is the plugin's own
 
+    @classmethod
+    def of_file(cls, name: str, source: str, file: str, **more: Any) -> Self:
+        """Describe a plugin that a single file defines."""
+        return cls(name, None, None, source, file, digest_of(file), file, **more)
+
     @property
     def offered_by(self) -> str | None:
         """Distribution and version."""
@@ -111,10 +112,6 @@ class Origin:
     def called(self) -> str:
         """The plugin and its version in a message: ``plugin 'x' (minillm-x 1.0)``."""
         return f"plugin '{self.name}'" + (f" ({self.offered_by})" if self.offered_by else "")
-
-    def holds(self, file: str) -> bool:
-        """Return whether a file's code is the plugin's own."""
-        return within(file, self.root)
 
     @contextmanager
     def contain(self, doing: str) -> Iterator[None]:
@@ -197,14 +194,14 @@ def attribute_errors(plugins: Iterable[LoadedPlugin], when: str) -> Iterator[Non
             yield
         except MinillmError as error:
             if isinstance(error, PluginCodeError) and error.plugin in by_name:
-                error.offered(by_name[error.plugin].origin.offered_by)
+                error.offered(by_name[error.plugin].offered_by)
             raise
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt) and interrupted():
                 raise
             for plugin in by_name.values():
-                if found := _place(error, plugin.origin.root):
-                    named = plugin.origin.error(*found, error)
+                if found := _place(error, plugin.root):
+                    named = plugin.error(*found, error)
                     named.happened(when)
                     raise named from error
             raise
@@ -222,9 +219,9 @@ def at_work(plugins: Iterable[LoadedPlugin]) -> Callable[[str], str | None]:
         while frame is not None:  # from the innermost on; the outermost is what the core called
             code = frame.f_code
             for plugin in plugins:
-                if plugin.origin.holds(code.co_filename):
+                if within(code.co_filename, plugin.root):
                     line = line or f"{code.co_filename}:{frame.f_lineno}"
-                    found = f"{plugin.origin.called}, {code.co_qualname}, {when} ({line})"
+                    found = f"{plugin.called}, {code.co_qualname}, {when} ({line})"
             frame = frame.f_back
         return found
 

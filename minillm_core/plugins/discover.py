@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, replace
 from importlib.machinery import ModuleSpec
 from importlib.metadata import Distribution, EntryPoint, EntryPoints, distributions
@@ -43,7 +43,8 @@ class Offer:
     broken: str | None = None  # why it cannot be used
     unparsable: bool = False  # broken because its source is no Python
 
-    kind: ClassVar[str] = "object"
+    group: ClassVar[str]
+    kind: ClassVar[str]  # of what the entry point names, in words
 
     @property
     def module(self) -> str:
@@ -68,7 +69,18 @@ class PluginEntry(Offer):
     manifest: Manifest | None = None
     options: tuple[str, ...] = ()
 
+    group: ClassVar[str] = GROUP
     kind: ClassVar[str] = "Class"
+
+    @staticmethod
+    def refused(name: str) -> str | None:
+        """Say why no plugin may have the name."""
+        return bad_name(name)
+
+    @staticmethod
+    def facts(source: bytes, name: str) -> dict[str, Any]:
+        """Read manifest, summary and options of the class."""
+        return vars(read_class(source, name))
 
     def data(self) -> dict[str, Any]:
         """Return the entry as a JSON object."""
@@ -82,10 +94,23 @@ class PluginEntry(Offer):
 class CommandEntry(Offer):
     """An entry point of the group ``minillm.commands``: a function, or a typer app."""
 
+    group: ClassVar[str] = COMMANDS
     kind: ClassVar[str] = "function"
 
+    @staticmethod
+    def refused(name: str) -> str | None:
+        """Say why no command may have the name."""
+        if _COMMAND.fullmatch(name):
+            return None
+        return f"the name {name!a} is no command's: a to z, digits, - and _; a dot after a group"
 
-_Entry = TypeVar("_Entry", bound=Offer)
+    @staticmethod
+    def facts(source: bytes, name: str) -> dict[str, Any]:
+        """Read the summary of the function."""
+        return {"summary": command_summary(source, name)}
+
+
+_Entry = TypeVar("_Entry", PluginEntry, CommandEntry)
 
 
 def entry_points(*, group: str) -> EntryPoints:
@@ -126,7 +151,7 @@ def _scan(group: str) -> tuple[list[EntryPoint], list[PluginEntry]]:
 
 
 def _by_folder(folder: str) -> tuple[str, str]:
-    """Name and version of a distribution by what its folder is called."""
+    """Read name and version of a distribution off the name of its folder."""
     name, _, version = folder.rpartition(".")[0].partition("-")
     return plain(name.replace("_", "-")) or "(nameless)", plain(version) or "(no version)"
 
@@ -146,38 +171,21 @@ def installed_plugins(only: str | Collection[str] | None = None) -> list[PluginE
         only: read those of this name, or of these names, and leave the others alone.
     """
     names = (only,) if isinstance(only, str) else only
-
-    def facts(source: bytes, name: str) -> dict[str, Any]:
-        return vars(read_class(source, name))
-
-    return _installed(
-        GROUP,
-        lambda point: _read(point, PluginEntry, bad_name, facts),
-        lambda name: names is None or name in names,
-    )
+    return _installed(PluginEntry, lambda name: names is None or name in names)
 
 
 def installed_commands(prefix: str = "") -> list[CommandEntry]:
-    """Every command that an installed distribution offers, as :func:`installed_plugins`.
+    """List every command that an installed distribution offers, as :func:`installed_plugins`.
 
     Args:
         prefix: read those whose names begin with it, such as ``plugins.``.
     """
-
-    def facts(source: bytes, name: str) -> dict[str, Any]:
-        return {"summary": command_summary(source, name)}
-
-    return _installed(
-        COMMANDS,
-        lambda point: _read(point, CommandEntry, _bad_command, facts),
-        lambda name: name.startswith(prefix),
-    )
+    return _installed(CommandEntry, lambda name: name.startswith(prefix))
 
 
-def _installed(
-    group: str, read: Callable[[EntryPoint], _Entry], wanted: Callable[[str], bool]
-) -> list[_Entry]:
-    entries = [read(point) for point in entry_points(group=group) if wanted(plain(point.name))]
+def _installed(kind: type[_Entry], wanted: Callable[[str], bool]) -> list[_Entry]:
+    points = entry_points(group=kind.group)
+    entries = [_read(point, kind) for point in points if wanted(plain(point.name))]
     times = Counter(entry.name for entry in entries)
     entries.sort(key=lambda entry: (entry.name, entry.distribution, entry.value))
     return [entry if times[entry.name] == 1 else _clash(entry, entries) for entry in entries]
@@ -192,12 +200,6 @@ def bad_name(name: str) -> str | None:
     return None
 
 
-def _bad_command(name: str) -> str | None:
-    if _COMMAND.fullmatch(name):
-        return None
-    return f"the name {name!a} is no command's: a to z, digits, - and _; a dot after a group"
-
-
 def find_module(module: str) -> ModuleSpec | None:
     """Locate a module without importing it or its parents.
 
@@ -205,60 +207,38 @@ def find_module(module: str) -> ModuleSpec | None:
     time with the parent's search locations, does not. The finders of editable installs are
     used as well.
     """
-    path: list[str] | None = None
-    spec: ModuleSpec | None = None
-    parts = module.split(".")
-    for depth in range(1, len(parts) + 1):
-        if depth > 1 and path is None:
+    parent, _, last = module.rpartition(".")
+    path = None
+    if parent:
+        package = find_module(parent)
+        if package is None or package.submodule_search_locations is None:
             return None
-        spec = _find_part(".".join(parts[:depth]), path)
-        if spec is None:
-            return None
-        locations = spec.submodule_search_locations
-        path = None if locations is None else list(locations)
-    return spec
-
-
-def _find_part(name: str, path: list[str] | None) -> ModuleSpec | None:
+        path = list(package.submodule_search_locations)
     for finder in sys.meta_path:
         try:
-            spec = finder.find_spec(name, path)
+            spec = finder.find_spec(module, path)
         except KeyError:  # a namespace inside a namespace looks for its parent in sys.modules
-            spec = ModuleSpec(name, None, is_package=True)
-            inner = [os.path.join(part, name.rpartition(".")[2]) for part in path or []]
+            spec = ModuleSpec(module, None, is_package=True)
+            inner = [os.path.join(part, last) for part in path or []]
             spec.submodule_search_locations = [part for part in inner if os.path.isdir(part)]
         if spec is not None:
             return spec
     return None
 
 
-def _read(
-    point: EntryPoint,
-    kind: type[_Entry],
-    bad_name: Callable[[str], str | None],
-    read: Callable[[bytes, str], Mapping[str, Any]],
-) -> _Entry:
-    """Read one entry point.
-
-    Args:
-        point: the entry point.
-        kind: the class of the result.
-        bad_name: says why a name cannot be used.
-        read: source and name of what the entry point names -> fields of the result.
-    """
+def _read(point: EntryPoint, kind: type[_Entry]) -> _Entry:
+    name, value = plain(point.name), plain(point.value)
     try:
-        distribution, version = _identity(point.dist)
+        entry = kind(name, *_identity(point.dist), value)
     except (ValueError, OSError) as error:
         folder = str(getattr(point.dist, "_path", ""))
-        distribution, version = _by_folder(os.path.basename(folder))
-        entry = kind(plain(point.name), distribution, version, plain(point.value), folder)
+        entry = kind(name, *_by_folder(os.path.basename(folder)), value, folder)
         return replace(entry, broken=f"its METADATA cannot be read: {plain(str(error))}")
-    entry = kind(plain(point.name), distribution, version, plain(point.value))
-    if reason := bad_name(entry.name):
+    if reason := kind.refused(name):
         return replace(entry, broken=reason)
     if not (match := _VALUE.fullmatch(point.value)):
         return replace(entry, broken=f"'{entry.value}' is not of the form module:{kind.kind}")
-    module, name = match.groups()
+    module, defined = match.groups()
     spec = find_module(module)
     if spec is None or spec.origin is None:
         return replace(entry, broken=f"module not found: {module}")
@@ -266,7 +246,7 @@ def _read(
     if not spec.origin.endswith(".py") or not hasattr(spec.loader, "get_data"):
         return replace(entry, broken=f"module {module} is not Python source")
     try:
-        facts = read(spec.loader.get_data(spec.origin), name)  # type: ignore[union-attr]
+        facts = kind.facts(spec.loader.get_data(spec.origin), defined)  # type: ignore[union-attr]
     except SyntaxError as error:
         reason = f"syntax error, line {error.lineno}: {plain(error.msg)}"
         return replace(entry, broken=reason, unparsable=True)
@@ -276,7 +256,7 @@ def _read(
 
 
 def _identity(distribution: Distribution | None) -> tuple[str, str]:
-    """Name and version; only the headers of the metadata are parsed, and they may be missing."""
+    """Read name and version; only the headers of the metadata are parsed, and they may be missing."""
     text = None
     if distribution is not None:
         text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO")

@@ -6,7 +6,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -17,21 +17,8 @@ import pluggy
 from minillm_core.config.selection import FileSpec, Spec, check_name, spec_of
 from minillm_core.errors import PluginError
 from minillm_core.install import pip_line, unmet
+from minillm_core.plugins import discover, first_party
 from minillm_core.plugins.attribution import Origin, digest_of, root_of
-from minillm_core.plugins.discover import (
-    PluginEntry,
-    installed_names,
-    installed_plugins,
-    local_package,
-    unreadable,
-)
-from minillm_core.plugins.first_party import (
-    FIRST_PARTY,
-    check_versions,
-    installing,
-    missing_plugins,
-    unusable,
-)
 from minillm_core.plugins.hookspecs import PROJECT, Hooks
 from minillm_core.plugins.manifest import HOOK_API, ManifestError, plugin_classes, read_class
 from minillm_core.plugins.options import validated
@@ -90,37 +77,34 @@ def find_all(named: Iterable[Spec]) -> list[FoundPlugin]:
     for one in specs:
         check_name(one if isinstance(one, str) else one.name, where=f"plugin {plain(str(one))}")
     wanted = {one for one in specs if isinstance(one, str)}
-    entries = installed_plugins(only=wanted) if wanted else []
-    ours = wanted & FIRST_PARTY.keys() - {entry.name for entry in entries}
-    if len(ours) > 1:  # the refusal of a single one has a longer fix
-        raise missing_plugins(ours)
+    entries = discover.installed_plugins(only=wanted) if wanted else []
     offers = {name: [entry for entry in entries if entry.name == name] for name in wanted}
+    ours = {name for name, found in offers.items() if name in first_party.FIRST_PARTY and not found}
+    if len(ours) > 1:  # the refusal of a single one has a longer fix
+        raise first_party.missing_plugins(ours)
     # several offers of one name are refused as such
-    check_versions(found[0].distribution for found in offers.values() if len(found) == 1)
+    first_party.check_versions(
+        found[0].distribution for found in offers.values() if len(found) == 1
+    )
     return [
         _find_file(one) if isinstance(one, FileSpec) else _find_installed(one, offers[one])
         for one in specs
     ]
 
 
-def _find_installed(name: str, entries: Sequence[PluginEntry]) -> FoundPlugin:
+def _find_installed(name: str, entries: Sequence[discover.PluginEntry]) -> FoundPlugin:
     if not entries:
         raise _unknown(name)
     entry = entries[0]
-    if refused := unusable("plugin", name, entries, FIRST_PARTY.get(name, "")):
+    if refused := first_party.unusable(
+        "plugin", name, entries, first_party.FIRST_PARTY.get(name, "")
+    ):
         if len(entries) == 1:
             refused.fix = f"{refused.fix}; or leave it out"
         raise refused
     file = entry.file or entry.value
-    origin = Origin(
-        name,
-        entry.distribution,
-        entry.version,
-        entry.value,
-        file,
-        digest_of(file),
-        root_of(entry.module, file),
-    )
+    whose, root = (entry.distribution, entry.version), root_of(entry.module, file)
+    origin = Origin(name, *whose, entry.value, file, digest_of(file), root)
     return _import_class(origin, entry.defined, lambda: importlib.import_module(entry.module))
 
 
@@ -145,7 +129,7 @@ def _find_file(spec: FileSpec) -> FoundPlugin:
             where=str(path),
             fix=error.fix or (f"it has {others}; or, {state}" if others else state),
         ) from error
-    origin = Origin(name, None, None, str(spec), str(path), digest_of(str(path)), str(path))
+    origin = Origin.of_file(name, str(spec), str(path))
     return _import_class(origin, class_name, lambda: _run_file(name, path))
 
 
@@ -177,9 +161,9 @@ def _run_file(name: str, path: Path) -> ModuleType:
 
 
 def _unknown(name: str) -> PluginError:
-    installed = installed_names()
-    close = name if name in FIRST_PARTY else nearest(name, installed | set(FIRST_PARTY))
-    if (package := local_package(name, Path())) is not None:
+    installed, ours = discover.installed_names(), first_party.FIRST_PARTY
+    close = name if name in ours else nearest(name, installed | set(ours))
+    if (package := discover.local_package(name, Path())) is not None:
         fix = f"its package lies here and is not installed: {pip_line('-e', f'./{package}')}"
     elif specs := _in_file(name):
         fix = f"a file of that name lies here: --plugins {' or '.join(specs)}"
@@ -189,8 +173,8 @@ def _unknown(name: str) -> PluginError:
         fix = f"did you mean '{close}'?"
     else:
         question = "" if close == name else f"did you mean '{close}'? "
-        fix = f"{question}{installing([FIRST_PARTY[close]])}"
-    lost = [one.file or one.distribution for one in unreadable()]
+        fix = f"{question}{first_party.installing([ours[close]])}"
+    lost = [one.file or one.distribution for one in discover.unreadable()]
     return PluginError(
         f"there is no plugin '{plain(name)}' here",
         where=f"looked among the plugins installed for {sys.executable}"
@@ -209,62 +193,26 @@ def _in_file(name: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class LoadedPlugin:
+class LoadedPlugin(Origin):
     """A plugin with its options, ready for its hooks to be called."""
 
     plugin: Plugin
-    origin: Origin
 
     @classmethod
     def of(cls, name: str, plugin: Plugin) -> LoadedPlugin:
         """Make one of a plugin that was made in Python, under the given name."""
-        file = inspect.getfile(type(plugin))
         source = f"{type(plugin).__module__}:{type(plugin).__qualname__}"
-        return cls(plugin, Origin(name, None, None, source, file, digest_of(file), file))
+        return cls.of_file(name, source, inspect.getfile(type(plugin)), plugin=plugin)
 
     @property
-    def name(self) -> str:
-        """The name that activates the plugin."""
-        return self.origin.name
-
-    @property
-    def distribution(self) -> str | None:
-        """The distribution that offers it; None for a single file."""
-        return self.origin.distribution
-
-    @property
-    def version(self) -> str | None:
-        """The distribution's version."""
-        return self.origin.version
-
-    @property
-    def digest(self) -> str:
-        """sha256 of the file that defines the class."""
-        return self.origin.digest
-
-    @property
-    def source(self) -> str:
-        """The entry point's value, or a single file as it was named."""
-        return self.origin.source
-
-    def contain(self, doing: str) -> AbstractContextManager[None]:
-        """Run the plugin's code inside: ``with loaded.contain("forward of Gate"): ...``.
-
-        Raises:
-            PluginCodeError: the plugin's code raised.
-        """
-        return self.origin.contain(doing)
+    def origin(self) -> Origin:
+        """The plugin's origin, which it is itself."""
+        return self
 
     def data(self) -> dict[str, Any]:
         """Return the plugin as a JSON object, for run.json."""
-        return {
-            "name": self.name,
-            "distribution": self.distribution,
-            "version": self.version,
-            "source": self.source,
-            "digest": self.digest,
-            "options": self.plugin.options(),
-        }
+        facts = ("name", "distribution", "version", "source", "digest")
+        return {fact: getattr(self, fact) for fact in facts} | {"options": self.plugin.options()}
 
 
 def load(
@@ -295,11 +243,8 @@ def load(
     for one in loaded:
         other = by_class.setdefault(type(one.plugin), one.name)
         if other != one.name:
-            raise PluginError(
-                f"plugins '{other}' and '{one.name}' are the same class",
-                where=one.source,
-                fix="name one of them",
-            )
+            what = f"plugins '{other}' and '{one.name}' are the same class"
+            raise PluginError(what, where=one.source, fix="name one of them")
     return tuple(loaded)
 
 
@@ -317,26 +262,17 @@ def check_support(plugins: Iterable[LoadedPlugin], backend: str, device: str) ->
     """
     kind = device.partition(":")[0]
     for one in plugins:
-        manifest = one.plugin.manifest
-        needs = (
-            ("backend", backend, manifest.backends),
-            ("device", kind, manifest.devices or (kind,)),
-        )
-        for flag, chosen, served in needs:
+        manifest, where = one.plugin.manifest, one.offered_by or one.source
+        devices = ("device", kind, manifest.devices or (kind,))
+        for flag, chosen, served in (("backend", backend, manifest.backends), devices):
             if chosen not in served:
-                raise PluginError(
-                    f"plugin '{one.name}' does not run on {flag} {chosen}: only on "
-                    f"{', '.join(served)}",
-                    where=one.origin.offered_by or one.source,
-                    fix=f"--{flag} {served[0]}, or leave it out",
-                )
+                what = f"does not run on {flag} {chosen}: only on {', '.join(served)}"
+                fix = f"--{flag} {served[0]}, or leave it out"
+                raise PluginError(f"plugin '{one.name}' {what}", where=where, fix=fix)
         if lacking := unmet(manifest.requires):
             why = "; ".join(f"{need}: {reason}" for need, reason in lacking.items())
-            raise PluginError(
-                f"plugin '{one.name}' needs {why}",
-                where=one.origin.offered_by or one.source,
-                fix=f"{pip_line(*lacking)}; or leave it out",
-            )
+            fix = f"{pip_line(*lacking)}; or leave it out"
+            raise PluginError(f"plugin '{one.name}' needs {why}", where=where, fix=fix)
 
 
 class Manager:
@@ -351,7 +287,7 @@ class Manager:
 
     def __init__(self, plugins: Iterable[LoadedPlugin] = ()) -> None:
         self.plugins = tuple(sorted(plugins, key=lambda one: one.name))
-        _refuse_twice(one.origin for one in self.plugins)
+        _refuse_twice(self.plugins)
         self._registry = _Registry(PROJECT)
         self._registry.add_hookspecs(Hooks)
         for one in self.plugins:
@@ -387,7 +323,7 @@ class Manager:
                 result = implementation.function(**taken)
                 if result is not None:
                     raise PluginError(
-                        f"{one.origin.called}: {hook} returned {type(result).__name__}, and what "
+                        f"{one.called}: {hook} returned {type(result).__name__}, and what "
                         "it returns is used for nothing",
                         fix=f"say it through the slots of '{', '.join(taken)}', and return nothing",
                     )
@@ -411,7 +347,7 @@ def with_options(found: FoundPlugin, options: Mapping[str, Any]) -> LoadedPlugin
     """
     with found.origin.contain("its options"):
         plugin = validated(found.cls, found.origin.name, options)
-    return LoadedPlugin(plugin, found.origin)
+    return LoadedPlugin(**vars(found.origin), plugin=plugin)
 
 
 def _refuse_twice(origins: Iterable[Origin]) -> None:

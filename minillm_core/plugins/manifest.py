@@ -154,14 +154,10 @@ def command_summary(source: bytes, name: str) -> str:
         if isinstance(node, ast.FunctionDef) and node.name == name:
             return summary(ast.get_docstring(node))
         if isinstance(node, ast.Assign) and name in map(ast.unparse, node.targets):
-            callbacks = (
-                ast.get_docstring(one)
-                for one in body
-                if isinstance(one, ast.FunctionDef)
-                and any(
-                    ast.unparse(by).startswith(f"{name}.callback(") for by in one.decorator_list
-                )
-            )
+            functions = (one for one in body if isinstance(one, ast.FunctionDef))
+            decorated = ((one, ast.unparse(by)) for one in functions for by in one.decorator_list)
+            of_app = (one for one, by in decorated if by.startswith(f"{name}.callback("))
+            callbacks = map(ast.get_docstring, of_app)
             keywords = node.value.keywords if isinstance(node.value, ast.Call) else []
             texts = (one.value for one in keywords if one.arg == "help")
             given = (one.value for one in texts if isinstance(one, ast.Constant))
@@ -174,7 +170,7 @@ def _classes(source: bytes) -> list[ast.ClassDef]:
 
 
 def _body(source: bytes) -> list[ast.stmt]:
-    """The statements of a module.
+    """Parse the statements of a module.
 
     Raises:
         SyntaxError: Python cannot parse it.

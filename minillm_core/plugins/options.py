@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from pydantic import Field, ValidationError
 from pydantic.fields import FieldInfo
 
-from minillm_core.config.values import Words, describe, show
+from minillm_core.config.values import Words, describe, limits, show
 from minillm_core.errors import PluginError
 from minillm_core.plugins.layers import Layers
 from minillm_core.text import nearest, plain
@@ -89,8 +89,8 @@ def validated(cls: type[_P], name: str, values: Mapping[str, Any]) -> _P:
             raise _unknown(name, key, tuple(fields))
     try:
         document = json.dumps(
-            {key: _read(fields[key].annotation, value) for key, value in values.items()},
-            default=_not_json,
+            {key: _typed(fields[key], value) for key, value in values.items()},
+            default=lambda value: value.data() if isinstance(value, Layers) else str(value),
         )
         return cls.model_validate_json(document, strict=True)
     except ValidationError as error:
@@ -107,11 +107,12 @@ def describe_option(name: str, field: FieldInfo) -> dict[str, Any]:
 
 def expected(field: FieldInfo) -> str:
     """Describe the values that an option takes: "an integer >= 1"."""
-    return describe(field.annotation, field.metadata, _WORDS)
+    return describe(field, _WORDS)
 
 
-def _read(annotation: Any, value: Any) -> Any:
-    return None if value == NONE and type(None) in typing.get_args(annotation) else value
+def _typed(field: FieldInfo, value: Any) -> Any:
+    """Read the word for None, where an option takes it."""
+    return None if value == NONE and type(None) in typing.get_args(field.annotation) else value
 
 
 _BOUNDS = {
@@ -185,10 +186,7 @@ def _refusal(
         what = f"the default of option '{key}' of plugin '{plugin}' is not valid: {reason}"
         fix = f"type {where}=VALUE ({takes}), and tell the plugin's authors"
     else:
-        if first["type"] in (
-            "value_error",
-            "assertion_error",
-        ):  # the author's or a type's own words
+        if first["type"] in ("value_error", "assertion_error"):  # the author's or a type's words
             takes += f" ({reason})"
         what = f"{what} {show(_json(given))}; it takes {takes}"
     return PluginError(what, where=where, fix=fix)
@@ -201,7 +199,7 @@ def _example(field: FieldInfo, given: Any) -> str:
     if not field.is_required():
         default = field.get_default(call_default_factory=True)
         return f"{NONE if default is None else _shell(_json(default))} (its default)"
-    lowest = next((m.ge for m in field.metadata if getattr(m, "ge", None) is not None), 1)
+    lowest = limits(field.metadata).get("ge", 1)
     samples = {int: lowest, float: lowest, bool: True, str: "text", Layers: "all"}
     if typing.get_origin(field.annotation) is Literal:
         return _shell(typing.get_args(field.annotation)[0])
@@ -218,8 +216,3 @@ def _json(value: Any) -> Any:
     if isinstance(value, Layers):
         return value.data()
     return list(value) if isinstance(value, tuple) else value
-
-
-def _not_json(value: Any) -> Any:
-    """Turn a value that JSON does not know into one that it does: a date of TOML into text."""
-    return value.data() if isinstance(value, Layers) else str(value)

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Generic, TypeVar
 
 from minillm_core.errors import PlanError
 from minillm_core.nn.node import Node
 
+K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 EMBED, STREAMS, AFTER = -2, -1, 1 << 30
@@ -69,38 +70,21 @@ def in_order(waiting: Mapping[str, Collection[str]]) -> tuple[list[str], list[st
     return order, left
 
 
+@dataclass(eq=False)
 class Slot:
-    """Base of the merge kinds: the declaration of a place that plugins may fill.
+    """Base of the merge kinds: the declaration of a place that plugins may fill."""
 
-    Args:
-        where: its name in the plan: ``layers.0.attention.window``.
-        layered: of a slot that each layer has, the plugins with an option ``layers``.
-        default: what the core does there, in words.
-        also: further names by which it is found.
-        order: when a step computes it: EMBED, STREAMS, the number of its layer, or AFTER them.
-        shapes: whether the model's function differs by it; not by a loss or an optimizer.
-        listed: whether a plan lists what plugins put there.
-    """
-
-    def __init__(
-        self,
-        where: str,
-        layered: Collection[str] = (),
-        *,
-        default: str = "none",
-        also: tuple[str, ...] = (),
-        order: int = AFTER,
-        shapes: bool = True,
-        listed: bool = True,
-    ) -> None:
-        self.where, self.layered = where, layered
-        self.default, self.also, self.order = default, also, order
-        self.shapes, self.listed = shapes, listed
-
-    @property
-    def owners(self) -> set[str]:
-        """The plugins that fill it."""
-        raise NotImplementedError
+    where: str  # its name in the plan: layers.0.attention.window
+    _: KW_ONLY
+    layered: Collection[
+        str
+    ] = ()  # of a slot that each layer has, plugins with an option ``layers``
+    default: str = "none"  # what the core does there, in words
+    also: tuple[str, ...] = ()  # further names by which it is found
+    order: int = AFTER  # when a step computes it: EMBED, STREAMS, its layer's number, or AFTER them
+    shapes: bool = True  # the model's function differs by it; not by a loss or an optimizer
+    listed: bool = True  # a plan lists what plugins put there
+    owners: set[str] = field(default_factory=set, init=False)  # the plugins that fill it
 
 
 def slots_in(kept: object) -> Iterator[Slot]:
@@ -110,18 +94,12 @@ def slots_in(kept: object) -> Iterator[Slot]:
         yield from (one for one in several if isinstance(one, Slot))
 
 
+@dataclass(eq=False)
 class Claim(Slot, Generic[T]):
     """A slot with one owner."""
 
-    def __init__(self, where: str, layered: Collection[str] = (), **declared: Any) -> None:
-        super().__init__(where, layered, **declared)
-        self.held: dict[str, T] = {}
-        self.lines: dict[str, str] = {}  # claimant -> file and line
-
-    @property
-    def owners(self) -> set[str]:
-        """The claimants."""
-        return {*self.held}
+    held: dict[str, T] = field(default_factory=dict, init=False)
+    lines: dict[str, str] = field(default_factory=dict, init=False)  # claimant -> file and line
 
     def add(self, owner: str, value: T, line: str | None = None) -> None:
         """Claim the slot.
@@ -139,6 +117,7 @@ class Claim(Slot, Generic[T]):
                 f"plugin '{owner}' claims slot {self.where} twice",
                 fix="claim it once; which of the two holds would be a guess",
             ).concerning(self.where, plugins=(owner,))
+        self.owners.add(owner)
         self.held[owner], self.lines[owner] = value, line or filled_at()
 
     def resolve(self, default: Any = None) -> Any:
@@ -163,6 +142,23 @@ class Claim(Slot, Generic[T]):
         return next(iter(self.held), "core")
 
 
+class Claims(dict[K, Claim[T]]):
+    """Claims by key, each made when its key is first looked up.
+
+    Args:
+        where: the name of each, with ``{}`` for its key, or for each part of it.
+        declared: see :class:`Slot`.
+    """
+
+    def __init__(self, where: str, **declared: Any) -> None:
+        super().__init__()
+        self.where, self.declared = where, declared
+
+    def __missing__(self, key: K) -> Claim[T]:
+        parts = key if isinstance(key, tuple) else (key,)
+        return self.setdefault(key, Claim(self.where.format(*parts), **self.declared))
+
+
 @dataclass(frozen=True)
 class Link:
     """A node of a chain, with its anchor and the names that it precedes or follows."""
@@ -173,37 +169,20 @@ class Link:
     after: tuple[str, ...]
 
 
+@dataclass(eq=False)
 class Chain(Slot):
-    """Nodes in a row.
+    """Nodes in a row."""
 
-    Args:
-        where: its name.
-        anchors: in their order.
-        layered: of a slot that each layer has, the plugins with an option ``layers``.
-        declared: see :class:`Slot`.
-    """
-
-    def __init__(
-        self,
-        where: str,
-        anchors: tuple[str, ...],
-        layered: Collection[str] = (),
-        **declared: Any,
-    ) -> None:
-        super().__init__(where, layered, **declared)
-        self.anchors = anchors
-        self.links: list[Link] = []
-        self.closed: dict[str, list[tuple[str, str]]] = {}  # anchor -> (owner, reason)
-
-    @property
-    def owners(self) -> set[str]:
-        """The plugins with a node in it."""
-        return {link.node.owner for link in self.links}
+    anchors: tuple[str, ...]  # in their order
+    links: list[Link] = field(default_factory=list, init=False)
+    closed: dict[str, list[tuple[str, str]]] = field(default_factory=dict, init=False)
+    """Anchor -> (owner, reason)."""
 
     def add(
         self, anchor: str, node: Node, before: tuple[str, ...] = (), after: tuple[str, ...] = ()
     ) -> None:
         """Join at ``anchor``, before or after nodes of these names where they are present."""
+        self.owners.add(node.owner)
         self.links.append(Link(anchor, node, before, after))
 
     def close(self, owner: str, anchor: str, reason: str) -> None:
@@ -219,33 +198,31 @@ class Chain(Slot):
         """
         links: dict[str, Link] = {}
         for link in self.links:
+            node, place = link.node, f"{self.where}.{link.anchor}"
             for owner, reason in self.closed.get(link.anchor, []):
-                if owner != link.node.owner:
+                if owner != node.owner:
                     raise PlanError(
-                        f"'{link.node.owner}' cannot join {self.where}.{link.anchor}: "
-                        f"'{owner}' closed it ({reason})",
+                        f"'{node.owner}' cannot join {place}: '{owner}' closed it ({reason})",
                         where=self.where,
-                        fix=way_out(owner, link.node.owner, self.layered),
-                    ).concerning(f"{self.where}.{link.anchor}", plugins=(owner, link.node.owner))
-            if link.node.name in links:
+                        fix=way_out(owner, node.owner, self.layered),
+                    ).concerning(place, plugins=(owner, node.owner))
+            if node.name in links:
                 raise PlanError(
-                    f"two nodes named '{link.node.name}' in {self.where}",
+                    f"two nodes named '{node.name}' in {self.where}",
                     where=self.where,
                     fix="give one of them another name=",
-                ).concerning(plugins=(link.node.owner, links[link.node.name].node.owner))
-            links[link.node.name] = link
-        self.check_stated(links)
-        return tuple((links[name].anchor, links[name].node) for name in self.ordered(links))
+                ).concerning(plugins=(node.owner, links[node.name].node.owner))
+            links[node.name] = link
+        self._check_stated(links)
+        return tuple((links[name].anchor, links[name].node) for name in self._ordered(links))
 
-    def check_stated(self, links: dict[str, Link]) -> None:
+    def _check_stated(self, links: dict[str, Link]) -> None:
         """Refuse before= and after= that the order of the anchors contradicts."""
         place = self.anchors.index
         for name, link in links.items():
-            stated = [("before", other) for other in link.before]
-            stated += [("after", other) for other in link.after]
+            stated = [("before", other) for other in link.before if other in links]
+            stated += [("after", other) for other in link.after if other in links]
             for word, other in stated:
-                if other not in links:
-                    continue
                 here, there = place(link.anchor), place(links[other].anchor)
                 if (here > there) if word == "before" else (here < there):
                     raise PlanError(
@@ -255,7 +232,7 @@ class Chain(Slot):
                         fix=f"join at {links[other].anchor}, or leave out '{link.node.owner}'",
                     ).concerning(plugins=(link.node.owner, links[other].node.owner))
 
-    def ordered(self, links: dict[str, Link]) -> list[str]:
+    def _ordered(self, links: dict[str, Link]) -> list[str]:
         """Order the names by anchor, then by before/after; the order must be total."""
         order: list[str] = []
         for anchor in self.anchors:
@@ -265,10 +242,11 @@ class Chain(Slot):
                 | {other for other, its in waiting.items() if name in its.before}
                 for name, link in waiting.items()
             }
-            while earlier:
-                ready = sorted(name for name, others in earlier.items() if not others)
+            left = sorted(waiting)
+            while left:
+                ready = [name for name in left if not earlier[name].intersection(left)]
                 if len(ready) != 1:
-                    first, second, *_ = 2 * (ready or sorted(earlier))
+                    first, second, *_ = 2 * (ready or left)
                     why = "has no stated order" if ready else "goes round in a circle"
                     raise PlanError(
                         f"the order of '{first}' and '{second}' in {self.where}.{anchor} {why}",
@@ -277,44 +255,21 @@ class Chain(Slot):
                         f"'{links[first].node.owner}'",
                     ).concerning(plugins=(links[one].node.owner for one in (first, second)))
                 order += ready
-                del earlier[ready[0]]
-                for others in earlier.values():
-                    others.discard(ready[0])
+                left.remove(ready[0])
         return order
 
 
+@dataclass(eq=False)
 class Terms(Slot, Generic[T]):
-    """A sum: entries under keys, each from one plugin.
+    """A sum: entries under keys, each from one plugin."""
 
-    Args:
-        where: its name.
-        layered: of a slot that each layer has, the plugins with an option ``layers``.
-        keyed: whether each key is a place of its own in the plan, ``where[key]``.
-        always: of the core's own entries, key -> what it is; a plugin may claim one.
-        kind: of the places: a sum's key that the core holds is claimed, not added.
-        why: why an entry is there; or a function of its key.
-        declared: see :class:`Slot`.
-    """
-
-    def __init__(
-        self,
-        where: str,
-        layered: Collection[str] = (),
-        *,
-        keyed: bool = True,
-        always: Mapping[str, str] | None = None,
-        kind: str = "term",
-        why: str | Callable[[str], str] = "adds it",
-        **declared: Any,
-    ) -> None:
-        super().__init__(where, layered, **declared)
-        self.keyed, self.always, self.kind, self.why = keyed, always or {}, kind, why
-        self.held: dict[Hashable, tuple[str, T]] = {}
-
-    @property
-    def owners(self) -> set[str]:
-        """The plugins with an entry in it."""
-        return {owner for owner, _ in self.held.values()}
+    _: KW_ONLY
+    keyed: bool = True  # each key is a place of its own in the plan, ``where[key]``
+    always: Mapping[str, str] = field(default_factory=dict)
+    """Of the core's own entries, key -> what it is; a plugin may claim one."""
+    kind: str = "term"  # of the places: a sum's key that the core holds is claimed, not added
+    why: str | Callable[[str], str] = "adds it"  # why an entry is there; or a function of its key
+    held: dict[Hashable, tuple[str, T]] = field(default_factory=dict, init=False)
 
     def add(self, owner: str, key: Hashable, value: T) -> None:
         """Add an entry.
@@ -334,6 +289,7 @@ class Terms(Slot, Generic[T]):
                 where=self.where,
                 fix=way_out(other, owner, self.layered),
             ).concerning(place, plugins=(other, owner))
+        self.owners.add(owner)
         self.held[key] = (owner, value)
 
     def resolve(self) -> tuple[tuple[Any, str, T], ...]:

@@ -67,7 +67,9 @@ class Watch:
         one = _Activity(words, self._clock(), max(self._first, after), waits)
         self._running[one] = None
         if self._thread is None:
-            self._start()
+            name = "minillm-watch"
+            self._thread = threading.Thread(target=self._look_on, name=name, daemon=True)
+            self._thread.start()
         try:
             yield
         finally:
@@ -101,10 +103,6 @@ class Watch:
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
-
-    def _start(self) -> None:
-        self._thread = threading.Thread(target=self._look_on, name="minillm-watch", daemon=True)
-        self._thread.start()
 
     def _look_on(self) -> None:
         while not self._stop.wait(_LOOK_SECONDS):

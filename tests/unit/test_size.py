@@ -11,11 +11,12 @@ import pytest
 
 from tools.size import File, count, packages, summary
 
-CEILING = 21_100
+CEILING = 20_200
 """Lines of code that the core may have.
 
 It is what the core has today, rounded up to the next hundred; each step lowers the number. The aim is
-17,500, and 18,500 is the last ceiling. To raise it, write here what the lines are for.
+17,500, with 18,500 as the last ceiling; docs/internals.md says why it is not reached. To raise the
+number, write here what the lines are for.
 """
 
 SOURCE = '''\

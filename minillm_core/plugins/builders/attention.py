@@ -28,30 +28,32 @@ class AttentionSlots:
 
     def __init__(self, geometry: ModelShape, base: float, layered: Collection[str] = ()) -> None:
         self.geometry, self.base, self.layered = geometry, base, layered
-        dim = geometry.head_dim
+        self.layer = order = geometry.layer or 0
+        dim, at = geometry.head_dim, f"layers.{geometry.layer}.attention"
         formula = f"base^(-2i/{dim}), i < {dim // 2}, base {base:,g}"
-        at, order = f"layers.{geometry.layer}.attention", geometry.layer or 0
+
+        here: dict[str, Any] = {"layered": layered, "order": order}
 
         def claim(name: str, default: str) -> Claim[Any]:
-            return Claim(f"{at}.{name}", layered, order=order, default=default)
+            return Claim(f"{at}.{name}", default=default, **here)
 
-        self.qk = Chain(f"{at}.qk", ("project", "norm", "shift"), layered, order=order)
+        self.qk = Chain(f"{at}.qk", ("project", "norm", "shift"), **here)
         self.frequencies: Claim[Function] = claim("rope.frequencies", formula)
         self.scaling: Claim[Function] = claim("rope.scaling", "the frequencies as they are")
         self.positions: Claim[Node] = claim("rope.positions", "0, 1, 2 ... along the row")
-        self.v: Terms[Node] = Terms(f"{at}.v", layered, keyed=False, order=order, default="v alone")
+        self.v: Terms[Node] = Terms(f"{at}.v", keyed=False, default="v alone", **here)
         self.layout: Claim[Node] = claim("layout", "heads and positions as they are projected")
         self.window: Claim[Setting] = claim("window", "every key up to the query's own")
         self.documents: Claim[DocumentMask] = claim("documents", "every document of the row")
         self.scale: Claim[Setting] = claim("scale", f"{dim}^-1/2 = {dim**-0.5:.4g}")
-        self.out = Chain(f"{at}.out", ("correct", "project_out", "gate"), layered, order=order)
+        self.out = Chain(f"{at}.out", ("correct", "project_out", "gate"), **here)
 
     def owners(self) -> set[str]:
-        """The plugins that fill any of them."""
+        """Return the plugins that fill any of them."""
         return set().union(*(slot.owners for slot in slots_in(self)))
 
     def resolve(self) -> AttentionSpec:
-        """The layer's attention, a claim under its own name; every conflict is an error."""
+        """Resolve to the layer's attention, a claim under its own name; every conflict is an error."""
         qk = self.qk.resolve()
         rope = RopeSpec(
             self.base, self.frequencies.resolve(), self.scaling.resolve(), self.positions.resolve()
@@ -179,11 +181,12 @@ class AttentionBuilder(Builder):
         seq_len: T, the length of a training row.
     """
 
+    _slots: AttentionSlots
+
     def __init__(self, owner: str, values: ValueTable, slots: AttentionSlots) -> None:
-        super().__init__(owner, values)
-        self._slots = slots
+        super().__init__(owner, values, slots)
         geometry = slots.geometry
-        self.layer: int = geometry.layer or 0
+        self.layer = slots.layer
         self.layers = geometry.layers
         self.heads, self.kv_heads = geometry.heads, geometry.kv_heads
         self.head_dim, self.seq_len = geometry.head_dim, geometry.positions

@@ -12,7 +12,7 @@ from minillm_core.nn.node import Node, Setting, node_of
 from minillm_core.nn.reference import Function, json_arguments, reference_of
 from minillm_core.optim.schedules import Schedule
 from minillm_core.plugins.slots import Chain
-from minillm_core.text import nearest, plain
+from minillm_core.text import did_you_mean, plain
 
 RESERVED = frozenset(
     {"x", "y", "q", "k", "v", "carry", "sublayer", "x0"}
@@ -43,6 +43,16 @@ class ValueTable:
         ).concerning(plugins=(self.held[name][0], owner))
 
 
+def offered_twice(what: str, other: str, owner: str, where: str) -> PlanError:
+    """Make the error of two plugins that bring something of one name: ``what`` is ``by both``."""
+    error = PlanError(
+        f"{what} by both '{other}' and '{owner}'",
+        where=where,
+        fix=f"leave out one of them, such as '{owner}'",
+    )
+    return error.concerning(plugins=(other, owner))
+
+
 class _Sealing(type):
     """Seals what it has made."""
 
@@ -68,11 +78,9 @@ class Sealed(metaclass=_Sealing):
             if name.startswith("_"):
                 raise AttributeError(f"'{kind}' object has no attribute '{name}'")
             known = sorted(one for one in dir(self) if not one.startswith("_"))
-            close = nearest(name, known)
-            meant = f"did you mean {close}? " if close else ""
             raise UnknownSlot(
                 f"{kind}.{name} is no slot, and nothing else that a builder tells",
-                fix=f"{meant}there is {', '.join(known)}",
+                fix=f"{did_you_mean(name, known)}there is {', '.join(known)}",
             )
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -86,10 +94,16 @@ class Sealed(metaclass=_Sealing):
 
 
 class Builder(Sealed):
-    """Base: who is being asked, and where what it says is kept."""
+    """Base of the builders: the plugin whose hook is called, and the slots that it fills.
 
-    def __init__(self, owner: str, values: ValueTable) -> None:
-        self._owner, self._values = owner, values
+    Args:
+        owner: the plugin.
+        values: the schedule values of the plan.
+        slots: those of this builder.
+    """
+
+    def __init__(self, owner: str, values: ValueTable, slots: Any) -> None:
+        self._owner, self._values, self._slots = owner, values, slots
 
     def note(self, text: str) -> None:
         """Tell whoever plans or starts a run something, once: ``note: NAME: text``.

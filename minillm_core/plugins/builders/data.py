@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from minillm_core.errors import PlanError
-from minillm_core.plugins.builders.base import Builder, ValueTable
+from minillm_core.plugins.builders.base import Builder
 from minillm_core.plugins.slots import Terms, in_order
 
 DTYPES = ("int32", "float32")
@@ -35,7 +35,7 @@ class DataSlots:
         )
 
     def order(self, plugins: tuple[str, ...]) -> tuple[str, ...]:
-        """The order of the ``on_batch`` implementations: writers before readers, then by name.
+        """Order the ``on_batch`` implementations: writers before readers, then by name.
 
         Raises:
             PlanError: they wait for each other.
@@ -57,9 +57,7 @@ class DataSlots:
 class DataBuilder(Builder):
     """The batch, as one plugin sees it: what its ``on_batch`` writes and reads."""
 
-    def __init__(self, owner: str, values: ValueTable, slots: DataSlots) -> None:
-        super().__init__(owner, values)
-        self._slots = slots
+    _slots: DataSlots
 
     def field(self, name: str, dtype: str = "int32", shape: tuple[int, ...] = ()) -> None:
         """Claim: ``(rows, T, *shape)``, a field that this plugin's ``on_batch`` writes.

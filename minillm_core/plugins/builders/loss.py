@@ -9,7 +9,7 @@ from minillm_core.errors import PlanError
 from minillm_core.nn.decoder import LossSpec, Target, Term
 from minillm_core.ops.form import LossForm, SigmoidCap, TanhCap
 from minillm_core.optim.schedules import stages
-from minillm_core.plugins.builders.base import Builder, ValueTable
+from minillm_core.plugins.builders.base import Builder
 from minillm_core.plugins.slots import Claim, Terms
 
 TRAINING = ("smoothing", "z")
@@ -17,9 +17,14 @@ TRAINING = ("smoothing", "z")
 
 
 class LossSlots:
-    """The slots of the loss, each declared once, and their resolution."""
+    """The slots of the loss, each declared once, and their resolution.
 
-    def __init__(self) -> None:
+    Args:
+        length: tokens of a row.
+    """
+
+    def __init__(self, length: int) -> None:
+        self.length = length
         self.form: dict[str, Claim[Any]] = {
             name: Claim(
                 f"loss.logits[{name}]",
@@ -33,7 +38,7 @@ class LossSlots:
         self.terms: Terms[Term] = Terms("loss.term", why=why, shapes=False)
 
     def resolve(self) -> LossSpec:
-        """The loss; every clash is an error."""
+        """Resolve to the loss; every clash is an error."""
         claimed = {name: claim for name, claim in self.form.items() if claim.held}
         form = replace(LossForm(), **{name: claim.resolve() for name, claim in claimed.items()})
         owners = tuple((name, claim.owner) for name, claim in claimed.items())
@@ -45,10 +50,7 @@ class LossSlots:
 class LossBuilder(Builder):
     """The loss, as one plugin sees it. The main target is the next token, with weight 1."""
 
-    def __init__(self, owner: str, values: ValueTable, slots: LossSlots, *, length: int) -> None:
-        super().__init__(owner, values)
-        self._slots = slots
-        self._length = length  # tokens of a row
+    _slots: LossSlots
 
     def logits(
         self,
@@ -105,25 +107,22 @@ class LossBuilder(Builder):
             PlanError: both or neither of offset and field; the main target's offset, or one that
                 no token of a row has; an end outside the run.
         """
+        said, length = f"plugin '{self._owner}', loss.target:", self._slots.length
         if (offset is None) == (field is None):
-            raise PlanError(f"plugin '{self._owner}', loss.target: give offset= or field=")
+            raise PlanError(f"{said} give offset= or field=")
         if offset is not None and offset < 2:
             raise PlanError(
-                f"plugin '{self._owner}', loss.target: offset {offset}; 1 is the main target, "
-                "further ones begin at 2"
+                f"{said} offset {offset}; 1 is the main target, further ones begin at 2"
             )
-        if offset is not None and offset > self._length:
+        if offset is not None and offset > length:
             raise PlanError(
-                f"plugin '{self._owner}', loss.target: offset {offset}, and a row of {self._length} "
-                "tokens has no token so far ahead",
-                where=f"train.seq_len={self._length}",
+                f"{said} offset {offset}, and a row of {length} tokens has no token so far ahead",
+                where=f"train.seq_len={length}",
                 fix=f"train.seq_len={offset} or more, or nearer targets",
             )
         key = field or f"offset{offset}"
         if until is not None and not 0 < until <= 1:
-            raise PlanError(
-                f"plugin '{self._owner}', loss.target: until={until}, a share of the run"
-            )
+            raise PlanError(f"{said} until={until}, a share of the run")
         stage = None
         if until is not None and until < 1:
             there = stages((0, 1), (until, 0))

@@ -12,7 +12,16 @@ from minillm_core.nn.init import Init, Referenced
 from minillm_core.nn.node import ModelShape, Node, Setting
 from minillm_core.nn.residual import Learned, SiteSpec
 from minillm_core.plugins.builders.base import Anchor, Builder, Sealed, ValueTable
-from minillm_core.plugins.slots import EMBED, STREAMS, Chain, Claim, Terms, filled_at, in_order
+from minillm_core.plugins.slots import (
+    EMBED,
+    STREAMS,
+    Chain,
+    Claim,
+    Claims,
+    Terms,
+    filled_at,
+    in_order,
+)
 
 SITES: Mapping[str, tuple[str, ...]] = {
     "in": ("carry",),
@@ -26,19 +35,11 @@ class InitSlots:
     """Claims on the initial values of parameters, by name and by role, and their resolution."""
 
     def __init__(self) -> None:
-        self.claims: dict[str, Claim[Init]] = {}
+        self.claims: Claims[str, Init] = Claims("model.init[{}]", shapes=False)
         self.roles: list[tuple[str, str, Init, str]] = []  # owner, role, initialiser, line
 
-    def of(self, parameter: str) -> Claim[Init]:
-        """Return the claim on one parameter; an empty one where there is none yet."""
-        return self.claims.get(parameter) or Claim(f"model.init[{parameter}]", shapes=False)
-
-    def add(self, owner: str, parameter: str, init: Init, line: str | None = None) -> None:
-        """Claim a parameter's initial values; see :meth:`Claim.add`."""
-        self.claims.setdefault(parameter, self.of(parameter)).add(owner, init, line)
-
     def resolve(self, roles: Mapping[str, str]) -> dict[str, tuple[str, Init]]:
-        """Parameter -> (owner, initialiser), where claimed by name or by role.
+        """Map parameter -> (owner, initialiser), where claimed by name or by role.
 
         Args:
             roles: of every parameter of the model.
@@ -56,8 +57,8 @@ class InitSlots:
                     fix="roles are " + ", ".join(sorted(set(roles.values()))),
                 ).concerning(plugins=(owner,))
             for name in chosen:
-                self.add(owner, name, init, line)
-        return {name: (claim.owner, claim.resolve()) for name, claim in sorted(self.claims.items())}
+                self.claims[name].add(owner, init, line)
+        return {name: (one.owner, one.resolve()) for name, one in sorted(self.claims.items())}
 
 
 class ModelSlots:
@@ -79,7 +80,7 @@ class ModelSlots:
 
         def claim(part: str, i: int) -> Claim[Any]:
             where, also = f"model.{part}[{i}]", (f"layers.{i}.{part}",)
-            return Claim(where, layered, order=i, default=parts[part], also=also)
+            return Claim(where, layered=layered, order=i, default=parts[part], also=also)
 
         def norm(site: str, **more: Any) -> Claim[Any]:
             return Claim(f"model.norm[{site}]", default="RMSNorm", also=(site,), **more)
@@ -113,7 +114,7 @@ class ModelSlots:
         return SiteSpec(name, entries) if entries else None
 
     def ordered_streams(self) -> tuple[Node, ...]:
-        """Streams in an order in which each finds what it reads.
+        """Order the streams so that each finds the streams that it reads.
 
         Raises:
             PlanError: they read each other in a circle.
@@ -157,9 +158,10 @@ class ModelBuilder(Builder):
         vocab: V.
     """
 
+    _slots: ModelSlots
+
     def __init__(self, owner: str, values: ValueTable, slots: ModelSlots) -> None:
-        super().__init__(owner, values)
-        self._slots = slots
+        super().__init__(owner, values, slots)
         g = slots.geometry
         self.layers, self.dim, self.hidden, self.vocab = g.layers, g.dim, g.hidden, g.vocab
         self.heads, self.kv_heads, self.head_dim = g.heads, g.kv_heads, g.head_dim
@@ -288,7 +290,7 @@ class ModelBuilder(Builder):
             model.init("head.weight", zeros)
         """
         value = self._init(f"model.init[{parameter}]", init, arguments)
-        self._slots.init.add(self._owner, parameter, value)
+        self._slots.init.claims[parameter].add(self._owner, value)
 
     def init_role(self, role: str, init: Any, **arguments: Any) -> None:
         """Claim: the same for every parameter with a role (attention.o), whoever declares it."""

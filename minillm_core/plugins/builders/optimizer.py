@@ -13,11 +13,14 @@ from minillm_core.optim.adamw import adam, decay, write
 from minillm_core.optim.groups import Group, Member, groups_of
 from minillm_core.optim.schedules import Schedule, Scheduled, Stages
 from minillm_core.optim.stage import ANCHORS, Draft, Rule, stage
-from minillm_core.plugins.builders.base import Builder, ValueTable
-from minillm_core.plugins.slots import Claim
-from minillm_core.text import few, nearest
+from minillm_core.plugins.builders.base import Builder, ValueTable, offered_twice
+from minillm_core.plugins.slots import Claim, Claims
+from minillm_core.text import did_you_mean, few
 
 Where = Callable[[str, "ParamInfo"], bool]
+
+DEFAULT_RULE = "adamw"
+"""The rule of every parameter that no plugin assigns."""
 
 EVERY = "*"
 """In the place of a rule's name: whatever rules there are."""
@@ -47,43 +50,42 @@ class OptimizerSlots:
 
     def __init__(self, parameters: Mapping[str, ParamInfo], values: ValueTable, train: Any) -> None:
         self.parameters, self.values, self.train = parameters, values, train
-        self.rules: dict[str, tuple[str, dict[str, Draft]]] = {"adamw": ("core", core_rule(train))}
-        self.extensions: dict[tuple[str, str], Claim[Draft]] = {}
-        self.assigned: dict[str, Claim[str]] = {}
-        self.multipliers: dict[tuple[str, str], Claim[Any]] = {}
+        core = ("core", core_rule(train))
+        self.rules: dict[str, tuple[str, dict[str, Draft]]] = {DEFAULT_RULE: core}
+        self.extensions: Claims[tuple[str, str], Draft] = Claims("opt.extend({}, {})")
+        self.assigned: Claims[str, str] = Claims("opt.assign[{}]")
+        self.multipliers: Claims[tuple[str, str], Any] = Claims("opt.set[{}].{}")
 
     def resolve(self) -> tuple[Group, ...]:
-        """Groups of every parameter; every clash is an error."""
+        """Resolve to the groups of every parameter; every clash is an error."""
         # also where a plugin replaces AdamW's write: a step's report shows train.lr
         self.values.add("core", "train.lr", Scheduled(self.train.lr))
-        for (rule, anchor), claim in sorted(self.extensions.items()):
+        for (rule, _), claim in sorted(self.extensions.items()):
             if rule not in (*self.rules, EVERY):
-                raise self.lacks(rule, min(claim.held), f"opt.extend({rule}, {anchor})")
+                raise self.lacks(rule, min(claim.held), claim.where)
         rules = {name: self.rule(name) for name in sorted(self.rules)}
         assigned: dict[str, tuple[Rule, Member]] = {}
         for name, parameter in self.parameters.items():
-            rule = self.assigned[name].resolve() if name in self.assigned else "adamw"
+            rule = self.assigned[name].resolve(DEFAULT_RULE)
             if rule not in rules:
                 raise self.lacks(rule, self.assigned[name].owner, f"opt.assign({rule})")
-            numbers = {
-                field: held.value if isinstance(held := claim.resolve(), Setting) else held
-                for (n, field), claim in self.multipliers.items()
-                if n == name
-            }
-            betas = numbers.pop("betas", None)
+            factors = {}
+            for field in ("lr_mul", "wd_mul"):
+                held = self.multipliers[name, field].resolve(getattr(parameter, field))
+                factors[field] = held.value if isinstance(held, Setting) else held
+            claim = self.multipliers[name, "betas"]
+            betas = claim.resolve()
             overrides = () if betas is None else (("beta1", betas[0]), ("beta2", betas[1]))
             if overrides and not rules[rule].takes("beta1", "beta2"):
-                owner, slot = self.multipliers[name, "betas"].owner, f"opt.set[{name}].betas"
-                text = f"plugin '{owner}' sets betas of '{name}', which follows the rule '{rule}'"
-                refusal = PlanError(f"{text}: it has none", where=slot)
-                raise refusal.concerning(name, slot, plugins=(owner,))
-            fields = {"lr_mul": parameter.lr_mul, "wd_mul": parameter.wd_mul, **numbers}
-            member = Member(name, parameter.shape, **fields, overrides=overrides)
+                text = f"plugin '{claim.owner}' sets betas of '{name}', which follows the rule '{rule}'"
+                refusal = PlanError(f"{text}: it has none", where=claim.where)
+                raise refusal.concerning(name, claim.where, plugins=(claim.owner,))
+            member = Member(name, parameter.shape, **factors, overrides=overrides)
             assigned[name] = (rules[rule], member)
         return groups_of(assigned)
 
     def lacks(self, rule: str, owner: str, where: str) -> PlanError:
-        """The error of a plugin that builds on a rule which is not there."""
+        """Make the error of a plugin that builds on a rule which is not there."""
         return PlanError(
             f"plugin '{owner}' builds on the rule '{rule}', which no active plugin provides",
             where=where,
@@ -91,13 +93,19 @@ class OptimizerSlots:
         ).concerning(plugins=(owner,))
 
     def rule(self, name: str) -> Rule:
-        """A rule with its extensions, its values named in the plan."""
+        """Resolve a rule with its extensions, its values named in the plan."""
         owner, drafts = self.rules[name]
         held = {anchor: (owner, draft) for anchor, draft in drafts.items()}
         for anchor in ANCHORS:
             claim = self.extension(name, anchor)
-            if claim.resolve() is not None:
-                held[anchor] = (claim.owner, self.inheriting(claim, held.get(anchor)))
+            if (extension := claim.resolve()) is not None:
+                try:
+                    drafted = extension.instead_of(held[anchor][1] if anchor in held else None)
+                except ValueError as error:
+                    text = f"plugin '{claim.owner}', {claim.where}: {error}"
+                    refusal = PlanError(text, where=claim.where)
+                    raise refusal.concerning(plugins=(claim.owner,)) from error
+                held[anchor] = (claim.owner, drafted)
         stages = []
         for anchor in ANCHORS:
             if anchor in held:
@@ -109,7 +117,7 @@ class OptimizerSlots:
         return Rule(name, owner, tuple(stages))
 
     def extension(self, rule: str, anchor: str) -> Claim[Draft]:
-        """Who extends a rule's stage, by its name or as one of every rule's."""
+        """Collect the claims on a rule's stage, by the rule's name or as one of every rule's."""
         claim: Claim[Draft] = Claim(f"opt.extend({rule}, {anchor})")
         for named in (rule, EVERY):
             if (claims := self.extensions.get((named, anchor))) is not None:
@@ -117,18 +125,9 @@ class OptimizerSlots:
                     claim.add(owner, draft, claims.lines[owner])
         return claim
 
-    def inheriting(self, claim: Claim[Draft], replaced: tuple[str, Draft] | None) -> Draft:
-        """An extension, with what it takes over from the stage in its place."""
-        try:
-            return claim.resolve().instead_of(replaced and replaced[1])
-        except ValueError as error:
-            text = f"plugin '{claim.owner}', {claim.where}: {error}"
-            refusal = PlanError(text, where=claim.where)
-            raise refusal.concerning(plugins=(claim.owner,)) from error
-
 
 def core_rule(train: Any) -> dict[str, Draft]:
-    """AdamW with the run's settings."""
+    """Make AdamW with the run's settings."""
     beta1, beta2 = train.betas
     state = {"m": "like", "v": "like"}
     return {
@@ -146,9 +145,10 @@ class OptimizerBuilder(Builder):
         weight_decay: train.weight_decay.
     """
 
+    _slots: OptimizerSlots
+
     def __init__(self, owner: str, values: ValueTable, slots: OptimizerSlots) -> None:
-        super().__init__(owner, values)
-        self._slots = slots
+        super().__init__(owner, values, slots)
         self.parameters = dict(slots.parameters)
         self.weight_decay: float = slots.train.weight_decay
 
@@ -177,24 +177,16 @@ class OptimizerBuilder(Builder):
             PlanError: the rule exists, or there is no such anchor.
         """
         if name in self._slots.rules:
-            other = self._slots.rules[name][0]
-            raise PlanError(
-                f"rule '{name}' is provided by both '{other}' and '{self._owner}'",
-                where=f"opt.rule[{name}]",
-                fix=f"leave out one of them, such as '{self._owner}'",
-            ).concerning(plugins=(other, self._owner))
+            what, where = f"rule '{name}' is provided", f"opt.rule[{name}]"
+            raise offered_twice(what, self._slots.rules[name][0], self._owner, where)
         for anchor, draft in stages.items():
             self._stage(anchor, draft)
         self._finite(f"opt.rule({name})", lr=lr)
         for argument, value in (("lr", lr), ("weight_decay", weight_decay)):
             self._dynamic(f"opt.rule({name})", argument, value)
         schedule = lr if isinstance(lr, Schedule) else Scheduled(float(lr))
-        defaults = {
-            "decay": stage(
-                decay, weight_decay=self.weight_decay if weight_decay is None else weight_decay
-            ),
-            "write": stage(write, lr=schedule),
-        }
+        shrink = self.weight_decay if weight_decay is None else weight_decay
+        defaults = {"decay": stage(decay, weight_decay=shrink), "write": stage(write, lr=schedule)}
         self._slots.rules[name] = (self._owner, defaults | stages)
 
     def extend(self, rule: str, anchor: str, draft: Draft) -> None:
@@ -210,9 +202,7 @@ class OptimizerBuilder(Builder):
             draft: INHERITED among its arguments is what the replaced stage was given.
         """
         self._stage(anchor, draft)
-        where = f"opt.extend({rule}, {anchor})"
-        claim = self._slots.extensions.setdefault((rule, anchor), Claim(where))
-        claim.add(self._owner, draft)
+        self._slots.extensions[rule, anchor].add(self._owner, draft)
 
     def assign(self, rule: str, where: Where) -> int:
         """Claim per parameter: those for which ``where(name, info)`` follow ``rule``.
@@ -233,8 +223,7 @@ class OptimizerBuilder(Builder):
         """
         chosen = self._chosen(where, f"opt.assign({rule})")
         for name in chosen:
-            claim = self._slots.assigned.setdefault(name, Claim(f"opt.assign[{name}]"))
-            claim.add(self._owner, rule)
+            self._slots.assigned[name].add(self._owner, rule)
         return len(chosen)
 
     def set(
@@ -275,21 +264,15 @@ class OptimizerBuilder(Builder):
                 fix="two numbers, at least 0 and below 1: betas=(0.9, 0.95)",
             )
         for field in ("lr_mul", "wd_mul"):
-            if fields[field] is not None:
-                fields[field] = self._multiplier(field, fields[field], chosen[0])
+            if (factor := fields[field]) is not None:
+                self._dynamic("opt.set", field, factor)
+                held = self._setting(field, factor, chosen[0])  # the name of a second schedule
+                fields[field] = held if held.constant is None else held.constant
         for name in chosen:
             for field, value in fields.items():
                 if value is not None:
-                    slot = f"opt.set[{name}].{field}"
-                    claim = self._slots.multipliers.setdefault((name, field), Claim(slot))
-                    claim.add(self._owner, value)
+                    self._slots.multipliers[name, field].add(self._owner, value)
         return len(chosen)
-
-    def _multiplier(self, field: str, factor: Any, first: str) -> float | Setting:
-        """A number, or the schedule value that is named after the first parameter if it must be."""
-        self._dynamic("opt.set", field, factor)
-        held = self._setting(field, factor, first)
-        return held if held.constant is None else held.constant
 
     def _dynamic(self, slot: str, argument: str, value: Any) -> None:
         """Refuse stages: an update is compiled once, for the whole run."""
@@ -312,11 +295,9 @@ class OptimizerBuilder(Builder):
 
     def _stage(self, anchor: str, draft: Draft) -> None:
         if anchor not in ANCHORS:
-            close = nearest(anchor, ANCHORS)
             raise PlanError(
                 f"plugin '{self._owner}': a rule has no stage '{anchor}'",
-                fix=(f"did you mean {close}? " if close else "")
-                + f"stages are {', '.join(ANCHORS)}",
+                fix=f"{did_you_mean(anchor, ANCHORS)}stages are {', '.join(ANCHORS)}",
             )
         if not isinstance(draft, Draft):
             raise PlanError(
@@ -328,7 +309,7 @@ class OptimizerBuilder(Builder):
 
 
 def _is_pair(betas: Any) -> bool:
-    """Whether these are two decay rates."""
+    """Return whether these are two decay rates."""
     if not isinstance(betas, (tuple, list)) or len(betas) != 2:
         return False
     return all(isinstance(beta, (int, float)) and 0 <= beta < 1 for beta in betas)

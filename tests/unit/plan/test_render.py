@@ -15,8 +15,7 @@ from minillm_core.nn.module import Module
 from minillm_core.plan import Plan
 from minillm_core.plan.diff import ABSENT, Difference, differences, in_words, render_diff
 from minillm_core.plan.render import amount, plan_document, render_plan, sized
-from minillm_core.plan.slots import slots_of, taken
-from minillm_core.plan.words import fold, ranges
+from minillm_core.plan.slots import fold, ranges, slots_of, taken
 from minillm_core.plugins.layers import Layers
 from minillm_core.plugins.plugin import Plugin
 from minillm_modded.paired_heads import PairedHeads

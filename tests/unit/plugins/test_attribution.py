@@ -77,7 +77,7 @@ def test_a_keyboard_interrupt_without_a_signal_is_the_plugin_s(trick: LoadedPlug
 
 
 def test_what_the_core_found_is_given_the_version(trick: LoadedPlugin) -> None:
-    offered = LoadedPlugin(trick.plugin, replace(trick.origin, distribution="dist", version="1.0"))
+    offered = replace(trick, distribution="dist", version="1.0")
     with pytest.raises(PluginCodeError) as caught, attribute_errors([offered], "in a step"):
         raise PluginCodeError("trick", "Gate.forward", did="returned None from")
     caught.value.happened("at step 7")

@@ -31,7 +31,7 @@ def test_a_claim_replaces_the_default() -> None:
 
 @pytest.mark.parametrize("order", list(permutations(("one", "two", "three"))))
 def test_a_second_claimant_is_refused_by_name_slot_and_way_out(order: tuple[str, ...]) -> None:
-    claim: Claim[int] = Claim("layers.3.attention.layout", {"one", "three"})
+    claim: Claim[int] = Claim("layers.3.attention.layout", layered={"one", "three"})
     for owner in order:
         claim.add(owner, 1)
     with pytest.raises(PlanError) as refused:
@@ -44,7 +44,7 @@ def test_a_second_claimant_is_refused_by_name_slot_and_way_out(order: tuple[str,
 
 @pytest.mark.parametrize("layered", [(), {"one"}, {"two", "three"}])
 def test_layers_are_no_way_out_for_who_cannot_be_told_any(layered: Collection[str]) -> None:
-    claim: Claim[int] = Claim("loss.logits[cap]", layered)
+    claim: Claim[int] = Claim("loss.logits[cap]", layered=layered)
     claim.add("one", 1)
     claim.add("two", 2)
     with pytest.raises(PlanError) as refused:

@@ -35,7 +35,6 @@ from minillm_core.errors import (
     Stopped,
 )
 from minillm_core.plan import Plan
-from minillm_core.plugins.attribution import Origin
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.plugin import Plugin
 from minillm_core.train.errors import resume_line
@@ -155,8 +154,7 @@ def loaded_of() -> Callable[..., LoadedPlugin]:
     """A plugin of a distribution, or of a file."""
 
     def made(name: str, distribution: str | None, source: str) -> LoadedPlugin:
-        origin = Origin(name, distribution, None, source, "", "", "")
-        return LoadedPlugin(Watcher(), origin)
+        return LoadedPlugin(name, distribution, None, source, "", "", "", Watcher())
 
     return made
 
