@@ -68,7 +68,7 @@ def parser(doc: str | None, *, both: bool = False) -> argparse.ArgumentParser:
 
 
 def backends_of(options: argparse.Namespace) -> list[str]:
-    """Return the backends that are asked for; of both those that are installed, which is printed."""
+    """Return the chosen backends; for ``both`` the installed ones, and print which those are."""
     if options.backend != "both":
         return [options.backend]
     found = [name for name in BACKENDS if find_spec(name)]

@@ -228,7 +228,7 @@ class Loader(Iterator[StepBatch]):
         # The thread holds no reference to the loader (nor does ``steps``), so that a forgotten one
         # is collected, and ends its thread then.
         self._thread = threading.Thread(
-            target=contextvars.copy_context().run,  # whoever watches here watches there
+            target=contextvars.copy_context().run,  # the caller's watch on plugin code applies there too
             args=(_fill, steps(), self._queue, self._stop),
             name="minillm-loader",
             daemon=True,

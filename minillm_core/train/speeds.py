@@ -115,7 +115,7 @@ def remember(
         cache.mkdir(parents=True, exist_ok=True)
         disk.replace(cache / FILE, json.dumps(document, indent=1).encode() + b"\n")
     except OSError:
-        return  # a cache that cannot be written is said where tokens are kept in it
+        return  # the token cache is in the same folder, and reports that it cannot be written
 
 
 def expected(

@@ -142,7 +142,7 @@ class Oracle:
             module, attribute = self.places[name]
             setattr(module, attribute, np.asarray(array, np.float64))
 
-    @np.errstate(all="ignore")  # what is not finite is said by the check
+    @np.errstate(all="ignore")  # the check reports infinities and NaN
     def forward(self, batch: Batch) -> Any:
         """Return the decoder's result of a training batch: ``sums``, ``objective``, ..."""
         return self.model(dict(batch), step_values(self.plan, batch))

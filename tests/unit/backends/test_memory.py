@@ -1,4 +1,4 @@
-"""Memory that does not suffice is said in one way, whatever a framework calls it."""
+"""Every framework's out-of-memory error becomes the same error of minillm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``minillm data cache``: what is kept is shown, and goes when it is told to."""
+"""``minillm data cache`` lists the entries of the token cache, and removes them on request."""
 
 from __future__ import annotations
 

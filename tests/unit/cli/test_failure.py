@@ -251,7 +251,7 @@ def test_a_folder_that_is_gone_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("torn", ["entry_points.txt", "METADATA"])
 def test_a_distribution_that_cannot_be_read_ends_no_command(tmp_path: Path, torn: str) -> None:
-    """Nor is anything imported for pydantic or torch that nobody named."""
+    """No plugin of pydantic or torch is imported unless it was named."""
     (tmp_path / "loud.py").write_text("raise SystemExit('imported')\n")
     for name in ("torn", "loud"):
         folder = tmp_path / f"{name}-1.0.dist-info"
