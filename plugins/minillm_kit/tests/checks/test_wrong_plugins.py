@@ -8,6 +8,7 @@ from collections.abc import Callable, Container, Iterator
 import pytest
 
 import minillm_kit
+from minillm_core import text
 from minillm_core.nn.init import ones
 from minillm_kit import CHECKS
 from minillm_kit.runner import Report, run_checks
@@ -268,10 +269,12 @@ SLOW = ("clean",)
 
 
 @pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
+def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What the wrong plugins change for good is put back."""
     import torch
 
+    # Set to what it is: at its end monkeypatch puts this value back, whoever replaced it.
+    monkeypatch.setattr(text, "nearest", text.nearest)
     yield
     object.__setattr__(ones, "value", 1.0)
     torch.backends.cudnn.benchmark = False
@@ -324,5 +327,5 @@ def test_every_check_is_seen_to_fail() -> None:
 
 
 def test_every_check_is_described() -> None:
-    text = str(minillm_kit.__doc__)
-    assert all(text.count(f"- ``{check.name}``:") == 1 for check in CHECKS)
+    listed = str(minillm_kit.__doc__)
+    assert all(listed.count(f"- ``{check.name}``:") == 1 for check in CHECKS)
