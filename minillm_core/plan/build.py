@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import sys
@@ -65,7 +66,7 @@ def build_plan(
     state.fill(manager, "build_data", builders.DataBuilder, data)
     spec = _model(config, manager, state)
     fields = data.fields.resolve()
-    _check_data(data, manager)
+    _check_data(data, manager, config)
     table = state.table()
     build_nodes_once(spec, table, manager)
     model = decoder(spec)
@@ -187,9 +188,18 @@ def _check_absent(owner: str, place: str, at: str, site: str, model: builders.Mo
         ).concerning(where, plugins=(owner, min(claimants)))
 
 
-def _check_data(data: builders.DataSlots, manager: Manager) -> None:
-    """Refuse a declared field that no ``on_batch`` writes, and one that is read and not there."""
+def _check_data(data: builders.DataSlots, manager: Manager, config: Config) -> None:
+    """Refuse what an ``on_batch`` cannot have, and a declared field that none writes."""
     batchers = {plugin.name for plugin in manager.implementing("on_batch")}
+    for one in manager.implementing("on_batch"):
+        taken = inspect.signature(one.plugin.on_batch).parameters  # type: ignore[attr-defined]
+        if "progress" in taken and config.train.steps is None:
+            raise PlanError(
+                f"on_batch of plugin '{one.name}' takes progress, which a run by the clock does not "
+                "know: batches are made ahead of training",
+                where="train.minutes",
+                fix=f"a number of steps instead (--steps N), or leave out '{one.name}'",
+            ).concerning(plugins=(one.name,))
     fields = {name for name, _, _ in data.fields.resolve()}
     for name, owner, _ in data.fields.resolve():
         if owner not in batchers:

@@ -43,10 +43,13 @@ class Hooks:
         """While planning: further fields of the batch, and what ``on_batch`` reads."""
 
     @hookspec
-    def on_batch(self, batch: dict[str, Any], phase: str, vocab: int) -> dict[str, Any]:
+    def on_batch(
+        self, batch: dict[str, Any], phase: str, vocab: int, progress: float
+    ) -> dict[str, Any]:
         """While running, in the loader's thread: a NumPy batch in phase train, eval or decode.
 
-        ids are below ``vocab``, which is model.vocab.
+        ids are below ``vocab``, which is model.vocab. ``progress`` is the batch's place in the run:
+        its step over train.steps, up to 1; in the other phases 1.
         """
         raise NotImplementedError
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from minillm_core.config.schema import TrainConfig
 from minillm_core.data import Loader, StepBatch
 from minillm_core.errors import DataError
 from minillm_core.plugins.streams import Streams
@@ -15,6 +16,29 @@ from minillm_core.train.job import Job
 
 _GRACE = 2.0
 """Seconds that the end of a run waits for an ``on_batch`` which does not return."""
+
+
+class Place:
+    """The place of each micro-batch in the run: counted in the loader's thread, ahead of training.
+
+    Args:
+        train: steps of the run, and micro-batches of a step.
+        cursor: where the count goes on from.
+    """
+
+    def __init__(self, train: TrainConfig, cursor: Mapping[str, Any]) -> None:
+        self._train, self._begun, self._micro = train, int(cursor.get("step", 0)), 0
+
+    @property
+    def step(self) -> int:
+        """The steps whose batches are whole."""
+        return self._begun + self._micro // self._train.accumulate
+
+    def progress(self) -> float:
+        """Count one micro-batch, and give its step (from 1) over all steps of the run, 0..1."""
+        self._micro += 1
+        step = self._begun - (-self._micro // self._train.accumulate)
+        return min(1.0, step / self._train.steps) if self._train.steps else 1.0
 
 
 class Feed(Iterator[StepBatch]):
@@ -52,9 +76,9 @@ class Feed(Iterator[StepBatch]):
         return dict(cursor)
 
     def _open(self, cursor: Mapping[str, Any] | None) -> Loader:
-        job, config = self._job, self._job.config
-        streams = Streams(config.seed, (cursor or {}).get("random"))
-        on_batch = plan_hook(job.plan, seen=job.seen, streams=streams)
+        job, config, begun = self._job, self._job.config, cursor or {}
+        streams, place = Streams(config.seed, begun.get("random")), Place(config.train, begun)
+        on_batch = plan_hook(job.plan, seen=job.seen, streams=streams, progress=place.progress)
         return Loader(
             job.corpus.train,
             rows=config.train.rows,
@@ -63,7 +87,7 @@ class Feed(Iterator[StepBatch]):
             seed=config.data.seed,
             on_batch=on_batch,
             cursor=cursor,
-            memory=(lambda: {"random": streams.data()}) if on_batch else dict,
+            memory=(lambda: {"random": streams.data(), "step": place.step}) if on_batch else dict,
             cancelled=self._cancelled,
         )
 

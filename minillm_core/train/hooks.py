@@ -32,6 +32,7 @@ def batch_hook(
     vocab: int,
     streams: Streams,
     fields: Sequence[tuple[str, str, Field]] = (),
+    progress: Callable[[], float] = lambda: 1.0,
 ) -> OnBatch | None:
     """Join all ``on_batch`` into one function, called in ``order``; None where there is none.
 
@@ -45,6 +46,7 @@ def batch_hook(
         vocab: ids and labels are below it.
         streams: the random numbers that they draw from.
         fields: name, plugin and declaration of what they add to a batch, from the plan.
+        progress: called once for each batch of phase train: its place in the run.
     """
     declared: dict[str, list[Field]] = {}
     for _, owner, one in fields:
@@ -55,11 +57,17 @@ def batch_hook(
         return None
 
     def on_batch(batch: Batch, phase: str) -> Batch:
-        shape = batch["ids"].shape
+        shape, share = batch["ids"].shape, progress() if phase == "train" else 1.0
         for one in chain:
             hook, labelled = f"on_batch, phase {phase}", phase == "eval" and _labelled(batch)
             with one.contain(hook), streams.of(one.name, phase):
-                batch = _call(one.plugin.on_batch, batch=batch, phase=phase, vocab=vocab)  # type: ignore[attr-defined]
+                batch = _call(
+                    one.plugin.on_batch,  # type: ignore[attr-defined]
+                    batch=batch,
+                    phase=phase,
+                    vocab=vocab,
+                    progress=share,
+                )
             try:
                 _fields(checked(batch, vocab), declared.get(one.name, ()))
             except DataError as error:
@@ -87,6 +95,7 @@ def plan_hook(
     *,
     seen: Counter[str] | None = None,
     streams: Streams | None = None,
+    progress: Callable[[], float] = lambda: 1.0,
 ) -> OnBatch | None:
     """Join the plugins' ``on_batch`` into one function of (batch, phase), as a run of the plan does.
 
@@ -95,6 +104,7 @@ def plan_hook(
         plugins: those of the plan, in any order; default: the ones that the plan holds.
         seen: as for :func:`batch_hook`.
         streams: default: new ones, for other phases than train, where they begin anew every batch.
+        progress: as for :func:`batch_hook`.
 
     Returns:
         The function, which raises PluginCodeError where a plugin raises or returns no batch of the
@@ -102,7 +112,8 @@ def plan_hook(
     """
     config, seen = plan.config, Counter() if seen is None else seen
     plugins, streams = plan.active if plugins is None else plugins, streams or Streams(config.seed)
-    return batch_hook(plan.on_batch, plugins, seen, config.model.vocab, streams, plan.batch_fields)
+    vocab, fields = config.model.vocab, plan.batch_fields
+    return batch_hook(plan.on_batch, plugins, seen, vocab, streams, fields, progress)
 
 
 def _broken(one: LoadedPlugin, hook: str, did: str, where: str, fix: str | None) -> PluginCodeError:

@@ -27,9 +27,9 @@ from minillm_core import Plugin, random_stream
 class Noise(Plugin, api=1):
     \"\"\"Replaces some ids by others, at random.\"\"\"
 
-    def on_batch(self, batch, phase):
+    def on_batch(self, batch, phase, progress):
         ids, random = batch["ids"], random_stream()
-        swap = random.random(ids.shape) < 0.2
+        swap = random.random(ids.shape) < 0.2 * (1 + progress)
         return {**batch, "ids": np.where(swap, random.permuted(ids), ids).astype(np.int32)}
 """
 SPIKE = """

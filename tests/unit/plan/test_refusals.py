@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minillm_core.config.schema import Config
 from minillm_core.errors import PlanError, PluginCodeError
 from minillm_core.nn.attention import Layout
 from minillm_core.nn.init import zeros
@@ -17,8 +18,9 @@ from minillm_core.nn.param import Param
 from minillm_core.ops.select import Candidate
 from minillm_core.optim.schedules import piecewise, stages
 from minillm_core.optim.stage import stage
-from minillm_core.plan import Plan
+from minillm_core.plan import Plan, build_plan
 from minillm_core.plugins.layers import Layers
+from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.options import option
 from minillm_core.plugins.plugin import Plugin
 from minillm_modded.paired_heads import PairedHeads
@@ -751,3 +753,18 @@ def test_a_tap_may_not_take_the_name_of_a_stream(planned: Planned) -> None:
 def test_a_tap_has_a_name_that_forward_can_ask_for(planned: Planned, name: str) -> None:
     with pytest.raises(PlanError, match=f"'{name}' is"):
         planned(p=model(lambda m: m.tap("layers.0.mid", name=name))())
+
+
+def test_progress_is_refused_where_a_run_goes_by_the_clock(
+    small_config: Callable[..., Config],
+) -> None:
+    config, late = (
+        small_config("train.minutes=1"),
+        plugin(on_batch=lambda self, batch, progress: batch),
+    )
+    with pytest.raises(PlanError, match="on_batch of plugin 'late' takes progress") as refused:
+        build_plan(config, [LoadedPlugin.of("late", late)])
+    assert refused.value.where == "train.minutes"
+    build_plan(config, [LoadedPlugin.of("early", plugin(on_batch=lambda self, batch: batch))])
+    by_steps = small_config("train.steps=9")
+    assert build_plan(by_steps, [LoadedPlugin.of("late", late)]).on_batch == ("late",)

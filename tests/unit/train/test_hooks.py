@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from minillm_core import Plugin
+from minillm_core.config.schema import TrainConfig
 from minillm_core.errors import PluginCodeError
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.streams import Streams
+from minillm_core.train.feed import Place
 from minillm_core.train.hooks import batch_hook
 
 
@@ -20,6 +22,13 @@ class All(Plugin, api=1):
 
     def on_batch(self, batch: Any, phase: str, vocab: int) -> Any:
         return {**batch, "told": np.array([phase, str(vocab)])}
+
+
+class Late(Plugin, api=1):
+    """Notes where in the run it is."""
+
+    def on_batch(self, batch: Any, progress: float) -> Any:
+        return {**batch, "told": np.array([progress])}
 
 
 class Some(Plugin, api=1):
@@ -41,6 +50,28 @@ def test_it_is_told_the_phase_and_the_vocabulary(plugin: Plugin, told: list, pha
     want = [phase if word is ... else word for word in told]
     assert hook(batch, phase)["told"].tolist() == want
     assert seen == {"batch:one": 1}
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_progress_is_the_step_of_a_batch_over_all_steps_and_1_elsewhere(accumulate: int) -> None:
+    train = TrainConfig.model_construct(steps=8, accumulate=accumulate)
+    whole = Place(train, {})
+    hook = batch_hook(
+        ["late"],
+        [LoadedPlugin.of("late", Late())],
+        Counter(),
+        300,
+        Streams(0),
+        progress=whole.progress,
+    )
+    assert hook is not None
+    told = [float(hook(batch(), "train")["told"][0]) for _ in range(9 * accumulate)]
+    assert told == [min(1.0, n / 8) for n in range(1, 10) for _ in range(accumulate)]
+    assert hook(batch(), "eval")["told"] == hook(batch(), "decode")["told"] == 1.0
+    assert whole.step == 9
+    resumed = Place(train, {"step": 3})
+    assert [resumed.progress() for _ in range(accumulate)] == [0.5] * accumulate
+    assert resumed.step == 4
 
 
 def batch(labels: int = 1) -> dict[str, Any]:
