@@ -66,7 +66,7 @@ $(BASE): constraints.txt
 	@touch $@
 
 $(RUN): $(BASE) $(PINS)
-	$(EDIT) -e '.[$(RUN_FRAMEWORK)]' $(RUN_PLUGINS:%=-e %)
+	$(EDIT) -e '.[$(RUN_FRAMEWORK),fast]' $(RUN_PLUGINS:%=-e %)
 	@touch $@
 
 # The rest comes into the environment that `make run` began; where there is none, all in one go.

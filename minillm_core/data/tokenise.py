@@ -199,6 +199,8 @@ class TokenCache:
     ) -> None:
         """Write the ids of every document: those of the files that are read, then the shards'."""
         pool, stop = ThreadPoolExecutor(1), threading.Event()
+        if tokenizer:
+            self.detail(f"tokenising with {tokenizer.encoder}")
 
         def ids_of(batch: list[Document]) -> list[np.ndarray]:
             texts = [document for document in batch if isinstance(document, str)]

@@ -27,6 +27,7 @@ from minillm_core.data import bpe
 from minillm_core.data.bpe import END_OF_TEXT
 from minillm_core.data.cutting import PIECE, WORD, Continued, Kind, divide, parts
 from minillm_core.errors import DataError
+from minillm_core.install import installed_version, pip_line
 
 T = TypeVar("T")
 
@@ -35,6 +36,8 @@ _LONG = 1 << 20  # characters of words that are cut which a tokenizer is trained
 LARGEST_TOKENIZER = 1 << 27  # bytes of a tokenizer.json; the largest in use have a quarter
 _CUT = f"cut: words longer than {WORD:,} characters"
 _DIVIDED = "cut: times, between lines, texts longer than 1 MiB"
+_UNUSUAL = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
+_UNUSUAL += ("byte_fallback", "ignore_merges")  # options of a BPE, all off in those trained here
 _GROWTH = 64  # times that a tokenizer may lengthen a text; NFKC makes 18 characters of one
 
 
@@ -173,12 +176,41 @@ class Tokenizer:
         for group in grouped(pieces, lambda piece: len(piece[1]), _TOGETHER):
             if stop():
                 raise InterruptedError
-            encoded = self._native.encode_batch_fast(
-                [part for _, part in group], add_special_tokens=False
-            )
-            for (index, _), encoding in zip(group, encoded, strict=True):
-                found[index].append(np.array(encoding.ids, np.int32))
+            encoded = self._encoded([part for _, part in group])
+            for (index, _), ids in zip(group, encoded, strict=True):
+                found[index].append(ids)
         return [np.concatenate(arrays) for arrays in found]
+
+    @property
+    def encoder(self) -> str:
+        """Name the library that encodes, and the way to a faster one where it would serve."""
+        if self._quick is not None:
+            return f"fastokens {installed_version('fastokens')}, with the ids of tokenizers"
+        here = f"tokenizers {tokenizers.__version__}"
+        if self._divides and installed_version("fastokens") is None:
+            return f"{here}; many times as fast: {pip_line('minillm-core[fast]')}"
+        return here
+
+    def _encoded(self, texts: list[str]) -> Sequence[np.ndarray]:
+        if self._quick is None:
+            found = self._native.encode_batch_fast(texts, add_special_tokens=False)
+            return [np.array(one.ids, np.int32) for one in found]
+        data, ends = self._quick.encode_batch_flat(texts, split_special_tokens=True)
+        ids = np.frombuffer(data, "<u4").astype(np.int32)
+        return np.split(ids, np.frombuffer(ends, "<u8")[1:-1].astype(np.int64))
+
+    @cached_property
+    def _quick(self) -> Any | None:
+        """The same tokenizer in fastokens; None: not installed, or of a kind that it may read otherwise."""
+        model = self._data["model"]
+        if not self._divides or model["type"] != "BPE" or any(map(model.get, _UNUSUAL)):
+            return None
+        try:
+            from fastokens import Tokenizer as Quick
+
+            return Quick.from_json_str(self._native.to_str())
+        except (ImportError, ValueError, RuntimeError):
+            return None
 
     def decode(self, ids: Iterable[int], *, specials: bool = False) -> str:
         """Decode ids to text; bytes that are no UTF-8 become U+FFFD, unused ids nothing.
@@ -245,7 +277,7 @@ class Tokenizer:
 
     @cached_property
     def _divides(self) -> bool:
-        """True where a text may be divided between two words without changing its ids."""
+        """Whether a text may be divided between two words without changing its ids."""
         plain = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
         words = self._data["pre_tokenizer"] or {}
         return self._data["normalizer"] is None and plain.items() <= words.items()

@@ -135,7 +135,7 @@ def test_the_core_declares_what_it_imports(repository: Path) -> None:
     imported = third_party_imports(repository / "minillm_core")
     imported -= {"annotated_types", "pydantic_core"}  # pydantic's other halves
     declared = {Requirement(line).name for line in projects(repository)[repository]["dependencies"]}
-    assert imported - {"torch", "mlx"} == declared
+    assert imported - {"torch", "mlx", "fastokens"} == declared  # each an extra of its own
 
 
 def test_plugins_declare_what_they_import(repository: Path) -> None:

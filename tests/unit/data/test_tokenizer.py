@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import json
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +54,55 @@ def test_the_special_token_written_out_is_text(
     assert len(encoded) == len(texts) + 2
     assert not any((ids == tokenizer.end_of_text).any() for ids in encoded)
     assert tokenizer.decode(encoded[-2]) == written
+
+
+@pytest.fixture(scope="module")
+def plain(tokenizer: Tokenizer) -> Tokenizer:
+    """The same, without fastokens."""
+    found = Tokenizer(tokenizers.Tokenizer.from_str(tokenizer.text()))
+    vars(found)["_quick"] = None
+    return found
+
+
+@given(st.lists(any_text | st.sampled_from([END_OF_TEXT, "it's  \n\n 1234", "\u0130\u2028 x"])))
+def test_fastokens_gives_the_ids_of_tokenizers(
+    tokenizer: Tokenizer, plain: Tokenizer, texts: list[str]
+) -> None:
+    assert tokenizer.encoder == f"fastokens {version('fastokens')}, with the ids of tokenizers"
+    for quick, slow in zip(tokenizer.encode(texts), plain.encode(texts), strict=True):
+        assert quick.dtype == slow.dtype == np.int32
+        assert quick.tolist() == slow.tolist()
+
+
+def test_without_fastokens_the_way_to_it_is_named(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "fastokens", None)
+    monkeypatch.setattr(module, "installed_version", lambda name: None)
+    slow = Tokenizer(tokenizers.Tokenizer.from_str(tokenizer.text()))
+    ours, way = slow.encoder.split("; many times as fast: ")
+    assert ours == f"tokenizers {tokenizers.__version__}"
+    assert way.startswith("pip install 'minillm-core[fast]'")
+    assert slow.encode(["a cat"])[0].tolist() == tokenizer.encode(["a cat"])[0].tolist()
+
+
+@pytest.mark.parametrize(
+    "unusual",
+    [
+        {"model": {"byte_fallback": True}},
+        {"model": {"ignore_merges": True}},
+        {"normalizer": {"type": "NFC"}},
+        {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "use_regex": True}},
+    ],
+)
+def test_a_tokenizer_of_another_kind_is_left_to_tokenizers(
+    tokenizer: Tokenizer, unusual: dict[str, dict]
+) -> None:
+    data = json.loads(tokenizer.text())
+    for key, value in unusual.items():
+        data[key] = {**(data[key] or {}), **value}
+    other = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(data)))
+    assert other.encoder == f"tokenizers {tokenizers.__version__}"
 
 
 @given(
