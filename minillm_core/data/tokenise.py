@@ -199,7 +199,7 @@ class TokenCache:
     ) -> None:
         """Write the ids of every document: those of the files that are read, then the shards'."""
         pool, stop = ThreadPoolExecutor(1), threading.Event()
-        if tokenizer:
+        if tokenizer and self.detail is not self.say:  # not worth a line of its own elsewhere
             self.detail(f"tokenising with {tokenizer.encoder}")
 
         def ids_of(batch: list[Document]) -> list[np.ndarray]:

@@ -28,8 +28,8 @@ class Noise(Plugin, api=1):
     \"\"\"Replaces some ids by others, at random.\"\"\"
 
     def on_batch(self, batch, phase, progress):
-        ids, random = batch["ids"], random_stream()
-        swap = random.random(ids.shape) < 0.2 * (1 + progress)
+        ids, random, share = batch["ids"], random_stream(), 0.2
+        swap = random.random(ids.shape) < share * (1 + progress)
         return {**batch, "ids": np.where(swap, random.permuted(ids), ids).astype(np.int32)}
 """
 SPIKE = """

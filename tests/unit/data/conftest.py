@@ -37,10 +37,12 @@ def corpus_of(tmp_path: Path) -> Callable[..., Corpus]:
         vocab: int = 300,
         seq_len: int = 8,
         say: Callable[[str], None] = lambda line: None,
+        detail: Callable[[str], None] | None = None,
         **config: Any,
     ) -> Corpus:
         settings = DataConfig(paths=tuple(map(str, paths)), **config)
-        return open_corpus(settings, vocab, seq_len, cache=tmp_path / "cache", say=say)
+        cache = tmp_path / "cache"
+        return open_corpus(settings, vocab, seq_len, cache=cache, say=say, detail=detail)
 
     return corpus
 
