@@ -44,8 +44,8 @@ COMMANDS = Group(
             },
         ),
         "data": Group(
-            "Show and clear the tokenised data that are kept between runs.",
-            {"cache": "minillm_core.cli.data:cache"},
+            "Tokenise, inspect, deduplicate, filter and mix training data.",
+            {"cache": Group("Show and clear the token cache.", {})},
         ),
     },
 )

@@ -32,6 +32,7 @@ PACKINGS: dict[str, Callable[[Any], io.BufferedIOBase]] = {".gz": gzip.open, ".x
 """Suffix -> what unpacks it."""
 
 _BUFFER = 1 << 18
+_NOT_JSON = "not a line of JSON"
 
 
 def ticker(progress: Progress | None, what: str, total: int) -> Callable[[int], None]:
@@ -49,6 +50,18 @@ def ticker(progress: Progress | None, what: str, total: int) -> Callable[[int], 
     return tick
 
 
+class MalformedError(DataError):
+    """A document that cannot be read, where those after it could be; ``reason`` is its kind."""
+
+    def __init__(self, what: str, *, where: str, fix: str, reason: str | None = None) -> None:
+        super().__init__(what, where=where, fix=fix)
+        self.reason = reason or what
+
+
+def _stop(error: MalformedError) -> None:
+    raise error
+
+
 @dataclass
 class Reading:
     """The state of reading files: the bound of ids, the progress, and the notes taken.
@@ -57,11 +70,14 @@ class Reading:
         vocab: ids must be smaller.
         tick: called with the number of bytes just read from a file.
         notes: "left out: blank lines", "cut: ..." -> how often.
+        malformed: called with each document that cannot be read; it raises the error, or returns
+            to leave the document out.
     """
 
     vocab: int
     tick: Callable[[int], None] = lambda count: None
     notes: Counter[str] = field(default_factory=Counter)
+    malformed: Callable[[MalformedError], None] = _stop
 
 
 class _Counted(io.FileIO):
@@ -154,7 +170,7 @@ def read_text(path: Path, packing: str, reading: Reading) -> Iterator[str]:
                 decoded, count = codecs.utf_8_decode(data, "strict", not chunk)
             except UnicodeDecodeError as error:
                 line = lines + data.count(b"\n", 0, error.start) + 1
-                where = _Place(path, packing, line, place).name(error.start)
+                where = Place(path, packing, line, place).name(error.start)
                 raise _not_utf8(first, error, where) from error
             text, undecoded = text + decoded, data[count:]
             place, lines = place + count, lines + data.count(b"\n", 0, count)
@@ -170,25 +186,45 @@ def read_text(path: Path, packing: str, reading: Reading) -> Iterator[str]:
         reading.notes[EMPTY] += 1
 
 
-def read_jsonl(path: Path, packing: str, reading: Reading) -> Iterator[Document]:
-    """Read one document a line: {"text": str} or {"ids": [int, ...]}; other keys are left alone."""
+def read_records(
+    path: Path, packing: str, reading: Reading
+) -> Iterator[tuple[Place, bytes, dict[str, Any]]]:
+    """Read a JSON object a line: its place, the line as it stands, and the object."""
     with opened(path, packing, reading) as file:
         number, start = 0, 0
         while line := file.readline(MAX_LINE_BYTES + 1):  # only LF ends a line
             number += 1
-            place = _Place(path, packing, number, start)
-            if len(line) > MAX_LINE_BYTES:
-                raise place.error(
-                    f"a line longer than {MAX_LINE_BYTES >> 20} MiB",
-                    "one JSON object a line; split the document, or give it as a text file",
-                )
+            place = Place(path, packing, number, start)
             start += len(line)
-            if not line.strip():
+            if len(line) > MAX_LINE_BYTES:
+                what = f"a line longer than {MAX_LINE_BYTES >> 20} MiB"
+                fix = "one JSON object a line; split the document, or give it as a text file"
+                reading.malformed(place.error(what, fix))
+                while line and not line.endswith(b"\n"):
+                    start += len(line := file.readline(_BUFFER))
+            elif not line.strip():
                 reading.notes["left out: blank lines"] += 1
-            elif len(document := _document(_record(line, place), place, reading)):
-                yield document
             else:
-                reading.notes[EMPTY] += 1
+                try:
+                    record = _record(line, place)
+                except MalformedError as error:
+                    reading.malformed(error)
+                else:
+                    yield place, line, record
+
+
+def read_jsonl(path: Path, packing: str, reading: Reading) -> Iterator[Document]:
+    """Read one document a line: {"text": str} or {"ids": [int, ...]}; other keys are left alone."""
+    for place, _, record in read_records(path, packing, reading):
+        try:
+            document = _document(record, place, reading)
+        except MalformedError as error:
+            reading.malformed(error)
+            continue
+        if len(document):
+            yield document
+        else:
+            reading.notes[EMPTY] += 1
 
 
 _TEXT_SUFFIXES = (
@@ -207,8 +243,8 @@ FORMATS: dict[str, Format] = {
 
 
 @dataclass(frozen=True)
-class _Place:
-    """A line, for messages."""
+class Place:
+    """A line of a file, for messages."""
 
     path: Path
     packing: str
@@ -219,11 +255,13 @@ class _Place:
         unpacked = " of the unpacked file" if self.packing else ""
         return f"{self.path}, line {self.line}, byte {self.start + byte}{unpacked}"
 
-    def error(self, what: str, fix: str, byte: int = 0) -> DataError:
-        return DataError(what, where=self.name(byte), fix=fix)
+    def error(
+        self, what: str, fix: str, byte: int = 0, reason: str | None = None
+    ) -> MalformedError:
+        return MalformedError(what, where=self.name(byte), fix=fix, reason=reason)
 
 
-def _record(line: bytes, place: _Place) -> dict[str, Any]:
+def _record(line: bytes, place: Place) -> dict[str, Any]:
     fix = 'one JSON object a line, like {"text": "..."} or {"ids": [1, 2, 3]}'
     try:
         record = _DECODER.decode(text := line.decode("utf-8"))
@@ -235,17 +273,18 @@ def _record(line: bytes, place: _Place) -> dict[str, Any]:
                 "a byte order mark, which is not JSON", "save it as UTF-8 without one"
             ) from error
         byte = len(text[: error.pos].encode("utf-8", "surrogatepass"))
-        raise place.error(f"not a line of JSON: {error.msg}", fix, byte) from error
+        raise place.error(f"{_NOT_JSON}: {error.msg}", fix, byte, _NOT_JSON) from error
     except ValueError as error:
-        raise place.error("not a line of JSON: a number of thousands of digits", fix) from error
+        what = f"{_NOT_JSON}: a number of thousands of digits"
+        raise place.error(what, fix, 0, _NOT_JSON) from error
     except RecursionError as error:
-        raise place.error("not a line of JSON: nested too deeply", fix) from error
+        raise place.error(f"{_NOT_JSON}: nested too deeply", fix, 0, _NOT_JSON) from error
     if not isinstance(record, dict):
         raise place.error(f"{_kind(record)} where a JSON object is needed", fix)
     return record
 
 
-def _document(record: dict[str, Any], place: _Place, reading: Reading) -> Document:
+def _document(record: dict[str, Any], place: Place, reading: Reading) -> Document:
     if "ids" in record:
         return _ids(record, place, reading)
     if "text" not in record:
@@ -268,11 +307,12 @@ def _document(record: dict[str, Any], place: _Place, reading: Reading) -> Docume
             f'"text" holds a lone surrogate, U+{ord(text[error.start]):04X}, at its character '
             f"{error.start}",
             "write the character whole, or drop it",
+            reason='"text" holds a lone surrogate',
         ) from error
     return text
 
 
-def _ids(record: dict[str, Any], place: _Place, reading: Reading) -> np.ndarray:
+def _ids(record: dict[str, Any], place: Place, reading: Reading) -> np.ndarray:
     ids = record["ids"]
     if not isinstance(ids, list) or not all(type(i) is int for i in ids):
         raise place.error('"ids" is not a list of integers', 'like {"ids": [1, 2, 3]}')
@@ -283,17 +323,19 @@ def _ids(record: dict[str, Any], place: _Place, reading: Reading) -> np.ndarray:
             f"id {value if len(value) < 24 else value[:20] + '...'} at index {index} is outside "
             f"0 <= id < model.vocab={reading.vocab}",
             "use the tokenizer that the ids were made with, and a model.vocab that holds it",
+            reason="an id outside the vocabulary",
         )
     if "labels" in record:
         reading.notes['left out: lines whose "labels" are not used'] += 1
     return np.array(ids, np.uint32)
 
 
-def _not_utf8(data: bytes, error: UnicodeDecodeError, where: str) -> DataError:
-    what = f"not UTF-8: byte 0x{error.object[error.start]:02x}, {error.reason}"
+def _not_utf8(data: bytes, error: UnicodeDecodeError, where: str) -> MalformedError:
+    what, fix = f"not UTF-8: byte 0x{error.object[error.start]:02x}, {error.reason}", ""
     if data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-        return DataError(f"{what} (it looks like UTF-16)", where=where, fix="save it as UTF-8")
-    return DataError(what, where=where, fix="save it as UTF-8, or take the file away")
+        what, fix = f"{what} (it looks like UTF-16)", "save it as UTF-8"
+    fix = fix or "save it as UTF-8, or take the file away"
+    return MalformedError(what, where=where, fix=fix, reason="not UTF-8")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -34,7 +34,8 @@ FIRST_PARTY: Mapping[str, str] = {
 _COMMANDS = {
     "minillm-chat": "chat",
     "minillm-data": (
-        "data.tokenize data.train-tokenizer data.inspect data.dedup data.filter data.mix"
+        "data.tokenize data.train-tokenizer data.inspect data.dedup data.filter data.mix "
+        "data.cache.list data.cache.clear"
     ),
     "minillm-kernels": "kernels",
     "minillm-kit": "plugins.new plugins.check",
@@ -48,7 +49,7 @@ FIRST_PARTY_COMMANDS: Mapping[str, str] = {
 """Command, as the entry point of its distribution is named -> what pip installs for it."""
 
 DISTRIBUTIONS = frozenset(
-    {CORE, "minillm-kit", "minillm-lab", *(one.partition("[")[0] for one in _OFFERED)}
+    {CORE, "minillm-data", "minillm-kit", "minillm-lab", *(one.partition("[")[0] for one in _OFFERED)}
 )
 """Distributions that carry one version and work only beside others of the same version."""
 

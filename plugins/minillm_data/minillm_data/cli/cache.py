@@ -9,43 +9,36 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from minillm_core.cli import options
-from minillm_core.cli.console import emit, write
-from minillm_core.config.folders import cache_folder
-from minillm_core.text import plain
+from minillm_core.commands import AsJson, cache_folder, emit, plain, write
 
 if TYPE_CHECKING:
-    from minillm_core.data.store import Kept
+    from minillm_core.documents import Kept
 
-cache = typer.Typer()
+EXAMPLES = """Examples:
+
+minillm data cache list
+
+minillm data cache list --json
+
+minillm data cache clear
+
+minillm data cache clear 1a942c1f"""
 
 
-@cache.callback(invoke_without_command=True)
-def cache_root(
-    context: typer.Context, debug: options.Debug = False, show_help: options.Help = False
-) -> None:
-    """Show and clear the token cache.
+def list_command(as_json: AsJson = False) -> None:
+    """List the entries of the token cache: size, tokens, vocabulary, when last used.
 
     Text is tokenised once, then kept in $MINILLM_CACHE or ~/.cache/minillm.
-    Clearing loses nothing: the next run makes what it needs again.
     """
-    options.help_without_command(context)
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
-
-@cache.command(
-    "list", epilog=options.examples("minillm data cache list", "minillm data cache list --json")
-)
-@options.command
-def list_command(as_json: options.AsJson = False) -> None:
-    """List the entries of the token cache: size, tokens, vocabulary, when last used."""
-    from minillm_core.data.store import kept
+    from minillm_core.documents import list_cache
 
     folder = _folder()
-    entries = kept(folder)
+    entries = list_cache(folder)
     if as_json:
         _emit(entries, folder)
         return
@@ -70,15 +63,6 @@ def list_command(as_json: options.AsJson = False) -> None:
     console.print(Text(line), soft_wrap=True)
 
 
-@cache.command(
-    "clear",
-    epilog=options.examples(
-        "minillm data cache clear",
-        "minillm data cache clear 1a942c1f",
-        "minillm data cache clear --json",
-    ),
-)
-@options.command
 def clear_command(
     key: Annotated[
         str | None,
@@ -87,13 +71,16 @@ def clear_command(
             help="The one entry to remove, or the beginning of its key; default: all.",
         ),
     ] = None,
-    as_json: options.AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Remove the entries of the token cache; a run that reads one is not disturbed."""
-    from minillm_core.data.store import clear
+    """Remove the entries of the token cache; a run that reads one is not disturbed.
+
+    Nothing is lost: the next run makes again what it needs.
+    """
+    from minillm_core.documents import clear_cache
 
     folder = _folder()
-    removed = clear(folder, key)
+    removed = clear_cache(folder, key)
     if as_json:
         _emit(removed, folder)
         return

@@ -1,0 +1,15 @@
+"""The toolkit of data: for distributions that read, make or change what runs train on.
+
+    for source in find(paths, say):                          # files of a folder, in order
+        for document in source.format.read(source.path, source.packing, reading):
+            ...                                              # str, or ids: an int array
+        for place, line, record in read_records(source.path, source.packing, reading):
+            ...                                              # a line of JSON, as it stands and parsed
+
+A :class:`Reading` carries what a reader needs: the bound of ids, the progress, the notes taken, and
+what happens to a document that cannot be read: ``malformed`` raises, or counts it and returns.
+"""
+
+from minillm_core.public import public_names
+
+__getattr__, __dir__ = public_names(__name__, __file__)

@@ -1,0 +1,47 @@
+"""The names of ``minillm_core.documents``, and the modules that define them."""
+
+from minillm_core.data.cutting import (
+    Continued as Continued,
+)
+from minillm_core.data.formats import (
+    EMPTY as EMPTY,
+    FORMATS as FORMATS,
+    MAX_LINE_BYTES as MAX_LINE_BYTES,
+    Format as Format,
+    MalformedError as MalformedError,
+    Place as Place,
+    Progress as Progress,
+    Reading as Reading,
+    opened as opened,
+    read_records as read_records,
+    ticker as ticker,
+)
+from minillm_core.data.shards import (
+    map_shard as map_shard,
+    write_shard as write_shard,
+)
+from minillm_core.data.sources import (
+    Source as Source,
+    find as find,
+)
+from minillm_core.data.store import (
+    Kept as Kept,
+    clear,
+    kept,
+)
+from minillm_core.data.tokenise import (
+    SAMPLE as SAMPLE,
+    Sample as Sample,
+)
+from minillm_core.data.tokenizer import (
+    END_OF_TEXT as END_OF_TEXT,
+    Tokenizer as Tokenizer,
+    grouped as grouped,
+)
+from minillm_core.disk import (
+    replace,
+)
+
+clear_cache = clear
+list_cache = kept
+replace_file = replace

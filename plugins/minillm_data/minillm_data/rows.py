@@ -1,0 +1,161 @@
+"""Rows: documents with the lines that they stand on, so that what is kept is written byte for byte."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from minillm_core.documents import (
+    EMPTY,
+    FORMATS,
+    MAX_LINE_BYTES,
+    MalformedError,
+    Progress,
+    Reading,
+    Source,
+    find,
+    read_records,
+    ticker,
+)
+
+Malformed = Literal["strict", "skip"]
+"""What happens to a document that cannot be read: an error with file, line and byte; or it is counted."""
+
+_JSON_LINES = FORMATS[".jsonl"]
+_ANY_ID = 1 << 32
+
+
+@dataclass(frozen=True)
+class Row:
+    """A document of the data.
+
+    Attributes:
+        line: the JSON object that is written where the row is kept, one line with its LF.
+        record: the same, parsed.
+        where: its file and line, for messages.
+    """
+
+    line: bytes
+    record: dict[str, Any] = field(repr=False)
+    where: str
+
+    @cached_property
+    def text(self) -> str | None:
+        """The text: "text", or the contents of a chat's messages by line; None where it holds ids."""
+        text = self.record.get("text")
+        return text if isinstance(text, str) else _chat(self.record)
+
+
+@dataclass
+class Rows:
+    """The rows of some files, in order: iterate as often as needed.
+
+    Attributes:
+        paths: files or folders.
+        malformed: what happens to a document that cannot be read.
+        say: prints a line for people.
+        notes: after an iteration, what was left out and how often: "left out: not UTF-8".
+        sources: the files that were found.
+    """
+
+    paths: Sequence[str | Path]
+    malformed: Malformed = "strict"
+    say: Callable[[str], None] = lambda line: None
+    notes: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.sources: list[Source] = find([str(path) for path in self.paths], self.say)
+        if shards := [source for source in self.sources if source.format.read is None]:
+            raise MalformedError(
+                "token shards hold no rows",
+                where=str(shards[0].path),
+                fix="give the text that they were made from",
+            )
+
+    @property
+    def size(self) -> int:
+        """Count the bytes of all files."""
+        return sum(source.size for source in self.sources)
+
+    def __iter__(self) -> Iterator[Row]:
+        return self.read("reading")
+
+    def read(self, what: str, progress: Progress | None = None) -> Iterator[Row]:
+        """Read every row.
+
+        Args:
+            what: the name of the work, for its progress.
+            progress: called with ``what``, the bytes read and those in all.
+
+        Raises:
+            DataError: a file cannot be read, or a document where ``malformed`` is strict; with
+                file, line and byte.
+        """
+        self.notes.clear()
+        reading = Reading(_ANY_ID, ticker(progress, what, self.size), self.notes)
+        if self.malformed == "skip":
+            reading.malformed = self._count
+        for source in self.sources:
+            if source.format is _JSON_LINES:
+                yield from self._records(source, reading)
+            else:
+                yield from self._texts(source, reading)
+            source.check_unchanged()
+
+    def _count(self, error: MalformedError) -> None:
+        self.notes[f"left out: {error.reason}"] += 1
+
+    def _records(self, source: Source, reading: Reading) -> Iterator[Row]:
+        for place, line, record in read_records(source.path, source.packing, reading):
+            row = Row(line if line.endswith(b"\n") else line + b"\n", record, place.name())
+            try:
+                if row.text is not None:
+                    row.text.encode("utf-8")
+            except UnicodeEncodeError:
+                what = '"text" holds a lone surrogate'
+                reading.malformed(place.error(what, "write the character whole, or drop the line"))
+                continue
+            if row.text is None and not isinstance(record.get("ids"), list):
+                what = 'an object without "text", "messages" or "ids"'
+                reading.malformed(place.error(what, 'name the document\'s key "text"'))
+            elif row.text == "":
+                self.notes[EMPTY] += 1
+            else:
+                yield row
+
+    def _texts(self, source: Source, reading: Reading) -> Iterator[Row]:
+        """Read a text file as one row; it is bounded as a line of JSON is."""
+        assert source.format.read is not None
+        pieces: list[str] = []
+        size = 0
+        try:
+            for piece in source.format.read(source.path, source.packing, reading):
+                assert isinstance(piece, str)
+                pieces.append(piece)
+                size += len(piece)
+                if size > MAX_LINE_BYTES:
+                    raise MalformedError(
+                        f"a text longer than {MAX_LINE_BYTES >> 20} MiB",
+                        where=str(source.path),
+                        fix="divide it into documents, one JSON object a line",
+                    )
+        except MalformedError as error:
+            reading.malformed(error)
+            return
+        if pieces:
+            record = {"text": "".join(pieces), "source": str(source.path)}
+            line = json.dumps(record, ensure_ascii=False).encode("utf-8") + b"\n"
+            yield Row(line, record, str(source.path))
+
+
+def _chat(record: dict[str, Any]) -> str | None:
+    messages = record.get("messages", record.get("conversations"))
+    if not isinstance(messages, list):
+        return None
+    contents = [one.get("content") for one in messages if isinstance(one, dict)]
+    return "\n".join(content for content in contents if isinstance(content, str))
