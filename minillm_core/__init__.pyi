@@ -89,6 +89,10 @@ from minillm_core.plugins.manifest import (
 from minillm_core.plugins.options import (
     option as option,
 )
+from minillm_core.plugins.packing import (
+    Packer as Packer,
+    Piece as Piece,
+)
 from minillm_core.plugins.plugin import (
     Plugin as Plugin,
 )

@@ -1,9 +1,8 @@
 """Batches and the dataloaders that make them.
 
-Rows are contiguous pieces of the stream, without overlap and without padding. Row r holds its
-tokens [r T, r T + T); its labels are the tokens that follow, so one more token is read than is used
-up. The stream is every epoch's documents, end to end, without a gap between epochs; labels
-therefore cross documents and epochs.
+Without a packer rows are contiguous pieces of the stream, without overlap and without padding. Row
+r holds its tokens [r T, r T + T); its labels are the tokens that follow, so one more token is read
+than is used up, and labels cross documents and epochs.
 """
 
 from __future__ import annotations
@@ -18,13 +17,12 @@ from typing import Any, overload
 
 import numpy as np
 
-from minillm_core.data.documents import Cursor, Documents, fingerprint, order
+from minillm_core.data.documents import PLAIN, Arrangement, Cursor, Documents, fingerprint, order
+from minillm_core.data.packing import PackedRows
+from minillm_core.data.stream import Batch, Stream, joined, pack
 from minillm_core.errors import DataError
 
 _POLL_SECONDS = 0.05
-
-Batch = dict[str, np.ndarray]
-"""ids, labels, documents, positions: int32 (rows, T), C-contiguous; and what on_batch adds."""
 
 OnBatch = Callable[[Batch, str], Batch]
 """``on_batch(batch, phase) -> batch``; phase is "train" or "eval"."""
@@ -60,79 +58,6 @@ def _wrong(what: str) -> DataError:
         where="the batch that on_batch returned",
         fix="return the batch it was given, with int32 ids and labels below model.vocab",
     )
-
-
-class Stream:
-    """An endless stream of a dataset's tokens, read forward from a cursor.
-
-    Args:
-        documents: at least one token in all.
-        seed: of the order.
-        cursor: where to begin.
-    """
-
-    def __init__(self, documents: Documents, seed: int, cursor: Cursor) -> None:
-        if not documents.tokens:
-            raise ValueError("a stream of no tokens")
-        self._documents, self._seed = documents, seed
-        self._fingerprint, self._epoch = cursor.fingerprint, cursor.epoch
-        self._rows: dict[int, Documents] = {}
-        self._position = int(self._row_of(cursor.epoch).offsets[cursor.document]) + cursor.offset
-
-    @property
-    def cursor(self) -> Cursor:
-        """Return the place of the next token; equal places have equal cursors."""
-        document, offset = self._row_of(self._epoch).locate(self._position)
-        return Cursor(self._fingerprint, self._epoch, document, offset)
-
-    def read(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Read the next ``count`` tokens and one more, which stays to be read.
-
-        Returns:
-            ids int32 (count + 1,), and starts bool (count + 1,): True where a document begins.
-        """
-        ids, starts = np.empty(count + 1, np.int32), np.empty(count + 1, bool)
-        filled, epoch, position = 0, self._epoch, self._position
-        while filled < count + 1:
-            row = self._row_of(epoch)
-            filled += row.read(position, ids[filled:], starts[filled:])
-            epoch, position = epoch + 1, 0
-        self._position += count
-        while self._position >= (tokens := self._row_of(self._epoch).tokens):
-            self._position -= tokens
-            self._rows.pop(self._epoch)
-            self._epoch += 1
-        return ids, starts
-
-    def _row_of(self, epoch: int) -> Documents:
-        if epoch not in self._rows:
-            permutation = order(len(self._documents), self._seed, epoch)
-            self._rows[epoch] = self._documents.ordered(permutation)
-        return self._rows[epoch]
-
-
-def pack(ids: np.ndarray, starts: np.ndarray, rows: int) -> dict[str, np.ndarray]:
-    """Pack one micro-batch.
-
-    Args:
-        ids: int32 (rows * T + 1,), the last one only as a label.
-        starts: bool (rows * T + 1,), True where a document begins.
-        rows: of the batch.
-
-    Returns:
-        ids, labels, documents, positions, each int32 (rows, T) and contiguous. documents numbers
-        the documents within a row: 0 for the one that the row begins in, then 1, 2, ...
-        positions is 0..T-1 in every row.
-    """
-    length = (len(ids) - 1) // rows
-    begins = starts[:-1].reshape(rows, length).copy()
-    begins[:, 0] = False
-    return {
-        "ids": ids[:-1].reshape(rows, length).copy(),
-        "labels": ids[1:].reshape(rows, length).copy(),
-        "documents": np.cumsum(begins, axis=1, dtype=np.int32),
-        "positions": np.tile(np.arange(length, dtype=np.int32), (rows, 1)),
-    }
 
 
 class Cancelled(Exception):
@@ -172,10 +97,12 @@ class Loader(Iterator[StepBatch]):
         accumulate: micro-batches in a step.
         seq_len: tokens in a row.
         seed: of the documents' order (data.seed).
+        by: the order of an epoch, and the packer.
         on_batch: ``(batch, "train") -> batch``, called for every micro-batch, in order, in the
             loader's thread.
         prefetch: steps made ahead.
-        cursor: where an earlier Loader stopped; rows, accumulate and seq_len may be others.
+        cursor: where an earlier Loader stopped; rows and accumulate may be others, and without a
+            packer seq_len, too.
         memory: what ``on_batch`` remembers from batch to batch, as JSON: cursors carry it.
         cancelled: called while there is nothing to return; True ends the wait.
 
@@ -192,6 +119,7 @@ class Loader(Iterator[StepBatch]):
         accumulate: int,
         seq_len: int,
         seed: int,
+        by: Arrangement = PLAIN,
         on_batch: OnBatch | None = None,
         prefetch: int = 2,
         cursor: Mapping[str, Any] | None = None,
@@ -199,27 +127,26 @@ class Loader(Iterator[StepBatch]):
         cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
         self._cancelled = cancelled
-        start = Cursor(fingerprint(documents, seed))
+        start = Cursor(fingerprint(documents, seed, by.rule))
         if cursor is not None:
-            start = Cursor.resume(cursor, documents, seed)
-        stream, size = Stream(documents, seed, start), rows * seq_len
+            start = Cursor.resume(cursor, documents, seed, by)
+        stream = Stream(documents, seed, start, by)
+        packed = by.packer and PackedRows(stream, by, seq_len, cursor)
+
+        def made() -> Batch:
+            batch = packed.read(rows) if packed else pack(*stream.read(rows * seq_len), rows)
+            return checked(on_batch(batch, "train"), documents.vocab) if on_batch else batch
 
         def steps() -> Iterator[StepBatch]:
             while True:
-                ids, starts = stream.read(accumulate * size)
-                micro = []
-                for first in range(0, accumulate * size, size):
-                    part = slice(first, first + size + 1)
-                    batch = pack(ids[part], starts[part], rows)
-                    if on_batch:
-                        batch = checked(on_batch(batch, "train"), documents.vocab)
-                    micro.append(batch)
+                micro = tuple(made() for _ in range(accumulate))
+                place = packed.cursor() if packed else stream.cursor.data()
                 yield StepBatch(
-                    micro=tuple(micro),
+                    micro=micro,
                     supervised=sum(int(np.count_nonzero(b["labels"] >= 0)) for b in micro),
                     real=sum(int(np.count_nonzero(b["documents"] >= 0)) for b in micro),
                     padded=sum(b["ids"].size for b in micro),
-                    cursor={**stream.cursor.data(), **memory()},
+                    cursor={**place, **memory()},
                 )
 
         self._queue: queue.Queue[_Made] = queue.Queue(max(prefetch, 1))
@@ -347,7 +274,7 @@ class ValidationBatches(Sequence[Batch]):
         after = range(windows[-1] + 1, windows[-1] + 1 + self._rows - len(windows))
         rows = [self._row(window * self._seq_len) for window in windows]
         rows += [self._row(max(window * self._seq_len, self._end)) for window in after]
-        batch = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+        batch = joined(rows)
         if self._on_batch:
             batch = checked(self._on_batch(batch, "eval"), self._documents.vocab)
         return batch

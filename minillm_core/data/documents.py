@@ -8,7 +8,8 @@ or prefetching.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +19,7 @@ import numpy as np
 import xxhash
 
 from minillm_core.errors import DataError
+from minillm_core.plugins.packing import Packer
 
 
 def digest(*contents: str | np.ndarray) -> str:
@@ -226,9 +228,49 @@ def order(documents: int, seed: int, epoch: int = 0) -> np.ndarray:
     return np.random.default_rng(seed + epoch).permutation(documents)
 
 
-def fingerprint(documents: Documents, seed: int) -> str:
+def fingerprint(documents: Documents, seed: int, rule: str = RULE) -> str:
     """Digest the dataset and its order: 32 hex digits that change with any id, boundary, seed or rule."""
-    return digest(f"{RULE}\n{seed}\n{documents.digest}")
+    return digest(f"{rule}\n{seed}\n{documents.digest}")
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """The way from documents to rows, where plugins claim a part of it.
+
+    Attributes:
+        order: (lengths int64 (documents,), seed, epoch) -> permutation; None: :func:`order`.
+        packer: makes the packer of rows of so many tokens; None: documents lie end to end.
+        rule: what is in the fingerprint.
+        contained: the context of calls of "order" or "packer", and of the checks of what they return.
+    """
+
+    order: Callable[[np.ndarray, int, int], Any] | None = None
+    packer: Callable[[int], Packer] | None = None
+    rule: str = RULE
+    contained: Callable[[str], AbstractContextManager[None]] = lambda what: nullcontext()
+
+    def permutation(self, lengths: np.ndarray, seed: int, epoch: int) -> np.ndarray:
+        """Order the documents of an epoch.
+
+        Raises:
+            DataError: what a plugin gave is no permutation.
+        """
+        if self.order is None:
+            return order(len(lengths), seed, epoch)
+        with self.contained("order"):
+            found = np.asarray(self.order(lengths.copy(), seed, epoch))
+            if found.dtype.kind != "i" or not np.array_equal(
+                np.sort(found), np.arange(len(lengths))
+            ):
+                raise DataError(
+                    f"the order of epoch {epoch} is no permutation of the {len(lengths):,} documents",
+                    fix="return each index from 0 once, as an integer array",
+                )
+        return found
+
+
+PLAIN = Arrangement()
+"""Seeded order, end to end."""
 
 
 @dataclass(frozen=True)
@@ -252,7 +294,9 @@ class Cursor:
         return asdict(self)
 
     @classmethod
-    def resume(cls, data: Mapping[str, Any], documents: Documents, seed: int) -> Cursor:
+    def resume(
+        cls, data: Mapping[str, Any], documents: Documents, seed: int, by: Arrangement = PLAIN
+    ) -> Cursor:
         """Make a cursor of its :meth:`data`, checked against the documents that it is to continue with.
 
         Raises:
@@ -267,7 +311,7 @@ class Cursor:
                 where=repr(dict(data))[:200],
                 fix="continue from another checkpoint",
             )
-        expected = fingerprint(documents, seed)
+        expected = fingerprint(documents, seed, by.rule)
         if data["fingerprint"] != expected:
             raise DataError(
                 "the data are not those that the run was reading",
@@ -276,7 +320,7 @@ class Cursor:
             )
         cursor = cls(data["fingerprint"], *(data[name] for name in names))
         if cursor.document < len(documents):
-            index = order(len(documents), seed, cursor.epoch)[cursor.document]
+            index = by.permutation(documents.lengths, seed, cursor.epoch)[cursor.document]
             if cursor.offset < documents.lengths[index]:
                 return cursor
         raise DataError(

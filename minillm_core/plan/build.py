@@ -21,7 +21,6 @@ from minillm_core.nn.module import declared, named_modules
 from minillm_core.nn.node import Node
 from minillm_core.nn.param import Param
 from minillm_core.nn.reference import place_of
-from minillm_core.optim.groups import Group
 from minillm_core.optim.schedules import TrainSchedule
 from minillm_core.plan.plan import BATCH, Export, Plan, PlannedPlugin, as_json
 from minillm_core.plan.slots import Placement, SlotState, SlotTable, hook_reports, kernel_reports
@@ -65,7 +64,7 @@ def build_plan(
     state.fill(manager, "compute_loss", builders.LossBuilder, state.loss)
     state.fill(manager, "build_data", builders.DataBuilder, data)
     spec = _model(config, manager, state)
-    fields = data.fields.resolve()
+    fields, arrangement = data.fields.resolve(), data.arrangement()
     _check_data(data, manager, config)
     table = state.table()
     build_nodes_once(spec, table, manager)
@@ -92,11 +91,14 @@ def build_plan(
         schedule=TrainSchedule(config.train.schedule, config.train.warmup, config.train.cooldown),
         schedules=dict(sorted(values.held.items())),
         batch_fields=fields,
+        arrangement=arrangement,
         on_batch=on_batch,
         candidates=tuple(kernels[key] for key in sorted(kernels)),
         plugins=tuple(_planned(one, model, parameters, table) for one in manager.plugins),
         placements=placements,
-        digests=_digests(spec, parameters, groups, manager),
+        digests=_digests(
+            manager, spec, parameters, [group.rule.data() for group in groups], arrangement
+        ),
         core_version=version("minillm-core"),
         export=_export(manager, placements),
         table=table,
@@ -405,16 +407,10 @@ def _planned(
     return PlannedPlugin(*whose, plugin.plugin.options(), tuple(keys))
 
 
-def _digests(
-    spec: DecoderSpec,
-    parameters: Mapping[str, builders.ParamInfo],
-    groups: Iterable[Group],
-    manager: Manager,
-) -> dict[str, str]:
-    """Compute the sha256 of every file outside the core that the plan refers to."""
+def _digests(manager: Manager, *parts: Any) -> dict[str, str]:
+    """Compute the sha256 of every file outside the core that parts of the plan refer to."""
     found = {plugin.name: plugin.digest for plugin in manager.plugins}
-    data = (as_json(spec), as_json(dict(parameters)), [group.rule.data() for group in groups])
-    for module in set(_REFERENCE.findall(json.dumps(data, ensure_ascii=False))):
+    for module in set(_REFERENCE.findall(json.dumps(as_json(parts), ensure_ascii=False))):
         file = getattr(sys.modules.get(module), "__file__", None)
         if file and not module.startswith("minillm_core."):
             found[module] = digest_of(file)

@@ -16,6 +16,7 @@ from minillm_core.nn.decoder import DecoderSpec
 from minillm_core.nn.init import Init
 from minillm_core.nn.node import ModelShape, Node, Setting, inputs_of
 from minillm_core.nn.param import Param, State
+from minillm_core.nn.reference import Function
 from minillm_core.ops.select import Candidate
 from minillm_core.optim.groups import Group
 from minillm_core.optim.schedules import Schedule, Stages, TrainSchedule
@@ -66,6 +67,7 @@ class Plan:
     schedule: TrainSchedule
     schedules: Mapping[str, tuple[str, Schedule]]  # value -> owner, schedule
     batch_fields: tuple[tuple[str, str, Field], ...]
+    arrangement: Mapping[str, Function]  # "order" and "packer", where plugins claim them
     on_batch: tuple[str, ...]  # plugins, in the order in which they are called
     candidates: tuple[tuple[str, Candidate], ...]  # owner, candidate
     plugins: tuple[PlannedPlugin, ...]
@@ -129,6 +131,7 @@ class Plan:
         if self.plugins:
             plan["data"]["fields"] = [as_json(entry) for entry in self.batch_fields]
             plan["data"]["on_batch"] = list(self.on_batch)
+            plan["data"] |= as_json(self.arrangement)
             plan["plugins"] = {p.name: p.options for p in self.plugins}
             plan["versions"].update((p.name, p.version) for p in self.plugins)
             plan["digests"] = dict(sorted(self.digests.items()))

@@ -71,7 +71,7 @@ class SlotState:
     attention: tuple[builders.AttentionSlots, ...]  # a layer each
     model: builders.ModelSlots
     loss: builders.LossSlots
-    data: builders.DataSlots = field(default_factory=builders.DataSlots)
+    data: builders.DataSlots
     values: ValueTable = field(default_factory=ValueTable)
     optimizer: builders.OptimizerSlots | None = None  # exists once the model is resolved
     kernels: dict[str, tuple[str, Candidate]] = field(default_factory=dict)  # op=name -> offer
@@ -84,8 +84,13 @@ class SlotState:
         geometry, base, layered = geometry_of(config), config.model.rope_base, set[str]()
         layers = (replace(geometry, layer=i) for i in range(geometry.layers))
         attention = tuple(builders.AttentionSlots(layer, base, layered) for layer in layers)
-        loss = builders.LossSlots(config.train.seq_len)
-        return cls(attention, builders.ModelSlots(geometry, layered), loss, layered=layered)
+        row = config.train.seq_len
+        parts = (
+            builders.ModelSlots(geometry, layered),
+            builders.LossSlots(row),
+            builders.DataSlots(row),
+        )
+        return cls(attention, *parts, layered=layered)
 
     def fill(self, manager: Manager, hook: str, builder: type[Builder], *slots: Any) -> None:
         """Call a hook of every plugin, once with a builder over each of the ``slots``."""
@@ -266,7 +271,12 @@ def _claim(
 ) -> SlotReport:
     """Report the claimants of a slot, or the core's default: ``default``, or as the slot declares it."""
     entries = sorted(claim.held.items())
-    held = [_entry(claim, *entry, "claims it", evidence=evidence) for entry in entries]
+    held = [
+        _entry(
+            claim, o, value, "claims it", evidence=f"{claim.where}:{o}" if claim.runs else evidence
+        )
+        for o, value in entries
+    ]
     refused: tuple[Refused, ...] = ()
     try:
         claim.resolve()

@@ -11,7 +11,7 @@ from minillm_core.errors import DataError
 from minillm_core.plugins.streams import Streams
 from minillm_core.plugins.watch import running
 from minillm_core.train.events import Event, Skipped
-from minillm_core.train.hooks import plan_hook
+from minillm_core.train.hooks import plan_arrangement, plan_hook
 from minillm_core.train.job import Job
 
 _GRACE = 2.0
@@ -85,6 +85,7 @@ class Feed(Iterator[StepBatch]):
             accumulate=config.train.accumulate,
             seq_len=config.train.seq_len,
             seed=config.data.seed,
+            by=plan_arrangement(job.plan, job.seen),
             on_batch=on_batch,
             cursor=cursor,
             memory=(lambda: {"random": streams.data(), "step": place.step}) if on_batch else dict,

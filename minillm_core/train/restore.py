@@ -330,8 +330,9 @@ def _inferred(data: Mapping[str, Any]) -> dict[str, Any]:
     model, batch = dict(data["model"]), data["data"]
     model.pop("inits")
     parameters = {name: info["shape"] for name, info in model.pop("parameters").items()}
+    read = {name: value for name, value in batch.items() if name not in ("order", "packer")}
     return {
         "model": model,
         "parameters": parameters,
-        "data": {"fields": [], "on_batch": [], **batch},
+        "data": {"fields": [], "on_batch": [], **read},
     }

@@ -22,6 +22,7 @@ from minillm_core.checkpoint import best, disk, layout
 from minillm_core.checkpoint.huggingface import export_checked
 from minillm_core.config.origins import TOML
 from minillm_core.config.schema import Config
+from minillm_core.data.documents import fingerprint
 from minillm_core.errors import Interrupted, MinillmError, NonFinite, OutOfMemory, Stopped
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plan.estimate import vocabulary_note
@@ -34,7 +35,7 @@ from minillm_core.train.checkpoints import CheckpointManager
 from minillm_core.train.evidence import Evidence
 from minillm_core.train.feed import Feed
 from minillm_core.train.generate import Writer, prompts, sample
-from minillm_core.train.hooks import observers_of, plan_hook
+from minillm_core.train.hooks import observers_of, plan_arrangement, plan_hook
 from minillm_core.train.initial import Initial
 from minillm_core.train.job import Job, read_corpus
 from minillm_core.train.loop import Loop, Meter
@@ -117,6 +118,8 @@ class Session:
         with self._building(plugins, f"importing {detected.backend}", "while kernels are chosen"):
             backend = (self.create or backends.create)(detected, plan)
         corpus = read_corpus(config, self.cache, shown, say=notes.append, detail=details.append)
+        rule = plan_arrangement(plan).rule
+        corpus = replace(corpus, fingerprint=fingerprint(corpus.train, config.data.seed, rule))
         if earlier:
             resume.check_data(earlier, corpus)
         initial = None
@@ -440,6 +443,7 @@ class Session:
             training=spent - evaluating.seconds,
             evaluating=evaluating.seconds,
             prompts=samples.prompts,
+            packed=loop.position.cursor.get("packed"),
         )
 
     def _drained(self) -> Iterator[events.Event]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from minillm_core.errors import PlanError
-from minillm_core.plugins.builders.base import Builder
-from minillm_core.plugins.slots import Terms, in_order
+from minillm_core.nn.reference import Function
+from minillm_core.plugins.builders.base import Builder, ValueTable
+from minillm_core.plugins.packing import Packer
+from minillm_core.plugins.slots import Claim, Terms, in_order
 
 DTYPES = ("int32", "float32")
 
@@ -21,11 +26,31 @@ class Field:
 
 
 class DataSlots:
-    """The slots of the data, and their resolution."""
+    """The slots of the data, and their resolution.
 
-    def __init__(self) -> None:
+    Args:
+        length: tokens of a row.
+    """
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.order_of: Claim[Function] = Claim(
+            "data.order", default="shuffled by data.seed and epoch", shapes=False, runs=True
+        )
+        self.packer: Claim[Function] = Claim(
+            "data.packer", default="end to end", shapes=False, runs=True
+        )
         self.fields: Terms[Field] = Terms("data.field", why=self._users, shapes=False)
         self.reads: dict[str, set[str]] = {}  # plugin -> fields that its on_batch reads
+
+    def arrangement(self) -> dict[str, Function]:
+        """Resolve what plugins claim of order and packer, by the slots' names.
+
+        Raises:
+            PlanError: two plugins claim one.
+        """
+        claims = {"order": self.order_of, "packer": self.packer}
+        return {name: claim.resolve() for name, claim in claims.items() if claim.held}
 
     def _users(self, field: str) -> str:
         """Word which plugins' ``on_batch`` write and read a field."""
@@ -55,9 +80,60 @@ class DataSlots:
 
 
 class DataBuilder(Builder):
-    """The batch, as one plugin sees it: what its ``on_batch`` writes and reads."""
+    """The data, as one plugin sees them: their order, their rows, and what ``on_batch`` writes and reads.
+
+    Attributes:
+        seq_len: T, the length of a training row.
+    """
 
     _slots: DataSlots
+
+    def __init__(self, owner: str, values: ValueTable, slots: DataSlots) -> None:
+        super().__init__(owner, values, slots)
+        self.seq_len = slots.length
+
+    def packer(self, cls: type[Packer], **arguments: Any) -> None:
+        """Claim: lengths of documents -> which of them lie in a row, instead of end to end.
+
+        Held-out text is laid end to end whatever packs the rows of training, so that its losses
+        can be compared.
+
+        ::
+
+            data.packer(WholeDocuments, buffer=100)
+
+        Args:
+            cls: a Packer of a module, made as ``cls(capacity, **arguments)``.
+            arguments: of its constructor, JSON.
+        """
+        if not (isinstance(cls, type) and issubclass(cls, Packer)):
+            raise self._refusal("data.packer", f"{cls!r} is not a class derived from Packer")
+        self._claim(self._slots.packer, cls, 1, arguments)
+
+    def order(self, function: Callable[..., Any], **arguments: Any) -> None:
+        """Claim: lengths int64 (documents,), seed, epoch -> the documents' order in that epoch.
+
+        An order is a permutation of the documents, and the same for the same three.
+
+        ::
+
+            data.order(by_length, descending=True)
+
+        Args:
+            function: of a module, called ``function(lengths, seed, epoch, **arguments)``.
+            arguments: JSON.
+        """
+        self._claim(self._slots.order_of, function, 3, arguments)
+
+    def _claim(
+        self, claim: Claim[Function], target: Any, given: int, arguments: dict[str, Any]
+    ) -> None:
+        value = self._function(claim.where, target, arguments)
+        try:
+            inspect.signature(target).bind(*[None] * given, **arguments)
+        except TypeError as error:
+            raise self._refusal(claim.where, f"{target.__name__}: {error}") from error
+        claim.add(self._owner, value)
 
     def field(self, name: str, dtype: str = "int32", shape: tuple[int, ...] = ()) -> None:
         """Claim: ``(rows, T, *shape)``, a field that this plugin's ``on_batch`` writes.
