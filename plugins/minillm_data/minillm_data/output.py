@@ -102,6 +102,12 @@ class Output:
                 fix="name another folder with --to, or take that one away",
             )
         self.folder = folder.with_name(f"{folder.name}.unfinished")
+        if self.folder.exists() and not (self.folder / _LOCK).exists():
+            raise DataError(
+                "the folder for unfinished work is there and is not of this command",
+                where=str(self.folder),
+                fix="take it away, or name another folder with --to",
+            )
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = (self.folder / _LOCK).open("w")
@@ -162,6 +168,15 @@ class Output:
         if self._size >= PART:
             self.close_part()
 
+    def commit(self, *names: str) -> None:
+        """Note files that the command has written whole into :attr:`folder` as parts.
+
+        Raises:
+            DataError: it cannot be noted.
+        """
+        self.state.parts += names
+        self.close_part()
+
     def close_part(self) -> None:
         """Give the part its name, and note how far the work is.
 
@@ -194,11 +209,13 @@ class Output:
             (self.folder / REPORT).write_text(text + "\n", "utf-8")
             if page:
                 (self.folder / "report.html").write_text(page, "utf-8", "xmlcharrefreplace")
-            for name in (_STATE, _LOCK, *self._own):
+            for name in self._own:
                 (self.folder / name).unlink(missing_ok=True)
             with suppress(FileNotFoundError):
                 self.to.rmdir()  # empty
             self.folder.rename(self.to)
+            for name in (_STATE, _LOCK):  # a kill before here leaves them beside whole parts
+                (self.to / name).unlink(missing_ok=True)
         except OSError as error:
             raise self._unwritable(error) from error
 
