@@ -35,7 +35,7 @@ from minillm_core.text import plain
 
 _PLURAL = re.compile(r"(?<=document)s|(?<=line)s|(?<=word)s|(?<=time)s")  # in a note
 
-_VERSION = 2
+_VERSION = 3
 """Of everything that turns files into ids; another one makes the cache anew."""
 
 SAMPLE = 64 << 20
@@ -198,6 +198,8 @@ class TokenCache:
         self, tokenizer: Tokenizer | None, end_of_text: int, reading: Reading, writer: Writer
     ) -> None:
         """Write the ids of every document: those of the files that are read, then the shards'."""
+        if tokenizer and self.detail is not self.say:  # not worth a line of its own elsewhere
+            self.detail(f"tokenising with {tokenizer.encoder}")
         documents = self._documents(reading, text=tokenizer is not None)
         for document, ids in encode_documents(documents, tokenizer, reading):
             if isinstance(document, Continued):

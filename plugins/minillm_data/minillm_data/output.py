@@ -112,7 +112,7 @@ class Output:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = (self.folder / _LOCK).open("w")
         except OSError as error:
-            raise self._unwritable(error) from error
+            raise self.unwritable(error) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -159,7 +159,7 @@ class Output:
                 self._part = (self.folder / f"{self._name}.tmp").open("wb")
             self._part.write(line)
         except OSError as error:
-            raise self._unwritable(error) from error
+            raise self.unwritable(error) from error
         self._size += len(line)
 
     def dealt_with(self, rows: int = 1) -> None:
@@ -191,7 +191,7 @@ class Output:
                 self._part, self._size = None, 0
             replace_file(self.folder / _STATE, self.state.data())
         except OSError as error:
-            raise self._unwritable(error) from error
+            raise self.unwritable(error) from error
 
     def finish(self, report: Mapping[str, Any], page: str | None = None) -> None:
         """Write the report and give the folder its name.
@@ -217,13 +217,14 @@ class Output:
             for name in (_STATE, _LOCK):  # a kill before here leaves them beside whole parts
                 (self.to / name).unlink(missing_ok=True)
         except OSError as error:
-            raise self._unwritable(error) from error
+            raise self.unwritable(error) from error
 
     @property
     def _name(self) -> str:
         return f"part-{len(self.state.parts):05d}.jsonl"
 
-    def _unwritable(self, error: OSError) -> DataError:
+    def unwritable(self, error: OSError) -> DataError:
+        """Word what an error of the system means for the folder."""
         return DataError(
             f"the folder cannot be written: {error.strerror or error}",
             where=str(self.folder),
