@@ -13,6 +13,8 @@ from minillm_core.data.formats import (
     Place as Place,
     Progress as Progress,
     Reading as Reading,
+    Record as Record,
+    documents_of as documents_of,
     opened as opened,
     read_records as read_records,
     ticker as ticker,
