@@ -102,11 +102,17 @@ class Output:
                 fix="name another folder with --to, or take that one away",
             )
         self.folder = folder.with_name(f"{folder.name}.unfinished")
+        if self.folder.exists() and not (self.folder / _LOCK).exists():
+            raise DataError(
+                "the folder for unfinished work is there and is not of this command",
+                where=str(self.folder),
+                fix="take it away, or name another folder with --to",
+            )
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = (self.folder / _LOCK).open("w")
         except OSError as error:
-            raise self._unwritable(error) from error
+            raise self.unwritable(error) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -153,7 +159,7 @@ class Output:
                 self._part = (self.folder / f"{self._name}.tmp").open("wb")
             self._part.write(line)
         except OSError as error:
-            raise self._unwritable(error) from error
+            raise self.unwritable(error) from error
         self._size += len(line)
 
     def dealt_with(self, rows: int = 1) -> None:
@@ -161,6 +167,15 @@ class Output:
         self.state.rows += rows
         if self._size >= PART:
             self.close_part()
+
+    def commit(self, *names: str) -> None:
+        """Note files that the command has written whole into :attr:`folder` as parts.
+
+        Raises:
+            DataError: it cannot be noted.
+        """
+        self.state.parts += names
+        self.close_part()
 
     def close_part(self) -> None:
         """Give the part its name, and note how far the work is.
@@ -176,7 +191,7 @@ class Output:
                 self._part, self._size = None, 0
             replace_file(self.folder / _STATE, self.state.data())
         except OSError as error:
-            raise self._unwritable(error) from error
+            raise self.unwritable(error) from error
 
     def finish(self, report: Mapping[str, Any], page: str | None = None) -> None:
         """Write the report and give the folder its name.
@@ -194,19 +209,22 @@ class Output:
             (self.folder / REPORT).write_text(text + "\n", "utf-8")
             if page:
                 (self.folder / "report.html").write_text(page, "utf-8", "xmlcharrefreplace")
-            for name in (_STATE, _LOCK, *self._own):
+            for name in self._own:
                 (self.folder / name).unlink(missing_ok=True)
             with suppress(FileNotFoundError):
                 self.to.rmdir()  # empty
             self.folder.rename(self.to)
+            for name in (_STATE, _LOCK):  # a kill before here leaves them beside whole parts
+                (self.to / name).unlink(missing_ok=True)
         except OSError as error:
-            raise self._unwritable(error) from error
+            raise self.unwritable(error) from error
 
     @property
     def _name(self) -> str:
         return f"part-{len(self.state.parts):05d}.jsonl"
 
-    def _unwritable(self, error: OSError) -> DataError:
+    def unwritable(self, error: OSError) -> DataError:
+        """Word what an error of the system means for the folder."""
         return DataError(
             f"the folder cannot be written: {error.strerror or error}",
             where=str(self.folder),
