@@ -21,7 +21,7 @@ import io
 import json
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -139,15 +139,24 @@ def _why(document: dict[str, Any]) -> dict[str, Any]:
     return {"slots": slots, "kernels": kernels, "refused": document["plan_refused"]}
 
 
-def recorded(case: str, words: Mapping[str, str] | None = None) -> dict[str, Any]:
+def recorded(
+    case: str, words: Mapping[str, str] | None = None, added: Collection[str] = ()
+) -> dict[str, Any]:
     """Return the record of a case: exit codes, a digest of each document, and a preset's settings.
 
     Args:
         case: flags and settings.
         words: texts that were worded anew since -> as they were.
+        added: slots that there were not then; where a plugin fills one, it stays in the record.
     """
     codes, found = documents(case)
     settings = found.pop("settings", None)
+    if "slots" in found:
+        found["slots"] = [
+            one
+            for one in found["slots"]
+            if one["slot"] not in added or any(held["owner"] != "core" for held in one["held"])
+        ]
     for plugin in found.get("plugins", ()):
         plugin["expected"].sort()
     for now, then in (words or {}).items():
@@ -169,7 +178,8 @@ def compared(case: str) -> dict[str, tuple[Any, Any]]:
     """Return the parts of a case's record that differ and should not: name -> (golden, now)."""
     golden = json.loads((FOLDER / "plans.json").read_text())["cases"][case]
     changes = json.loads((FOLDER / "changes.json").read_text())
-    now = recorded(case, {one["now"]: one["then"] for one in changes["words"]})
+    words = {one["now"]: one["then"] for one in changes["words"]}
+    now = recorded(case, words, changes["slots"])
     meant = {part for one in changes["cases"] if one["case"] == case for part in one["parts"]}
     for record in (golden, now):
         for name in changes["settings"]:
