@@ -40,7 +40,9 @@ from minillm_core.config.values import (
     read_value as read_value,
 )
 from minillm_core.data import (
+    Documents as Documents,
     OnBatch as OnBatch,
+    StepBatch as StepBatch,
 )
 from minillm_core.errors import (
     PluginCodeError as PluginCodeError,
@@ -110,6 +112,9 @@ from minillm_core.plugins.manifest import (
 )
 from minillm_core.train.evidence import (
     Evidence as Evidence,
+)
+from minillm_core.train.feed import (
+    open_loader as open_loader,
 )
 from minillm_core.train.hooks import (
     plan_hook,

@@ -4,8 +4,8 @@ Documents are shuffled and divided into buckets of so many; within a bucket they
 length, and the buckets stay in random order. Neighbours then have like lengths, so that rows hold
 many short documents or few long ones.
 
-What it costs: batches are less mixed than shuffled ones; a bucket as large as the data
-is a curriculum from short to long in every epoch.
+What it costs: batches are less mixed than shuffled ones. A bucket that holds all documents is a
+curriculum from short to long, and every epoch and seed then has the same one, but for documents of one length.
 """
 
 from __future__ import annotations

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import chdir
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import minillm_core as minillm
 from minillm_core.commands import pip_line
-from minillm_core.inspection import OnBatch, PluginCodeError, batch_hook, observers, unmet
+from minillm_core.inspection import (
+    Documents,
+    OnBatch,
+    PluginCodeError,
+    batch_hook,
+    observers,
+    open_loader,
+    unmet,
+)
 from minillm_kit.check import Failed, NotApplicable
 from minillm_kit.subject import Batch, Subject
+
+if TYPE_CHECKING:
+    from minillm_core.inspection import StepBatch
 
 PHASES = ("train", "eval", "decode")
 
@@ -44,11 +56,64 @@ EVENTS: tuple[minillm.Event, ...] = (
 """A short run with an event of every kind; fields that may be unknown are None."""
 
 
+LOADED = 8
+"""Steps of a loader."""
+
+
 def batches(subject: Subject) -> str:
-    """In each phase: ids in range, declared fields, the same again; only train drops or reweights."""
-    if "on_batch" not in subject.found.cls.hooks:
-        raise NotApplicable("it has no on_batch")
-    plan = subject.plan()
+    """Rows repeat and resume; in each phase: ids in range, declared fields; only train drops or reweights."""
+    plan, done = subject.plan(), []
+    if claimed := sorted(w for w, one in plan.arrangement.items() if one.owner == subject.name):
+        done.append(_rows(plan, " and ".join(claimed)))
+    if "on_batch" in subject.found.cls.hooks:
+        done.append(_batches(subject, plan))
+    if not done:
+        raise NotApplicable("it has no on_batch, and claims no order and no packer")
+    return "; ".join(done)
+
+
+def _rows(plan: minillm.Plan, claimed: str) -> str:
+    """Read some steps twice, and again from each of their cursors."""
+    rng, vocab = np.random.default_rng(0), plan.config.model.vocab
+    longest = 3 * plan.config.train.seq_len  # some fit into a row, some do not
+    documents = Documents.of(
+        [rng.integers(0, vocab, n) for n in rng.integers(1, longest, 40)], vocab
+    )
+
+    def read(steps: int, cursor: Mapping[str, Any] | None = None) -> list[StepBatch]:
+        with open_loader(plan, documents, cursor) as loader:
+            return [next(loader) for _ in range(steps)]
+
+    try:
+        whole, again = read(LOADED), read(LOADED)
+        _equal(whole, again, "a second time")
+        for step, made in enumerate(whole[:-1], 1):
+            cursor = json.loads(json.dumps(made.cursor))
+            _equal(whole[step:], read(LOADED - step, cursor), f"resumed after step {step}")
+    except PluginCodeError as error:
+        raise Failed(
+            f"{error.what}: {error.where}", cause=error.fix or "see the lines of the plugin"
+        ) from error
+    return f"{claimed}: {LOADED} steps, the same again and resumed after each"
+
+
+def _equal(steps: list[StepBatch], others: list[StepBatch], when: str) -> None:
+    """Refuse steps with other batches.
+
+    Raises:
+        Failed: two differ.
+    """
+    for one, two in zip(steps, others, strict=True):
+        for batch, other in zip(one.micro, two.micro, strict=True):
+            if wrong := _different(batch, other):
+                raise Failed(
+                    f"{when}, '{wrong}' of the same rows differs",
+                    cause="random numbers, or something that is remembered outside of pending and state",
+                )
+
+
+def _batches(subject: Subject, plan: minillm.Plan) -> str:
+    """Call ``on_batch`` in each phase."""
     plain = subject.batches(subject.plan(without=True), 2)
     for phase in PHASES:
         first, again = (_called(_hook(subject), plain, phase) for _ in range(2))

@@ -1,0 +1,275 @@
+"""best_fit, eos_align and length_buckets: what each promises of rows and order, and what it costs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minillm_core import Packer, Piece, PlanError, PluginError, build_plan, load
+from minillm_core.inspection import Documents, StepBatch, open_loader
+from minillm_data.best_fit import BestFitPacker
+from minillm_data.eos_align import EosAlignPacker
+from minillm_data.length_buckets import bucketed
+
+VOCAB = 512
+SMALL = {
+    **{"model.vocab": VOCAB, "model.dim": 32, "model.layers": 1, "model.heads": 2},
+    **{"model.kv_heads": 2, "model.hidden": 32, "train.steps": 10},
+}
+
+lengths = st.lists(st.integers(1, 40), min_size=1, max_size=12)
+capacities = st.integers(2, 20)
+seeds = st.integers(0, 3)
+splits = st.tuples(st.integers(1, 3), st.integers(1, 3))
+
+
+class Stream:
+    """Documents of given lengths, again and again, as a packer is given them."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        self.lengths, self.taken = itertools.cycle(lengths), list[Piece]()
+
+    def take(self) -> Piece:
+        first = self.taken[-1].last if self.taken else 0
+        self.taken.append(Piece(first, first + next(self.lengths)))
+        return self.taken[-1]
+
+    @property
+    def starts(self) -> set[int]:
+        return {piece.first for piece in self.taken}
+
+
+def used_once(rows: list[list[Piece]], stream: Stream, packer: Packer) -> int:
+    """No token is in two rows; how many are in none and not pending."""
+    tokens = Counter(t for row in rows for piece in row for t in range(*piece))
+    assert all(count == 1 for count in tokens.values())
+    pending = {t for piece in packer.pending for t in range(*piece)}
+    assert not pending & tokens.keys()
+    taken = {*range(stream.taken[-1].last)}
+    assert tokens.keys() | pending <= taken
+    return len(taken) - len(tokens) - len(pending)
+
+
+@given(lengths, capacities, st.integers(1, 9), st.integers(1, 30))
+def test_best_fit_splits_no_document_that_fits_and_loses_no_token(
+    lengths: list[int], capacity: int, buffer: int, count: int
+) -> None:
+    stream, packer = Stream(lengths), BestFitPacker(capacity, buffer)
+    rows = [packer.row(stream.take) for _ in range(count)]
+    whole = {*stream.taken}
+    for row in rows:
+        assert sum(piece.tokens for piece in row) <= capacity
+        for piece in row:
+            (document,) = (d for d in whole if d.first <= piece.first < d.last)
+            if document.tokens <= capacity:
+                assert piece == document
+            else:  # cut at every capacity tokens
+                assert (piece.first - document.first) % capacity == 0
+                assert piece.tokens == min(capacity, document.last - piece.first)
+    assert used_once(rows, stream, packer) == 0
+
+
+@given(lengths, capacities, st.integers(1, 9), st.integers(1, 20))
+def test_best_fit_begins_with_the_oldest_and_takes_the_largest_that_fits(
+    lengths: list[int], capacity: int, buffer: int, count: int
+) -> None:
+    stream, packer = Stream(lengths), BestFitPacker(capacity, buffer)
+    waiting: list[Piece] = []
+
+    def take() -> Piece:
+        document = stream.take()
+        starts = range(0, document.tokens, capacity)
+        waiting.extend(document.part(first, first + capacity) for first in starts)
+        return document
+
+    for _ in range(count):
+        known = [*waiting]
+        row = packer.row(take)
+        assert row[0] == min(known or waiting)
+        for piece in row:
+            waiting.remove(piece)
+        assert sorted(waiting) == sorted(packer.pending)
+        assert len(packer.pending) >= buffer
+        room = capacity - sum(piece.tokens for piece in row)
+        assert all(piece.tokens > room for piece in packer.pending)
+        # behind the first, each was the largest of those that are still there and had room
+        for place, piece in enumerate(row[1:], 1):
+            before = capacity - sum(one.tokens for one in row[:place])
+            had = [one for one in packer.pending if one in known and one.tokens <= before]
+            assert piece.tokens >= max((one.tokens for one in had), default=0)
+
+
+def test_no_document_waits_for_more_rows_than_the_buffer_holds() -> None:
+    """Where the largest came first, 55 would wait behind every 60."""
+    stream, packer = Stream([55] + [60] * 400), BestFitPacker(100, 20)
+    rows = [packer.row(stream.take) for _ in range(60)]
+    assert next(n for n, row in enumerate(rows) if Piece(0, 55) in row) <= 20
+
+
+@given(lengths, capacities, st.data())
+def test_eos_align_begins_every_row_with_a_document(
+    lengths: list[int], capacity: int, data: st.DataObject
+) -> None:
+    longest = data.draw(st.integers(1, capacity))
+    stream, packer = Stream(lengths), EosAlignPacker(capacity, longest)
+    rows = [packer.row(stream.take) for _ in range(8)]
+    assert packer.pending == []
+    kept = 0
+    for row in rows:
+        assert sum(piece.tokens for piece in row) == capacity
+        assert {piece.first for piece in row} <= stream.starts
+        assert all(piece.tokens <= longest for piece in row)
+        kept += capacity
+        for piece in row[:-1]:  # only the last one is cut by the row's end
+            (document,) = (d for d in stream.taken if d.first == piece.first)
+            assert piece.tokens == min(document.tokens, longest)
+    assert used_once(rows, stream, packer) == stream.taken[-1].last - kept
+
+
+@given(st.lists(st.integers(1, 500), max_size=60), seeds, seeds, st.integers(2, 20))
+def test_length_buckets_are_a_permutation_sorted_within_each(
+    lengths: list[int], seed: int, epoch: int, size: int
+) -> None:
+    array = np.array(lengths, np.int64)
+    order = bucketed(array, seed, epoch, documents=size)
+    assert sorted(order.tolist()) == [*range(len(lengths))]
+    for first in range(0, len(lengths), size):
+        assert (np.diff(array[order[first : first + size]]) >= 0).all()
+    assert (order == bucketed(array, seed, epoch, documents=size)).all()
+
+
+def test_another_seed_and_another_epoch_are_another_order() -> None:
+    array = np.random.default_rng(0).integers(1, 99, 500)
+    orders = [bucketed(array, s, e, documents=50).tolist() for s in (0, 1) for e in (0, 1)]
+    assert len({*map(tuple, orders)}) == 4
+
+
+PLANS: dict[tuple[Any, ...], Any] = {}
+
+
+def planned(plugins: list[str], **settings: Any) -> Any:
+    key = (*plugins, *settings.items())
+    if key not in PLANS:
+        given = {**SMALL, **{name.replace("__", "."): v for name, v in settings.items()}}
+        PLANS[key] = build_plan(load("tiny", settings=given, plugins=plugins))
+    return PLANS[key]
+
+
+def steps(plan: Any, documents: Documents, count: int, cursor: Any = None) -> list[StepBatch]:
+    with open_loader(plan, documents, cursor) as loader:
+        return [next(loader) for _ in range(count)]
+
+
+def rows(found: list[StepBatch], name: str) -> np.ndarray:
+    return np.concatenate([batch[name] for step in found for batch in step.micro])
+
+
+SETS = (["best_fit"], ["eos_align"], ["length_buckets"], ["best_fit", "length_buckets"])
+
+
+@pytest.mark.parametrize("plugins", SETS, ids="+".join)
+@given(lengths, splits, st.integers(1, 4), st.integers(1, 3))
+@settings(deadline=None, max_examples=15)
+def test_rows_do_not_depend_on_their_split_and_resume_at_every_step(
+    plugins: list[str], lengths: list[int], split: tuple[int, int], before: int, after: int
+) -> None:
+    documents = of_lengths(lengths)
+    sizes = {"train__rows": split[0], "train__accumulate": split[1], "train__seq_len": 8}
+    one_by_one = planned(plugins, train__rows=1, train__accumulate=1, train__seq_len=8)
+    plan = planned(plugins, **sizes)
+    whole = steps(plan, documents, before + after)
+    single = steps(one_by_one, documents, (before + after) * split[0] * split[1])
+    resumed = steps(plan, documents, after, json.loads(json.dumps(whole[before - 1].cursor)))
+    for name in ("ids", "labels", "documents"):
+        np.testing.assert_array_equal(rows(whole, name), rows(single, name))
+        np.testing.assert_array_equal(rows(whole[before:], name), rows(resumed, name))
+    assert whole[-1].cursor["document"] == single[-1].cursor["document"]
+    assert resumed[-1].cursor == whole[-1].cursor
+
+
+def of_lengths(lengths: list[int]) -> Documents:
+    return Documents.of([[0, *range(1, n)] for n in lengths], VOCAB)
+
+
+def test_every_document_of_an_epoch_is_taken_once_before_the_next_epoch() -> None:
+    documents = Documents.of([[n, n, n] for n in range(1, 30)], VOCAB)
+    plan = planned(["best_fit"], best_fit__buffer=1, train__rows=1, train__seq_len=2)
+    read = rows(steps(plan, documents, 58), "ids")[:, 0].tolist()
+    assert sorted(read[:29]) == sorted(read[29:]) == [*range(1, 30)]
+    assert read[:29] != read[29:]
+    assert read[:29] == (np.random.default_rng(0).permutation(29) + 1).tolist()
+
+
+@pytest.mark.parametrize("plugins", SETS, ids="+".join)
+def test_another_seed_is_another_order(plugins: list[str]) -> None:
+    documents = of_lengths([*range(1, 60)])
+    given: dict[str, Any] = {"train__seq_len": 8}
+    if "length_buckets" in plugins:
+        given["length_buckets__documents"] = 10  # one bucket of all has one order
+    plans = [planned(plugins, data__seed=seed, **given) for seed in (0, 1)]
+    found = [rows(steps(plan, documents, 4), "ids") for plan in plans]
+    assert not np.array_equal(*found)
+
+
+def test_padding_and_cut_tokens_are_counted() -> None:
+    documents = of_lengths([5, 5, 5])
+    sizes = {"train__rows": 2, "train__accumulate": 1, "train__seq_len": 7}
+    (step,) = steps(planned(["best_fit"], best_fit__buffer=1, **sizes), documents, 1)
+    assert (step.real, step.padded, step.supervised) == (10, 14, 8)
+    counts = step.cursor["packed"]["counts"]
+    assert counts == {"rows": 2, "taken": 15, "used": 10, "cut": 0, "split": 0}
+    (step,) = steps(planned(["eos_align"], **sizes), documents, 1)
+    assert (step.real, step.padded, step.supervised) == (14, 14, 14)
+    counts = step.cursor["packed"]["counts"]
+    assert counts == {"rows": 2, "taken": 20, "used": 16, "cut": 4, "split": 0}
+    (step,) = steps(planned(["best_fit"], best_fit__buffer=1, **sizes), of_lengths([20]), 1)
+    assert step.cursor["packed"]["counts"]["split"] == 1  # 8, 8 and 4 tokens
+
+
+def test_two_packers_are_refused_by_both_names() -> None:
+    with pytest.raises(
+        PlanError, match="slot data[.]packer is claimed by both 'best_fit' and 'eos_align'"
+    ):
+        planned(["best_fit", "eos_align"])
+
+
+@pytest.mark.parametrize("longest", [9, 1000])
+def test_a_maximum_that_cuts_nothing_is_refused(longest: int) -> None:
+    with pytest.raises(
+        PlanError, match=f"eos_align.max_document={longest} cuts nothing"
+    ) as refused:
+        planned(["eos_align"], train__seq_len=8, eos_align__max_document=longest)
+    assert "below 9" in str(refused.value)
+    planned(["eos_align"], train__seq_len=8, eos_align__max_document=8)
+
+
+@pytest.mark.parametrize(
+    ("plugin", "option", "value"),
+    [
+        ("best_fit", "buffer", 0),
+        ("eos_align", "max_document", 0),
+        ("length_buckets", "documents", 1),
+    ],
+)
+def test_an_option_out_of_range_is_refused(plugin: str, option: str, value: int) -> None:
+    with pytest.raises(PluginError, match=option):
+        planned([plugin], **{f"{plugin}__{option}": value})
+
+
+@pytest.mark.parametrize("plugin", ["best_fit", "eos_align", "length_buckets"])
+def test_options_are_in_the_plans_hash_and_the_source_in_its_digests(plugin: str) -> None:
+    option = {"best_fit": "buffer", "eos_align": "max_document", "length_buckets": "documents"}
+    other = {f"{plugin}__{option[plugin]}": 7}
+    plain, one, two = planned([]), planned([plugin]), planned([plugin], **other)
+    assert len({plan.hash for plan in (plain, one, two)}) == 3
+    assert f"minillm_data.{plugin}" in one.digests
+    (name,) = {*one.data()["data"]} & {"order", "packer"}
+    assert one.data()["data"][name][0] == plugin
+    assert {*plain.data()["data"]} == {"rows", "seq_len", "seed", "val"}
