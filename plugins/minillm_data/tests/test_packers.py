@@ -235,7 +235,7 @@ def test_padding_and_cut_tokens_are_counted() -> None:
 
 def test_two_packers_are_refused_by_both_names() -> None:
     with pytest.raises(
-        PlanError, match="slot data[.]packer is claimed by both 'best_fit' and 'eos_align'"
+        PlanError, match=r"slot data\.packer is claimed by both 'best_fit' and 'eos_align'"
     ):
         planned(["best_fit", "eos_align"])
 
