@@ -146,7 +146,7 @@ def test_a_bad_line_is_named_with_its_byte(tmp_path: Path, name: str, packing: s
 
 @pytest.mark.parametrize("name", sorted(BAD))
 def test_a_bad_line_is_left_out_and_counted_where_that_is_wanted(tmp_path: Path, name: str) -> None:
-    line, _, said = BAD[name]
+    line, _, _ = BAD[name]
     path = tmp_path / "data.jsonl"
     path.write_bytes(GOOD * 2 + line + b"\n" + GOOD + line + b"\n" + GOOD)
     reasons: list[str] = []
