@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +18,8 @@ import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from minillm_core import DataError
-from minillm_core.documents import Tokenizer, map_shard
+from minillm_core import ConfigError, DataError
+from minillm_core.documents import Reading, Tokenizer, find, map_shard
 from minillm_data import tokenize as module
 from minillm_data.tokenize import tokenize
 from minillm_data.train_tokenizer import train_tokenizer
@@ -84,7 +85,7 @@ def test_a_document_is_in_one_shard_and_ids_come_as_they_are(
         [8],
         *native_ids(tokenizer_file, ["abc"]),
     ]
-    assert len(report["shards"]) == 2
+    assert len(report["files"]) == 2
     assert (tmp_path / "out" / "tokenizer.json").exists()
 
 
@@ -114,6 +115,53 @@ def test_text_and_ids_need_the_tokenizer_of_the_ids(jsonl: Write, tmp_path: Path
     path = jsonl([{"text": "abc"}, {"ids": [1]}])
     with pytest.raises(DataError, match="the data hold text and ids"):
         tokenize([path], tmp_path / "out")
+
+
+@pytest.mark.parametrize("ids", ["two bytes", "four bytes"])
+@pytest.mark.parametrize("format", ["bin", "bin2d"])
+def test_sets_of_the_first_trainer_are_read_as_they_were_written(
+    jsonl: Write, tmp_path: Path, format: str, ids: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SHARD_TOKENS", 20)
+    large = 70_000 if ids == "four bytes" else 9
+    records = [[large], [1, 2, 3], [4] * 30, [5, large]]
+    path = jsonl([{"ids": one} for one in records])
+    seq_len = 9 if format == "bin2d" else None
+    out = tmp_path / "out"
+    vocab = 1 << 17 if large > 9 else None
+    report = tokenize([path], out, vocab=vocab, format=format, seq_len=seq_len)
+    reading = Reading(1 << 17)
+    found: list[list[int]] = []
+    for source in find([str(out)], lambda line: None):
+        assert source.format.read is not None
+        found += [np.asarray(one).tolist() for one in source.format.read(source.path, "", reading)]
+    whole = [[0, *one] for one in records]
+    assert found == (whole if format == "bin" else [one[:10] for one in whole])
+    cut = {"cut: tokens of documents longer than 10": 21} if format == "bin2d" else {}
+    assert report["notes"] == cut
+    metas = [json.loads(one.read_bytes()) for one in sorted(out.glob("*.meta.json"))]
+    assert [one["num_samples"] for one in metas] == [3, 1]
+    assert [one["ids"]["largest"] for one in metas] == [large, large]
+    assert {one["ids"]["dtype"] for one in metas} == {"uint32" if large > 9 else "uint16"}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"format": "bins"}, "there is no format 'bins'"),
+        ({"format": "bin2d"}, "bin2d needs the length of its samples"),
+        ({"format": "bin", "seq_len": 8}, "bin has no --seq-len"),
+        ({"seq_len": 8}, "shards has no --seq-len"),
+        ({"format": "bin2d", "seq_len": 0}, "samples of 0 tokens"),
+    ],
+)
+def test_an_option_without_effect_is_refused(
+    jsonl: Write, tmp_path: Path, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said) as raised:
+        tokenize([jsonl([{"ids": [1]}])], tmp_path / "out", **options)
+    assert raised.value.fix
+    assert not any("out" in name for name in os.listdir(tmp_path))
 
 
 def test_what_cannot_be_read_stops_or_is_counted(
