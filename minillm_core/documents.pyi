@@ -30,9 +30,10 @@ from minillm_core.data.sources import (
     fitting_vocabulary as fitting_vocabulary,
 )
 from minillm_core.data.store import (
-    Kept as Kept,
-    clear,
-    kept,
+    abandoned,
+    alone,
+    entry_folders as entry_folders,
+    read_meta,
 )
 from minillm_core.data.tokenise import (
     SAMPLE as SAMPLE,
@@ -45,9 +46,12 @@ from minillm_core.data.tokenizer import (
     grouped as grouped,
 )
 from minillm_core.disk import (
+    remove,
     replace,
 )
 
-clear_cache = clear
-list_cache = kept
+abandoned_entry = abandoned
+lock_cache = alone
+read_entry_facts = read_meta
+remove_path = remove
 replace_file = replace

@@ -382,6 +382,7 @@ def _document(record: dict[str, Any], place: Place, reading: Reading) -> Documen
                 f'chat data cannot be trained on yet: "{chat}", and neither "text" nor "ids"',
                 "turn each conversation into one text: "
                 '{"text": "User: Hi!\\nAssistant: Hello, how can I help?"}',
+                reason="chat data, which cannot be trained on yet",
             )
         raise place.error(
             'an object with neither "text" nor "ids"', 'name the document\'s key "text"'

@@ -61,7 +61,7 @@ class Inspection:
     """
 
     paths: list[str]
-    files: Counter[str] = field(default_factory=Counter)
+    files: dict[str, int] = field(default_factory=dict)
     documents: int = 0
     tokens: int | None = None
     text_bytes: int = 0
@@ -99,7 +99,7 @@ def inspect(
     """
     sources = find([str(path) for path in paths], say)
     found = Inspection([str(path) for path in paths])
-    found.files.update(source.format.name for source in sources)
+    found.files = dict(Counter(source.format.name for source in sources))
     chosen = _tokenizer(tokenizer, sources, say)
     total = sum(source.size for source in sources)
     reading = Reading(ANY, ticker(progress, "reading", total))

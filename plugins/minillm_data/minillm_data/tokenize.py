@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 
-from minillm_core import DataError
+from minillm_core import ConfigError, DataError
+from minillm_core.commands import nearest
 from minillm_core.documents import (
     Continued,
     Document,
     Progress,
     Tokenizer,
     encode_documents,
+    replace_file,
     write_shard,
 )
+from minillm_data.formats import MAGIC
 from minillm_data.output import Output, key_of
 from minillm_data.rows import Malformed
 from minillm_data.texts import ANY, Texts
@@ -34,6 +40,8 @@ def tokenize(
     *,
     tokenizer: str | Path | None = None,
     vocab: int | None = None,
+    format: str = "shards",
+    seq_len: int | None = None,
     malformed: Malformed = "strict",
     say: Callable[[str], None] = lambda line: None,
     progress: Progress | None = None,
@@ -47,23 +55,29 @@ def tokenize(
             :func:`~minillm_data.train_tokenizer.train_tokenizer`.
         vocab: entries of the tokenizer that is trained; for a given one, or for documents that are
             ids, the bound that every id is below (default: its size; 65,536).
+        format: "shards" of llm.c; "bin" or "bin2d", version 2 of the sets of the first MiniLLM
+            trainer: one sample a document, of any length or padded and cut to ``seq_len`` + 1.
+        seq_len: of bin2d, and needed there.
         malformed: "strict" or "skip".
         say: prints a line for people.
         progress: called with the work's name, the bytes read and those in all.
 
     Returns:
-        The report: documents, tokens, shards, the bound of ids, the tokenizer's sha256, and notes:
+        The report: documents, tokens, files, the bound of ids, the tokenizer's sha256, and notes:
         what was left out of all files, and what was cut since the last start.
 
     Raises:
         DataError: something about the files, the tokenizer or the folder.
+        ConfigError: an unknown format, or a ``seq_len`` that it does not have or lacks.
     """
+    _check_format(format, seq_len)
     texts = Texts(paths, malformed, say)
     given = (
         None if tokenizer is None else Tokenizer.load(Path(tokenizer).expanduser(), vocab or ANY)
     )
     digest = given.digest if given else None
-    key = key_of("tokenize", texts.sources, tokenizer=digest, vocab=vocab, malformed=malformed)
+    rule = {"tokenizer": digest, "vocab": vocab, "malformed": malformed}
+    key = key_of("tokenize", texts.sources, **rule, format=format, seq_len=seq_len)
     with Output(Path(to), key) as output:
         if output.note:
             say(output.note)
@@ -73,11 +87,11 @@ def tokenize(
         if chosen:
             say(f"tokenising with {chosen.encoder}")
             chosen.save(output.folder / _TOKENIZER)
-        shard = Shard(output, below, chosen.end_of_text if chosen else 0)
+        part = FORMATS[format](output, below, chosen, seq_len)
         documents = _after(output.state.rows, texts.read(reading))
         for document, ids in encode_documents(documents, chosen, reading):
-            shard.add(ids, begins=not isinstance(document, Continued))
-        shard.close()
+            part.add(ids, begins=not isinstance(document, Continued))
+        part.close()
         counts = output.state.counts
         if not counts["documents"]:
             raise DataError("the data are empty", where=str(paths[0]), fix="give files with text")
@@ -86,10 +100,11 @@ def tokenize(
             "paths": [str(path) for path in paths],
             "documents": counts["documents"],
             "tokens": counts["tokens"],
-            "shards": [name for name in output.state.parts if name != _TOKENIZER],
+            "format": format,
+            "files": [name for name in output.state.parts if name != _TOKENIZER],
             "vocab": below,
             "tokenizer": chosen.digest if chosen else None,
-            "notes": dict(reading.notes),
+            "notes": {**reading.notes, **part.notes},
         }
         output.finish(report)
     return report
@@ -119,55 +134,176 @@ def _trained(
     return trained
 
 
-class Shard:
-    """The shard that is being filled: its ids are in memory until it is written.
+class Part(ABC):
+    """The part that is being filled: its ids are in memory until its files are written.
 
     Args:
         output: the folder.
         vocab: every id is below it.
-        end_of_text: the id that each document begins with.
+        tokenizer: whose end-of-text id each document begins with; None: 0.
+        seq_len: of bin2d.
     """
 
-    def __init__(self, output: Output, vocab: int, end_of_text: int) -> None:
-        self._output, self._vocab = output, vocab
-        self._dtype = np.dtype(np.uint16 if vocab <= 1 << 16 else np.uint32)
-        self._end_of_text = np.array([end_of_text], self._dtype)
+    def __init__(
+        self, output: Output, vocab: int, tokenizer: Tokenizer | None, seq_len: int | None
+    ) -> None:
+        self.output, self.vocab, self.seq_len = output, vocab, seq_len or 0
+        self.tokenizer = tokenizer
+        self.end_of_text = tokenizer.end_of_text if tokenizer else 0
+        self.dtype = np.dtype("<u2" if vocab <= 1 << 16 else "<u4")
         self._ids: list[np.ndarray] = []
-        self._tokens = self._documents = 0
+        self._tokens = 0
+        self._starts: list[int] = []
+
+    @property
+    def notes(self) -> dict[str, int]:
+        """What was left out while files were written, and how often."""
+        return {}
 
     def add(self, ids: np.ndarray, begins: bool) -> None:
-        """Add a document, (tokens,), or further ids of the last one; a full shard is written before.
+        """Add a document, (tokens,), or further ids of the last one; a full part is written before.
 
         A document gets its end-of-text id unless it begins with one.
         """
         if begins:
             if self._tokens >= SHARD_TOKENS:
                 self.close()
-            if len(ids) == 0 or ids[0] != self._end_of_text[0]:
-                self._ids.append(self._end_of_text)
+            self._starts.append(self._tokens)
+            if len(ids) == 0 or ids[0] != self.end_of_text:
+                self._ids.append(np.array([self.end_of_text], self.dtype))
                 self._tokens += 1
-            self._documents += 1
-        self._ids.append(ids.astype(self._dtype))
+        self._ids.append(ids.astype(self.dtype))
         self._tokens += len(ids)
 
     def close(self) -> None:
-        """Write the shard, if there is anything in it.
+        """Write the part's files, if there is anything in it.
 
         Raises:
-            DataError: it cannot be written.
+            DataError: they cannot be written.
         """
-        if not self._documents:
+        if not self._starts:
             return
-        state = self._output.state
-        name = f"part-{sum(part.endswith('.bin') for part in state.parts):05d}.bin"
+        state = self.output.state
+        state.rows += len(self._starts)
+        state.counts.update(documents=len(self._starts), tokens=self._tokens)
+        number = state.more.get("part", 0)
+        state.more["part"] = number + 1
+        spans = np.array([*self._starts, self._tokens], np.int64)
         try:
-            write_shard(self._output.folder / name, np.concatenate(self._ids), self._vocab)
+            names = self.write(f"part-{number:05d}", np.concatenate(self._ids), spans)
         except OSError as error:
-            raise self._output.unwritable(error) from error
-        state.rows += self._documents
-        state.counts.update(documents=self._documents, tokens=self._tokens)
-        self._ids, self._tokens, self._documents = [], 0, 0
-        self._output.commit(name)
+            raise self.output.unwritable(error) from error
+        self._ids, self._tokens, self._starts = [], 0, []
+        self.output.commit(*names)
+
+    @abstractmethod
+    def write(self, prefix: str, ids: np.ndarray, spans: np.ndarray) -> list[str]:
+        """Write the files of a part.
+
+        Args:
+            prefix: of their names.
+            ids: (tokens,), of ``dtype``.
+            spans: int64 (documents + 1,), where each document begins, and the end.
+
+        Returns:
+            Their names.
+        """
+
+
+class Shard(Part):
+    """A token shard of llm.c and modded-nanogpt."""
+
+    def write(self, prefix: str, ids: np.ndarray, spans: np.ndarray) -> list[str]:
+        write_shard(self.output.folder / f"{prefix}.bin", ids, self.vocab)
+        return [f"{prefix}.bin"]
+
+
+class Bin(Part):
+    """A set of ids with an index: a sample a document, of any length."""
+
+    name = "bin"
+
+    def write(self, prefix: str, ids: np.ndarray, spans: np.ndarray) -> list[str]:
+        names = [f"{prefix}.ids.bin", f"{prefix}.ids.idx", f"{prefix}.meta.json"]
+        index = np.stack([spans[:-1], np.diff(spans)], axis=1).astype("<u8")
+        replace_file(self.output.folder / names[1], index.tobytes())
+        self._write_ids(names, ids, len(index), {})
+        return names
+
+    def _write_ids(
+        self, names: list[str], ids: np.ndarray, samples: int, more: dict[str, Any]
+    ) -> None:
+        content = np.ascontiguousarray(ids).data.cast("B")
+        replace_file(self.output.folder / names[0], [content])
+        meta = {
+            "magic": MAGIC,
+            "version": 2,
+            "format": self.name,
+            "task": "pretrain",
+            "num_samples": samples,
+            "byteorder": "little",
+            "seq_len": self.seq_len or None,
+            "ids": {
+                "bin": names[0],
+                "idx": names[1] if len(names) > 2 else None,
+                "dtype": "uint16" if self.dtype.itemsize == 2 else "uint32",
+                "smallest": int(ids.min()),
+                "largest": int(ids.max()),
+            },
+            "labels": None,
+            "tokenizer_sha256": self.tokenizer.digest if self.tokenizer else None,
+            "pad_id": self.end_of_text,
+            "end_of_text_id": self.end_of_text,
+            "digest": xxhash.xxh3_128(content).hexdigest(),
+            **more,
+        }
+        replace_file(self.output.folder / names[-1], json.dumps(meta, indent=1).encode())
+
+
+class Bin2d(Bin):
+    """A set of samples that are all seq_len + 1 ids long: padded, and cut where they are longer."""
+
+    name = "bin2d"
+
+    @property
+    def notes(self) -> dict[str, int]:
+        cut = self.output.state.more.get("cut", 0)
+        return {f"cut: tokens of documents longer than {self.seq_len + 1:,}": cut} if cut else {}
+
+    def write(self, prefix: str, ids: np.ndarray, spans: np.ndarray) -> list[str]:
+        stride, lengths = self.seq_len + 1, np.diff(spans)
+        rows = np.full((len(lengths), stride), self.end_of_text, self.dtype)
+        for row, first, length in zip(rows, spans, lengths, strict=False):
+            row[: min(length, stride)] = ids[first : first + min(length, stride)]
+        more = self.output.state.more
+        more["cut"] = more.get("cut", 0) + int(np.maximum(lengths - stride, 0).sum())
+        names = [f"{prefix}.ids2d.bin", f"{prefix}.meta.json"]
+        self._write_ids(names, rows, len(rows), {"stride": stride})
+        return names
+
+
+FORMATS: dict[str, type[Part]] = {"shards": Shard, "bin": Bin, "bin2d": Bin2d}
+"""What :func:`tokenize` writes, by name."""
+
+
+def _check_format(format: str, seq_len: int | None) -> None:
+    if format not in FORMATS:
+        close = nearest(format, FORMATS)
+        raise ConfigError(
+            f"there is no format {format!r}",
+            where="--format",
+            fix=f"did you mean {close}?" if close else f"one of {', '.join(FORMATS)}",
+        )
+    if (seq_len is not None) != (format == "bin2d"):
+        raise ConfigError(
+            "bin2d needs the length of its samples"
+            if seq_len is None
+            else f"{format} has no --seq-len: its samples are as long as the documents",
+            where="--seq-len",
+            fix="give --seq-len N" if seq_len is None else "leave it out, or set --format bin2d",
+        )
+    if seq_len is not None and seq_len < 1:
+        raise ConfigError(f"samples of {seq_len} tokens", where="--seq-len", fix="1 or more")
 
 
 def _after(count: int, documents: Iterator[Document]) -> Iterator[Document]:

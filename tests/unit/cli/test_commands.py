@@ -37,6 +37,12 @@ AGREED = {
     ("plugins", "new"): {"NAME", "--kind", "--dir"},
     ("plugins", "check"): {"NAME", "--backend", "--json"},
     ("plugins", "why"): SETTINGS | {"SLOT", "--json"},
+    ("data", "tokenize"): {"PATH", "--to", "--tokenizer", "--format", "--json"},
+    ("data", "train-tokenizer"): {"PATH", "--to", "--vocab"},
+    ("data", "inspect"): {"PATH", "--json"},
+    ("data", "dedup"): {"PATH", "--to", "--json"},
+    ("data", "filter"): {"PATH", "--to", "--json"},
+    ("data", "mix"): {"PATH[:WEIGHT]", "--to"},
     ("data", "cache", "list"): {"--json"},
     ("data", "cache", "clear"): set(),
 }
@@ -55,6 +61,9 @@ MORE = {
     ("plugins", "info"): {"--preset"},
     ("plugins", "check"): {"NAME.OPTION=VALUE", "--pairs", "--only"},
     ("plugins", "why"): {"--config", "--init", "--all"},
+    ("data", "tokenize"): {"--vocab", "--seq-len", "--malformed"},
+    ("data", "train-tokenizer"): {"--json", "--malformed"},
+    ("data", "inspect"): {"--tokenizer", "--samples", "--page", "--malformed"},
     ("data", "cache", "clear"): {"KEY", "--json"},
 }
 """Flags beyond the agreed ones."""

@@ -16,6 +16,8 @@ minillm data tokenize corpus.jsonl.xz --to tokens
 
 minillm data tokenize corpus/ --to tokens --tokenizer tokenizer.json
 
+minillm data tokenize corpus/ --to rows --format bin2d --seq-len 1024
+
 minillm train --data tokens data.tokenizer=tokens/tokenizer.json"""
 
 
@@ -39,6 +41,20 @@ def tokenize_command(
             "or the bound of ids that are ids already.",
         ),
     ] = None,
+    format: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            metavar="shards|bin|bin2d",
+            help="Shards of llm.c, or sets of the first MiniLLM trainer: a sample a document.",
+        ),
+    ] = "shards",
+    seq_len: Annotated[
+        int | None,
+        typer.Option(
+            "--seq-len", metavar="N", help="For bin2d: samples are padded and cut to N + 1 tokens."
+        ),
+    ] = None,
     malformed: Malformed = "strict",
     as_json: AsJson = False,
 ) -> None:
@@ -56,6 +72,8 @@ def tokenize_command(
             to,
             tokenizer=tokenizer,
             vocab=vocab,
+            format=format,
+            seq_len=seq_len,
             malformed=how,
             say=shown.say,
             progress=shown.progress,
@@ -65,7 +83,7 @@ def tokenize_command(
         return
     write(
         f"{counted(report['tokens'], 'token')} of {counted(report['documents'], 'document')} "
-        f"in {counted(len(report['shards']), 'shard')}: {to}"
+        f"in {counted(len(report['files']), 'file')}: {to}"
     )
     for note, count in report["notes"].items():
         write(f"  {count:,} {note}")
