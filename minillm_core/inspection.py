@@ -24,8 +24,9 @@ This machine and its distributions
 
 A plan, step by step
     :func:`trainer` runs steps on batches given by hand; :func:`batch_hook`, ``observers`` and
-    ``Evidence`` are the rest of what the loop does. :func:`open_loader` makes the batches of a run
-    from ``Documents``. :class:`minillm_core.Run` is the whole loop.
+    ``Evidence`` are the rest of what the loop does. A ``Loader`` makes the batches (each step's a
+    ``StepBatch``) from ``Documents``, as the plan's ``arrangement`` says. :class:`minillm_core.Run`
+    is the whole loop.
 
 A framework of your own, such as the NumPy oracle of minillm-kit
     It extends ``Framework``: ``ops`` (``NumPyArrays`` and :func:`reference_op` are the ones

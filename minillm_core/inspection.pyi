@@ -41,6 +41,7 @@ from minillm_core.config.values import (
 )
 from minillm_core.data import (
     Documents as Documents,
+    Loader as Loader,
     OnBatch as OnBatch,
     StepBatch as StepBatch,
 )
@@ -112,9 +113,6 @@ from minillm_core.plugins.manifest import (
 )
 from minillm_core.train.evidence import (
     Evidence as Evidence,
-)
-from minillm_core.train.feed import (
-    open_loader as open_loader,
 )
 from minillm_core.train.hooks import (
     plan_hook,

@@ -17,7 +17,15 @@ from typing import Any, overload
 
 import numpy as np
 
-from minillm_core.data.documents import PLAIN, Arrangement, Cursor, Documents, fingerprint, order
+from minillm_core.data.documents import (
+    PLAIN,
+    Arrangement,
+    Cursor,
+    Documents,
+    fingerprint,
+    order,
+    rule_of,
+)
 from minillm_core.data.packing import PackedRows
 from minillm_core.data.stream import Batch, Stream, joined, pack
 from minillm_core.errors import DataError
@@ -97,7 +105,7 @@ class Loader(Iterator[StepBatch]):
         accumulate: micro-batches in a step.
         seq_len: tokens in a row.
         seed: of the documents' order (data.seed).
-        by: the order of an epoch, and the packer.
+        by: what plugins claim of order and packer.
         on_batch: ``(batch, "train") -> batch``, called for every micro-batch, in order, in the
             loader's thread.
         prefetch: steps made ahead.
@@ -127,11 +135,13 @@ class Loader(Iterator[StepBatch]):
         cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
         self._cancelled = cancelled
-        start = Cursor(fingerprint(documents, seed, by.rule))
+        rule, packed = rule_of(by, seq_len), None
+        start = Cursor(fingerprint(documents, seed, rule))
         if cursor is not None:
-            start = Cursor.resume(cursor, documents, seed, by)
+            start = Cursor.resume(cursor, documents, seed, by, rule)
         stream = Stream(documents, seed, start, by)
-        packed = by.packer and PackedRows(stream, by, seq_len, cursor)
+        if "packer" in by:
+            packed = PackedRows(stream, by["packer"], seq_len, cursor)
 
         def made() -> Batch:
             batch = packed.read(rows) if packed else pack(*stream.read(rows * seq_len), rows)

@@ -8,8 +8,7 @@ or prefetching.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +18,7 @@ import numpy as np
 import xxhash
 
 from minillm_core.errors import DataError
-from minillm_core.plugins.packing import Packer
+from minillm_core.nn.reference import Function
 
 
 def digest(*contents: str | np.ndarray) -> str:
@@ -233,44 +232,30 @@ def fingerprint(documents: Documents, seed: int, rule: str = RULE) -> str:
     return digest(f"{rule}\n{seed}\n{documents.digest}")
 
 
-@dataclass(frozen=True)
-class Arrangement:
-    """The way from documents to rows, where plugins claim a part of it.
+Arrangement = Mapping[str, Function]
+"""What plugins claim of the way from documents to rows: "order", "packer"."""
 
-    Attributes:
-        order: (lengths int64 (documents,), seed, epoch) -> permutation; None: :func:`order`.
-        packer: makes the packer of rows of so many tokens; None: documents lie end to end.
-        rule: what is in the fingerprint.
-        contained: the context of calls of "order" or "packer", and of the checks of what they return.
+PLAIN: Arrangement = {}
+
+
+def rule_of(by: Arrangement, seq_len: int) -> str:
+    """Word the way from documents to rows for a fingerprint: RULE where no plugin has a part in it."""
+    return f"{RULE}, {dict(by)}, {seq_len}" if by else RULE
+
+
+def permutation(lengths: np.ndarray, seed: int, epoch: int, by: Arrangement) -> np.ndarray:
+    """Order the documents of an epoch, as a plugin says or by :func:`order`.
+
+    Raises:
+        PluginCodeError: what the plugin gave is no permutation.
     """
-
-    order: Callable[[np.ndarray, int, int], Any] | None = None
-    packer: Callable[[int], Packer] | None = None
-    rule: str = RULE
-    contained: Callable[[str], AbstractContextManager[None]] = lambda what: nullcontext()
-
-    def permutation(self, lengths: np.ndarray, seed: int, epoch: int) -> np.ndarray:
-        """Order the documents of an epoch.
-
-        Raises:
-            DataError: what a plugin gave is no permutation.
-        """
-        if self.order is None:
-            return order(len(lengths), seed, epoch)
-        with self.contained("order"):
-            found = np.asarray(self.order(lengths.copy(), seed, epoch))
-            if found.dtype.kind != "i" or not np.array_equal(
-                np.sort(found), np.arange(len(lengths))
-            ):
-                raise DataError(
-                    f"the order of epoch {epoch} is no permutation of the {len(lengths):,} documents",
-                    fix="return each index from 0 once, as an integer array",
-                )
-        return found
-
-
-PLAIN = Arrangement()
-"""Seeded order, end to end."""
+    if (claimed := by.get("order")) is None:
+        return order(len(lengths), seed, epoch)
+    found = np.asarray(claimed.call(lengths.copy(), seed, epoch))
+    if found.dtype.kind != "i" or not np.array_equal(np.sort(found), np.arange(len(lengths))):
+        what = f"epoch {epoch}: no permutation of the {len(lengths):,} documents"
+        raise claimed.broken(what, "return each index from 0 once, as an integer array")
+    return found
 
 
 @dataclass(frozen=True)
@@ -295,7 +280,12 @@ class Cursor:
 
     @classmethod
     def resume(
-        cls, data: Mapping[str, Any], documents: Documents, seed: int, by: Arrangement = PLAIN
+        cls,
+        data: Mapping[str, Any],
+        documents: Documents,
+        seed: int,
+        by: Arrangement = PLAIN,
+        rule: str = RULE,
     ) -> Cursor:
         """Make a cursor of its :meth:`data`, checked against the documents that it is to continue with.
 
@@ -311,7 +301,7 @@ class Cursor:
                 where=repr(dict(data))[:200],
                 fix="continue from another checkpoint",
             )
-        expected = fingerprint(documents, seed, by.rule)
+        expected = fingerprint(documents, seed, rule)
         if data["fingerprint"] != expected:
             raise DataError(
                 "the data are not those that the run was reading",
@@ -320,7 +310,7 @@ class Cursor:
             )
         cursor = cls(data["fingerprint"], *(data[name] for name in names))
         if cursor.document < len(documents):
-            index = by.permutation(documents.lengths, seed, cursor.epoch)[cursor.document]
+            index = permutation(documents.lengths, seed, cursor.epoch, by)[cursor.document]
             if cursor.offset < documents.lengths[index]:
                 return cursor
         raise DataError(

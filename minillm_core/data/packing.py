@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from minillm_core.data.documents import Arrangement
 from minillm_core.data.stream import Batch, Stream, joined, pack
-from minillm_core.errors import DataError
+from minillm_core.errors import PluginCodeError
+from minillm_core.nn.reference import Function
 from minillm_core.plugins.packing import Packer, Piece
+from minillm_core.plugins.watch import running
 from minillm_core.text import plain
 
 MOST = 1 << 20
@@ -26,23 +27,21 @@ class PackedRows:
 
     Args:
         stream: where documents are taken from.
-        by: has the packer.
+        claimed: the packer.
         seq_len: tokens of a row that the model reads.
         cursor: as :meth:`cursor` gave it; None: from the start.
     """
 
     def __init__(
-        self, stream: Stream, by: Arrangement, seq_len: int, cursor: Mapping[str, Any] | None
+        self, stream: Stream, claimed: Function, seq_len: int, cursor: Mapping[str, Any] | None
     ) -> None:
-        assert by.packer is not None
-        self._stream, self._contained, self._length = stream, by.contained, seq_len + 1
-        with self._contained("packer"):
-            self._packer: Packer = by.packer(self._length)
-        self._counts = dict.fromkeys(COUNTS, 0)
+        self._stream, self._claimed, self._length = stream, claimed, seq_len + 1
+        self._packer: Packer = claimed.call(self._length)
+        self._counts, self._documents = dict.fromkeys(COUNTS, 0), 0
         if cursor is not None:
-            self._counts = {**cursor["packed"]["counts"]}
-            self._packer.pending = [Piece(*one) for one in cursor["packed"]["pending"]]
-            self._packer.state = cursor["packed"]["state"]
+            packed = cursor["packed"]
+            self._counts, self._packer.state = {**packed["counts"]}, packed["state"]
+            self._packer.pending = [Piece(*one) for one in packed["pending"]]
 
     def read(self, rows: int) -> Batch:
         """Make a micro-batch of the next rows.
@@ -51,17 +50,38 @@ class PackedRows:
         document, after one that ends inside it, and in padding, where ids are 0 and documents -1.
 
         Raises:
-            DataError: the packer returned no row, or a file changed since it was opened.
+            PluginCodeError: the packer returned no row.
+            DataError: a file changed since it was opened.
         """
-        with self._contained("packer"):
+        with running(f"data.packer of plugin '{self._claimed.owner}'"):
             laid = [self._checked() for _ in range(rows)]
         return joined([self._laid(row) for row in laid])
 
+    def cursor(self) -> dict[str, Any]:
+        """Return the place after the last row as JSON: the stream's, the packer's, and the counts.
+
+        Raises:
+            PluginCodeError: the packer's state is not JSON, or it used tokens that it did not have.
+        """
+        packer, counts = self._packer, self._counts
+        try:
+            kept = json.dumps([packer.pending, packer.state], allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise self._broken(f"pending or state is not JSON: {error}", "JSON alone") from error
+        pending, packer.state = json.loads(kept)  # as a resumed run will find it
+        cut = counts["taken"] - counts["used"] - sum(last - first for first, last in pending)
+        if cut < counts["cut"]:
+            what = f"{counts['cut'] - cut} tokens were laid out twice, or after they were cut"
+            raise self._broken(what, "keep in pending what is for later rows, and nothing else")
+        counts["cut"] = cut
+        self._stream.forget(min((first for first, _ in pending), default=None))
+        packed = {"pending": pending, "state": json.loads(kept)[1], "counts": {**counts}}
+        return {**self._stream.cursor.data(), "packed": packed}
+
     def _laid(self, row: Sequence[Piece]) -> Batch:
-        ids, starts = np.zeros(self._length, np.int32), np.zeros(self._length, bool)
-        follows = np.zeros(self._length, bool)  # from the token before it, in the text
+        ids, (starts, follows) = np.zeros(self._length, np.int32), np.zeros((2, self._length), bool)
         at, before, whole = 0, -1, True
-        for piece in row:
+        for piece in row:  # follows: from the token before it, in the text
             end, continues = at + piece.tokens, piece.first == before
             found, begins = self._stream.at(piece.first, piece.tokens + 1)
             ids[at:end], starts[at:end], follows[at:end] = found[:-1], begins[:-1], True
@@ -74,62 +94,30 @@ class PackedRows:
         made["documents"][0, at:] = -1
         return made
 
-    def cursor(self) -> dict[str, Any]:
-        """Return the place after the last row as JSON: the stream's, the packer's, and the counts.
-
-        Raises:
-            DataError: the packer's state is not JSON, or it used tokens that it did not have.
-        """
-        packer, counts = self._packer, self._counts
-        with self._contained("packer"):
-            try:
-                kept = json.dumps([packer.pending, packer.state], allow_nan=False)
-            except (TypeError, ValueError) as error:
-                raise _wrong(f"keeps what is not JSON: {error}", "pending and state") from error
-            pending, packer.state = json.loads(kept)  # as a resumed run will find it
-            cut = counts["taken"] - counts["used"] - sum(last - first for first, last in pending)
-            if cut < counts["cut"]:
-                what = f"laid out {counts['cut'] - cut} tokens twice, or after they were cut"
-                raise _wrong(what, "keep in pending what is for later rows, and nothing else")
-        counts["cut"] = cut
-        self._stream.forget(min((first for first, _ in pending), default=None))
-        packed = {"pending": pending, "state": json.loads(kept)[1], "counts": {**counts}}
-        return {**self._stream.cursor.data(), "packed": packed}
-
     def _checked(self) -> Sequence[Piece]:
-        """Ask the packer for a row.
-
-        Raises:
-            DataError: it is none.
-        """
-        documents = 0
-
-        def take() -> Piece:
-            nonlocal documents
-            documents += 1
-            if documents > MOST:
-                raise _wrong(f"took {MOST:,} documents for one row", "return a row")
-            piece = self._stream.take()
-            self._counts["taken"] += piece.tokens
-            return piece
-
-        row = self._packer.row(take)
+        """Ask the packer for a row, and check it."""
+        self._documents, taken = 0, self._stream
+        row = self._packer.row(self._take)
         if not isinstance(row, (list, tuple)) or not row:
-            raise _wrong(f"returned {plain(repr(row), 60)}", "return a list, with a piece at least")
-        for piece in row:
-            if (
-                not isinstance(piece, Piece)
-                or not 0 <= piece.first < piece.last <= self._stream.position
-            ):
-                what = f"returned {plain(repr(piece), 80)}, no piece of a document that it took"
-                raise _wrong(what, "return pieces that take() gave, or parts of them")
+            raise self._broken(f"{plain(repr(row), 60)} is no row", "a list, with a piece at least")
+        for one in row:
+            if not isinstance(one, Piece) or not 0 <= one.first < one.last <= taken.position:
+                what = f"{plain(repr(one), 80)} is no piece of a document that it took"
+                raise self._broken(what, "return pieces that take() gave, or parts of them")
         if (tokens := sum(piece.tokens for piece in row)) > self._length:
-            what = f"returned a row of {tokens:,} tokens, where {self._length:,} have room"
-            raise _wrong(what, "fill a row up to self.capacity")
+            what = f"a row of {tokens:,} tokens, where {self._length:,} have room"
+            raise self._broken(what, "fill a row up to self.capacity")
         self._counts["rows"] += 1
         self._counts["used"] += tokens
         return row
 
+    def _take(self) -> Piece:
+        self._documents += 1
+        if self._documents > MOST:
+            raise self._broken(f"{MOST:,} documents were taken for one row", "return a row")
+        piece = self._stream.take()
+        self._counts["taken"] += piece.tokens
+        return piece
 
-def _wrong(what: str, fix: str) -> DataError:
-    return DataError(f"the packer {what}", fix=fix)
+    def _broken(self, what: str, fix: str) -> PluginCodeError:
+        return self._claimed.broken(what, fix)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from minillm_core.data.documents import PLAIN, Arrangement, Cursor, Documents
+from minillm_core.data.documents import PLAIN, Arrangement, Cursor, Documents, permutation
 from minillm_core.plugins.packing import Piece
 
 Batch = dict[str, np.ndarray]
@@ -75,8 +75,8 @@ class Stream:
 
     def _epoch(self, epoch: int) -> Documents:
         if epoch not in self._epochs:
-            permutation = self._by.permutation(self._documents.lengths, self._seed, epoch)
-            self._epochs[epoch] = self._documents.ordered(permutation)
+            order = permutation(self._documents.lengths, self._seed, epoch, self._by)
+            self._epochs[epoch] = self._documents.ordered(order)
         return self._epochs[epoch]
 
 

@@ -12,6 +12,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from minillm_core.errors import PluginCodeError
+
 
 class Function(NamedTuple):
     """A function that a plugin put into a slot, as data."""
@@ -19,6 +21,15 @@ class Function(NamedTuple):
     owner: str
     reference: str  # module:qualname
     arguments: tuple[tuple[str, Any], ...] = ()
+
+    def call(self, *given: Any) -> Any:
+        """Call it with what the slot gives, and its arguments."""
+        return resolve(self.reference)(*given, **dict(self.arguments))
+
+    def broken(self, what: str, fix: str) -> PluginCodeError:
+        """Make the error of a result that cannot be used."""
+        name = self.reference.rpartition(":")[2]
+        return PluginCodeError(self.owner, name, did="broke the rows in", where=what, fix=fix)
 
 
 def reference_of(target: Any) -> str:

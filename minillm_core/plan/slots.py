@@ -271,12 +271,7 @@ def _claim(
 ) -> SlotReport:
     """Report the claimants of a slot, or the core's default: ``default``, or as the slot declares it."""
     entries = sorted(claim.held.items())
-    held = [
-        _entry(
-            claim, o, value, "claims it", evidence=f"{claim.where}:{o}" if claim.runs else evidence
-        )
-        for o, value in entries
-    ]
+    held = [_entry(claim, *entry, "claims it", evidence=evidence) for entry in entries]
     refused: tuple[Refused, ...] = ()
     try:
         claim.resolve()

@@ -84,7 +84,6 @@ class Slot:
     order: int = AFTER  # when a step computes it: EMBED, STREAMS, its layer's number, or AFTER them
     shapes: bool = True  # the model's function differs by it; not by a loss or an optimizer
     listed: bool = True  # a plan lists what plugins put there
-    runs: bool = False  # it is called outside the model: counted as ``WHERE:PLUGIN``
     owners: set[str] = field(default_factory=set, init=False)  # the plugins that fill it
 
 

@@ -8,8 +8,7 @@ The plan says what to expect of each plugin, as witness keys:
     kernel:<op>=<name>  the op ran through this candidate
     batch:<plugin>      its ``on_batch`` saw batches
     event:<plugin>      its ``on_event`` took events
-    data.order:<plugin>, data.packer:<plugin>      they were asked for an epoch's order, or for rows
-    slot:<slot>         a number in the plan, true by construction
+    slot:<slot>         a number, an order or a packer in the plan, true by construction
 
 Other keys are looked up among the trainer's witnesses by the same rule.
 """

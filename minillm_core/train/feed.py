@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from minillm_core.config.schema import TrainConfig
-from minillm_core.data import Documents, Loader, StepBatch
+from minillm_core.data import Loader, StepBatch
 from minillm_core.errors import DataError
-from minillm_core.plan import Plan
 from minillm_core.plugins.streams import Streams
 from minillm_core.plugins.watch import running
 from minillm_core.train.events import Event, Skipped
-from minillm_core.train.hooks import plan_arrangement, plan_hook
+from minillm_core.train.hooks import plan_hook
 from minillm_core.train.job import Job
 
 _GRACE = 2.0
@@ -41,39 +39,6 @@ class Place:
         self._micro += 1
         step = self._begun - (-self._micro // self._train.accumulate)
         return min(1.0, step / self._train.steps) if self._train.steps else 1.0
-
-
-def open_loader(
-    plan: Plan,
-    documents: Documents,
-    cursor: Mapping[str, Any] | None = None,
-    seen: Counter[str] | None = None,
-    cancelled: Callable[[], bool] = lambda: False,
-) -> Loader:
-    """Open the dataloader of a plan's run: order, packer and ``on_batch`` are its plugins'.
-
-    Args:
-        plan: of the run.
-        documents: to train on.
-        cursor: of an earlier loader; None: from the start.
-        seen: what plugins were called for is counted there.
-        cancelled: polled while the next batch is awaited.
-    """
-    config, begun, seen = plan.config, cursor or {}, Counter() if seen is None else seen
-    streams, place = Streams(config.seed, begun.get("random")), Place(config.train, begun)
-    on_batch = plan_hook(plan, seen=seen, streams=streams, progress=place.progress)
-    return Loader(
-        documents,
-        rows=config.train.rows,
-        accumulate=config.train.accumulate,
-        seq_len=config.train.seq_len,
-        seed=config.data.seed,
-        by=plan_arrangement(plan, seen),
-        on_batch=on_batch,
-        cursor=cursor,
-        memory=(lambda: {"random": streams.data(), "step": place.step}) if on_batch else dict,
-        cancelled=cancelled,
-    )
 
 
 class Feed(Iterator[StepBatch]):
@@ -111,8 +76,21 @@ class Feed(Iterator[StepBatch]):
         return dict(cursor)
 
     def _open(self, cursor: Mapping[str, Any] | None) -> Loader:
-        job = self._job
-        return open_loader(job.plan, job.corpus.train, cursor, job.seen, self._cancelled)
+        job, config, begun = self._job, self._job.config, cursor or {}
+        streams, place = Streams(config.seed, begun.get("random")), Place(config.train, begun)
+        on_batch = plan_hook(job.plan, seen=job.seen, streams=streams, progress=place.progress)
+        return Loader(
+            job.corpus.train,
+            rows=config.train.rows,
+            accumulate=config.train.accumulate,
+            seq_len=config.train.seq_len,
+            seed=config.data.seed,
+            by=job.plan.arrangement,
+            on_batch=on_batch,
+            cursor=cursor,
+            memory=(lambda: {"random": streams.data(), "step": place.step}) if on_batch else dict,
+            cancelled=self._cancelled,
+        )
 
     def __enter__(self) -> Feed:
         return self

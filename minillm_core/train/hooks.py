@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,11 +13,8 @@ import numpy as np
 
 from minillm_core.data import Batch, OnBatch
 from minillm_core.data.batch import checked
-from minillm_core.data.documents import PLAIN, RULE, Arrangement
 from minillm_core.errors import DataError, PluginCodeError
-from minillm_core.nn.reference import call_reference
 from minillm_core.plan import Plan
-from minillm_core.plan.plan import as_json
 from minillm_core.plugins.builders.data import Field
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.streams import Streams
@@ -118,38 +114,6 @@ def plan_hook(
     plugins, streams = plan.active if plugins is None else plugins, streams or Streams(config.seed)
     vocab, fields = config.model.vocab, plan.batch_fields
     return batch_hook(plan.on_batch, plugins, seen, vocab, streams, fields, progress)
-
-
-def plan_arrangement(plan: Plan, seen: Counter[str] | None = None) -> Arrangement:
-    """Return how a run of the plan orders and packs documents, errors under the plugins' names.
-
-    Args:
-        plan: says who claims order and packer, and holds the plugins.
-        seen: ``data.order:<plugin>`` and ``data.packer:<plugin>`` are counted there.
-    """
-    claimed, seen = plan.arrangement, Counter() if seen is None else seen
-    if not claimed:
-        return PLAIN
-    by_name = {one.name: one for one in plan.active}
-
-    @contextmanager
-    def contained(what: str) -> Iterator[None]:
-        one, (_, _, name) = by_name[claimed[what].owner], claimed[what].reference.rpartition(":")
-        try:
-            with one.contain(f"{name}, data.{what}"):
-                yield
-        except DataError as error:
-            where, fix = error.what, error.fix
-            raise _broken(one, f"{name}, data.{what}", "broke the rows in", where, fix) from error
-        seen[f"data.{what}:{one.name}"] += 1
-
-    parts = {
-        what: partial(call_reference, one.reference, **dict(one.arguments))
-        for what, one in claimed.items()
-    }
-    length = plan.config.train.seq_len if "packer" in claimed else "any"
-    rule = f"{RULE}, then {as_json(claimed)}, rows of {length}"
-    return Arrangement(**parts, rule=rule, contained=contained)
 
 
 def _broken(one: LoadedPlugin, hook: str, did: str, where: str, fix: str | None) -> PluginCodeError:

@@ -22,7 +22,7 @@ from minillm_core.checkpoint import best, disk, layout
 from minillm_core.checkpoint.huggingface import export_checked
 from minillm_core.config.origins import TOML
 from minillm_core.config.schema import Config
-from minillm_core.data.documents import fingerprint
+from minillm_core.data.documents import fingerprint, rule_of
 from minillm_core.errors import Interrupted, MinillmError, NonFinite, OutOfMemory, Stopped
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plan.estimate import vocabulary_note
@@ -35,7 +35,7 @@ from minillm_core.train.checkpoints import CheckpointManager
 from minillm_core.train.evidence import Evidence
 from minillm_core.train.feed import Feed
 from minillm_core.train.generate import Writer, prompts, sample
-from minillm_core.train.hooks import observers_of, plan_arrangement, plan_hook
+from minillm_core.train.hooks import observers_of, plan_hook
 from minillm_core.train.initial import Initial
 from minillm_core.train.job import Job, read_corpus
 from minillm_core.train.loop import Loop, Meter
@@ -118,7 +118,7 @@ class Session:
         with self._building(plugins, f"importing {detected.backend}", "while kernels are chosen"):
             backend = (self.create or backends.create)(detected, plan)
         corpus = read_corpus(config, self.cache, shown, say=notes.append, detail=details.append)
-        rule = plan_arrangement(plan).rule
+        rule = rule_of(plan.arrangement, config.train.seq_len)
         corpus = replace(corpus, fingerprint=fingerprint(corpus.train, config.data.seed, rule))
         if earlier:
             resume.check_data(earlier, corpus)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -35,11 +34,9 @@ class DataSlots:
     def __init__(self, length: int) -> None:
         self.length = length
         self.order_of: Claim[Function] = Claim(
-            "data.order", default="shuffled by data.seed and epoch", shapes=False, runs=True
+            "data.order", default="shuffled by data.seed and epoch", shapes=False
         )
-        self.packer: Claim[Function] = Claim(
-            "data.packer", default="end to end", shapes=False, runs=True
-        )
+        self.packer: Claim[Function] = Claim("data.packer", default="end to end", shapes=False)
         self.fields: Terms[Field] = Terms("data.field", why=self._users, shapes=False)
         self.reads: dict[str, set[str]] = {}  # plugin -> fields that its on_batch reads
 
@@ -108,7 +105,9 @@ class DataBuilder(Builder):
         """
         if not (isinstance(cls, type) and issubclass(cls, Packer)):
             raise self._refusal("data.packer", f"{cls!r} is not a class derived from Packer")
-        self._claim(self._slots.packer, cls, 1, arguments)
+        claimed = self._function("data.packer", cls, arguments)
+        claimed.call(self.seq_len + 1)  # what its constructor raises is raised while planning
+        self._slots.packer.add(self._owner, claimed)
 
     def order(self, function: Callable[..., Any], **arguments: Any) -> None:
         """Claim: lengths int64 (documents,), seed, epoch -> the documents' order in that epoch.
@@ -123,17 +122,8 @@ class DataBuilder(Builder):
             function: of a module, called ``function(lengths, seed, epoch, **arguments)``.
             arguments: JSON.
         """
-        self._claim(self._slots.order_of, function, 3, arguments)
-
-    def _claim(
-        self, claim: Claim[Function], target: Any, given: int, arguments: dict[str, Any]
-    ) -> None:
-        value = self._function(claim.where, target, arguments)
-        try:
-            inspect.signature(target).bind(*[None] * given, **arguments)
-        except TypeError as error:
-            raise self._refusal(claim.where, f"{target.__name__}: {error}") from error
-        claim.add(self._owner, value)
+        claimed = self._function("data.order", function, arguments)
+        self._slots.order_of.add(self._owner, claimed)
 
     def field(self, name: str, dtype: str = "int32", shape: tuple[int, ...] = ()) -> None:
         """Claim: ``(rows, T, *shape)``, a field that this plugin's ``on_batch`` writes.

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minillm_core import Packer, Piece, PlanError, PluginError, build_plan, load
-from minillm_core.inspection import Documents, StepBatch, open_loader
+from minillm_core.inspection import Documents, Loader, StepBatch
 from minillm_data.best_fit import BestFitPacker
 from minillm_data.eos_align import EosAlignPacker
 from minillm_data.length_buckets import bucketed
@@ -163,7 +163,10 @@ def planned(plugins: list[str], **settings: Any) -> Any:
 
 
 def steps(plan: Any, documents: Documents, count: int, cursor: Any = None) -> list[StepBatch]:
-    with open_loader(plan, documents, cursor) as loader:
+    train = plan.config.train
+    sizes = {"rows": train.rows, "accumulate": train.accumulate, "seq_len": train.seq_len}
+    given = {**sizes, "seed": plan.config.data.seed, "by": plan.arrangement, "cursor": cursor}
+    with Loader(documents, **given) as loader:
         return [next(loader) for _ in range(count)]
 
 

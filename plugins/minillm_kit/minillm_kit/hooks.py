@@ -15,11 +15,11 @@ import minillm_core as minillm
 from minillm_core.commands import pip_line
 from minillm_core.inspection import (
     Documents,
+    Loader,
     OnBatch,
     PluginCodeError,
     batch_hook,
     observers,
-    open_loader,
     unmet,
 )
 from minillm_kit.check import Failed, NotApplicable
@@ -76,12 +76,14 @@ def _rows(plan: minillm.Plan, claimed: str) -> str:
     """Read some steps twice, and again from each of their cursors."""
     rng, vocab = np.random.default_rng(0), plan.config.model.vocab
     longest = 3 * plan.config.train.seq_len  # some fit into a row, some do not
+    train, seed = plan.config.train, plan.config.data.seed
+    sizes = {"rows": train.rows, "accumulate": 1, "seq_len": train.seq_len, "seed": seed}
     documents = Documents.of(
         [rng.integers(0, vocab, n) for n in rng.integers(1, longest, 40)], vocab
     )
 
     def read(steps: int, cursor: Mapping[str, Any] | None = None) -> list[StepBatch]:
-        with open_loader(plan, documents, cursor) as loader:
+        with Loader(documents, **sizes, by=plan.arrangement, cursor=cursor) as loader:
             return [next(loader) for _ in range(steps)]
 
     try:

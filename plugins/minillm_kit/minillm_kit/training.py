@@ -100,8 +100,7 @@ def evidence(subject: Subject) -> str:
     plan, counts = subject.plan(), []
     (planned,) = (one for one in plan.plugins if one.name == subject.name)
     # the loader and the loop count these, which do not run here
-    kinds = "batch", "event", "data.order", "data.packer"
-    seen = Counter(f"{kind}:{subject.name}" for kind in kinds)
+    seen = Counter({f"batch:{subject.name}": 1, f"event:{subject.name}": 1})
     for backend in subject.backends:
         run = subject.trainer(plan, backend)
         record = Evidence({planned.name: planned.expected}, run, seen=seen, say=lambda line: None)

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from minillm_core.data import Documents, Loader, StepBatch
 from minillm_core.data import packing as core_packing
-from minillm_core.data.documents import RULE, Arrangement
-from minillm_core.errors import DataError
+from minillm_core.data.documents import Arrangement
+from minillm_core.errors import DataError, PluginCodeError
+from minillm_core.nn.reference import Function
 from minillm_core.plugins.packing import Packer, Piece
 
 VOCAB = 10_000
@@ -32,8 +33,20 @@ def of_lengths(lengths: list[int]) -> Documents:
     return Documents.of([range(end - n, end) for n, end in zip(lengths, ends, strict=True)], VOCAB)
 
 
-def by(packer: Callable[[int], Packer] | None = None, order: Any = None) -> Arrangement:
-    return Arrangement(order, packer, f"{RULE}, then a test's")
+class Held(Function):
+    """A claim of something that no reference leads to."""
+
+    def call(self, *given: Any) -> Any:
+        return HELD[self.reference](*given)
+
+
+HELD: dict[str, Any] = {}
+
+
+def by(packer: Any = None, order: Any = None) -> Arrangement:
+    claimed = {"order": order, "packer": packer}
+    HELD.update({f"tests:{name}": one for name, one in claimed.items()})
+    return {name: Held("mine", f"tests:{name}") for name, one in claimed.items() if one}
 
 
 def steps(documents: Documents, count: int, how: Arrangement, **more: Any) -> list[StepBatch]:
@@ -246,7 +259,7 @@ def test_documents_come_in_the_order_that_is_claimed_and_resume_in_it(
     ],
 )
 def test_an_order_that_is_no_permutation_is_refused(order: Any) -> None:
-    with pytest.raises(DataError, match="epoch 0 is no permutation of the 3 documents"):
+    with pytest.raises(PluginCodeError, match="epoch 0: no permutation of the 3 documents"):
         steps(of_lengths([3, 4, 5]), 1, by(order=order))
 
 
@@ -263,10 +276,11 @@ def test_an_order_may_do_what_it_likes_with_the_lengths() -> None:
 def test_a_cursor_of_another_arrangement_is_refused() -> None:
     documents = of_lengths([3, 4, 5])
     cursor = steps(documents, 1, by(Windows))[-1].cursor
-    with pytest.raises(DataError, match="not those that the run was reading"):
-        steps(documents, 1, Arrangement(packer=Windows, rule="another"), cursor=cursor)
-    with pytest.raises(DataError, match="not those that the run was reading"):
-        steps(documents, 1, Arrangement(), cursor=cursor)
+    other = {"packer": Function("mine", "tests:packer", (("buffer", 3),))}
+    for changed in ({"by": other}, {"by": {}}, {"seq_len": 7}):
+        given = {"how": by(Windows), **changed}
+        with pytest.raises(DataError, match="not those that the run was reading"):
+            steps(documents, 1, given.pop("by", given.pop("how")), cursor=cursor, **given)
 
 
 def returning(row: Callable[[Packer, Callable[[], Piece]], Any]) -> Callable[[int], Packer]:
@@ -305,28 +319,29 @@ def keeps(**kept: Any) -> Callable[[Packer, Callable[[], Piece]], list[Piece]]:
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        (lambda packer, take: None, "returned None"),
-        (lambda packer, take: [], r"returned \[\]"),
-        (lambda packer, take: take(), "returned 0, no piece"),
-        (lambda packer, take: [(0, 3)], "no piece of a document"),
-        (lambda packer, take: [take().part(1, 1)], "no piece of a document"),
-        (lambda packer, take: [take()._replace(first=-1)], "no piece of a document"),
-        (lambda packer, take: [take().part(9, 3)], "no piece of a document"),
-        (lambda packer, take: [Piece(0, take().last + 1)], "no piece of a document"),
+        (lambda packer, take: None, "None is no row"),
+        (lambda packer, take: [], r"\[\] is no row"),
+        (lambda packer, take: take(), "0 is no piece"),
+        (lambda packer, take: [(0, 3)], "is no piece of a document"),
+        (lambda packer, take: [take().part(1, 1)], "is no piece of a document"),
+        (lambda packer, take: [take()._replace(first=-1)], "is no piece of a document"),
+        (lambda packer, take: [take().part(9, 3)], "is no piece of a document"),
+        (lambda packer, take: [Piece(0, take().last + 1)], "is no piece of a document"),
         (lambda packer, take: [take(), take(), take()], "a row of 9 tokens, where 7 have room"),
-        (endless, "took 500 documents for one row"),
-        (twice, "laid out 2 tokens twice"),
-        (remembered, "laid out 3 tokens twice"),
-        (keeps(state={1, 2}), "keeps what is not JSON"),
-        (keeps(state=float("nan")), "keeps what is not JSON"),
-        (keeps(pending=[Piece(0, np.int64(3))]), "keeps what is not JSON"),  # type: ignore[arg-type]
-        (keeps(pending=[Piece(0, 3)]), "laid out 3 tokens twice"),
+        (endless, "500 documents were taken for one row"),
+        (twice, "2 tokens were laid out twice"),
+        (remembered, "3 tokens were laid out twice"),
+        (keeps(state={1, 2}), "pending or state is not JSON"),
+        (keeps(state=float("nan")), "pending or state is not JSON"),
+        (keeps(pending=[Piece(0, np.int64(3))]), "pending or state is not JSON"),  # type: ignore[arg-type]
+        (keeps(pending=[Piece(0, 3)]), "3 tokens were laid out twice"),
     ],
 )
 def test_what_is_no_row_is_refused(row: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core_packing, "MOST", 500)
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(PluginCodeError, match=said) as broken:
         steps(of_lengths([3, 3, 3]), 2, by(returning(row)))
+    assert broken.value.plugin == "mine"
 
 
 def test_a_state_is_after_a_step_what_a_resumed_run_would_find() -> None:
