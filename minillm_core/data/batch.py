@@ -17,15 +17,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from minillm_core.data.documents import (
-    PLAIN,
-    Arrangement,
-    Cursor,
-    Documents,
-    fingerprint,
-    order,
-    rule_of,
-)
+from minillm_core.data.documents import PLAIN, Arrangement, Cursor, Documents, fingerprint, order
 from minillm_core.data.packing import PackedRows
 from minillm_core.data.stream import Batch, Stream, joined, pack
 from minillm_core.errors import DataError
@@ -135,13 +127,11 @@ class Loader(Iterator[StepBatch]):
         cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
         self._cancelled = cancelled
-        rule, packed = rule_of(by, seq_len), None
-        start = Cursor(fingerprint(documents, seed, rule))
+        start = Cursor(fingerprint(documents, seed, by, seq_len))
         if cursor is not None:
-            start = Cursor.resume(cursor, documents, seed, by, rule)
-        stream = Stream(documents, seed, start, by)
-        if "packer" in by:
-            packed = PackedRows(stream, by["packer"], seq_len, cursor)
+            start = Cursor.resume(cursor, documents, seed, by, seq_len)
+        stream, packer = Stream(documents, seed, start, by), by.get("packer")
+        packed = packer and PackedRows(stream, packer, seq_len, cursor)
 
         def made() -> Batch:
             batch = packed.read(rows) if packed else pack(*stream.read(rows * seq_len), rows)

@@ -227,20 +227,21 @@ def order(documents: int, seed: int, epoch: int = 0) -> np.ndarray:
     return np.random.default_rng(seed + epoch).permutation(documents)
 
 
-def fingerprint(documents: Documents, seed: int, rule: str = RULE) -> str:
-    """Digest the dataset and its order: 32 hex digits that change with any id, boundary, seed or rule."""
-    return digest(f"{rule}\n{seed}\n{documents.digest}")
-
-
 Arrangement = Mapping[str, Function]
 """What plugins claim of the way from documents to rows: "order", "packer"."""
 
 PLAIN: Arrangement = {}
 
 
-def rule_of(by: Arrangement, seq_len: int) -> str:
-    """Word the way from documents to rows for a fingerprint: RULE where no plugin has a part in it."""
-    return f"{RULE}, {dict(by)}, {seq_len}" if by else RULE
+def fingerprint(
+    documents: Documents, seed: int, by: Arrangement = PLAIN, seq_len: int | None = None
+) -> str:
+    """Digest the dataset and its order: 32 hex digits that change with any id, boundary, seed or rule.
+
+    Where plugins arrange the documents, they and the rows' length are part of the rule.
+    """
+    rule = f"{RULE}, {dict(by)}, {seq_len}" if by else RULE
+    return digest(f"{rule}\n{seed}\n{documents.digest}")
 
 
 def permutation(lengths: np.ndarray, seed: int, epoch: int, by: Arrangement) -> np.ndarray:
@@ -285,7 +286,7 @@ class Cursor:
         documents: Documents,
         seed: int,
         by: Arrangement = PLAIN,
-        rule: str = RULE,
+        seq_len: int | None = None,
     ) -> Cursor:
         """Make a cursor of its :meth:`data`, checked against the documents that it is to continue with.
 
@@ -301,7 +302,7 @@ class Cursor:
                 where=repr(dict(data))[:200],
                 fix="continue from another checkpoint",
             )
-        expected = fingerprint(documents, seed, rule)
+        expected = fingerprint(documents, seed, by, seq_len)
         if data["fingerprint"] != expected:
             raise DataError(
                 "the data are not those that the run was reading",

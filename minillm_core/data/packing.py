@@ -18,8 +18,9 @@ from minillm_core.text import plain
 MOST = 1 << 20
 """Documents that a packer may take for one row."""
 
-COUNTS = ("rows", "taken", "used", "cut", "split")
-"""Of a run so far: rows; tokens taken, laid out, and cut; pieces that begin inside a document."""
+COUNTS = ("room", "taken", "used", "cut", "split")
+"""Of a run so far: tokens that its rows have room for; those taken, laid out, and cut; pieces that
+begin inside a document."""
 
 
 class PackedRows:
@@ -107,7 +108,7 @@ class PackedRows:
         if (tokens := sum(piece.tokens for piece in row)) > self._length:
             what = f"a row of {tokens:,} tokens, where {self._length:,} have room"
             raise self._broken(what, "fill a row up to self.capacity")
-        self._counts["rows"] += 1
+        self._counts["room"] += self._length
         self._counts["used"] += tokens
         return row
 

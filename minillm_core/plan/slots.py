@@ -84,13 +84,9 @@ class SlotState:
         geometry, base, layered = geometry_of(config), config.model.rope_base, set[str]()
         layers = (replace(geometry, layer=i) for i in range(geometry.layers))
         attention = tuple(builders.AttentionSlots(layer, base, layered) for layer in layers)
-        row = config.train.seq_len
-        parts = (
-            builders.ModelSlots(geometry, layered),
-            builders.LossSlots(row),
-            builders.DataSlots(row),
-        )
-        return cls(attention, *parts, layered=layered)
+        model, row = builders.ModelSlots(geometry, layered), config.train.seq_len
+        loss, data = builders.LossSlots(row), builders.DataSlots(row)
+        return cls(attention, model, loss, data, layered=layered)
 
     def fill(self, manager: Manager, hook: str, builder: type[Builder], *slots: Any) -> None:
         """Call a hook of every plugin, once with a builder over each of the ``slots``."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from minillm_core.config.schema import TrainConfig
 from minillm_core.plan.render import amount, exportable
@@ -64,7 +63,7 @@ class Outcome:
     training: float
     evaluating: float
     prompts: Sequence[str] = ()
-    packed: Mapping[str, Any] | None = None  # of the cursor; None: documents lie end to end
+    packed: Mapping[str, int] | None = None  # a packer's counts; None: documents lie end to end
 
 
 def end(job: Job, out: Path, made: Outcome) -> Iterator[str]:
@@ -77,7 +76,11 @@ def end(job: Job, out: Path, made: Outcome) -> Iterator[str]:
     yield f"done in {total} ({spent})"
     yield f"{made.steps:,} steps, {_counted(epochs)}{speed}"
     if made.packed is not None:
-        yield _packed(job, made.packed["counts"])
+        of, padding = made.packed, 1 - made.packed["used"] / made.packed["room"]
+        yield (
+            f"packed: {padding:.2%} padding, {of['cut']:,} of {of['taken']:,} tokens cut, "
+            f"{of['split']:,} pieces begin inside a document"
+        )
     if (found := made.evaluated) is not None:
         yield f"held-out loss {losses(found.val_loss, found.bits_per_byte)}{_best(made)}"
     if epochs > EPOCHS:
@@ -85,16 +88,6 @@ def end(job: Job, out: Path, made: Outcome) -> Iterator[str]:
     kept = "checkpoints/, " if job.config.checkpoint.every != 0 else ""
     own = "tokenizer.json, " if job.corpus.tokenizer else ""
     yield f"in {out}: {kept}{own}metrics.jsonl, run.json, run.toml"
-
-
-def _packed(job: Job, counts: Mapping[str, int]) -> str:
-    """Say what became of positions and tokens under a packer."""
-    padding = 1 - counts["used"] / (counts["rows"] * (job.config.train.seq_len + 1))
-    return (
-        f"packed by {job.plan.arrangement['packer'].owner}: {padding:.2%} padding, "
-        f"{counts['cut']:,} of {counts['taken']:,} tokens cut, "
-        f"{counts['split']:,} pieces begin inside a document"
-    )
 
 
 def _best(made: Outcome) -> str:

@@ -22,7 +22,7 @@ from minillm_core.checkpoint import best, disk, layout
 from minillm_core.checkpoint.huggingface import export_checked
 from minillm_core.config.origins import TOML
 from minillm_core.config.schema import Config
-from minillm_core.data.documents import fingerprint, rule_of
+from minillm_core.data.documents import fingerprint
 from minillm_core.errors import Interrupted, MinillmError, NonFinite, OutOfMemory, Stopped
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plan.estimate import vocabulary_note
@@ -118,8 +118,8 @@ class Session:
         with self._building(plugins, f"importing {detected.backend}", "while kernels are chosen"):
             backend = (self.create or backends.create)(detected, plan)
         corpus = read_corpus(config, self.cache, shown, say=notes.append, detail=details.append)
-        rule = rule_of(plan.arrangement, config.train.seq_len)
-        corpus = replace(corpus, fingerprint=fingerprint(corpus.train, config.data.seed, rule))
+        order = config.data.seed, plan.arrangement, config.train.seq_len
+        corpus = replace(corpus, fingerprint=fingerprint(corpus.train, *order))
         if earlier:
             resume.check_data(earlier, corpus)
         initial = None
@@ -443,7 +443,7 @@ class Session:
             training=spent - evaluating.seconds,
             evaluating=evaluating.seconds,
             prompts=samples.prompts,
-            packed=loop.position.cursor.get("packed"),
+            packed=loop.position.cursor.get("packed", {}).get("counts"),
         )
 
     def _drained(self) -> Iterator[events.Event]:

@@ -33,10 +33,11 @@ class DataSlots:
 
     def __init__(self, length: int) -> None:
         self.length = length
-        self.order_of: Claim[Function] = Claim(
-            "data.order", default="shuffled by data.seed and epoch", shapes=False
-        )
-        self.packer: Claim[Function] = Claim("data.packer", default="end to end", shapes=False)
+        defaults = {"order": "shuffled by data.seed and epoch", "packer": "end to end"}
+        self.claims: dict[str, Claim[Function]] = {
+            name: Claim(f"data.{name}", default=words, shapes=False)
+            for name, words in defaults.items()
+        }
         self.fields: Terms[Field] = Terms("data.field", why=self._users, shapes=False)
         self.reads: dict[str, set[str]] = {}  # plugin -> fields that its on_batch reads
 
@@ -46,8 +47,7 @@ class DataSlots:
         Raises:
             PlanError: two plugins claim one.
         """
-        claims = {"order": self.order_of, "packer": self.packer}
-        return {name: claim.resolve() for name, claim in claims.items() if claim.held}
+        return {name: claim.resolve() for name, claim in self.claims.items() if claim.held}
 
     def _users(self, field: str) -> str:
         """Word which plugins' ``on_batch`` write and read a field."""
@@ -105,9 +105,8 @@ class DataBuilder(Builder):
         """
         if not (isinstance(cls, type) and issubclass(cls, Packer)):
             raise self._refusal("data.packer", f"{cls!r} is not a class derived from Packer")
-        claimed = self._function("data.packer", cls, arguments)
+        claimed = self._claim("packer", cls, arguments)
         claimed.call(self.seq_len + 1)  # what its constructor raises is raised while planning
-        self._slots.packer.add(self._owner, claimed)
 
     def order(self, function: Callable[..., Any], **arguments: Any) -> None:
         """Claim: lengths int64 (documents,), seed, epoch -> the documents' order in that epoch.
@@ -122,8 +121,12 @@ class DataBuilder(Builder):
             function: of a module, called ``function(lengths, seed, epoch, **arguments)``.
             arguments: JSON.
         """
-        claimed = self._function("data.order", function, arguments)
-        self._slots.order_of.add(self._owner, claimed)
+        self._claim("order", function, arguments)
+
+    def _claim(self, name: str, target: Any, arguments: dict[str, Any]) -> Function:
+        claimed = self._function(f"data.{name}", target, arguments)
+        self._slots.claims[name].add(self._owner, claimed)
+        return claimed
 
     def field(self, name: str, dtype: str = "int32", shape: tuple[int, ...] = ()) -> None:
         """Claim: ``(rows, T, *shape)``, a field that this plugin's ``on_batch`` writes.

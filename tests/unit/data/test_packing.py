@@ -157,7 +157,7 @@ def test_every_token_that_was_taken_is_in_a_row_pending_or_counted_as_cut(
     assert len({*used, *held}) == len(used) + len(held)
     assert {*used, *held} <= {*range(taken)}
     assert packed["counts"] == {
-        "rows": count,
+        "room": count * (seq_len + 1),
         "taken": taken,
         "used": len(used),
         "cut": taken - len(used) - len(held),
