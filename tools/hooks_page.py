@@ -160,6 +160,21 @@ def contracts() -> str:
     return "\n\n".join(parts)
 
 
+def packers() -> str:
+    """Return what a packer has and gives, and the pieces that it works with."""
+    doc = doc_of(core.Packer)
+    knows = [(f"`packer.{name}`", text) for name, text in doc.sections["Attributes"]]
+    row, part = core.Packer.row, core.Piece.part
+    piece = ["### `Piece`", doc_of(core.Piece).summary, fields(core.Piece)]
+    return "\n\n".join(
+        (
+            *("### `Packer`", doc.summary, *doc.body, table(("it has", "what it is"), knows)),
+            entry(called("packer.row", row), row),
+            *(*piece, entry(called("piece.part", part), part)),
+        )
+    )
+
+
 def schedules() -> str:
     """Values that change along the run."""
     names = ("piecewise", "cosine", "scheduled", "plateaus", "stages")
@@ -216,6 +231,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     **{hook: partial(builder_section, hook) for hook in BUILDERS},
     "rules": rules,
     "kernels": kernels,
+    "packers": packers,
     "random": partial(public, "random_stream"),
     "events": event_table,
     "plugin": plugin,

@@ -40,7 +40,7 @@ class Hooks:
 
     @hookspec
     def build_data(self, data: builders.DataBuilder) -> None:
-        """While planning: further fields of the batch, and what ``on_batch`` reads."""
+        """While planning: order and rows of the documents, further fields, what ``on_batch`` reads."""
 
     @hookspec
     def on_batch(

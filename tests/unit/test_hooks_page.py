@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import minillm_core
+from minillm_core.inspection import Documents, Loader
 from minillm_core.nn.node import ModelShape
 from minillm_core.plugins.builders import (
     AttentionBuilder,
@@ -20,6 +21,7 @@ from minillm_core.plugins.builders import (
 )
 from minillm_core.plugins.builders.base import ValueTable
 from minillm_core.plugins.hookspecs import HOOKS
+from minillm_kit import hooks
 from minillm_kit.subject import Subject, supervised
 from tools.hooks_page import PAGE, made
 from tools.reading import doc_of, members
@@ -97,12 +99,33 @@ def test_chains_give_the_names_that_the_page_says() -> None:
             assert home._own == names
 
 
-def test_the_plugin_on_the_page_trains(tmp_path: Path) -> None:
-    (block,) = re.findall(
-        r"^```python title=(\S+)\n(.+?)^```$", PAGE.read_text("utf-8"), re.M | re.S
-    )
-    (tmp_path / block[0]).write_text(block[1])
-    subject = Subject(f"{tmp_path / block[0]}:HalfOpen", backend="torch")
+@pytest.fixture
+def plugins(tmp_path: Path) -> Path:
+    """The files of the page, in a folder."""
+    page = PAGE.read_text("utf-8")
+    blocks = dict(re.findall(r"^```python title=(\S+)\n(.+?)^```$", page, re.M | re.S))
+    assert {*blocks} == {"half_open.py", "whole_documents.py"}
+    for name, code in blocks.items():
+        (tmp_path / name).write_text(code)
+    return tmp_path
+
+
+@pytest.mark.parametrize("descending", [False, True])
+def test_the_packer_and_the_order_on_the_page_lay_out_rows(plugins: Path, descending: bool) -> None:
+    file = f"{plugins / 'whole_documents.py'}:WholeDocuments"
+    subject = Subject(file, {"descending": descending}, backend="torch")
+    plan, sizes = subject.plan(), {"rows": 5, "accumulate": 1, "seq_len": 6, "seed": 0}
+    documents = Documents.of([[n] * n for n in (4, 1, 9, 2, 3)], 10)
+    with Loader(documents, **sizes, by=plan.arrangement) as loader:
+        step = next(loader)
+    rows = ["".join(map(str, row)).rstrip("0") for row in step.micro[0]["ids"]]
+    short, long = ["122333", "4444", "999999", "122333"], ["999999", "444433", "221", "999999"]
+    assert rows[:4] == (long if descending else short)
+    assert hooks.batches(subject).startswith("order and packer: ")
+
+
+def test_the_plugin_on_the_page_trains(plugins: Path) -> None:
+    subject = Subject(f"{plugins / 'half_open.py'}:HalfOpen", backend="torch")
     plan = subject.plan()
     run, micro = subject.trainer(plan, "torch"), subject.batches(plan, 1)
     result = run.read(run.step(micro, plan.values(0.5), supervised(micro)))
