@@ -12,7 +12,8 @@
     tokenise, store             files to ids, kept on disk
     corpus                      the training and the validation part
     documents                   ids on disk, and their seeded order
-    batch                       an endless stream of them, packed into rows; the dataloaders
+    stream                      an endless stream of them, and rows of it
+    batch                       the dataloaders
 
 The order of the documents depends on data.seed and the epoch alone. Everything that is wrong with
 the data is a :class:`~minillm_core.errors.DataError`, raised before the first batch.

@@ -18,8 +18,7 @@ from typing import Any, overload
 import numpy as np
 
 from minillm_core.data.documents import PLAIN, Arrangement, Cursor, Documents, fingerprint, order
-from minillm_core.data.packing import PackedRows
-from minillm_core.data.stream import Batch, Stream, joined, pack
+from minillm_core.data.stream import Batch, PackedRows, Stream, joined, pack
 from minillm_core.errors import DataError
 
 _POLL_SECONDS = 0.05

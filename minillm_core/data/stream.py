@@ -1,13 +1,19 @@
-"""The endless stream of a dataset's tokens, and the rows that are cut from it."""
+"""The endless stream of a dataset's tokens, and the rows that are cut from it or laid out by a packer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from minillm_core.data.documents import PLAIN, Arrangement, Cursor, Documents, permutation
-from minillm_core.plugins.packing import Piece
+from minillm_core.errors import PluginCodeError
+from minillm_core.nn.reference import Function
+from minillm_core.plugins.packing import Packer, Piece
+from minillm_core.plugins.watch import running
+from minillm_core.text import plain
 
 Batch = dict[str, np.ndarray]
 """ids, labels, documents, positions: int32 (rows, T), C-contiguous; and what on_batch adds."""
@@ -107,3 +113,112 @@ def pack(ids: np.ndarray, starts: np.ndarray, rows: int) -> Batch:
 def joined(parts: Sequence[Batch]) -> Batch:
     """Put the rows of several batches below each other."""
     return {name: np.concatenate([one[name] for one in parts]) for name in parts[0]}
+
+
+MOST = 1 << 20
+"""Documents that a packer may take for one row."""
+
+COUNTS = ("room", "taken", "used", "cut", "split")
+"""Of a run so far: tokens that its rows have room for; those taken, laid out, and cut; pieces that
+begin inside a document."""
+
+
+class PackedRows:
+    """The rows of a packer, one after the other, each checked.
+
+    Args:
+        stream: where documents are taken from.
+        claimed: the packer.
+        seq_len: tokens of a row that the model reads.
+        cursor: as :meth:`cursor` gave it; None: from the start.
+    """
+
+    def __init__(
+        self, stream: Stream, claimed: Function, seq_len: int, cursor: Mapping[str, Any] | None
+    ) -> None:
+        self._stream, self._claimed, self._length = stream, claimed, seq_len + 1
+        self._packer: Packer = claimed.call(self._length)
+        self._counts, self._documents = dict.fromkeys(COUNTS, 0), 0
+        if cursor is not None:
+            packed = cursor["packed"]
+            self._counts, self._packer.state = {**packed["counts"]}, packed["state"]
+            self._packer.pending = [Piece(*one) for one in packed["pending"]]
+
+    def read(self, rows: int) -> Batch:
+        """Make a micro-batch of the next rows.
+
+        A label is the token that follows in the text: -1 before a piece that begins inside a
+        document, after one that ends inside it, and in padding, where ids are 0 and documents -1.
+
+        Raises:
+            PluginCodeError: the packer returned no row.
+            DataError: a file changed since it was opened.
+        """
+        with running(f"data.packer of plugin '{self._claimed.owner}'"):
+            laid = [self._checked() for _ in range(rows)]
+        return joined([self._laid(row) for row in laid])
+
+    def cursor(self) -> dict[str, Any]:
+        """Return the place after the last row as JSON: the stream's, the packer's, and the counts.
+
+        Raises:
+            PluginCodeError: the packer's state is not JSON, or it used tokens that it did not have.
+        """
+        packer, counts = self._packer, self._counts
+        try:
+            kept = json.dumps([packer.pending, packer.state], allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise self._broken(f"pending or state is not JSON: {error}", "JSON alone") from error
+        pending, packer.state = json.loads(kept)  # as a resumed run will find it
+        cut = counts["taken"] - counts["used"] - sum(last - first for first, last in pending)
+        if cut < counts["cut"]:
+            what = f"{counts['cut'] - cut} tokens were laid out twice, or after they were cut"
+            raise self._broken(what, "keep in pending what is for later rows, and nothing else")
+        counts["cut"] = cut
+        self._stream.forget(min((first for first, _ in pending), default=None))
+        packed = {"pending": pending, "state": json.loads(kept)[1], "counts": {**counts}}
+        return {**self._stream.cursor.data(), "packed": packed}
+
+    def _laid(self, row: Sequence[Piece]) -> Batch:
+        ids, (starts, follows) = np.zeros(self._length, np.int32), np.zeros((2, self._length), bool)
+        at, before, whole = 0, -1, True
+        for piece in row:  # follows: from the token before it, in the text
+            end, continues = at + piece.tokens, piece.first == before
+            found, begins = self._stream.at(piece.first, piece.tokens + 1)
+            ids[at:end], starts[at:end], follows[at:end] = found[:-1], begins[:-1], True
+            follows[at] = continues or (whole and begins[0])
+            starts[at] |= not continues
+            self._counts["split"] += not (continues or begins[0])
+            at, before, whole = end, piece.last, begins[-1]
+        made = pack(ids, starts, 1)
+        made["labels"][0, ~follows[1:]] = -1
+        made["documents"][0, at:] = -1
+        return made
+
+    def _checked(self) -> Sequence[Piece]:
+        """Ask the packer for a row, and check it."""
+        self._documents, taken = 0, self._stream
+        row = self._packer.row(self._take)
+        if not isinstance(row, (list, tuple)) or not row:
+            raise self._broken(f"{plain(repr(row), 60)} is no row", "a list, with a piece at least")
+        for one in row:
+            if not isinstance(one, Piece) or not 0 <= one.first < one.last <= taken.position:
+                what = f"{plain(repr(one), 80)} is no piece of a document that it took"
+                raise self._broken(what, "return pieces that take() gave, or parts of them")
+        if (tokens := sum(piece.tokens for piece in row)) > self._length:
+            what = f"a row of {tokens:,} tokens, where {self._length:,} have room"
+            raise self._broken(what, "fill a row up to self.capacity")
+        self._counts["room"] += self._length
+        self._counts["used"] += tokens
+        return row
+
+    def _take(self) -> Piece:
+        self._documents += 1
+        if self._documents > MOST:
+            raise self._broken(f"{MOST:,} documents were taken for one row", "return a row")
+        piece = self._stream.take()
+        self._counts["taken"] += piece.tokens
+        return piece
+
+    def _broken(self, what: str, fix: str) -> PluginCodeError:
+        return self._claimed.broken(what, fix)

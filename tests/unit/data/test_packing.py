@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minillm_core.data import Documents, Loader, StepBatch
-from minillm_core.data import packing as core_packing
+from minillm_core.data import Documents, Loader, StepBatch, stream
 from minillm_core.data.documents import Arrangement
 from minillm_core.errors import DataError, PluginCodeError
 from minillm_core.nn.reference import Function
@@ -338,7 +337,7 @@ def keeps(**kept: Any) -> Callable[[Packer, Callable[[], Piece]], list[Piece]]:
     ],
 )
 def test_what_is_no_row_is_refused(row: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core_packing, "MOST", 500)
+    monkeypatch.setattr(stream, "MOST", 500)
     with pytest.raises(PluginCodeError, match=said) as broken:
         steps(of_lengths([3, 3, 3]), 2, by(returning(row)))
     assert broken.value.plugin == "mine"
