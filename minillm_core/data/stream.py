@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -166,17 +167,18 @@ class PackedRows:
         """
         packer, counts = self._packer, self._counts
         try:
-            kept = json.dumps([packer.pending, packer.state], allow_nan=False)
+            kept = json.dumps((packer.pending, packer.state), allow_nan=False)
         except (TypeError, ValueError) as error:
             raise self._broken(f"pending or state is not JSON: {error}", "JSON alone") from error
-        pending, packer.state = json.loads(kept)  # as a resumed run will find it
+        pending, state = json.loads(kept)
+        packer.state = copy.deepcopy(state)  # as a resumed run will find it
         cut = counts["taken"] - counts["used"] - sum(last - first for first, last in pending)
         if cut < counts["cut"]:
             what = f"{counts['cut'] - cut} tokens were laid out twice, or after they were cut"
             raise self._broken(what, "keep in pending what is for later rows, and nothing else")
         counts["cut"] = cut
         self._stream.forget(min((first for first, _ in pending), default=None))
-        packed = {"pending": pending, "state": json.loads(kept)[1], "counts": {**counts}}
+        packed = {"pending": pending, "state": state, "counts": {**counts}}
         return {**self._stream.cursor.data(), "packed": packed}
 
     def _laid(self, row: Sequence[Piece]) -> Batch:

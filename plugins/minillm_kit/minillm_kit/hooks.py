@@ -68,7 +68,7 @@ def batches(subject: Subject) -> str:
     if "on_batch" in subject.found.cls.hooks:
         done.append(_batches(subject, plan))
     if not done:
-        raise NotApplicable("it has no on_batch, and claims no order and no packer")
+        raise NotApplicable("it has no on_batch")
     return "; ".join(done)
 
 

@@ -178,3 +178,56 @@ def test_an_import_that_hangs_is_ended(plugin: Write, monkeypatch: pytest.Monkey
     found = outcomes(Subject(plugin()), "import")["import"]
     assert found.verdict == "failed"
     assert "not done after" in found.found
+
+
+PACKER = """
+import numpy as np
+from minillm_core import Packer, Plugin
+
+
+class Rows(Plugin, api=1):
+    \"\"\"Lays out rows.\"\"\"
+
+    def build_data(self, data):
+        data.packer(Own)
+
+
+class Own(Packer):
+    rows = 0
+
+    def row(self, take):
+        ROW
+"""
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("return [take().part(0, self.capacity)]", None),
+        (
+            "self.state = (self.state or 0) + 1\n        return [take().part(0, self.state % 7 + 1)]",
+            None,
+        ),
+        (
+            "self.rows += 1\n        return [take().part(0, self.rows % 7 + 1)]",
+            "resumed after step 1, 'documents' of the same rows differs",
+        ),
+        (
+            "return [take().part(0, np.random.default_rng().integers(1, 9).item())]",
+            "a second time, 'documents' of the same rows differs",
+        ),
+        ("return []", "plugin 'rows' broke the rows in Own: [] is no row"),
+        ("return 1 / 0", "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_packers_rows_are_read_twice_and_resumed(
+    tmp_path: Path, row: str, said: str | None
+) -> None:
+    file = tmp_path / "rows.py"
+    file.write_text(PACKER.replace("ROW", row))
+    (found,) = outcomes(Subject(f"{file}:Rows"), "batches").values()
+    if said is None:
+        assert found == Outcome("passed", "packer: 8 steps, the same again and resumed after each")
+    else:
+        assert found.verdict == "failed"
+        assert said in found.found
