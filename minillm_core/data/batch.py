@@ -126,9 +126,9 @@ class Loader(Iterator[StepBatch]):
         cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
         self._cancelled = cancelled
-        start = Cursor(fingerprint(documents, seed, by, seq_len))
+        start = Cursor(fingerprint(documents, seed, by))
         if cursor is not None:
-            start = Cursor.resume(cursor, documents, seed, by, seq_len)
+            start = Cursor.resume(cursor, documents, seed, by)
         stream, packer = Stream(documents, seed, start, by), by.get("packer")
         packed = packer and PackedRows(stream, packer, seq_len, cursor)
 

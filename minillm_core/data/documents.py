@@ -233,14 +233,12 @@ Arrangement = Mapping[str, Function]
 PLAIN: Arrangement = {}
 
 
-def fingerprint(
-    documents: Documents, seed: int, by: Arrangement = PLAIN, seq_len: int | None = None
-) -> str:
+def fingerprint(documents: Documents, seed: int, by: Arrangement = PLAIN) -> str:
     """Digest the dataset and its order: 32 hex digits that change with any id, boundary, seed or rule.
 
-    Where plugins arrange the documents, they and the rows' length are part of the rule.
+    Where plugins arrange the documents, that is part of the rule.
     """
-    rule = f"{RULE}, {dict(by)}, {seq_len}" if by else RULE
+    rule = f"{RULE}, {dict(by)}" if by else RULE
     return digest(f"{rule}\n{seed}\n{documents.digest}")
 
 
@@ -281,12 +279,7 @@ class Cursor:
 
     @classmethod
     def resume(
-        cls,
-        data: Mapping[str, Any],
-        documents: Documents,
-        seed: int,
-        by: Arrangement = PLAIN,
-        seq_len: int | None = None,
+        cls, data: Mapping[str, Any], documents: Documents, seed: int, by: Arrangement = PLAIN
     ) -> Cursor:
         """Make a cursor of its :meth:`data`, checked against the documents that it is to continue with.
 
@@ -302,7 +295,7 @@ class Cursor:
                 where=repr(dict(data))[:200],
                 fix="continue from another checkpoint",
             )
-        expected = fingerprint(documents, seed, by, seq_len)
+        expected = fingerprint(documents, seed, by)
         if data["fingerprint"] != expected:
             raise DataError(
                 "the data are not those that the run was reading",

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from minillm_core.data.documents import PLAIN, Arrangement, Cursor, Documents, permutation
-from minillm_core.errors import PluginCodeError
 from minillm_core.nn.reference import Function
 from minillm_core.plugins.packing import Packer, Piece
 from minillm_core.plugins.watch import running
@@ -138,7 +137,7 @@ class PackedRows:
         self, stream: Stream, claimed: Function, seq_len: int, cursor: Mapping[str, Any] | None
     ) -> None:
         self._stream, self._claimed, self._length = stream, claimed, seq_len + 1
-        self._packer: Packer = claimed.call(self._length)
+        self._packer: Packer = claimed.call()
         self._counts, self._documents = dict.fromkeys(COUNTS, 0), 0
         if cursor is not None:
             packed = cursor["packed"]
@@ -169,13 +168,17 @@ class PackedRows:
         try:
             kept = json.dumps((packer.pending, packer.state), allow_nan=False)
         except (TypeError, ValueError) as error:
-            raise self._broken(f"pending or state is not JSON: {error}", "JSON alone") from error
+            raise self._claimed.broken(
+                f"pending or state is not JSON: {error}", "JSON alone"
+            ) from error
         pending, state = json.loads(kept)
         packer.state = copy.deepcopy(state)  # as a resumed run will find it
         cut = counts["taken"] - counts["used"] - sum(last - first for first, last in pending)
         if cut < counts["cut"]:
             what = f"{counts['cut'] - cut} tokens were laid out twice, or after they were cut"
-            raise self._broken(what, "keep in pending what is for later rows, and nothing else")
+            raise self._claimed.broken(
+                what, "keep in pending what is for later rows, and nothing else"
+            )
         counts["cut"] = cut
         self._stream.forget(min((first for first, _ in pending), default=None))
         packed = {"pending": pending, "state": state, "counts": {**counts}}
@@ -202,14 +205,16 @@ class PackedRows:
         self._documents, taken = 0, self._stream
         row = self._packer.row(self._take)
         if not isinstance(row, (list, tuple)) or not row:
-            raise self._broken(f"{plain(repr(row), 60)} is no row", "a list, with a piece at least")
+            raise self._claimed.broken(
+                f"{plain(repr(row), 60)} is no row", "a list, with a piece at least"
+            )
         for one in row:
             if not isinstance(one, Piece) or not 0 <= one.first < one.last <= taken.position:
                 what = f"{plain(repr(one), 80)} is no piece of a document that it took"
-                raise self._broken(what, "return pieces that take() gave, or parts of them")
+                raise self._claimed.broken(what, "return pieces that take() gave, or parts of them")
         if (tokens := sum(piece.tokens for piece in row)) > self._length:
             what = f"a row of {tokens:,} tokens, where {self._length:,} have room"
-            raise self._broken(what, "fill a row up to self.capacity")
+            raise self._claimed.broken(what, "fill a row up to self.capacity")
         self._counts["room"] += self._length
         self._counts["used"] += tokens
         return row
@@ -217,10 +222,7 @@ class PackedRows:
     def _take(self) -> Piece:
         self._documents += 1
         if self._documents > MOST:
-            raise self._broken(f"{MOST:,} documents were taken for one row", "return a row")
+            raise self._claimed.broken(f"{MOST:,} documents were taken for one row", "return a row")
         piece = self._stream.take()
         self._counts["taken"] += piece.tokens
         return piece
-
-    def _broken(self, what: str, fix: str) -> PluginCodeError:
-        return self._claimed.broken(what, fix)

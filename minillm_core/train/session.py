@@ -118,8 +118,8 @@ class Session:
         with self._building(plugins, f"importing {detected.backend}", "while kernels are chosen"):
             backend = (self.create or backends.create)(detected, plan)
         corpus = read_corpus(config, self.cache, shown, say=notes.append, detail=details.append)
-        order = config.data.seed, plan.arrangement, config.train.seq_len
-        corpus = replace(corpus, fingerprint=fingerprint(corpus.train, *order))
+        known = fingerprint(corpus.train, config.data.seed, plan.arrangement)
+        corpus = replace(corpus, fingerprint=known)
         if earlier:
             resume.check_data(earlier, corpus)
         initial = None

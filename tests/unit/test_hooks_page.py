@@ -114,7 +114,8 @@ def plugins(tmp_path: Path) -> Path:
 def test_the_packer_and_the_order_on_the_page_lay_out_rows(plugins: Path, descending: bool) -> None:
     file = f"{plugins / 'whole_documents.py'}:WholeDocuments"
     subject = Subject(file, {"descending": descending}, backend="torch")
-    plan, sizes = subject.plan(), {"rows": 5, "accumulate": 1, "seq_len": 6, "seed": 0}
+    plan = subject.planned(train_seq_len=6)
+    sizes = {"rows": 5, "accumulate": 1, "seq_len": 6, "seed": 0}
     documents = Documents.of([[n] * n for n in (4, 1, 9, 2, 3)], 10)
     with Loader(documents, **sizes, by=plan.arrangement) as loader:
         step = next(loader)

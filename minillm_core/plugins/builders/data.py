@@ -100,13 +100,13 @@ class DataBuilder(Builder):
             data.packer(WholeDocuments, buffer=100)
 
         Args:
-            cls: a Packer of a module, made as ``cls(capacity, **arguments)``.
+            cls: a Packer of a module, made as ``cls(capacity=train.seq_len + 1, **arguments)``.
             arguments: of its constructor, JSON.
         """
         if not (isinstance(cls, type) and issubclass(cls, Packer)):
             raise self._refusal("data.packer", f"{cls!r} is not a class derived from Packer")
-        claimed = self._claim("packer", cls, arguments)
-        claimed.call(self.seq_len + 1)  # what its constructor raises is raised while planning
+        claimed = self._claim("packer", cls, dict(arguments, capacity=self.seq_len + 1))
+        claimed.call()  # what its constructor raises is raised while planning
 
     def order(self, function: Callable[..., Any], **arguments: Any) -> None:
         """Claim: lengths int64 (documents,), seed, epoch -> the documents' order in that epoch.

@@ -42,10 +42,11 @@ class Held(Function):
 HELD: dict[str, Any] = {}
 
 
-def by(packer: Any = None, order: Any = None) -> Arrangement:
-    claimed = {"order": order, "packer": packer}
+def by(packer: Any = None, order: Any = None, capacity: int = 7) -> Arrangement:
+    claimed = {"order": order, "packer": packer and (lambda: packer(capacity))}
     HELD.update({f"tests:{name}": one for name, one in claimed.items()})
-    return {name: Held("mine", f"tests:{name}") for name, one in claimed.items() if one}
+    given = (("capacity", capacity),)
+    return {name: Held("mine", f"tests:{name}", given) for name, one in claimed.items() if one}
 
 
 def steps(documents: Documents, count: int, how: Arrangement, **more: Any) -> list[StepBatch]:
@@ -113,7 +114,7 @@ def test_rows_hold_what_the_packer_says(
 ) -> None:
     documents, laid = of_lengths(lengths), []
     size = {"rows": split[0], "accumulate": split[1], "seq_len": seq_len, "seed": seed}
-    found = steps(documents, count, by(recording(laid)), **size)
+    found = steps(documents, count, by(recording(laid), capacity=seq_len + 1), **size)
     laid = laid[: count * split[0] * split[1]]  # the loader is ahead
     ids, starts = reference_stream(documents, seed, max(p.last for row in laid for p in row) + 1)
     supervised = real = 0
@@ -144,7 +145,9 @@ def test_every_token_that_was_taken_is_in_a_row_pending_or_counted_as_cut(
     lengths: list[int], seed: int, seq_len: int, count: int
 ) -> None:
     documents, laid = of_lengths(lengths), []
-    step = steps(documents, count, by(recording(laid)), seq_len=seq_len, seed=seed)[-1]
+    step = steps(
+        documents, count, by(recording(laid), capacity=seq_len + 1), seq_len=seq_len, seed=seed
+    )[-1]
     packed, cursor = step.cursor["packed"], step.cursor
     used = [place for row in laid[:count] for piece in row for place in range(*piece)]
     held = [place for piece in packed["pending"] for place in range(*piece)]
@@ -275,11 +278,10 @@ def test_an_order_may_do_what_it_likes_with_the_lengths() -> None:
 def test_a_cursor_of_another_arrangement_is_refused() -> None:
     documents = of_lengths([3, 4, 5])
     cursor = steps(documents, 1, by(Windows))[-1].cursor
-    other = {"packer": Function("mine", "tests:packer", (("buffer", 3),))}
-    for changed in ({"by": other}, {"by": {}}, {"seq_len": 7}):
-        given = {"how": by(Windows), **changed}
+    other = {"packer": Function("mine", "tests:another", (("capacity", 7),))}
+    for how in (other, {}, by(Windows, capacity=8)):
         with pytest.raises(DataError, match="not those that the run was reading"):
-            steps(documents, 1, given.pop("by", given.pop("how")), cursor=cursor, **given)
+            steps(documents, 1, how, cursor=cursor)
 
 
 def returning(row: Callable[[Packer, Callable[[], Piece]], Any]) -> Callable[[int], Packer]:

@@ -70,7 +70,7 @@ def test_a_plan_without_claims_has_no_word_of_them() -> None:
 def test_claims_are_in_data_hash_digests_and_table() -> None:
     plan = planned(mine=Rows(most=3), yours=Sorted())
     data = json.loads(json.dumps(plan.data()))
-    assert data["data"]["packer"] == ["mine", f"{__name__}:First", [["most", 3]]]
+    assert data["data"]["packer"] == ["mine", f"{__name__}:First", [["capacity", 17], ["most", 3]]]
     assert data["data"]["order"] == ["yours", f"{__name__}:backwards", [["by", 2]]]
     assert __name__ in plan.digests
     assert plan.hash != planned(mine=Rows(most=4), yours=Sorted()).hash != planned(mine=Rows()).hash
