@@ -72,7 +72,7 @@ def end(job: Job, out: Path, made: Outcome) -> Iterator[str]:
     total = duration(sum(parts.values()))
     spent = ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts.items())
     speed = "" if made.speed is None else f", {made.speed.real:,.0f} tokens/s"
-    epochs = _epochs(job, made.steps)
+    epochs = _epochs(job, made.steps, made.packed)
     yield f"done in {total} ({spent})"
     yield f"{made.steps:,} steps, {_counted(epochs)}{speed}"
     if made.packed is not None:
@@ -137,8 +137,9 @@ def _budget(job: Job) -> str:
     return ", or ".join(parts)
 
 
-def _epochs(job: Job, steps: int) -> float:
-    return job.plan.tokens_per_step * steps / job.corpus.train.tokens
+def _epochs(job: Job, steps: int, packed: Mapping[str, int] | None = None) -> float:
+    read = packed["taken"] if packed else job.plan.tokens_per_step * steps
+    return read / job.corpus.train.tokens
 
 
 def _counted(epochs: float) -> str:

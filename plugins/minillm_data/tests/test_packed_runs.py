@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,8 @@ def test_a_run_counts_its_rows_and_branches_with_the_same_packer_alone(
         f"{counts['split']:,} pieces begin inside a document"
     )
     assert line in said
+    tokens = int(re.findall(r"documents \(([\d,]+) tokens\) from", said)[0].replace(",", ""))
+    assert f"6 steps, {counts['taken'] / tokens:.2g} epochs" in said
 
     anew = "the data or their order are others: they are read from their start"
     branch = ["train", "--branch", str(out), "--steps", "9", "--out"]
