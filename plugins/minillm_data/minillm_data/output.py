@@ -11,8 +11,8 @@ import fcntl
 import json
 import shutil
 from collections import Counter
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -199,6 +199,18 @@ class Output:
             with suppress(FileNotFoundError):
                 self.to.rmdir()  # empty
             self.folder.rename(self.to)
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Word an OSError inside as one of the folder, for a command that writes files of its own.
+
+        Raises:
+            DataError: one of them cannot be written.
+        """
+        try:
+            yield
         except OSError as error:
             raise self._unwritable(error) from error
 
