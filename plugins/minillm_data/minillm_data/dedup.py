@@ -21,7 +21,7 @@ from minillm_core.commands import pip_line
 from minillm_core.documents import Progress, replace_file
 from minillm_data.columns import Column
 from minillm_data.groups import PERMUTATIONS, equal, jaccard, similar
-from minillm_data.output import Output, key_of
+from minillm_data.output import Output, check_outside, key_of
 from minillm_data.report import EXAMPLES, Examples, page
 from minillm_data.rows import Malformed, Row, Rows
 from minillm_data.spans import cut, repeated
@@ -190,6 +190,7 @@ def dedup(
     """
     rules = Rules.of(near, threshold, shingle, spans, min_words)
     version = _version_of_minhash() if near else None
+    check_outside(Path(to), paths)
     rows = Rows(paths, malformed, say)
     key = key_of("dedup", rows.sources, rules=vars(rules), malformed=malformed, minhash=version)
     if processes is None:
