@@ -11,8 +11,8 @@ import fcntl
 import json
 import shutil
 from collections import Counter
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -34,6 +34,22 @@ def key_of(command: str, sources: list[Source], **arguments: Any) -> str:
     files = [[str(one.path.resolve()), one.size, one.modified] for one in sources]
     told = json.dumps([command, files, arguments], sort_keys=True, default=str)
     return xxhash.xxh3_128(told.encode()).hexdigest()
+
+
+def check_outside(folder: Path, paths: Sequence[str | Path]) -> None:
+    """Check that a folder to be written is in none of those that are read.
+
+    Raises:
+        DataError: it is: the next start would read what the last one wrote.
+    """
+    parents = folder.expanduser().resolve().parents
+    for path in paths:
+        if (read := Path(path).expanduser().resolve()) in parents:
+            raise DataError(
+                "the folder to write is inside one that is read",
+                where=f"{folder}, in {read}",
+                fix="name a folder elsewhere with --to",
+            )
 
 
 @dataclass
@@ -218,6 +234,18 @@ class Output:
                 (self.to / name).unlink(missing_ok=True)
         except OSError as error:
             raise self.unwritable(error) from error
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Word an OSError inside as one of the folder, for a command that writes files of its own.
+
+        Raises:
+            DataError: one of them cannot be written.
+        """
+        try:
+            yield
+        except OSError as error:
+            raise self._unwritable(error) from error
 
     @property
     def _name(self) -> str:
