@@ -10,7 +10,9 @@ import typer
 Paths = Annotated[
     list[str],
     typer.Argument(
-        metavar="PATH", help="Files or folders: text, JSON lines, under .gz or .xz.", show_default=False
+        metavar="PATH",
+        help="Files or folders: text, JSON lines, under .gz or .xz.",
+        show_default=False,
     ),
 ]
 To = Annotated[
