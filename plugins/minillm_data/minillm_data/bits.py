@@ -11,6 +11,15 @@ TOKENS = 2048
 """Tokens of a document that are measured, at most: its beginning."""
 
 
+def checkpoint_of(out: str | Path) -> str:
+    """Name the checkpoint of a run that is read: the newest that verifies.
+
+    Raises:
+        Refusal: the folder holds no run.
+    """
+    return str(Run.open(out).checkpoint)
+
+
 class Bits:
     """A checkpoint that says how well it predicts a document; a context manager.
 
@@ -39,11 +48,6 @@ class Bits:
     def __exit__(self, *exception: object) -> None:
         self._run.close()
         shutil.rmtree(self._folder, ignore_errors=True)
-
-    @property
-    def checkpoint(self) -> str:
-        """The checkpoint that is read."""
-        return str(self._run.checkpoint)
 
     def __call__(self, text: str) -> float:
         """Measure the beginning of a document, as ``minillm eval`` measures a file.

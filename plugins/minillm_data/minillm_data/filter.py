@@ -11,10 +11,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from minillm_core import ConfigError, DataError, Refusal, Run
+from minillm_core import ConfigError, DataError, Refusal
 from minillm_core.commands import pip_line, plain
 from minillm_core.documents import Progress
-from minillm_data.bits import Bits
+from minillm_data.bits import Bits, checkpoint_of
 from minillm_data.output import Output, key_of
 from minillm_data.report import Examples, page
 from minillm_data.rows import Malformed, Row, Rows
@@ -81,7 +81,7 @@ def filter_rows(
         "rules": {name: rule_set.names for name, rule_set in sets.items()},
         "languages": [*languages],
         "language_probability": least if languages else None,
-        "model": None if model is None else str(Run.open(model).checkpoint),
+        "model": None if model is None else checkpoint_of(model),
         "min_bits": min_bits,
         "max_bits": max_bits,
     }
@@ -212,12 +212,32 @@ def _check_editable(row: Row, name: str) -> None:
 
 
 def _edited(row: Row, document: Document) -> bytes:
-    """Write a row with another text; its other keys stay."""
-    record = {**row.record, "text": document.text}
-    try:
-        return json.dumps(record, ensure_ascii=False).encode("utf-8") + b"\n"
-    except UnicodeEncodeError:  # a lone surrogate in another key
-        return json.dumps(record).encode("ascii") + b"\n"
+    """Write a row with another text; all else in its line stays, byte for byte."""
+    line = row.line.decode("utf-8")
+    begin, end = _place_of_text(line)
+    text = json.dumps(document.text, ensure_ascii=False)
+    return f"{line[:begin]}{text}{line[end:]}".encode()
+
+
+def _place_of_text(line: str) -> tuple[int, int]:
+    """Find where the value of "text" begins and ends in a JSON object; the last one counts."""
+    read, at, place = json.JSONDecoder().raw_decode, line.index("{") + 1, (0, 0)
+    while True:
+        key, at = read(line, _behind_space(line, at))
+        begin = _behind_space(line, line.index(":", at) + 1)
+        _, at = read(line, begin)
+        if key == "text":
+            place = begin, at
+        at = _behind_space(line, at)
+        if line[at] == "}":
+            return place
+        at += 1  # the comma
+
+
+def _behind_space(line: str, at: int) -> int:
+    while line[at] in " \t\r\n":
+        at += 1
+    return at
 
 
 def language_rule(languages: Sequence[str], least: float) -> Rule:
