@@ -220,18 +220,15 @@ def _edited(row: Row, document: Document) -> bytes:
 
 
 def _place_of_text(line: str) -> tuple[int, int]:
-    """Find where the value of "text" begins and ends in a JSON object; the last one counts."""
-    read, at, place = json.JSONDecoder().raw_decode, line.index("{") + 1, (0, 0)
+    """Find where the value of "text" begins and ends in a JSON object that has one."""
+    read, at = json.JSONDecoder().raw_decode, line.index("{")
     while True:
-        key, at = read(line, _behind_space(line, at))
+        key, at = read(line, _behind_space(line, at + 1))
         begin = _behind_space(line, line.index(":", at) + 1)
         _, at = read(line, begin)
         if key == "text":
-            place = begin, at
-        at = _behind_space(line, at)
-        if line[at] == "}":
-            return place
-        at += 1  # the comma
+            return begin, at
+        at = line.index(",", at)
 
 
 def _behind_space(line: str, at: int) -> int:

@@ -122,9 +122,6 @@ def test_c4_edits_text_alone_and_counts_lines(tmp_path: Path) -> None:
     assert kept(tmp_path / "out").decode() == around.format(json.dumps(left)) + "\n"
     assert report["lines"] == {"c4.citations": 1, "c4.punctuation": 1}
     assert [one["text"] for one in report["examples"]["c4.punctuation (a line)"]] == ["Menu"]
-    twice = write(tmp_path / "b.jsonl", '{"text":"x","text":' + json.dumps(text) + "}")
-    filter_rows([twice], tmp_path / "twice", rules="c4")
-    assert json.loads(kept(tmp_path / "twice"))["text"] == left
 
 
 def test_a_document_of_which_no_line_is_left_is_dropped(tmp_path: Path) -> None:
