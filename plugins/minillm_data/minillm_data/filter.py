@@ -66,7 +66,9 @@ def filter_rows(
         progress: is called with the bytes that are read.
 
     Returns:
-        The report, as report.json has it.
+        The report, as report.json has it: ``counts`` (documents) and ``bytes`` (of their lines as
+        they were read) by what became of them, ``lines`` that rules removed or changed, ``examples``
+        and more.
 
     Raises:
         ConfigError: an option is wrong, or has no effect.
@@ -94,6 +96,7 @@ def filter_rows(
         examples = Examples(state.more.get("examples"))
         lines, sizes = (Counter[str](state.more.get(name, {})) for name in ("lines", "bytes"))
         state.more |= {"examples": examples.found, "lines": lines, "bytes": sizes}
+        state.more.setdefault("written", 0)
         with ExitStack() as stack:
             measure = None
             if model is not None:
@@ -105,13 +108,13 @@ def filter_rows(
                 for name, line in verdict.edits:
                     lines[name] += 1
                     examples.add(f"{name} (a line)", row.where, line)
-                sizes["read"] += len(row.line)
                 if verdict.reason is None:
-                    sizes["kept"] += len(verdict.line)
                     output.write(verdict.line)
                 else:
                     examples.add(verdict.reason, row.where, row.text or plain(row.line.decode()))
                 state.counts[verdict.reason or "kept"] += 1
+                sizes[verdict.reason or "kept"] += len(row.line)
+                state.more["written"] += len(verdict.line)
                 output.dealt_with()
         report = {
             "command": "filter",
@@ -122,7 +125,8 @@ def filter_rows(
             "counts": dict(sorted(state.counts.items())),
             "lines": dict(sorted(lines.items())),
             "left_out": dict(sorted(source.notes.items())),
-            "bytes": {"read": sizes["read"], "kept": sizes["kept"]},
+            "bytes": dict(sorted(sizes.items())),
+            "bytes_written": state.more["written"],
             "examples": dict(sorted(examples.found.items())),
         }
         output.finish(report, _page(report))
@@ -346,8 +350,8 @@ def _page(report: Mapping[str, Any]) -> str:
         "checkpoint": report["model"],
         "bits per byte, least": report["min_bits"],
         "bits per byte, most": report["max_bits"],
-        "bytes read": f"{report['bytes']['read']:,}",
-        "bytes kept": f"{report['bytes']['kept']:,}",
+        "bytes read": f"{sum(report['bytes'].values()):,}",
+        "bytes written": f"{report['bytes_written']:,}",
     }
     more: list[object] = []
     if report["lines"]:
@@ -356,4 +360,5 @@ def _page(report: Mapping[str, Any]) -> str:
     if report["left_out"]:
         rows = ((name, f"{count:,}") for name, count in report["left_out"].items())
         more.append(section("Not read", table(["what", ">times"], rows)))
-    return page("Filtered documents", about, report["counts"], report["examples"], *more)
+    counts, examples = report["counts"], report["examples"]
+    return page("Filtered documents", about, counts, examples, *more, sizes=report["bytes"])

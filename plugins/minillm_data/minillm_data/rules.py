@@ -15,7 +15,7 @@ neither: read a report's examples before you believe its drops.
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -52,9 +52,14 @@ class Document:
         return [part for part in map(str.strip, _PARAGRAPH.split(self.text)) if part]
 
     @cached_property
+    def lengths(self) -> np.ndarray:
+        """The characters of each word, int64 (words,)."""
+        return np.fromiter(map(len, self.words), np.int64, len(self.words))
+
+    @cached_property
     def characters(self) -> int:
         """The number of characters of all words; at least 1, so that it can divide."""
-        return sum(map(len, self.words)) or 1
+        return int(self.lengths.sum()) or 1
 
 
 _PARAGRAPH = re.compile(r"\n\s*\n")
@@ -181,7 +186,6 @@ BULLETS = ("•", "‣", "▪", "◦", "●", "○", "■", "□", "-", "*", "�
 
 _ELLIPSES = ("...", "…")
 _STOP_WORD = re.compile(r"\b(the|be|to|of|and|that|have|with)\b", re.IGNORECASE)
-_LETTER = re.compile(r"[^\W\d_]")
 
 
 def words(document: Document) -> str | None:
@@ -223,8 +227,9 @@ def ellipses(document: Document) -> str | None:
 
 def alphabetic(document: Document) -> str | None:
     """Drop a document with fewer than 80 % of its words having a letter."""
-    found = sum(map(bool, map(_LETTER.search, document.words)))
-    few = found < 0.8 * len(document.words)
+    mixed = [word for word in document.words if not word.isalpha()]
+    without = sum(not any(map(str.isalpha, word)) for word in mixed)
+    few = len(document.words) - without < 0.8 * len(document.words)
     return "fewer than 80 % of words have a letter" if few else None
 
 
@@ -277,9 +282,10 @@ def ngrams(document: Document) -> str | None:
     A character in several repeated n-grams is counted once. The first occurrence of an n-gram is no
     repetition, as for lines.
     """
-    table: dict[str, int] = {}
-    ids = np.array([table.setdefault(word, len(table)) for word in document.words], np.int64)
-    lengths = np.fromiter(map(len, document.words), np.int64, len(ids))
+    table: defaultdict[str, int] = defaultdict()
+    table.default_factory = table.__len__  # numbers words as they come
+    ids = np.fromiter(map(table.__getitem__, document.words), np.int64, len(document.words))
+    lengths = document.lengths
     ends = np.concatenate([[0], np.cumsum(lengths)])  # characters before each word
     # Only where an n-gram occurs twice can a longer one do so: `at` has those places alone, and
     # `code` numbers their n-grams.

@@ -95,11 +95,12 @@ def filter_command(
     if as_json:
         emit(report)
         return
-    for line in summary(report["counts"]):
+    sizes = report["bytes"]
+    for line in summary(report["counts"], sizes):
         write(line)
     for name, count in report["lines"].items():
         write(f"{name}: {counted(count, 'line')} removed or changed")
     for note, count in report["left_out"].items():
         write(plain(f"{note}: {count:,}"))
-    size = report["bytes"]
-    write(f"{size['kept'] / 1e6:,.1f} of {size['read'] / 1e6:,.1f} MB kept in {to}")
+    written, read = report["bytes_written"] / 1e6, sum(sizes.values()) / 1e6
+    write(f"{written:,.1f} of {read:,.1f} MB written to {to}")
