@@ -64,6 +64,12 @@ MORE = {
     ("data", "tokenize"): {"--vocab", "--seq-len", "--malformed"},
     ("data", "train-tokenizer"): {"--json", "--malformed"},
     ("data", "inspect"): {"--tokenizer", "--samples", "--page", "--malformed"},
+    ("data", "dedup"): {"--near", "--no-near", "--threshold", "--shingle", "--spans"}
+    | {"--min-words", "--malformed"},
+    ("data", "filter"): {"--rules", "--language", "--language-probability", "--model"}
+    | {"--min-bits", "--max-bits", "--malformed"},
+    ("data", "mix"): {"--temperature", "--like", "--size", "--repeat", "--tokenizer", "--seed"}
+    | {"--json", "--malformed"},
     ("data", "cache", "clear"): {"KEY", "--json"},
 }
 """Flags beyond the agreed ones."""
