@@ -95,7 +95,8 @@ def commands() -> dict[tuple[str, ...], set[str]]:
         path, command = todo.pop()
         if isinstance(command, LazyCommand):
             command = command.load()
-        if inner := getattr(command, "commands", None):
+        inner = getattr(command, "commands", None)
+        if inner is not None:
             names = [*inner]
             if isinstance(command, CommandGroup):  # with those of our other distributions
                 names = [name for name in command.list_commands(None) if ours((*path, name), inner)]

@@ -28,6 +28,7 @@ def dedup_command(
         bool,
         typer.Option(
             "--near/--no-near",
+            metavar="",
             help="Drop documents that are similar to an earlier one, or only those that are equal to one.",
         ),
     ] = True,
