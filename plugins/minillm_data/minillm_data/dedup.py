@@ -110,7 +110,6 @@ def dedup(
         processes = cores() if rows.size > _SMALL else 1
     with (
         Output(Path(to), key, own=Work.files) as output,
-        output.writing(),
         Work(output, rows, rules, progress) as work,
     ):
         if output.resumed:
@@ -152,7 +151,8 @@ class Work(ExitStack):
 
         def column(name: str, dtype: type[np.generic], width: int = 1) -> Column:
             path = output.folder / f"{name}.bin"
-            return self.enter_context(Column(path, dtype, width, lengths.get(name, 0)))
+            with output.writing():
+                return self.enter_context(Column(path, dtype, width, lengths.get(name, 0)))
 
         self._digests = column("digests", np.uint64, 2)
         self._counts = column("counts", np.int64, 2)
@@ -165,7 +165,8 @@ class Work(ExitStack):
         if not self._more.get("signed"):
             self._sign(processes)
         if not self._more.get("decided"):
-            self._decide()
+            with self._output.writing():
+                self._decide()
         return self._write()
 
     def _sign(self, processes: int) -> None:
@@ -176,9 +177,10 @@ class Work(ExitStack):
         size = 0
         with closing(in_order(partial(sign, self._rules), batches, processes)) as done:
             for signed in done:
-                for column, records in zip(columns, signed, strict=True):
-                    column.append(records)
-                    size += records.nbytes
+                with self._output.writing():
+                    for column, records in zip(columns, signed, strict=True):
+                        column.append(records)
+                        size += records.nbytes
                 if size >= _NOTED:
                     self._note(columns)
                     size = 0
@@ -188,9 +190,11 @@ class Work(ExitStack):
 
     def _note(self, columns: Sequence[Column]) -> None:
         """Note how many records the columns hold, once the disk has them."""
-        for name, column in zip(self.columns, columns, strict=True):
-            column.sync()
-            self._more["lengths"][name] = column.length
+        with self._output.writing():
+            for column in columns:
+                column.sync()
+        lengths = (column.length for column in columns)
+        self._more["lengths"] = dict(zip(self.columns, lengths, strict=True))
         self._output.close_part()
 
     def _decide(self) -> None:
@@ -251,13 +255,15 @@ class Work(ExitStack):
         sets = self._set(self._counts.read())
         rows = islice(self._rows.read("writing", self._progress), output.state.rows, None)
         for number, row in enumerate(rows, output.state.rows):
+            if number == len(first):  # a file has grown
+                break
             if number in wanted:
                 places[str(number)] = row.where
             outcome, original = OUTCOMES[outcomes[number]], int(first[number])
             where, shown, line = row.where, _beginning(row), row.line
             if outcome == EXACT:
                 where = f"{where}: the same as {places.get(str(original))}"
-            elif outcome == NEAR and str(original) in places:
+            elif outcome == NEAR and len(examples.found.get(NEAR, ())) < EXAMPLES:
                 alike = jaccard(sets(number), sets(original))
                 where = f"{where}: Jaccard similarity {alike:.2f} with {places[str(original)]}"
             elif outcome in (CUT, SHORT):
@@ -275,6 +281,8 @@ class Work(ExitStack):
             if outcome in (KEPT, CUT):
                 output.write(line)
             output.dealt_with()
+        for source in self._rows.sources:
+            source.check_unchanged()
         report = self._report(first, examples)
         output.finish(report, _page(report))
         return report
