@@ -7,11 +7,14 @@ from minillm_core.data.formats import (
     EMPTY as EMPTY,
     FORMATS as FORMATS,
     MAX_LINE_BYTES as MAX_LINE_BYTES,
+    Document as Document,
     Format as Format,
     MalformedError as MalformedError,
     Place as Place,
     Progress as Progress,
     Reading as Reading,
+    Record as Record,
+    documents_of as documents_of,
     opened as opened,
     read_records as read_records,
     ticker as ticker,
@@ -21,17 +24,21 @@ from minillm_core.data.shards import (
     write_shard as write_shard,
 )
 from minillm_core.data.sources import (
+    TEXT_PER_ENTRY as TEXT_PER_ENTRY,
     Source as Source,
     find as find,
+    fitting_vocabulary as fitting_vocabulary,
 )
 from minillm_core.data.store import (
-    Kept as Kept,
-    clear,
-    kept,
+    abandoned,
+    alone,
+    entry_folders as entry_folders,
+    read_meta,
 )
 from minillm_core.data.tokenise import (
     SAMPLE as SAMPLE,
     Sample as Sample,
+    encode_documents as encode_documents,
 )
 from minillm_core.data.tokenizer import (
     END_OF_TEXT as END_OF_TEXT,
@@ -39,9 +46,12 @@ from minillm_core.data.tokenizer import (
     grouped as grouped,
 )
 from minillm_core.disk import (
+    remove,
     replace,
 )
 
-clear_cache = clear
-list_cache = kept
+abandoned_entry = abandoned
+lock_cache = alone
+read_entry_facts = read_meta
+remove_path = remove
 replace_file = replace

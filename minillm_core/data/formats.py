@@ -11,28 +11,63 @@ import gzip
 import io
 import json
 import lzma
+import sys
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import import_module
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
 from minillm_core.data.cutting import PIECE, Continued, divide
-from minillm_core.errors import DataError
+from minillm_core.errors import DataError, PluginError
+from minillm_core.install import pip_line
+from minillm_core.plugins.discover import entry_points
 
 Progress = Callable[[str, int, int], None]
 """``progress(what, done, total)``, in bytes; total 0: unknown. Called when a phase begins, with
 nothing done, then several times a second, from one thread."""
 
-PACKINGS: dict[str, Callable[[Any], io.BufferedIOBase]] = {".gz": gzip.open, ".xz": lzma.open}
+
+def _zstd() -> Any:
+    """Import zstandard: Python's own from 3.14 on, before that its backport.
+
+    Raises:
+        DataError: it is not installed.
+    """
+    try:
+        return import_module("compression.zstd" if sys.version_info >= (3, 14) else _BACKPORT)
+    except ModuleNotFoundError as error:
+        raise DataError(
+            "a .zst file needs another package to be read",
+            where=_BACKPORT,
+            fix=pip_line("minillm-core[zst]"),
+        ) from error
+
+
+def _damage() -> tuple[type[Exception], ...]:
+    """List what unpackers raise where a file is damaged or cut short."""
+    zstd = sys.modules.get("compression.zstd") or sys.modules.get(_BACKPORT)
+    known = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
+    return (*known, zstd.ZstdError) if zstd else known
+
+
+PACKINGS: dict[str, Callable[[Any], io.BufferedIOBase]] = {
+    ".gz": gzip.open,
+    ".xz": lzma.open,
+    ".zst": lambda file: _zstd().open(file),
+}
 """Suffix -> what unpacks it."""
 
 _BUFFER = 1 << 18
 _NOT_JSON = "not a line of JSON"
+_BACKPORT = "backports.zstd"
 
 
 def ticker(progress: Progress | None, what: str, total: int) -> Callable[[int], None]:
@@ -112,7 +147,7 @@ def opened(path: Path, packing: str, reading: Reading) -> Iterator[io.BufferedRe
                     yield io.BufferedReader(unpacked, _BUFFER)  # type: ignore[arg-type]
             else:
                 yield cast("io.BufferedReader", raw)
-    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+    except _damage() as error:
         raise DataError(
             f"the {packing} file is damaged or cut short: {error}",
             where=str(path),
@@ -127,6 +162,9 @@ def opened(path: Path, packing: str, reading: Reading) -> Iterator[io.BufferedRe
 
 
 Document = str | np.ndarray
+Record = tuple["Place", bytes, dict[str, Any]]
+"""Where a document stands, its line as it stands, and the object."""
+
 Reader = Callable[[Path, str, Reading], Iterator[Document]]
 
 EMPTY = "left out: empty documents"
@@ -144,11 +182,13 @@ class Format:
         name: as people say it.
         suffixes: of the files that are taken from a folder.
         read: path, packing and reading to documents; None where files are mapped instead.
+        records: the same to places, lines and objects, where documents are objects.
     """
 
     name: str
     suffixes: tuple[str, ...]
     read: Reader | None
+    records: Callable[[Path, str, Reading], Iterator[Record]] | None = None
 
 
 def read_text(path: Path, packing: str, reading: Reading) -> Iterator[str]:
@@ -186,9 +226,7 @@ def read_text(path: Path, packing: str, reading: Reading) -> Iterator[str]:
         reading.notes[EMPTY] += 1
 
 
-def read_records(
-    path: Path, packing: str, reading: Reading
-) -> Iterator[tuple[Place, bytes, dict[str, Any]]]:
+def read_records(path: Path, packing: str, reading: Reading) -> Iterator[Record]:
     """Read a JSON object a line: its place, the line as it stands, and the object."""
     with opened(path, packing, reading) as file:
         number, start = 0, 0
@@ -215,7 +253,12 @@ def read_records(
 
 def read_jsonl(path: Path, packing: str, reading: Reading) -> Iterator[Document]:
     """Read one document a line: {"text": str} or {"ids": [int, ...]}; other keys are left alone."""
-    for place, _, record in read_records(path, packing, reading):
+    return documents_of(read_records(path, packing, reading), reading)
+
+
+def documents_of(records: Iterable[Record], reading: Reading) -> Iterator[Document]:
+    """Take the document out of each record: its "text", or its "ids"."""
+    for place, _, record in records:
         try:
             document = _document(record, place, reading)
         except MalformedError as error:
@@ -233,13 +276,57 @@ _TEXT_SUFFIXES = (
     *(".js", ".ts", ".css", ".sh", ".sql", ".r", ".jl", ".lua", ".rb", ".swift"),
 )
 TEXT = Format("text", _TEXT_SUFFIXES, read_text)
-JSONL = Format("JSON lines", (".jsonl", ".ndjson"), read_jsonl)
+JSONL = Format("JSON lines", (".jsonl", ".ndjson"), read_jsonl, read_records)
 SHARD = Format("token shard", (".bin",), None)
 
 FORMATS: dict[str, Format] = {
     suffix: format for format in (TEXT, JSONL, SHARD) for suffix in format.suffixes
 }
 """Suffix -> format; any other suffix is skipped in a folder, and text where it is named."""
+
+GROUP = "minillm.formats"
+"""Entry points of further formats: the name is the end of a file's name, ``.parquet``; the value
+names a :class:`Format`, which is imported when such a file is read."""
+
+
+class Formats:
+    """The formats of files: the core's, and those that installed distributions offer."""
+
+    @cached_property
+    def offers(self) -> list[EntryPoint]:
+        """The entry points of further formats; their distributions are listed once."""
+        return list(entry_points(group=GROUP))
+
+    def of(self, name: str) -> Format | None:
+        """Find the format of a file by the end of its name, packing apart; None: there is none.
+
+        Raises:
+            DataError: several distributions offer it.
+            PluginError: what is offered is no format.
+        """
+        own = FORMATS.get(Path(name).suffix.lower())
+        if own in (TEXT, JSONL):
+            return own
+        offers = [one for one in self.offers if name.lower().endswith(one.name)]
+        longest = max((len(one.name) for one in offers), default=0)
+        offers = [one for one in offers if len(one.name) == longest]
+        if not offers:
+            return own
+        if len({one.value for one in offers}) > 1:
+            named = sorted(f"{one.value} ({one.dist and one.dist.name})" for one in offers)
+            raise DataError(
+                f"several distributions read {offers[0].name} files",
+                where=", ".join(named),
+                fix="uninstall the one that you did not mean",
+            )
+        found = offers[0].load()
+        if not isinstance(found, Format):
+            raise PluginError(
+                f"the format of {offers[0].name} files is no minillm_core.documents.Format",
+                where=offers[0].value,
+                fix="tell the authors of the distribution",
+            )
+        return found
 
 
 @dataclass(frozen=True)
@@ -252,12 +339,14 @@ class Place:
     start: int  # byte in the unpacked file
 
     def name(self, byte: int = 0) -> str:
+        """Word the place of a byte of the line."""
         unpacked = " of the unpacked file" if self.packing else ""
         return f"{self.path}, line {self.line}, byte {self.start + byte}{unpacked}"
 
     def error(
         self, what: str, fix: str, byte: int = 0, reason: str | None = None
     ) -> MalformedError:
+        """Make an error about a byte of the line; ``reason`` is its kind, by default ``what``."""
         return MalformedError(what, where=self.name(byte), fix=fix, reason=reason)
 
 
@@ -293,6 +382,7 @@ def _document(record: dict[str, Any], place: Place, reading: Reading) -> Documen
                 f'chat data cannot be trained on yet: "{chat}", and neither "text" nor "ids"',
                 "turn each conversation into one text: "
                 '{"text": "User: Hi!\\nAssistant: Hello, how can I help?"}',
+                reason="chat data, which cannot be trained on yet",
             )
         raise place.error(
             'an object with neither "text" nor "ids"', 'name the document\'s key "text"'

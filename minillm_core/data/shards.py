@@ -114,4 +114,5 @@ def write_shard(path: Path, ids: np.ndarray, vocab: int) -> None:
     version = 1 if vocab <= 65_536 else 2
     header = np.zeros(256, "<i4")
     header[:3] = MAGIC, version, len(ids)
-    disk.replace(path, [header.tobytes(), ids.astype(_DTYPES[version]).tobytes()])
+    tokens = np.ascontiguousarray(ids, _DTYPES[version])
+    disk.replace(path, [header.tobytes(), tokens.data.cast("B")])

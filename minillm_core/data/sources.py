@@ -20,9 +20,11 @@ import xxhash
 
 from minillm_core.data import formats
 from minillm_core.errors import DataError
+from minillm_core.install import pip_line
 
-_FOREIGN = {".zst", ".bz2", ".zip", ".7z", ".tar", ".tgz", ".parquet", ".arrow", ".pdf", ".docx"}
-UNPACKED = {".gz": 3, ".xz": 4}
+_FOREIGN = {".bz2", ".zip", ".7z", ".tar", ".tgz", ".parquet", ".arrow", ".pdf", ".docx"}
+_ARROW = {".parquet", ".arrow"}
+UNPACKED = {".gz": 3, ".xz": 4, ".zst": 3.5}
 """Bytes of text for a byte of a packed file, about."""
 
 # Tests, what others installed, and tables of characters and help texts: a model that reads those
@@ -61,7 +63,7 @@ class Source:
     @property
     def unpacked(self) -> int:
         """Estimate the bytes of the unpacked file."""
-        return self.size * UNPACKED.get(self.packing, 1)
+        return int(self.size * UNPACKED.get(self.packing, 1))
 
     def digest(self, tick: Callable[[int], None] = lambda count: None) -> str:
         """Digest the file's bytes and how they are read; neither its name nor its time.
@@ -120,22 +122,25 @@ def find(paths: Sequence[str], say: Callable[[str], None]) -> list[Source]:
                 where=ascii(path),
                 fix="rename it, or name the folder that it is in",
             ) from error
-    return [source for path in paths for source in _expand(Path(path).expanduser(), say)]
+    known = formats.Formats()
+    return [one for path in paths for one in _expand(Path(path).expanduser(), known, say)]
 
 
-def _expand(path: Path, say: Callable[[str], None]) -> list[Source]:
+def _expand(path: Path, known: formats.Formats, say: Callable[[str], None]) -> list[Source]:
     if not path.is_dir():
-        if path.suffix.lower() in _FOREIGN:
+        format, packing = _kind(path, known)
+        if format is None and path.suffix.lower() in _FOREIGN:
+            advice = "unpack or convert it to text or JSON lines, plain or under .gz, .xz or .zst"
+            more = pip_line("minillm-data[parquet]")
             raise DataError(
                 f"{path.suffix} files are not read",
                 where=str(path),
-                fix="unpack or convert it to text or JSON lines, plain or under .gz or .xz",
+                fix=f"{more} reads it" if path.suffix.lower() in _ARROW else advice,
             )
-        format, packing = _kind(path)
         return [_source(path, format or formats.TEXT, packing)]
     found, skipped = [], Counter[str]()
     for file in _walk(path, lambda name: name.startswith(".")):
-        format, packing = _kind(file)
+        format, packing = _kind(file, known)
         if file.name.startswith("."):
             skipped["hidden"] += 1
         elif format is None:
@@ -148,7 +153,7 @@ def _expand(path: Path, say: Callable[[str], None]) -> list[Source]:
             "the folder holds no text" + (f", only {listed}" if skipped else ""),
             where=str(path),
             fix=f"it needs files like {', '.join(list(formats.FORMATS)[:6])}, .jsonl or token shards "
-            "(.bin), also under .gz or .xz; a file of another suffix can be named itself",
+            "(.bin), also under .gz, .xz or .zst; a file of another suffix can be named itself",
         )
     if skipped:
         say(f"{path}: {len(found)} files are read, {skipped.total()} are not: {listed}")
@@ -180,9 +185,9 @@ def _walk(root: Path, left_out: Callable[[str], bool]) -> Iterator[Path]:
     return iter(sorted(found, key=lambda path: path.relative_to(root).parts))
 
 
-def _kind(path: Path) -> tuple[formats.Format | None, str]:
+def _kind(path: Path, known: formats.Formats) -> tuple[formats.Format | None, str]:
     packing = path.suffix.lower() if path.suffix.lower() in formats.PACKINGS else ""
-    format = formats.FORMATS.get((path.with_suffix("") if packing else path).suffix.lower())
+    format = known.of((path.with_suffix("") if packing else path).name)
     if packing and format is formats.SHARD:
         return None, packing  # shards are mapped, so they cannot be packed
     return format, packing

@@ -17,10 +17,9 @@ import json
 import os
 import re
 import shutil
-import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,7 +77,7 @@ class Writer:
         self._entry, self._vocab, self._origin = entry, vocab, origin
         self._folder = disk.aside(entry)
         self._dtype = np.dtype("<u2" if vocab <= 65_536 else "<u4")
-        with _alone(entry.parent):
+        with alone(entry.parent):
             self._folder.mkdir()
             self._file = (self._folder / _IDS).open("xb")
             with suppress(OSError):
@@ -163,9 +162,9 @@ class Writer:
 
 def sweep(cache: Path) -> None:
     """Remove the leftovers of processes that died while writing."""
-    with suppress(OSError), _alone(cache):
-        for folder in _ours(cache):
-            if ".tmp-" in folder.name and _abandoned(folder):
+    with suppress(OSError), alone(cache):
+        for folder in entry_folders(cache):
+            if ".tmp-" in folder.name and abandoned(folder):
                 disk.remove(folder)
 
 
@@ -219,24 +218,24 @@ def _checked(
     """Check and map the entry; raise ValueError and its like for a damaged one."""
     if folder.is_symlink():
         raise ValueError("a link")
-    meta = _meta(folder)
+    meta = read_meta(folder)
     if meta.pop("seal") != digest(json.dumps(meta)):
         raise ValueError("meta.json")
     dtype = np.dtype({"<u2": "<u2", "<u4": "<u4"}[meta["dtype"]])
     ids = np.zeros(0, dtype)
+    found, largest = xxhash.xxh3_128(), 0
     with open(disk.regular(_IDS, folder / _IDS), "rb") as file:
         mapped = MappedFile.of(folder / _IDS, os.fstat(file.fileno()))
+        tick = ticker(progress, "checking the files", mapped.size)
+        # Read and not mapped: every page of a mapping that was looked at counts as this process's.
+        while len(chunk := np.fromfile(file, dtype, _CHUNK)):
+            found.update(chunk.data)
+            largest = max(largest, int(chunk.max()))
+            tick(chunk.nbytes)
         if mapped.size:
             ids = np.asarray(np.memmap(file, dtype, "r"))
     with open(disk.regular(_SPANS, folder / _SPANS), "rb") as file:
         spans = np.load(file, allow_pickle=False)
-    found, largest = xxhash.xxh3_128(), 0
-    tick = ticker(progress, "checking the files", ids.nbytes)
-    for first in range(0, len(ids), _CHUNK):
-        chunk = ids[first : first + _CHUNK]
-        found.update(chunk.data)
-        largest = max(largest, int(chunk.max()))
-        tick(chunk.nbytes)
     found.update(np.ascontiguousarray(spans).data)
     if found.hexdigest() != meta["digest"] or largest >= vocab:
         raise ValueError("ids")
@@ -267,119 +266,17 @@ def _check_spans(spans: np.ndarray, arrays: Sequence[np.ndarray]) -> None:
         raise ValueError("spans")
 
 
-@dataclass(frozen=True)
-class Kept:
-    """An entry as it is listed; facts that a damaged or unfinished one does not have are None.
-
-    Attributes:
-        key: its name, a digest of what it was made from.
-        state: "complete", "damaged", "being written", or "left over" by a process that died.
-        bytes: on the disk.
-        origin: what it was made from, as it was named then.
-        documents: how many.
-        tokens: in all of them.
-        vocab: ids are smaller.
-        made: when, in seconds since 1970.
-        used: when it was last opened.
-    """
-
-    key: str
-    state: str
-    bytes: int
-    origin: str | None
-    documents: int | None
-    tokens: int | None
-    vocab: int | None
-    made: float
-    used: float
-
-
-def kept(cache: Path) -> list[Kept]:
-    """List the entries of a cache, the one that was used last first.
-
-    Raises:
-        DataError: it cannot be read.
-    """
-    try:
-        return sorted(map(_kept, _ours(cache)), key=lambda entry: -entry.used)
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise _not_cleared(cache, error, "read") from error
-
-
-def clear(cache: Path, key: str | None = None) -> list[Kept]:
-    """Remove the entries of a cache, or one of them; a run that reads one keeps what it has opened.
-
-    Args:
-        cache: the folder.
-        key: of the one entry, or its beginning.
-
-    Returns:
-        What was removed; what is being written stays.
-
-    Raises:
-        DataError: there is no such entry, several begin so, or one cannot be removed.
-    """
-    chosen = [entry for entry in kept(cache) if entry.key.startswith(key or "")]
-    if key is not None and len(chosen) != 1:
-        raise DataError(
-            f"{len(chosen) or 'no'} entries of the cache begin with {key!r}",
-            where=str(cache),
-            fix="take a key from: minillm data cache list",
-        )
-    removed = []
-    try:
-        with _alone(cache) if chosen else nullcontext():
-            for entry in chosen:
-                if entry.state != "being written":
-                    disk.remove(cache / entry.key)
-                    removed.append(entry)
-    except OSError as error:
-        raise _not_cleared(cache, error, "cleared") from error
-    return removed
-
-
-def _kept(folder: Path) -> Kept:
-    own = folder.lstat()
-    statuses = [own]
-    for file in () if stat.S_ISLNK(own.st_mode) else folder.rglob("*"):
-        with suppress(OSError):  # it went meanwhile
-            statuses.append(file.lstat())
-    state, meta = "damaged", {}
-    if ".tmp-" in folder.name:
-        state = "left over" if _abandoned(folder) else "being written"
-    else:
-        with suppress(OSError, ValueError, RecursionError, MemoryError):
-            meta, state = _meta(folder), "complete"
-    kinds = {"origin": str, "documents": int, "tokens": int, "vocab": int}
-    return Kept(
-        key=folder.name,
-        state=state,
-        bytes=sum(status.st_size for status in statuses),
-        made=min(status.st_mtime for status in statuses),
-        used=own.st_mtime,
-        **{
-            fact: meta[fact] if type(meta.get(fact)) is kind else None
-            for fact, kind in kinds.items()
-        },
-    )
-
-
-def _not_cleared(cache: Path, error: OSError, verb: str) -> DataError:
-    return DataError(
-        f"the cache cannot be {verb}: {error.strerror or error}",
-        where=str(error.filename or cache),
-        fix="check who owns it and its permissions",
-    )
-
-
-def _ours(cache: Path) -> Iterator[Path]:
+def entry_folders(cache: Path) -> Iterator[Path]:
     """Yield what is in the cache under a name that entries have."""
     return (cache / name for name in sorted(os.listdir(cache)) if _NAME.fullmatch(name))
 
 
-def _meta(folder: Path) -> dict[str, Any]:
+def read_meta(folder: Path) -> dict[str, Any]:
+    """Read what an entry says of itself, unchecked.
+
+    Raises:
+        OSError, ValueError: it says nothing that can be read.
+    """
     meta = json.loads(disk.read_file(folder / _META, _LARGEST_META).decode("utf-8"))
     if not isinstance(meta, dict):
         raise ValueError("meta.json")
@@ -397,7 +294,7 @@ def _check_owner(folder: Path) -> None:
 
 
 @contextmanager
-def _alone(cache: Path) -> Iterator[None]:
+def alone(cache: Path) -> Iterator[None]:
     """Hold the cache for a moment, so that a new entry is not swept before it is locked."""
     handle = os.open(cache, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -408,7 +305,7 @@ def _alone(cache: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _abandoned(folder: Path) -> bool:
+def abandoned(folder: Path) -> bool:
     """Return whether no process is writing an entry any more."""
     try:
         handle = os.open(folder / _IDS, os.O_RDWR | os.O_NOFOLLOW | disk.FLAGS)

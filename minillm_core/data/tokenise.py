@@ -12,7 +12,7 @@ import json
 import random
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ from minillm_core.text import plain
 
 _PLURAL = re.compile(r"(?<=document)s|(?<=line)s|(?<=word)s|(?<=time)s")  # in a note
 
-_VERSION = 2
+_VERSION = 3
 """Of everything that turns files into ids; another one makes the cache anew."""
 
 SAMPLE = 64 << 20
@@ -198,37 +198,14 @@ class TokenCache:
         self, tokenizer: Tokenizer | None, end_of_text: int, reading: Reading, writer: Writer
     ) -> None:
         """Write the ids of every document: those of the files that are read, then the shards'."""
-        pool, stop = ThreadPoolExecutor(1), threading.Event()
         if tokenizer and self.detail is not self.say:  # not worth a line of its own elsewhere
             self.detail(f"tokenising with {tokenizer.encoder}")
-
-        def ids_of(batch: list[Document]) -> list[np.ndarray]:
-            texts = [document for document in batch if isinstance(document, str)]
-            encoded = iter(tokenizer.encode(texts, reading.notes, stop.is_set) if tokenizer else [])
-            return [next(encoded) if isinstance(d, str) else d for d in batch]
-
-        def write(batch: list[Document], encoded: Future[list[np.ndarray]]) -> None:
-            while not wait([encoded], _SECONDS).done:
-                reading.tick(0)
-            for document, ids in zip(batch, encoded.result(), strict=True):
-                if isinstance(document, Continued):
-                    writer.more(ids)
-                else:
-                    writer.document(end_of_text, ids)
-
-        pending: tuple[list[Document], Future[list[np.ndarray]]] | None = None
-        try:
-            documents = self._documents(reading, text=tokenizer is not None)
-            for batch in grouped(documents, len, _BATCH):
-                encoded = pool.submit(ids_of, batch)
-                if pending:
-                    write(*pending)
-                pending = batch, encoded
-            if pending:
-                write(*pending)
-        finally:
-            stop.set()
-            pool.shutdown(cancel_futures=True)
+        documents = self._documents(reading, text=tokenizer is not None)
+        for document, ids in encode_documents(documents, tokenizer, reading):
+            if isinstance(document, Continued):
+                writer.more(ids)
+            else:
+                writer.document(end_of_text, ids)
         total = sum(ids.nbytes for ids, _ in self._shards)
         tick = ticker(self.progress if self._shards else None, "checking the files", total)
         for ids, file in self._shards:
@@ -265,6 +242,47 @@ class TokenCache:
                 where=str(self.folder),
                 fix="make room there, or make it writable; MINILLM_CACHE names another folder",
             ) from error
+
+
+def encode_documents(
+    documents: Iterable[Document], tokenizer: Tokenizer | None, reading: Reading
+) -> Iterator[tuple[Document, np.ndarray]]:
+    """Encode documents in order: the next ones are read while the last ones are encoded on all cores.
+
+    Args:
+        documents: text, or ids, which come as they are.
+        tokenizer: None where all are ids.
+        reading: whose notes count what was cut, and whose ``tick`` is called while it encodes.
+
+    Yields:
+        Each document and its ids, int (tokens,), without an end-of-text id.
+    """
+    pool, stop = ThreadPoolExecutor(1), threading.Event()
+
+    def ids_of(batch: list[Document]) -> list[np.ndarray]:
+        texts = [document for document in batch if isinstance(document, str)]
+        encoded = iter(tokenizer.encode(texts, reading.notes, stop.is_set) if tokenizer else [])
+        return [next(encoded) if isinstance(d, str) else d for d in batch]
+
+    def finished(
+        batch: list[Document], encoded: Future[list[np.ndarray]]
+    ) -> Iterator[tuple[Document, np.ndarray]]:
+        while not wait([encoded], _SECONDS).done:
+            reading.tick(0)
+        return zip(batch, encoded.result(), strict=True)
+
+    pending: tuple[list[Document], Future[list[np.ndarray]]] | None = None
+    try:
+        for batch in grouped(documents, len, _BATCH):
+            encoded = pool.submit(ids_of, batch)
+            if pending:
+                yield from finished(*pending)
+            pending = batch, encoded
+        if pending:
+            yield from finished(*pending)
+    finally:
+        stop.set()
+        pool.shutdown(cancel_futures=True)
 
 
 class Sample:

@@ -25,7 +25,7 @@ from tokenizers import pre_tokenizers
 from minillm_core import disk
 from minillm_core.data import bpe
 from minillm_core.data.bpe import END_OF_TEXT
-from minillm_core.data.cutting import PIECE, WORD, Continued, Kind, divide, parts
+from minillm_core.data.cutting import LEARNED, PIECE, WORD, Continued, Kind, divide, parts
 from minillm_core.errors import DataError
 from minillm_core.install import installed_version, pip_line
 
@@ -305,7 +305,7 @@ def _trained_on(texts: Iterable[str], beat: Callable[[], None]) -> Iterator[str]
     left = _LONG
     for text in texts:
         beat()
-        for part, kind in parts(text):
+        for part, kind in parts(text, LEARNED):
             if kind is not Kind.WHOLE:
                 left -= len(part)
             if left >= 0 or kind is Kind.WHOLE:

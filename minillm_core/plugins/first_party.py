@@ -49,7 +49,13 @@ FIRST_PARTY_COMMANDS: Mapping[str, str] = {
 """Command, as the entry point of its distribution is named -> what pip installs for it."""
 
 DISTRIBUTIONS = frozenset(
-    {CORE, "minillm-data", "minillm-kit", "minillm-lab", *(one.partition("[")[0] for one in _OFFERED)}
+    {
+        CORE,
+        "minillm-data",
+        "minillm-kit",
+        "minillm-lab",
+        *(one.partition("[")[0] for one in _OFFERED),
+    }
 )
 """Distributions that carry one version and work only beside others of the same version."""
 

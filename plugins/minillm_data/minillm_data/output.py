@@ -13,8 +13,8 @@ import json
 import shutil
 import time
 from collections import Counter
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -39,6 +39,22 @@ def key_of(command: str, sources: list[Source], **arguments: Any) -> str:
     files = [[str(one.path.resolve()), one.size, one.modified] for one in sources]
     told = json.dumps([command, files, arguments], sort_keys=True, default=str)
     return xxhash.xxh3_128(told.encode()).hexdigest()
+
+
+def check_outside(folder: Path, paths: Sequence[str | Path]) -> None:
+    """Check that a folder to be written is in none of those that are read.
+
+    Raises:
+        DataError: it is: the next start would read what the last one wrote.
+    """
+    parents = folder.expanduser().resolve().parents
+    for path in paths:
+        if (read := Path(path).expanduser().resolve()) in parents:
+            raise DataError(
+                "the folder to write is inside one that is read",
+                where=f"{folder}, in {read}",
+                fix="name a folder elsewhere with --to",
+            )
 
 
 @dataclass
@@ -109,6 +125,12 @@ class Output:
                 fix="name another folder with --to, or take that one away",
             )
         self.folder = folder.with_name(f"{folder.name}.unfinished")
+        if self.folder.exists() and not (self.folder / _LOCK).exists():
+            raise DataError(
+                "the folder for unfinished work is there and is not of this command",
+                where=str(self.folder),
+                fix="take it away, or name another folder with --to",
+            )
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = (self.folder / _LOCK).open("w")
@@ -186,6 +208,15 @@ class Output:
         elif time.monotonic() - self._noted >= NOTED:
             self.note_progress()
 
+    def commit(self, *names: str) -> None:
+        """Note files that the command has written whole into :attr:`folder` as parts.
+
+        Raises:
+            DataError: it cannot be noted.
+        """
+        self.state.parts += names
+        self.close_part()
+
     def close_part(self) -> None:
         """Give the part its name, and note how far the work is.
 
@@ -233,11 +264,25 @@ class Output:
             (self.folder / REPORT).write_text(text + "\n", "utf-8")
             if page:
                 (self.folder / "report.html").write_text(page, "utf-8", "xmlcharrefreplace")
-            for name in (_STATE, _LOCK, *self._own):
+            for name in self._own:
                 (self.folder / name).unlink(missing_ok=True)
             with suppress(FileNotFoundError):
                 self.to.rmdir()  # empty
             self.folder.rename(self.to)
+            for name in (_STATE, _LOCK):  # a kill before here leaves them beside whole parts
+                (self.to / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Word an OSError inside as one of the folder, for a command that writes files of its own.
+
+        Raises:
+            DataError: one of them cannot be written.
+        """
+        try:
+            yield
         except OSError as error:
             raise self._unwritable(error) from error
 

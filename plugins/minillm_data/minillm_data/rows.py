@@ -12,21 +12,20 @@ from typing import Any, Literal
 
 from minillm_core.documents import (
     EMPTY,
-    FORMATS,
     MAX_LINE_BYTES,
+    Continued,
     MalformedError,
     Progress,
     Reading,
+    Record,
     Source,
     find,
-    read_records,
     ticker,
 )
 
 Malformed = Literal["strict", "skip"]
 """What happens to a document that cannot be read: an error with file, line and byte; or it is counted."""
 
-_JSON_LINES = FORMATS[".jsonl"]
 _ANY_ID = 1 << 32
 
 
@@ -101,8 +100,8 @@ class Rows:
         if self.malformed == "skip":
             reading.malformed = self._count
         for source in self.sources:
-            if source.format is _JSON_LINES:
-                yield from self._records(source, reading)
+            if source.format.records is not None:
+                yield from self._records(source, source.format.records, reading)
             else:
                 yield from self._texts(source, reading)
             source.check_unchanged()
@@ -110,8 +109,13 @@ class Rows:
     def _count(self, error: MalformedError) -> None:
         self.notes[f"left out: {error.reason}"] += 1
 
-    def _records(self, source: Source, reading: Reading) -> Iterator[Row]:
-        for place, line, record in read_records(source.path, source.packing, reading):
+    def _records(
+        self,
+        source: Source,
+        read: Callable[[Path, str, Reading], Iterator[Record]],
+        reading: Reading,
+    ) -> Iterator[Row]:
+        for place, line, record in read(source.path, source.packing, reading):
             row = Row(line if line.endswith(b"\n") else line + b"\n", record, place.name())
             try:
                 if row.text is not None:
@@ -120,24 +124,40 @@ class Rows:
                 what = '"text" holds a lone surrogate'
                 reading.malformed(place.error(what, "write the character whole, or drop the line"))
                 continue
-            if row.text is None and not isinstance(record.get("ids"), list):
+            ids = record.get("ids")
+            if row.text is None and not isinstance(ids, list):
                 what = 'an object without "text", "messages" or "ids"'
                 reading.malformed(place.error(what, 'name the document\'s key "text"'))
-            elif row.text == "":
+            elif row.text is None and not all(
+                type(i) is int and 0 <= i < _ANY_ID for i in ids or ()
+            ):
+                what = '"ids" is not a list of integers that are ids'
+                reading.malformed(place.error(what, 'like {"ids": [1, 2, 3]}, below 2^32'))
+            elif not (ids if row.text is None else row.text):
                 self.notes[EMPTY] += 1
             else:
                 yield row
 
     def _texts(self, source: Source, reading: Reading) -> Iterator[Row]:
-        """Read a text file as one row; it is bounded as a line of JSON is."""
+        """Read the documents of a file that has no lines; each is bounded as a line of JSON is."""
         assert source.format.read is not None
         pieces: list[str] = []
-        size = 0
+        size, number = 0, 0
+
+        def row() -> Row:
+            return _row({"text": "".join(pieces)}, source, number)
+
         try:
-            for piece in source.format.read(source.path, source.packing, reading):
-                assert isinstance(piece, str)
-                pieces.append(piece)
-                size += len(piece)
+            for document in source.format.read(source.path, source.packing, reading):
+                if not isinstance(document, Continued):
+                    if pieces:
+                        yield row()
+                    pieces, size, number = [], 0, number + 1
+                if not isinstance(document, str):
+                    yield _row({"ids": document.tolist()}, source, number)
+                    continue
+                pieces.append(document)
+                size += len(document)
                 if size > MAX_LINE_BYTES:
                     raise MalformedError(
                         f"a text longer than {MAX_LINE_BYTES >> 20} MiB",
@@ -148,9 +168,13 @@ class Rows:
             reading.malformed(error)
             return
         if pieces:
-            record = {"text": "".join(pieces), "source": str(source.path)}
-            line = json.dumps(record, ensure_ascii=False).encode("utf-8") + b"\n"
-            yield Row(line, record, str(source.path))
+            yield row()
+
+
+def _row(content: dict[str, Any], source: Source, number: int) -> Row:
+    record = {**content, "source": str(source.path)}
+    line = json.dumps(record, ensure_ascii=False).encode("utf-8") + b"\n"
+    return Row(line, record, f"{source.path}, document {number}")
 
 
 def _chat(record: dict[str, Any]) -> str | None:

@@ -22,7 +22,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for number in range(3):
         path = tmp_path / f"{number}\x1b]0;x.txt"
         path.write_text(f"text number {number}, " * (40 * number + 40))
-        config = DataConfig(paths=(str(path),))
+        config = DataConfig.model_validate({"paths": (str(path),)})
         open_corpus(config, 300, 8, cache=folder, say=lambda line: None)
     (folder / "tokens" / "notes").mkdir()
     return folder / "tokens"

@@ -37,6 +37,12 @@ AGREED = {
     ("plugins", "new"): {"NAME", "--kind", "--dir"},
     ("plugins", "check"): {"NAME", "--backend", "--json"},
     ("plugins", "why"): SETTINGS | {"SLOT", "--json"},
+    ("data", "tokenize"): {"PATH", "--to", "--tokenizer", "--format", "--json"},
+    ("data", "train-tokenizer"): {"PATH", "--to", "--vocab"},
+    ("data", "inspect"): {"PATH", "--json"},
+    ("data", "dedup"): {"PATH", "--to", "--json"},
+    ("data", "filter"): {"PATH", "--to", "--json"},
+    ("data", "mix"): {"PATH[:WEIGHT]", "--to"},
     ("data", "cache", "list"): {"--json"},
     ("data", "cache", "clear"): set(),
 }
@@ -55,6 +61,15 @@ MORE = {
     ("plugins", "info"): {"--preset"},
     ("plugins", "check"): {"NAME.OPTION=VALUE", "--pairs", "--only"},
     ("plugins", "why"): {"--config", "--init", "--all"},
+    ("data", "tokenize"): {"--vocab", "--seq-len", "--malformed"},
+    ("data", "train-tokenizer"): {"--json", "--malformed"},
+    ("data", "inspect"): {"--tokenizer", "--samples", "--page", "--malformed"},
+    ("data", "dedup"): {"--near", "--no-near", "--threshold", "--shingle", "--spans"}
+    | {"--min-words", "--malformed"},
+    ("data", "filter"): {"--rules", "--language", "--language-probability", "--model"}
+    | {"--min-bits", "--max-bits", "--malformed"},
+    ("data", "mix"): {"--temperature", "--like", "--size", "--repeat", "--tokenizer", "--seed"}
+    | {"--json", "--malformed"},
     ("data", "cache", "clear"): {"KEY", "--json"},
 }
 """Flags beyond the agreed ones."""
@@ -80,7 +95,8 @@ def commands() -> dict[tuple[str, ...], set[str]]:
         path, command = todo.pop()
         if isinstance(command, LazyCommand):
             command = command.load()
-        if inner := getattr(command, "commands", None):
+        inner = getattr(command, "commands", None)
+        if inner is not None:
             names = [*inner]
             if isinstance(command, CommandGroup):  # with those of our other distributions
                 names = [name for name in command.list_commands(None) if ours((*path, name), inner)]

@@ -28,9 +28,10 @@ from minillm_core.data import (
 )
 from minillm_core.data.corpus import split
 from minillm_core.data.documents import digest
-from minillm_core.data.store import Writer, clear, kept
+from minillm_core.data.store import Writer
 from minillm_core.data.tokenise import TokenCache
 from minillm_core.errors import DataError
+from minillm_data.cache import clear_cache, list_cache
 
 Open = Callable[..., Corpus]
 
@@ -263,8 +264,8 @@ def test_what_a_killed_process_left_is_swept_and_what_a_live_one_writes_is_not(
         corpus_of([jsonl(texts)])
         names = {folder.name for folder in tokens.glob("*.tmp-*")}
         assert names == {foreign.name, living._folder.name}
-        assert [one.state for one in kept(tokens)].count("being written") == 1
-        assert len(clear(tokens)) == 1
+        assert [one.state for one in list_cache(tokens)].count("being written") == 1
+        assert len(clear_cache(tokens)) == 1
         assert living._folder.exists()
 
 

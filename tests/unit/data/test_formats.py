@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
+import tracemalloc
 from collections.abc import Callable
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +16,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minillm_core.data import formats
-from minillm_core.data.formats import Reading, read_jsonl, read_text
-from minillm_core.errors import DataError
+from minillm_core.data.formats import (
+    JSONL,
+    SHARD,
+    TEXT,
+    Formats,
+    Reading,
+    read_jsonl,
+    read_text,
+)
+from minillm_core.errors import DataError, Refusal
 
 GOOD = b'{"text": "good"}\n'
 PACK: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
     ".gz": gzip.compress,
     ".xz": lzma.compress,
+    ".zst": formats._zstd().compress,
 }
 
 
@@ -133,6 +144,92 @@ def test_a_bad_line_is_named_with_its_byte(tmp_path: Path, name: str, packing: s
     assert len(message) < 600
 
 
+@pytest.mark.parametrize("name", sorted(BAD))
+def test_a_bad_line_is_left_out_and_counted_where_that_is_wanted(tmp_path: Path, name: str) -> None:
+    line, _, _ = BAD[name]
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(GOOD * 2 + line + b"\n" + GOOD + line + b"\n" + GOOD)
+    reasons: list[str] = []
+    reading = Reading(100, malformed=lambda error: reasons.append(error.reason))
+    assert list(read_jsonl(path, "", reading)) == ["good"] * 4
+    first, second = reasons
+    assert first == second
+    assert len(first) < 80
+    assert not any(character.isdigit() for character in first.replace("UTF-8", "")), (
+        "a reason is a kind of error"
+    )
+
+
+def test_a_giant_line_is_left_out_in_bounded_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(formats, "MAX_LINE_BYTES", 1 << 20)
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(GOOD + b'{"text": "' + b"a" * (1 << 23) + b'"}\n' + GOOD + b"[]\n")
+    errors: list[formats.MalformedError] = []
+    reading = Reading(100, malformed=errors.append)
+    tracemalloc.start()
+    try:
+        assert list(read_jsonl(path, "", reading)) == ["good"] * 2
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+    assert [error.reason for error in errors] == [
+        "a line longer than 1 MiB",
+        "a list where a JSON object is needed",
+    ]
+    assert f"line 4, byte {2 * len(GOOD) + (1 << 23) + 13}" in str(errors[1])
+
+
+def test_a_zst_file_without_its_library_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.txt.zst"
+    path.write_bytes(PACK[".zst"](b"text"))
+
+    def absent(name: str) -> None:
+        raise ModuleNotFoundError(name=name)
+
+    monkeypatch.setattr(formats, "import_module", absent)
+    with pytest.raises(DataError) as raised:
+        list(read_text(path, ".zst", Reading(100)))
+    assert "minillm-core[zst]" in str(raised.value.fix)
+
+
+def offered(name: str, value: str) -> EntryPoint:
+    return EntryPoint(name, value, formats.GROUP)
+
+
+def test_a_format_of_another_distribution_is_found_by_the_end_of_a_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mine = offered(".ids.bin", "minillm_core.data.formats:JSONL")
+    monkeypatch.setattr(formats, "entry_points", lambda group: [mine])
+    assert Formats().of("a.ids.bin") is JSONL
+    assert Formats().of("a.bin") is SHARD
+    assert Formats().of("a.TXT") is TEXT
+    assert Formats().of("a.png") is None
+
+
+@pytest.mark.parametrize(
+    ("offers", "said"),
+    [
+        ([(".x", "minillm_core.data.formats:GROUP")], "is no minillm_core.documents.Format"),
+        (
+            [(".x", "minillm_core.data.formats:JSONL"), (".x", "minillm_core.data.formats:TEXT")],
+            "several distributions read .x files",
+        ),
+    ],
+)
+def test_a_format_that_cannot_be_used_is_refused(
+    monkeypatch: pytest.MonkeyPatch, offers: list[tuple[str, str]], said: str
+) -> None:
+    monkeypatch.setattr(formats, "entry_points", lambda group: [offered(*one) for one in offers])
+    with pytest.raises(Refusal, match=said) as raised:
+        Formats().of("a.x")
+    assert raised.value.fix
+
+
 def test_a_giant_line_is_refused_before_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,7 +272,7 @@ def test_labels_are_not_used_without_a_word(tmp_path: Path) -> None:
     assert reading.notes == {'left out: lines whose "labels" are not used': 1}
 
 
-@pytest.mark.parametrize("packing", [".gz", ".xz"])
+@pytest.mark.parametrize("packing", [".gz", ".xz", ".zst"])
 @pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: b"x" + data[1:]])
 def test_a_damaged_archive_is_named(tmp_path: Path, packing: str, damage: Callable) -> None:
     path = tmp_path / f"a.txt{packing}"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from minillm_core.data import formats
 from minillm_core.data.formats import JSONL, SHARD, TEXT
 from minillm_core.data.sources import find
 from minillm_core.errors import DataError
@@ -15,6 +16,12 @@ from minillm_core.errors import DataError
 
 def quiet(line: str) -> None:
     pytest.fail(f"said: {line}")
+
+
+@pytest.fixture(autouse=True)
+def core_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No distribution offers a further format."""
+    monkeypatch.setattr(formats, "entry_points", lambda group: [])
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
 import typer
 
@@ -29,7 +29,16 @@ Malformed = Annotated[
 ]
 
 
-def check_choice(flag: str, value: str, choices: tuple[str, ...]) -> Any:
+def check_malformed(value: str) -> Literal["strict", "skip"]:
+    """Return a value of --malformed that is one of its values.
+
+    Raises:
+        ConfigError: it is none of them.
+    """
+    return check_choice("--malformed", value, ("strict", "skip"))  # type: ignore[return-value]
+
+
+def check_choice(flag: str, value: str, choices: tuple[str, ...]) -> str:
     """Return a value that is one of the choices.
 
     Raises:

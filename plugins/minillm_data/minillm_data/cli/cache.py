@@ -13,7 +13,7 @@ import typer
 from minillm_core.commands import AsJson, cache_folder, emit, plain, write
 
 if TYPE_CHECKING:
-    from minillm_core.documents import Kept
+    from minillm_data.cache import Kept
 
 EXAMPLES = """Examples:
 
@@ -35,7 +35,7 @@ def list_command(as_json: AsJson = False) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from minillm_core.documents import list_cache
+    from minillm_data.cache import list_cache
 
     folder = _folder()
     entries = list_cache(folder)
@@ -77,7 +77,7 @@ def clear_command(
 
     Nothing is lost: the next run makes again what it needs.
     """
-    from minillm_core.documents import clear_cache
+    from minillm_data.cache import clear_cache
 
     folder = _folder()
     removed = clear_cache(folder, key)

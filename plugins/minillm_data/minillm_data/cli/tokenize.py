@@ -1,0 +1,91 @@
+"""``minillm data tokenize``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from minillm_core.commands import AsJson, counted, display, emit, say, write
+from minillm_data.cli import Malformed, Paths, To, check_malformed
+
+EXAMPLES = """Examples:
+
+minillm data tokenize corpus.jsonl.xz --to tokens
+
+minillm data tokenize corpus/ --to tokens --tokenizer tokenizer.json
+
+minillm data tokenize corpus/ --to rows --format bin2d --seq-len 1024
+
+minillm train --data tokens data.tokenizer=tokens/tokenizer.json"""
+
+
+def tokenize_command(
+    paths: Paths,
+    to: To,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            "--tokenizer",
+            metavar="FILE",
+            help="A tokenizer.json; default: a byte-level BPE is trained on the text.",
+        ),
+    ] = None,
+    vocab: Annotated[
+        int | None,
+        typer.Option(
+            "--vocab",
+            metavar="N",
+            help="Entries of the tokenizer that is trained (at most 32,768, fewer for little text), "
+            "or the bound of ids that are ids already.",
+        ),
+    ] = None,
+    format: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            metavar="shards|bin|bin2d",
+            help="Shards of llm.c, or sets of the first MiniLLM trainer: a sample a document.",
+        ),
+    ] = "shards",
+    seq_len: Annotated[
+        int | None,
+        typer.Option(
+            "--seq-len", metavar="N", help="For bin2d: samples are padded and cut to N + 1 tokens."
+        ),
+    ] = None,
+    malformed: Malformed = "strict",
+    as_json: AsJson = False,
+) -> None:
+    """Encode text into token shards, which a run maps without reading any text.
+
+    Shards begin with llm.c's header; a document begins with its end-of-text id. All cores are
+    used; after a kill the same command goes on where it was.
+    """
+    from minillm_data.tokenize import tokenize
+
+    how = check_malformed(malformed)
+    with display(say) as shown:
+        report = tokenize(
+            paths,
+            to,
+            tokenizer=tokenizer,
+            vocab=vocab,
+            format=format,
+            seq_len=seq_len,
+            malformed=how,
+            say=shown.say,
+            progress=shown.progress,
+        )
+    if as_json:
+        emit(report)
+        return
+    write(
+        f"{counted(report['tokens'], 'token')} of {counted(report['documents'], 'document')} "
+        f"in {counted(len(report['files']), 'file')}: {to}"
+    )
+    for note, count in report["notes"].items():
+        write(f"  {count:,} {note}")
+    own = f" data.tokenizer={to / 'tokenizer.json'}" if report["tokenizer"] else ""
+    write(f"next: minillm train --data {to}{own} model.vocab={report['vocab']}")

@@ -1,0 +1,247 @@
+"""Further formats of files: Parquet and Arrow, and the bin and bin2d sets of the first MiniLLM trainer.
+
+Each is named by an entry point of the group ``minillm.formats`` and imported when such a file is read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minillm_core import DataError
+from minillm_core.commands import pip_line
+from minillm_core.documents import (
+    Document,
+    Format,
+    MalformedError,
+    Place,
+    Reading,
+    Record,
+    documents_of,
+)
+
+_ROWS = 256
+"""Rows of a table that are in memory together."""
+
+_COLUMNS = ("text", "ids", "messages", "conversations")
+
+
+@dataclass(frozen=True)
+class TableRow(Place):
+    """A row of a table, for messages; ``line`` is its number from 0."""
+
+    def name(self, byte: int = 0) -> str:
+        return f"{self.path}, row {self.line}"
+
+
+def _records(
+    batches: Callable[[Path, Reading], Iterator[Any]], path: Path, packing: str, reading: Reading
+) -> Iterator[Record]:
+    """Read a table row by row; every column is a key of the row's object."""
+    number = 0
+    try:
+        for batch in batches(path, reading):
+            for record in batch.to_pylist():
+                place = TableRow(path, packing, number, 0)
+                number += 1
+                try:
+                    line = json.dumps(record, ensure_ascii=False).encode("utf-8") + b"\n"
+                except (TypeError, UnicodeEncodeError) as error:
+                    what = "a row that cannot be written as JSON"
+                    fix = "convert the columns that hold neither text nor numbers"
+                    reading.malformed(place.error(f"{what}: {error}", fix, reason=what))
+                    continue
+                yield place, line, record
+    except (OSError, ValueError) as error:  # Arrow's errors are ValueErrors and OSErrors
+        if isinstance(error, DataError):
+            raise
+        raise DataError(
+            f"the table cannot be read: {str(error).splitlines()[0]}",
+            where=f"{path}, row {number}",
+            fix="fetch or write the file again",
+        ) from error
+
+
+def _documents(
+    batches: Callable[[Path, Reading], Iterator[Any]], path: Path, packing: str, reading: Reading
+) -> Iterator[Document]:
+    return documents_of(_records(batches, path, packing, reading), reading)
+
+
+def _arrow(path: Path) -> Any:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ModuleNotFoundError as error:
+        raise DataError(
+            "tables need pyarrow to be read", where=str(path), fix=pip_line("minillm-data[parquet]")
+        ) from error
+    return pyarrow
+
+
+def _parquet_batches(path: Path, reading: Reading) -> Iterator[Any]:
+    parquet = _arrow(path).parquet
+    with parquet.ParquetFile(path) as file:
+        _check_columns(file.schema_arrow.names, path)
+        for group in range(file.metadata.num_row_groups):
+            yield from file.iter_batches(_ROWS, row_groups=[group])
+            reading.tick(path.stat().st_size // file.metadata.num_row_groups)
+
+
+def _arrow_batches(path: Path, reading: Reading) -> Iterator[Any]:
+    """Read the stream that ``datasets.save_to_disk`` writes, or an Arrow file."""
+    arrow = _arrow(path)
+    with arrow.memory_map(str(path)) as file:
+        try:
+            opened = arrow.ipc.open_stream(file)
+        except arrow.ArrowInvalid:
+            opened = arrow.ipc.open_file(file)
+            whole = (opened.get_batch(index) for index in range(opened.num_record_batches))
+        else:
+            whole = iter(opened)
+        _check_columns(opened.schema.names, path)
+        before = 0
+        for batch in whole:
+            for first in range(0, batch.num_rows, _ROWS):
+                yield batch.slice(first, _ROWS)
+            reading.tick(file.tell() - before)
+            before = file.tell()
+
+
+def _check_columns(names: list[str], path: Path) -> None:
+    if not set(names) & set(_COLUMNS):
+        raise DataError(
+            f"the table has no column {' or '.join(map(repr, _COLUMNS))}",
+            where=f"{path}: it has {', '.join(map(repr, names))}",
+            fix='rename the column of the text to "text"',
+        )
+
+
+PARQUET = Format(
+    "Parquet",
+    (".parquet",),
+    partial(_documents, _parquet_batches),
+    partial(_records, _parquet_batches),
+)
+ARROW = Format(
+    "Arrow", (".arrow",), partial(_documents, _arrow_batches), partial(_records, _arrow_batches)
+)
+
+
+# bin and bin2d
+
+MAGIC = "minillm bin"
+"""Version 2 of a set says so in its meta.json."""
+
+_CHUNK = 1 << 22  # ids looked at together
+
+
+def read_bin(path: Path, packing: str, reading: Reading) -> Iterator[Document]:
+    """Read a set of ids that is named by its ``P.ids.bin`` or ``P.ids2d.bin``: a document a sample.
+
+    Version 1 was written by the first MiniLLM trainer, version 2 by ``minillm data tokenize``.
+
+    Raises:
+        DataError: a file of the set is missing, damaged, or holds an id that is too large.
+    """
+    prefix = path.name.removesuffix(".ids.bin").removesuffix(".ids2d.bin")
+    meta_path = path.with_name(f"{prefix}.meta.json")
+    meta = _meta(meta_path)
+    ids = np.memmap(path, np.dtype(str(meta["dtype"])), "r") if path.stat().st_size else None
+    if ids is None:
+        raise _broken(path, "the file of ids is empty")
+    if meta["digest"]:
+        _check_digest(path, meta["digest"])
+    for number, (first, last) in enumerate(_spans(path, meta, len(ids))):
+        sample = ids[first:last]
+        if meta["stride"]:
+            sample = sample[: _without_padding(sample, meta["pad"])]
+        if len(sample) and int(sample.max()) >= reading.vocab:
+            place = TableRow(path, packing, number, 0)
+            reading.malformed(
+                place.error(
+                    f"id {int(sample.max())} is outside 0 <= id < model.vocab={reading.vocab}",
+                    "use the tokenizer that the set was made with, and a model.vocab that holds it",
+                    reason="an id outside the vocabulary",
+                )
+            )
+            continue
+        reading.tick(sample.nbytes)
+        if len(sample):
+            yield np.array(sample, np.uint32)
+
+
+def _meta(path: Path) -> dict[str, Any]:
+    """Read what a meta.json says: dtype, samples, stride (0 for bin), pad and digest."""
+    try:
+        found = json.loads(path.read_bytes())
+        version, kind = found["version"], found["format"]
+        stated = {
+            "dtype": {"int32": "<u4", "uint32": "<u4", "uint16": "<u2"}[found["ids"]["dtype"]],
+            "samples": int(found["num_samples"]),
+            "stride": int(found["stride"]) if kind == "bin2d" else 0,
+            "pad": int(found.get("pad_id", 0)),
+            "digest": found["digest"] if version == 2 else None,
+        }
+    except FileNotFoundError as error:
+        raise DataError(
+            "the set of ids has no meta.json", where=str(path), fix="give it back, beside the ids"
+        ) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise _broken(path, f"it does not describe a set of ids ({error})") from error
+    if version not in (1, 2) or (version == 2 and found.get("magic") != MAGIC):
+        raise _broken(path, f"version {version!r}, where versions 1 and 2 are read")
+    return stated
+
+
+def _spans(path: Path, meta: dict[str, Any], ids: int) -> Iterator[tuple[int, int]]:
+    if stride := meta["stride"]:
+        if ids < meta["samples"] * stride:
+            raise _broken(path, f"{ids} ids, where {meta['samples']} x {stride} are stated")
+        return ((n * stride, (n + 1) * stride) for n in range(meta["samples"]))
+    index_path = path.with_name(path.name.removesuffix(".bin") + ".idx")
+    try:
+        index = np.fromfile(index_path, "<u8").reshape(-1, 2)
+    except (OSError, ValueError) as error:
+        raise _broken(index_path, f"the index cannot be read: {error}") from error
+    ends = index[:, 0] + index[:, 1]
+    if len(index) != meta["samples"] or (len(ends) and int(ends.max()) > ids):
+        raise _broken(index_path, "the index does not fit the ids")
+    return ((int(first), int(end)) for first, end in zip(index[:, 0], ends, strict=True))
+
+
+def _without_padding(sample: np.ndarray, pad: int) -> int:
+    """Find the length of a padded sample: up to the pad ids that end it."""
+    real = np.flatnonzero(sample != pad)
+    return int(real[-1]) + 1 if len(real) else 0
+
+
+def _check_digest(path: Path, stated: str) -> None:
+    import xxhash
+
+    state = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            state.update(chunk)
+    if state.hexdigest() != stated:
+        raise _broken(path, "the ids are not those that were written: another digest")
+
+
+def _broken(path: Path, what: str) -> MalformedError:
+    return MalformedError(what, where=str(path), fix="write the set again")
+
+
+def read_labels(path: Path, packing: str, reading: Reading) -> Iterator[Document]:
+    """Pass over the labels of a chat set: they are not used yet, and counted."""
+    reading.notes["left out: files of labels, which are not used"] += 1
+    return iter(())
+
+
+BIN = Format("bin set", (".ids.bin", ".ids2d.bin"), read_bin)
+LABELS = Format("labels of a bin set", (".lbl.bin",), read_labels)

@@ -1,0 +1,285 @@
+"""What some data hold: documents, tokens, lengths, a digest, and documents to read."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from minillm_core import DataError
+from minillm_core.documents import (
+    Continued,
+    Document,
+    Progress,
+    Reading,
+    Source,
+    Tokenizer,
+    encode_documents,
+    find,
+    map_shard,
+    replace_file,
+    ticker,
+)
+from minillm_data.rows import Malformed
+from minillm_data.texts import ANY, count_malformed
+
+SAMPLES = 3
+"""Documents that are shown unless more are asked for."""
+
+SHOWN = 600
+"""Characters of a document that are shown."""
+
+_SEED = 0
+_IDS_SHOWN = 256
+
+
+@dataclass
+class Inspection:
+    """What was found in some data.
+
+    Attributes:
+        paths: files or folders, as they were given.
+        files: format -> files of it.
+        documents: how many.
+        tokens: in all, without the end-of-text ids that begin the documents of shards; None where
+            there is text and no tokenizer.
+        text_bytes: UTF-8 bytes of the documents that are text.
+        unit: "tokens" or "characters": what lengths count.
+        lengths: mean, and the quantiles 0, 0.1, 0.5, 0.9, 0.99 and 1, by name.
+        histogram: (first, last, documents) of each power of two.
+        largest_id: of documents that are ids; None for text alone.
+        digest: xxh3-128 of all documents in order: it changes with any character, id or boundary.
+        samples: documents to read: their number from 0, their length, and the text.
+        notes: what was left out, and how often.
+    """
+
+    paths: list[str]
+    files: dict[str, int] = field(default_factory=dict)
+    documents: int = 0
+    tokens: int | None = None
+    text_bytes: int = 0
+    unit: str = "characters"
+    lengths: dict[str, float] = field(default_factory=dict)
+    histogram: list[tuple[int, int, int]] = field(default_factory=list)
+    largest_id: int | None = None
+    digest: str = ""
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    notes: dict[str, int] = field(default_factory=dict)
+
+
+def inspect(
+    paths: Sequence[str | Path],
+    *,
+    tokenizer: str | Path | None = None,
+    samples: int = SAMPLES,
+    malformed: Malformed = "strict",
+    say: Callable[[str], None] = lambda line: None,
+    progress: Progress | None = None,
+) -> Inspection:
+    """Read all of some data, and describe them.
+
+    Args:
+        paths: files or folders of text, JSON lines or token shards.
+        tokenizer: counts tokens of text, and decodes ids; default: a tokenizer.json beside the
+            shards, where there is one.
+        samples: documents to show, drawn with a fixed seed.
+        malformed: "strict" or "skip".
+        say: prints a line for people.
+        progress: called with the work's name, the bytes read and those in all.
+
+    Raises:
+        DataError: something about the files or the tokenizer.
+    """
+    sources = find([str(path) for path in paths], say)
+    found = Inspection([str(path) for path in paths])
+    found.files = dict(Counter(source.format.name for source in sources))
+    chosen = _tokenizer(tokenizer, sources, say)
+    total = sum(source.size for source in sources)
+    reading = Reading(ANY, ticker(progress, "reading", total))
+    if malformed == "skip":
+        reading.malformed = count_malformed(reading.notes)
+    tally = _Tally(samples)
+    documents = _documents(sources, reading)
+    if chosen is None:
+        for document in documents:
+            tally.add(document, len(document))
+    else:
+        for document, ids in encode_documents(documents, chosen, reading):
+            tally.add(document, len(ids))
+    if not tally.lengths:
+        raise DataError(
+            "the data are empty", where=str(paths[0]), fix="give files with text in them"
+        )
+    lengths = np.frombuffer(tally.lengths, np.int64)
+    ids_alone = tally.texts == 0
+    found.documents, found.text_bytes = len(lengths), tally.text_bytes
+    found.unit = "tokens" if chosen or ids_alone else "characters"
+    found.tokens = int(lengths.sum()) if found.unit == "tokens" else None
+    found.largest_id = tally.largest_id
+    found.lengths = _quantiles(lengths)
+    found.histogram = _histogram(lengths)
+    found.digest = tally.digest.hexdigest()
+    found.samples = [tally.shown(index, chosen) for index in sorted(tally.drawn)]
+    found.notes = dict(reading.notes)
+    return found
+
+
+def facts(found: Inspection) -> dict[str, str]:
+    """Word what was found, apart from histogram and samples."""
+    lines = {
+        "files": ", ".join(f"{count:,} {name}" for name, count in found.files.items()),
+        "documents": f"{found.documents:,}",
+    }
+    if found.tokens is not None:
+        lines["tokens"] = f"{found.tokens:,}"
+    if found.text_bytes:
+        lines["text"] = f"{found.text_bytes / 1e6:,.1f} MB"
+    if found.text_bytes and found.tokens:
+        lines["per token"] = f"{found.text_bytes / found.tokens:.2f} bytes"
+    if found.largest_id is not None:
+        lines["largest id"] = f"{found.largest_id:,}"
+    lines["lengths"] = ", ".join(f"{name} {value:,}" for name, value in found.lengths.items())
+    lines["digest"] = found.digest
+    lines |= {note.partition(": ")[2]: f"{count:,} left out" for note, count in found.notes.items()}
+    return lines
+
+
+def write_page(found: Inspection, path: Path) -> None:
+    """Write a page (HTML) of what was found.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    from minillm_lab.markup import tag
+    from minillm_lab.page import document, section, table
+    from minillm_lab.page import facts as listed
+
+    most = max(count for _, _, count in found.histogram)
+    rows = (
+        (
+            f"{first:,}" if first == last else f"{first:,} to {last:,}",
+            f"{count:,}",
+            tag("meter", min=0, max=most, value=count),
+        )
+        for first, last, count in found.histogram
+    )
+    parts = [
+        listed(facts(found)),
+        section(f"Lengths in {found.unit}", table(["length", ">documents", ""], rows)),
+    ]
+    for one in found.samples:
+        text = tag("pre", one["text"], style="white-space: pre-wrap; overflow-wrap: anywhere")
+        heading = f"Document {one['document']:,}, {one['length']:,} {found.unit}"
+        parts.append(section(heading, text))
+    try:
+        content = document(f"Data: {', '.join(found.paths)}", *parts).encode("utf-8", "replace")
+        replace_file(path, content)
+    except OSError as error:
+        raise DataError(
+            f"the page cannot be written: {error.strerror or error}",
+            where=str(path),
+            fix="name another file with --page",
+        ) from error
+
+
+class _Tally:
+    """What is gathered while documents pass; pieces of a long text count as one document."""
+
+    def __init__(self, samples: int) -> None:
+        self.lengths, self.digest = array("q"), xxhash.xxh3_128()
+        self.texts = self.text_bytes = 0
+        self.largest_id: int | None = None
+        self.drawn: dict[int, Document] = {}  # number of a document -> its beginning
+        self._samples, self._random = samples, random.Random(_SEED)
+
+    def add(self, document: Document, length: int) -> None:
+        if isinstance(document, str):
+            content = document.encode("utf-8")
+            self.text_bytes += len(content)
+        else:
+            content = document.astype("<u4").tobytes()
+            if len(document):
+                self.largest_id = max(int(document.max()), self.largest_id or 0)
+        if isinstance(document, Continued):
+            self.lengths[-1] += length
+            self.digest.update(b"+")
+        else:
+            self._draw(document)
+            self.lengths.append(length)
+            self.texts += isinstance(document, str)
+            self.digest.update(b"t" if isinstance(document, str) else b"i")
+        self.digest.update(len(content).to_bytes(8, "little"))
+        self.digest.update(content)
+
+    def shown(self, index: int, tokenizer: Tokenizer | None) -> dict[str, Any]:
+        document = self.drawn[index]
+        if isinstance(document, str):
+            text = document
+        elif tokenizer:
+            text = tokenizer.decode(document)
+        else:
+            text = " ".join(map(str, document.tolist()))
+        return {"document": index, "length": self.lengths[index], "text": text[:SHOWN]}
+
+    def _draw(self, document: Document) -> None:
+        """Keep the beginning of a document with the probability samples / documents so far."""
+        number = len(self.lengths)
+        short = document[:SHOWN] if isinstance(document, str) else document[:_IDS_SHOWN].copy()
+        if number < self._samples:
+            self.drawn[number] = short
+        elif self._samples and (place := self._random.randrange(number + 1)) < self._samples:
+            del self.drawn[sorted(self.drawn)[place]]
+            self.drawn[number] = short
+
+
+def _documents(sources: Sequence[Source], reading: Reading) -> Iterator[Document]:
+    for source in sources:
+        if source.format.read is None:
+            ids, file = map_shard(source.path)
+            starts = np.flatnonzero(ids == ids[0])  # the first id is the end of text's
+            for first, last in zip(starts, [*starts[1:], len(ids)], strict=True):
+                yield ids[first + 1 : last]
+                reading.tick(int(last - first) * ids.itemsize)
+            file.check_unchanged()
+        else:
+            yield from source.format.read(source.path, source.packing, reading)
+            source.check_unchanged()
+
+
+def _tokenizer(
+    named: str | Path | None, sources: Sequence[Source], say: Callable[[str], None]
+) -> Tokenizer | None:
+    if named is not None:
+        return Tokenizer.load(Path(named).expanduser(), ANY)
+    folders = {source.path.parent for source in sources if source.format.read is None}
+    beside = [folder / "tokenizer.json" for folder in sorted(folders)]
+    if len(beside) != 1 or not beside[0].exists():
+        return None
+    say(f"ids are decoded with {beside[0]}")
+    return Tokenizer.load(beside[0], ANY)
+
+
+def _quantiles(lengths: np.ndarray) -> dict[str, float]:
+    points = {"shortest": 0.0, "p10": 0.1, "median": 0.5, "p90": 0.9, "p99": 0.99, "longest": 1.0}
+    values = np.quantile(lengths, list(points.values()), method="inverted_cdf")
+    return {
+        "mean": round(float(lengths.mean()), 1),
+        **dict(zip(points, map(int, values), strict=True)),
+    }
+
+
+def _histogram(lengths: np.ndarray) -> list[tuple[int, int, int]]:
+    """Count documents by the power of two of their length: 0, 1, 2 to 3, 4 to 7, ..."""
+    kinds = np.where(lengths > 0, np.frexp(lengths.astype(np.float64))[1], 0)  # bit lengths
+    counts = np.bincount(kinds)
+    first = [0, *(1 << kind for kind in range(len(counts) - 1))]
+    last = [0, *((1 << kind + 1) - 1 for kind in range(len(counts) - 1))]
+    whole = list(zip(first, last, counts.tolist(), strict=True))
+    return whole[int(np.flatnonzero(counts)[0]) :]

@@ -1,0 +1,110 @@
+"""What data hold, against counts that are made by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minillm_core import DataError
+from minillm_data.inspect import _histogram, inspect, write_page
+from minillm_data.tokenize import tokenize
+
+Write = Callable[..., Path]
+Program = Callable[..., tuple[int, str, str]]
+Prose = Callable[..., list[str]]
+
+
+def test_text(prose: Prose, jsonl: Write, tokenizer_file: Path) -> None:
+    texts = prose(500)
+    path = jsonl([{"text": text} for text in texts] + [{"text": ""}])
+    found = inspect([path])
+    lengths = [len(text) for text in texts]
+    assert (found.documents, found.tokens, found.unit) == (500, None, "characters")
+    assert found.text_bytes == sum(len(text.encode()) for text in texts)
+    assert found.lengths["mean"] == round(float(np.mean(lengths)), 1)
+    assert found.lengths["longest"] == max(lengths)
+    assert found.lengths["median"] == sorted(lengths)[249]
+    assert sum(count for _, _, count in found.histogram) == 500
+    assert found.notes == {"left out: empty documents": 1}
+    for one in found.samples:
+        assert texts[one["document"]].startswith(one["text"])
+    assert len({one["document"] for one in found.samples}) == 3
+    counted = inspect([path], tokenizer=tokenizer_file)
+    assert counted.unit == "tokens"
+    assert counted.digest == found.digest
+
+
+def test_shards_are_decoded_with_the_tokenizer_beside_them(
+    prose: Prose, jsonl: Write, tmp_path: Path, tokenizer_file: Path
+) -> None:
+    texts = prose(50)
+    path = jsonl([{"text": text} for text in texts])
+    report = tokenize([path], tmp_path / "out", tokenizer=tokenizer_file)
+    said: list[str] = []
+    found = inspect([tmp_path / "out"], say=said.append)
+    assert any("ids are decoded with" in line for line in said)
+    assert found.documents == 50
+    assert found.tokens == report["tokens"] - 50
+    assert found.tokens == inspect([path], tokenizer=tokenizer_file).tokens
+    assert found.largest_id is not None
+    assert found.largest_id < 290
+    for one in found.samples:
+        assert texts[one["document"]].startswith(one["text"])
+    (tmp_path / "out" / "tokenizer.json").unlink()
+    bare = inspect([tmp_path / "out"])
+    assert bare.digest == found.digest
+    assert set(bare.samples[0]["text"]) <= set("0123456789 ")
+
+
+def test_a_digest_changes_with_any_content_or_boundary(jsonl: Write) -> None:
+    kinds = [["ab", "c"], ["a", "bc"], ["abc"], ["ab", "d"], ["c", "ab"]]
+    found = {inspect([jsonl([{"text": t} for t in texts])]).digest for texts in kinds}
+    found.add(inspect([jsonl([{"ids": [1, 2]}])]).digest)
+    found.add(inspect([jsonl([{"ids": [1]}, {"ids": [2]}])]).digest)
+    assert len(found) == 7
+
+
+def test_a_long_text_is_one_document(tmp_path: Path) -> None:
+    text = "some words, again and again\n" * 80_000
+    (tmp_path / "a.txt").write_text(text)
+    found = inspect([tmp_path / "a.txt"])
+    assert (found.documents, found.lengths["longest"]) == (1, len(text))
+
+
+@given(st.lists(st.integers(0, 5000), min_size=1, max_size=200))
+def test_a_histogram_counts_every_length_once(lengths: list[int]) -> None:
+    found = _histogram(np.array(lengths, np.int64))
+    assert sum(count for _, _, count in found) == len(lengths)
+    for first, last, count in found:
+        assert count == sum(first <= length <= last for length in lengths)
+    assert all(b[0] == a[1] + 1 for a, b in pairwise(found))
+
+
+def test_the_command_and_its_page(
+    jsonl: Write, tmp_path: Path, program: Program, prose: Prose
+) -> None:
+    path = jsonl([{"text": "<b>\x1b[31mred"}] + [{"text": text} for text in prose(30)])
+    page = tmp_path / "page.html"
+    code, out, err = program("data", "inspect", str(path), "--samples", "31", "--page", str(page))
+    assert code == 0, err
+    assert "documents   31" in out
+    assert "\x1b" not in out
+    assert "&lt;b&gt;" in page.read_text()
+    assert "<b>" not in page.read_text().partition("</style>")[2].partition("Document 0")[2]
+    code, out, _ = program("data", "inspect", str(path), "--json")
+    assert json.loads(out)["documents"] == 31
+
+
+def test_nothing_to_inspect_is_refused(tmp_path: Path, jsonl: Write) -> None:
+    with pytest.raises(DataError, match="the data are empty"):
+        inspect([jsonl([])])
+    found = inspect([jsonl([{"text": "a"}])])
+    with pytest.raises(DataError, match="the page cannot be written"):
+        write_page(found, tmp_path / "no" / "page.html")

@@ -1,0 +1,92 @@
+"""Rows: every line that is kept is the line that was read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from minillm_core import DataError
+from minillm_data import rows as module
+from minillm_data.rows import Rows
+
+Write = Callable[..., Path]
+
+
+def test_lines_stay_as_they_stand(tmp_path: Path) -> None:
+    lines = [
+        b'{"id" : 7, "text":"a\\u00e4"}\n',
+        b'{"text": "b", "id": [1.50]}\r\n',
+        b'{"text":"c"}',
+    ]
+    (tmp_path / "a.jsonl").write_bytes(b"".join(lines))
+    found = list(Rows([tmp_path]))
+    assert [row.line for row in found] == [*lines[:2], lines[2] + b"\n"]
+    assert [row.text for row in found] == ["aä", "b", "c"]
+    assert found[1].where == f"{tmp_path / 'a.jsonl'}, line 2, byte {len(lines[0])}"
+
+
+def test_texts_chats_and_ids(jsonl: Write, tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    jsonl([{"messages": chat}, {"conversations": chat}, {"ids": [1, 2]}, {"text": ""}], "a.jsonl")
+    (tmp_path / "b.txt").write_text("a whole\nfile")
+    (tmp_path / "c.md").write_text("")
+    rows = Rows([tmp_path])
+    found = list(rows)
+    assert [row.text for row in found] == ["Hi\nHello", "Hi\nHello", None, "a whole\nfile"]
+    assert json.loads(found[3].line) == {"text": "a whole\nfile", "source": str(tmp_path / "b.txt")}
+    assert rows.notes == {"left out: empty documents": 2}
+
+
+BAD = {
+    b'{"text": "a\\ud800"}': '"text" holds a lone surrogate',
+    b"[1]": "a list where a JSON object is needed",
+    b'{"text": 5}': 'an object without "text", "messages" or "ids"',
+    b'{"messages": 5}': 'an object without "text", "messages" or "ids"',
+    b"\xff": "not UTF-8",
+    b'{"text"': "not a line of JSON",
+}
+
+
+@pytest.mark.parametrize("line", BAD)
+def test_what_cannot_be_read_stops_or_is_counted(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "first"}\n' + line + b'\n{"text": "last"}\n')
+    with pytest.raises(DataError) as raised:
+        list(Rows([path]))
+    assert str(raised.value.where).startswith(f"{path}, line 2, byte ")
+    assert raised.value.fix
+    rows = Rows([path], "skip")
+    assert [row.text for row in rows] == ["first", "last"]
+    assert rows.notes == {f"left out: {BAD[line]}": 1}
+    assert [row.text for row in rows] == ["first", "last"], "a second time"
+    assert rows.notes == {f"left out: {BAD[line]}": 1}
+
+
+def test_a_text_file_that_is_too_long_for_a_row_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_LINE_BYTES", 1000)
+    path = tmp_path / "a.txt"
+    path.write_text("word " * 300)
+    with pytest.raises(DataError, match="a text longer than"):
+        list(Rows([path]))
+    (tmp_path / "b.txt").write_text("short")
+    assert [row.text for row in Rows([tmp_path], "skip")] == ["short"]
+
+
+def test_shards_hold_no_rows(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(b"x")
+    with pytest.raises(DataError, match="token shards hold no rows"):
+        Rows([tmp_path])
+
+
+def test_progress_is_in_bytes_of_the_files(jsonl: Write) -> None:
+    path = jsonl([{"text": "word " * 50}] * 2000)
+    seen: list[tuple[str, int, int]] = []
+    assert len(list(Rows([path]).read("looking", lambda *now: seen.append(now)))) == 2000
+    size = path.stat().st_size
+    assert seen[0] == ("looking", 0, size)
+    assert seen[-1] == ("looking", size, size)

@@ -1,0 +1,261 @@
+"""Text to shards: the ids of tokenizers, document by document, and the same bytes after a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from minillm_core import ConfigError, DataError
+from minillm_core.documents import Reading, Tokenizer, find, map_shard
+from minillm_data import tokenize as module
+from minillm_data.tokenize import tokenize
+from minillm_data.train_tokenizer import train_tokenizer
+
+Write = Callable[..., Path]
+Program = Callable[..., tuple[int, str, str]]
+Prose = Callable[..., list[str]]
+
+
+def documents_in(folder: Path) -> list[list[int]]:
+    """Take the documents out of a folder's shards, each behind its end-of-text id, 0."""
+    found: list[list[int]] = []
+    for path in sorted(folder.glob("*.bin")):
+        ids = map_shard(path)[0].tolist()
+        assert ids[0] == 0, "a shard begins with a document"
+        for token in ids:
+            if token == 0:
+                found.append([])
+            else:
+                found[-1].append(token)
+    return found
+
+
+def native_ids(tokenizer: Path, texts: list[str]) -> list[list[int]]:
+    native = tokenizers.Tokenizer.from_file(str(tokenizer))
+    native.encode_special_tokens = True
+    return [native.encode(text, add_special_tokens=False).ids for text in texts]
+
+
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    texts=st.lists(
+        st.text(st.characters(exclude_categories=["Cs"]), min_size=1), min_size=1, max_size=6
+    )
+)
+def test_ids_are_those_of_tokenizers(
+    tmp_path_factory: pytest.TempPathFactory, tokenizer_file: Path, texts: list[str]
+) -> None:
+    folder = tmp_path_factory.mktemp("ids")
+    lines = (json.dumps({"text": text}) + "\n" for text in [*texts, "<|endoftext|> a" + "-" * 5000])
+    (folder / "a.jsonl").write_text("".join(lines))
+    report = tokenize([folder / "a.jsonl"], folder / "out", tokenizer=tokenizer_file)
+    expected = native_ids(tokenizer_file, [*texts, "<|endoftext|> a" + "-" * 5000])
+    assert documents_in(folder / "out") == expected
+    assert report["documents"] == len(expected)
+    assert report["tokens"] == sum(map(len, expected)) + len(expected)
+    assert report["notes"] == {}
+
+
+def test_a_document_is_in_one_shard_and_ids_come_as_they_are(
+    jsonl: Write, tokenizer_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SHARD_TOKENS", 20)
+    records = [{"ids": [7] * n} for n in (5, 5, 30, 1, 1)] + [{"ids": [0, 8]}, {"text": "abc"}]
+    report = tokenize([jsonl(records)], tmp_path / "out", tokenizer=tokenizer_file)
+    found = documents_in(tmp_path / "out")
+    assert found == [
+        [7] * 5,
+        [7] * 5,
+        [7] * 30,
+        [7],
+        [7],
+        [8],
+        *native_ids(tokenizer_file, ["abc"]),
+    ]
+    assert len(report["files"]) == 2
+    assert (tmp_path / "out" / "tokenizer.json").exists()
+
+
+def test_without_a_tokenizer_one_is_trained(prose: Prose, jsonl: Write, tmp_path: Path) -> None:
+    texts = prose(300)
+    path = jsonl([{"text": text} for text in texts])
+    report = tokenize([path], tmp_path / "out", vocab=400)
+    own = tmp_path / "out" / "tokenizer.json"
+    trained, _ = train_tokenizer([path], vocab=400)
+    assert Tokenizer.load(own, 400).digest == trained.digest == report["tokenizer"]
+    assert report["vocab"] == 400
+    assert documents_in(tmp_path / "out") == native_ids(own, texts)
+
+
+def test_ids_alone_need_no_tokenizer(jsonl: Write, tmp_path: Path) -> None:
+    report = tokenize([jsonl([{"ids": [70_000, 1]}, {"ids": [2]}])], tmp_path / "out", vocab=80_000)
+    assert report["tokenizer"] is None
+    ids, _ = map_shard(tmp_path / "out" / "part-00000.bin")
+    assert ids.dtype == np.uint32
+    assert ids.tolist() == [0, 70_000, 1, 0, 2]
+    with pytest.raises(DataError, match="id 70000 at index 0"):
+        tokenize([jsonl([{"ids": [70_000]}])], tmp_path / "other", vocab=70_000)
+    assert not (tmp_path / "other").exists()
+
+
+def test_text_and_ids_need_the_tokenizer_of_the_ids(jsonl: Write, tmp_path: Path) -> None:
+    path = jsonl([{"text": "abc"}, {"ids": [1]}])
+    with pytest.raises(DataError, match="the data hold text and ids"):
+        tokenize([path], tmp_path / "out")
+
+
+@pytest.mark.parametrize("ids", ["two bytes", "four bytes"])
+@pytest.mark.parametrize("format", ["bin", "bin2d"])
+def test_sets_of_the_first_trainer_are_read_as_they_were_written(
+    jsonl: Write, tmp_path: Path, format: str, ids: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SHARD_TOKENS", 20)
+    large = 70_000 if ids == "four bytes" else 9
+    records = [[large], [1, 2, 3], [4] * 30, [5, large]]
+    path = jsonl([{"ids": one} for one in records])
+    seq_len = 9 if format == "bin2d" else None
+    out = tmp_path / "out"
+    vocab = 1 << 17 if large > 9 else None
+    report = tokenize([path], out, vocab=vocab, format=format, seq_len=seq_len)
+    reading = Reading(1 << 17)
+    found: list[list[int]] = []
+    for source in find([str(out)], lambda line: None):
+        assert source.format.read is not None
+        found += [np.asarray(one).tolist() for one in source.format.read(source.path, "", reading)]
+    whole = [[0, *one] for one in records]
+    assert found == (whole if format == "bin" else [one[:10] for one in whole])
+    cut = {"cut: tokens of documents longer than 10": 21} if format == "bin2d" else {}
+    assert report["notes"] == cut
+    metas = [json.loads(one.read_bytes()) for one in sorted(out.glob("*.meta.json"))]
+    assert [one["num_samples"] for one in metas] == [3, 1]
+    assert [one["ids"]["largest"] for one in metas] == [large, large]
+    assert {one["ids"]["dtype"] for one in metas} == {"uint32" if large > 9 else "uint16"}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"format": "bins"}, "there is no format 'bins'"),
+        ({"format": "bin2d"}, "bin2d needs the length of its samples"),
+        ({"format": "bin", "seq_len": 8}, "bin has no --seq-len"),
+        ({"seq_len": 8}, "shards has no --seq-len"),
+        ({"format": "bin2d", "seq_len": 0}, "samples of 0 tokens"),
+    ],
+)
+def test_an_option_without_effect_is_refused(
+    jsonl: Write, tmp_path: Path, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said) as raised:
+        tokenize([jsonl([{"ids": [1]}])], tmp_path / "out", **options)
+    assert raised.value.fix
+    assert not any("out" in name for name in os.listdir(tmp_path))
+
+
+def test_what_cannot_be_read_stops_or_is_counted(
+    tmp_path: Path, tokenizer_file: Path, program: Program
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "a"}\n[]\n{"text": "b"}\n\xff\n[]\n')
+    words = ("data", "tokenize", str(path), "--to", str(tmp_path / "o"))
+    words += ("--tokenizer", str(tokenizer_file))
+    code, _, err = program(*words)
+    assert code == 2
+    assert f"{path}, line 2, byte 14" in err
+    assert not (tmp_path / "o").exists()
+    code, out, _ = program(*words, "--malformed", "skip", "--json")
+    assert code == 0
+    assert json.loads(out)["notes"] == {
+        "left out: a list where a JSON object is needed": 2,
+        "left out: not UTF-8": 1,
+    }
+    code, _, err = program(*words, "--malformed", "skp")
+    assert code == 2
+    assert "did you mean skip?" in err
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.jsonl", b"", "the data are empty"),
+        ("a.jsonl", b"\n\n", "the data are empty"),
+        ("a.bin", b"x", "this is a token shard already"),
+    ],
+)
+def test_what_gives_no_shard_is_refused(
+    tmp_path: Path, tokenizer_file: Path, name: str, content: bytes, said: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=said) as raised:
+        tokenize([tmp_path / name], tmp_path / "out", tokenizer=tokenizer_file)
+    assert raised.value.fix
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_trains_on_the_shards(
+    prose: Prose, jsonl: Write, tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MINILLM_CACHE", str(tmp_path / "cache"))
+    path = jsonl([{"text": text} for text in prose(200)])
+    code, out, err = program("data", "tokenize", str(path), "--to", "tokens", "--vocab", "300")
+    assert code == 0, err
+    typed = out.splitlines()[-1].removeprefix("next: minillm ").split()
+    sizes = ("model.layers=1", "model.dim=16", "train.seq_len=16", "eval.tokens=32")
+    assert program(*typed, *sizes, "--preset", "tiny", "--steps", "1", "--device", "cpu")[0] == 0
+
+
+KILLED = """
+import sys
+from minillm_data import tokenize as module
+
+module.SHARD_TOKENS = 20_000
+module.tokenize([sys.argv[1]], sys.argv[2], vocab=400)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_killed_command_goes_on_to_the_same_bytes(
+    prose: Prose, jsonl: Write, tmp_path: Path, number: int
+) -> None:
+    path = jsonl([{"text": text} for text in prose(20_000)])
+
+    def start(folder: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", KILLED, str(path), str(tmp_path / folder)]
+        return subprocess.Popen(command, stderr=subprocess.DEVNULL)
+
+    began = time.monotonic()
+    assert start("whole").wait() == 0
+    whole_seconds = time.monotonic() - began
+    kills = 0
+    for share in (0.3, 0.5, 0.7, 0.8, 0.9):
+        process = start("killed")
+        time.sleep(share * whole_seconds)
+        process.send_signal(number)
+        kills += process.wait() != 0
+        assert not any(".tmp" in name for name in os.listdir(tmp_path) if name == "killed")
+        if (tmp_path / "killed").exists():
+            break
+    if not (tmp_path / "killed").exists():
+        assert start("killed").wait() == 0
+    assert kills >= 2
+
+    def content(name: str) -> dict[str, bytes]:
+        return {one.name: one.read_bytes() for one in (tmp_path / name).iterdir()}
+
+    killed, whole = content("killed"), content("whole")
+    assert len(whole) > 10
+    assert killed == whole
