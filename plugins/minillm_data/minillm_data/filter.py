@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -199,7 +200,7 @@ class Filter:
 
 
 def _first(name: str, rules: Mapping[str, Rule], document: Document) -> str | None:
-    """Return the first reason of a set's rules: ``gopher.words: fewer than 50 words``."""
+    """Return the first reason of a set's rules: ``gopher.short: fewer than 50 words``."""
     for one, rule in rules.items():
         if reason := rule(document):
             return f"{name}.{one}: {reason}"
@@ -325,6 +326,12 @@ def _check(
             "a model without bounds has no effect",
             where="--model",
             fix="add --max-bits X, --min-bits X or both",
+        )
+    if not all(0 <= bound < math.inf for bound in (least, most) if bound is not None):
+        raise ConfigError(
+            "a bound that is no number of bits",
+            where="--min-bits, --max-bits",
+            fix="a number from 0 on, such as 2.5",
         )
     if least is not None and most is not None and least > most:
         raise ConfigError(

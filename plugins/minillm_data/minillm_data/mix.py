@@ -378,7 +378,11 @@ class Mixing:
         disk = sum(rows.size for rows in self.sources)
 
         def tell() -> None:
-            if progress is not None:
+            if progress is None:
+                return
+            if size is not None and self.measure.unit == "bytes":
+                progress("mixing", sum(stream.state["used"] for stream in streams), size)
+            else:
                 progress("mixing", min(sum(stream.done for stream in streams), disk), disk)
 
         for stream in streams:

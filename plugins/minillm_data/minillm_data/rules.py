@@ -108,7 +108,8 @@ TERMINAL = (".", "!", "?", '"', "'", "”", "’", "。", "！", "？")
 """What a finished line ends with: a full stop, exclamation or question mark, or an end quotation mark."""
 
 _CITATION = re.compile(r"\[(?:\d*|edit|citation needed)\]")
-_SENTENCE_END = re.compile(r"[.!?]+[\"'”’)\]]*(?=\s|$)|[。！？]")
+# It begins behind no other mark, or a long row of dots would be read again from each of them.
+_SENTENCE_END = re.compile(r"(?<![.!?])[.!?]++[\"'”’)\]]*+(?=\s|$)|[。！？]")
 _POLICIES = (
     *("terms of use", "privacy policy", "cookie policy"),
     *("uses cookies", "use of cookies", "use cookies"),
@@ -188,12 +189,14 @@ _ELLIPSES = ("...", "…")
 _STOP_WORD = re.compile(r"\b(the|be|to|of|and|that|have|with)\b", re.IGNORECASE)
 
 
-def words(document: Document) -> str | None:
-    """Drop a document of fewer than 50 words, or of more than 100,000."""
-    count = len(document.words)
-    if count < 50:
-        return "fewer than 50 words"
-    return "more than 100,000 words" if count > 100_000 else None
+def short(document: Document) -> str | None:
+    """Drop a document of fewer than 50 words."""
+    return "fewer than 50 words" if len(document.words) < 50 else None
+
+
+def long(document: Document) -> str | None:
+    """Drop a document of more than 100,000 words; whole books are among them."""
+    return "more than 100,000 words" if len(document.words) > 100_000 else None
 
 
 def word_length(document: Document) -> str | None:
@@ -324,7 +327,8 @@ GOPHER = RuleSet(
     "Rae et al. 2021, Scaling Language Models: Methods, Analysis & Insights from Training Gopher, "
     "appendix A.1.1 and table A1",
     rules={
-        "words": words,
+        "short": short,
+        "long": long,
         "word-length": word_length,
         "symbols": symbols,
         "bullets": bullets,
@@ -384,7 +388,7 @@ def select(text: str) -> dict[str, RuleSet]:
 
     Args:
         text: sets and rules, separated by commas, in the order in which they are asked:
-            ``gopher,fineweb``; ``c4,-c4.punctuation`` leaves one out, ``gopher.words`` takes one
+            ``gopher,fineweb``; ``c4,-c4.punctuation`` leaves one out, ``gopher.short`` takes one
             alone; ``none``.
 
     Raises:

@@ -51,12 +51,12 @@ def test_kept_lines_are_the_inputs_and_drops_are_counted(tmp_path: Path) -> None
     assert kept(tmp_path / "out") == f"{good}\n".encode()
     assert report["counts"] == {
         "gopher.word-length: fewer than 3 characters a word": 1,
-        "gopher.words: fewer than 50 words": 1,
+        "gopher.short: fewer than 50 words": 1,
         "kept": 1,
     }
     assert report["left_out"] == {"left out: empty documents": 1}
     assert (report["documents"], report["kept"]) == (3, 1)
-    assert report["examples"]["gopher.words: fewer than 50 words"] == [
+    assert report["examples"]["gopher.short: fewer than 50 words"] == [
         {"where": f"{source}, line 1, byte 0", "text": "few words"}
     ]
     assert report == json.loads((tmp_path / "out" / "report.json").read_text())
@@ -204,6 +204,8 @@ def test_bits_have_bounds_that_are_kept_themselves(
             {"model": "run", "min_bits": 3.0, "max_bits": 2.0},
             "at least 3 bits per byte and at most 2",
         ),
+        ({"model": "run", "max_bits": float("nan")}, "no number of bits"),
+        ({"model": "run", "min_bits": -1.0}, "no number of bits"),
         ({"rules": "none"}, "nothing is asked"),
         ({"rules": "gofer"}, "did you mean gopher"),
         ({"model": "run", "max_bits": 2.0}, "run"),
@@ -268,7 +270,7 @@ def test_the_command_prints_counts_or_one_document(program: Program, tmp_path: P
     code, out, err = program("data", "filter", str(source), "--to", str(tmp_path / "a"))
     assert (code, err) == (0, "")
     assert "1   50.00 %         0.0 MB  kept" in out
-    assert "gopher.words: fewer than 50 words" in out
+    assert "gopher.short: fewer than 50 words" in out
     code, out, err = program("data", "filter", str(source), "--to", str(tmp_path / "b"), "--json")
     assert (code, err) == (0, "")
     assert json.loads(out) == json.loads((tmp_path / "b" / "report.json").read_text())

@@ -78,7 +78,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 COMMANDS = {
     "filter": ("filter", "a.jsonl", "malformed.jsonl", "--malformed", "skip"),
-    "filter lines": ("filter", "a.jsonl", "b.jsonl", "--rules", "c4,gopher.words"),
+    "filter lines": ("filter", "a.jsonl", "b.jsonl", "--rules", "c4,gopher.short"),
     "mix by weights": ("mix", "a.jsonl:2", "b.jsonl:3", "c.jsonl:1", "--repeat"),
     "mix by size": ("mix", "a.jsonl", "b.jsonl", "c.jsonl", "--temperature", "2"),
     "mix by tokens": ("mix", "a.jsonl:1", "c.jsonl:1", "--tokenizer", "tokenizer.json"),
@@ -154,7 +154,7 @@ def test_another_command_or_another_file_begins_anew(folder: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("lost", ["part-00000.jsonl", "part-00000.jsonl.tmp", "progress.json"])
 def test_what_an_earlier_start_lost_is_made_again(folder: Path, tmp_path: Path, lost: str) -> None:
-    arguments = ("data", "filter", str(folder / "a.jsonl"), "--rules", "gopher.words", "--to")
+    arguments = ("data", "filter", str(folder / "a.jsonl"), "--rules", "gopher.short", "--to")
     part = 1 << 30 if lost.endswith("tmp") else 3000
     assert run(90, part, 0.0, *arguments, str(tmp_path / "out"))
     left = tmp_path / "out.unfinished" / lost

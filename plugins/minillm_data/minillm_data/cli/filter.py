@@ -15,6 +15,8 @@ minillm data filter corpus.jsonl.xz --to filtered
 
 minillm data filter web/ --to filtered --language en --rules c4,-c4.punctuation,gopher,fineweb
 
+minillm data filter books/ --to filtered --rules gopher,-gopher.long
+
 minillm data filter corpus.jsonl --to filtered --rules none --language en,de --language-probability 0.9
 
 minillm data filter corpus.jsonl --to filtered --rules none --model runs/tiny-1 --max-bits 2.5
@@ -29,7 +31,7 @@ def filter_command(
         typer.Option(
             "--rules",
             metavar="A,B,-A.X",
-            help="c4, gopher, fineweb, a rule of one (gopher.words), or -c4.punctuation to leave one "
+            help="c4, gopher, fineweb, a rule of one (gopher.short), or -c4.punctuation to leave one "
             "out; none. Default: gopher,fineweb. c4 removes lines, too.",
         ),
     ] = None,
