@@ -146,7 +146,7 @@ def test_the_examples_name_the_document_that_stays(tmp_path: Path) -> None:
     assert re.search(r"line 3, .*: the same as .*line 1, ", equal["where"])
     assert re.search(r"line 4, .*: Jaccard similarity 0.99 with .*line 2, ", near["where"])
     assert near["text"] == (long + " end")[:400]
-    page = (tmp_path / "out" / "report.html").read_text()
+    page = (tmp_path / "out" / "report.htm").read_text()
     assert "Jaccard similarity 0.99 with" in page
     assert "4 (80.00 %)" in page
 
