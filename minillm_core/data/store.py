@@ -223,19 +223,19 @@ def _checked(
         raise ValueError("meta.json")
     dtype = np.dtype({"<u2": "<u2", "<u4": "<u4"}[meta["dtype"]])
     ids = np.zeros(0, dtype)
+    found, largest = xxhash.xxh3_128(), 0
     with open(disk.regular(_IDS, folder / _IDS), "rb") as file:
         mapped = MappedFile.of(folder / _IDS, os.fstat(file.fileno()))
+        tick = ticker(progress, "checking the files", mapped.size)
+        # Read and not mapped: every page of a mapping that was looked at counts as this process's.
+        while len(chunk := np.fromfile(file, dtype, _CHUNK)):
+            found.update(chunk.data)
+            largest = max(largest, int(chunk.max()))
+            tick(chunk.nbytes)
         if mapped.size:
             ids = np.asarray(np.memmap(file, dtype, "r"))
     with open(disk.regular(_SPANS, folder / _SPANS), "rb") as file:
         spans = np.load(file, allow_pickle=False)
-    found, largest = xxhash.xxh3_128(), 0
-    tick = ticker(progress, "checking the files", ids.nbytes)
-    for first in range(0, len(ids), _CHUNK):
-        chunk = ids[first : first + _CHUNK]
-        found.update(chunk.data)
-        largest = max(largest, int(chunk.max()))
-        tick(chunk.nbytes)
     found.update(np.ascontiguousarray(spans).data)
     if found.hexdigest() != meta["digest"] or largest >= vocab:
         raise ValueError("ids")

@@ -1,8 +1,9 @@
 """The folder that a command writes: there whole or not at all, and continued after a kill.
 
 While a command works, its folder is ``NAME.unfinished`` beside the one to be. Each part in it gets
-its name when it is whole, and ``progress.json`` says after which row that was; the next start of the
-same command on the same files goes on behind it. The last act is one rename.
+its name when it is whole, and ``progress.json`` says after which row that was, or how long the part
+was after a later one; the next start of the same command on the same files goes on behind it. The
+last act is one rename.
 """
 
 from __future__ import annotations
@@ -10,23 +11,28 @@ from __future__ import annotations
 import fcntl
 import json
 import shutil
+import time
 from collections import Counter
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 import xxhash
 
-from minillm_core import DataError
+from minillm_core import DataError, Interrupted
 from minillm_core.commands import counted
 from minillm_core.documents import Source, replace_file
 
 PART = 64 << 20
-"""Bytes of a part, about: what an interruption costs at the most."""
+"""Bytes of a part, about."""
+
+NOTED = 10.0
+"""Seconds between two notes of how far the work is: what an interruption costs at the most."""
 
 _STATE, _LOCK, REPORT = "progress.json", ".lock", "report.json"
+_PAGE = "report.htm"  # the .html files of a folder are text that is trained on
 
 
 def key_of(command: str, sources: list[Source], **arguments: Any) -> str:
@@ -34,6 +40,22 @@ def key_of(command: str, sources: list[Source], **arguments: Any) -> str:
     files = [[str(one.path.resolve()), one.size, one.modified] for one in sources]
     told = json.dumps([command, files, arguments], sort_keys=True, default=str)
     return xxhash.xxh3_128(told.encode()).hexdigest()
+
+
+def check_outside(folder: Path, paths: Sequence[str | Path]) -> None:
+    """Check that a folder to be written is in none of those that are read.
+
+    Raises:
+        DataError: it is: the next start would read what the last one wrote.
+    """
+    parents = folder.expanduser().resolve().parents
+    for path in paths:
+        if (read := Path(path).expanduser().resolve()) in parents:
+            raise DataError(
+                "the folder to write is inside one that is read",
+                where=f"{folder}, in {read}",
+                fix="name a folder elsewhere with --to",
+            )
 
 
 @dataclass
@@ -44,6 +66,7 @@ class State:
         key: of the command, see :func:`key_of`.
         rows: rows of the input that are dealt with.
         parts: names of the whole parts, in order.
+        open: bytes of the part that is being written.
         counts: of rows, by what became of them.
         more: what the command itself has to remember, as JSON.
     """
@@ -51,6 +74,7 @@ class State:
     key: str
     rows: int = 0
     parts: list[str] = field(default_factory=list)
+    open: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     more: dict[str, Any] = field(default_factory=dict)
 
@@ -112,7 +136,7 @@ class Output:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = (self.folder / _LOCK).open("w")
         except OSError as error:
-            raise self.unwritable(error) from error
+            raise self._unwritable(error) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -123,23 +147,38 @@ class Output:
                 fix="wait for it, or name another folder with --to",
             ) from error
         found = State.read(self.folder / _STATE)
-        self.resumed = found is not None and found.key == key
+        self.resumed = found is not None and found.key == key and self._has(found)
         self.state = found if found is not None and self.resumed else State(key)
+        begun = [f"{self._name}.tmp"] if self.state.open else []
         for path in self.folder.iterdir():
-            mine = (_LOCK, _STATE, *self.state.parts, *(own if self.resumed else ()))
+            mine = (_LOCK, _STATE, *self.state.parts, *begun, *(own if self.resumed else ()))
             if path.name not in mine:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         self._part: Any = None
-        self._size = 0
+        self._size = self.state.open
+        if begun:
+            self._part = (self.folder / begun[0]).open("ab")
+            self._part.truncate(self.state.open)
+        self._noted = time.monotonic()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        """Close the files; what is unfinished stays for the next start."""
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """Close the files; what is unfinished stays for the next start.
+
+        Raises:
+            Interrupted: in the place of a KeyboardInterrupt, to say where the next start goes on.
+        """
         if self._part:
             self._part.close()
         self._lock.close()
+        if kind is KeyboardInterrupt and (self.folder / _STATE).exists():
+            raise Interrupted(
+                "interrupted",
+                where=str(self.folder),
+                fix="the same command goes on from there",
+            )
 
     @property
     def note(self) -> str | None:
@@ -159,7 +198,7 @@ class Output:
                 self._part = (self.folder / f"{self._name}.tmp").open("wb")
             self._part.write(line)
         except OSError as error:
-            raise self.unwritable(error) from error
+            raise self._unwritable(error) from error
         self._size += len(line)
 
     def dealt_with(self, rows: int = 1) -> None:
@@ -167,6 +206,8 @@ class Output:
         self.state.rows += rows
         if self._size >= PART:
             self.close_part()
+        elif time.monotonic() - self._noted >= NOTED:
+            self.note_progress()
 
     def commit(self, *names: str) -> None:
         """Note files that the command has written whole into :attr:`folder` as parts.
@@ -189,16 +230,31 @@ class Output:
                 (self.folder / f"{self._name}.tmp").replace(self.folder / self._name)
                 self.state.parts.append(self._name)
                 self._part, self._size = None, 0
+        except OSError as error:
+            raise self._unwritable(error) from error
+        self.note_progress()
+
+    def note_progress(self) -> None:
+        """Note how far the work is, in the middle of a part.
+
+        Raises:
+            DataError: it cannot be written.
+        """
+        try:
+            if self._part is not None:
+                self._part.flush()
+            self.state.open = self._size
             replace_file(self.folder / _STATE, self.state.data())
         except OSError as error:
-            raise self.unwritable(error) from error
+            raise self._unwritable(error) from error
+        self._noted = time.monotonic()
 
     def finish(self, report: Mapping[str, Any], page: str | None = None) -> None:
         """Write the report and give the folder its name.
 
         Args:
             report: becomes report.json.
-            page: becomes report.html.
+            page: becomes report.htm.
 
         Raises:
             DataError: it cannot be written.
@@ -208,7 +264,7 @@ class Output:
             text = json.dumps(report, indent=2, ensure_ascii=False)
             (self.folder / REPORT).write_text(text + "\n", "utf-8")
             if page:
-                (self.folder / "report.html").write_text(page, "utf-8", "xmlcharrefreplace")
+                (self.folder / _PAGE).write_text(page, "utf-8", "xmlcharrefreplace")
             for name in self._own:
                 (self.folder / name).unlink(missing_ok=True)
             with suppress(FileNotFoundError):
@@ -217,16 +273,39 @@ class Output:
             for name in (_STATE, _LOCK):  # a kill before here leaves them beside whole parts
                 (self.to / name).unlink(missing_ok=True)
         except OSError as error:
-            raise self.unwritable(error) from error
+            raise self._unwritable(error) from error
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Word an OSError inside as one of the folder, for a command that writes files of its own.
+
+        Raises:
+            DataError: one of them cannot be written.
+        """
+        try:
+            yield
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _has(self, state: State) -> bool:
+        """Tell whether the files are there that an earlier start noted, and as long as it noted."""
+        whole = all((self.folder / name).is_file() for name in state.parts)
+        begun = self.folder / f"{_part_name(state)}.tmp"
+        return whole and (
+            not state.open or (begun.is_file() and begun.stat().st_size >= state.open)
+        )
 
     @property
     def _name(self) -> str:
-        return f"part-{len(self.state.parts):05d}.jsonl"
+        return _part_name(self.state)
 
-    def unwritable(self, error: OSError) -> DataError:
-        """Word what an error of the system means for the folder."""
+    def _unwritable(self, error: OSError) -> DataError:
         return DataError(
             f"the folder cannot be written: {error.strerror or error}",
             where=str(self.folder),
             fix="make room there, or name another folder with --to",
         )
+
+
+def _part_name(state: State) -> str:
+    return f"part-{len(state.parts):05d}.jsonl"

@@ -35,6 +35,7 @@ def page(
     counts: Mapping[str, int],
     examples: Mapping[str, Sequence[Mapping[str, str]]],
     *more: object,
+    sizes: Mapping[str, int] | None = None,
 ) -> str:
     """Make a report's page.
 
@@ -44,11 +45,16 @@ def page(
         counts: documents by what became of them.
         examples: reason -> documents, from :class:`Examples`.
         more: further sections.
+        sizes: bytes by what became of them, beside the counts.
     """
     total = sum(counts.values()) or 1
-    rows = ((name, f"{n:,}", f"{100 * n / total:.2f} %") for name, n in _sorted(counts))
-    parts: list[object] = [facts(about)]
-    parts.append(section("Documents", table(["what became of it", "documents", "share"], rows)))
+    head, names = ["what became of it", ">documents", ">share"], _sorted(counts)
+    rows = [[name, f"{n:,}", f"{100 * n / total:.2f} %"] for name, n in names]
+    if sizes is not None:
+        head.append(">MB")
+        for row, (name, _) in zip(rows, names, strict=True):
+            row.append(f"{sizes.get(name, 0) / 1e6:,.1f}")
+    parts: list[object] = [facts(about), section("Documents", table(head, rows))]
     parts += more
     for reason, kept in examples.items():
         parts.append(section(f"Examples: {reason}", *map(_example, kept)))
@@ -60,11 +66,12 @@ def _example(one: Mapping[str, str]) -> Markup:
     return joined(tag("p", tag("b", one["where"])), shown)
 
 
-def summary(counts: Mapping[str, int]) -> Iterable[str]:
-    """Write a line for each count: ``  1,234  12.3 %  kept``."""
+def summary(counts: Mapping[str, int], sizes: Mapping[str, int] | None = None) -> Iterable[str]:
+    """Write a line for each count: ``  1,234  12.3 %  kept``; with sizes in bytes, also in MB."""
     total = sum(counts.values()) or 1
     for name, count in _sorted(counts):
-        yield f"{count:>12,}  {100 * count / total:6.2f} %  {plain(name)}"
+        size = "" if sizes is None else f"{sizes.get(name, 0) / 1e6:>10,.1f} MB  "
+        yield f"{count:>12,}  {100 * count / total:6.2f} %  {size}{plain(name)}"
 
 
 def _sorted(counts: Mapping[str, int]) -> list[tuple[str, Any]]:

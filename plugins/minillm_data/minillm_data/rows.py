@@ -124,10 +124,16 @@ class Rows:
                 what = '"text" holds a lone surrogate'
                 reading.malformed(place.error(what, "write the character whole, or drop the line"))
                 continue
-            if row.text is None and not isinstance(record.get("ids"), list):
+            ids = record.get("ids")
+            if row.text is None and not isinstance(ids, list):
                 what = 'an object without "text", "messages" or "ids"'
                 reading.malformed(place.error(what, 'name the document\'s key "text"'))
-            elif row.text == "":
+            elif row.text is None and not all(
+                type(i) is int and 0 <= i < _ANY_ID for i in ids or ()
+            ):
+                what = '"ids" is not a list of integers that are ids'
+                reading.malformed(place.error(what, 'like {"ids": [1, 2, 3]}, below 2^32'))
+            elif not (ids if row.text is None else row.text):
                 self.notes[EMPTY] += 1
             else:
                 yield row

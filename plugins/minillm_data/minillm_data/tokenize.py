@@ -23,7 +23,7 @@ from minillm_core.documents import (
     write_shard,
 )
 from minillm_data.formats import MAGIC
-from minillm_data.output import Output, key_of
+from minillm_data.output import Output, check_outside, key_of
 from minillm_data.rows import Malformed
 from minillm_data.texts import ANY, Texts
 from minillm_data.train_tokenizer import draw_sample, entries_for, train_on
@@ -71,6 +71,7 @@ def tokenize(
         ConfigError: an unknown format, or a ``seq_len`` that it does not have or lacks.
     """
     _check_format(format, seq_len)
+    check_outside(Path(to), paths)
     texts = Texts(paths, malformed, say)
     given = (
         None if tokenizer is None else Tokenizer.load(Path(tokenizer).expanduser(), vocab or ANY)
@@ -189,10 +190,8 @@ class Part(ABC):
         number = state.more.get("part", 0)
         state.more["part"] = number + 1
         spans = np.array([*self._starts, self._tokens], np.int64)
-        try:
+        with self.output.writing():
             names = self.write(f"part-{number:05d}", np.concatenate(self._ids), spans)
-        except OSError as error:
-            raise self.output.unwritable(error) from error
         self._ids, self._tokens, self._starts = [], 0, []
         self.output.commit(*names)
 

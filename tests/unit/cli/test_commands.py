@@ -64,6 +64,12 @@ MORE = {
     ("data", "tokenize"): {"--vocab", "--seq-len", "--malformed"},
     ("data", "train-tokenizer"): {"--json", "--malformed"},
     ("data", "inspect"): {"--tokenizer", "--samples", "--page", "--malformed"},
+    ("data", "dedup"): {"--near", "--no-near", "--threshold", "--shingle", "--spans"}
+    | {"--min-words", "--malformed"},
+    ("data", "filter"): {"--rules", "--language", "--language-probability", "--model"}
+    | {"--min-bits", "--max-bits", "--malformed"},
+    ("data", "mix"): {"--temperature", "--like", "--size", "--repeat", "--tokenizer", "--seed"}
+    | {"--json", "--malformed"},
     ("data", "cache", "clear"): {"KEY", "--json"},
 }
 """Flags beyond the agreed ones."""
@@ -89,7 +95,8 @@ def commands() -> dict[tuple[str, ...], set[str]]:
         path, command = todo.pop()
         if isinstance(command, LazyCommand):
             command = command.load()
-        if inner := getattr(command, "commands", None):
+        inner = getattr(command, "commands", None)
+        if inner is not None:
             names = [*inner]
             if isinstance(command, CommandGroup):  # with those of our other distributions
                 names = [name for name in command.list_commands(None) if ours((*path, name), inner)]

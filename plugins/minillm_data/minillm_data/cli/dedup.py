@@ -1,0 +1,115 @@
+"""``minillm data dedup``: documents without those that were there before."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from minillm_core.commands import AsJson, display, emit, say, write
+from minillm_data.cli import Malformed, Paths, To, check_choice
+
+EXAMPLES = """Examples:
+
+minillm data dedup corpus.jsonl.xz --to deduplicated
+
+minillm data dedup books/ web.jsonl.gz --to deduplicated --threshold 0.7
+
+minillm data dedup corpus.jsonl --to deduplicated --no-near
+
+minillm data dedup corpus.jsonl --to deduplicated --spans 50 --json
+"""
+
+
+def dedup_command(
+    paths: Paths,
+    to: To,
+    near: Annotated[
+        bool,
+        typer.Option(
+            "--near/--no-near",
+            metavar="",
+            help="Drop documents that are similar to an earlier one, or only those that are equal to one.",
+        ),
+    ] = True,
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            metavar="T",
+            help="Jaccard similarity of near duplicates, 0.1 to 1; default: 0.8.",
+            show_default=False,
+        ),
+    ] = None,
+    shingle: Annotated[
+        int | None,
+        typer.Option(
+            metavar="WORDS",
+            help="Words of a shingle: documents are compared as sets of those; default: 4.",
+            show_default=False,
+        ),
+    ] = None,
+    spans: Annotated[
+        int | None,
+        typer.Option(
+            metavar="WORDS",
+            help="Cut out of texts every run of so many words that an earlier document holds, such as 50.",
+            show_default=False,
+        ),
+    ] = None,
+    min_words: Annotated[
+        int | None,
+        typer.Option(
+            metavar="WORDS",
+            help="Drop a document that loses spans and has fewer words left; default: as --spans.",
+            show_default=False,
+        ),
+    ] = None,
+    malformed: Malformed = "strict",
+    as_json: AsJson = False,
+) -> None:
+    """Drop documents that duplicate an earlier one; the first of each group stays.
+
+    Whole documents by their bytes, near duplicates by MinHash and then exact Jaccard similarity, spans
+    of words on request. After a kill the same command goes on where it was.
+    """
+    kind = check_choice("--malformed", malformed, ("strict", "skip"))
+    with display(say) as shown:
+        with shown.phase("starting"):
+            from minillm_data.dedup import dedup
+            from minillm_data.report import summary
+
+        try:
+            report = dedup(
+                paths,
+                to,
+                near=near,
+                threshold=threshold,
+                shingle=shingle,
+                spans=spans,
+                min_words=min_words,
+                malformed=kind,
+                say=shown.say,
+                progress=shown.progress,
+            )
+        except KeyboardInterrupt as error:
+            from minillm_core import Interrupted
+
+            raise Interrupted(
+                "interrupted",
+                where=f"{to}.unfinished",
+                fix="the same command goes on with what it finds there",
+            ) from error
+    for note, count in report["notes"].items():
+        say(f"{note}: {count:,}")
+    if as_json:
+        emit(report)
+        return
+    for line in summary(report["counts"]):
+        write(line)
+    share = 100 * report["share_with_a_duplicate"]
+    write(
+        f"{report['with_a_duplicate']:>12,}  {share:6.2f} %  with a duplicate, those that stay included"
+    )
+    if report["cut"]:
+        write(f"cut out: {report['cut']['spans']:,} spans of {report['cut']['words']:,} words")
+    write(f"written to {to}")

@@ -1,0 +1,108 @@
+"""``minillm data filter``: keep the documents that are worth training on."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from minillm_core.commands import AsJson, counted, display, emit, plain, say, write
+from minillm_data.cli import Malformed, Paths, To, check_choice
+
+EXAMPLES = """Examples:
+
+minillm data filter corpus.jsonl.xz --to filtered
+
+minillm data filter web/ --to filtered --language en --rules c4,-c4.punctuation,gopher,fineweb
+
+minillm data filter books/ --to filtered --rules gopher,-gopher.long
+
+minillm data filter corpus.jsonl --to filtered --rules none --language en,de --language-probability 0.9
+
+minillm data filter corpus.jsonl --to filtered --rules none --model runs/tiny-1 --max-bits 2.5
+"""
+
+
+def filter_command(
+    paths: Paths,
+    to: To,
+    rules: Annotated[
+        str | None,
+        typer.Option(
+            "--rules",
+            metavar="A,B,-A.X",
+            help="c4, gopher, fineweb, a rule of one (gopher.short), or -c4.punctuation to leave one "
+            "out; none. Default: gopher,fineweb. c4 removes lines, too.",
+        ),
+    ] = None,
+    language: Annotated[
+        str | None,
+        typer.Option(
+            "--language",
+            metavar="en,de",
+            help="Languages to keep, of which py3langid finds one the likeliest.",
+        ),
+    ] = None,
+    language_probability: Annotated[
+        float | None,
+        typer.Option(
+            "--language-probability",
+            metavar="P",
+            help="The least probability of the language, 0 to 1. Default: 0.5.",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="RUN",
+            help="A run's folder: its checkpoint measures each document's first 2,048 tokens.",
+        ),
+    ] = None,
+    min_bits: Annotated[
+        float | None,
+        typer.Option("--min-bits", metavar="X", help="The fewest bits per byte under the model."),
+    ] = None,
+    max_bits: Annotated[
+        float | None,
+        typer.Option("--max-bits", metavar="X", help="The most bits per byte under the model."),
+    ] = None,
+    malformed: Malformed = "strict",
+    as_json: AsJson = False,
+) -> None:
+    """Keep the documents that published rules, a language or a checkpoint let through.
+
+    Each drop is counted by its reason, with examples in report.htm. Kept lines are the input's,
+    byte for byte, unless c4 removes lines of their text.
+    """
+    from minillm_data.filter import filter_rows
+    from minillm_data.report import summary
+
+    check_choice("--malformed", malformed, ("strict", "skip"))
+    languages = [code.strip() for code in language.split(",")] if language is not None else []
+    with display(say) as shown:
+        report = filter_rows(
+            paths,
+            to,
+            rules=rules,
+            languages=languages,
+            language_probability=language_probability,
+            model=model,
+            min_bits=min_bits,
+            max_bits=max_bits,
+            malformed=malformed,  # pyright: ignore[reportArgumentType]
+            say=shown.say,
+            progress=shown.progress,
+        )
+    if as_json:
+        emit(report)
+        return
+    sizes = report["bytes"]
+    for line in summary(report["counts"], sizes):
+        write(line)
+    for name, count in report["lines"].items():
+        write(f"{name}: {counted(count, 'line')} removed or changed")
+    for note, count in report["left_out"].items():
+        write(plain(f"{note}: {count:,}"))
+    written, read = report["bytes_written"] / 1e6, sum(sizes.values()) / 1e6
+    write(f"{written:,.1f} of {read:,.1f} MB written to {to}")

@@ -1,0 +1,376 @@
+"""Deduplication: whole documents, near duplicates, and spans of words."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from functools import partial
+from io import BytesIO
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minillm_core import DataError, Refusal
+from minillm_core.commands import pip_line
+from minillm_core.documents import Progress, replace_file
+from minillm_data.columns import Column
+from minillm_data.groups import equal, jaccard, similar
+from minillm_data.output import Output, check_outside, key_of
+from minillm_data.report import EXAMPLES, Examples, page
+from minillm_data.rows import Malformed, Row, Rows
+from minillm_data.signatures import PERMUTATIONS, Content, Rules, sign
+from minillm_data.spans import cut, repeated
+from minillm_data.workers import cores, in_order
+from minillm_lab.page import pairs
+
+OUTCOMES = KEPT, CUT, EXACT, NEAR, SHORT = (
+    "kept",
+    "kept, spans cut out",
+    "exact duplicate",
+    "near duplicate",
+    "too short without its spans",
+)
+"""What becomes of a document."""
+
+_NUMBER = {outcome: number for number, outcome in enumerate(OUTCOMES)}
+
+_BATCH = 1 << 18  # characters that a process is given at a time
+_NOTED = 32 << 20  # characters after which it is noted how far the first reading is
+_SMALL = 4 << 20  # bytes of input that are not worth another process
+_DECISIONS, _SPANS, _SOURCES = "decisions.npy", "spans.npy", "sources.bin"
+
+
+def dedup(
+    paths: Sequence[str | Path],
+    to: str | Path,
+    *,
+    near: bool = True,
+    threshold: float | None = None,
+    shingle: int | None = None,
+    spans: int | None = None,
+    min_words: int | None = None,
+    malformed: Malformed = "strict",
+    processes: int | None = None,
+    say: Callable[[str], None] = lambda line: None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Write the documents that are not duplicates of earlier ones, in their order, line by line.
+
+    Whole documents are equal where the bytes of their text are (xxh3-128), the messages of their
+    chats, or their ids. Near duplicates are documents whose sets of shingles have a Jaccard similarity
+    of the threshold or more: candidates by MinHash (Broder 1997, On the resemblance and containment of
+    documents), then compared exactly. A shingle is a run of four words; a word is a run of letters,
+    digits and underscores in lower case, or one character of a script that is written without spaces,
+    or an id. Near duplicates of near duplicates are in one group, and the first document of each group
+    stays.
+
+    With ``spans=N``, every run of N words that an earlier document holds (of those that are no
+    duplicates) is then cut out, byte for byte as it is printed: a word is what stands between white
+    space. What is left is joined as it is. A document that loses words and is left with fewer than
+    ``min_words`` is dropped. (After Lee et al. 2022, Deduplicating Training Data Makes Language Models
+    Better, on hashes of windows instead of a suffix array.)
+
+    The files are read twice. While it works, the unfinished folder holds 8 bytes for each word, 512 for
+    each document, and 12 more for each word with spans; memory is 100 bytes for each document and some
+    100 MiB for each process, with spans 300 MiB more. In a script of your own call this under
+    ``if __name__ == "__main__"``, since processes are started.
+
+    Args:
+        paths: files or folders.
+        to: the folder to write.
+        near: look for near duplicates.
+        threshold: default 0.8.
+        shingle: words of a shingle; default 4.
+        spans: words, at least 2; None: no spans are cut out.
+        min_words: default: as many as ``spans``.
+        malformed: what happens to a document that cannot be read.
+        processes: that share the work; default: one for each core, or this one for small files.
+        say: prints a line for people.
+        progress: called with what is done, the bytes of it that are, and those in all.
+
+    Returns:
+        What report.json holds.
+
+    Raises:
+        ConfigError: a value is out of its range, or an option has no effect.
+        Refusal: rensa is not installed, which makes the signatures.
+        DataError: a document cannot be read, or the folder not be written.
+        MinillmError: a process ended, as where the memory did not suffice.
+    """
+    rules = Rules.of(near, threshold, shingle, spans, min_words)
+    version = _version_of_minhash() if near else None
+    check_outside(Path(to), paths)
+    rows = Rows(paths, malformed, say)
+    key = key_of("dedup", rows.sources, rules=vars(rules), malformed=malformed, minhash=version)
+    if processes is None:
+        processes = cores() if rows.size > _SMALL else 1
+    with (
+        Output(Path(to), key, own=Work.files) as output,
+        Work(output, rows, rules, progress) as work,
+    ):
+        if output.resumed:
+            say(f"goes on with what was done before, found in {output.folder}")
+        return work.finish(processes)
+
+
+def _version_of_minhash() -> str:
+    """Name what decides the signatures' values.
+
+    Raises:
+        Refusal: rensa is not installed.
+    """
+    try:
+        from rensa import RMinHash  # type: ignore[attr-defined]
+    except ModuleNotFoundError as error:
+        raise Refusal(
+            "near duplicates are found by rensa, which is not installed",
+            where=sys.executable,
+            fix=f"{pip_line('minillm-data[dedup]')}; or --no-near for exact duplicates alone",
+        ) from error
+    return f"rensa RMinHash {RMinHash.ALGORITHM_VERSION}"
+
+
+class Work(ExitStack):
+    """The three parts of the work, and the files that it keeps in the unfinished folder.
+
+    Each part notes that it is done; the first also notes how far it is, and the last writes parts.
+    """
+
+    columns = ("digests", "counts", "shingles", "signatures", "windows")
+    files = (*(f"{name}.bin" for name in columns), _SOURCES, _DECISIONS, _SPANS)
+
+    def __init__(self, output: Output, rows: Rows, rules: Rules, progress: Progress | None) -> None:
+        super().__init__()
+        self._output, self._rows, self._rules, self._progress = output, rows, rules, progress
+        self._more = output.state.more
+        lengths: dict[str, int] = self._more.setdefault("lengths", {})
+
+        def column(name: str, dtype: type[np.generic], width: int = 1) -> Column:
+            path = output.folder / f"{name}.bin"
+            with output.writing():
+                return self.enter_context(Column(path, dtype, width, lengths.get(name, 0)))
+
+        self._digests = column("digests", np.uint64, 2)
+        self._counts = column("counts", np.int64, 2)
+        self._shingles = column("shingles", np.uint64)
+        self._signatures = column("signatures", np.uint32, PERMUTATIONS)
+        self._windows = column("windows", np.uint64)
+
+    def finish(self, processes: int) -> dict[str, Any]:
+        """Do what is left of the work; returns the report."""
+        if not self._more.get("signed"):
+            self._sign(processes)
+        if not self._more.get("decided"):
+            with self._output.writing():
+                self._decide()
+        return self._write()
+
+    def _sign(self, processes: int) -> None:
+        """Read every document, and keep what it is compared by."""
+        unread = islice(self._rows.read("reading", self._progress), self._digests.length, None)
+        batches = _batches(_content(row, self._rules) for row in unread)
+        columns = (self._digests, self._counts, self._shingles, self._signatures, self._windows)
+        size = 0
+        with closing(in_order(partial(sign, self._rules), batches, processes)) as done:
+            for signed in done:
+                with self._output.writing():
+                    for column, records in zip(columns, signed, strict=True):
+                        column.append(records)
+                        size += records.nbytes
+                if size >= _NOTED:
+                    self._note(columns)
+                    size = 0
+        self._note(columns)
+        self._more["signed"] = True
+        self._output.close_part()
+
+    def _note(self, columns: Sequence[Column]) -> None:
+        """Note how many records the columns hold, once the disk has them."""
+        with self._output.writing():
+            for column in columns:
+                column.sync()
+        lengths = (column.length for column in columns)
+        self._more["lengths"] = dict(zip(self.columns, lengths, strict=True))
+        self._output.close_part()
+
+    def _decide(self) -> None:
+        """Find what becomes of each document, which one it duplicates, and the spans to cut."""
+        rules, counts = self._rules, self._counts.read()
+        first = equal(self._digests.read())
+        documents = np.arange(len(first))
+        outcomes = np.where(first == documents, _NUMBER[KEPT], _NUMBER[EXACT])
+        if rules.threshold is not None:
+            among = documents[(first == documents) & (counts[:, 0] > 0)]
+            signatures = self._signatures.mapped()
+            group = similar(signatures, among, rules.threshold, self._set(counts), self._progress)
+            outcomes[group != documents] = _NUMBER[NEAR]
+            first = group[first]
+        if rules.spans is not None:
+            kept = first == documents
+            with Column(self._output.folder / _SOURCES, np.int32) as sources:
+                spans = repeated(
+                    self._windows, counts[:, 1], kept, rules.spans, sources, self._progress
+                )
+            words = np.where(counts[:, 1] > 0, counts[:, 1] + rules.spans - 1, 0)
+            np.subtract.at(words, spans[:, 0], spans[:, 2] - spans[:, 1])
+            has = np.unique(spans[:, 0])
+            short = words[has] < rules.min_words
+            outcomes[has] = np.where(short, _NUMBER[SHORT], _NUMBER[CUT])
+            self._save(_SPANS, spans)
+        self._save(_DECISIONS, np.stack([first, outcomes], axis=1))
+        self._more["decided"] = True
+        self._output.close_part()
+
+    def _save(self, name: str, array: np.ndarray) -> None:
+        data = BytesIO()
+        np.save(data, array, allow_pickle=False)
+        replace_file(self._output.folder / name, data.getvalue())
+
+    def _set(self, counts: np.ndarray) -> Callable[[int], np.ndarray]:
+        """Return what reads a document's shingles."""
+        ends = np.cumsum(counts[:, 0])
+
+        def read(document: int) -> np.ndarray:
+            end = int(ends[document])
+            return self._shingles.read(end - int(counts[document, 0]), end)
+
+        return read
+
+    def _write(self) -> dict[str, Any]:
+        """Write what stays, and the report."""
+        output, more = self._output, self._more
+        decisions = np.load(output.folder / _DECISIONS, allow_pickle=False)
+        first, outcomes = decisions.T
+        spans = np.zeros((0, 4), np.int64)
+        if self._rules.spans is not None:
+            spans = np.load(output.folder / _SPANS, allow_pickle=False)
+        examples = Examples(more.get("examples"))
+        lost: dict[str, int] = more.setdefault("cut", {"spans": 0, "words": 0, "characters": 0})
+        places: dict[str, str] = more.setdefault("places", {})  # JSON knows no other keys
+        more["examples"], wanted = examples.found, _originals(first, outcomes, spans)
+        sets = self._set(self._counts.read())
+        rows = islice(self._rows.read("writing", self._progress), output.state.rows, None)
+        for number, row in enumerate(rows, output.state.rows):
+            if number == len(first):  # a file has grown
+                break
+            if number in wanted:
+                places[str(number)] = row.where
+            outcome, original = OUTCOMES[outcomes[number]], int(first[number])
+            where, shown, line = row.where, _beginning(row), row.line
+            if outcome == EXACT:
+                where = f"{where}: the same as {places.get(str(original))}"
+            elif outcome == NEAR and len(examples.found.get(NEAR, ())) < EXAMPLES:
+                alike = jaccard(sets(number), sets(original))
+                where = f"{where}: Jaccard similarity {alike:.2f} with {places[str(original)]}"
+            elif outcome in (CUT, SHORT):
+                low, high = np.searchsorted(spans[:, 0], [number, number + 1])
+                text, out = cut(row.record["text"], spans[low:high, 1:3])
+                lost["spans"] += len(out)
+                lost["words"] += int((spans[low:high, 2] - spans[low:high, 1]).sum())
+                lost["characters"] += sum(map(len, out))
+                where = f"{where}: cut out, as it is in {places.get(str(spans[low, 3]))}"
+                shown = out[0]
+                line = _line({**row.record, "text": text})
+            output.state.counts[outcome] += 1
+            if outcome != KEPT:
+                examples.add(outcome, where, shown)
+            if outcome in (KEPT, CUT):
+                output.write(line)
+            output.dealt_with()
+        for source in self._rows.sources:
+            source.check_unchanged()
+        report = self._report(first, examples)
+        output.finish(report, _page(report))
+        return report
+
+    def _report(self, first: np.ndarray, examples: Examples) -> dict[str, Any]:
+        state, documents = self._output.state, len(first)
+        duplicates = state.counts[EXACT] + state.counts[NEAR]
+        alike = int((np.bincount(first)[first] > 1).sum()) if documents else 0
+        return {
+            "command": "dedup",
+            "files": [str(source.path) for source in self._rows.sources],
+            "settings": vars(self._rules),
+            "documents": documents,
+            "counts": {name: count for name, count in state.counts.items() if count},
+            "with_a_duplicate": alike,
+            "share_with_a_duplicate": alike / max(1, documents),
+            "share_duplicates_dropped": duplicates / max(1, documents),
+            "cut": state.more["cut"] if self._rules.spans is not None else None,
+            "notes": dict(self._rows.notes),
+            "parts": state.parts,
+            "examples": examples.found,
+        }
+
+
+def _content(row: Row, rules: Rules) -> Content:
+    """Take what is compared of a row.
+
+    Raises:
+        DataError: spans are to be cut out of what is no text.
+    """
+    if "text" in row.record and row.text is not None:
+        return Content(row.text)
+    if rules.spans is not None:
+        raise DataError(
+            "--spans cuts words out of texts, and this is a chat or a list of ids",
+            where=row.where,
+            fix="take --spans away, or give the texts alone",
+        )
+    if row.text is None:
+        return Content(row.record["ids"])
+    messages = row.record.get("messages", row.record.get("conversations"))
+    return Content(row.text, json.dumps(messages, sort_keys=True))
+
+
+def _batches(contents: Iterable[Content]) -> Iterator[list[Content]]:
+    batch, size = [], 0
+    for content in contents:
+        batch.append(content)
+        size += len(content.words)
+        if size >= _BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _originals(first: np.ndarray, outcomes: np.ndarray, spans: np.ndarray) -> set[int]:
+    """List the documents whose places the examples name."""
+    found: set[int] = set()
+    for outcome in (EXACT, NEAR):
+        found.update(first[np.flatnonzero(outcomes == _NUMBER[outcome])[:EXAMPLES]].tolist())
+    for outcome in (CUT, SHORT):
+        shown = np.flatnonzero(outcomes == _NUMBER[outcome])[:EXAMPLES]
+        found.update(spans[np.searchsorted(spans[:, 0], shown), 3].tolist())
+    return found
+
+
+def _beginning(row: Row) -> str:
+    return row.text if row.text is not None else str(row.record["ids"][:100])
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    try:
+        return json.dumps(record, ensure_ascii=False).encode() + b"\n"
+    except (
+        UnicodeEncodeError
+    ):  # a lone surrogate in another of its keys, which JSON can only escape
+        return json.dumps(record).encode() + b"\n"
+
+
+def _page(report: Mapping[str, Any]) -> str:
+    about = {
+        "files": ", ".join(report["files"]),
+        "settings": pairs(report["settings"]),
+        "documents with a duplicate": (
+            f"{report['with_a_duplicate']:,} ({100 * report['share_with_a_duplicate']:.2f} %)"
+        ),
+        "cut out": pairs(report["cut"]) if report["cut"] else None,
+        "not read": pairs(report["notes"]),
+    }
+    return page("Deduplication", about, report["counts"], report["examples"])

@@ -1,0 +1,512 @@
+"""Mix sources in given proportions, or pick from them what resembles a target.
+
+The documents of the sources are interleaved so that the proportions hold over any stretch. The rule
+is that of worst-case fair weighted fair queueing (Bennett and Zhang 1996): of the sources that are
+not ahead of their share, take the one whose next document would be finished first if all of them
+flowed at their rates. After any number of documents each source has its share of the text written,
+to within the longest document; taking the source that lags most, as is often done, promises that
+for two sources only.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from minillm_core import ConfigError, DataError
+from minillm_core.documents import Progress, Tokenizer, grouped
+from minillm_data.output import Output, key_of
+from minillm_data.report import page
+from minillm_data.rows import Malformed, Row, Rows
+from minillm_lab.page import section, table
+
+Say = Callable[[str], None]
+
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_ANY_VOCABULARY = 1 << 31
+_TOGETHER = 1 << 20  # bytes of lines that are measured in one call
+_PRECISION = 10**9  # shares are whole numbers of this
+
+
+@dataclass(frozen=True)
+class Input:
+    """A source of a mixture.
+
+    Attributes:
+        path: a file or folder.
+        weight: its part of the mixture beside the other weights; None: by its size.
+    """
+
+    path: str
+    weight: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.weight is not None and not 0 < self.weight < math.inf:
+            raise ConfigError(
+                f"the weight {self.weight:g} is not above 0",
+                where=self.path,
+                fix="leave the source out, or give it a weight such as 0.5",
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> Input:
+        """Read ``PATH`` or ``PATH:WEIGHT``: what follows the last colon is a weight if it is a number.
+
+        A path that ends so itself is written with a weight: ``a:1:0.5`` is the file ``a:1``.
+
+        Raises:
+            ConfigError: the weight is not above 0.
+        """
+        path, colon, last = text.rpartition(":")
+        return cls(path, float(last)) if colon and _NUMBER.fullmatch(last) else cls(text)
+
+
+def mix(
+    inputs: Sequence[str | Path | Input],
+    to: str | Path,
+    *,
+    temperature: float | None = None,
+    like: Sequence[str | Path] = (),
+    size: int | None = None,
+    repeat: bool = False,
+    tokenizer: str | Path | None = None,
+    seed: int | None = None,
+    malformed: Malformed = "strict",
+    say: Say = lambda line: None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Write a mixture of sources; the documents of each stay in their order, byte for byte.
+
+    A share is one of the text's bytes in UTF-8, or of tokens where a tokenizer is given, each
+    document with its end-of-text id. After a kill the same call goes on.
+
+    The mixture ends where the source whose turn it is has nothing left, so that the shares hold to
+    the end; the report says how much of the others was used. With shares by size that is the end of
+    all.
+
+    Args:
+        inputs: sources; as text, ``PATH`` or ``PATH:WEIGHT``; all with a weight, or none.
+        to: the folder to write, which does not exist yet.
+        temperature: without weights: shares are proportional to size ** (1 / temperature); 1, the
+            default, takes everything, higher ones raise small sources (Devlin et al. 2019, Conneau
+            et al. 2020).
+        like: a target: instead of mixing, pick from all sources documents that resemble it, see
+            :mod:`minillm_data.importance`; needs ``size``.
+        size: bytes of text, or tokens, that the mixture has at most.
+        repeat: a source that has nothing left begins again. Without ``size``, the mixture ends
+            when the last source has been read once.
+        tokenizer: a tokenizer.json that counts tokens.
+        seed: of what ``like`` draws; default: 0.
+        malformed: what happens to a document that cannot be read.
+        say: prints a line for people.
+        progress: is called with bytes that are read, or written.
+
+    Returns:
+        The report, as report.json has it.
+
+    Raises:
+        ConfigError: an option is wrong, or has no effect.
+        DataError: a document cannot be read or measured, or the folder cannot be written.
+    """
+    found = [one if isinstance(one, Input) else Input.parse(str(one)) for one in inputs]
+    _check(found, temperature, like, size, repeat, seed)
+    measure = Measure(None if tokenizer is None else Path(tokenizer))
+    sources = [Rows([one.path], malformed, say) for one in found]
+    if like:
+        from minillm_data.importance import pick
+
+        assert size is not None
+        target = Rows([str(path) for path in like], malformed, say)
+        drawn = 0 if seed is None else seed
+        return pick(
+            found, sources, target, Path(to), size, measure, drawn, malformed, say, progress
+        )
+    return Mixing(found, sources, measure, 1.0 if temperature is None else temperature).write(
+        Path(to), size, repeat, malformed, say, progress
+    )
+
+
+@dataclass
+class Measure:
+    """The size of documents: bytes of text in UTF-8, or tokens.
+
+    Args:
+        tokenizer: a tokenizer.json; None: bytes.
+
+    Raises:
+        DataError: the tokenizer cannot be read.
+    """
+
+    tokenizer: Path | None = None
+
+    def __post_init__(self) -> None:
+        self._native = Tokenizer.load(self.tokenizer, _ANY_VOCABULARY) if self.tokenizer else None
+
+    @property
+    def digest(self) -> str:
+        """What decides the sizes."""
+        return self.unit if self._native is None else self._native.digest
+
+    @property
+    def unit(self) -> str:
+        """What is counted."""
+        return "bytes" if self._native is None else "tokens"
+
+    def sized(self, rows: Iterable[Row]) -> Iterator[tuple[Row, int]]:
+        """Yield rows with their sizes.
+
+        Raises:
+            DataError: a row holds ids, and bytes are counted.
+        """
+        for group in grouped(rows, lambda row: len(row.line), _TOGETHER if self._native else 1):
+            yield from zip(group, self._sizes(group), strict=True)
+
+    def _sizes(self, rows: Sequence[Row]) -> list[int]:
+        if self._native is None:
+            return [len(_text(row).encode("utf-8")) for row in rows]
+        texts = [row.text for row in rows if row.text is not None]
+        counts = iter([len(ids) for ids in self._native.encode(texts)])
+        return [1 + (len(row.record["ids"]) if row.text is None else next(counts)) for row in rows]
+
+
+def _text(row: Row) -> str:
+    if row.text is None:
+        raise DataError(
+            "the document holds ids, whose bytes of text are not known",
+            where=row.where,
+            fix="count tokens: --tokenizer tokenizer.json",
+        )
+    return row.text
+
+
+def next_source(shares: Sequence[int], used: Sequence[int], sizes: Sequence[int]) -> int:
+    """Choose the source of the next document.
+
+    Args:
+        shares: of each source, in any unit, above 0.
+        used: bytes or tokens of each source that are written.
+        sizes: of the next document of each.
+
+    Returns:
+        Among the sources that are not ahead of their share, the one whose next document would end
+        first; there is always one, since the shares of what is written add up to all of it.
+    """
+    whole, total = sum(shares), sum(used)
+    behind = (i for i, n in enumerate(used) if n * whole <= shares[i] * total)
+    return min(behind, key=lambda i: (used[i] + sizes[i]) / shares[i])
+
+
+@dataclass
+class Stream:
+    """The documents of a source, from where an earlier start stopped.
+
+    Attributes:
+        rows: the source.
+        measure: of its documents.
+        state: what is remembered: ``used`` (bytes or tokens written), ``documents`` written, ``taken``
+            (rows of this pass), ``epochs`` (whole passes), ``whole`` (size of a pass; 0: not known).
+        repeat: begin again at the end.
+        tell: called as bytes are read.
+        done: bytes that were read of the source's files in this pass.
+        next: the document that comes next, and its size; None: nothing is left.
+    """
+
+    rows: Rows
+    measure: Measure
+    state: dict[str, int]
+    repeat: bool
+    tell: Callable[[], None]
+    done: int = 0
+    next: tuple[Row, int] | None = None
+    _reading: Iterator[tuple[Row, int]] = field(default_factory=lambda: iter(()))
+
+    def begin(self) -> None:
+        """Read on behind what was taken.
+
+        Raises:
+            DataError: the source has no document.
+        """
+        rows = islice(self.rows.read("mixing", self._progress), self.state["taken"], None)
+        self._reading = self.measure.sized(rows)
+        self.next = next(self._reading, None)
+        if self.next is None and not self.state["taken"]:
+            raise DataError(
+                "the source has no document",
+                where=", ".join(map(str, self.rows.paths)),
+                fix="leave it out",
+            )
+        if self.next is None:
+            self._turn()
+
+    def advance(self) -> None:
+        """Count the next document as written, and read the one after it."""
+        assert self.next is not None
+        self.state["used"] += self.next[1]
+        self.state["documents"] += 1
+        self.state["taken"] += 1
+        self.next = next(self._reading, None)
+        if self.next is None:
+            self._turn()
+
+    def _turn(self) -> None:
+        """Note the size of a pass at its end, and begin another one."""
+        self.state["whole"] = self.state["whole"] or self.state["used"]
+        if self.repeat:
+            self.state["epochs"] += 1
+            self.state["taken"] = 0
+            self.begin()
+
+    def count_rest(self) -> None:
+        """Read to the end, for the size of a pass."""
+        if not self.state["whole"] and self.next is not None:
+            rest = sum(size for _, size in self._reading)
+            self.state["whole"] = self.state["used"] + self.next[1] + rest
+
+    def _progress(self, what: str, done: int, total: int) -> None:
+        self.done = done
+        self.tell()
+
+
+@dataclass
+class Mixing:
+    """A mixture by shares.
+
+    Attributes:
+        inputs: paths and weights.
+        sources: their rows.
+        measure: of documents.
+        temperature: of shares by size, where there are no weights.
+    """
+
+    inputs: Sequence[Input]
+    sources: Sequence[Rows]
+    measure: Measure
+    temperature: float
+
+    def write(
+        self,
+        to: Path,
+        size: int | None,
+        repeat: bool,
+        malformed: Malformed,
+        say: Say,
+        progress: Progress | None,
+    ) -> dict[str, Any]:
+        """Write the mixture into a folder; see :func:`mix`."""
+        weights = [one.weight for one in self.inputs]
+        asked = {
+            "weights": None if None in weights else weights,
+            "temperature": self.temperature if None in weights else None,
+            "size": size,
+            "repeat": repeat,
+            "unit": self.measure.unit,
+        }
+        every = [source for rows in self.sources for source in rows.sources]
+        groups = [len(rows.sources) for rows in self.sources]
+        key = key_of(
+            "mix", every, **asked, by=self.measure.digest, groups=groups, malformed=malformed
+        )
+        with Output(to, key) as output:
+            if output.note:
+                say(output.note)
+            more, state = output.state.more, output.state
+            if "shares" not in more:
+                more["shares"], whole = self._shares(progress)
+                fresh = {"used": 0, "documents": 0, "taken": 0, "epochs": 0}
+                more["streams"] = [{**fresh, "whole": size} for size in whole]
+                output.close_part()
+            shares: list[int] = more["shares"]
+            streams = [
+                Stream(rows, self.measure, kept, repeat, lambda: None)
+                for rows, kept in zip(self.sources, more["streams"], strict=True)
+            ]
+            ended = self._interleave(streams, shares, size, repeat, output, progress)
+            if size is None:
+                for stream in streams:
+                    stream.count_rest()
+            report = {
+                "command": "mix",
+                **asked,
+                "tokenizer": None
+                if self.measure.tokenizer is None
+                else str(self.measure.tokenizer),
+                "documents": state.rows,
+                "total": sum(stream.state["used"] for stream in streams),
+                "ended": ended,
+                "sources": self._sources(streams, shares),
+                "left_out": dict(sorted(sum((s.rows.notes for s in streams), Counter()).items())),
+            }
+            output.finish(report, mixture_page(report))
+        return report
+
+    def _shares(self, progress: Progress | None) -> tuple[list[int], list[int]]:
+        """Return whole numbers that stand to each other as the shares do; and sizes, 0: not known."""
+        sizes = [0] * len(self.inputs)
+        parts = [one.weight or 0.0 for one in self.inputs]
+        if not any(parts):
+            sizes = [self._size(rows, progress) for rows in self.sources]
+            parts = [float(size) ** (1 / self.temperature) for size in sizes]
+            if self.temperature == 1:
+                return sizes, sizes
+        return [max(1, round(part / sum(parts) * _PRECISION)) for part in parts], sizes
+
+    def _size(self, rows: Rows, progress: Progress | None) -> int:
+        what = f"measuring {rows.paths[0]}"
+        size = sum(size for _, size in self.measure.sized(rows.read(what, progress)))
+        if not size:
+            raise DataError(
+                "the source has no document", where=str(rows.paths[0]), fix="leave it out"
+            )
+        return size
+
+    def _interleave(
+        self,
+        streams: Sequence[Stream],
+        shares: Sequence[int],
+        size: int | None,
+        repeat: bool,
+        output: Output,
+        progress: Progress | None,
+    ) -> str:
+        """Write documents until the mixture ends; return why it did."""
+        disk = sum(rows.size for rows in self.sources)
+
+        def tell() -> None:
+            if progress is None:
+                return
+            if size is not None and self.measure.unit == "bytes":
+                progress("mixing", sum(stream.state["used"] for stream in streams), size)
+            else:
+                progress("mixing", min(sum(stream.done for stream in streams), disk), disk)
+
+        for stream in streams:
+            stream.tell = tell
+            stream.begin()
+        used = [stream.state["used"] for stream in streams]
+        # A source with nothing left waits for its turn with a document of one byte.
+        sizes = [1 if stream.next is None else stream.next[1] for stream in streams]
+        while True:
+            turn = next_source(shares, used, sizes)
+            stream = streams[turn]
+            if repeat and size is None and all(one.state["epochs"] for one in streams):
+                return "every source was read once"
+            if stream.next is None:
+                if all(one.next is None for one in streams):
+                    return "every source is used up"
+                return f"{self.inputs[turn].path} is used up"
+            row, length = stream.next
+            if size is not None and sum(used) + length > size:
+                return "the size is reached"
+            output.write(row.line)
+            stream.advance()
+            used[turn] = stream.state["used"]
+            sizes[turn] = 1 if stream.next is None else stream.next[1]
+            output.dealt_with()
+
+    def _sources(self, streams: Sequence[Stream], shares: Sequence[int]) -> list[dict[str, Any]]:
+        total = sum(stream.state["used"] for stream in streams) or 1
+        return [
+            {
+                "path": one.path,
+                "weight": one.weight,
+                "share": share / sum(shares),
+                "share_written": stream.state["used"] / total,
+                "written": stream.state["used"],
+                "documents": stream.state["documents"],
+                "epochs": stream.state["used"] / whole
+                if (whole := stream.state["whole"])
+                else None,
+                "unused": max(0, whole - stream.state["used"]) if whole else None,
+            }
+            for one, stream, share in zip(self.inputs, streams, shares, strict=True)
+        ]
+
+
+def epochs(one: Mapping[str, Any]) -> str:
+    """Write how often a source was read: ``0.53 epochs, 1,234 unused``."""
+    if one["epochs"] is None:
+        return "a part of one epoch"
+    left = f", {one['unused']:,} unused" if one["unused"] else ""
+    return f"{one['epochs']:.2f} epochs{left}"
+
+
+def mixture_page(report: Mapping[str, Any]) -> str:
+    """Make the page of a mixture's report."""
+    unit = report["unit"]
+    rows = (
+        (
+            one["path"],
+            f"{100 * one['share']:.2f} %",
+            f"{100 * one['share_written']:.2f} %",
+            f"{one['written']:,}",
+            f"{one['documents']:,}",
+            epochs(one),
+        )
+        for one in report["sources"]
+    )
+    head = ["source", ">share asked", ">share written", f">{unit}", ">documents", "how often"]
+    about = {
+        unit: f"{report['total']:,}",
+        "temperature": report["temperature"],
+        "most": report["size"],
+        "ended because": report["ended"],
+        "tokenizer": report["tokenizer"],
+    }
+    counts = {f"from {one['path']}": one["documents"] for one in report["sources"]}
+    return page("A mixture", about, counts, {}, section("Sources", table(head, rows)))
+
+
+def _check(
+    inputs: Sequence[Input],
+    temperature: float | None,
+    like: Sequence[str | Path],
+    size: int | None,
+    repeat: bool,
+    seed: int | None,
+) -> None:
+    weighted = [one for one in inputs if one.weight is not None]
+    if not inputs:
+        raise ConfigError("nothing to mix", where="PATH", fix="name a source")
+    paths = Counter(str(Path(one.path).resolve()) for one in inputs)
+    if twice := [path for path, count in paths.items() if count > 1]:
+        raise ConfigError("a source is named twice", where=twice[0], fix="name it once")
+    if weighted and len(weighted) < len(inputs):
+        bare = next(one for one in inputs if one.weight is None)
+        raise ConfigError(
+            "some sources have a weight, and others have none",
+            where=bare.path,
+            fix=f"give it one too, {bare.path}:0.5, or take the others' away",
+        )
+    if temperature is not None and not 0 < temperature < math.inf:
+        raise ConfigError(
+            f"the temperature {temperature:g} is not above 0",
+            where="--temperature",
+            fix="1 or more",
+        )
+    if size is not None and size < 1:
+        raise ConfigError(f"a mixture of size {size}", where="--size", fix="1 or more")
+    useless = {
+        "--temperature with weights": temperature is not None and bool(weighted),
+        "--temperature with one source": temperature is not None and len(inputs) == 1,
+        "weights with --like": bool(weighted and like),
+        "--temperature with --like": temperature is not None and bool(like),
+        "--repeat with --like": repeat and bool(like),
+        "--seed without --like": seed is not None and not like,
+        "--repeat without --size, with shares by size": (
+            repeat and size is None and not weighted and temperature in (None, 1) and not like
+        ),
+    }
+    if found := [name for name, here in useless.items() if here]:
+        raise ConfigError(f"{found[0]} has no effect", where=found[0], fix="leave one of them out")
+    if like and size is None:
+        raise ConfigError(
+            "picking what resembles a target needs a size",
+            where="--like",
+            fix="add --size BYTES: how much to pick",
+        )

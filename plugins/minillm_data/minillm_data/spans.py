@@ -1,0 +1,126 @@
+"""Spans of words that an earlier document holds: found by hashes of windows, and cut out of the text.
+
+Lee et al. 2022, Deduplicating Training Data Makes Language Models Better, find them in a suffix array
+of the whole corpus. Here each window of N words is a hash, the first document that holds it keeps it,
+and in later ones the windows that touch or overlap make a span.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from minillm_core.documents import Progress
+from minillm_data.columns import Column
+from minillm_data.words import PRINTED
+
+_LOAD = 1 << 22
+"""Windows that are compared with each other at a time, about: some 200 MiB."""
+
+_BLOCK = 1 << 20
+
+
+def repeated(
+    hashes: Column,
+    counts: np.ndarray,
+    kept: np.ndarray,
+    width: int,
+    sources: Column,
+    progress: Progress | None = None,
+) -> np.ndarray:
+    """Find the spans of each document that an earlier one holds.
+
+    Memory: 24 bytes for each document, 32 for each span, and some 300 MiB.
+
+    Args:
+        hashes: of all windows of all documents, in order, uint64.
+        counts: windows of each document, int64 (documents,).
+        kept: bool (documents,): others hold nothing, and lose nothing.
+        width: words of a window.
+        sources: an empty column of int32 to work in.
+        progress: called with the bytes of hashes that were read, and those to read in all.
+
+    Returns:
+        int64 (spans, 4), in order: a document, the span's first word, the one behind its last, and
+        the document that holds the beginning of it first.
+    """
+    ends = np.cumsum(counts)
+    starts = ends - counts
+    parts = hashes.length // _LOAD + 1
+    for start in range(0, hashes.length, _BLOCK):
+        sources.append(np.full(min(_BLOCK, hashes.length - start), -1, np.int32))
+    for part in range(parts):
+        places, values = [np.zeros(0, np.int64)], [np.zeros(0, np.uint64)]
+        for start in range(0, hashes.length, _BLOCK):
+            if progress:
+                done = part * hashes.length + start
+                progress("looking for repeated spans", 8 * done, 8 * parts * hashes.length)
+            block = hashes.read(start, min(start + _BLOCK, hashes.length))
+            here = np.flatnonzero((block >> np.uint64(32)) % np.uint64(parts) == part)
+            here = here[kept[np.searchsorted(ends, start + here, side="right")]]
+            places.append(start + here)
+            values.append(block[here])
+        place, source = _seen(np.concatenate(places), np.concatenate(values), ends)
+        for start in range(0, hashes.length, _BLOCK):
+            low, high = np.searchsorted(place, [start, start + _BLOCK])
+            if high > low:
+                block = sources.read(start, min(start + _BLOCK, hashes.length))
+                block[place[low:high] - start] = source[low:high]
+                sources.put(start, block)
+    found = [np.zeros((0, 4), np.int64)]
+    for start in range(0, hashes.length, _BLOCK):
+        block = sources.read(start, min(start + _BLOCK, hashes.length))
+        here = np.flatnonzero(block >= 0)
+        document = np.searchsorted(ends, start + here, side="right")
+        first = start + here - starts[document]
+        found.append(_merged(np.stack([document, first, first + width, block[here]], axis=1)))
+    return _merged(np.concatenate(found))
+
+
+def _seen(
+    places: np.ndarray, values: np.ndarray, ends: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Give the places, in order, whose value is at a place of an earlier document, and which that is."""
+    order = np.argsort(values, kind="stable")
+    new = np.ones(len(order), bool)
+    new[1:] = np.diff(values[order]) != 0
+    first = np.empty(len(order), np.int64)
+    first[order] = places[order[np.maximum.accumulate(np.where(new, np.arange(len(order)), 0))]]
+    again = np.flatnonzero(first != places)
+    document = np.searchsorted(ends, places[again], side="right")
+    source = np.searchsorted(ends, first[again], side="right")
+    earlier = source < document
+    return places[again[earlier]], source[earlier]
+
+
+def _merged(spans: np.ndarray) -> np.ndarray:
+    """Join the spans of a document that touch or overlap; they are in order."""
+    if not len(spans):
+        return spans
+    new = np.ones(len(spans), bool)
+    new[1:] = (spans[1:, 0] != spans[:-1, 0]) | (spans[1:, 1] > spans[:-1, 2])
+    first = np.flatnonzero(new)
+    last = np.append(first[1:], len(spans)) - 1
+    found = spans[first]
+    found[:, 2] = spans[last, 2]
+    return found
+
+
+def cut(text: str, spans: np.ndarray) -> tuple[str, list[str]]:
+    """Cut spans of words out of a text; whatever stands between them stays as it is.
+
+    Args:
+        text: of the document.
+        spans: int64 (spans, 2): first word, and the one behind the last; in order, apart.
+
+    Returns:
+        The text that is left, and the texts that were cut out.
+    """
+    words = [found.span() for found in PRINTED.finditer(text)]
+    left, out, place = [], [], 0
+    for first, end in spans.tolist():
+        start, stop = words[first][0], words[end - 1][1]
+        left.append(text[place:start])
+        out.append(text[start:stop])
+        place = stop
+    left.append(text[place:])
+    return "".join(left), out

@@ -1,0 +1,65 @@
+"""Words of documents as numbers, and runs of words as numbers, for what compares documents."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import numpy as np
+import xxhash
+
+# Scripts written without spaces (Thai, Lao, Tibetan, Burmese, Khmer, Han, kana): a run of them would be
+# one word, so each of their characters is one.
+_ALONE = (
+    r"\u0e00-\u109f\u1780-\u17ff\u2e80-\u2fdf\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff"
+    r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
+)
+WORD = re.compile(rf"[^\W{_ALONE}]+|[{_ALONE}]")
+"""A run of letters, digits and underscores; or one character of a script without spaces."""
+PRINTED = re.compile(rf"[^\s{_ALONE}]+|[{_ALONE}]")
+"""A run of anything but white space, as it is printed; or one character of a script without spaces."""
+
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+
+
+def hashed(words: Iterable[str]) -> np.ndarray:
+    """Hash each word by xxh3-64: uint64 (words,)."""
+    return np.fromiter(map(xxhash.xxh3_64_intdigest, map(str.encode, words)), np.uint64)
+
+
+def windows(words: np.ndarray, width: int) -> np.ndarray:
+    """Hash each run of ``width`` words, in their order.
+
+    Args:
+        words: uint64 (words,).
+        width: words of a run, at least 1.
+
+    Returns:
+        uint64 (words - width + 1,); empty where there are fewer words than that.
+    """
+    if len(words) < width:
+        return np.zeros(0, np.uint64)
+    found, covered = mixed(words), 1
+    while covered < width:  # two runs of the same length that overlap, or touch, make a longer one
+        step = min(covered, width - covered)
+        found = mixed(found[:-step] * _ODD + found[step:])
+        covered += step
+    return found
+
+
+def shingles(words: np.ndarray, width: int) -> np.ndarray:
+    """Make the set of a document's runs of ``width`` words, which MinHash and Jaccard compare.
+
+    A shorter document has one run, of all its words; one without words has none.
+
+    Returns:
+        uint64, sorted, each value once.
+    """
+    return np.unique(windows(words, min(width, len(words)))) if len(words) else words
+
+
+def mixed(values: np.ndarray) -> np.ndarray:
+    """Spread values over all 64 bits, each to another one (the finaliser of SplitMix64)."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

@@ -1,0 +1,93 @@
+"""Work that is spread over processes, its results in the order of the work."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from typing import TypeVar
+
+from minillm_core import MinillmError
+
+Work = TypeVar("Work")
+Done = TypeVar("Done")
+
+_AHEAD = 2
+"""Pieces of work that are kept ready for each process."""
+
+
+def cores() -> int:
+    """Count the cores that this process may use."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def in_order(
+    function: Callable[[Work], Done], work: Iterable[Work], processes: int
+) -> Generator[Done]:
+    """Apply a function to each piece of work; results come in the order of the work.
+
+    Close the iterator when it is left early (``contextlib.closing``): its processes end then. They
+    also end by themselves where this process is killed.
+
+    Args:
+        function: of a module, or a partial of one: processes import it anew.
+        work: is read a few pieces ahead of the results.
+        processes: 1: all is done in this one.
+
+    Raises:
+        MinillmError: a process ended, as where the memory did not suffice.
+    """
+    if processes == 1:
+        yield from map(function, work)
+        return
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(processes, context, _end_with_parent)
+    waiting: deque[Future[Done]] = deque()
+    try:
+        for piece in work:
+            with _deaf():
+                waiting.append(pool.submit(function, piece))
+            if len(waiting) > _AHEAD * processes:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    except BrokenProcessPool as error:
+        raise MinillmError(
+            "a process that shared the work ended before it was done",
+            where=f"{processes} processes",
+            fix="give it more memory; in a script of your own, call this under "
+            "if __name__ == '__main__'",
+        ) from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Start processes inside that hear no Ctrl-C, which is this process's to answer."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that started it has ended, however it did."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()

@@ -1,0 +1,166 @@
+"""Filter and mix, killed at any place and started again, write what a run writes that was never killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = """
+import os, signal, sys
+from minillm_core.cli.main import main
+from minillm_data import importance, output
+
+at, output.PART, output.NOTED = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+seen = 0
+
+def dies(function):
+    def call(*arguments, **named):
+        global seen
+        for moment in range(2):
+            seen += 1
+            if seen == at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if moment == 0:
+                found = function(*arguments, **named)
+        return found
+    return call
+
+for name in ("write", "dealt_with", "note_progress", "close_part", "finish"):
+    setattr(output.Output, name, dies(getattr(output.Output, name)))
+output.replace_file = dies(output.replace_file)
+importance.replace_file = dies(importance.replace_file)
+sys.exit(main(sys.argv[4:]))
+"""
+"""Runs the program, and kills it before or after the at-th thing that it does with its folder."""
+
+
+def run(at: int, part: int, noted: float, *arguments: str) -> int:
+    command = [sys.executable, "-c", SCRIPT, str(at), str(part), str(noted), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr
+    return done.returncode
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".html"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three sources, and a tokenizer."""
+    from minillm_core.documents import Tokenizer
+
+    folder = tmp_path_factory.mktemp("sources")
+    draw = random.Random(0)
+    words = [f"word{i}" for i in range(500)] + ["the", "of", "and", "to"] * 20
+    for name, count in (("a", 40), ("b", 25), ("c", 12)):
+        lines = []
+        for number in range(count):
+            ends = [". ", " ", ".\n", "\n", " { "] if number % 7 == 0 else [". ", " ", ".\n"]
+            size = draw.randrange(20, 150)
+            text = "".join(draw.choice(words) + draw.choice(ends) for _ in range(size))
+            lines.append(json.dumps({"text": text, "id": f"{name}{number}"}) + "\n")
+        (folder / f"{name}.jsonl").write_text("".join(lines))
+    (folder / "malformed.jsonl").write_text("nonsense\n" + (folder / "b.jsonl").read_text())
+    Tokenizer.train(["word the of and " * 20], 300).save(folder / "tokenizer.json")
+    return folder
+
+
+COMMANDS = {
+    "filter": ("filter", "a.jsonl", "malformed.jsonl", "--malformed", "skip"),
+    "filter lines": ("filter", "a.jsonl", "b.jsonl", "--rules", "c4,gopher.short"),
+    "mix by weights": ("mix", "a.jsonl:2", "b.jsonl:3", "c.jsonl:1", "--repeat"),
+    "mix by size": ("mix", "a.jsonl", "b.jsonl", "c.jsonl", "--temperature", "2"),
+    "mix by tokens": ("mix", "a.jsonl:1", "c.jsonl:1", "--tokenizer", "tokenizer.json"),
+    "mix like": ("mix", "a.jsonl", "b.jsonl", "--like", "c.jsonl", "--size", "20000"),
+}
+
+
+@pytest.mark.parametrize(("part", "noted"), [(4000, 1000.0), (4000, 0.0), (1 << 30, 0.0)])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_that_is_killed_goes_on_to_the_same_bytes(
+    folder: Path, tmp_path: Path, command: str, part: int, noted: float
+) -> None:
+    name, *given = COMMANDS[command]
+    arguments = [str(folder / one) if ".json" in one else one for one in given]
+    assert run(0, part, 1000.0, "data", name, *arguments, "--to", str(tmp_path / "whole")) == 0
+    draw, kills, to = random.Random(f"{command} {part} {noted}"), 0, tmp_path / "killed"
+    while run(draw.randrange(40, 160), part, noted, "data", name, *arguments, "--to", str(to)):
+        kills += 1
+        assert not to.exists() or not any(to.iterdir())
+        assert kills < 40
+    assert contents(to) == contents(tmp_path / "whole")
+    assert not to.with_name("killed.unfinished").exists()
+    assert kills > 0
+
+
+@pytest.mark.parametrize("command", ["filter", "mix"])
+def test_ctrl_c_ends_a_command_and_the_next_start_goes_on(tmp_path: Path, command: str) -> None:
+    source = tmp_path / "a.jsonl"
+    with source.open("w") as file:
+        for number in range(60_000):
+            text = " ".join(f"w{number * 7 + i}" for i in range(100 + number % 50))
+            file.write(json.dumps({"text": f"The end of {text}."}) + "\n")
+    to, unfinished = tmp_path / "out", tmp_path / "out.unfinished"
+    arguments = ["data", command, str(source), "--to", str(to)]
+    script = "import sys, minillm_data.output as o; from minillm_core.cli.main import main\n"
+    script += "o.NOTED = 0.2; o.PART = 1 << 20; sys.exit(main())"
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, *arguments], stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 60
+    while not (unfinished / "part-00001.jsonl").exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    began = time.monotonic()
+    os.kill(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert time.monotonic() - began < 5  # about one second, on a busy machine
+    assert process.returncode == 130
+    assert "the same command goes on from there" in err
+    assert not to.exists()
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "goes on after" in done.stderr
+    again = [*arguments[:-1], str(tmp_path / "whole")]
+    assert subprocess.run([sys.executable, "-c", script, *again], check=False).returncode == 0
+    assert contents(to) == contents(tmp_path / "whole")
+
+
+def test_another_command_or_another_file_begins_anew(folder: Path, tmp_path: Path) -> None:
+    source, to = tmp_path / "a.jsonl", tmp_path / "out"
+    source.write_bytes((folder / "a.jsonl").read_bytes())
+    arguments = ("data", "filter", str(source), "--to", str(to))
+    assert run(100, 4000, 0.0, *arguments, "--rules", "none", "--language", "en")
+    assert run(100, 4000, 0.0, *arguments)
+    source.write_bytes((folder / "b.jsonl").read_bytes())
+    assert run(0, 4000, 0.0, *arguments) == 0
+    assert run(0, 4000, 0.0, *arguments[:-1], str(tmp_path / "whole")) == 0
+    assert contents(to) == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("lost", ["part-00000.jsonl", "part-00000.jsonl.tmp", "progress.json"])
+def test_what_an_earlier_start_lost_is_made_again(folder: Path, tmp_path: Path, lost: str) -> None:
+    arguments = ("data", "filter", str(folder / "a.jsonl"), "--rules", "gopher.short", "--to")
+    part = 1 << 30 if lost.endswith("tmp") else 3000
+    assert run(90, part, 0.0, *arguments, str(tmp_path / "out"))
+    left = tmp_path / "out.unfinished" / lost
+    left.write_bytes(left.read_bytes()[:10])
+    if lost == "part-00000.jsonl":
+        left.unlink()
+    assert run(0, part, 0.0, *arguments, str(tmp_path / "out")) == 0
+    assert run(0, part, 0.0, *arguments, str(tmp_path / "whole")) == 0
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
