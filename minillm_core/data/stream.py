@@ -164,21 +164,19 @@ class PackedRows:
         Raises:
             PluginCodeError: the packer's state is not JSON, or it used tokens that it did not have.
         """
-        packer, counts = self._packer, self._counts
+        packer, counts, broken = self._packer, self._counts, self._claimed.broken
         try:
             kept = json.dumps((packer.pending, packer.state), allow_nan=False)
+            pending, state = json.loads(kept)
+            held = sum(last - first for first, last in pending)
         except (TypeError, ValueError) as error:
-            raise self._claimed.broken(
-                f"pending or state is not JSON: {error}", "JSON alone"
-            ) from error
-        pending, state = json.loads(kept)
+            what = f"pending and state cannot be kept: {error}"
+            raise broken(what, "pieces in pending, JSON in state") from error
         packer.state = copy.deepcopy(state)  # as a resumed run will find it
-        cut = counts["taken"] - counts["used"] - sum(last - first for first, last in pending)
+        cut = counts["taken"] - counts["used"] - held
         if cut < counts["cut"]:
             what = f"{counts['cut'] - cut} tokens were laid out twice, or after they were cut"
-            raise self._claimed.broken(
-                what, "keep in pending what is for later rows, and nothing else"
-            )
+            raise broken(what, "keep in pending what is for later rows, and nothing else")
         counts["cut"] = cut
         self._stream.forget(min((first for first, _ in pending), default=None))
         packed = {"pending": pending, "state": state, "counts": {**counts}}
@@ -202,19 +200,20 @@ class PackedRows:
 
     def _checked(self) -> Sequence[Piece]:
         """Ask the packer for a row, and check it."""
-        self._documents, taken = 0, self._stream
+        self._documents, broken, stream = 0, self._claimed.broken, self._stream
         row = self._packer.row(self._take)
         if not isinstance(row, (list, tuple)) or not row:
-            raise self._claimed.broken(
-                f"{plain(repr(row), 60)} is no row", "a list, with a piece at least"
-            )
+            raise broken(f"{plain(repr(row), 60)} is no row", "a list, with a piece at least")
         for one in row:
-            if not isinstance(one, Piece) or not 0 <= one.first < one.last <= taken.position:
+            known = isinstance(one, Piece) and all(isinstance(place, int) for place in one)
+            if not (known and 0 <= one.first < one.last <= stream.position):
                 what = f"{plain(repr(one), 80)} is no piece of a document that it took"
-                raise self._claimed.broken(what, "return pieces that take() gave, or parts of them")
+                raise broken(
+                    what, "return pieces that take() gave, or parts of them, by whole numbers"
+                )
         if (tokens := sum(piece.tokens for piece in row)) > self._length:
             what = f"a row of {tokens:,} tokens, where {self._length:,} have room"
-            raise self._claimed.broken(what, "fill a row up to self.capacity")
+            raise broken(what, "fill a row up to self.capacity")
         self._counts["room"] += self._length
         self._counts["used"] += tokens
         return row

@@ -332,9 +332,13 @@ def keeps(**kept: Any) -> Callable[[Packer, Callable[[], Piece]], list[Piece]]:
         (endless, "500 documents were taken for one row"),
         (twice, "2 tokens were laid out twice"),
         (remembered, "3 tokens were laid out twice"),
-        (keeps(state={1, 2}), "pending or state is not JSON"),
-        (keeps(state=float("nan")), "pending or state is not JSON"),
-        (keeps(pending=[Piece(0, np.int64(3))]), "pending or state is not JSON"),  # type: ignore[arg-type]
+        (lambda packer, take: [take().part(0, 1.5)], "is no piece of a document"),
+        (lambda packer, take: [take().part(0, np.int64(2))], "is no piece of a document"),
+        (keeps(state={1, 2}), "pending and state cannot be kept: Object of type set"),
+        (keeps(state=float("nan")), "pending and state cannot be kept: Out of range float"),
+        (keeps(pending=[Piece(0, np.int64(3))]), "cannot be kept"),  # type: ignore[arg-type]
+        (keeps(pending=None), "cannot be kept"),
+        (keeps(pending=[3]), "cannot be kept"),
         (keeps(pending=[Piece(0, 3)]), "3 tokens were laid out twice"),
     ],
 )
