@@ -83,6 +83,8 @@ class Form:
         manifest = find(self.name).cls.manifest
         if self.observes:
             return "it listens, and computes nothing"
+        if set(find(self.name).cls.hooks) == {"build_data"}:
+            return "it chooses the rows of a step, and computes nothing in it"
         if manifest.devices and "cpu" not in manifest.devices:
             return f"it runs on {', '.join(manifest.devices)} alone"
         return None

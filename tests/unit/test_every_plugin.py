@@ -33,9 +33,11 @@ def test_options_are_of_plugins_that_there_are() -> None:
 
 def test_what_is_left_out_says_why() -> None:
     listens = "it listens, and computes nothing"
+    chooses = "it chooses the rows of a step, and computes nothing in it"
     assert {form.name: form.left_out for form in forms() if form.left_out} == {
         "liger": "it runs on cuda alone",
         **dict.fromkeys(("tensorboard", "trackio", "wandb"), listens),
+        **dict.fromkeys(("best_fit", "eos_align", "length_buckets"), chooses),
     }
     names, _ = all_at_once()
     assert set(names) == {form.name for form in forms() if form.left_out is None}
