@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from minillm_core import ConfigError, DataError, Refusal
 from minillm_core.commands import pip_line, plain
-from minillm_core.documents import Progress
+from minillm_core.documents import Progress, grouped
 from minillm_data.bits import Bits, checkpoint_of
-from minillm_data.output import Output, key_of
+from minillm_data.output import Output, check_outside, key_of
 from minillm_data.report import Examples, page
 from minillm_data.rows import Malformed, Row, Rows
 from minillm_data.rules import NONE, SETS, Document, Rule, RuleSet, edit, select
+from minillm_data.workers import cores, in_order
 from minillm_lab.page import section, table
 
 DEFAULT = "gopher,fineweb"
@@ -30,6 +32,9 @@ PROBABILITY = 0.5
 
 LANGUAGE_CHARACTERS = 4000
 """Characters at the beginning of a document that its language is told by."""
+
+_SMALL = 16 << 20  # bytes of unpacked files for which no processes are started
+_BATCH = 1 << 18  # bytes of lines that a process is given at once
 
 
 def filter_rows(
@@ -43,6 +48,7 @@ def filter_rows(
     min_bits: float | None = None,
     max_bits: float | None = None,
     malformed: Malformed = "strict",
+    processes: int | None = None,
     say: Callable[[str], None] = lambda line: None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -50,6 +56,7 @@ def filter_rows(
 
     The language is asked first, then the rules in the order of their names, then the model. A
     document is counted under the first reason that drops it. After a kill the same call goes on.
+    Call it from a script under ``if __name__ == "__main__"``, since processes are started.
 
     Args:
         paths: files or folders of text or JSON lines.
@@ -63,6 +70,8 @@ def filter_rows(
         min_bits: bits per byte under the model, at least: what is repeated has few.
         max_bits: the same, at most: what is garbled has many.
         malformed: what happens to a document that cannot be read, or holds ids and no text.
+        processes: that share the rules; default: one for each core, or this one for small files and
+            where a model takes most of the time.
         say: prints a line for people.
         progress: is called with the bytes that are read.
 
@@ -76,10 +85,13 @@ def filter_rows(
         Refusal: py3langid is not installed, or there is no such run.
         DataError: a document cannot be read, or the folder cannot be written.
     """
-    sets = select(DEFAULT if rules is None else rules)
+    rules = DEFAULT if rules is None else rules
+    sets = select(rules)
     _check(sets, languages, language_probability, model, min_bits, max_bits)
+    check_outside(Path(to), paths)
     least = PROBABILITY if language_probability is None else language_probability
-    language = language_rule(languages, least) if languages else None
+    if languages:
+        language_rule(languages, least)  # refuses what is wrong with it
     asked = {
         "rules": {name: rule_set.names for name, rule_set in sets.items()},
         "languages": [*languages],
@@ -89,6 +101,9 @@ def filter_rows(
         "max_bits": max_bits,
     }
     source = Rows(paths, malformed, say)
+    if processes is None:
+        small = sum(one.unpacked for one in source.sources) < _SMALL
+        processes = 1 if small or model is not None else cores()
     key = key_of("filter", source.sources, **asked, malformed=malformed)
     with Output(Path(to), key) as output:
         if output.note:
@@ -98,24 +113,30 @@ def filter_rows(
         lines, sizes = (Counter[str](state.more.get(name, {})) for name in ("lines", "bytes"))
         state.more |= {"examples": examples.found, "lines": lines, "bytes": sizes}
         state.more.setdefault("written", 0)
+        rows = islice(source.read("filtering", progress), state.rows, None)
         with ExitStack() as stack:
-            measure = None
+            measure: Rule | None = None
             if model is not None:
                 bits = stack.enter_context(Bits(model, output.folder / "model"))
                 measure = bits_rule(bits, min_bits, max_bits)
-            whole = Filter(language, sets, measure)
-            for row in islice(source.read("filtering", progress), state.rows, None):
-                verdict = whole.judge(row, malformed)
+            edited_by = next((name for name, found in sets.items() if found.lines), None)
+            judge = partial(_judge, rules, tuple(languages), least)
+            judged = _judged(judge, _checked(rows, malformed, edited_by), processes)
+            for row, verdict in stack.enter_context(closing(judged)):
+                reason, text = verdict.reason, verdict.text or row.text or ""
+                if reason is None and measure is not None:
+                    reason = measure(Document(text))
                 for name, line in verdict.edits:
                     lines[name] += 1
                     examples.add(f"{name} (a line)", row.where, line)
-                if verdict.reason is None:
-                    output.write(verdict.line)
+                if reason is None:
+                    kept = row.line if verdict.text is None else edited(row, text)
+                    output.write(kept)
+                    state.more["written"] += len(kept)
                 else:
-                    examples.add(verdict.reason, row.where, row.text or plain(row.line.decode()))
-                state.counts[verdict.reason or "kept"] += 1
-                sizes[verdict.reason or "kept"] += len(row.line)
-                state.more["written"] += len(verdict.line)
+                    examples.add(reason, row.where, row.text or plain(row.line.decode()))
+                state.counts[reason or "kept"] += 1
+                sizes[reason or "kept"] += len(row.line)
                 output.dealt_with()
         report = {
             "command": "filter",
@@ -140,12 +161,12 @@ class Verdict:
 
     Attributes:
         reason: why it is dropped; None: it is kept.
-        line: what is written where it is kept.
-        edits: the rule and the line as it was, for each line that was removed or changed.
+        text: of which lines were removed or changed; None: it is as it was.
+        edits: the rule and the line as it was, for each of these lines.
     """
 
     reason: str | None
-    line: bytes = b""
+    text: str | None = None
     edits: list[tuple[str, str]] = field(default_factory=list)
 
 
@@ -156,47 +177,78 @@ class Filter:
     Attributes:
         language: asked first.
         sets: asked next, by name.
-        measure: asked last, since it takes longest.
     """
 
     language: Rule | None = None
     sets: Mapping[str, RuleSet] = field(default_factory=dict)
-    measure: Rule | None = None
 
-    def judge(self, row: Row, malformed: Malformed = "strict") -> Verdict:
-        """Ask the rules about a row until one drops it.
-
-        Raises:
-            DataError: it holds ids where ``malformed`` is strict, or is a chat whose lines would
-                be edited.
-        """
-        if row.text is None:
-            if malformed == "skip":
-                return Verdict("ids: no text to judge")
-            raise DataError(
-                "the document holds ids, and rules read text",
-                where=row.where,
-                fix="give the text that they were made from, or --malformed skip to count and drop them",
-            )
-        document, edits = Document(row.text), []
+    def judge(self, text: str | None) -> Verdict:
+        """Ask the rules about a text until one drops it; None is that of a document of ids."""
+        if text is None:
+            return Verdict("ids: no text to judge")
+        document, edits = Document(text), []
         reason = self.language(document) if self.language else None
         for name, rules in self.sets.items():
             if reason is None:
                 reason = _first(name, rules.rules, document)
             if reason is None and rules.lines:
-                _check_editable(row, name)
                 document = Document(edit(document.text, rules.lines, name, edits))
             if reason is None:
                 reason = _first(name, rules.rest, document)
         if reason is None and not document.text.strip():
             reason = "empty: no line is left"
-        if reason is None and self.measure:
-            reason = self.measure(document)
-        if reason is not None:
-            return Verdict(reason, edits=edits)
-        return Verdict(
-            None, row.line if document.text == row.text else _edited(row, document), edits
-        )
+        return Verdict(reason, None if document.text == text else document.text, edits)
+
+
+@cache
+def _filter(rules: str, languages: tuple[str, ...], least: float) -> Filter:
+    """Make the rules that a process asks, once."""
+    return Filter(language_rule(languages, least) if languages else None, select(rules))
+
+
+def _judge(
+    rules: str, languages: tuple[str, ...], least: float, texts: Sequence[str | None]
+) -> list[Verdict]:
+    return [_filter(rules, languages, least).judge(text) for text in texts]
+
+
+def _judged(
+    judge: Callable[[list[str | None]], list[Verdict]], rows: Iterable[Row], processes: int
+) -> Generator[tuple[Row, Verdict]]:
+    """Yield rows with what becomes of them, in order."""
+    ahead: deque[list[Row]] = deque()
+
+    def texts() -> Iterator[list[str | None]]:
+        for batch in grouped(rows, lambda row: len(row.line), _BATCH):
+            ahead.append(batch)
+            yield [row.text for row in batch]
+
+    with closing(in_order(judge, texts(), processes)) as done:
+        for verdicts in done:
+            yield from zip(ahead.popleft(), verdicts, strict=True)
+
+
+def _checked(rows: Iterable[Row], malformed: Malformed, edited_by: str | None) -> Iterator[Row]:
+    """Yield rows whose text can be judged.
+
+    Raises:
+        DataError: one holds ids where ``malformed`` is strict, or is a chat whose lines would be
+            edited by the rules ``edited_by``.
+    """
+    for row in rows:
+        if row.text is None and malformed == "strict":
+            raise DataError(
+                "the document holds ids, and rules read text",
+                where=row.where,
+                fix="give the text that they were made from, or --malformed skip to count and drop them",
+            )
+        if edited_by and row.text is not None and not isinstance(row.record.get("text"), str):
+            raise DataError(
+                f"{edited_by} removes lines, and a chat's messages are not edited",
+                where=row.where,
+                fix=f"leave {edited_by} out of --rules for chats",
+            )
+        yield row
 
 
 def _first(name: str, rules: Mapping[str, Rule], document: Document) -> str | None:
@@ -207,21 +259,11 @@ def _first(name: str, rules: Mapping[str, Rule], document: Document) -> str | No
     return None
 
 
-def _check_editable(row: Row, name: str) -> None:
-    if not isinstance(row.record.get("text"), str):
-        raise DataError(
-            f"{name} removes lines, and a chat's messages are not edited",
-            where=row.where,
-            fix=f"leave {name} out of --rules for chats",
-        )
-
-
-def _edited(row: Row, document: Document) -> bytes:
+def edited(row: Row, text: str) -> bytes:
     """Write a row with another text; all else in its line stays, byte for byte."""
     line = row.line.decode("utf-8")
     begin, end = _place_of_text(line)
-    text = json.dumps(document.text, ensure_ascii=False)
-    return f"{line[:begin]}{text}{line[end:]}".encode()
+    return f"{line[:begin]}{json.dumps(text, ensure_ascii=False)}{line[end:]}".encode()
 
 
 def _place_of_text(line: str) -> tuple[int, int]:

@@ -21,7 +21,7 @@ from typing import Any
 
 from minillm_core import ConfigError, DataError
 from minillm_core.documents import Progress, Tokenizer, grouped
-from minillm_data.output import Output, key_of
+from minillm_data.output import Output, check_outside, key_of
 from minillm_data.report import page
 from minillm_data.rows import Malformed, Row, Rows
 from minillm_lab.page import section, table
@@ -116,6 +116,7 @@ def mix(
     """
     found = [one if isinstance(one, Input) else Input.parse(str(one)) for one in inputs]
     _check(found, temperature, like, size, repeat, seed)
+    check_outside(Path(to), [one.path for one in found])
     measure = Measure(None if tokenizer is None else Path(tokenizer))
     sources = [Rows([one.path], malformed, say) for one in found]
     if like:
