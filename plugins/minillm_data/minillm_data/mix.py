@@ -4,8 +4,8 @@ The documents of the sources are interleaved so that the proportions hold over a
 is that of worst-case fair weighted fair queueing (Bennett and Zhang 1996): of the sources that are
 not ahead of their share, take the one whose next document would be finished first if all of them
 flowed at their rates. After any number of documents each source has its share of the text written,
-to within the longest document; taking the source that lags most, as is often done, promises that
-for two sources only.
+to within the longest document. Taking the source that lags most, as is often done, does not promise
+that where sources are many.
 """
 
 from __future__ import annotations
