@@ -33,5 +33,6 @@ def test_the_tutorial_is_so(typed: Any) -> None:
 
 
 def test_the_guide_is_so(typed: Any, environment: Any, wheels: dict[str, Path]) -> None:
-    environment.install(wheels["minillm-muon"], wheels["minillm-modded"])
+    needed = ("minillm-muon", "minillm-modded", "minillm-lab", "minillm-data")
+    environment.install(*(wheels[name] for name in needed))
     assert typed("guide.md") >= 20

@@ -5,5 +5,5 @@ folder that is there whole or not at all; after a kill the same call goes on whe
 
     rows      documents with the lines that they stand on
     output    the folder that is written: parts, progress, resumption
-    report    report.json and report.html
+    report    report.json and report.htm
 """

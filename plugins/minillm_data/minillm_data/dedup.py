@@ -6,30 +6,26 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import xxhash
 
-from minillm_core import ConfigError, DataError, Refusal
+from minillm_core import DataError, Refusal
 from minillm_core.commands import pip_line
 from minillm_core.documents import Progress, replace_file
 from minillm_data.columns import Column
-from minillm_data.groups import PERMUTATIONS, equal, jaccard, similar
+from minillm_data.groups import equal, jaccard, similar
 from minillm_data.output import Output, check_outside, key_of
 from minillm_data.report import EXAMPLES, Examples, page
 from minillm_data.rows import Malformed, Row, Rows
+from minillm_data.signatures import PERMUTATIONS, Content, Rules, sign
 from minillm_data.spans import cut, repeated
-from minillm_data.words import PRINTED, WORD, hashed, shingles, windows
 from minillm_data.workers import cores, in_order
 from minillm_lab.page import pairs
-
-THRESHOLD, SHINGLE = 0.8, 4
 
 OUTCOMES = KEPT, CUT, EXACT, NEAR, SHORT = (
     "kept",
@@ -42,93 +38,10 @@ OUTCOMES = KEPT, CUT, EXACT, NEAR, SHORT = (
 
 _NUMBER = {outcome: number for number, outcome in enumerate(OUTCOMES)}
 
-_SEED = 1
-_BATCH = 1 << 20  # characters that a process is given at a time
+_BATCH = 1 << 18  # characters that a process is given at a time
 _NOTED = 32 << 20  # characters after which it is noted how far the first reading is
 _SMALL = 4 << 20  # bytes of input that are not worth another process
 _DECISIONS, _SPANS, _SOURCES = "decisions.npy", "spans.npy", "sources.bin"
-
-
-@dataclass(frozen=True)
-class Rules:
-    """What counts as a duplicate.
-
-    Attributes:
-        threshold: Jaccard similarity of near duplicates, 0.1 to 1; None: they are not looked for.
-        shingle: words of a shingle.
-        spans: words of a window that is cut out where an earlier document holds it; None: nothing is.
-        min_words: a document that was cut and has fewer words left is dropped.
-    """
-
-    threshold: float | None = THRESHOLD
-    shingle: int = SHINGLE
-    spans: int | None = None
-    min_words: int = 0
-
-    @classmethod
-    def of(
-        cls,
-        near: bool,
-        threshold: float | None,
-        shingle: int | None,
-        spans: int | None,
-        min_words: int | None,
-    ) -> Rules:
-        """Make them of options; None is an option that was not given.
-
-        Raises:
-            ConfigError: a value is out of its range, or an option has no effect.
-        """
-        bounds = (
-            ("--threshold", threshold, 0.1, 1),
-            ("--shingle", shingle, 1, 100),
-            ("--spans", spans, 2, 10_000),
-            ("--min-words", min_words, 1, 1_000_000),
-        )
-        for flag, value, least, most in bounds:
-            if value is not None and not least <= value <= most:
-                fix = f"between {least:,} and {most:,}"
-                raise ConfigError(f"{flag} {value} is out of its range", where=flag, fix=fix)
-        useless = (
-            ("--threshold", threshold, near, "--no-near", "near duplicates are not looked for"),
-            ("--shingle", shingle, near, "--no-near", "near duplicates are not looked for"),
-            ("--min-words", min_words, spans, "no --spans", "nothing is cut out"),
-        )
-        for flag, value, serves, cause, why in useless:
-            if value is not None and not serves:
-                what = f"{flag} has no effect with {cause}: {why}"
-                raise ConfigError(what, where=flag, fix=f"take {flag} away")
-        return cls(
-            (THRESHOLD if threshold is None else threshold) if near else None,
-            shingle or SHINGLE,
-            spans,
-            min_words or spans or 0,
-        )
-
-
-class Content(NamedTuple):
-    """What is compared of a row: the words of a text or its ids, and what is hashed whole."""
-
-    words: str | list[int]
-    whole: str | None = None  # of a chat; None: the words themselves
-
-    def digest(self) -> bytes:
-        """Hash the whole by xxh3-128; texts, chats and ids never have the same digest."""
-        if self.whole is not None:
-            return xxhash.xxh3_128_digest(self.whole.encode(), seed=1)
-        if isinstance(self.words, str):
-            return xxhash.xxh3_128_digest(self.words.encode())
-        return xxhash.xxh3_128_digest(np.array(self.words, np.uint32).tobytes(), seed=2)
-
-
-class Signed(NamedTuple):
-    """What is kept of some documents, to compare them with all others."""
-
-    digests: np.ndarray  # uint64 (documents, 2)
-    counts: np.ndarray  # int64 (documents, 2): shingles, windows
-    shingles: np.ndarray  # uint64, of one document after the other
-    signatures: np.ndarray  # uint32 (documents, PERMUTATIONS), or none
-    windows: np.ndarray  # uint64
 
 
 def dedup(
@@ -197,7 +110,6 @@ def dedup(
         processes = cores() if rows.size > _SMALL else 1
     with (
         Output(Path(to), key, own=Work.files) as output,
-        output.writing(),
         Work(output, rows, rules, progress) as work,
     ):
         if output.resumed:
@@ -239,7 +151,8 @@ class Work(ExitStack):
 
         def column(name: str, dtype: type[np.generic], width: int = 1) -> Column:
             path = output.folder / f"{name}.bin"
-            return self.enter_context(Column(path, dtype, width, lengths.get(name, 0)))
+            with output.writing():
+                return self.enter_context(Column(path, dtype, width, lengths.get(name, 0)))
 
         self._digests = column("digests", np.uint64, 2)
         self._counts = column("counts", np.int64, 2)
@@ -252,7 +165,8 @@ class Work(ExitStack):
         if not self._more.get("signed"):
             self._sign(processes)
         if not self._more.get("decided"):
-            self._decide()
+            with self._output.writing():
+                self._decide()
         return self._write()
 
     def _sign(self, processes: int) -> None:
@@ -263,9 +177,10 @@ class Work(ExitStack):
         size = 0
         with closing(in_order(partial(sign, self._rules), batches, processes)) as done:
             for signed in done:
-                for column, records in zip(columns, signed, strict=True):
-                    column.append(records)
-                    size += records.nbytes
+                with self._output.writing():
+                    for column, records in zip(columns, signed, strict=True):
+                        column.append(records)
+                        size += records.nbytes
                 if size >= _NOTED:
                     self._note(columns)
                     size = 0
@@ -275,9 +190,11 @@ class Work(ExitStack):
 
     def _note(self, columns: Sequence[Column]) -> None:
         """Note how many records the columns hold, once the disk has them."""
-        for name, column in zip(self.columns, columns, strict=True):
-            column.sync()
-            self._more["lengths"][name] = column.length
+        with self._output.writing():
+            for column in columns:
+                column.sync()
+        lengths = (column.length for column in columns)
+        self._more["lengths"] = dict(zip(self.columns, lengths, strict=True))
         self._output.close_part()
 
     def _decide(self) -> None:
@@ -338,13 +255,15 @@ class Work(ExitStack):
         sets = self._set(self._counts.read())
         rows = islice(self._rows.read("writing", self._progress), output.state.rows, None)
         for number, row in enumerate(rows, output.state.rows):
+            if number == len(first):  # a file has grown
+                break
             if number in wanted:
                 places[str(number)] = row.where
             outcome, original = OUTCOMES[outcomes[number]], int(first[number])
             where, shown, line = row.where, _beginning(row), row.line
             if outcome == EXACT:
                 where = f"{where}: the same as {places.get(str(original))}"
-            elif outcome == NEAR and str(original) in places:
+            elif outcome == NEAR and len(examples.found.get(NEAR, ())) < EXAMPLES:
                 alike = jaccard(sets(number), sets(original))
                 where = f"{where}: Jaccard similarity {alike:.2f} with {places[str(original)]}"
             elif outcome in (CUT, SHORT):
@@ -362,6 +281,8 @@ class Work(ExitStack):
             if outcome in (KEPT, CUT):
                 output.write(line)
             output.dealt_with()
+        for source in self._rows.sources:
+            source.check_unchanged()
         report = self._report(first, examples)
         output.finish(report, _page(report))
         return report
@@ -384,44 +305,6 @@ class Work(ExitStack):
             "parts": state.parts,
             "examples": examples.found,
         }
-
-
-def sign(rules: Rules, batch: Sequence[Content]) -> Signed:
-    """Make of documents what they are compared by; runs in a process of its own."""
-    none = np.zeros(0, np.uint64)
-    digests, sets, runs = [], [none], [none]
-    counts = np.zeros((len(batch), 2), np.int64)
-    for number, content in enumerate(batch):
-        digests.append(np.frombuffer(content.digest(), np.uint64))
-        if rules.threshold is not None:
-            sets.append(shingles(_words(content.words), rules.shingle))
-            counts[number, 0] = len(sets[-1])
-        if rules.spans is not None:
-            assert isinstance(content.words, str)
-            runs.append(windows(hashed(PRINTED.findall(content.words)), rules.spans))
-            counts[number, 1] = len(runs[-1])
-    flat = np.concatenate(sets)
-    return Signed(
-        np.stack(digests), counts, flat, _minhash(flat, counts, rules), np.concatenate(runs)
-    )
-
-
-def _words(words: str | list[int]) -> np.ndarray:
-    """Make numbers of words as near duplicates are compared by."""
-    if isinstance(words, str):
-        return hashed(WORD.findall(words.lower()))
-    return np.array(words, np.uint64)
-
-
-def _minhash(flat: np.ndarray, counts: np.ndarray, rules: Rules) -> np.ndarray:
-    """Make the signatures of sets that lie end to end; none where they are not compared."""
-    if rules.threshold is None:
-        return np.zeros((0, PERMUTATIONS), np.uint32)
-    from rensa import RMinHash  # type: ignore[attr-defined]
-
-    bounds = np.concatenate([np.zeros(1, np.uint64), np.cumsum(counts[:, 0]).astype(np.uint64)])
-    found = RMinHash.digest_matrix_from_flat_token_hashes(flat, bounds, PERMUTATIONS, _SEED)
-    return np.array(found.to_rows(), np.uint32).reshape(len(counts), PERMUTATIONS)
 
 
 def _content(row: Row, rules: Rules) -> Content:

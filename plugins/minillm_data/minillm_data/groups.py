@@ -7,10 +7,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from minillm_core.documents import Progress
+from minillm_data.signatures import PERMUTATIONS
 from minillm_data.words import mixed
-
-PERMUTATIONS = 128
-"""Numbers of a MinHash signature."""
 
 FOUND = 0.9995
 """The least probability that a pair whose similarity is the threshold shares a band."""

@@ -32,6 +32,7 @@ NOTED = 10.0
 """Seconds between two notes of how far the work is: what an interruption costs at the most."""
 
 _STATE, _LOCK, REPORT = "progress.json", ".lock", "report.json"
+_PAGE = "report.htm"  # the .html files of a folder are text that is trained on
 
 
 def key_of(command: str, sources: list[Source], **arguments: Any) -> str:
@@ -253,7 +254,7 @@ class Output:
 
         Args:
             report: becomes report.json.
-            page: becomes report.html.
+            page: becomes report.htm.
 
         Raises:
             DataError: it cannot be written.
@@ -263,7 +264,7 @@ class Output:
             text = json.dumps(report, indent=2, ensure_ascii=False)
             (self.folder / REPORT).write_text(text + "\n", "utf-8")
             if page:
-                (self.folder / "report.html").write_text(page, "utf-8", "xmlcharrefreplace")
+                (self.folder / _PAGE).write_text(page, "utf-8", "xmlcharrefreplace")
             for name in self._own:
                 (self.folder / name).unlink(missing_ok=True)
             with suppress(FileNotFoundError):

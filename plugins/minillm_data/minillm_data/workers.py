@@ -8,9 +8,10 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from typing import TypeVar
 
 from minillm_core import MinillmError
@@ -52,9 +53,9 @@ def in_order(
     pool = ProcessPoolExecutor(processes, context, _end_with_parent)
     waiting: deque[Future[Done]] = deque()
     try:
-        _start(pool)
         for piece in work:
-            waiting.append(pool.submit(function, piece))
+            with _deaf():
+                waiting.append(pool.submit(function, piece))
             if len(waiting) > _AHEAD * processes:
                 yield waiting.popleft().result()
         while waiting:
@@ -70,17 +71,14 @@ def in_order(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _start(pool: ProcessPoolExecutor) -> None:
-    """Start the processes, deaf to Ctrl-C, which is this process's to answer."""
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Start processes inside that hear no Ctrl-C, which is this process's to answer."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        pool.submit(_nothing)
+        yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _nothing() -> None:
-    """Do nothing."""
 
 
 def _end_with_parent() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 import re
 import subprocess
@@ -144,7 +146,7 @@ def test_the_examples_name_the_document_that_stays(tmp_path: Path) -> None:
     assert re.search(r"line 3, .*: the same as .*line 1, ", equal["where"])
     assert re.search(r"line 4, .*: Jaccard similarity 0.99 with .*line 2, ", near["where"])
     assert near["text"] == (long + " end")[:400]
-    page = (tmp_path / "out" / "report.html").read_text()
+    page = (tmp_path / "out" / "report.htm").read_text()
     assert "Jaccard similarity 0.99 with" in page
     assert "4 (80.00 %)" in page
 
@@ -336,10 +338,44 @@ def test_malformed_documents_stop_or_are_counted(tmp_path: Path) -> None:
     assert sum(report["notes"].values()) == 4
 
 
+def test_a_file_that_grows_between_the_readings_is_refused(tmp_path: Path) -> None:
+    path = corpus(tmp_path / "in.jsonl", [{"text": "a b c d"}, {"text": "e f g h"}])
+    grown = False
+
+    def grow(what: str, done: int, total: int) -> None:
+        nonlocal grown
+        if what == "writing" and not grown:
+            grown = True
+            with path.open("a") as file:
+                file.write('{"text": "more"}\n')
+
+    with pytest.raises(DataError, match="the file changed while it was read"):
+        dedup([path], tmp_path / "out", progress=grow)
+    assert not (tmp_path / "out").exists()
+    assert dedup([path], tmp_path / "out")["documents"] == 3
+
+
 def test_a_folder_inside_the_data_is_refused(tmp_path: Path) -> None:
     corpus(tmp_path / "in.jsonl", [{"text": "a"}])
     with pytest.raises(DataError, match="inside one that is read"):
         dedup([tmp_path], tmp_path / "deep" / "out")
+
+
+@pytest.mark.parametrize("call", ["pwrite", "fsync", "preadv"])
+def test_a_full_disk_is_said_and_the_work_goes_on_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    path = corpus(tmp_path / "in.jsonl", [{"text": "a b c d"}, {"text": "a b c d"}])
+
+    def full(*arguments: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"minillm_data.columns.os.{call}", full)
+        with pytest.raises(DataError, match="cannot be written: No space left") as found:
+            dedup([path], tmp_path / "out", spans=3)
+    assert found.value.where == str(tmp_path / "out.unfinished")
+    assert dedup([path], tmp_path / "out", spans=3)["counts"] == {"kept": 1, "exact duplicate": 1}
 
 
 # The command

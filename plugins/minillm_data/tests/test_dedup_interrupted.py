@@ -42,7 +42,7 @@ print("events", seen)
 def contents(folder: Path) -> dict[str, bytes]:
     """Read a folder; the page without the time that it was made."""
     found = {path.name: path.read_bytes() for path in folder.iterdir()}
-    found["report.html"] = re.sub(rb"Written by minillm, [^<]*", b"", found["report.html"])
+    found["report.htm"] = re.sub(rb"Written by minillm, [^<]*", b"", found["report.htm"])
     return found
 
 

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from minillm_core import DataError, MinillmError
 from minillm_data import spans
 from minillm_data.columns import Column
-from minillm_data.groups import FOUND, PERMUTATIONS, Groups, equal, jaccard, rows_of, similar
+from minillm_data.groups import FOUND, Groups, equal, jaccard, rows_of, similar
+from minillm_data.signatures import PERMUTATIONS
 from minillm_data.words import PRINTED, WORD, hashed, shingles, windows
 from minillm_data.workers import in_order
 

@@ -60,7 +60,7 @@ def test_kept_lines_are_the_inputs_and_drops_are_counted(tmp_path: Path) -> None
         {"where": f"{source}, line 1, byte 0", "text": "few words"}
     ]
     assert report == json.loads((tmp_path / "out" / "report.json").read_text())
-    page = (tmp_path / "out" / "report.html").read_text()
+    page = (tmp_path / "out" / "report.htm").read_text()
     assert "few words" in page
     assert "fewer than 50 words" in page
     assert not (tmp_path / "out.unfinished").exists()
@@ -367,6 +367,6 @@ def test_bits_are_those_of_an_evaluation(program: Program, tmp_path: Path) -> No
     ]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "part-00000.jsonl",
-        "report.html",
+        "report.htm",
         "report.json",
     ]

@@ -363,7 +363,7 @@ def test_what_resembles_the_target_is_picked(tmp_path: Path) -> None:
     assert written(tmp_path / "seed") != picked
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "part-00000.jsonl",
-        "report.html",
+        "report.htm",
         "report.json",
     ]
 
@@ -384,7 +384,7 @@ def test_the_command_prints_shares_or_one_document(program: Program, tmp_path: P
     code, out, err = program("data", "mix", str(a), str(b), "--to", str(tmp_path / "c"), *like)
     assert (code, err) == (0, "")
     assert "200 bytes in 20 documents" in out
-    assert "a.jsonl" in (tmp_path / "c" / "report.html").read_text()
+    assert "a.jsonl" in (tmp_path / "c" / "report.htm").read_text()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from minillm_core import DataError
+from minillm_core.documents import find
 from minillm_data import output as module
 from minillm_data.output import Output
 
@@ -37,7 +38,7 @@ def test_a_stopped_command_goes_on_to_the_same_bytes(
     whole = content(tmp_path / "whole")
     assert sorted(whole) == [
         *(f"part-0000{n}.jsonl" for n in range(3)),
-        "report.html",
+        "report.htm",
         "report.json",
     ]
     assert b"".join(whole[name] for name in sorted(whole) if "part" in name) == b"".join(
@@ -49,6 +50,13 @@ def test_a_stopped_command_goes_on_to_the_same_bytes(
         assert write(tmp_path / "a", 12) == (until >= 5)
     assert content(tmp_path / "a") == whole
     assert not (tmp_path / "a.unfinished").exists()
+
+
+def test_only_the_parts_of_a_folder_are_data(tmp_path: Path) -> None:
+    write(tmp_path / "a", 3)
+    assert [one.path.name for one in find([str(tmp_path / "a")], lambda line: None)] == [
+        "part-00000.jsonl"
+    ]
 
 
 def test_another_command_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,7 @@ def filter_command(
 ) -> None:
     """Keep the documents that published rules, a language or a checkpoint let through.
 
-    Each drop is counted by its reason, with examples in report.html. Kept lines are the input's,
+    Each drop is counted by its reason, with examples in report.htm. Kept lines are the input's,
     byte for byte, unless c4 removes lines of their text.
     """
     from minillm_data.filter import filter_rows

@@ -1,0 +1,143 @@
+"""What documents are compared by: digests, shingles, MinHash signatures, windows of words.
+
+Processes that share the work import this module and little else, so that they start at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import xxhash
+
+from minillm_core import ConfigError
+from minillm_data.words import PRINTED, WORD, hashed, shingles, windows
+
+THRESHOLD, SHINGLE = 0.8, 4
+
+PERMUTATIONS = 128
+"""Numbers of a MinHash signature."""
+
+_SEED = 1
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What counts as a duplicate.
+
+    Attributes:
+        threshold: Jaccard similarity of near duplicates, 0.1 to 1; None: they are not looked for.
+        shingle: words of a shingle.
+        spans: words of a window that is cut out where an earlier document holds it; None: nothing is.
+        min_words: a document that was cut and has fewer words left is dropped.
+    """
+
+    threshold: float | None = THRESHOLD
+    shingle: int = SHINGLE
+    spans: int | None = None
+    min_words: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        near: bool,
+        threshold: float | None,
+        shingle: int | None,
+        spans: int | None,
+        min_words: int | None,
+    ) -> Rules:
+        """Make them of options; None is an option that was not given.
+
+        Raises:
+            ConfigError: a value is out of its range, or an option has no effect.
+        """
+        bounds = (
+            ("--threshold", threshold, 0.1, 1),
+            ("--shingle", shingle, 1, 100),
+            ("--spans", spans, 2, 10_000),
+            ("--min-words", min_words, 1, 1_000_000),
+        )
+        for flag, value, least, most in bounds:
+            if value is not None and not least <= value <= most:
+                fix = f"between {least:,} and {most:,}"
+                raise ConfigError(f"{flag} {value} is out of its range", where=flag, fix=fix)
+        useless = (
+            ("--threshold", threshold, near, "--no-near", "near duplicates are not looked for"),
+            ("--shingle", shingle, near, "--no-near", "near duplicates are not looked for"),
+            ("--min-words", min_words, spans, "no --spans", "nothing is cut out"),
+        )
+        for flag, value, serves, cause, why in useless:
+            if value is not None and not serves:
+                what = f"{flag} has no effect with {cause}: {why}"
+                raise ConfigError(what, where=flag, fix=f"take {flag} away")
+        return cls(
+            (THRESHOLD if threshold is None else threshold) if near else None,
+            shingle or SHINGLE,
+            spans,
+            min_words or spans or 0,
+        )
+
+
+class Content(NamedTuple):
+    """What is compared of a row: the words of a text or its ids, and what is hashed whole."""
+
+    words: str | list[int]
+    whole: str | None = None  # of a chat; None: the words themselves
+
+    def digest(self) -> bytes:
+        """Hash the whole by xxh3-128; texts, chats and ids never have the same digest."""
+        if self.whole is not None:
+            return xxhash.xxh3_128_digest(self.whole.encode(), seed=1)
+        if isinstance(self.words, str):
+            return xxhash.xxh3_128_digest(self.words.encode())
+        return xxhash.xxh3_128_digest(np.array(self.words, np.uint32).tobytes(), seed=2)
+
+
+class Signed(NamedTuple):
+    """What is kept of some documents, to compare them with all others."""
+
+    digests: np.ndarray  # uint64 (documents, 2)
+    counts: np.ndarray  # int64 (documents, 2): shingles, windows
+    shingles: np.ndarray  # uint64, of one document after the other
+    signatures: np.ndarray  # uint32 (documents, PERMUTATIONS), or none
+    windows: np.ndarray  # uint64
+
+
+def sign(rules: Rules, batch: Sequence[Content]) -> Signed:
+    """Make of documents what they are compared by; runs in a process of its own."""
+    none = np.zeros(0, np.uint64)
+    digests, sets, runs = [], [none], [none]
+    counts = np.zeros((len(batch), 2), np.int64)
+    for number, content in enumerate(batch):
+        digests.append(np.frombuffer(content.digest(), np.uint64))
+        if rules.threshold is not None:
+            sets.append(shingles(_words(content.words), rules.shingle))
+            counts[number, 0] = len(sets[-1])
+        if rules.spans is not None:
+            assert isinstance(content.words, str)
+            runs.append(windows(hashed(PRINTED.findall(content.words)), rules.spans))
+            counts[number, 1] = len(runs[-1])
+    flat = np.concatenate(sets)
+    return Signed(
+        np.stack(digests), counts, flat, _minhash(flat, counts, rules), np.concatenate(runs)
+    )
+
+
+def _words(words: str | list[int]) -> np.ndarray:
+    """Make numbers of words as near duplicates are compared by."""
+    if isinstance(words, str):
+        return hashed(WORD.findall(words.lower()))
+    return np.array(words, np.uint64)
+
+
+def _minhash(flat: np.ndarray, counts: np.ndarray, rules: Rules) -> np.ndarray:
+    """Make the signatures of sets that lie end to end; none where they are not compared."""
+    if rules.threshold is None:
+        return np.zeros((0, PERMUTATIONS), np.uint32)
+    from rensa import RMinHash  # type: ignore[attr-defined]
+
+    bounds = np.concatenate([np.zeros(1, np.uint64), np.cumsum(counts[:, 0]).astype(np.uint64)])
+    found = RMinHash.digest_matrix_from_flat_token_hashes(flat, bounds, PERMUTATIONS, _SEED)
+    return np.array(found.to_rows(), np.uint32).reshape(len(counts), PERMUTATIONS)
