@@ -7,31 +7,25 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from minillm_core import ConfigError, DataError, Refusal
-from minillm_core.commands import pip_line, plain
+from minillm_core import ConfigError, DataError
+from minillm_core.commands import plain
 from minillm_core.documents import Progress, grouped
 from minillm_data.bits import Bits, checkpoint_of
+from minillm_data.judging import PROBABILITY, Verdict, judge, language_rule
 from minillm_data.output import Output, check_outside, key_of
 from minillm_data.report import Examples, page
 from minillm_data.rows import Malformed, Row, Rows
-from minillm_data.rules import NONE, SETS, Document, Rule, RuleSet, edit, select
+from minillm_data.rules import NONE, SETS, Document, Rule, RuleSet, select
 from minillm_data.workers import cores, in_order
 from minillm_lab.page import section, table
 
 DEFAULT = "gopher,fineweb"
 """The rules that are asked where none are named."""
-
-PROBABILITY = 0.5
-"""The least probability of a language, where another is not asked for."""
-
-LANGUAGE_CHARACTERS = 4000
-"""Characters at the beginning of a document that its language is told by."""
 
 _SMALL = 16 << 20  # bytes of unpacked files for which no processes are started
 _BATCH = 1 << 18  # bytes of lines that a process is given at once
@@ -120,8 +114,8 @@ def filter_rows(
                 bits = stack.enter_context(Bits(model, output.folder / "model"))
                 measure = bits_rule(bits, min_bits, max_bits)
             edited_by = next((name for name, found in sets.items() if found.lines), None)
-            judge = partial(_judge, rules, tuple(languages), least)
-            judged = _judged(judge, _checked(rows, malformed, edited_by), processes)
+            ask = partial(judge, rules, tuple(languages), least)
+            judged = _judged(ask, _checked(rows, malformed, edited_by), processes)
             for row, verdict in stack.enter_context(closing(judged)):
                 reason, text = verdict.reason, verdict.text or row.text or ""
                 if reason is None and measure is not None:
@@ -155,65 +149,8 @@ def filter_rows(
     return report
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """What becomes of a document.
-
-    Attributes:
-        reason: why it is dropped; None: it is kept.
-        text: of which lines were removed or changed; None: it is as it was.
-        edits: the rule and the line as it was, for each of these lines.
-    """
-
-    reason: str | None
-    text: str | None = None
-    edits: list[tuple[str, str]] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Filter:
-    """Rules in the order in which they are asked.
-
-    Attributes:
-        language: asked first.
-        sets: asked next, by name.
-    """
-
-    language: Rule | None = None
-    sets: Mapping[str, RuleSet] = field(default_factory=dict)
-
-    def judge(self, text: str | None) -> Verdict:
-        """Ask the rules about a text until one drops it; None is that of a document of ids."""
-        if text is None:
-            return Verdict("ids: no text to judge")
-        document, edits = Document(text), []
-        reason = self.language(document) if self.language else None
-        for name, rules in self.sets.items():
-            if reason is None:
-                reason = _first(name, rules.rules, document)
-            if reason is None and rules.lines:
-                document = Document(edit(document.text, rules.lines, name, edits))
-            if reason is None:
-                reason = _first(name, rules.rest, document)
-        if reason is None and not document.text.strip():
-            reason = "empty: no line is left"
-        return Verdict(reason, None if document.text == text else document.text, edits)
-
-
-@cache
-def _filter(rules: str, languages: tuple[str, ...], least: float) -> Filter:
-    """Make the rules that a process asks, once."""
-    return Filter(language_rule(languages, least) if languages else None, select(rules))
-
-
-def _judge(
-    rules: str, languages: tuple[str, ...], least: float, texts: Sequence[str | None]
-) -> list[Verdict]:
-    return [_filter(rules, languages, least).judge(text) for text in texts]
-
-
 def _judged(
-    judge: Callable[[list[str | None]], list[Verdict]], rows: Iterable[Row], processes: int
+    ask: Callable[[list[str | None]], list[Verdict]], rows: Iterable[Row], processes: int
 ) -> Generator[tuple[Row, Verdict]]:
     """Yield rows with what becomes of them, in order."""
     ahead: deque[list[Row]] = deque()
@@ -223,7 +160,7 @@ def _judged(
             ahead.append(batch)
             yield [row.text for row in batch]
 
-    with closing(in_order(judge, texts(), processes)) as done:
+    with closing(in_order(ask, texts(), processes)) as done:
         for verdicts in done:
             yield from zip(ahead.popleft(), verdicts, strict=True)
 
@@ -251,14 +188,6 @@ def _checked(rows: Iterable[Row], malformed: Malformed, edited_by: str | None) -
         yield row
 
 
-def _first(name: str, rules: Mapping[str, Rule], document: Document) -> str | None:
-    """Return the first reason of a set's rules: ``gopher.short: fewer than 50 words``."""
-    for one, rule in rules.items():
-        if reason := rule(document):
-            return f"{name}.{one}: {reason}"
-    return None
-
-
 def edited(row: Row, text: str) -> bytes:
     """Write a row with another text; all else in its line stays, byte for byte."""
     line = row.line.decode("utf-8")
@@ -282,46 +211,6 @@ def _behind_space(line: str, at: int) -> int:
     while line[at] in " \t\r\n":
         at += 1
     return at
-
-
-def language_rule(languages: Sequence[str], least: float) -> Rule:
-    """Make the rule that a document is in one of some languages.
-
-    Args:
-        languages: codes.
-        least: probability of the language that is most likely.
-
-    Raises:
-        Refusal: py3langid is not installed.
-        ConfigError: it does not know a code.
-    """
-    try:
-        from py3langid.langid import MODEL_FILE, LanguageIdentifier
-    except ImportError as error:
-        raise Refusal(
-            "py3langid, which tells the language of a text, is not installed",
-            where="--language",
-            fix=pip_line("minillm-data[langid]"),
-        ) from error
-    identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
-    known = sorted(identifier.labels)
-    for code in languages:
-        if code not in known:
-            raise ConfigError(
-                f"py3langid knows no language {code!r}",
-                where="--language",
-                fix=f"a code of ISO 639, one of {', '.join(known)}",
-            )
-
-    def language(document: Document) -> str | None:
-        found, probability = identifier.classify(document.text[:LANGUAGE_CHARACTERS])
-        if found not in languages:
-            return f"language: {found}"
-        return (
-            None if probability >= least else f"language: {found}, but less likely than {least:g}"
-        )
-
-    return language
 
 
 def bits_rule(bits: Bits, least: float | None, most: float | None) -> Rule:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from minillm_core import ConfigError, DataError, MinillmError, Refusal
 from minillm_data.bits import Bits
-from minillm_data.filter import Filter, edited, filter_rows, language_rule
+from minillm_data.filter import edited, filter_rows
+from minillm_data.judging import Filter, language_rule
 from minillm_data.rows import Row
 from minillm_data.rules import select
 

@@ -52,7 +52,7 @@ def run(at: int, part: int, noted: float, *arguments: str) -> int:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".html"}
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".htm"}
 
 
 @pytest.fixture(scope="module")
