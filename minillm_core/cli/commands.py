@@ -259,6 +259,8 @@ def _own_code(entry: CommandEntry) -> Iterator[None]:
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt) and interrupted():
                 raise
+            if isinstance(error.__context__, BrokenPipeError):  # rich makes a SystemExit of it
+                raise
             fix = f"tell the authors of {entry.offered_by}"
             if isinstance(error, ModuleNotFoundError) and error.name:
                 fix = f"install what provides the module '{plain(error.name)}', or {fix}"

@@ -76,7 +76,7 @@ def dedup(
 
     The files are read twice. While it works, the unfinished folder holds 8 bytes for each word, 512 for
     each document, and 12 more for each word with spans; memory is 100 bytes for each document and some
-    100 MiB for each process, with spans 300 MiB more. In a script of your own call this under
+    100 MiB for each process, with spans 300 MiB more; the 512 bytes are mapped while they are compared. In a script of your own call this under
     ``if __name__ == "__main__"``, since processes are started.
 
     Args:

@@ -4,32 +4,31 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from minillm_core import ConfigError, DataError, Refusal
-from minillm_core.commands import pip_line, plain
-from minillm_core.documents import Progress
+from minillm_core import ConfigError, DataError
+from minillm_core.commands import plain
+from minillm_core.documents import Progress, grouped
 from minillm_data.bits import Bits, checkpoint_of
-from minillm_data.output import Output, key_of
+from minillm_data.judging import PROBABILITY, Verdict, judge, language_rule
+from minillm_data.output import Output, check_outside, key_of
 from minillm_data.report import Examples, page
 from minillm_data.rows import Malformed, Row, Rows
-from minillm_data.rules import NONE, SETS, Document, Rule, RuleSet, edit, select
+from minillm_data.rules import NONE, SETS, Document, Rule, RuleSet, select
+from minillm_data.workers import cores, in_order
 from minillm_lab.page import section, table
 
 DEFAULT = "gopher,fineweb"
 """The rules that are asked where none are named."""
 
-PROBABILITY = 0.5
-"""The least probability of a language, where another is not asked for."""
-
-LANGUAGE_CHARACTERS = 4000
-"""Characters at the beginning of a document that its language is told by."""
+_SMALL = 16 << 20  # bytes of unpacked files for which no processes are started
+_BATCH = 1 << 18  # bytes of lines that a process is given at once
 
 
 def filter_rows(
@@ -43,6 +42,7 @@ def filter_rows(
     min_bits: float | None = None,
     max_bits: float | None = None,
     malformed: Malformed = "strict",
+    processes: int | None = None,
     say: Callable[[str], None] = lambda line: None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -50,6 +50,7 @@ def filter_rows(
 
     The language is asked first, then the rules in the order of their names, then the model. A
     document is counted under the first reason that drops it. After a kill the same call goes on.
+    Call it from a script under ``if __name__ == "__main__"``, since processes are started.
 
     Args:
         paths: files or folders of text or JSON lines.
@@ -63,6 +64,8 @@ def filter_rows(
         min_bits: bits per byte under the model, at least: what is repeated has few.
         max_bits: the same, at most: what is garbled has many.
         malformed: what happens to a document that cannot be read, or holds ids and no text.
+        processes: that share the rules; default: one for each core, or this one for small files and
+            where a model takes most of the time.
         say: prints a line for people.
         progress: is called with the bytes that are read.
 
@@ -76,10 +79,13 @@ def filter_rows(
         Refusal: py3langid is not installed, or there is no such run.
         DataError: a document cannot be read, or the folder cannot be written.
     """
-    sets = select(DEFAULT if rules is None else rules)
+    rules = DEFAULT if rules is None else rules
+    sets = select(rules)
     _check(sets, languages, language_probability, model, min_bits, max_bits)
+    check_outside(Path(to), paths)
     least = PROBABILITY if language_probability is None else language_probability
-    language = language_rule(languages, least) if languages else None
+    if languages:
+        language_rule(languages, least)  # refuses what is wrong with it
     asked = {
         "rules": {name: rule_set.names for name, rule_set in sets.items()},
         "languages": [*languages],
@@ -89,6 +95,9 @@ def filter_rows(
         "max_bits": max_bits,
     }
     source = Rows(paths, malformed, say)
+    if processes is None:
+        small = sum(one.unpacked for one in source.sources) < _SMALL
+        processes = 1 if small or model is not None else cores()
     key = key_of("filter", source.sources, **asked, malformed=malformed)
     with Output(Path(to), key) as output:
         if output.note:
@@ -98,24 +107,30 @@ def filter_rows(
         lines, sizes = (Counter[str](state.more.get(name, {})) for name in ("lines", "bytes"))
         state.more |= {"examples": examples.found, "lines": lines, "bytes": sizes}
         state.more.setdefault("written", 0)
+        rows = islice(source.read("filtering", progress), state.rows, None)
         with ExitStack() as stack:
-            measure = None
+            measure: Rule | None = None
             if model is not None:
                 bits = stack.enter_context(Bits(model, output.folder / "model"))
                 measure = bits_rule(bits, min_bits, max_bits)
-            whole = Filter(language, sets, measure)
-            for row in islice(source.read("filtering", progress), state.rows, None):
-                verdict = whole.judge(row, malformed)
+            edited_by = next((name for name, found in sets.items() if found.lines), None)
+            ask = partial(judge, rules, tuple(languages), least)
+            judged = _judged(ask, _checked(rows, malformed, edited_by), processes)
+            for row, verdict in stack.enter_context(closing(judged)):
+                reason, text = verdict.reason, verdict.text or row.text or ""
+                if reason is None and measure is not None:
+                    reason = measure(Document(text))
                 for name, line in verdict.edits:
                     lines[name] += 1
                     examples.add(f"{name} (a line)", row.where, line)
-                if verdict.reason is None:
-                    output.write(verdict.line)
+                if reason is None:
+                    kept = row.line if verdict.text is None else edited(row, text)
+                    output.write(kept)
+                    state.more["written"] += len(kept)
                 else:
-                    examples.add(verdict.reason, row.where, row.text or plain(row.line.decode()))
-                state.counts[verdict.reason or "kept"] += 1
-                sizes[verdict.reason or "kept"] += len(row.line)
-                state.more["written"] += len(verdict.line)
+                    examples.add(reason, row.where, row.text or plain(row.line.decode()))
+                state.counts[reason or "kept"] += 1
+                sizes[reason or "kept"] += len(row.line)
                 output.dealt_with()
         report = {
             "command": "filter",
@@ -134,94 +149,50 @@ def filter_rows(
     return report
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """What becomes of a document.
+def _judged(
+    ask: Callable[[list[str | None]], list[Verdict]], rows: Iterable[Row], processes: int
+) -> Generator[tuple[Row, Verdict]]:
+    """Yield rows with what becomes of them, in order."""
+    ahead: deque[list[Row]] = deque()
 
-    Attributes:
-        reason: why it is dropped; None: it is kept.
-        line: what is written where it is kept.
-        edits: the rule and the line as it was, for each line that was removed or changed.
+    def texts() -> Iterator[list[str | None]]:
+        for batch in grouped(rows, lambda row: len(row.line), _BATCH):
+            ahead.append(batch)
+            yield [row.text for row in batch]
+
+    with closing(in_order(ask, texts(), processes)) as done:
+        for verdicts in done:
+            yield from zip(ahead.popleft(), verdicts, strict=True)
+
+
+def _checked(rows: Iterable[Row], malformed: Malformed, edited_by: str | None) -> Iterator[Row]:
+    """Yield rows whose text can be judged.
+
+    Raises:
+        DataError: one holds ids where ``malformed`` is strict, or is a chat whose lines would be
+            edited by the rules ``edited_by``.
     """
-
-    reason: str | None
-    line: bytes = b""
-    edits: list[tuple[str, str]] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Filter:
-    """Rules in the order in which they are asked.
-
-    Attributes:
-        language: asked first.
-        sets: asked next, by name.
-        measure: asked last, since it takes longest.
-    """
-
-    language: Rule | None = None
-    sets: Mapping[str, RuleSet] = field(default_factory=dict)
-    measure: Rule | None = None
-
-    def judge(self, row: Row, malformed: Malformed = "strict") -> Verdict:
-        """Ask the rules about a row until one drops it.
-
-        Raises:
-            DataError: it holds ids where ``malformed`` is strict, or is a chat whose lines would
-                be edited.
-        """
-        if row.text is None:
-            if malformed == "skip":
-                return Verdict("ids: no text to judge")
+    for row in rows:
+        if row.text is None and malformed == "strict":
             raise DataError(
                 "the document holds ids, and rules read text",
                 where=row.where,
                 fix="give the text that they were made from, or --malformed skip to count and drop them",
             )
-        document, edits = Document(row.text), []
-        reason = self.language(document) if self.language else None
-        for name, rules in self.sets.items():
-            if reason is None:
-                reason = _first(name, rules.rules, document)
-            if reason is None and rules.lines:
-                _check_editable(row, name)
-                document = Document(edit(document.text, rules.lines, name, edits))
-            if reason is None:
-                reason = _first(name, rules.rest, document)
-        if reason is None and not document.text.strip():
-            reason = "empty: no line is left"
-        if reason is None and self.measure:
-            reason = self.measure(document)
-        if reason is not None:
-            return Verdict(reason, edits=edits)
-        return Verdict(
-            None, row.line if document.text == row.text else _edited(row, document), edits
-        )
+        if edited_by and row.text is not None and not isinstance(row.record.get("text"), str):
+            raise DataError(
+                f"{edited_by} removes lines, and a chat's messages are not edited",
+                where=row.where,
+                fix=f"leave {edited_by} out of --rules for chats",
+            )
+        yield row
 
 
-def _first(name: str, rules: Mapping[str, Rule], document: Document) -> str | None:
-    """Return the first reason of a set's rules: ``gopher.short: fewer than 50 words``."""
-    for one, rule in rules.items():
-        if reason := rule(document):
-            return f"{name}.{one}: {reason}"
-    return None
-
-
-def _check_editable(row: Row, name: str) -> None:
-    if not isinstance(row.record.get("text"), str):
-        raise DataError(
-            f"{name} removes lines, and a chat's messages are not edited",
-            where=row.where,
-            fix=f"leave {name} out of --rules for chats",
-        )
-
-
-def _edited(row: Row, document: Document) -> bytes:
+def edited(row: Row, text: str) -> bytes:
     """Write a row with another text; all else in its line stays, byte for byte."""
     line = row.line.decode("utf-8")
     begin, end = _place_of_text(line)
-    text = json.dumps(document.text, ensure_ascii=False)
-    return f"{line[:begin]}{text}{line[end:]}".encode()
+    return f"{line[:begin]}{json.dumps(text, ensure_ascii=False)}{line[end:]}".encode()
 
 
 def _place_of_text(line: str) -> tuple[int, int]:
@@ -240,46 +211,6 @@ def _behind_space(line: str, at: int) -> int:
     while line[at] in " \t\r\n":
         at += 1
     return at
-
-
-def language_rule(languages: Sequence[str], least: float) -> Rule:
-    """Make the rule that a document is in one of some languages.
-
-    Args:
-        languages: codes.
-        least: probability of the language that is most likely.
-
-    Raises:
-        Refusal: py3langid is not installed.
-        ConfigError: it does not know a code.
-    """
-    try:
-        from py3langid.langid import MODEL_FILE, LanguageIdentifier
-    except ImportError as error:
-        raise Refusal(
-            "py3langid, which tells the language of a text, is not installed",
-            where="--language",
-            fix=pip_line("minillm-data[langid]"),
-        ) from error
-    identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
-    known = sorted(identifier.labels)
-    for code in languages:
-        if code not in known:
-            raise ConfigError(
-                f"py3langid knows no language {code!r}",
-                where="--language",
-                fix=f"a code of ISO 639, one of {', '.join(known)}",
-            )
-
-    def language(document: Document) -> str | None:
-        found, probability = identifier.classify(document.text[:LANGUAGE_CHARACTERS])
-        if found not in languages:
-            return f"language: {found}"
-        return (
-            None if probability >= least else f"language: {found}, but less likely than {least:g}"
-        )
-
-    return language
 
 
 def bits_rule(bits: Bits, least: float | None, most: float | None) -> Rule:

@@ -22,12 +22,11 @@ from minillm_core.documents import (
     Source,
     Tokenizer,
     encode_documents,
-    find,
     map_shard,
     replace_file,
     ticker,
 )
-from minillm_data.rows import Malformed
+from minillm_data.rows import Malformed, found_in
 from minillm_data.texts import ANY, count_malformed
 
 SAMPLES = 3
@@ -97,7 +96,7 @@ def inspect(
     Raises:
         DataError: something about the files or the tokenizer.
     """
-    sources = find([str(path) for path in paths], say)
+    sources = found_in(paths, say)
     found = Inspection([str(path) for path in paths])
     found.files = dict(Counter(source.format.name for source in sources))
     chosen = _tokenizer(tokenizer, sources, say)

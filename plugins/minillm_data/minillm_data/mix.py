@@ -4,8 +4,8 @@ The documents of the sources are interleaved so that the proportions hold over a
 is that of worst-case fair weighted fair queueing (Bennett and Zhang 1996): of the sources that are
 not ahead of their share, take the one whose next document would be finished first if all of them
 flowed at their rates. After any number of documents each source has its share of the text written,
-to within the longest document; taking the source that lags most, as is often done, promises that
-for two sources only.
+to within the longest document. Taking the source that lags most, as is often done, does not promise
+that where sources are many.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 from minillm_core import ConfigError, DataError
 from minillm_core.documents import Progress, Tokenizer, grouped
-from minillm_data.output import Output, key_of
+from minillm_data.output import Output, check_outside, key_of
 from minillm_data.report import page
 from minillm_data.rows import Malformed, Row, Rows
 from minillm_lab.page import section, table
@@ -116,6 +116,7 @@ def mix(
     """
     found = [one if isinstance(one, Input) else Input.parse(str(one)) for one in inputs]
     _check(found, temperature, like, size, repeat, seed)
+    check_outside(Path(to), [one.path for one in found])
     measure = Measure(None if tokenizer is None else Path(tokenizer))
     sources = [Rows([one.path], malformed, say) for one in found]
     if like:

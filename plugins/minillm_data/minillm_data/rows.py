@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from minillm_core import DataError
 from minillm_core.documents import (
     EMPTY,
     MAX_LINE_BYTES,
@@ -50,6 +51,17 @@ class Row:
         return text if isinstance(text, str) else _chat(self.record)
 
 
+def found_in(paths: Sequence[str | Path], say: Callable[[str], None]) -> list[Source]:
+    """Find the files that some paths name; say what a folder holds that is not read.
+
+    Raises:
+        DataError: no path is given, one does not exist, or a folder holds no data.
+    """
+    if not paths:  # find() would give the text that a run without --data trains on
+        raise DataError("no file is named", where="the paths", fix="name files or folders")
+    return find([str(path) for path in paths], say)
+
+
 @dataclass
 class Rows:
     """The rows of some files, in order: iterate as often as needed.
@@ -68,7 +80,7 @@ class Rows:
     notes: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self.sources: list[Source] = find([str(path) for path in self.paths], self.say)
+        self.sources: list[Source] = found_in(self.paths, self.say)
         if shards := [source for source in self.sources if source.format.read is None]:
             raise MalformedError(
                 "token shards hold no rows",

@@ -14,10 +14,9 @@ from minillm_core.documents import (
     Progress,
     Reading,
     Source,
-    find,
     ticker,
 )
-from minillm_data.rows import Malformed
+from minillm_data.rows import Malformed, found_in
 
 ANY = 1 << 32
 """Ids of documents that are ids already, where no vocabulary is given, are below this."""
@@ -40,7 +39,7 @@ class Texts:
     sources: list[Source] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.sources = find([str(path) for path in self.paths], self.say)
+        self.sources = found_in(self.paths, self.say)
         if shards := [source for source in self.sources if source.format.read is None]:
             raise DataError(
                 "this is a token shard already",

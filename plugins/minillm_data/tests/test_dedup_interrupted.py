@@ -51,12 +51,17 @@ def text(draw: random.Random, words: int) -> str:
 
 
 def corpus(path: Path, documents: int, words: int) -> Path:
-    """Write texts of which some are equal, some similar, and some share a span with another."""
+    """Write texts; in the second half some are equal to, like, or share a span with an earlier one.
+
+    So that the examples of a report name documents that are in earlier parts.
+    """
     draw = random.Random(5)
     texts = [text(draw, words)]
     while len(texts) < documents:
         earlier, kind = draw.choice(texts), draw.random()
-        if kind < 0.1:
+        if len(texts) < documents // 2:
+            texts.append(text(draw, words))
+        elif kind < 0.1:
             texts.append(earlier)
         elif kind < 0.2:
             texts.append(f"{earlier} {text(draw, 2)}")

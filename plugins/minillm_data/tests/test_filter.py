@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from minillm_core import ConfigError, DataError, MinillmError, Refusal
 from minillm_data.bits import Bits
-from minillm_data.filter import Filter, filter_rows, language_rule
+from minillm_data.filter import edited, filter_rows
+from minillm_data.judging import Filter, language_rule
 from minillm_data.rows import Row
 from minillm_data.rules import select
 
@@ -80,17 +81,16 @@ def test_a_document_is_kept_or_dropped_and_its_keys_stay(found: list[str], rules
     whole = Filter(None, select(rules))
     for number, text in enumerate(found):
         line = json.dumps({"id": number, "text": text, "é": [1, None]}).encode() + b"\n"
-        verdict = whole.judge(Row(line, json.loads(line), "here"))
-        assert (verdict.reason is None) == bool(verdict.line)
-        if verdict.reason is None and not verdict.edits:
-            assert verdict.line == line
-        if verdict.reason is None and verdict.edits:
-            record = json.loads(verdict.line)
-            assert set(record["text"].split("\n")) <= set(text.split("\n"))
+        verdict = whole.judge(text)
+        assert (verdict.text is None) == (not verdict.edits)
+        if verdict.text is not None:
+            written = edited(Row(line, json.loads(line), "here"), verdict.text)
+            record = json.loads(written)
+            assert set(record["text"].split("\n")) <= {*text.split("\n"), ""}
             assert list(record) == ["id", "text", "é"]
             assert {**record, "text": text} == json.loads(line)
-            assert verdict.line.endswith(b"\n")
-            assert verdict.line.count(b"\n") == 1
+            assert written.endswith(b"\n")
+            assert written.count(b"\n") == 1
 
 
 @pytest.mark.parametrize("rules", ["c4", "gopher,fineweb"])
@@ -254,6 +254,12 @@ def test_a_document_that_cannot_be_read_stops_or_is_counted(tmp_path: Path) -> N
     assert report["kept"] == 2
 
 
+def test_a_folder_inside_what_is_read_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", (GOOD,))
+    with pytest.raises(DataError, match="inside one that is read"):
+        filter_rows([tmp_path], tmp_path / "out")
+
+
 def test_text_files_become_rows(tmp_path: Path) -> None:
     folder = tmp_path / "texts"
     folder.mkdir()
@@ -301,6 +307,26 @@ def test_the_command_refuses_with_exit_code_2(
     assert wrong[0] in err
     assert "fix:" in err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rules", ["c4", "gopher,fineweb"])
+def test_processes_change_nothing(tmp_path: Path, rules: str) -> None:
+    records: list[Any] = []
+    for number in range(3000):
+        text = (GOOD, GERMAN, "short", f"Menu\n{GOOD}")[number % 4].replace("river", f"{number}")
+        records.append({"ids": [number]} if number % 100 == 0 else {"text": text})
+    source, found = write(tmp_path / "a.jsonl", *records), []
+    for processes in (1, 2):
+        to = tmp_path / str(processes)
+        report = filter_rows(
+            [source], to, rules=rules, languages=["en"], malformed="skip", processes=processes
+        )
+        found.append((report, kept(to)))
+    assert found[0] == found[1]
+    assert found[0][0]["kept"] > 1000
+    with pytest.raises(DataError, match="line 1,"):
+        filter_rows([source], tmp_path / "strict", processes=2)
 
 
 @pytest.mark.slow

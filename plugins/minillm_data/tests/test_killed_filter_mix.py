@@ -52,7 +52,7 @@ def run(at: int, part: int, noted: float, *arguments: str) -> int:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".html"}
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".htm"}
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +95,9 @@ def test_a_command_that_is_killed_goes_on_to_the_same_bytes(
     arguments = [str(folder / one) if ".json" in one else one for one in given]
     assert run(0, part, 1000.0, "data", name, *arguments, "--to", str(tmp_path / "whole")) == 0
     draw, kills, to = random.Random(f"{command} {part} {noted}"), 0, tmp_path / "killed"
-    while run(draw.randrange(40, 160), part, noted, "data", name, *arguments, "--to", str(to)):
-        kills += 1
+    most = 80  # the first start is killed early, or it might be whole
+    while run(draw.randrange(40, most), part, noted, "data", name, *arguments, "--to", str(to)):
+        kills, most = kills + 1, 300
         assert not to.exists() or not any(to.iterdir())
         assert kills < 40
     assert contents(to) == contents(tmp_path / "whole")

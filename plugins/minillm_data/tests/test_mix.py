@@ -266,6 +266,12 @@ def test_a_document_that_cannot_be_read_stops_or_is_counted(tmp_path: Path) -> N
     assert report["documents"] == 2
 
 
+def test_a_folder_inside_what_is_read_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", [5])
+    with pytest.raises(DataError, match="inside one that is read"):
+        mix([f"{tmp_path}:1"], tmp_path / "out")
+
+
 # What resembles a target
 
 

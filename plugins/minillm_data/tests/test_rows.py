@@ -10,7 +10,9 @@ import pytest
 
 from minillm_core import DataError
 from minillm_data import rows as module
+from minillm_data.inspect import inspect
 from minillm_data.rows import Rows
+from minillm_data.texts import Texts
 
 Write = Callable[..., Path]
 
@@ -90,3 +92,9 @@ def test_progress_is_in_bytes_of_the_files(jsonl: Write) -> None:
     size = path.stat().st_size
     assert seen[0] == ("looking", 0, size)
     assert seen[-1] == ("looking", size, size)
+
+
+def test_no_path_is_not_the_default_text() -> None:
+    for read in (Rows, Texts, inspect):
+        with pytest.raises(DataError, match="no file is named"):
+            read([])

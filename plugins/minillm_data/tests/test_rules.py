@@ -193,6 +193,11 @@ def test_ngrams_are_counted_as_the_plain_way_does(found: list[str], times: int, 
         assert f"{first}-gram" in str(reason)
 
 
+def test_the_shares_are_those_of_table_a1() -> None:
+    assert FREQUENT == {2: 0.20, 3: 0.18, 4: 0.16}
+    assert REPEATED == {5: 0.15, 6: 0.14, 7: 0.13, 8: 0.12, 9: 0.11, 10: 0.10}
+
+
 @pytest.mark.parametrize(("n", "most"), [*FREQUENT.items(), *REPEATED.items()])
 def test_each_length_of_ngrams_has_its_published_share(n: int, most: float) -> None:
     # `n` words again and again between others, until they have just more than the share

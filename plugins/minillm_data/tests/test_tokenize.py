@@ -251,7 +251,7 @@ def test_a_killed_command_goes_on_to_the_same_bytes(
             break
     if not (tmp_path / "killed").exists():
         assert start("killed").wait() == 0
-    assert kills >= 2
+    assert kills, "every start was over before its signal"
 
     def content(name: str) -> dict[str, bytes]:
         return {one.name: one.read_bytes() for one in (tmp_path / name).iterdir()}

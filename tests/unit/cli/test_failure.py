@@ -136,8 +136,9 @@ def test_a_long_explanation_is_cut() -> None:
     assert text.endswith("(--debug shows everything)")
 
 
-def test_a_reader_that_goes_away_is_no_traceback() -> None:
-    script = "import sys; from minillm_core.cli.main import main; sys.exit(main(['--help']))"
+@pytest.mark.parametrize("words", [["--help"], ["doctor", "--help"]], ids=["core", "offered"])
+def test_a_reader_that_goes_away_is_no_traceback(words: list[str]) -> None:
+    script = f"import sys; from minillm_core.cli.main import main; sys.exit(main({words}))"
     program = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

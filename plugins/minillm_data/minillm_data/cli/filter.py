@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from minillm_core.commands import AsJson, counted, display, emit, plain, say, write
-from minillm_data.cli import Malformed, Paths, To, check_choice
+from minillm_data.cli import Malformed, Paths, To, check_malformed
 
 EXAMPLES = """Examples:
 
@@ -78,7 +78,7 @@ def filter_command(
     from minillm_data.filter import filter_rows
     from minillm_data.report import summary
 
-    check_choice("--malformed", malformed, ("strict", "skip"))
+    kind = check_malformed(malformed)
     languages = [code.strip() for code in language.split(",")] if language is not None else []
     with display(say) as shown:
         report = filter_rows(
@@ -90,7 +90,7 @@ def filter_command(
             model=model,
             min_bits=min_bits,
             max_bits=max_bits,
-            malformed=malformed,  # pyright: ignore[reportArgumentType]
+            malformed=kind,
             say=shown.say,
             progress=shown.progress,
         )

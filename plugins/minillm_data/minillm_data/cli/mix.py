@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from minillm_core.commands import AsJson, counted, display, emit, plain, say, write
-from minillm_data.cli import Malformed, To, check_choice
+from minillm_data.cli import Malformed, To, check_malformed
 
 EXAMPLES = """Examples:
 
@@ -83,7 +83,7 @@ def mix_command(
     """
     from minillm_data.mix import epochs, mix
 
-    check_choice("--malformed", malformed, ("strict", "skip"))
+    kind = check_malformed(malformed)
     with display(say) as shown:
         report = mix(
             paths,
@@ -94,7 +94,7 @@ def mix_command(
             repeat=repeat,
             tokenizer=tokenizer,
             seed=seed,
-            malformed=malformed,  # pyright: ignore[reportArgumentType]
+            malformed=kind,
             say=shown.say,
             progress=shown.progress,
         )
