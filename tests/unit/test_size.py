@@ -11,12 +11,16 @@ import pytest
 
 from tools.size import File, count, packages, summary
 
-CEILING = 20_200
+CEILING = 20_400
 """Lines of code that the core may have.
 
 It is what the core has today, rounded up to the next hundred; each step lowers the number. The aim is
 17,500, with 18,500 as the last ceiling; docs/internals.md says why it is not reached. To raise the
 number, write here what the lines are for.
+
+20,200 to 20,400: the claims of order and packer in build_data (180 lines: pieces, checked rows, their
+counts and cursor); `progress` of on_batch and fastokens (90); formats by entry points and .zst
+(75). Listing and clearing the token cache (66) and its commands (70) left for minillm-data.
 """
 
 SOURCE = '''\
