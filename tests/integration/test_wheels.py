@@ -106,6 +106,8 @@ def test_what_the_core_alone_lacks_is_named_with_its_pip_line(alone: Any, tmp_pa
         (("bench",), "minillm-lab"),
         (("report", "runs/tiny-1"), "minillm-lab"),
         (("doctor",), "minillm-lab"),
+        (("data", "cache", "list"), "minillm-data"),
+        (("data", "tokenize", "text.txt", "--to", "tokens"), "minillm-data"),
         (("plugins", "new", "my_trick"), "minillm-kit"),
         (("plugins", "check", "muon"), "minillm-kit"),
     ],

@@ -131,6 +131,7 @@ def test_a_document_of_which_no_line_is_left_is_dropped(tmp_path: Path) -> None:
     assert kept(tmp_path / "out") == b""
 
 
+@pytest.mark.slow
 def test_languages_are_told_apart(tmp_path: Path) -> None:
     source = write(tmp_path / "a.jsonl", (GOOD,), (GERMAN,), ("xq",))
     report = filter_rows([source], tmp_path / "en", rules="none", languages=["en"])

@@ -204,6 +204,7 @@ def test_what_gives_no_shard_is_refused(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_run_trains_on_the_shards(
     prose: Prose, jsonl: Write, tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
