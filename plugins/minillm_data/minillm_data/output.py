@@ -126,7 +126,12 @@ class Output:
                 fix="name another folder with --to, or take that one away",
             )
         self.folder = folder.with_name(f"{folder.name}.unfinished")
-        if self.folder.exists() and not (self.folder / _LOCK).exists():
+        # An empty one may be of a start that was killed before it had its lock.
+        if (
+            self.folder.exists()
+            and any(self.folder.iterdir())
+            and not (self.folder / _LOCK).exists()
+        ):
             raise DataError(
                 "the folder for unfinished work is there and is not of this command",
                 where=str(self.folder),
@@ -265,13 +270,13 @@ class Output:
             (self.folder / REPORT).write_text(text + "\n", "utf-8")
             if page:
                 (self.folder / _PAGE).write_text(page, "utf-8", "xmlcharrefreplace")
-            for name in self._own:
+            # The state first: without it the next start begins anew, and misses no file that it names.
+            for name in (_STATE, *self._own):
                 (self.folder / name).unlink(missing_ok=True)
             with suppress(FileNotFoundError):
                 self.to.rmdir()  # empty
             self.folder.rename(self.to)
-            for name in (_STATE, _LOCK):  # a kill before here leaves them beside whole parts
-                (self.to / name).unlink(missing_ok=True)
+            (self.to / _LOCK).unlink(missing_ok=True)
         except OSError as error:
             raise self._unwritable(error) from error
 

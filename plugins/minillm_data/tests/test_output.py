@@ -82,6 +82,11 @@ def test_what_is_there_is_never_written_over(tmp_path: Path) -> None:
     assert (tmp_path / "b.unfinished" / "notes.txt").read_text() == "mine"
 
 
+def test_a_start_that_was_killed_before_it_had_its_lock_is_no_hindrance(tmp_path: Path) -> None:
+    (tmp_path / "a.unfinished").mkdir()
+    assert not write(tmp_path / "a", 3)
+
+
 def test_two_processes_do_not_write_one_folder(tmp_path: Path) -> None:
     with (
         Output(tmp_path / "a", "k"),
