@@ -39,6 +39,8 @@ SECONDS = 5.0
 def timed(folder: Path, *arguments: str, until: str | None = None) -> dict[str, Any]:
     """Run the program; time it, or its way to a line, and read the peak of its memory.
 
+    The peak is an upper bound: Linux counts what this process had when it started the other.
+
     Args:
         folder: holds its cache.
         arguments: of the command.
@@ -54,9 +56,7 @@ def timed(folder: Path, *arguments: str, until: str | None = None) -> dict[str, 
         env={**os.environ, "MINILLM_CACHE": str(folder / "cache")},
     ) as child:
         assert child.stdout is not None
-        lines = []
         for line in child.stdout:
-            lines.append(line.rstrip())
             if until and reached is None and line.startswith(until):
                 reached = time.monotonic() - began
         _, status, usage = os.wait4(child.pid, 0)
@@ -64,11 +64,10 @@ def timed(folder: Path, *arguments: str, until: str | None = None) -> dict[str, 
     seconds = time.monotonic() - began if until is None else reached
     scale = 1 if sys.platform == "darwin" else 1024
     found = {
-        "arguments": list(arguments),
+        "arguments": [Path(one).name for one in arguments],
         "exit": child.returncode,
         "seconds": seconds and round(seconds, 2),
         "peak_bytes": usage.ru_maxrss * scale,
-        "last_lines": lines[-8:],
     }
     print(found["arguments"][:2], found["exit"], found["seconds"], found["peak_bytes"] >> 20, "MiB")
     return found
@@ -148,7 +147,7 @@ def main() -> None:
         figures["loader"] = loader(shards, folder)
         figures["dedup"] = timed(folder, "data", "dedup", data, "--to", str(folder / "dedup"))
         figures["dedup"]["report"] = json.loads((folder / "dedup" / "report.json").read_bytes())
-        figures["dedup"]["report"].pop("examples", None)
+        figures["dedup"]["report"] |= {"files": [given.data.name], "examples": None}
         many = many_files(lines, folder / "many", given.times, given.files)
         small = ("--preset", "cpu", "--steps", "1", "checkpoint.every=0", "eval.tokens=256")
         figures["many_files"] = {
