@@ -24,10 +24,9 @@ from minillm_core.data.shards import (
     write_shard as write_shard,
 )
 from minillm_core.data.sources import (
-    TEXT_PER_ENTRY as TEXT_PER_ENTRY,
     Source as Source,
     find as find,
-    fitting_vocabulary as fitting_vocabulary,
+    fitting_entries as fitting_entries,
 )
 from minillm_core.data.store import (
     abandoned,
@@ -36,7 +35,6 @@ from minillm_core.data.store import (
     read_meta,
 )
 from minillm_core.data.tokenise import (
-    SAMPLE as SAMPLE,
     Sample as Sample,
     encode_documents as encode_documents,
 )

@@ -421,10 +421,10 @@ def _ids(record: dict[str, Any], place: Place, reading: Reading) -> np.ndarray:
 
 
 def _not_utf8(data: bytes, error: UnicodeDecodeError, where: str) -> MalformedError:
-    what, fix = f"not UTF-8: byte 0x{error.object[error.start]:02x}, {error.reason}", ""
+    what = f"not UTF-8: byte 0x{error.object[error.start]:02x}, {error.reason}"
+    fix = "save it as UTF-8, or take the file away"
     if data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         what, fix = f"{what} (it looks like UTF-16)", "save it as UTF-8"
-    fix = fix or "save it as UTF-8, or take the file away"
     return MalformedError(what, where=where, fix=fix, reason="not UTF-8")
 
 

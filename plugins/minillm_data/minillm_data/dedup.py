@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
-from io import BytesIO
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,13 @@ import numpy as np
 
 from minillm_core import DataError, Refusal
 from minillm_core.commands import pip_line
-from minillm_core.documents import Progress, replace_file
+from minillm_core.documents import Progress
 from minillm_data.columns import Column
+from minillm_data.files import Malformed
 from minillm_data.groups import equal, jaccard, similar
 from minillm_data.output import Output, check_outside, key_of
 from minillm_data.report import EXAMPLES, Examples, page
-from minillm_data.rows import Malformed, Row, Rows
+from minillm_data.rows import Row, Rows, messages_of
 from minillm_data.signatures import PERMUTATIONS, Content, Rules, sign
 from minillm_data.spans import cut, repeated
 from minillm_data.workers import cores, in_order
@@ -113,7 +113,7 @@ def dedup(
         Work(output, rows, rules, progress) as work,
     ):
         if output.resumed:
-            say(f"goes on with what was done before, found in {output.folder}")
+            say(f"goes on with the work that was done before, in {output.folder}")
         return work.finish(processes)
 
 
@@ -220,15 +220,10 @@ class Work(ExitStack):
             has = np.unique(spans[:, 0])
             short = words[has] < rules.min_words
             outcomes[has] = np.where(short, _NUMBER[SHORT], _NUMBER[CUT])
-            self._save(_SPANS, spans)
-        self._save(_DECISIONS, np.stack([first, outcomes], axis=1))
+            self._output.save_array(_SPANS, spans)
+        self._output.save_array(_DECISIONS, np.stack([first, outcomes], axis=1))
         self._more["decided"] = True
         self._output.close_part()
-
-    def _save(self, name: str, array: np.ndarray) -> None:
-        data = BytesIO()
-        np.save(data, array, allow_pickle=False)
-        replace_file(self._output.folder / name, data.getvalue())
 
     def _set(self, counts: np.ndarray) -> Callable[[int], np.ndarray]:
         """Return what reads a document's shingles."""
@@ -243,11 +238,11 @@ class Work(ExitStack):
     def _write(self) -> dict[str, Any]:
         """Write what stays, and the report."""
         output, more = self._output, self._more
-        decisions = np.load(output.folder / _DECISIONS, allow_pickle=False)
+        decisions = output.load_array(_DECISIONS)
         first, outcomes = decisions.T
         spans = np.zeros((0, 4), np.int64)
         if self._rules.spans is not None:
-            spans = np.load(output.folder / _SPANS, allow_pickle=False)
+            spans = output.load_array(_SPANS)
         examples = Examples(more.get("examples"))
         lost: dict[str, int] = more.setdefault("cut", {"spans": 0, "words": 0, "characters": 0})
         places: dict[str, str] = more.setdefault("places", {})  # JSON knows no other keys
@@ -323,8 +318,7 @@ def _content(row: Row, rules: Rules) -> Content:
         )
     if row.text is None:
         return Content(row.record["ids"])
-    messages = row.record.get("messages", row.record.get("conversations"))
-    return Content(row.text, json.dumps(messages, sort_keys=True))
+    return Content(row.text, json.dumps(messages_of(row.record), sort_keys=True))
 
 
 def _batches(contents: Iterable[Content]) -> Iterator[list[Content]]:

@@ -16,17 +16,22 @@ from minillm_core import ConfigError, DataError
 from minillm_core.commands import plain
 from minillm_core.documents import Progress, grouped
 from minillm_data.bits import Bits, checkpoint_of
+from minillm_data.files import Malformed
 from minillm_data.judging import PROBABILITY, Verdict, judge, language_rule
 from minillm_data.output import Output, check_outside, key_of
 from minillm_data.report import Examples, page
-from minillm_data.rows import Malformed, Row, Rows
+from minillm_data.rows import Row, Rows, text_of
 from minillm_data.rules import NONE, SETS, Document, Rule, RuleSet, select
 from minillm_data.workers import cores, in_order
 from minillm_lab.page import section, table
 
 DEFAULT = "gopher,fineweb"
-"""The rules that are asked where none are named."""
+"""The rules that apply by default."""
 
+_NO_TEXT = (
+    "the document holds ids, and rules read text",
+    "give the text that they were made from, or --malformed skip to count and drop them",
+)
 _SMALL = 16 << 20  # bytes of unpacked files for which no processes are started
 _BATCH = 1 << 18  # bytes of lines that a process is given at once
 
@@ -48,7 +53,7 @@ def filter_rows(
 ) -> dict[str, Any]:
     """Write the documents that every rule lets through, byte for byte unless a rule edits lines.
 
-    The language is asked first, then the rules in the order of their names, then the model. A
+    The language is checked first, then the rules in the order of their names, then the model. A
     document is counted under the first reason that drops it. After a kill the same call goes on.
     Call it from a script under ``if __name__ == "__main__"``, since processes are started.
 
@@ -173,12 +178,8 @@ def _checked(rows: Iterable[Row], malformed: Malformed, edited_by: str | None) -
             edited by the rules ``edited_by``.
     """
     for row in rows:
-        if row.text is None and malformed == "strict":
-            raise DataError(
-                "the document holds ids, and rules read text",
-                where=row.where,
-                fix="give the text that they were made from, or --malformed skip to count and drop them",
-            )
+        if malformed == "strict":
+            text_of(row, *_NO_TEXT)
         if edited_by and row.text is not None and not isinstance(row.record.get("text"), str):
             raise DataError(
                 f"{edited_by} removes lines, and a chat's messages are not edited",

@@ -92,8 +92,8 @@ def similar(
     """Group documents whose shingles have a Jaccard similarity of the threshold, or more.
 
     Candidates share a band of their signatures (Leskovec, Rajaraman and Ullman, Mining of Massive
-    Datasets, 3.4); those whose signatures agree well enough are compared exactly. A group holds whoever
-    is linked by such pairs, so that two of its documents may be less similar than the threshold.
+    Datasets, 3.4); those whose signatures agree well enough are compared exactly. A group holds the documents
+    that such pairs link, so that two of its documents may be less similar than the threshold.
 
     Memory: 40 bytes for each document. Time: a bucket of n documents that share a band is n^2 / 2 pairs
     at some 40 ns, less where they are in one group; 10,000 pages of one template are a minute.

@@ -16,7 +16,6 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from io import BytesIO
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,10 +24,11 @@ from zlib import crc32
 import numpy as np
 
 from minillm_core import DataError
-from minillm_core.documents import Progress, replace_file
+from minillm_core.documents import Progress
+from minillm_data.files import Malformed
 from minillm_data.output import Output, key_of
 from minillm_data.report import page
-from minillm_data.rows import Malformed, Row, Rows
+from minillm_data.rows import Rows, text_of
 from minillm_lab.page import section, table
 
 if TYPE_CHECKING:
@@ -44,6 +44,10 @@ _WORD = re.compile(r"\w+|[^\w\s]+")
 _FLOOR = 1e-8  # of a probability, as in the paper's code
 _CACHED = 1 << 20  # words whose hashes are kept
 _WEIGHTS, _SIZES = "weights.npy", "sizes.npy"
+_NO_TEXT = (
+    "the document holds ids, and what resembles a target is seen in text",
+    "give the text that they were made from",
+)
 
 
 class Hashed:
@@ -74,25 +78,10 @@ class Hashed:
         """
         total = np.zeros(BUCKETS, np.int64)
         for row in rows.read(what, progress):
-            total += np.bincount(self.buckets(text_of(row)), minlength=BUCKETS)
+            total += np.bincount(self.buckets(text_of(row, *_NO_TEXT)), minlength=BUCKETS)
         if not total.any():
             raise DataError("there is no text", where=str(rows.paths[0]), fix="name other files")
         return total
-
-
-def text_of(row: Row) -> str:
-    """Return a row's text.
-
-    Raises:
-        DataError: it holds ids.
-    """
-    if row.text is None:
-        raise DataError(
-            "the document holds ids, and what resembles a target is seen in text",
-            where=row.where,
-            fix="give the text that they were made from",
-        )
-    return row.text
 
 
 def log_ratio(target: np.ndarray, sources: np.ndarray) -> np.ndarray:
@@ -174,14 +163,10 @@ def pick(
         if "documents" not in state.more:
             weights, sizes, documents = _weigh(sources, target, measure, progress)
             for name, values in ((_WEIGHTS, weights), (_SIZES, sizes)):
-                content = BytesIO()
-                np.save(content, values, allow_pickle=False)
-                replace_file(output.folder / name, content.getvalue())
+                output.save_array(name, values)
             state.more |= {"documents": documents, "written": [0] * len(sources)}
             output.close_part()
-        weights, sizes = (
-            np.load(output.folder / name, allow_pickle=False) for name in (_WEIGHTS, _SIZES)
-        )
+        weights, sizes = map(output.load_array, (_WEIGHTS, _SIZES))
         drawn = resample(weights, sizes, size, seed)
         if not drawn.any():
             raise DataError(
@@ -240,7 +225,7 @@ def _weigh(
         before = len(weights)
         reading = rows.read(f"weighing {rows.paths[0]}", progress)
         for row, size in measure.sized(reading):
-            weights.append(log_weight(ratio, hashed.buckets(text_of(row))))
+            weights.append(log_weight(ratio, hashed.buckets(text_of(row, *_NO_TEXT))))
             sizes.append(size)
         documents.append(len(weights) - before)
     return np.array(weights), np.array(sizes), documents

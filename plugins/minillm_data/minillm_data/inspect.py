@@ -24,13 +24,11 @@ from minillm_core.documents import (
     encode_documents,
     map_shard,
     replace_file,
-    ticker,
 )
-from minillm_data.rows import Malformed, found_in
-from minillm_data.texts import ANY, count_malformed
+from minillm_data.files import ANY, Files, Malformed
 
 SAMPLES = 3
-"""Documents that are shown unless more are asked for."""
+"""Documents shown by default."""
 
 SHOWN = 600
 """Characters of a document that are shown."""
@@ -96,14 +94,12 @@ def inspect(
     Raises:
         DataError: something about the files or the tokenizer.
     """
-    sources = found_in(paths, say)
+    files = Files(paths, malformed, say)
+    sources = files.sources
     found = Inspection([str(path) for path in paths])
     found.files = dict(Counter(source.format.name for source in sources))
     chosen = _tokenizer(tokenizer, sources, say)
-    total = sum(source.size for source in sources)
-    reading = Reading(ANY, ticker(progress, "reading", total))
-    if malformed == "skip":
-        reading.malformed = count_malformed(reading.notes)
+    reading = files.reading("reading", progress)
     tally = _Tally(samples)
     documents = _documents(sources, reading)
     if chosen is None:

@@ -14,7 +14,7 @@ PROBABILITY = 0.5
 """The least probability of a language, where another is not asked for."""
 
 LANGUAGE_CHARACTERS = 4000
-"""Characters at the beginning of a document that its language is told by."""
+"""Characters at the beginning of a document that decide its language."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Filter:
-    """Rules in the order in which they are asked.
+    """Rules in the order in which they are applied.
 
     Attributes:
         language: asked first.

@@ -21,17 +21,21 @@ from typing import Any
 
 from minillm_core import ConfigError, DataError
 from minillm_core.documents import Progress, Tokenizer, grouped
+from minillm_data.files import ANY, Malformed
 from minillm_data.output import Output, check_outside, key_of
 from minillm_data.report import page
-from minillm_data.rows import Malformed, Row, Rows
+from minillm_data.rows import Row, Rows, text_of
 from minillm_lab.page import section, table
 
 Say = Callable[[str], None]
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-_ANY_VOCABULARY = 1 << 31
 _TOGETHER = 1 << 20  # bytes of lines that are measured in one call
 _PRECISION = 10**9  # shares are whole numbers of this
+_NO_BYTES = (
+    "the document holds ids, whose bytes of text are not known",
+    "count tokens: --tokenizer tokenizer.json",
+)
 
 
 @dataclass(frozen=True)
@@ -147,7 +151,7 @@ class Measure:
     tokenizer: Path | None = None
 
     def __post_init__(self) -> None:
-        self._native = Tokenizer.load(self.tokenizer, _ANY_VOCABULARY) if self.tokenizer else None
+        self._native = Tokenizer.load(self.tokenizer, ANY) if self.tokenizer else None
 
     @property
     def digest(self) -> str:
@@ -170,20 +174,10 @@ class Measure:
 
     def _sizes(self, rows: Sequence[Row]) -> list[int]:
         if self._native is None:
-            return [len(_text(row).encode("utf-8")) for row in rows]
+            return [len(text_of(row, *_NO_BYTES).encode("utf-8")) for row in rows]
         texts = [row.text for row in rows if row.text is not None]
         counts = iter([len(ids) for ids in self._native.encode(texts)])
         return [1 + (len(row.record["ids"]) if row.text is None else next(counts)) for row in rows]
-
-
-def _text(row: Row) -> str:
-    if row.text is None:
-        raise DataError(
-            "the document holds ids, whose bytes of text are not known",
-            where=row.where,
-            fix="count tokens: --tokenizer tokenizer.json",
-        )
-    return row.text
 
 
 def next_source(shares: Sequence[int], used: Sequence[int], sizes: Sequence[int]) -> int:

@@ -16,9 +16,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import xxhash
 
 from minillm_core import DataError, Interrupted
@@ -253,6 +255,21 @@ class Output:
         except OSError as error:
             raise self._unwritable(error) from error
         self._noted = time.monotonic()
+
+    def save_array(self, name: str, array: np.ndarray) -> None:
+        """Write an array that the command keeps until it is finished; readers see all of it or nothing.
+
+        Raises:
+            DataError: it cannot be written.
+        """
+        data = BytesIO()
+        np.save(data, array, allow_pickle=False)
+        with self.writing():
+            replace_file(self.folder / name, data.getvalue())
+
+    def load_array(self, name: str) -> np.ndarray:
+        """Read an array that :meth:`save_array` wrote."""
+        return np.load(self.folder / name, allow_pickle=False)
 
     def finish(self, report: Mapping[str, Any], page: str | None = None) -> None:
         """Write the report and give the folder its name.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from minillm_core import DataError
 from minillm_core.documents import (
@@ -20,14 +20,8 @@ from minillm_core.documents import (
     Reading,
     Record,
     Source,
-    find,
-    ticker,
 )
-
-Malformed = Literal["strict", "skip"]
-"""What happens to a document that cannot be read: an error with file, line and byte; or it is counted."""
-
-_ANY_ID = 1 << 32
+from minillm_data.files import ANY, Files
 
 
 @dataclass(frozen=True)
@@ -51,47 +45,33 @@ class Row:
         return text if isinstance(text, str) else _chat(self.record)
 
 
-def found_in(paths: Sequence[str | Path], say: Callable[[str], None]) -> list[Source]:
-    """Find the files that some paths name; say what a folder holds that is not read.
+def text_of(row: Row, what: str, fix: str) -> str:
+    """Return a row's text.
 
     Raises:
-        DataError: no path is given, one does not exist, or a folder holds no data.
+        DataError: it holds ids; ``what`` and ``fix`` say why that cannot be.
     """
-    if not paths:  # find() would give the text that a run without --data trains on
-        raise DataError("no file is named", where="the paths", fix="name files or folders")
-    return find([str(path) for path in paths], say)
+    if row.text is None:
+        raise DataError(what, where=row.where, fix=fix)
+    return row.text
+
+
+def messages_of(record: dict[str, Any]) -> Any:
+    """Return a chat's messages, whatever they are; None where there are none."""
+    return record.get("messages", record.get("conversations"))
 
 
 @dataclass
-class Rows:
+class Rows(Files):
     """The rows of some files, in order: iterate as often as needed.
 
     Attributes:
-        paths: files or folders.
-        malformed: what happens to a document that cannot be read.
-        say: prints a line for people.
         notes: after an iteration, what was left out and how often: "left out: not UTF-8".
-        sources: the files that were found.
     """
 
-    paths: Sequence[str | Path]
-    malformed: Malformed = "strict"
-    say: Callable[[str], None] = lambda line: None
-    notes: Counter[str] = field(default_factory=Counter)
+    no_shards = ("token shards hold no rows", "give the text that they were made from")
 
-    def __post_init__(self) -> None:
-        self.sources: list[Source] = found_in(self.paths, self.say)
-        if shards := [source for source in self.sources if source.format.read is None]:
-            raise MalformedError(
-                "token shards hold no rows",
-                where=str(shards[0].path),
-                fix="give the text that they were made from",
-            )
-
-    @property
-    def size(self) -> int:
-        """Count the bytes of all files."""
-        return sum(source.size for source in self.sources)
+    notes: Counter[str] = field(default_factory=Counter, init=False)
 
     def __iter__(self) -> Iterator[Row]:
         return self.read("reading")
@@ -107,19 +87,14 @@ class Rows:
             DataError: a file cannot be read, or a document where ``malformed`` is strict; with
                 file, line and byte.
         """
-        self.notes.clear()
-        reading = Reading(_ANY_ID, ticker(progress, what, self.size), self.notes)
-        if self.malformed == "skip":
-            reading.malformed = self._count
+        reading = self.reading(what, progress)
+        self.notes = reading.notes
         for source in self.sources:
             if source.format.records is not None:
                 yield from self._records(source, source.format.records, reading)
             else:
                 yield from self._texts(source, reading)
             source.check_unchanged()
-
-    def _count(self, error: MalformedError) -> None:
-        self.notes[f"left out: {error.reason}"] += 1
 
     def _records(
         self,
@@ -140,9 +115,7 @@ class Rows:
             if row.text is None and not isinstance(ids, list):
                 what = 'an object without "text", "messages" or "ids"'
                 reading.malformed(place.error(what, 'name the document\'s key "text"'))
-            elif row.text is None and not all(
-                type(i) is int and 0 <= i < _ANY_ID for i in ids or ()
-            ):
+            elif row.text is None and not all(type(i) is int and 0 <= i < ANY for i in ids or ()):
                 what = '"ids" is not a list of integers that are ids'
                 reading.malformed(place.error(what, 'like {"ids": [1, 2, 3]}, below 2^32'))
             elif not (ids if row.text is None else row.text):
@@ -190,7 +163,7 @@ def _row(content: dict[str, Any], source: Source, number: int) -> Row:
 
 
 def _chat(record: dict[str, Any]) -> str | None:
-    messages = record.get("messages", record.get("conversations"))
+    messages = messages_of(record)
     if not isinstance(messages, list):
         return None
     contents = [one.get("content") for one in messages if isinstance(one, dict)]

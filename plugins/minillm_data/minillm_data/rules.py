@@ -73,7 +73,7 @@ LineRule = Callable[[str], str | None]
 
 @dataclass(frozen=True)
 class RuleSet:
-    """Rules of one paper, in the order in which they are asked.
+    """Rules of one paper, in the order in which they are applied.
 
     Attributes:
         paper: where they are from.
@@ -387,7 +387,7 @@ def select(text: str) -> dict[str, RuleSet]:
     """Choose rules by their names.
 
     Args:
-        text: sets and rules, separated by commas, in the order in which they are asked:
+        text: sets and rules, separated by commas, in the order in which they are applied:
             ``gopher,fineweb``; ``c4,-c4.punctuation`` leaves one out, ``gopher.short`` takes one
             alone; ``none``.
 

@@ -19,14 +19,15 @@ from minillm_core.documents import (
     Progress,
     Tokenizer,
     encode_documents,
+    fitting_entries,
     replace_file,
     write_shard,
 )
+from minillm_data.files import ANY, Malformed
 from minillm_data.formats import MAGIC
 from minillm_data.output import Output, check_outside, key_of
-from minillm_data.rows import Malformed
-from minillm_data.texts import ANY, Texts
-from minillm_data.train_tokenizer import draw_sample, entries_for, train_on
+from minillm_data.texts import Texts
+from minillm_data.train_tokenizer import ENTRIES, draw_sample, train_on
 
 SHARD_TOKENS = 1 << 24
 """Tokens of a shard, about: 32 MiB of them in two bytes each. A document is in one shard."""
@@ -129,7 +130,7 @@ def _trained(
     if not sample.total:
         output.commit()
         return None
-    trained = train_on(sample, entries_for(texts.paths, vocab), progress)
+    trained = train_on(sample, vocab or fitting_entries(texts.sources, ENTRIES), progress)
     trained.save(place)
     output.commit(_TOKENIZER)
     return trained

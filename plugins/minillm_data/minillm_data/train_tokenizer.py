@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from minillm_core import DataError
-from minillm_core.documents import Progress, Reading, Sample, Tokenizer, fitting_vocabulary, ticker
-from minillm_data.rows import Malformed
-from minillm_data.texts import ANY, Texts
+from minillm_core.documents import Progress, Reading, Sample, Tokenizer, fitting_entries, ticker
+from minillm_data.files import Malformed
+from minillm_data.texts import Texts
 
 ENTRIES = 32_768
 """Entries of a tokenizer, at the most, unless more are asked for."""
@@ -49,13 +49,13 @@ def train_tokenizer(
             "there is a file already", where=str(target), fix="name another one with --to"
         )
     texts = Texts(paths, malformed, say)
-    reading = texts.reading("reading", progress, ANY)
+    reading = texts.reading("reading", progress)
     sample = draw_sample(texts, reading)
     if sample.ids:
         reading.notes["left out: documents that are ids"] += sample.ids
     if not sample.total:
         raise DataError("there is no text", where=str(paths[0]), fix="give files with text in them")
-    tokenizer = train_on(sample, entries_for(paths, vocab), progress)
+    tokenizer = train_on(sample, vocab or fitting_entries(texts.sources, ENTRIES), progress)
     if target is not None:
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -85,11 +85,6 @@ def draw_sample(texts: Texts, reading: Reading) -> Sample:
         sample.add(document)
     sample.draw()
     return sample
-
-
-def entries_for(paths: Sequence[str | Path], vocab: int | None) -> int:
-    """Return the entries of a tokenizer: ``vocab``, or 32,768, or fewer for little text."""
-    return vocab or fitting_vocabulary([str(path) for path in paths], ENTRIES)
 
 
 def train_on(sample: Sample, entries: int, progress: Progress | None) -> Tokenizer:

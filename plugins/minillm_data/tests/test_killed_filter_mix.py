@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 SCRIPT = """
 import os, signal, sys
 from minillm_core.cli.main import main
-from minillm_data import importance, output
+from minillm_data import output
 
 at, output.PART, output.NOTED = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 seen = 0
@@ -38,7 +38,6 @@ def dies(function):
 for name in ("write", "dealt_with", "note_progress", "close_part", "finish"):
     setattr(output.Output, name, dies(getattr(output.Output, name)))
 output.replace_file = dies(output.replace_file)
-importance.replace_file = dies(importance.replace_file)
 sys.exit(main(sys.argv[4:]))
 """
 """Runs the program, and kills it before or after the at-th thing that it does with its folder."""

@@ -35,20 +35,11 @@ def check_malformed(value: str) -> Literal["strict", "skip"]:
     Raises:
         ConfigError: it is none of them.
     """
-    return check_choice("--malformed", value, ("strict", "skip"))  # type: ignore[return-value]
+    if value == "strict" or value == "skip":
+        return value
+    from minillm_core import ConfigError
+    from minillm_core.commands import nearest
 
-
-def check_choice(flag: str, value: str, choices: tuple[str, ...]) -> str:
-    """Return a value that is one of the choices.
-
-    Raises:
-        ConfigError: it is none of them.
-    """
-    if value not in choices:
-        from minillm_core import ConfigError
-        from minillm_core.commands import nearest
-
-        close = nearest(value, choices)
-        fix = f"did you mean {close}?" if close else f"one of {', '.join(choices)}"
-        raise ConfigError(f"{flag} {value!r} is none of its values", where=flag, fix=fix)
-    return value
+    close = nearest(value, ("strict", "skip"))
+    fix = f"did you mean {close}?" if close else "one of strict, skip"
+    raise ConfigError(f"--malformed {value!r} is none of its values", where="--malformed", fix=fix)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from minillm_core.commands import AsJson, display, emit, say, write
-from minillm_data.cli import Malformed, Paths, To, check_choice
+from minillm_data.cli import Malformed, Paths, To, check_malformed
 
 EXAMPLES = """Examples:
 
@@ -72,7 +72,7 @@ def dedup_command(
     Whole documents by their bytes, near duplicates by MinHash and then exact Jaccard similarity, spans
     of words on request. After a kill the same command goes on where it was.
     """
-    kind = check_choice("--malformed", malformed, ("strict", "skip"))
+    kind = check_malformed(malformed)
     with display(say) as shown:
         with shown.phase("starting"):
             from minillm_data.dedup import dedup
@@ -97,7 +97,7 @@ def dedup_command(
             raise Interrupted(
                 "interrupted",
                 where=f"{to}.unfinished",
-                fix="the same command goes on with what it finds there",
+                fix="the same command goes on from there",
             ) from error
     for note, count in report["notes"].items():
         say(f"{note}: {count:,}")
