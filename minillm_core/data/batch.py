@@ -18,7 +18,7 @@ from typing import Any, overload
 import numpy as np
 
 from minillm_core.data.documents import PLAIN, Arrangement, Cursor, Documents, fingerprint, order
-from minillm_core.data.stream import Batch, PackedRows, Stream, joined, pack
+from minillm_core.data.stream import Batch, PackedRows, PlainRows, Stream, joined, pack
 from minillm_core.errors import DataError
 
 _POLL_SECONDS = 0.05
@@ -130,22 +130,21 @@ class Loader(Iterator[StepBatch]):
         if cursor is not None:
             start = Cursor.resume(cursor, documents, seed, by)
         stream, packer = Stream(documents, seed, start, by), by.get("packer")
-        packed = packer and PackedRows(stream, packer, seq_len, cursor)
+        source = PackedRows(stream, packer, cursor) if packer else PlainRows(stream)
 
         def made() -> Batch:
-            batch = packed.read(rows) if packed else pack(*stream.read(rows * seq_len), rows)
+            batch = source.read(rows, seq_len)
             return checked(on_batch(batch, "train"), documents.vocab) if on_batch else batch
 
         def steps() -> Iterator[StepBatch]:
             while True:
                 micro = tuple(made() for _ in range(accumulate))
-                place = packed.cursor() if packed else stream.cursor.data()
                 yield StepBatch(
                     micro=micro,
                     supervised=sum(int(np.count_nonzero(b["labels"] >= 0)) for b in micro),
                     real=sum(int(np.count_nonzero(b["documents"] >= 0)) for b in micro),
                     padded=sum(b["ids"].size for b in micro),
-                    cursor={**place, **memory()},
+                    cursor={**source.cursor(), **memory()},
                 )
 
         self._queue: queue.Queue[_Made] = queue.Queue(max(prefetch, 1))

@@ -123,20 +123,36 @@ COUNTS = ("room", "taken", "used", "cut", "split")
 begin inside a document."""
 
 
+class PlainRows:
+    """The rows of a stream whose documents lie end to end, each beginning where the one before ends."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def read(self, rows: int, seq_len: int) -> Batch:
+        """Make a micro-batch of the next rows, of ``seq_len`` tokens each.
+
+        Raises:
+            DataError: a file changed since it was opened.
+        """
+        return pack(*self._stream.read(rows * seq_len), rows)
+
+    def cursor(self) -> dict[str, Any]:
+        """Return the place after the last row as JSON."""
+        return self._stream.cursor.data()
+
+
 class PackedRows:
     """The rows of a packer, one after the other, each checked.
 
     Args:
         stream: where documents are taken from.
         claimed: the packer.
-        seq_len: tokens of a row that the model reads.
         cursor: as :meth:`cursor` gave it; None: from the start.
     """
 
-    def __init__(
-        self, stream: Stream, claimed: Function, seq_len: int, cursor: Mapping[str, Any] | None
-    ) -> None:
-        self._stream, self._claimed, self._length = stream, claimed, seq_len + 1
+    def __init__(self, stream: Stream, claimed: Function, cursor: Mapping[str, Any] | None) -> None:
+        self._stream, self._claimed, self._length = stream, claimed, 0
         self._packer: Packer = claimed.call()
         self._counts, self._documents = dict.fromkeys(COUNTS, 0), 0
         if cursor is not None:
@@ -144,8 +160,8 @@ class PackedRows:
             self._counts, self._packer.state = {**packed["counts"]}, packed["state"]
             self._packer.pending = [Piece(*one) for one in packed["pending"]]
 
-    def read(self, rows: int) -> Batch:
-        """Make a micro-batch of the next rows.
+    def read(self, rows: int, seq_len: int) -> Batch:
+        """Make a micro-batch of the next rows, of ``seq_len`` tokens each.
 
         A label is the token that follows in the text: -1 before a piece that begins inside a
         document, after one that ends inside it, and in padding, where ids are 0 and documents -1.
@@ -154,6 +170,7 @@ class PackedRows:
             PluginCodeError: the packer returned no row.
             DataError: a file changed since it was opened.
         """
+        self._length = seq_len + 1
         with running(f"data.packer of plugin '{self._claimed.owner}'"):
             laid = [self._checked() for _ in range(rows)]
         return joined([self._laid(row) for row in laid])
