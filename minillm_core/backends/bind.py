@@ -401,6 +401,7 @@ def requests_of(
     specs = list(plan.spec.attentions.values())
     windows = {_window(plan, spec.window) for spec in specs if spec.window is not None}
     weights = "target" if loss.targets else None
+    weighted = plan.on_batch or any(one.name == "weights" for one in plan.sourcing.fields)
     facts: dict[str, dict[str, Any]] = {
         "linear": {},
         "embedding": {},
@@ -418,7 +419,7 @@ def requests_of(
         "linear_cross_entropy": {
             "targets": 1 + len(loss.targets),
             "form": loss.form,
-            "weights": "position" if plan.on_batch else weights,  # on_batch may add them
+            "weights": "position" if weighted else weights,
             "rows": train.rows * train.seq_len,
             "width": plan.config.model.dim,
             "vocab": plan.config.model.vocab,

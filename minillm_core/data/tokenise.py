@@ -12,12 +12,14 @@ import json
 import random
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -28,9 +30,11 @@ from minillm_core.data.documents import Documents, MappedFile, digest
 from minillm_core.data.formats import EMPTY, Document, Progress, Reading, ticker
 from minillm_core.data.shards import check_ids, map_shard, starts
 from minillm_core.data.sources import Source, find
-from minillm_core.data.store import Entry, Writer, open_entry, sweep
+from minillm_core.data.store import Entry, Values, Writer, open_entry, sweep
 from minillm_core.data.tokenizer import Tokenizer, grouped
-from minillm_core.errors import DataError
+from minillm_core.errors import DataError, PluginCodeError
+from minillm_core.nn.reference import Function
+from minillm_core.plugins.sourcing import PLAIN, WEIGHTS, Segment, Sourcing, Special
 from minillm_core.text import plain
 
 _PLURAL = re.compile(r"(?<=document)s|(?<=line)s|(?<=word)s|(?<=time)s")  # in a note
@@ -58,6 +62,7 @@ class TokenCache:
         say: prints notes that a person should read, line by line.
         detail: prints notes that need no action: the tokenizer's choice, empty documents.
         progress: called with how far each phase has come.
+        asked: what plugins ask of the documents.
         sources: the files that were found.
         where: their name in messages.
     """
@@ -68,12 +73,20 @@ class TokenCache:
     say: Callable[[str], None]
     detail: Callable[[str], None]
     progress: Progress | None
+    asked: Sourcing = PLAIN
 
     def __post_init__(self) -> None:
-        self.sources = find(self.paths, self.say)
-        count = len(self.paths)
+        count, source = len(self.paths), self.asked.source
+        if count and not self.asked.files:
+            raise DataError(
+                f"the documents come from plugin '{source and source.owner}', which reads no files",
+                where=f"the data: {', '.join(self.paths)}",
+                fix="leave the paths out: no --data, and a fraction as data.val",
+            )
+        self.sources = find(self.paths, self.say) if self.asked.files else []
         names = [*self.paths[:3], f"and {count - 3} more"] if count > 3 else self.paths
-        self.where = ", ".join(names) or "the standard library"
+        whose = f"plugin '{source.owner}'" if source else "the standard library"
+        self.where = ", ".join(names) or whose
 
     def documents(self, tokenizer: Tokenizer | None, end_of_text: int) -> Documents:
         """Return the documents under a given tokenizer; without one, all must be ids.
@@ -97,7 +110,8 @@ class TokenCache:
         Raises:
             DataError: something about the files or the cache.
         """
-        entry = self._entry(["trained", SAMPLE, tokenizers.__version__])
+        reserved = sorted({one.text for one in self.asked.specials})
+        entry = self._entry(["trained", SAMPLE, tokenizers.__version__, *reserved])
         opened = self._open(entry)
         if opened is None:
             tokenizer, sample = self._train()
@@ -128,7 +142,8 @@ class TokenCache:
 
     @property
     def _mapped(self) -> list[Source]:
-        return [source for source in self.sources if source.format.read is None]
+        mapped = [source for source in self.sources if source.format.read is None]
+        return [] if self.asked.source else mapped
 
     @cached_property
     def _digests(self) -> dict[Source, str]:
@@ -138,13 +153,15 @@ class TokenCache:
 
     def _entry(self, rule: list[object]) -> Path:
         digests = [self._digests[source] for source in self.sources]
-        return self.folder / "tokens" / digest(json.dumps([_VERSION, self.vocab, digests, rule]))
+        made = [_VERSION, self.vocab, digests, rule, *self.asked.key]
+        return self.folder / "tokens" / digest(json.dumps(made))
 
     def _open(self, entry: Path) -> Entry | None:
         content = digest(" ".join(self._digests[source] for source in self._mapped))
         with self._writing():
             sweep(entry.parent)
-            opened = open_entry(entry, self._shards, self.vocab, content, self.say, self.progress)
+            more = self.vocab, content, self.say, self.progress, self.asked.fields
+            opened = open_entry(entry, self._shards, *more)
         for source in self._mapped:
             source.check_unchanged()
         for note, count in sorted(opened.notes.items()) if opened else ():
@@ -158,7 +175,8 @@ class TokenCache:
         self, entry: Path, tokenizer: Tokenizer | None, end_of_text: int, sample: tuple[int, int]
     ) -> Entry:
         reading = self._reading("tokenising")
-        with self._writing(), Writer(entry, self.vocab, plain(self.where)) as writer:
+        fields = self.asked.fields
+        with self._writing(), Writer(entry, self.vocab, plain(self.where), fields) as writer:
             self._encode(tokenizer, end_of_text, reading, writer)
             for source in self.sources:
                 source.check_unchanged()
@@ -179,8 +197,8 @@ class TokenCache:
     def _train(self) -> tuple[Tokenizer | None, tuple[int, int]]:
         """Read and check every document, and train a tokenizer on a sample; None: there is no text."""
         sample = Sample()
-        for document in self._documents(self._reading("reading")):
-            sample.add(document)
+        for _, part, _ in self._parts(self._reading("reading"), None):
+            sample.add(part)
         sample.draw()
         if not sample.total:
             return None, (0, 0)
@@ -191,7 +209,8 @@ class TokenCache:
                 fix="name the tokenizer that the ids were made with: data.tokenizer=PATH",
             )
         beat = ticker(self.progress, "training the tokenizer", 0)
-        tokenizer = Tokenizer.train(sample.texts(), self.vocab, lambda: beat(0))
+        reserved = self.asked.specials
+        tokenizer = Tokenizer.train(sample.texts(), self.vocab, lambda: beat(0), reserved)
         return tokenizer, (sample.drawn, sample.total)
 
     def _encode(
@@ -200,33 +219,69 @@ class TokenCache:
         """Write the ids of every document: those of the files that are read, then the shards'."""
         if tokenizer and self.detail is not self.say:  # not worth a line of its own elsewhere
             self.detail(f"tokenising with {tokenizer.encoder}")
-        documents = self._documents(reading, text=tokenizer is not None)
-        for document, ids in encode_documents(documents, tokenizer, reading):
-            if isinstance(document, Continued):
-                writer.more(ids)
+        specials = {"end_of_text": end_of_text}
+        if tokenizer:
+            specials = tokenizer.reserve(self.asked.specials, self.vocab)
+        ahead: deque[tuple[bool, Values]] = deque()  # of parts that are being encoded
+
+        def parts() -> Iterator[Document]:
+            for continued, part, values in self._parts(reading, specials, tokenizer is not None):
+                ahead.append((continued, values))
+                yield part
+
+        for _, ids in encode_documents(parts(), tokenizer, reading):
+            continued, values = ahead.popleft()
+            if continued:
+                writer.more(ids, values)
             else:
-                writer.document(end_of_text, ids)
+                writer.document(end_of_text, ids, values)
         total = sum(ids.nbytes for ids, _ in self._shards)
         tick = ticker(self.progress if self._shards else None, "checking the files", total)
         for ids, file in self._shards:
             check_ids(ids, self.vocab, file.path, tick)
             writer.shard(starts(ids, end_of_text), len(ids))
 
-    def _documents(self, reading: Reading, text: bool = True) -> Iterator[Document]:
-        """Read the documents of all files that are not mapped; refuse text unless it is expected."""
-        for source in self.sources:
-            if source.format.read is None:
-                continue
-            for document in source.format.read(source.path, source.packing, reading):
-                if isinstance(document, str) and not text:
+    def _parts(
+        self, reading: Reading, specials: Mapping[str, int] | None, text: bool = True
+    ) -> Iterator[tuple[bool, Document, Values]]:
+        """Read the documents of all files that are not mapped, part by part.
+
+        Args:
+            reading: the state.
+            specials: the ids of special tokens; None: they are not known yet, and left out.
+            text: whether text is expected; else it is refused.
+
+        Yields:
+            Whether the part continues a document, text or ids, and the values of its fields.
+        """
+        for document, found in self._documents(reading, specials):
+            continued = isinstance(document, Continued)
+            for part, values in found:
+                if isinstance(part, str) and not text:
                     raise DataError(
                         "the data hold text, and there is no tokenizer: the model is one of ids "
                         "alone",
-                        where=str(source.path),
+                        where=self.where,
                         fix="give ids; or train with data.tokenizer=PATH, the one the ids were "
                         "made with",
                     )
-                yield document
+                yield continued, part, values
+                continued = True
+            if not continued:
+                reading.notes[EMPTY] += 1
+
+    def _documents(
+        self, reading: Reading, specials: Mapping[str, int] | None
+    ) -> Iterator[tuple[Any, Iterable[tuple[Document, Values]]]]:
+        """Yield each document, and its parts."""
+        if (source := self.asked.source) is not None:
+            for document in source.call(tuple(self.sources), reading):
+                yield document, _checked(document, self.asked, source, specials, self.vocab)
+            return
+        for file in self.sources:
+            if file.format.read is not None:
+                for document in file.format.read(file.path, file.packing, reading):
+                    yield document, [(document, {})]
 
     def _reading(self, what: str) -> Reading:
         total = sum(source.size for source in self.sources if source.format.read)
@@ -242,6 +297,69 @@ class TokenCache:
                 where=str(self.folder),
                 fix="make room there, or make it writable; MINILLM_CACHE names another folder",
             ) from error
+
+
+def _checked(
+    document: Any, asked: Sourcing, source: Function, specials: Mapping[str, int] | None, vocab: int
+) -> Iterator[tuple[Document, Values]]:
+    """Yield the parts of a source's document that hold something: text or ids, and their values.
+
+    Raises:
+        PluginCodeError: it is no document, or its values are not those of the source's fields.
+    """
+    whole = isinstance(document, (str, np.ndarray))
+    for one in [Segment(document)] if whole else document if isinstance(document, list) else [None]:
+        if not isinstance(one, Segment):
+            what = f"{plain(repr(document), 80)} is no document"
+            raise _broken(source, what, "yield text, ids, or a list of Segments")
+        part, values = one
+        if isinstance(part, Special):
+            known = {"end_of_text", *(special.name for special in asked.specials)}
+            if part.name not in known:
+                what = f"there is no special token '{part.name}'"
+                raise _broken(source, what, "ask for it: data.special(...) in build_data")
+            if specials is None:
+                continue
+            part = np.array([specials[part.name]])
+        elif not isinstance(part, str):
+            part = np.asarray(part)
+            if part.ndim != 1 or (part.size and part.dtype.kind not in "iu"):
+                raise _broken(source, f"ids of {part.dtype} {part.shape}", "whole numbers, (n,)")
+            if part.size and not 0 <= part.min() <= part.max() < vocab:
+                what = f"ids from {part.min()} to {part.max()}, model.vocab={vocab}"
+                raise _broken(source, what, "yield ids of the run's tokenizer")
+        elif not part.isascii() and any("\ud800" <= letter <= "\udfff" for letter in part):
+            what = f"{plain(repr(part), 60)} holds a lone surrogate"
+            raise _broken(source, what, "leave it out: it cannot be encoded")
+        _check_values(values, part, asked, source)
+        if len(part):
+            yield part, values
+
+
+def _check_values(values: Any, part: Document, asked: Sourcing, source: Function) -> None:
+    """Refuse values of other fields than the declared ones, or that do not fit their tokens."""
+    dtypes = {one.name: np.dtype(one.dtype) for one in asked.fields}
+    for name, given in values.items():
+        found = np.asarray(given)
+        sized = found.ndim == 0 or (not isinstance(part, str) and found.shape == part.shape)
+        kinds = "iu" if dtypes.get(name) == np.int32 else "iuf"
+        low = 0 if name == WEIGHTS else -(2**31)
+        if (
+            name not in dtypes
+            or not sized
+            or found.dtype.kind not in kinds + "b"
+            or (found.size and not (low <= found.min() <= found.max() < 2**31))
+        ):
+            what = f"'{name}' is {plain(repr(given), 60)}"
+            fields = ", ".join(f"{one.name}: {one.dtype}" for one in asked.fields) or "none"
+            fix = (
+                f"a number, or one for each id, in the fields that data.source declares ({fields})"
+            )
+            raise _broken(source, what, fix)
+
+
+def _broken(source: Function, what: str, fix: str) -> PluginCodeError:
+    return source.broken(what, fix, did="broke the documents in")
 
 
 def encode_documents(

@@ -29,6 +29,7 @@ from minillm_core.plugins.attribution import digest_of
 from minillm_core.plugins.layers import Layers
 from minillm_core.plugins.manager import LoadedPlugin, Manager, load
 from minillm_core.plugins.slots import AFTER, EMBED
+from minillm_core.plugins.sourcing import Sourcing
 from minillm_core.text import did_you_mean, nearest
 
 _REFERENCE = re.compile(r'"([A-Za-z_][\w.]*):[A-Za-z_][\w.]*"')
@@ -65,6 +66,7 @@ def build_plan(
     state.fill(manager, "build_data", builders.DataBuilder, data)
     spec = _model(config, manager, state)
     fields, arrangement = data.fields.resolve(), data.arrangement()
+    sourcing = _coded(data.sourcing(), manager)
     _check_data(data, manager, config)
     table = state.table()
     build_nodes_once(spec, table, manager)
@@ -92,12 +94,18 @@ def build_plan(
         schedules=dict(sorted(values.held.items())),
         batch_fields=fields,
         arrangement=arrangement,
+        sourcing=sourcing,
         on_batch=on_batch,
         candidates=tuple(kernels[key] for key in sorted(kernels)),
         plugins=tuple(_planned(one, model, parameters, table) for one in manager.plugins),
         placements=placements,
         digests=_digests(
-            manager, spec, parameters, [group.rule.data() for group in groups], arrangement
+            manager,
+            spec,
+            parameters,
+            [group.rule.data() for group in groups],
+            arrangement,
+            sourcing,
         ),
         core_version=version("minillm-core"),
         export=_export(manager, placements),
@@ -203,8 +211,9 @@ def _check_data(data: builders.DataSlots, manager: Manager, config: Config) -> N
                 fix=f"a number of steps instead (--steps N), or leave out '{one.name}'",
             ).concerning(plugins=(one.name,))
     fields = {name for name, _, _ in data.fields.resolve()}
+    given = {one.name for one in data.sourcing().batch_fields}
     for name, owner, _ in data.fields.resolve():
-        if owner not in batchers:
+        if owner not in batchers and name not in given:
             raise PlanError(
                 f"plugin '{owner}' declares the batch field '{name}', and has no on_batch",
                 where=f"data.field[{name}]",
@@ -217,6 +226,15 @@ def _check_data(data: builders.DataSlots, manager: Manager, config: Config) -> N
                 where="data.reads",
                 fix="what there is: " + ", ".join(sorted(fields | set(BATCH))),
             ).concerning(plugins=(owner,))
+
+
+def _coded(sourcing: Sourcing, manager: Manager) -> Sourcing:
+    """Note the code of a source of documents: the version of its distribution, its file's sha256."""
+    if sourcing.source is None:
+        return sourcing
+    (owner,) = (one for one in manager.plugins if one.name == sourcing.source.owner)
+    file = sys.modules[sourcing.source.reference.partition(":")[0]].__file__
+    return replace(sourcing, code=(owner.version, file and digest_of(file)))
 
 
 def _check_terms(model: Any, spec: DecoderSpec) -> None:

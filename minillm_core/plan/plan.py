@@ -23,7 +23,7 @@ from minillm_core.optim.schedules import Schedule, Stages, TrainSchedule
 from minillm_core.optim.stage import Rule
 from minillm_core.plan.slots import Placement, SlotTable
 from minillm_core.plugins.builders import ParamInfo
-from minillm_core.plugins.builders.data import Field
+from minillm_core.plugins.sourcing import PLAIN, Field, Sourcing
 
 if TYPE_CHECKING:
     from minillm_core.config.load import Loaded
@@ -68,6 +68,7 @@ class Plan:
     schedules: Mapping[str, tuple[str, Schedule]]  # value -> owner, schedule
     batch_fields: tuple[tuple[str, str, Field], ...]
     arrangement: Mapping[str, Function]  # "order" and "packer", where plugins claim them
+    sourcing: Sourcing  # what plugins ask of the reading of documents
     on_batch: tuple[str, ...]  # plugins, in the order in which they are called
     candidates: tuple[tuple[str, Candidate], ...]  # owner, candidate
     plugins: tuple[PlannedPlugin, ...]
@@ -132,6 +133,8 @@ class Plan:
             plan["data"]["fields"] = [as_json(entry) for entry in self.batch_fields]
             plan["data"]["on_batch"] = list(self.on_batch)
             plan["data"] |= as_json(self.arrangement)
+            if self.sourcing != PLAIN:
+                plan["data"]["source"] = as_json(self.sourcing)
             plan["plugins"] = {p.name: p.options for p in self.plugins}
             plan["versions"].update((p.name, p.version) for p in self.plugins)
             plan["digests"] = dict(sorted(self.digests.items()))

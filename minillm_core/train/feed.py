@@ -78,7 +78,13 @@ class Feed(Iterator[StepBatch]):
     def _open(self, cursor: Mapping[str, Any] | None) -> Loader:
         job, config, begun = self._job, self._job.config, cursor or {}
         streams, place = Streams(config.seed, begun.get("random")), Place(config.train, begun)
-        on_batch = plan_hook(job.plan, seen=job.seen, streams=streams, progress=place.progress)
+        on_batch = plan_hook(
+            job.plan,
+            seen=job.seen,
+            streams=streams,
+            progress=place.progress,
+            specials=job.corpus.specials,
+        )
         return Loader(
             job.corpus.train,
             rows=config.train.rows,

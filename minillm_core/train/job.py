@@ -15,6 +15,7 @@ from minillm_core.data import Corpus, open_corpus
 from minillm_core.errors import PlanError
 from minillm_core.plan import Plan
 from minillm_core.plugins.manager import LoadedPlugin
+from minillm_core.plugins.sourcing import PLAIN, Sourcing
 from minillm_core.train.budget import Position
 from minillm_core.train.hooks import Raised
 from minillm_core.train.initial import Branch, Initial
@@ -84,6 +85,7 @@ def read_corpus(
     *,
     say: Callable[[str], None],
     detail: Callable[[str], None] | None = None,
+    asked: Sourcing = PLAIN,
 ) -> Corpus:
     """Read the data that a config names, in view.
 
@@ -93,6 +95,7 @@ def read_corpus(
         shown: shows how far it is.
         say: prints what a person should know of them.
         detail: prints what asks nothing of a person; None: ``say``.
+        asked: what the plan's plugins ask of the documents.
 
     Raises:
         DataError: anything about the data, their tokenizer or the cache folder.
@@ -106,4 +109,5 @@ def read_corpus(
             say=say,
             detail=detail,
             progress=shown.progress,
+            asked=asked,
         )

@@ -104,7 +104,7 @@ def validation(
         seq_len=config.train.seq_len,
         tokens=tokens,
         seed=None,  # it is in seeded order already
-        on_batch=plan_hook(job.plan, seen=job.seen),
+        on_batch=plan_hook(job.plan, seen=job.seen, specials=job.corpus.specials),
         share=share,
     )
     return Validation(
