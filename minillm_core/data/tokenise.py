@@ -12,7 +12,7 @@ import json
 import random
 import re
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -30,16 +30,16 @@ from minillm_core.data.documents import Documents, MappedFile, digest
 from minillm_core.data.formats import EMPTY, Document, Progress, Reading, ticker
 from minillm_core.data.shards import check_ids, map_shard, starts
 from minillm_core.data.sources import Source, find
-from minillm_core.data.store import Entry, Values, Writer, open_entry, sweep
+from minillm_core.data.store import Digests, Entry, Values, Writer, open_entry, sweep
 from minillm_core.data.tokenizer import Tokenizer, grouped
-from minillm_core.errors import DataError, PluginCodeError
+from minillm_core.errors import DataError
 from minillm_core.nn.reference import Function
 from minillm_core.plugins.sourcing import PLAIN, WEIGHTS, Segment, Sourcing, Special
 from minillm_core.text import plain
 
 _PLURAL = re.compile(r"(?<=document)s|(?<=line)s|(?<=word)s|(?<=time)s")  # in a note
 
-_VERSION = 3
+_VERSION = 4
 """Of everything that turns files into ids; another one makes the cache anew."""
 
 SAMPLE = 64 << 20
@@ -65,6 +65,7 @@ class TokenCache:
         asked: what plugins ask of the documents.
         sources: the files that were found.
         where: their name in messages.
+        path_of: int64 (documents,): which of ``paths`` each document is from; None before there are any.
     """
 
     paths: Sequence[str]
@@ -74,6 +75,7 @@ class TokenCache:
     detail: Callable[[str], None]
     progress: Progress | None
     asked: Sourcing = PLAIN
+    path_of: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         count, source = len(self.paths), self.asked.source
@@ -149,12 +151,18 @@ class TokenCache:
     def _digests(self) -> dict[Source, str]:
         total = sum(source.size for source in self.sources)
         tick = ticker(self.progress, "checking the files", total)
-        return {source: source.digest(tick) for source in self.sources}
+        with self._writing():
+            digests = Digests(self.folder)
+            found = {source: digests.of(source, tick) for source in self.sources}
+            self.folder.mkdir(parents=True, exist_ok=True)
+            digests.keep()
+        return found
 
     def _entry(self, rule: list[object]) -> Path:
         digests = [self._digests[source] for source in self.sources]
-        made = [_VERSION, self.vocab, digests, rule, *self.asked.key]
-        return self.folder / "tokens" / digest(json.dumps(made))
+        files = [*Counter(source.given for source in self.sources).values()]  # of each path
+        key = [_VERSION, self.vocab, digests, files, rule, *self.asked.key]
+        return self.folder / "tokens" / digest(json.dumps(key))
 
     def _open(self, entry: Path) -> Entry | None:
         content = digest(" ".join(self._digests[source] for source in self._mapped))
@@ -164,6 +172,7 @@ class TokenCache:
             opened = open_entry(entry, self._shards, *more)
         for source in self._mapped:
             source.check_unchanged()
+        self.path_of = opened.paths if opened else None
         for note, count in sorted(opened.notes.items()) if opened else ():
             tell = self.detail if note == EMPTY else self.say
             what, _, which = note.partition(": ")
@@ -177,14 +186,14 @@ class TokenCache:
         reading = self._reading("tokenising")
         fields = self.asked.fields
         with self._writing(), Writer(entry, self.vocab, plain(self.where), fields) as writer:
-            self._encode(tokenizer, end_of_text, reading, writer)
+            documents = self._encode(tokenizer, end_of_text, reading, writer)
             for source in self.sources:
                 source.check_unchanged()
             if not writer.documents:
                 raise DataError(
                     "the data are empty", where=self.where, fix="give files with text in them"
                 )
-            writer.commit(end_of_text, dict(reading.notes), tokenizer, sample)
+            writer.commit(end_of_text, dict(reading.notes), tokenizer, sample, documents)
         opened = self._open(entry)
         if opened is None:
             raise DataError(
@@ -215,47 +224,58 @@ class TokenCache:
 
     def _encode(
         self, tokenizer: Tokenizer | None, end_of_text: int, reading: Reading, writer: Writer
-    ) -> None:
-        """Write the ids of every document: those of the files that are read, then the shards'."""
+    ) -> list[tuple[int, int]]:
+        """Write the ids of every document: those of the files that are read, then the shards'.
+
+        Returns:
+            (number of a path, documents from it), in their order.
+        """
         if tokenizer and self.detail is not self.say:  # not worth a line of its own elsewhere
             self.detail(f"tokenising with {tokenizer.encoder}")
         specials = {"end_of_text": end_of_text}
         if tokenizer:
             specials = tokenizer.reserve(self.asked.specials, self.vocab)
-        ahead: deque[tuple[bool, Values]] = deque()  # of parts that are being encoded
+        read = Counter[int]()
+        ahead: deque[tuple[int | None, Values]] = deque()  # of parts that are being encoded
 
         def parts() -> Iterator[Document]:
-            for continued, part, values in self._parts(reading, specials, tokenizer is not None):
-                ahead.append((continued, values))
+            for begins, part, values in self._parts(reading, specials, tokenizer is not None):
+                ahead.append((begins, values))
                 yield part
 
         for _, ids in encode_documents(parts(), tokenizer, reading):
-            continued, values = ahead.popleft()
-            if continued:
+            begins, values = ahead.popleft()
+            if begins is None:
                 writer.more(ids, values)
             else:
+                read[begins] += 1
                 writer.document(end_of_text, ids, values)
         total = sum(ids.nbytes for ids, _ in self._shards)
         tick = ticker(self.progress if self._shards else None, "checking the files", total)
-        for ids, file in self._shards:
+        mapped = []
+        for source, (ids, file) in zip(self._mapped, self._shards, strict=True):
             check_ids(ids, self.vocab, file.path, tick)
-            writer.shard(starts(ids, end_of_text), len(ids))
+            begins = starts(ids, end_of_text)
+            writer.shard(begins, len(ids))
+            mapped.append((source.given, len(begins)))
+        return [*sorted(read.items()), *mapped]
 
     def _parts(
         self, reading: Reading, specials: Mapping[str, int] | None, text: bool = True
-    ) -> Iterator[tuple[bool, Document, Values]]:
+    ) -> Iterator[tuple[int | None, Document, Values]]:
         """Read the documents of all files that are not mapped, part by part.
 
         Args:
-            reading: the state.
+            reading: bounds, progress and notes.
             specials: the ids of special tokens; None: they are not known yet, and left out.
-            text: whether text is expected; else it is refused.
+            text: it is expected; else it is refused.
 
         Yields:
-            Whether the part continues a document, text or ids, and the values of its fields.
+            The number of the path that a document is from, None for a further part of one; the
+            part, text or ids; and the values of its fields.
         """
-        for document, found in self._documents(reading, specials):
-            continued = isinstance(document, Continued)
+        for given, document, found in self._documents(reading, specials):
+            begins = None if isinstance(document, Continued) else given
             for part, values in found:
                 if isinstance(part, str) and not text:
                     raise DataError(
@@ -265,23 +285,26 @@ class TokenCache:
                         fix="give ids; or train with data.tokenizer=PATH, the one the ids were "
                         "made with",
                     )
-                yield continued, part, values
-                continued = True
-            if not continued:
+                yield begins, part, values
+                begins = None
+            if begins is not None:
                 reading.notes[EMPTY] += 1
 
     def _documents(
         self, reading: Reading, specials: Mapping[str, int] | None
-    ) -> Iterator[tuple[Any, Iterable[tuple[Document, Values]]]]:
-        """Yield each document, and its parts."""
+    ) -> Iterator[tuple[int, Any, Iterable[tuple[Document, Values]]]]:
+        """Yield the number of each document's path, the document, and its parts."""
         if (source := self.asked.source) is not None:
-            for document in source.call(tuple(self.sources), reading):
-                yield document, _checked(document, self.asked, source, specials, self.vocab)
+            for given in range(max(1, len(self.paths))):
+                files = tuple(file for file in self.sources if file.given == given)
+                for document in source.call(files, reading):
+                    found = _checked(document, self.asked, source, specials, self.vocab)
+                    yield given, document, found
             return
         for file in self.sources:
             if file.format.read is not None:
                 for document in file.format.read(file.path, file.packing, reading):
-                    yield document, [(document, {})]
+                    yield file.given, document, [(document, {})]
 
     def _reading(self, what: str) -> Reading:
         total = sum(source.size for source in self.sources if source.format.read)
@@ -308,58 +331,30 @@ def _checked(
         PluginCodeError: it is no document, or its values are not those of the source's fields.
     """
     whole = isinstance(document, (str, np.ndarray))
-    for one in [Segment(document)] if whole else document if isinstance(document, list) else [None]:
-        if not isinstance(one, Segment):
-            what = f"{plain(repr(document), 80)} is no document"
-            raise _broken(source, what, "yield text, ids, or a list of Segments")
-        part, values = one
-        if isinstance(part, Special):
-            known = {"end_of_text", *(special.name for special in asked.specials)}
-            if part.name not in known:
-                what = f"there is no special token '{part.name}'"
-                raise _broken(source, what, "ask for it: data.special(...) in build_data")
-            if specials is None:
-                continue
-            part = np.array([specials[part.name]])
-        elif not isinstance(part, str):
-            part = np.asarray(part)
-            if part.ndim != 1 or (part.size and part.dtype.kind not in "iu"):
-                raise _broken(source, f"ids of {part.dtype} {part.shape}", "whole numbers, (n,)")
-            if part.size and not 0 <= part.min() <= part.max() < vocab:
-                what = f"ids from {part.min()} to {part.max()}, model.vocab={vocab}"
-                raise _broken(source, what, "yield ids of the run's tokenizer")
-        elif not part.isascii() and any("\ud800" <= letter <= "\udfff" for letter in part):
-            what = f"{plain(repr(part), 60)} holds a lone surrogate"
-            raise _broken(source, what, "leave it out: it cannot be encoded")
-        _check_values(values, part, asked, source)
-        if len(part):
-            yield part, values
-
-
-def _check_values(values: Any, part: Document, asked: Sourcing, source: Function) -> None:
-    """Refuse values of other fields than the declared ones, or that do not fit their tokens."""
-    dtypes = {one.name: np.dtype(one.dtype) for one in asked.fields}
-    for name, given in values.items():
-        found = np.asarray(given)
-        sized = found.ndim == 0 or (not isinstance(part, str) and found.shape == part.shape)
-        kinds = "iu" if dtypes.get(name) == np.int32 else "iuf"
-        low = 0 if name == WEIGHTS else -(2**31)
-        if (
-            name not in dtypes
-            or not sized
-            or found.dtype.kind not in kinds + "b"
-            or (found.size and not (low <= found.min() <= found.max() < 2**31))
-        ):
-            what = f"'{name}' is {plain(repr(given), 60)}"
-            fields = ", ".join(f"{one.name}: {one.dtype}" for one in asked.fields) or "none"
-            fix = (
-                f"a number, or one for each id, in the fields that data.source declares ({fields})"
-            )
-            raise _broken(source, what, fix)
-
-
-def _broken(source: Function, what: str, fix: str) -> PluginCodeError:
-    return source.broken(what, fix, did="broke the documents in")
+    try:
+        for part, values in [Segment(document)] if whole else document:
+            if isinstance(part, Special):
+                part = [] if specials is None else [specials[part.name]]
+            if isinstance(part, str):
+                part.encode("utf-8")
+            else:
+                part = np.asarray(part, None if len(part) else np.int64)
+                part = part.astype(np.int64, casting="same_kind")
+                if part.ndim != 1 or (part.size and not 0 <= part.min() <= part.max() < vocab):
+                    raise ValueError(f"ids not in 0 <= id < model.vocab={vocab}")
+            for name, given in values.items():
+                (field,) = (one for one in asked.fields if one.name == name)
+                found = np.asarray(given).astype(field.dtype, casting="same_kind")
+                np.broadcast_to(found, () if isinstance(part, str) else part.shape)
+                fits = np.isfinite(found).all() and np.allclose(found, given)
+                if not fits or (name == WEIGHTS and (found < 0).any()):
+                    raise ValueError(f"'{name}' cannot be {plain(repr(given), 40)}")
+            if len(part):
+                yield part, values
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        what = f"{plain(repr(document), 80)}: {type(error).__name__}: {plain(str(error), 80)}"
+        fix = "yield text, ids or a list of Segments, with values of the declared fields"
+        raise source.broken(what, fix, did="broke the documents in") from error
 
 
 def encode_documents(
