@@ -274,8 +274,8 @@ class TokenCache:
             The number of the path that a document is from, None for a further part of one; the
             part, text or ids; and the values of its fields.
         """
-        for given, document, found in self._documents(reading, specials):
-            begins = None if isinstance(document, Continued) else given
+        for given, found in self._documents(reading, specials):
+            begins = given
             for part, values in found:
                 if isinstance(part, str) and not text:
                     raise DataError(
@@ -285,26 +285,25 @@ class TokenCache:
                         fix="give ids; or train with data.tokenizer=PATH, the one the ids were "
                         "made with",
                     )
-                yield begins, part, values
+                yield None if isinstance(part, Continued) else begins, part, values
                 begins = None
             if begins is not None:
                 reading.notes[EMPTY] += 1
 
     def _documents(
         self, reading: Reading, specials: Mapping[str, int] | None
-    ) -> Iterator[tuple[int, Any, Iterable[tuple[Document, Values]]]]:
-        """Yield the number of each document's path, the document, and its parts."""
+    ) -> Iterator[tuple[int, Iterable[tuple[Document, Values]]]]:
+        """Yield the number of each document's path, and its parts."""
         if (source := self.asked.source) is not None:
             for given in range(max(1, len(self.paths))):
                 files = tuple(file for file in self.sources if file.given == given)
                 for document in source.call(files, reading):
-                    found = _checked(document, self.asked, source, specials, self.vocab)
-                    yield given, document, found
+                    yield given, _checked(document, self.asked, source, specials, self.vocab)
             return
         for file in self.sources:
             if file.format.read is not None:
                 for document in file.format.read(file.path, file.packing, reading):
-                    yield file.given, document, [(document, {})]
+                    yield file.given, [(document, {})]
 
     def _reading(self, what: str) -> Reading:
         total = sum(source.size for source in self.sources if source.format.read)
