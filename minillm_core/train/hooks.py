@@ -50,7 +50,7 @@ def batch_hook(
         fields: name, plugin and declaration of what they add to a batch, from the plan.
         progress: called once for each batch of phase train: its place in the run.
         specials: the ids of the special tokens that plugins asked for, by name.
-        given: fields that a source gives, 0 in phase decode, where there is none.
+        given: fields that a source gives, 0 where the batch is from none, as in phase decode.
     """
     declared: dict[str, list[Field]] = {}
     for _, owner, one in fields:
@@ -61,9 +61,8 @@ def batch_hook(
         return None
 
     def on_batch(batch: Batch, phase: str) -> Batch:
-        if phase == "decode":
-            empty = {one.name: np.zeros(batch["ids"].shape, one.dtype) for one in given}
-            batch = {**empty, **batch}
+        lacking = (one for one in given if one.name not in batch)
+        batch = batch | {one.name: np.zeros(batch["ids"].shape, one.dtype) for one in lacking}
         shape, share = batch["ids"].shape, progress() if phase == "train" else 1.0
         for one in chain:
             hook, labelled = f"on_batch, phase {phase}", phase == "eval" and _labelled(batch)
