@@ -218,8 +218,8 @@ class TokenCache:
                 fix="name the tokenizer that the ids were made with: data.tokenizer=PATH",
             )
         beat = ticker(self.progress, "training the tokenizer", 0)
-        reserved = self.asked.specials
-        tokenizer = Tokenizer.train(sample.texts(), self.vocab, lambda: beat(0), reserved)
+        texts, special = sample.texts(), self.asked.specials
+        tokenizer = Tokenizer.train(texts, self.vocab, lambda: beat(0), special)
         return tokenizer, (sample.drawn, sample.total)
 
     def _encode(
@@ -274,14 +274,13 @@ class TokenCache:
             The number of the path that a document is from, None for a further part of one; the
             part, text or ids; and the values of its fields.
         """
-        for given, found in self._documents(reading, specials):
-            begins = given
+        for where, begins, found in self._documents(reading, specials):
             for part, values in found:
                 if isinstance(part, str) and not text:
                     raise DataError(
                         "the data hold text, and there is no tokenizer: the model is one of ids "
                         "alone",
-                        where=self.where,
+                        where=where,
                         fix="give ids; or train with data.tokenizer=PATH, the one the ids were "
                         "made with",
                     )
@@ -292,18 +291,19 @@ class TokenCache:
 
     def _documents(
         self, reading: Reading, specials: Mapping[str, int] | None
-    ) -> Iterator[tuple[int, Iterable[tuple[Document, Values]]]]:
-        """Yield the number of each document's path, and its parts."""
+    ) -> Iterator[tuple[str, int | None, Iterable[tuple[Document, Values]]]]:
+        """Yield the place of each document, the number of its path, and its parts."""
         if (source := self.asked.source) is not None:
             for given in range(max(1, len(self.paths))):
                 files = tuple(file for file in self.sources if file.given == given)
                 for document in source.call(files, reading):
-                    yield given, _checked(document, self.asked, source, specials, self.vocab)
+                    found = _checked(document, self.asked, source, specials, self.vocab)
+                    yield self.where, given, found
             return
         for file in self.sources:
             if file.format.read is not None:
                 for document in file.format.read(file.path, file.packing, reading):
-                    yield file.given, [(document, {})]
+                    yield str(file.path), file.given, [(document, {})]
 
     def _reading(self, what: str) -> Reading:
         total = sum(source.size for source in self.sources if source.format.read)

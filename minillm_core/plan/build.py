@@ -84,6 +84,7 @@ def build_plan(
     observers = tuple(p.name for p in manager.implementing("on_event"))
     table = state.table(*kernel_reports(kernels), *hook_reports(on_batch, observers))
     placements = tuple(sorted(table.placements()))
+    rules = [group.rule.data() for group in groups]
     return Plan(
         config=config,
         spec=spec,
@@ -99,14 +100,7 @@ def build_plan(
         candidates=tuple(kernels[key] for key in sorted(kernels)),
         plugins=tuple(_planned(one, model, parameters, table) for one in manager.plugins),
         placements=placements,
-        digests=_digests(
-            manager,
-            spec,
-            parameters,
-            [group.rule.data() for group in groups],
-            arrangement,
-            sourcing,
-        ),
+        digests=_digests(manager, spec, parameters, rules, arrangement, sourcing),
         core_version=version("minillm-core"),
         export=_export(manager, placements),
         table=table,
@@ -211,9 +205,8 @@ def _check_data(data: builders.DataSlots, manager: Manager, config: Config) -> N
                 fix=f"a number of steps instead (--steps N), or leave out '{one.name}'",
             ).concerning(plugins=(one.name,))
     fields = {name for name, _, _ in data.fields.resolve()}
-    given = {one.name for one in data.sourcing().batch_fields}
     for name, owner, _ in data.fields.resolve():
-        if owner not in batchers and name not in given:
+        if owner not in batchers and name not in data.given:
             raise PlanError(
                 f"plugin '{owner}' declares the batch field '{name}', and has no on_batch",
                 where=f"data.field[{name}]",

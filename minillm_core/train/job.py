@@ -7,17 +7,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from minillm_core.backends.base import Trainer
 from minillm_core.config.load import Loaded
 from minillm_core.config.schema import Config
-from minillm_core.data import Corpus, open_corpus
+from minillm_core.data import Corpus, OnBatch, open_corpus
 from minillm_core.errors import PlanError
 from minillm_core.plan import Plan
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.sourcing import PLAIN, Sourcing
 from minillm_core.train.budget import Position
-from minillm_core.train.hooks import Raised
+from minillm_core.train.hooks import Raised, plan_hook
 from minillm_core.train.initial import Branch, Initial
 from minillm_core.train.progress import Display
 
@@ -50,6 +51,10 @@ class Job:
         """The run's settings, with their origins."""
         assert self.plan.settings is not None
         return self.plan.settings
+
+    def hook(self, **more: Any) -> OnBatch | None:
+        """Join the plugins' ``on_batch``: see :func:`~minillm_core.train.hooks.plan_hook`."""
+        return plan_hook(self.plan, seen=self.seen, specials=self.corpus.specials, **more)
 
     @property
     def plugins(self) -> tuple[LoadedPlugin, ...]:

@@ -541,8 +541,7 @@ class Run:
 
     def _inference_hook(self) -> OnBatch | None:
         """Join the plugins' ``on_batch`` outside of training."""
-        seen = self._job.seen if self._job else None
-        return plan_hook(self.plan, seen=seen, specials=self._specials)
+        return self._job.hook() if self._job else plan_hook(self.plan, specials=self._specials)
 
     @property
     def _specials(self) -> Mapping[str, int]:

@@ -35,7 +35,7 @@ from minillm_core.train.checkpoints import CheckpointManager
 from minillm_core.train.evidence import Evidence
 from minillm_core.train.feed import Feed
 from minillm_core.train.generate import Writer, prompts, sample
-from minillm_core.train.hooks import observers_of, plan_hook
+from minillm_core.train.hooks import observers_of
 from minillm_core.train.initial import Initial
 from minillm_core.train.job import Job, read_corpus
 from minillm_core.train.loop import Loop, Meter
@@ -527,7 +527,7 @@ class Samples:
         job, tokenizer = self._job, self._job.corpus.tokenizer
         if tokenizer is None:
             return
-        hook = plan_hook(job.plan, seen=job.seen, specials=job.corpus.specials)
+        hook = job.hook()
         writer = Writer(job.trainer, tokenizer, job.config.train.seq_len, hook)
         for number in range(count):
             if self._stop.requested:  # the user wants the prompt back

@@ -32,6 +32,7 @@ class DataSlots:
         }
         self.fields: Terms[Field] = Terms("data.field", why=self._users, shapes=False)
         self.reads: dict[str, set[str]] = {}  # plugin -> fields that its on_batch reads
+        self.given: set[str] = set()  # fields that a source gives
         self.rewriters: set[str] = set()  # plugins whose on_batch lays out other tokens
         self.source: Claim[Sourcing] = Claim(
             "data.source", default="the files of data.paths, by their formats", shapes=False
@@ -58,10 +59,9 @@ class DataSlots:
     def _users(self, field: str) -> str:
         """Word which plugins write and read a field."""
         readers = sorted(name for name, reads in self.reads.items() if field in reads)
-        source = field in {one.name for one in self.sourcing().batch_fields}
-        return ("its source gives it" if source else "its on_batch writes it") + "".join(
-            f"; that of '{name}' reads it" for name in readers
-        )
+        return (
+            "its source gives it" if field in self.given else "its on_batch writes it"
+        ) + "".join(f"; that of '{name}' reads it" for name in readers)
 
     def order(self, plugins: tuple[str, ...]) -> tuple[str, ...]:
         """Order the ``on_batch`` implementations: writers before readers, then by name.
@@ -73,12 +73,11 @@ class DataSlots:
         """
         writers = {name: owner for name, owner, _ in self.fields.resolve()}
         waiting = {
-            plugin: {writers[f] for f in self.reads.get(plugin, ()) if f in writers}.union(
-                () if plugin in self.rewriters else self.rewriters
-            )
-            - {plugin}
+            plugin: {writers[f] for f in self.reads.get(plugin, ()) if f in writers} - {plugin}
             for plugin in plugins
         }
+        for plugin in set(waiting) - self.rewriters:
+            waiting[plugin] |= self.rewriters
         order, circle = in_order(waiting)
         if circle:
             raise PlanError(
@@ -140,6 +139,7 @@ class DataBuilder(Builder):
         asked = Sourcing(claimed, files, given)
         for one in asked.batch_fields:
             self.field(one.name, one.dtype)
+            self._slots.given.add(one.name)
         self._slots.source.add(self._owner, asked)
 
     def special(self, name: str, text: str | None = None, *, add: bool = False) -> None:
