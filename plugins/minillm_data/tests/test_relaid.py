@@ -197,7 +197,7 @@ class Extra(Plugin, api=1):
 
 
 def test_a_field_of_another_rewriter_is_refused() -> None:
-    with pytest.raises(DataError, match="plugin 'fim': .* field 'extra'"):
+    with pytest.raises(DataError, match=r"plugin 'fim': .* field 'extra'"):
         hook(Extra(), Fim())(stream([5]), "train")
     with pytest.raises(DataError, match="'extra'"):
         relaid({**stream([5]), "extra": np.zeros((2, T))}, [])
