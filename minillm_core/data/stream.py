@@ -190,7 +190,7 @@ class PackedRows:
     def __init__(self, stream: Stream, claimed: Function, cursor: Mapping[str, Any] | None) -> None:
         self._stream, self._claimed, self._length = stream, claimed, 0
         self._packer: Packer = claimed.call()
-        self._counts, self.documents = dict.fromkeys(COUNTS, 0), 0
+        self._counts, self._documents = dict.fromkeys(COUNTS, 0), 0
         if cursor is not None:
             packed = cursor["packed"]
             self._counts, self._packer.state = {**packed["counts"]}, packed["state"]
@@ -255,7 +255,7 @@ class PackedRows:
 
     def _checked(self) -> Sequence[Piece]:
         """Ask the packer for a row, and check it."""
-        self.documents, broken, stream = 0, self._claimed.broken, self._stream
+        self._documents, broken, stream = 0, self._claimed.broken, self._stream
         row = self._packer.row(self._take)
         if not isinstance(row, (list, tuple)) or not row:
             raise broken(f"{plain(repr(row), 60)} is no row", "a list, with a piece at least")
@@ -274,8 +274,8 @@ class PackedRows:
         return row
 
     def _take(self) -> Piece:
-        self.documents += 1
-        if self.documents > MOST:
+        self._documents += 1
+        if self._documents > MOST:
             raise self._claimed.broken(f"{MOST:,} documents were taken for one row", "return a row")
         piece = self._stream.take()
         self._counts["taken"] += piece.tokens

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from minillm_core.errors import PlanError
 from minillm_core.nn.reference import Function
 
 if TYPE_CHECKING:
@@ -95,21 +94,12 @@ class Sourcing:
         named = [one for one in self.fields if one.name != WEIGHTS]
         return (*named, *(Field(TARGET + one.name, one.dtype) for one in named))
 
-    def joined(self, other: Sourcing, where: str) -> Sourcing:
-        """Join what two plans ask, which are trained on one corpus.
-
-        Raises:
-            PlanError: their sources differ, or one name is two tokens.
-        """
-        both = {one.name: one for one in (*self.specials, *other.specials)}
-        texts = {(one.name, one.text) for one in (*self.specials, *other.specials)}
-        if self.key != other.key or len(texts) > len(both):
-            raise PlanError(
-                "the plans read other documents, or mean other special tokens by one name",
-                where=where,
-                fix="compare plans with the same source of documents",
-            )
-        return replace(self, specials=tuple(both[name] for name in sorted(both)))
+    def joined(self, other: Sourcing) -> Sourcing | None:
+        """Join what two plans ask, for one corpus; None: other documents, or one name for two tokens."""
+        both = {one.name: one for one in (*other.specials, *self.specials)}
+        clash = any(both[one.name].text != one.text for one in other.specials)
+        specials = tuple(both[name] for name in sorted(both))
+        return None if clash or self.key != other.key else replace(self, specials=specials)
 
 
 PLAIN = Sourcing()
