@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -208,12 +208,13 @@ def open_documents(
         cache: as there.
         say: as there.
         progress: as there.
-        asked: as there.
+        asked: as there; where its source reads no files, these are read by their formats.
 
     Raises:
         DataError: as there.
     """
     ticker(progress, "checking the files", 0)
+    asked = asked if asked.files else replace(PLAIN, specials=asked.specials)
     files = TokenCache(paths, vocab, cache, say, say, progress, asked)
     return files.documents(tokenizer, tokenizer.end_of_text if tokenizer else files.end_of_text)
 

@@ -116,7 +116,7 @@ def chats(tmp_path: Path) -> Path:
     return path
 
 
-def opened(plan: Any, tmp_path: Path, *paths: Path, vocab: int = 400, **data: Any) -> Corpus:
+def opened(plan: Any, tmp_path: Path, *paths: Path | str, vocab: int = 400, **data: Any) -> Corpus:
     given = {"paths": [str(path) for path in paths], "val": 0.1, **data}
     config = plan.config.data.model_copy(update=given)
     said: list[str] = []
@@ -314,3 +314,67 @@ def test_a_tokenizer_that_is_given_is_asked_for_its_tokens(tmp_path: Path, chats
     ids.write_text('{"ids": [1, 2, 3]}\n' * 99)
     with pytest.raises(DataError, match="there is no tokenizer"):
         opened(lacking, tmp_path, ids)
+
+
+def test_a_source_is_called_once_for_each_path_of_a_mixture(tmp_path: Path, chats: Path) -> None:
+    other = tmp_path / "more.jsonl"
+    other.write_text("".join(json.dumps({**one, "user": "Why?"}) + "\n" for one in TURNS))
+    plan = planned(Turns())
+    corpus = opened(plan, tmp_path, f"{chats}:2", f"{other}:1")
+    assert [(one.name, len(one.train)) for one in corpus.parts] == [
+        (str(chats), 36),
+        (str(other), 36),
+    ]
+    assert corpus.train.fields.keys() == {"ids", "role", "weights"}
+    assert CALLS[-2:] == ["turns", "turns"]
+
+
+def test_a_model_of_synthetic_documents_is_evaluated_on_files(tmp_path: Path) -> None:
+    path = tmp_path / "ids.jsonl"
+    path.write_text('{"ids": [1, 2, 3]}\n' * 3)
+    given = {"tokenizer": None, "vocab": 400, "cache": tmp_path / "c", "say": print}
+    documents = open_documents([str(path)], **given, asked=planned(Counted()).sourcing)
+    assert [documents[n].tolist() for n in range(3)] == [[0, 1, 2, 3]] * 3
+
+
+def test_pieces_of_a_long_text_are_one_document(tmp_path: Path) -> None:
+    long = tmp_path / "long.txt"
+    long.write_text("some words in a line\n" * 80_000)  # more than a piece
+    plan = planned(Given(source=((apart,), {"fields": {"role": "int32"}})))
+    documents = open_documents(
+        [str(long)],
+        tokenizer=Tokenizer.train(["some words in a line\n"] * 9, 290),
+        vocab=400,
+        cache=tmp_path / "c",
+        say=print,
+        asked=plan.sourcing,
+    )
+    assert len(documents) == 1
+    assert (documents.arrays[0]["role"][1:] == 4).all()
+
+
+def apart(files: Any, reading: Any) -> Iterator[Any]:
+    for file in files:
+        for document in file.format.read(file.path, file.packing, reading):
+            yield [Segment(document, {"role": 4})]
+
+
+def test_who_lays_out_tokens_comes_before_who_reads_them() -> None:
+    class Moves(Batches, api=1):
+        """Moves."""
+
+        def build_data(self, data: Any) -> None:
+            data.rewrites()
+
+    class Reads(Batches, api=1):
+        """Reads."""
+
+    assert planned(Reads(), Moves()).on_batch == ("p1", "p0")
+    assert planned(Moves(), Reads()).on_batch == ("p0", "p1")
+
+
+class Batches(Plugin, api=1):
+    """Has an on_batch."""
+
+    def on_batch(self, batch: Any) -> Any:
+        return batch
