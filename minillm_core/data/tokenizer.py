@@ -177,23 +177,20 @@ class Tokenizer:
             DataError: the tokenizer has no such special token, or the embedding no row for it.
         """
         known = {t.content for t in self._native.get_added_tokens_decoder().values() if t.special}
-        for one in specials:
-            if one.text not in known and not (one.add and self.size < vocab):
-                others = ", ".join(sorted(known)[:8])
-                room = f": all {vocab} rows of the embedding are used" if one.add else ""
-                raise DataError(
-                    f"the tokenizer has no special token {one.text}, which plugin '{one.owner}' "
-                    f"asks for{room}",
-                    where=f"added_tokens: {others}",
-                    fix="add it there; name one of its own in the plugin's options "
-                    f"(minillm plugins info {one.owner}); or train a tokenizer: no data.tokenizer",
-                )
-            if one.text not in known:
+        for one in (one for one in specials if one.text not in known):
+            if one.add and self.size < vocab:
                 self._native.add_special_tokens([one.text])
+            if self._native.token_to_id(one.text) != self.size:  # not added, or ids have gaps
+                room = f": it has {self.size} ids in {vocab} rows" if one.add else ""
+                raise DataError(
+                    f"the tokenizer has no special token {one.text} for plugin '{one.owner}'{room}",
+                    where=f"added_tokens: {', '.join(sorted(known)[:8])}",
+                    fix="add it there, name one of these in the plugin's options (minillm plugins "
+                    f"info {one.owner}), or leave data.tokenizer out, so that one is trained",
+                )
+            self.size += 1
         entries = self._native.get_vocab(with_added_tokens=True)
-        self.size = max(entries.values()) + 1
-        ids = {one.name: entries[one.text] for one in specials}
-        return {"end_of_text": self.end_of_text, **ids}
+        return {"end_of_text": self.end_of_text, **{s.name: entries[s.text] for s in specials}}
 
     def encode(
         self,

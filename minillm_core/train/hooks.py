@@ -61,8 +61,8 @@ def batch_hook(
         return None
 
     def on_batch(batch: Batch, phase: str) -> Batch:
-        lacking = (one for one in given if one.name not in batch)
-        batch = batch | {one.name: np.zeros(batch["ids"].shape, one.dtype) for one in lacking}
+        if lacking := [one for one in given if one.name not in batch]:
+            batch = batch | {one.name: np.zeros(batch["ids"].shape, one.dtype) for one in lacking}
         shape, share = batch["ids"].shape, progress() if phase == "train" else 1.0
         for one in chain:
             hook, labelled = f"on_batch, phase {phase}", phase == "eval" and _labelled(batch)
