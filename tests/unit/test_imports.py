@@ -208,7 +208,12 @@ def test_a_star_import_takes_every_public_name() -> None:
     assert set(public) <= set(star)
 
 
-PUBLIC = {"minillm_core", "minillm_core.commands", "minillm_core.inspection"}
+PUBLIC = {
+    "minillm_core",
+    "minillm_core.commands",
+    "minillm_core.documents",
+    "minillm_core.inspection",
+}
 """The modules of the core that a distribution of tools may import from."""
 
 
