@@ -89,6 +89,10 @@ class Model(ABC):
         """Sum the nats of the main target over all batches, and count the predictions. Waits."""
 
     @abstractmethod
+    def losses(self, batch: Batch) -> np.ndarray:
+        """Return the nats of each label of a batch, float32 (rows, T), 0 where it is -1. Waits."""
+
+    @abstractmethod
     def next_logits(self, batch: Batch) -> np.ndarray:
         """Return the logits after the last column of a batch of one row, float32 (V,). Waits."""
 

@@ -401,6 +401,7 @@ def requests_of(
     specs = list(plan.spec.attentions.values())
     windows = {_window(plan, spec.window) for spec in specs if spec.window is not None}
     weights = "target" if loss.targets else None
+    by_position = plan.on_batch or loss.weights or any(one.weight_field for one in loss.targets)
     facts: dict[str, dict[str, Any]] = {
         "linear": {},
         "embedding": {},
@@ -418,11 +419,12 @@ def requests_of(
         "linear_cross_entropy": {
             "targets": 1 + len(loss.targets),
             "form": loss.form,
-            "weights": "position" if plan.on_batch else weights,  # on_batch may add them
+            "weights": "position" if by_position else weights,  # on_batch may add them
             "rows": train.rows * train.seq_len,
             "width": plan.config.model.dim,
             "vocab": plan.config.model.vocab,
         },
+        "token_losses": {},
     }
     return tuple(Request(op, backend, device, dtype, compiled, its) for op, its in facts.items())
 

@@ -59,6 +59,18 @@ def _wrong(what: str) -> DataError:
     )
 
 
+def padded_rows(rows: Sequence[np.ndarray]) -> Batch:
+    """Lay n + 1 ids of each row out as n inputs and n labels, padded to the longest."""
+    shape = len(rows), max(map(len, rows), default=1) - 1
+    batch = {name: np.full(shape, -1, np.int32) for name in ("labels", "documents")}
+    batch |= {"ids": np.zeros(shape, np.int32), "positions": np.indices(shape, np.int32)[1]}
+    for index, ids in enumerate(rows):
+        n = len(ids) - 1
+        batch["ids"][index, :n], batch["labels"][index, :n] = ids[:-1], ids[1:]
+        batch["documents"][index, :n] = 0
+    return batch
+
+
 class Cancelled(Exception):
     """The end of a wait for the next step, which the caller cancelled."""
 

@@ -26,9 +26,10 @@ from minillm_core.plan.plan import BATCH, Export, Plan, PlannedPlugin, as_json
 from minillm_core.plan.slots import Placement, SlotState, SlotTable, hook_reports, kernel_reports
 from minillm_core.plugins import builders
 from minillm_core.plugins.attribution import digest_of
+from minillm_core.plugins.builders.loss import Reference
 from minillm_core.plugins.layers import Layers
 from minillm_core.plugins.manager import LoadedPlugin, Manager, load
-from minillm_core.plugins.slots import AFTER, EMBED
+from minillm_core.plugins.slots import AFTER, EMBED, LOSS
 from minillm_core.text import did_you_mean, nearest
 
 _REFERENCE = re.compile(r'"([A-Za-z_][\w.]*):[A-Za-z_][\w.]*"')
@@ -94,6 +95,7 @@ def build_plan(
         arrangement=arrangement,
         on_batch=on_batch,
         candidates=tuple(kernels[key] for key in sorted(kernels)),
+        references=tuple(one for _, _, one in state.loss.references.resolve()),
         plugins=tuple(_planned(one, model, parameters, table) for one in manager.plugins),
         placements=placements,
         digests=_digests(
@@ -220,7 +222,12 @@ def _check_data(data: builders.DataSlots, manager: Manager, config: Config) -> N
 
 
 def _check_terms(model: Any, spec: DecoderSpec) -> None:
-    """Refuse a term of the loss that no node emits."""
+    """Refuse a term of the loss that no node emits, and parameters that no gradient reaches."""
+    for part in filter(None, (model.rows, model.weights)):
+        if any(declared(part, Param)):
+            what = f"plugin '{part.owner}': a parameter of {type(part).__name__} gets no gradient"
+            fix = "a Buffer, or numbers of its constructor: weights and rows are chosen, not learnt"
+            raise PlanError(what, where=f"loss.{part.path}", fix=fix)
     for term in spec.loss.terms:
         if term.emitted is not None and not model.term_sources[term.key]:
             raise PlanError(
@@ -289,6 +296,19 @@ def check_reads(spec: DecoderSpec, table: SlotTable, known: set[str]) -> None:
         here = {f"layers.{index}.{tap}" for tap in block.taps}
         known |= here | {name for name, site in spec.taps if site in here}
     _check_held(table, AFTER, known)
+    _check_held(table, LOSS, known | _referred(table, known))
+
+
+def _referred(table: SlotTable, known: set[str]) -> set[str]:
+    """List the fields of reference models, which the loss alone can read."""
+    held = {one.value.name: one for _, one in table.held(LOSS) if isinstance(one.value, Reference)}
+    for name in held.keys() & known:
+        raise PlanError(
+            f"the reference '{name}' has a name that is taken",
+            where=f"loss.reference[{name}]",
+            fix="give it another name",
+        ).concerning(plugins=(held[name].owner,))
+    return {*held}
 
 
 def _check_held(table: SlotTable, order: int, known: set[str]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from minillm_core.plugins.builders import ParamInfo
 
 if TYPE_CHECKING:
     from minillm_core.plan.plan import Plan
+    from minillm_core.plugins.builders.loss import Reference
 
 ITEMSIZE: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 MASTER = 4  # float32
@@ -150,7 +151,7 @@ def estimate(
     rules = tuple(_rules(plan))
     return Estimate(
         dtype=dtype,
-        parts=tuple(_parts(plan, model, scores)),
+        parts=tuple(_with_selection(plan, list(_parts(plan, model, scores)))),
         rules=rules,
         memory=_memory(plan, model, rules, ITEMSIZE[dtype], dense_logits),
         tokens_per_step=plan.tokens_per_step,
@@ -175,6 +176,20 @@ def _parts(plan: Plan, model: Any, scores: int) -> Iterator[Part]:
         flops = 6 * multiplied[name] + (scores if name == "attention.scores" else 0)
         if parameters[name] or flops:
             yield Part(name, parameters[name], multiplied[name], flops)
+
+
+def _with_selection(plan: Plan, parts: list[Part]) -> Iterator[Part]:
+    """Count what chooses rows and tokens, forward passes alone; the model's own passes are of rows kept."""
+    loss, total = plan.spec.loss, sum(part.flops for part in parts)
+    yield from (replace(part, flops=round(part.flops * loss.kept)) for part in parts)
+    if loss.rows is not None:
+        yield Part("loss.rows", 0, 0, total // 3)
+    if loss.weights is not None:
+        head = plan.spec.geometry.dim * plan.spec.geometry.vocab
+        yield Part("loss.weights", 0, 0, round(2 * head * loss.kept))
+    for one in plan.references:
+        there = one.model.plan.with_train(seq_len=plan.config.train.seq_len)
+        yield Part(f"reference '{one.name}'", 0, 0, there.estimate().flops_per_token // 3)
 
 
 def _part_of(info: ParamInfo) -> str:
@@ -229,9 +244,16 @@ def _memory(
         "master weights": count * MASTER,
         "gradients": count * (MASTER + (itemsize if low else 0)),  # the sum, and what is added
         **{f"optimizer state ({rule.name})": rule.state_bytes for rule in rules},
-        "activations": tokens * itemsize * _activations(plan, model),
+        "activations": round(tokens * plan.spec.loss.kept) * itemsize * _activations(plan, model),
         "logits": tokens * itemsize * plan.spec.geometry.vocab if dense_logits else 0,
+        **{f"reference '{one.name}'": _held(plan, one, itemsize) for one in plan.references},
     }
+
+
+def _held(plan: Plan, one: Reference, itemsize: int) -> int:
+    """Count the bytes of a reference: its weights, and what it gives for a micro-batch, float32."""
+    train, each = plan.config.train, plan.spec.geometry.vocab if one.gives == "logits" else 1
+    return one.model.plan.num_parameters * itemsize + 4 * train.rows * train.seq_len * each
 
 
 def _activations(plan: Plan, model: Any) -> int:

@@ -24,6 +24,7 @@ from minillm_core.optim.stage import Rule
 from minillm_core.plan.slots import Placement, SlotTable
 from minillm_core.plugins.builders import ParamInfo
 from minillm_core.plugins.builders.data import Field
+from minillm_core.plugins.builders.loss import Reference
 
 if TYPE_CHECKING:
     from minillm_core.config.load import Loaded
@@ -70,6 +71,7 @@ class Plan:
     arrangement: Mapping[str, Function]  # "order" and "packer", where plugins claim them
     on_batch: tuple[str, ...]  # plugins, in the order in which they are called
     candidates: tuple[tuple[str, Candidate], ...]  # owner, candidate
+    references: tuple[Reference, ...]  # frozen models beside the trained one, sorted by name
     plugins: tuple[PlannedPlugin, ...]
     placements: tuple[Placement, ...]  # the slots that plugins fill, sorted
     digests: Mapping[str, str]  # module -> sha256 of its file, for what the plan refers to
@@ -132,7 +134,12 @@ class Plan:
             plan["data"]["fields"] = [as_json(entry) for entry in self.batch_fields]
             plan["data"]["on_batch"] = list(self.on_batch)
             plan["data"] |= as_json(self.arrangement)
-            plan["plugins"] = {p.name: p.options for p in self.plugins}
+            # the folder of a reference is a path: a run knows it by its weights (run.json)
+            paths = {str(one.model.path) for one in self.references}
+            plan["plugins"] = {
+                p.name: {k: v for k, v in p.options.items() if str(v) not in paths}
+                for p in self.plugins
+            }
             plan["versions"].update((p.name, p.version) for p in self.plugins)
             plan["digests"] = dict(sorted(self.digests.items()))
         return plan
@@ -190,6 +197,11 @@ class Plan:
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
+LATER = ("rows", "weights", "weight_field")
+"""Fields of a spec that older plans do not have: where they are None they are left out, so that the
+hashes of those plans stay what they were."""
+
+
 def as_json(value: Any) -> Any:
     """Write dataclasses of a plan as JSON; classes themselves are left out, references say enough."""
     if isinstance(value, (Node, Setting, Init, Schedule)):
@@ -199,7 +211,8 @@ def as_json(value: Any) -> Any:
     if isinstance(value, (Param, State)):
         raise TypeError(f"{value!r} is a declaration, not data")
     if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: as_json(getattr(value, f.name)) for f in fields(value)}
+        held = {f.name: getattr(value, f.name) for f in fields(value)}
+        return {k: as_json(v) for k, v in held.items() if v is not None or k not in LATER}
     if isinstance(value, Mapping):
         return {str(key): as_json(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):

@@ -34,6 +34,7 @@ from minillm_core.train.budget import EVALUATIONS, Budget, Cadence, Position
 from minillm_core.train.checkpoints import CheckpointManager
 from minillm_core.train.evidence import Evidence
 from minillm_core.train.feed import Feed
+from minillm_core.train.frozen import check_references
 from minillm_core.train.generate import Writer, prompts, sample
 from minillm_core.train.hooks import observers_of, plan_hook
 from minillm_core.train.initial import Initial
@@ -122,6 +123,8 @@ class Session:
         corpus = replace(corpus, fingerprint=known)
         if earlier:
             resume.check_data(earlier, corpus)
+        then = (earlier.part("references") or {}) if earlier else None
+        notes += check_references(plan, corpus.tokenizer, then)
         initial = None
         if config.init is not None and (earlier is None or earlier.newest is None):
             with shown.phase("reading the weights"):

@@ -31,6 +31,7 @@ from minillm_core.train.budget import Budget, Cadence
 from minillm_core.train.events import Evaluated, Event, Stepped
 from minillm_core.train.evidence import Evidence
 from minillm_core.train.feed import Feed
+from minillm_core.train.frozen import check_references, described
 from minillm_core.train.hooks import observers_of
 from minillm_core.train.job import Job, read_corpus, with_settings
 from minillm_core.train.loop import Loop
@@ -272,6 +273,8 @@ class Study:
         return trainer
 
     def _built(self, plan: Plan) -> Trainer:
+        for line in check_references(plan, self._corpus.tokenizer, None):
+            self._say(line)
         with attribute_errors(plan.active, "while it is built"):
             return self._create(self._detected, plan).trainer(plan, plan.config.seed)
 
@@ -388,6 +391,7 @@ def graph_of(plan: Plan) -> str:
         "optimizer": data["optimizer"],
         "sizes": [train.rows, train.accumulate > 1, train.seq_len, plan.fields],
         "bound": [train.dtype, train.compile, train.checkpointing, plan.config.kernels],
+        "references": described(plan),
         "kernels": [[who, one.op, one.name, options[who]] for who, one in plan.candidates],
         "values": {
             name: schedule.data() if name in plan.staged else None

@@ -73,7 +73,7 @@ class MLXTrainer(MLXModel, Trainer):
         while len(self.unread) >= UNREAD:
             self._settle(self.unread[0])
         staged, given = self.values_at(values, 1.0 / supervised)
-        batches = [self.moved(host) for host in micro]
+        batches = [self.fields(host) for host in micro]
         if self.binding.compile and self.staged and not self.graphs.made:
             with random.kept():
                 self._warm_up(batches, given)

@@ -82,7 +82,7 @@ class TorchTrainer(TorchModel, Trainer):
         drawn = self.random.states() if len(micro) > 1 else {}
         if self.binding.compile and self.staged and not self.graphs:
             with self.random.kept():
-                self._warm_up(self.moved(micro[0]), given)
+                self._warm_up(self.fields(micro[0]), given)
         graph, timer = self._graph(staged), self.step_timer or _untimed
         figures: dict[str, Tensor] = {}
         for index, host in enumerate(micro):
@@ -90,7 +90,7 @@ class TorchTrainer(TorchModel, Trainer):
                 self.random.restore(drawn)
                 return None
             timer("forward")
-            batch = self.moved(host)
+            batch = self.fields(host)
             loss = graph(batch, given)
             timer("backward")
             self._accumulate(loss.objective, first=index == 0, only=len(micro) == 1)
