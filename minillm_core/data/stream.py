@@ -294,12 +294,14 @@ class MixedRows:
         self._given = list(given or [0] * len(sources))
 
     def read(self, rows: int, seq_len: int) -> Batch:
-        """Make a micro-batch of the next rows, of ``seq_len`` tokens each."""
+        """Make a micro-batch of the next rows; its field ``source``, int32 (rows, T), numbers theirs."""
         turns = [self._next() for _ in range(rows)]
         chosen = [number for number in range(len(self._sources)) if number in turns]
         parts = [self._sources[number].read(turns.count(number), seq_len) for number in chosen]
         place = np.argsort(np.argsort(turns, kind="stable"))  # where each turn's row lies in parts
-        return {name: array[place] for name, array in joined(parts).items()}
+        batch = {name: array[place] for name, array in joined(parts).items()}
+        batch["source"] = np.repeat(np.array(turns, np.int32)[:, None], seq_len, axis=1)
+        return batch
 
     def _next(self) -> int:
         total, shares = sum(self._given), self._shares
