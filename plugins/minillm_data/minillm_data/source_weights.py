@@ -27,9 +27,8 @@ class SourceWeights(Plugin, api=1):
                 where="source_weights.weights",
                 fix="a weight for each --data PATH:WEIGHT, in their order",
             )
-        before = batch.get("weights", np.ones(batch["ids"].shape, np.float32))
-        given = np.array(self.weights, np.float32)
-        batch["weights"] = (
-            before * (given / given.mean())[batch["source"]] if len(given) else before
-        )
-        return batch
+        weights = batch.get("weights", np.ones(batch["ids"].shape, np.float32))
+        if self.weights:
+            given = np.array(self.weights, np.float32)
+            weights = weights * (given / given.mean())[batch["source"]]
+        return {**batch, "weights": weights}
