@@ -8,6 +8,9 @@
 
 A :class:`Reading` carries what a reader needs: the bound of ids, the progress, the notes taken, and
 what happens to a document that cannot be read: ``malformed`` raises, or counts it and returns.
+
+A source of documents (``data.source``) yields text, ids, or lists of :class:`Segment`, whose tokens
+have values of the source's fields; a :class:`Special` stands for a reserved token.
 """
 
 from minillm_core.public import public_names

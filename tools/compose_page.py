@@ -30,7 +30,10 @@ __all__ = ["PAGE", "Outcomes", "made", "outcomes"]
 
 PAGE = ROOT / "docs" / "compose.md"
 
-OPTIONS: Mapping[str, Mapping[str, Any]] = {"role_lr": {"embedding": 2.0}}
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "domain_tokens": {"domains": ["code", "text"]},
+    "role_lr": {"embedding": 2.0},
+}
 """Of plugins that do nothing without any."""
 
 

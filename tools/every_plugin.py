@@ -19,6 +19,7 @@ __all__ = ["APART", "Form", "all_at_once", "forms"]
 
 OPTIONS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "bigram_hash": ({}, {"signs": 64, "behind_attention": True}),
+    "domain_tokens": ({"domains": ["code", "text"]},),
     "moe": ({}, {"chosen": 2, "layers": "all"}),
     "muon": ({}, {"momentum_start": 0.85, "cooldown": 0.5, "adjust": "match_rms"}),
     "normuon": ({}, {"neurons": "rows"}),
@@ -83,7 +84,7 @@ class Form:
         manifest = find(self.name).cls.manifest
         if self.observes:
             return "it listens, and computes nothing"
-        if set(find(self.name).cls.hooks) == {"build_data"}:
+        if set(find(self.name).cls.hooks) <= {"build_data", "on_batch"}:
             return "it chooses the rows of a step, and computes nothing in it"
         if manifest.devices and "cpu" not in manifest.devices:
             return f"it runs on {', '.join(manifest.devices)} alone"

@@ -82,7 +82,10 @@ def commands_of(folder: Path) -> str:
 def _options(folder: Path) -> Iterator[tuple[str, str, str]]:
     for name, cls in offered(folder)[1].items():
         for option, field in cls.__pydantic_fields__.items():
-            default = "none" if field.default is None else f"`{json.dumps(field.default)}`"
+            given = "none" if field.default is None else field.default
+            default = "to be given" if field.is_required() else given
+            if default is field.default:
+                default = f"`{json.dumps(default)}`"
             yield f"`{name}.{option}`", default, field.description or ""
 
 

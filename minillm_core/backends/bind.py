@@ -401,7 +401,12 @@ def requests_of(
     specs = list(plan.spec.attentions.values())
     windows = {_window(plan, spec.window) for spec in specs if spec.window is not None}
     weights = "target" if loss.targets else None
-    by_position = plan.on_batch or loss.weights or any(one.weight_field for one in loss.targets)
+    by_position = (
+        plan.on_batch
+        or loss.weights
+        or any(one.weight_field for one in loss.targets)
+        or any(one.name == "weights" for one in plan.sourcing.fields)
+    )
     facts: dict[str, dict[str, Any]] = {
         "linear": {},
         "embedding": {},

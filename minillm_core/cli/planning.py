@@ -143,7 +143,7 @@ def _costs(
         dtype = dtype or config.train.dtype.replace("auto", "float32")
         ratio = _ratios(prepared)
         speed = expected(cache_folder(), plan, found.backend, found.device, dtype, ratio)
-    tokens, exact, data, whole = _tokens(config)
+    tokens, exact, data, whole = _tokens(plan)
     steps, seconds = _length(plan, speed)
     epochs = steps * plan.tokens_per_step / tokens if steps and tokens else None
     if epochs is not None:
@@ -198,17 +198,20 @@ def _length(plan: Plan, speed: Expected | None) -> tuple[int | None, float | Non
     return steps, clock or steps * a_step
 
 
-def _tokens(config: Config) -> tuple[int | None, bool, str, int | None]:
+def _tokens(plan: Plan) -> tuple[int | None, bool, str, int | None]:
     """Count the tokens to train on; return them, whether an earlier run did, words, and all tokens."""
+    config, asked = plan.config, plan.sourcing
     try:
-        sources = find(config.data.files, lambda text: None)
+        sources = find(config.data.files, lambda text: None) if asked.files else []
     except DataError as error:
         return None, False, "unknown: " + plain(f"{error.what}: {error.where}", 120), None
     read = [one for one in sources if one.format.read is not None]
     whole = int(sum(one.unpacked for one in read) / bytes_a_token(config.model.vocab))
     ids = sum(one.size for one in sources) - sum(one.size for one in read)
     share = 1.0 - config.data.val if isinstance(config.data.val, float) else 1.0
-    known = known_tokens(cache_folder(), config)
+    known = known_tokens(cache_folder(), plan)
+    if known is None and not asked.files:
+        return None, False, "unknown until the documents are read from their source", None
     tokens = known or int((whole + ids // _id_bytes(config)) * share)
     about = "about " if known is None else ""
     return tokens, known is not None, f"{about}{amount(tokens)} tokens to train on", whole

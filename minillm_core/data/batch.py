@@ -20,6 +20,7 @@ import numpy as np
 from minillm_core.data.documents import PLAIN, Arrangement, Documents, order
 from minillm_core.data.stream import Batch, joined, open_rows, pack
 from minillm_core.errors import DataError
+from minillm_core.plugins.sourcing import WEIGHTS
 
 _POLL_SECONDS = 0.05
 
@@ -303,9 +304,9 @@ class ValidationBatches(Sequence[Batch]):
 
     def _row(self, first: int) -> Batch:
         """Make the window that begins at a token; from the end on nothing is predicted."""
-        ids, starts = np.zeros(self._seq_len + 1, np.int32), np.zeros(self._seq_len + 1, bool)
-        filled = self._documents.read(first, ids, starts)
-        row = pack(ids, starts, 1)
+        columns, starts = self._documents.room(self._seq_len + 1), np.zeros(self._seq_len + 1, bool)
+        filled = self._documents.read(first, columns, starts)
+        row = pack(columns, starts, 1, np.arange(-1, self._seq_len) < self._end - first)
+        row.pop(WEIGHTS, None)  # of training
         row["documents"][0, filled:] = -1
-        row["labels"][0, max(self._end - first, 0) :] = -1
         return row

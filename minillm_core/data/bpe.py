@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain, islice
 from typing import BinaryIO
@@ -35,13 +35,16 @@ _LAUNCH = (
 )
 
 
-def learn(texts: Iterable[str], vocab: int, beat: Callable[[], None]) -> str:
+def learn(
+    texts: Iterable[str], vocab: int, beat: Callable[[], None], specials: Sequence[str] = ()
+) -> str:
     """Train a BPE on some texts; return its tokenizer.json, the same one for the same texts.
 
     Args:
         texts: words longer than a few thousand characters take hours.
         vocab: the most entries that it may have.
         beat: called several times a second.
+        specials: texts of the special tokens behind the end of text, whose ids begin with 1.
 
     Raises:
         OSError: the texts cannot be handed to another process.
@@ -54,8 +57,8 @@ def learn(texts: Iterable[str], vocab: int, beat: Callable[[], None]) -> str:
         if (count := count + len(text)) > _HERE:
             if not sys.executable:  # Python is embedded in another program: there is none to start
                 break
-            return _apart(chain(here, waiting), vocab, beat)
-    return _train(chain(here, waiting), vocab)
+            return _apart(chain(here, waiting), vocab, beat, specials)
+    return _train(chain(here, waiting), vocab, specials)
 
 
 def frame(text: str) -> bytes:
@@ -73,7 +76,9 @@ def frames(data: bytes) -> Iterator[str]:
         yield data[place - length : place].decode("utf-8")
 
 
-def _apart(texts: Iterable[str], vocab: int, beat: Callable[[], None]) -> str:
+def _apart(
+    texts: Iterable[str], vocab: int, beat: Callable[[], None], specials: Sequence[str]
+) -> str:
     file = tempfile.TemporaryFile
     with file() as given, file() as made, file() as errors:
         beat()
@@ -82,7 +87,7 @@ def _apart(texts: Iterable[str], vocab: int, beat: Callable[[], None]) -> str:
             beat()
         given.seek(0)
         command = [sys.executable, "-P", "-c", _LAUNCH, json.dumps(sys.path), __file__]
-        command += [str(vocab), str(os.getpid())]
+        command += [str(vocab), str(os.getpid()), json.dumps(specials)]
         process = subprocess.Popen(command, stdin=given, stdout=made, stderr=errors)
         try:
             while process.poll() is None:
@@ -106,14 +111,14 @@ def _reason(code: int, errors: BinaryIO) -> str:
     return f"exit code {code}" + (f", {lines[-1][:200]}" if lines else "")
 
 
-def _train(texts: Iterable[str], vocab: int) -> str:
+def _train(texts: Iterable[str], vocab: int, specials: Sequence[str]) -> str:
     native = tokenizers.Tokenizer(models.BPE())
     native.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore
     native.decoder = decoders.ByteLevel()  # type: ignore
     trainer = trainers.BpeTrainer(  # type: ignore
         vocab_size=vocab,
         min_frequency=2,
-        special_tokens=[END_OF_TEXT],
+        special_tokens=[END_OF_TEXT, *specials],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
@@ -121,7 +126,7 @@ def _train(texts: Iterable[str], vocab: int) -> str:
     return native.to_str()
 
 
-def _child(vocab: int, parent: int) -> None:
+def _child(vocab: int, parent: int, specials: Sequence[str]) -> None:
     """Train on the frames of stdin; write the tokenizer.json to stdout."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends this process
 
@@ -136,9 +141,9 @@ def _child(vocab: int, parent: int) -> None:
         while length := sys.stdin.buffer.read(_LENGTH.size):
             yield sys.stdin.buffer.read(_LENGTH.unpack(length)[0]).decode("utf-8")
 
-    sys.stdout.buffer.write(_train(texts(), vocab).encode("utf-8"))
+    sys.stdout.buffer.write(_train(texts(), vocab, specials).encode("utf-8"))
     sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":
-    _child(int(sys.argv[3]), int(sys.argv[4]))
+    _child(int(sys.argv[3]), int(sys.argv[4]), json.loads(sys.argv[5]))

@@ -7,8 +7,8 @@ of the token stream, which may begin in the middle of a document. Never less tha
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from minillm_core.data.formats import Progress, ticker
 from minillm_core.data.tokenise import TokenCache
 from minillm_core.data.tokenizer import Tokenizer
 from minillm_core.errors import DataError
+from minillm_core.plugins.sourcing import PLAIN, Sourcing
 from minillm_core.text import counted
 
 
@@ -51,6 +52,8 @@ class Corpus:
             loader's cursors carry.
         description: where the data came from and how much there is, one sentence.
         parts: of a mixture, whose paths have weights; else empty.
+        asked: what plugins asked of the documents.
+        specials: the ids of the special tokens that they asked for, by name, and ``end_of_text``.
     """
 
     train: Documents
@@ -59,6 +62,8 @@ class Corpus:
     fingerprint: str
     description: str
     parts: tuple[Part, ...] = ()
+    asked: Sourcing = PLAIN
+    specials: Mapping[str, int] = field(default_factory=dict)
 
     def check_unchanged(self) -> None:
         """Look whether mapped files are still as they were opened: before each checkpoint.
@@ -79,6 +84,7 @@ def open_corpus(
     say: Callable[[str], None],
     detail: Callable[[str], None] | None = None,
     progress: Progress | None = None,
+    asked: Sourcing = PLAIN,
 ) -> Corpus:
     """Find, read, check and tokenise the data, or map what an earlier start has left in the cache.
 
@@ -91,6 +97,7 @@ def open_corpus(
         detail: prints what asks nothing of a person; None: ``say``.
         progress: is given how far each phase has come: "checking the files", "reading", "training
             the tokenizer" and "tokenising"; the first call comes at once.
+        asked: what plugins ask of the documents.
 
     Raises:
         DataError: anything about the data, their tokenizer or the cache folder.
@@ -102,14 +109,16 @@ def open_corpus(
             fix="set data.val=0.05, or give a path: data.val=valid.txt",
         )
     ticker(progress, "checking the files", 0)
-    common = vocab, cache, say, detail or say, progress
+    common = vocab, cache, say, detail or say, progress, asked
     files, parts = TokenCache(config.files, *common), ()
     if config.tokenizer is None:
         whole, tokenizer, end_of_text = files.documents_and_tokenizer()
     else:
         tokenizer = Tokenizer.load(Path(config.tokenizer).expanduser(), vocab)
         end_of_text = tokenizer.end_of_text
+        tokenizer.reserve(asked.specials, vocab)
         whole = files.documents(tokenizer, end_of_text)
+    specials = {"end_of_text": end_of_text, **reserved(tokenizer, asked, vocab)}
     if tokenizer and tokenizer.size < vocab:
         say(
             f"the tokenizer has {tokenizer.size:,} entries, model.vocab={vocab}: "
@@ -132,11 +141,29 @@ def open_corpus(
             val = _together("held out", [one.val for one in parts if one.val], config.weights)
             val = val.ordered(order(len(val), config.seed))
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    origin = files.where if config.paths else f"the standard library of Python {python}"
+    library = f"the standard library of Python {python}"
+    origin = files.where if config.paths or not asked.files else library
     kept, held = _counted(train), _counted(val)
     description = f"{kept} from {origin} ({counted(len(files.sources), 'file')}); {held} held out"
     known = fingerprint(train, config.seed)
-    return Corpus(train, val, tokenizer, known, description, parts)
+    return Corpus(train, val, tokenizer, known, description, parts, asked, specials)
+
+
+def reserved(tokenizer: Tokenizer | None, asked: Sourcing, vocab: int) -> dict[str, int]:
+    """Find the ids of a tokenizer's special tokens that plugins ask for, and ``end_of_text``, by name.
+
+    Raises:
+        DataError: the tokenizer lacks one, or there is no tokenizer.
+    """
+    if tokenizer is not None:
+        return tokenizer.reserve(asked.specials, vocab)
+    for one in asked.specials:
+        raise DataError(
+            f"plugin '{one.owner}' asks for the special token {one.text}, and there is no tokenizer",
+            where="the data, which hold ids",
+            fix="name the tokenizer that the ids were made with: data.tokenizer=PATH",
+        )
+    return {}
 
 
 def _parts(
@@ -170,6 +197,7 @@ def open_documents(
     cache: Path,
     say: Callable[[str], None],
     progress: Progress | None = None,
+    asked: Sourcing = PLAIN,
 ) -> Documents:
     """Open all documents of some files, nothing held out, as for ``minillm eval``.
 
@@ -180,12 +208,14 @@ def open_documents(
         cache: as there.
         say: as there.
         progress: as there.
+        asked: as there; where its source reads no files, these are read by their formats.
 
     Raises:
         DataError: as there.
     """
     ticker(progress, "checking the files", 0)
-    files = TokenCache(paths, vocab, cache, say, say, progress)
+    asked = asked if asked.files else replace(PLAIN, specials=asked.specials)
+    files = TokenCache(paths, vocab, cache, say, say, progress, asked)
     return files.documents(tokenizer, tokenizer.end_of_text if tokenizer else files.end_of_text)
 
 

@@ -91,6 +91,20 @@ class MappedFile:
         )
 
 
+IDS = "ids"
+"""The name of the ids among the columns of documents."""
+
+Columns = dict[str, np.ndarray]
+"""Of some tokens, (n,) each: ids, and what a source gives beside them."""
+
+
+def column(array: np.ndarray, name: str) -> np.ndarray:
+    """Take one column of an array of records; an array of ids has that alone, other fields are 0."""
+    if array.dtype.names:
+        return array[name]
+    return array if name == IDS else np.broadcast_to(array.dtype.type(0), array.shape)
+
+
 @dataclass(frozen=True, eq=False)
 class Documents:
     """Documents in the order of their files, none of them empty.
@@ -99,7 +113,8 @@ class Documents:
     stream, a shard that starts in the middle) does not.
 
     Attributes:
-        arrays: 1-d arrays of ids, uint16, uint32 or int32, every id in 0 <= id < vocab.
+        arrays: 1-d arrays of ids, uint16, uint32 or int32, every id in 0 <= id < vocab; or of
+            records: an id, ``ids``, and further fields of its token.
         spans: int64 (documents, 3): which array, first token, one past the last.
         vocab: ids are smaller than this.
         digest: names the content; the same text, tokenizer and split give the same digest.
@@ -136,7 +151,18 @@ class Documents:
     def __getitem__(self, index: int) -> np.ndarray:
         """Return the ids of one document: a view, (length,)."""
         array, first, last = self.spans[index].tolist()
-        return self.arrays[array][first:last]
+        return column(self.arrays[array], IDS)[first:last]
+
+    @cached_property
+    def fields(self) -> dict[str, np.dtype]:
+        """What is read of a token, name -> dtype: its id, int32, and further fields."""
+        dtypes = (array.dtype for array in self.arrays)
+        named = {name: dt[name] for dt in dtypes for name in dt.names or ()}
+        return {**named, IDS: np.dtype(np.int32)}
+
+    def room(self, tokens: int) -> Columns:
+        """Make arrays of zeros for so many tokens, to :meth:`read` into."""
+        return {name: np.zeros(tokens, dtype) for name, dtype in self.fields.items()}
 
     @cached_property
     def lengths(self) -> np.ndarray:
@@ -168,22 +194,23 @@ class Documents:
         document = int(np.searchsorted(self.offsets, position, side="right")) - 1
         return document, position - int(self.offsets[document])
 
-    def read(self, position: int, ids: np.ndarray, starts: np.ndarray) -> int:
+    def read(self, position: int, columns: Columns, starts: np.ndarray, at: int = 0) -> int:
         """Copy tokens from ``position`` on, as many as fit and exist; returns how many.
 
         Args:
             position: of the first token, 0 <= position <= tokens.
-            ids: int32 (n,), written.
+            columns: as :meth:`room` makes them, (n,) each, written.
             starts: bool (n,), written: True where a document begins.
+            at: where in them the first token goes.
 
         Raises:
             DataError: a file changed since it was opened: it is too short, or holds an id that the
                 model has no row for, which a framework would read out of bounds.
         """
-        count = min(len(ids), self.tokens - position)
+        count = min(len(starts) - at, self.tokens - position)
         if count <= 0:
             return 0
-        starts[:count] = False
+        starts[at : at + count] = False
         document, offset = self.locate(position)
         files = self.files or (None,) * len(self.arrays)
         filled, looked_at = 0, set[int]()
@@ -193,11 +220,13 @@ class Documents:
                 file.check_length()
             looked_at.add(array)
             taken = min(last - first - offset, count - filled)
-            begin = first + offset
-            ids[filled : filled + taken] = self.arrays[array][begin : begin + taken]
-            starts[filled] = offset == 0
+            begin, to = first + offset, at + filled
+            for name, out in columns.items():
+                out[to : to + taken] = column(self.arrays[array], name)[begin : begin + taken]
+            starts[to] = offset == 0
             filled, document, offset = filled + taken, document + 1, 0
-        if ids[:count].max() >= self.vocab or ids[:count].min() < 0:
+        ids = columns[IDS][at : at + count]
+        if ids.max() >= self.vocab or ids.min() < 0:
             mapped = [file for array in sorted(looked_at) if (file := files[array])]
             for file in mapped:
                 file.check_unchanged()

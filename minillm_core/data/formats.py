@@ -183,12 +183,14 @@ class Format:
         suffixes: of the files that are taken from a folder.
         read: path, packing and reading to documents; None where files are mapped instead.
         records: the same to places, lines and objects, where documents are objects.
+        text: path to bytes of text, about; None: those of the file, once it is unpacked.
     """
 
     name: str
     suffixes: tuple[str, ...]
     read: Reader | None
     records: Callable[[Path, str, Reading], Iterator[Record]] | None = None
+    text: Callable[[Path], int] | None = None
 
 
 def read_text(path: Path, packing: str, reading: Reading) -> Iterator[str]:

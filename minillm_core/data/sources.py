@@ -65,6 +65,8 @@ class Source:
     @property
     def unpacked(self) -> int:
         """Estimate the bytes of the unpacked file."""
+        if self.format.text is not None:
+            return self.format.text(self.path)
         return int(self.size * UNPACKED.get(self.packing, 1))
 
     def digest(self, tick: Callable[[int], None] = lambda count: None) -> str:

@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,11 +28,15 @@ import numpy as np
 import xxhash
 
 from minillm_core import disk
-from minillm_core.data.documents import Documents, MappedFile, digest
+from minillm_core.data.documents import IDS, Documents, MappedFile, column, digest
 from minillm_core.data.formats import Progress, ticker
 from minillm_core.data.sources import Source
 from minillm_core.data.tokenizer import LARGEST_TOKENIZER, Tokenizer
 from minillm_core.errors import DataError
+from minillm_core.plugins.sourcing import Field
+
+Values = Mapping[str, float | np.ndarray]
+"""Field -> its value, of some tokens."""
 
 _IDS, _SPANS, _META, _TOKENIZER = "ids.bin", "spans.npy", "meta.json", "tokenizer.json"
 _NAME = re.compile(r"[0-9a-f]{32}(\.tmp-[0-9a-f]+)?")
@@ -78,13 +82,17 @@ class Writer:
         entry: the folder to be.
         vocab: ids are smaller; up to 65,536 they take two bytes each.
         origin: what the documents come from, to be shown.
+        fields: of each token, kept beside its id.
     """
 
-    def __init__(self, entry: Path, vocab: int, origin: str = "") -> None:
+    def __init__(
+        self, entry: Path, vocab: int, origin: str = "", fields: Sequence[Field] = ()
+    ) -> None:
         entry.parent.mkdir(parents=True, exist_ok=True)
         self._entry, self._vocab, self._origin = entry, vocab, origin
         self._folder = disk.aside(entry)
-        self._dtype = np.dtype("<u2" if vocab <= 65_536 else "<u4")
+        self._ids = np.dtype("<u2" if vocab <= 65_536 else "<u4")
+        self._dtype = _record(self._ids, fields)
         with alone(entry.parent):
             self._folder.mkdir()
             self._file = (self._folder / _IDS).open("xb")
@@ -107,17 +115,23 @@ class Writer:
         """Count the documents so far."""
         return len(self._lengths) + sum(map(len, self._mapped))
 
-    def document(self, end_of_text: int, ids: np.ndarray) -> None:
-        """Add a document; it gets its end-of-text id unless it begins with one."""
-        marked = len(ids) > 0 and int(ids[0]) == end_of_text
+    def document(self, end_of_text: int, ids: np.ndarray, values: Values | None = None) -> None:
+        """Add a document; it gets its end-of-text id, with zeros as values, unless it begins with one."""
         self._lengths.append(0)
-        self.more(ids if marked else np.concatenate([[end_of_text], ids]))
+        if not (len(ids) > 0 and int(ids[0]) == end_of_text):
+            self.more(np.array([end_of_text]))
+        self.more(ids, values)
 
-    def more(self, ids: np.ndarray) -> None:
-        """Add further ids to the last document."""
-        data = ids.astype(self._dtype)
-        self._content.update(data.data)
-        self._file.write(data.data)
+    def more(self, ids: np.ndarray, values: Values | None = None) -> None:
+        """Add further ids to the last document, and the values of their fields, 0 where not given."""
+        data = ids.astype(self._ids)
+        if self._dtype.names:
+            ids, data = data, np.zeros(len(data), self._dtype)
+            for name, given in {**(values or {}), IDS: ids}.items():
+                data[name] = given
+        raw = data.view(np.uint8).data
+        self._content.update(raw)
+        self._file.write(raw)
         self._lengths[-1] += len(data)
 
     def shard(self, starts: np.ndarray, tokens: int) -> None:
@@ -157,7 +171,7 @@ class Writer:
             tokenizer.save(self._folder / _TOKENIZER)
         meta = {
             "digest": self._content.hexdigest(),
-            "dtype": self._dtype.str,
+            "dtype": self._ids.str,
             "end_of_text": end_of_text,
             "notes": notes,
             "tokenizer": digest(tokenizer.text()) if tokenizer else None,
@@ -249,6 +263,7 @@ def open_entry(
     content: str,
     say: Callable[[str], None],
     progress: Progress | None = None,
+    fields: Sequence[Field] = (),
 ) -> Entry | None:
     """Map an entry and check all of it.
 
@@ -259,6 +274,7 @@ def open_entry(
         content: digest of the shards, for the documents' digest.
         say: is given a line about a damaged entry.
         progress: of the check.
+        fields: that it was written with.
 
     Returns:
         None where there is no entry, or a damaged one, which is removed.
@@ -272,7 +288,7 @@ def open_entry(
     for place in (folder.parent, folder):
         _check_owner(place)
     try:
-        entry = _checked(folder, shards, vocab, content, progress)
+        entry = _checked(folder, shards, vocab, content, progress, fields)
     except (OSError, ValueError, KeyError, TypeError, RecursionError, MemoryError, OverflowError):
         say(f"the tokens kept in {folder} are damaged: they are made again")
         disk.remove(folder)
@@ -288,6 +304,7 @@ def _checked(
     vocab: int,
     content: str,
     progress: Progress | None,
+    fields: Sequence[Field],
 ) -> Entry:
     """Check and map the entry; raise ValueError and its like for a damaged one."""
     if folder.is_symlink():
@@ -295,7 +312,7 @@ def _checked(
     meta = read_meta(folder)
     if meta.pop("seal") != digest(json.dumps(meta)):
         raise ValueError("meta.json")
-    dtype = np.dtype({"<u2": "<u2", "<u4": "<u4"}[meta["dtype"]])
+    dtype = _record(np.dtype({"<u2": "<u2", "<u4": "<u4"}[meta["dtype"]]), fields)
     ids = np.zeros(0, dtype)
     found, largest = xxhash.xxh3_128(), 0
     with open(disk.regular(_IDS, folder / _IDS), "rb") as file:
@@ -303,8 +320,8 @@ def _checked(
         tick = ticker(progress, "checking the files", mapped.size)
         # Read and not mapped: every page of a mapping that was looked at counts as this process's.
         while len(chunk := np.fromfile(file, dtype, _CHUNK)):
-            found.update(chunk.data)
-            largest = max(largest, int(chunk.max()))
+            found.update(chunk.view(np.uint8).data)
+            largest = max(largest, int(column(chunk, IDS).max()))
             tick(chunk.nbytes)
         if mapped.size:
             ids = np.asarray(np.memmap(file, dtype, "r"))
@@ -331,6 +348,11 @@ def _checked(
     if len(paths) != len(spans):
         raise ValueError("paths")
     return Entry(documents, int(meta["end_of_text"]), notes, tokenizer, (drawn, total), paths)
+
+
+def _record(ids: np.dtype, fields: Sequence[Field]) -> np.dtype:
+    """Return what one token takes: an id, or a record of it and its fields."""
+    return np.dtype([(IDS, ids), *((one.name, one.dtype) for one in fields)]) if fields else ids
 
 
 def _check_spans(spans: np.ndarray, arrays: Sequence[np.ndarray]) -> None:

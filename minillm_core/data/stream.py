@@ -11,8 +11,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from minillm_core.data.documents import (
+    IDS,
     PLAIN,
     Arrangement,
+    Columns,
     Cursor,
     Documents,
     check_cursor,
@@ -21,6 +23,7 @@ from minillm_core.data.documents import (
 )
 from minillm_core.nn.reference import Function
 from minillm_core.plugins.packing import Packer, Piece
+from minillm_core.plugins.sourcing import TARGET, WEIGHTS
 from minillm_core.plugins.watch import running
 from minillm_core.text import plain
 
@@ -45,7 +48,7 @@ class Stream:
     ) -> None:
         if not documents.tokens:
             raise ValueError("a stream of no tokens")
-        self._documents, self._seed, self._by = documents, seed, by
+        self.documents, self._seed, self._by = documents, seed, by
         self._fingerprint = cursor.fingerprint
         self._epochs: dict[int, Documents] = {}
         offset = int(self._epoch(cursor.epoch).offsets[cursor.document]) + cursor.offset
@@ -54,66 +57,78 @@ class Stream:
     @property
     def cursor(self) -> Cursor:
         """Return the place of the next token; equal places have equal cursors."""
-        epoch, place = divmod(self.position, self._documents.tokens)
+        epoch, place = divmod(self.position, self.documents.tokens)
         return Cursor(self._fingerprint, epoch, *self._epoch(epoch).locate(place))
 
-    def read(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+    def read(self, count: int) -> tuple[Columns, np.ndarray]:
         """Read the next ``count`` tokens and one more, which stays to be read.
 
         Returns:
-            ids int32 (count + 1,), and starts bool (count + 1,): True where a document begins.
+            columns, (count + 1,) each; and starts bool (count + 1,): True where a document begins.
         """
         found = self.at(self.position, count + 1)
         self.position += count
         self.forget()
         return found
 
-    def at(self, position: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    def at(self, position: int, count: int) -> tuple[Columns, np.ndarray]:
         """Look up ``count`` tokens from a position on; as :meth:`read`, without reading on."""
-        ids, starts, filled = np.empty(count, np.int32), np.empty(count, bool), 0
+        columns, starts, filled = self.documents.room(count), np.empty(count, bool), 0
         while filled < count:
-            epoch, place = divmod(position + filled, self._documents.tokens)
-            filled += self._epoch(epoch).read(place, ids[filled:], starts[filled:])
-        return ids, starts
+            epoch, place = divmod(position + filled, self.documents.tokens)
+            filled += self._epoch(epoch).read(place, columns, starts, filled)
+        return columns, starts
 
     def take(self) -> Piece:
         """Take the document that begins here, whole."""
-        epoch, place = divmod(self.position, self._documents.tokens)
+        epoch, place = divmod(self.position, self.documents.tokens)
         documents, first = self._epoch(epoch), self.position
         self.position += int(documents.lengths[documents.locate(place)[0]])
         return Piece(first, self.position)
 
     def forget(self, position: int | None = None) -> None:
         """Drop the orders of epochs that were over at a position; None: where the next token is."""
-        epoch = (self.position if position is None else position) // self._documents.tokens
+        epoch = (self.position if position is None else position) // self.documents.tokens
         self._epochs = {number: one for number, one in self._epochs.items() if number >= epoch}
 
     def _epoch(self, epoch: int) -> Documents:
         if epoch not in self._epochs:
-            order = permutation(self._documents.lengths, self._seed, epoch, self._by)
-            self._epochs[epoch] = self._documents.ordered(order)
+            order = permutation(self.documents.lengths, self._seed, epoch, self._by)
+            self._epochs[epoch] = self.documents.ordered(order)
         return self._epochs[epoch]
 
 
-def pack(ids: np.ndarray, starts: np.ndarray, rows: int) -> Batch:
+def pack(
+    columns: Columns, starts: np.ndarray, rows: int, follows: np.ndarray | None = None
+) -> Batch:
     """Pack one micro-batch.
 
     Args:
-        ids: int32 (rows * T + 1,), the last one only as a label.
+        columns: (rows * T + 1,) each, the last token only as a label; ids are int32.
         starts: bool (rows * T + 1,), True where a document begins.
         rows: of the batch.
+        follows: bool (rows * T + 1,), False where a token does not follow the one before; None: all do.
 
     Returns:
         ids, labels, documents, positions, each int32 (rows, T) and contiguous. documents numbers
         the documents within a row: 0 for the one that the row begins in, then 1, 2, ...
-        positions is 0..T-1 in every row.
+        positions is 0..T-1 in every row. Of a further column, ``role``: ``role``, of the token, and
+        ``target_role``, of the token after it, 0 where ``follows`` is False. ``weights`` are of the
+        latter alone; the label of a token of weight 0 is -1.
     """
-    length = (len(ids) - 1) // rows
+    length = (len(starts) - 1) // rows
     begins = starts[:-1].reshape(rows, length).copy()
     begins[:, 0] = False
+    known = True if follows is None else follows[1:]
+    weighed = columns[WEIGHTS][1:] > 0 if WEIGHTS in columns else True
+    labels = np.where(known & weighed, columns[IDS][1:], np.int32(-1))
+    found: Columns = {IDS: columns[IDS][:-1].copy(), "labels": labels}
+    for name in [one for one in columns if one != IDS]:
+        ahead = np.where(known, columns[name][1:], columns[name].dtype.type(0))
+        own = {name: columns[name][:-1].copy(), TARGET + name: ahead}
+        found |= {name: ahead} if name == WEIGHTS else own
     return {
-        "ids": ids[:-1].reshape(rows, length).copy(),
-        "labels": ids[1:].reshape(rows, length).copy(),
+        **{name: array.reshape(rows, length) for name, array in found.items()},
         "documents": np.cumsum(begins, axis=1, dtype=np.int32),
         "positions": np.tile(np.arange(length, dtype=np.int32), (rows, 1)),
     }
@@ -221,18 +236,20 @@ class PackedRows:
         return {**self._stream.cursor.data(), "packed": packed}
 
     def _laid(self, row: Sequence[Piece]) -> Batch:
-        ids, (starts, follows) = np.zeros(self._length, np.int32), np.zeros((2, self._length), bool)
+        columns = self._stream.documents.room(self._length)
+        starts, follows = np.zeros((2, self._length), bool)
         at, before, whole = 0, -1, True
         for piece in row:  # follows: from the token before it, in the text
             end, continues = at + piece.tokens, piece.first == before
             found, begins = self._stream.at(piece.first, piece.tokens + 1)
-            ids[at:end], starts[at:end], follows[at:end] = found[:-1], begins[:-1], True
+            for name, array in found.items():
+                columns[name][at:end] = array[:-1]
+            starts[at:end], follows[at:end] = begins[:-1], True
             follows[at] = continues or (whole and begins[0])
             starts[at] |= not continues
             self._counts["split"] += not (continues or begins[0])
             at, before, whole = end, piece.last, begins[-1]
-        made = pack(ids, starts, 1)
-        made["labels"][0, ~follows[1:]] = -1
+        made = pack(columns, starts, 1, follows)
         made["documents"][0, at:] = -1
         return made
 

@@ -12,13 +12,14 @@ import json
 import random
 import re
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -29,9 +30,11 @@ from minillm_core.data.documents import Documents, MappedFile, digest
 from minillm_core.data.formats import EMPTY, Document, Progress, Reading, ticker
 from minillm_core.data.shards import check_ids, map_shard, starts
 from minillm_core.data.sources import Source, find
-from minillm_core.data.store import Digests, Entry, Writer, open_entry, sweep
+from minillm_core.data.store import Digests, Entry, Values, Writer, open_entry, sweep
 from minillm_core.data.tokenizer import Tokenizer, grouped
 from minillm_core.errors import DataError
+from minillm_core.nn.reference import Function
+from minillm_core.plugins.sourcing import PLAIN, WEIGHTS, Segment, Sourcing, Special
 from minillm_core.text import plain
 
 _PLURAL = re.compile(r"(?<=document)s|(?<=line)s|(?<=word)s|(?<=time)s")  # in a note
@@ -59,6 +62,7 @@ class TokenCache:
         say: prints notes that a person should read, line by line.
         detail: prints notes that need no action: the tokenizer's choice, empty documents.
         progress: called with how far each phase has come.
+        asked: what plugins ask of the documents.
         sources: the files that were found.
         where: their name in messages.
         path_of: int64 (documents,): which of ``paths`` each document is from; None before there are any.
@@ -70,13 +74,21 @@ class TokenCache:
     say: Callable[[str], None]
     detail: Callable[[str], None]
     progress: Progress | None
+    asked: Sourcing = PLAIN
     path_of: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        self.sources = find(self.paths, self.say)
-        count = len(self.paths)
+        count, source = len(self.paths), self.asked.source
+        if count and not self.asked.files:
+            raise DataError(
+                f"the documents come from plugin '{source and source.owner}', which reads no files",
+                where=f"the data: {', '.join(self.paths)}",
+                fix="leave the paths out: no --data, and a fraction as data.val",
+            )
+        self.sources = find(self.paths, self.say) if self.asked.files else []
         names = [*self.paths[:3], f"and {count - 3} more"] if count > 3 else self.paths
-        self.where = ", ".join(names) or "the standard library"
+        whose = f"plugin '{source.owner}'" if source else "the standard library"
+        self.where = ", ".join(names) or whose
 
     def documents(self, tokenizer: Tokenizer | None, end_of_text: int) -> Documents:
         """Return the documents under a given tokenizer; without one, all must be ids.
@@ -100,7 +112,8 @@ class TokenCache:
         Raises:
             DataError: something about the files or the cache.
         """
-        entry = self._entry(["trained", SAMPLE, tokenizers.__version__])
+        reserved = sorted({one.text for one in self.asked.specials})
+        entry = self._entry(["trained", SAMPLE, tokenizers.__version__, *reserved])
         opened = self._open(entry)
         if opened is None:
             tokenizer, sample = self._train()
@@ -131,7 +144,8 @@ class TokenCache:
 
     @property
     def _mapped(self) -> list[Source]:
-        return [source for source in self.sources if source.format.read is None]
+        mapped = [source for source in self.sources if source.format.read is None]
+        return [] if self.asked.source else mapped
 
     @cached_property
     def _digests(self) -> dict[Source, str]:
@@ -147,14 +161,15 @@ class TokenCache:
     def _entry(self, rule: list[object]) -> Path:
         digests = [self._digests[source] for source in self.sources]
         files = [*Counter(source.given for source in self.sources).values()]  # of each path
-        key = [_VERSION, self.vocab, digests, files, rule]
+        key = [_VERSION, self.vocab, digests, files, rule, *self.asked.key]
         return self.folder / "tokens" / digest(json.dumps(key))
 
     def _open(self, entry: Path) -> Entry | None:
         content = digest(" ".join(self._digests[source] for source in self._mapped))
         with self._writing():
             sweep(entry.parent)
-            opened = open_entry(entry, self._shards, self.vocab, content, self.say, self.progress)
+            more = self.vocab, content, self.say, self.progress, self.asked.fields
+            opened = open_entry(entry, self._shards, *more)
         for source in self._mapped:
             source.check_unchanged()
         self.path_of = opened.paths if opened else None
@@ -169,7 +184,8 @@ class TokenCache:
         self, entry: Path, tokenizer: Tokenizer | None, end_of_text: int, sample: tuple[int, int]
     ) -> Entry:
         reading = self._reading("tokenising")
-        with self._writing(), Writer(entry, self.vocab, plain(self.where)) as writer:
+        fields = self.asked.fields
+        with self._writing(), Writer(entry, self.vocab, plain(self.where), fields) as writer:
             documents = self._encode(tokenizer, end_of_text, reading, writer)
             for source in self.sources:
                 source.check_unchanged()
@@ -190,8 +206,8 @@ class TokenCache:
     def _train(self) -> tuple[Tokenizer | None, tuple[int, int]]:
         """Read and check every document, and train a tokenizer on a sample; None: there is no text."""
         sample = Sample()
-        for document in self._documents(self._reading("reading")):
-            sample.add(document)
+        for _, part, _ in self._parts(self._reading("reading"), None):
+            sample.add(part)
         sample.draw()
         if not sample.total:
             return None, (0, 0)
@@ -202,7 +218,8 @@ class TokenCache:
                 fix="name the tokenizer that the ids were made with: data.tokenizer=PATH",
             )
         beat = ticker(self.progress, "training the tokenizer", 0)
-        tokenizer = Tokenizer.train(sample.texts(), self.vocab, lambda: beat(0))
+        texts, special = sample.texts(), self.asked.specials
+        tokenizer = Tokenizer.train(texts, self.vocab, lambda: beat(0), special)
         return tokenizer, (sample.drawn, sample.total)
 
     def _encode(
@@ -215,13 +232,24 @@ class TokenCache:
         """
         if tokenizer and self.detail is not self.say:  # not worth a line of its own elsewhere
             self.detail(f"tokenising with {tokenizer.encoder}")
+        specials = {"end_of_text": end_of_text}
+        if tokenizer:
+            specials = tokenizer.reserve(self.asked.specials, self.vocab)
         read = Counter[int]()
-        documents = self._documents(reading, text=tokenizer is not None, read=read)
-        for document, ids in encode_documents(documents, tokenizer, reading):
-            if isinstance(document, Continued):
-                writer.more(ids)
+        ahead: deque[tuple[int | None, Values]] = deque()  # of parts that are being encoded
+
+        def parts() -> Iterator[Document]:
+            for begins, part, values in self._parts(reading, specials, tokenizer is not None):
+                ahead.append((begins, values))
+                yield part
+
+        for _, ids in encode_documents(parts(), tokenizer, reading):
+            begins, values = ahead.popleft()
+            if begins is None:
+                writer.more(ids, values)
             else:
-                writer.document(end_of_text, ids)
+                read[begins] += 1
+                writer.document(end_of_text, ids, values)
         total = sum(ids.nbytes for ids, _ in self._shards)
         tick = ticker(self.progress if self._shards else None, "checking the files", total)
         mapped = []
@@ -232,31 +260,50 @@ class TokenCache:
             mapped.append((source.given, len(begins)))
         return [*sorted(read.items()), *mapped]
 
-    def _documents(
-        self, reading: Reading, text: bool = True, read: Counter[int] | None = None
-    ) -> Iterator[Document]:
-        """Read the documents of all files that are not mapped; refuse text unless it is expected.
+    def _parts(
+        self, reading: Reading, specials: Mapping[str, int] | None, text: bool = True
+    ) -> Iterator[tuple[int | None, Document, Values]]:
+        """Read the documents of all files that are not mapped, part by part.
 
         Args:
             reading: bounds, progress and notes.
-            text: it is expected.
-            read: documents from each path, counted.
+            specials: the ids of special tokens; None: they are not known yet, and left out.
+            text: it is expected; else it is refused.
+
+        Yields:
+            The number of the path that a document is from, None for a further part of one; the
+            part, text or ids; and the values of its fields.
         """
-        for source in self.sources:
-            if source.format.read is None:
-                continue
-            for document in source.format.read(source.path, source.packing, reading):
-                if isinstance(document, str) and not text:
+        for where, begins, found in self._documents(reading, specials):
+            for part, values in found:
+                if isinstance(part, str) and not text:
                     raise DataError(
                         "the data hold text, and there is no tokenizer: the model is one of ids "
                         "alone",
-                        where=str(source.path),
+                        where=where,
                         fix="give ids; or train with data.tokenizer=PATH, the one the ids were "
                         "made with",
                     )
-                if read is not None and not isinstance(document, Continued):
-                    read[source.given] += 1
-                yield document
+                yield None if isinstance(part, Continued) else begins, part, values
+                begins = None
+            if begins is not None:
+                reading.notes[EMPTY] += 1
+
+    def _documents(
+        self, reading: Reading, specials: Mapping[str, int] | None
+    ) -> Iterator[tuple[str, int | None, Iterable[tuple[Document, Values]]]]:
+        """Yield the place of each document, the number of its path, and its parts."""
+        if (source := self.asked.source) is not None:
+            for given in range(max(1, len(self.paths))):
+                files = tuple(file for file in self.sources if file.given == given)
+                for document in source.call(files, reading):
+                    found = _checked(document, self.asked, source, specials, self.vocab)
+                    yield self.where, given, found
+            return
+        for file in self.sources:
+            if file.format.read is not None:
+                for document in file.format.read(file.path, file.packing, reading):
+                    yield str(file.path), file.given, [(document, {})]
 
     def _reading(self, what: str) -> Reading:
         total = sum(source.size for source in self.sources if source.format.read)
@@ -272,6 +319,41 @@ class TokenCache:
                 where=str(self.folder),
                 fix="make room there, or make it writable; MINILLM_CACHE names another folder",
             ) from error
+
+
+def _checked(
+    document: Any, asked: Sourcing, source: Function, specials: Mapping[str, int] | None, vocab: int
+) -> Iterator[tuple[Document, Values]]:
+    """Yield the parts of a source's document that hold something: text or ids, and their values.
+
+    Raises:
+        PluginCodeError: it is no document, or its values are not those of the source's fields.
+    """
+    whole = isinstance(document, (str, np.ndarray))
+    try:
+        for part, values in [Segment(document)] if whole else document:
+            if isinstance(part, Special):
+                part = [] if specials is None else [specials[part.name]]
+            if isinstance(part, str):
+                part.encode("utf-8")
+            else:
+                part = np.asarray(part, None if len(part) else np.int64)
+                part = part.astype(np.int64, casting="same_kind")
+                if part.ndim != 1 or (part.size and not 0 <= part.min() <= part.max() < vocab):
+                    raise ValueError(f"ids not in 0 <= id < model.vocab={vocab}")
+            for name, given in values.items():
+                (field,) = (one for one in asked.fields if one.name == name)
+                found = np.asarray(given).astype(field.dtype, casting="same_kind")
+                np.broadcast_to(found, () if isinstance(part, str) else part.shape)
+                fits = np.isfinite(found).all() and np.allclose(found, given)
+                if not fits or (name == WEIGHTS and (found < 0).any()):
+                    raise ValueError(f"'{name}' cannot be {plain(repr(given), 40)}")
+            if len(part):
+                yield part, values
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        what = f"{plain(repr(document), 80)}: {type(error).__name__}: {plain(str(error), 80)}"
+        fix = "yield text, ids or a list of Segments, with values of the declared fields"
+        raise source.broken(what, fix, did="broke the documents in") from error
 
 
 def encode_documents(

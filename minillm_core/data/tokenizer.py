@@ -28,6 +28,7 @@ from minillm_core.data.bpe import END_OF_TEXT
 from minillm_core.data.cutting import LEARNED, PIECE, WORD, Continued, Kind, divide, parts
 from minillm_core.errors import DataError
 from minillm_core.install import installed_version, pip_line
+from minillm_core.plugins.sourcing import Reserved
 
 T = TypeVar("T")
 
@@ -68,7 +69,11 @@ class Tokenizer:
 
     @classmethod
     def train(
-        cls, texts: Iterable[str], vocab: int, beat: Callable[[], None] = lambda: None
+        cls,
+        texts: Iterable[str],
+        vocab: int,
+        beat: Callable[[], None] = lambda: None,
+        specials: Sequence[Reserved] = (),
     ) -> Tokenizer:
         """Train a byte-level BPE of at most ``vocab`` entries, the end-of-text id being 0.
 
@@ -80,20 +85,22 @@ class Tokenizer:
             texts: without lone surrogates.
             vocab: entries.
             beat: called several times a second.
+            specials: reserved tokens, whose ids begin with 1.
 
         Raises:
             DataError: vocab has no room for the 256 bytes and the end-of-text id, or the process
                 that trains cannot be started or has ended.
         """
-        alphabet = pre_tokenizers.ByteLevel.alphabet()
-        if vocab < len(alphabet) + 1:
+        reserved = sorted({one.text for one in specials} - {END_OF_TEXT})
+        least = len(pre_tokenizers.ByteLevel.alphabet()) + 1 + len(reserved)
+        if vocab < least:
             raise DataError(
-                f"a byte-level tokenizer has at least {len(alphabet) + 1} entries",
+                f"a byte-level tokenizer has at least {least} entries",
                 where=f"model.vocab={vocab}",
-                fix=f"set model.vocab to {len(alphabet) + 1} or more, better 4096",
+                fix=f"set model.vocab to {least} or more, better 4096",
             )
         try:
-            learned = bpe.learn(_trained_on(texts, beat), vocab, beat)
+            learned = bpe.learn(_trained_on(texts, beat), vocab, beat, reserved)
         except OSError as error:
             reason = str(error) if isinstance(error, ChildProcessError) else error.strerror or error
             raise DataError(
@@ -156,6 +163,34 @@ class Tokenizer:
                 fix=f"set model.vocab={tokenizer.size} or more, or use a smaller tokenizer",
             )
         return tokenizer
+
+    def reserve(self, specials: Sequence[Reserved], vocab: int) -> dict[str, int]:
+        """Find the ids of special tokens by their names; add those that may be added.
+
+        It goes before anything is encoded. ``end_of_text`` is among them.
+
+        Args:
+            specials: the tokens.
+            vocab: rows of the embedding; ids are below it.
+
+        Raises:
+            DataError: the tokenizer has no such special token, or the embedding no row for it.
+        """
+        known = {t.content for t in self._native.get_added_tokens_decoder().values() if t.special}
+        for one in (one for one in specials if one.text not in known):
+            if one.add and self.size < vocab:
+                self._native.add_special_tokens([one.text])
+            if self._native.token_to_id(one.text) != self.size:  # not added, or ids have gaps
+                room = f": it has {self.size} ids in {vocab} rows" if one.add else ""
+                raise DataError(
+                    f"the tokenizer has no special token {one.text} for plugin '{one.owner}'{room}",
+                    where=f"added_tokens: {', '.join(sorted(known)[:8])}",
+                    fix="add it there, name one of these in the plugin's options (minillm plugins "
+                    f"info {one.owner}), or leave data.tokenizer out, so that one is trained",
+                )
+            self.size += 1
+        entries = self._native.get_vocab(with_added_tokens=True)
+        return {"end_of_text": self.end_of_text, **{s.name: entries[s.text] for s in specials}}
 
     def encode(
         self,

@@ -26,10 +26,10 @@ class Function(NamedTuple):
         """Call it with what the slot gives, and its arguments."""
         return resolve(self.reference)(*given, **dict(self.arguments))
 
-    def broken(self, what: str, fix: str) -> PluginCodeError:
+    def broken(self, what: str, fix: str, did: str = "broke the rows in") -> PluginCodeError:
         """Make the error of a result that cannot be used."""
         name = self.reference.rpartition(":")[2]
-        return PluginCodeError(self.owner, name, did="broke the rows in", where=what, fix=fix)
+        return PluginCodeError(self.owner, name, did=did, where=what, fix=fix)
 
 
 def reference_of(target: Any) -> str:

@@ -30,6 +30,7 @@ from minillm_core.plugins.builders.loss import Reference
 from minillm_core.plugins.layers import Layers
 from minillm_core.plugins.manager import LoadedPlugin, Manager, load
 from minillm_core.plugins.slots import AFTER, EMBED, LOSS
+from minillm_core.plugins.sourcing import Sourcing
 from minillm_core.text import did_you_mean, nearest
 
 _REFERENCE = re.compile(r'"([A-Za-z_][\w.]*):[A-Za-z_][\w.]*"')
@@ -66,6 +67,7 @@ def build_plan(
     state.fill(manager, "build_data", builders.DataBuilder, data)
     spec = _model(config, manager, state)
     fields, arrangement = data.fields.resolve(), data.arrangement()
+    sourcing = _coded(data.sourcing(), manager)
     _check_data(data, manager, config)
     table = state.table()
     build_nodes_once(spec, table, manager)
@@ -83,6 +85,7 @@ def build_plan(
     observers = tuple(p.name for p in manager.implementing("on_event"))
     table = state.table(*kernel_reports(kernels), *hook_reports(on_batch, observers))
     placements = tuple(sorted(table.placements()))
+    rules = [group.rule.data() for group in groups]
     return Plan(
         config=config,
         spec=spec,
@@ -93,14 +96,13 @@ def build_plan(
         schedules=dict(sorted(values.held.items())),
         batch_fields=fields,
         arrangement=arrangement,
+        sourcing=sourcing,
         on_batch=on_batch,
         candidates=tuple(kernels[key] for key in sorted(kernels)),
         references=tuple(one for _, _, one in state.loss.references.resolve()),
         plugins=tuple(_planned(one, model, parameters, table) for one in manager.plugins),
         placements=placements,
-        digests=_digests(
-            manager, spec, parameters, [group.rule.data() for group in groups], arrangement
-        ),
+        digests=_digests(manager, spec, parameters, rules, arrangement, sourcing),
         core_version=version("minillm-core"),
         export=_export(manager, placements),
         table=table,
@@ -206,7 +208,7 @@ def _check_data(data: builders.DataSlots, manager: Manager, config: Config) -> N
             ).concerning(plugins=(one.name,))
     fields = {name for name, _, _ in data.fields.resolve()}
     for name, owner, _ in data.fields.resolve():
-        if owner not in batchers:
+        if owner not in batchers and name not in data.given:
             raise PlanError(
                 f"plugin '{owner}' declares the batch field '{name}', and has no on_batch",
                 where=f"data.field[{name}]",
@@ -219,6 +221,15 @@ def _check_data(data: builders.DataSlots, manager: Manager, config: Config) -> N
                 where="data.reads",
                 fix="what there is: " + ", ".join(sorted(fields | set(BATCH))),
             ).concerning(plugins=(owner,))
+
+
+def _coded(sourcing: Sourcing, manager: Manager) -> Sourcing:
+    """Note the code of a source of documents: the version of its distribution, its file's sha256."""
+    if sourcing.source is None:
+        return sourcing
+    (owner,) = (one for one in manager.plugins if one.name == sourcing.source.owner)
+    file = sys.modules[sourcing.source.reference.partition(":")[0]].__file__
+    return replace(sourcing, code=(owner.version, file and digest_of(file)))
 
 
 def _check_terms(model: Any, spec: DecoderSpec) -> None:

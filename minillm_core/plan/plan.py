@@ -23,8 +23,8 @@ from minillm_core.optim.schedules import Schedule, Stages, TrainSchedule
 from minillm_core.optim.stage import Rule
 from minillm_core.plan.slots import Placement, SlotTable
 from minillm_core.plugins.builders import ParamInfo
-from minillm_core.plugins.builders.data import Field
 from minillm_core.plugins.builders.loss import Reference
+from minillm_core.plugins.sourcing import PLAIN, Field, Sourcing
 
 if TYPE_CHECKING:
     from minillm_core.config.load import Loaded
@@ -69,6 +69,7 @@ class Plan:
     schedules: Mapping[str, tuple[str, Schedule]]  # value -> owner, schedule
     batch_fields: tuple[tuple[str, str, Field], ...]
     arrangement: Mapping[str, Function]  # "order" and "packer", where plugins claim them
+    sourcing: Sourcing  # what plugins ask of the reading of documents
     on_batch: tuple[str, ...]  # plugins, in the order in which they are called
     candidates: tuple[tuple[str, Candidate], ...]  # owner, candidate
     references: tuple[Reference, ...]  # frozen models beside the trained one, sorted by name
@@ -134,6 +135,8 @@ class Plan:
             plan["data"]["fields"] = [as_json(entry) for entry in self.batch_fields]
             plan["data"]["on_batch"] = list(self.on_batch)
             plan["data"] |= as_json(self.arrangement)
+            if self.sourcing != PLAIN:
+                plan["data"]["source"] = as_json(self.sourcing)
             # the folder of a reference is a path: a run knows it by its weights (run.json)
             paths = {str(one.model.path) for one in self.references}
             plan["plugins"] = {

@@ -26,10 +26,10 @@ from minillm_core.ops.select import Candidate
 from minillm_core.optim.stage import ANCHORS, Draft, Stage
 from minillm_core.plugins import builders
 from minillm_core.plugins.builders.base import Builder, ValueTable
-from minillm_core.plugins.builders.data import Field
 from minillm_core.plugins.builders.optimizer import DEFAULT_RULE
 from minillm_core.plugins.hookspecs import HOOKS
 from minillm_core.plugins.slots import AFTER, Chain, Claim, Link, Slot, Terms, slots_in, way_out
+from minillm_core.plugins.sourcing import Field, Reserved, Sourcing
 from minillm_core.text import plain
 
 if TYPE_CHECKING:
@@ -591,6 +591,10 @@ def words(value: Any) -> str:
             return f"{words(value.node)}, keeps {value.keep:.0%}"
         case Field():
             return f"{value.dtype} (rows, T{''.join(f', {n}' for n in value.shape)})"
+        case Reserved():
+            return value.text
+        case Sourcing():
+            return words(value.source)
         case Function() | Stage():
             return _last(value.reference)
         case Draft():

@@ -40,16 +40,22 @@ class Hooks:
 
     @hookspec
     def build_data(self, data: builders.DataBuilder) -> None:
-        """While planning: order and rows of the documents, further fields, what ``on_batch`` reads."""
+        """While planning: the documents, their order and rows, special tokens, further fields, what ``on_batch`` reads."""
 
     @hookspec
     def on_batch(
-        self, batch: dict[str, Any], phase: str, vocab: int, progress: float
+        self,
+        batch: dict[str, Any],
+        phase: str,
+        vocab: int,
+        progress: float,
+        specials: dict[str, int],
     ) -> dict[str, Any]:
         """While running, in the loader's thread: a NumPy batch in phase train, eval or decode.
 
         ids are below ``vocab``, which is model.vocab. ``progress`` is the batch's place in the run:
-        its step over train.steps, up to 1; in the other phases 1.
+        its step over train.steps, up to 1; in the other phases 1. ``specials``: name -> id of the
+        special tokens that plugins asked for, and ``end_of_text``.
         """
         raise NotImplementedError
 

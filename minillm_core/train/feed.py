@@ -11,7 +11,6 @@ from minillm_core.errors import DataError
 from minillm_core.plugins.streams import Streams
 from minillm_core.plugins.watch import running
 from minillm_core.train.events import Event, Skipped
-from minillm_core.train.hooks import plan_hook
 from minillm_core.train.job import Job
 
 _GRACE = 2.0
@@ -78,7 +77,7 @@ class Feed(Iterator[StepBatch]):
     def _open(self, cursor: Mapping[str, Any] | None) -> Loader:
         job, config, begun = self._job, self._job.config, cursor or {}
         streams, place = Streams(config.seed, begun.get("random")), Place(config.train, begun)
-        on_batch = plan_hook(job.plan, seen=job.seen, streams=streams, progress=place.progress)
+        on_batch = job.hook(streams=streams, progress=place.progress)
         return Loader(
             job.corpus.train,
             rows=config.train.rows,

@@ -15,8 +15,8 @@ from minillm_core.data import Batch, OnBatch
 from minillm_core.data.batch import checked
 from minillm_core.errors import DataError, PluginCodeError
 from minillm_core.plan import Plan
-from minillm_core.plugins.builders.data import Field
 from minillm_core.plugins.manager import LoadedPlugin
+from minillm_core.plugins.sourcing import Field
 from minillm_core.plugins.streams import Streams
 from minillm_core.text import plain
 from minillm_core.train.events import Event
@@ -33,6 +33,8 @@ def batch_hook(
     streams: Streams,
     fields: Sequence[tuple[str, str, Field]] = (),
     progress: Callable[[], float] = lambda: 1.0,
+    specials: Mapping[str, int] | None = None,
+    given: Sequence[Field] = (),
 ) -> OnBatch | None:
     """Join all ``on_batch`` into one function, called in ``order``; None where there is none.
 
@@ -47,16 +49,20 @@ def batch_hook(
         streams: the random numbers that they draw from.
         fields: name, plugin and declaration of what they add to a batch, from the plan.
         progress: called once for each batch of phase train: its place in the run.
+        specials: the ids of the special tokens that plugins asked for, by name.
+        given: fields that a source gives, 0 where the batch is from none, as in phase decode.
     """
     declared: dict[str, list[Field]] = {}
     for _, owner, one in fields:
         declared.setdefault(owner, []).append(one)
     by_name = {one.name: one for one in plugins}
     chain = [by_name[name] for name in order]
-    if not chain:
+    if not (chain or given):
         return None
 
     def on_batch(batch: Batch, phase: str) -> Batch:
+        if lacking := [one for one in given if one.name not in batch]:
+            batch = batch | {one.name: np.zeros(batch["ids"].shape, one.dtype) for one in lacking}
         shape, share = batch["ids"].shape, progress() if phase == "train" else 1.0
         for one in chain:
             hook, labelled = f"on_batch, phase {phase}", phase == "eval" and _labelled(batch)
@@ -67,6 +73,7 @@ def batch_hook(
                     phase=phase,
                     vocab=vocab,
                     progress=share,
+                    specials=dict(specials or {}),
                 )
             try:
                 _fields(checked(batch, vocab), declared.get(one.name, ()))
@@ -96,6 +103,7 @@ def plan_hook(
     seen: Counter[str] | None = None,
     streams: Streams | None = None,
     progress: Callable[[], float] = lambda: 1.0,
+    specials: Mapping[str, int] | None = None,
 ) -> OnBatch | None:
     """Join the plugins' ``on_batch`` into one function of (batch, phase), as a run of the plan does.
 
@@ -105,6 +113,7 @@ def plan_hook(
         seen: as for :func:`batch_hook`.
         streams: default: new ones, for other phases than train, where they begin anew every batch.
         progress: as for :func:`batch_hook`.
+        specials: as for :func:`batch_hook`; default: as a tokenizer has them that is trained here.
 
     Returns:
         The function, which raises PluginCodeError where a plugin raises or returns no batch of the
@@ -112,8 +121,10 @@ def plan_hook(
     """
     config, seen = plan.config, Counter() if seen is None else seen
     plugins, streams = plan.active if plugins is None else plugins, streams or Streams(config.seed)
-    vocab, fields = config.model.vocab, plan.batch_fields
-    return batch_hook(plan.on_batch, plugins, seen, vocab, streams, fields, progress)
+    vocab, fields, asked = config.model.vocab, plan.batch_fields, plan.sourcing
+    specials = asked.ids if specials is None else specials
+    more = progress, specials, asked.batch_fields
+    return batch_hook(plan.on_batch, plugins, seen, vocab, streams, fields, *more)
 
 
 def _broken(one: LoadedPlugin, hook: str, did: str, where: str, fix: str | None) -> PluginCodeError:

@@ -7,16 +7,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from minillm_core.backends.base import Trainer
 from minillm_core.config.load import Loaded
 from minillm_core.config.schema import Config
-from minillm_core.data import Corpus, open_corpus
+from minillm_core.data import Corpus, OnBatch, open_corpus
 from minillm_core.errors import PlanError
 from minillm_core.plan import Plan
 from minillm_core.plugins.manager import LoadedPlugin
+from minillm_core.plugins.sourcing import PLAIN, Sourcing
 from minillm_core.train.budget import Position
-from minillm_core.train.hooks import Raised
+from minillm_core.train.hooks import Raised, plan_hook
 from minillm_core.train.initial import Branch, Initial
 from minillm_core.train.progress import Display
 
@@ -49,6 +51,10 @@ class Job:
         """The run's settings, with their origins."""
         assert self.plan.settings is not None
         return self.plan.settings
+
+    def hook(self, **more: Any) -> OnBatch | None:
+        """Join the plugins' ``on_batch``: see :func:`~minillm_core.train.hooks.plan_hook`."""
+        return plan_hook(self.plan, seen=self.seen, specials=self.corpus.specials, **more)
 
     @property
     def plugins(self) -> tuple[LoadedPlugin, ...]:
@@ -84,6 +90,7 @@ def read_corpus(
     *,
     say: Callable[[str], None],
     detail: Callable[[str], None] | None = None,
+    asked: Sourcing = PLAIN,
 ) -> Corpus:
     """Read the data that a config names, in view.
 
@@ -93,6 +100,7 @@ def read_corpus(
         shown: shows how far it is.
         say: prints what a person should know of them.
         detail: prints what asks nothing of a person; None: ``say``.
+        asked: what the plan's plugins ask of the documents.
 
     Raises:
         DataError: anything about the data, their tokenizer or the cache folder.
@@ -106,4 +114,5 @@ def read_corpus(
             say=say,
             detail=detail,
             progress=shown.progress,
+            asked=asked,
         )

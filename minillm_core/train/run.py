@@ -26,6 +26,7 @@ from minillm_core.data import (
     open_documents,
 )
 from minillm_core.data.batch import padded_rows
+from minillm_core.data.corpus import reserved
 from minillm_core.data.tokenizer import END_OF_TEXT
 from minillm_core.errors import DataError, Refusal
 from minillm_core.plan import Plan
@@ -344,6 +345,7 @@ class Run:
                 cache=self._session.cache,
                 say=shown.say,
                 progress=shown.progress,
+                asked=self.plan.sourcing,
             )
         batches = ValidationBatches(
             documents,
@@ -351,7 +353,7 @@ class Run:
             seq_len=seq_len or longest,
             tokens=max_tokens,
             seed=None,
-            on_batch=plan_hook(self.plan, seen=seen),
+            on_batch=plan_hook(self.plan, seen=seen, specials=self._specials),
         )
         if not len(batches):
             raise Refusal(
@@ -578,4 +580,12 @@ class Run:
 
     def _inference_hook(self) -> OnBatch | None:
         """Join the plugins' ``on_batch`` outside of training."""
-        return plan_hook(self.plan, seen=self._job.seen if self._job else None)
+        return self._job.hook() if self._job else plan_hook(self.plan, specials=self._specials)
+
+    @property
+    def _specials(self) -> Mapping[str, int]:
+        """The ids of the special tokens that the plan's plugins ask for."""
+        if self._job is not None:
+            return self._job.corpus.specials
+        plan = self.plan
+        return reserved(self.tokenizer, plan.sourcing, plan.config.model.vocab)

@@ -36,7 +36,7 @@ from minillm_core.train.evidence import Evidence
 from minillm_core.train.feed import Feed
 from minillm_core.train.frozen import check_references
 from minillm_core.train.generate import Writer, prompts, sample
-from minillm_core.train.hooks import observers_of, plan_hook
+from minillm_core.train.hooks import observers_of
 from minillm_core.train.initial import Initial
 from minillm_core.train.job import Job, read_corpus
 from minillm_core.train.loop import Loop, Meter
@@ -118,7 +118,9 @@ class Session:
             notes += known
         with self._building(plugins, f"importing {detected.backend}", "while kernels are chosen"):
             backend = (self.create or backends.create)(detected, plan)
-        corpus = read_corpus(config, self.cache, shown, say=notes.append, detail=details.append)
+        with self._building(plugins, "reading the data", "while documents are read"):
+            heard = {"say": notes.append, "detail": details.append}
+            corpus = read_corpus(config, self.cache, shown, asked=plan.sourcing, **heard)
         known = fingerprint(corpus.train, config.data.seed, plan.arrangement)
         corpus = replace(corpus, fingerprint=known)
         if earlier:
@@ -528,7 +530,7 @@ class Samples:
         job, tokenizer = self._job, self._job.corpus.tokenizer
         if tokenizer is None:
             return
-        hook = plan_hook(job.plan, seen=job.seen)
+        hook = job.hook()
         writer = Writer(job.trainer, tokenizer, job.config.train.seq_len, hook)
         for number in range(count):
             if self._stop.requested:  # the user wants the prompt back

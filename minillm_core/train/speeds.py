@@ -24,7 +24,6 @@ from pydantic import FiniteFloat, TypeAdapter, ValidationError
 
 from minillm_core.backends.base import Binding
 from minillm_core.checkpoint import disk
-from minillm_core.config.schema import Config
 from minillm_core.data.documents import digest
 from minillm_core.data.sources import find
 from minillm_core.errors import DataError
@@ -104,7 +103,7 @@ def remember(
     )
     kept = [one for one in _speeds(cache) if (one.machine, one.run) != (new.machine, new.run)]
     tokens = _tokens(cache)
-    if (key := _corpus(job.config)) is not None:
+    if (key := _corpus(job.plan)) is not None:
         tokens.pop(key, None)
         tokens[key] = job.corpus.train.tokens
     document = {
@@ -155,9 +154,9 @@ def expected(
     return Expected(speed, f"from the FLOP/s of another model in a {one.by} of {one.date} here")
 
 
-def known_tokens(cache: Path, config: Config) -> int | None:
+def known_tokens(cache: Path, plan: Plan) -> int | None:
     """Find the number of tokens to train on, where an earlier run had the same files; nothing is read but their dates."""
-    key = _corpus(config)
+    key = _corpus(plan)
     return None if key is None else _tokens(cache).get(key)
 
 
@@ -194,15 +193,15 @@ def _run(plan: Plan) -> str:
     return _digest([_model(plan), {plugin.name: plugin.options for plugin in plan.plugins}])
 
 
-def _corpus(config: Config) -> str | None:
+def _corpus(plan: Plan) -> str | None:
     """Make a key of the data by names, sizes and dates; None: they cannot be found."""
-    data = config.data
+    data, asked, vocab = plan.config.data, plan.sourcing, plan.config.model.vocab
     try:
-        sources = find(data.files, lambda text: None)
+        sources = find(data.files, lambda text: None) if asked.files else []
     except DataError:
         return None
     files = [(str(one.path.resolve()), one.size, one.modified) for one in sources]
-    return _digest([files, data.weights, data.val, data.tokenizer, config.model.vocab])
+    return _digest([files, data.weights, data.val, data.tokenizer, vocab, *asked.key])
 
 
 def _digest(value: object) -> str:

@@ -27,6 +27,7 @@ from minillm_core.errors import PlanError
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plugins.attribution import attribute_errors
 from minillm_core.plugins.manager import LoadedPlugin, check_support
+from minillm_core.plugins.sourcing import PLAIN, Sourcing
 from minillm_core.train.budget import Budget, Cadence
 from minillm_core.train.events import Evaluated, Event, Stepped
 from minillm_core.train.evidence import Evidence
@@ -134,6 +135,7 @@ def open_corpus(
     cache: Path | None = None,
     say: Say = lambda line: None,
     note: Say | None = None,
+    plans: Sequence[Plan] = (),
 ) -> Corpus:
     """Read and tokenize the text of a plan's ``config``: once, for any number of runs.
 
@@ -142,12 +144,33 @@ def open_corpus(
         cache: the folder of tokens; default: minillm's own.
         say: prints progress; default: silence.
         note: takes remarks about the text; default: ``say``.
+        plans: those that are trained on it; its tokenizer has the special tokens of all of them.
 
     Raises:
         DataError: the text, its tokenizer or the cache folder cannot be used.
+        PlanError: plugins of the plans read other documents than those of another.
     """
-    with display(say) as shown:
-        return read_corpus(config, cache or cache_folder(), shown, say=note or shown.say)
+    asked = plans[0].sourcing if plans else PLAIN
+    for plan in plans:
+        asked = _joined(asked, plan)
+    with display(say) as shown, attribute_errors(plans[0].active if plans else (), "of the data"):
+        cache = cache or cache_folder()
+        return read_corpus(config, cache, shown, say=note or shown.say, asked=asked)
+
+
+def _joined(asked: Sourcing, plan: Plan) -> Sourcing:
+    """Add what a plan asks of the documents.
+
+    Raises:
+        PlanError: it is trained on other documents, or with another special token of one name.
+    """
+    if (both := asked.joined(plan.sourcing)) is None:
+        raise PlanError(
+            "plugins of the plans read other documents, or mean other special tokens by one name",
+            where="the corpus of the study",
+            fix="open_corpus(config, plans=[...]) with plans of one source; compare others apart",
+        )
+    return both
 
 
 class Study:
@@ -209,6 +232,7 @@ class Study:
                 where="Study.train(plan)",
                 fix="plan.with_train(steps=200, minutes=None)",
             )
+        self._check(plan)
         try:
             with attribute_errors(plan.active, "a step"):
                 plan = with_settings(plan, "Study", seed)
@@ -252,8 +276,16 @@ class Study:
             PlanError: the plan has no settings.
             OutOfMemory: the model does not fit.
         """
+        self._check(plan)
         plan = with_settings(plan, "Study")
         return Stepper(Job(plan, self._corpus, self._built(plan)))
+
+    def _check(self, plan: Plan) -> None:
+        """Refuse a plan that the text was not read for."""
+        if _joined(self._corpus.asked, plan) != self._corpus.asked:
+            names = ", ".join(one.text for one in plan.sourcing.specials)
+            fix = "open_corpus(config, plans=[...]) with every plan of the study"
+            raise PlanError(f"the text was read without {names}", where="Study(corpus)", fix=fix)
 
     def _warm(self, plan: Plan) -> Trainer:
         """Give a trainer that is compiled and has the plan's initial values."""

@@ -14,7 +14,6 @@ from minillm_core.backends.base import Batch, Model
 from minillm_core.data import ValidationBatches, bytes_per_token
 from minillm_core.errors import DataError
 from minillm_core.train.events import Evaluated, Event, Stepped
-from minillm_core.train.hooks import plan_hook
 from minillm_core.train.job import Job
 
 
@@ -131,7 +130,7 @@ def validation(
             seq_len=config.train.seq_len,
             tokens=max(1, round(tokens * weight / total)),
             seed=None,  # it is in seeded order already
-            on_batch=plan_hook(job.plan, seen=job.seen),
+            on_batch=job.hook(),
             share=share,
         )
         for name, (weight, documents) in held.items()

@@ -136,7 +136,7 @@ def assert_bit_equal(out: Path, reference: Path) -> None:
 
 
 SETS = [(), ("muon",), ("paired_heads",), ("muon", "paired_heads"), ("noise",)]
-SETS += [("best_fit", "length_buckets"), ("eos_align",)]
+SETS += [("best_fit", "length_buckets"), ("eos_align", "fim")]
 
 
 @pytest.mark.parametrize("backend", ["torch", "mlx"])

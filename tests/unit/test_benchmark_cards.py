@@ -18,8 +18,9 @@ from minillm_core.plugins.cards import FOLDER, PAIRS, read_cards
 from minillm_core.plugins.manager import find
 from tools.repository import ours
 
-WITHOUT = {"role_lr", "tensorboard", "trackio", "wandb"}
-"""One that does nothing until it is told what, and those that change no training."""
+WITHOUT = {"role_lr", "tensorboard", "trackio", "wandb", "fim", "domain_tokens"}
+"""One that does nothing until it is told what; those that change no training; ``fim``, which is for
+infilling and costs some held-out loss; and ``domain_tokens``, which needs text of several domains."""
 
 
 def test_every_first_party_technique_is_judged_once() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 
 import minillm_core
+from minillm_core import DataError
+from minillm_core.data import open_corpus
 from minillm_core.inspection import Documents, Loader
 from minillm_core.nn.node import ModelShape
 from minillm_core.plugins.builders import (
@@ -104,7 +107,7 @@ def plugins(tmp_path: Path) -> Path:
     """The files of the page, in a folder."""
     page = PAGE.read_text("utf-8")
     blocks = dict(re.findall(r"^```python title=(\S+)\n(.+?)^```$", page, re.M | re.S))
-    assert {*blocks} == {"half_open.py", "whole_documents.py"}
+    assert {*blocks} == {"half_open.py", "whole_documents.py", "answers.py"}
     for name, code in blocks.items():
         (tmp_path / name).write_text(code)
     return tmp_path
@@ -123,6 +126,30 @@ def test_the_packer_and_the_order_on_the_page_lay_out_rows(plugins: Path, descen
     short, long = ["122333", "4444", "999999", "122333"], ["999999", "444433", "221", "999999"]
     assert rows[:4] == (long if descending else short)
     assert hooks.batches(subject).startswith("order and packer: ")
+
+
+def test_the_source_on_the_page_gives_answers_to_learn(plugins: Path, tmp_path: Path) -> None:
+    subject = Subject(f"{plugins / 'answers.py'}:Answers", {"ends": 0.5}, backend="torch")
+    plan = subject.planned(train_seq_len=16)
+    lines = [{"question": f"What is {n}?", "answer": f"A number, {n}."} for n in range(40)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    config = plan.config.data.model_copy(update={"paths": (str(tmp_path / "a.jsonl"),)})
+    given = {"cache": tmp_path / "cache", "say": lambda line: None, "asked": plan.sourcing}
+    corpus = open_corpus(config, 400, 16, **given)
+    assert corpus.tokenizer is not None
+    with Loader(corpus.train, rows=8, accumulate=1, seq_len=16, seed=0) as loader:
+        batch = next(loader).micro[0]
+    labels = batch["labels"][batch["labels"] >= 0]
+    learnt = corpus.tokenizer.decode(labels, specials=True)
+    assert "A number, " in learnt
+    assert "<|stop|>" in learnt
+    assert "What" not in learnt
+    assert "<|answer|>" not in learnt
+    stops = batch["labels"] == corpus.specials["stop"]
+    assert (batch["weights"][stops] == 0.5).all()
+    (tmp_path / "a.jsonl").write_text('{"question": "Why?"}\n' * 40)
+    with pytest.raises(DataError, match="no question with an answer"):
+        open_corpus(config, 400, 16, **given)
 
 
 def test_the_plugin_on_the_page_trains(plugins: Path) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from minillm_core.errors import PlanError
@@ -11,17 +11,9 @@ from minillm_core.nn.reference import Function
 from minillm_core.plugins.builders.base import Builder, ValueTable
 from minillm_core.plugins.packing import Packer
 from minillm_core.plugins.slots import Claim, Terms, in_order
+from minillm_core.plugins.sourcing import WEIGHTS, Field, Reserved, Sourcing
 
 DTYPES = ("int32", "float32")
-
-
-@dataclass(frozen=True)
-class Field:
-    """A further field of the batch, (rows, T, *shape)."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...] = ()
 
 
 class DataSlots:
@@ -40,6 +32,21 @@ class DataSlots:
         }
         self.fields: Terms[Field] = Terms("data.field", why=self._users, shapes=False)
         self.reads: dict[str, set[str]] = {}  # plugin -> fields that its on_batch reads
+        self.given: set[str] = set()  # fields that a source gives
+        self.rewriters: set[str] = set()  # plugins whose on_batch lays out other tokens
+        self.source: Claim[Sourcing] = Claim(
+            "data.source", default="the files of data.paths, by their formats", shapes=False
+        )
+        self.specials: Terms[Reserved] = Terms("data.special", why="asks for it", shapes=False)
+
+    def sourcing(self) -> Sourcing:
+        """Resolve what plugins ask of the reading of documents.
+
+        Raises:
+            PlanError: two plugins claim the source.
+        """
+        specials = tuple(one for _, _, one in self.specials.resolve())
+        return replace(self.source.resolve(Sourcing()), specials=specials)
 
     def arrangement(self) -> dict[str, Function]:
         """Resolve what plugins claim of order and packer, by the slots' names.
@@ -50,14 +57,16 @@ class DataSlots:
         return {name: claim.resolve() for name, claim in self.claims.items() if claim.held}
 
     def _users(self, field: str) -> str:
-        """Word which plugins' ``on_batch`` write and read a field."""
+        """Word which plugins write and read a field."""
         readers = sorted(name for name, reads in self.reads.items() if field in reads)
-        return "its on_batch writes it" + "".join(
-            f"; that of '{name}' reads it" for name in readers
-        )
+        return (
+            "its source gives it" if field in self.given else "its on_batch writes it"
+        ) + "".join(f"; that of '{name}' reads it" for name in readers)
 
     def order(self, plugins: tuple[str, ...]) -> tuple[str, ...]:
         """Order the ``on_batch`` implementations: writers before readers, then by name.
+
+        Those that lay out other tokens come before those that do not.
 
         Raises:
             PlanError: they wait for each other.
@@ -67,6 +76,8 @@ class DataSlots:
             plugin: {writers[f] for f in self.reads.get(plugin, ()) if f in writers} - {plugin}
             for plugin in plugins
         }
+        for plugin in set(waiting) - self.rewriters:
+            waiting[plugin] |= self.rewriters
         order, circle = in_order(waiting)
         if circle:
             raise PlanError(
@@ -77,7 +88,7 @@ class DataSlots:
 
 
 class DataBuilder(Builder):
-    """The data, as one plugin sees them: their order, their rows, and what ``on_batch`` writes and reads.
+    """The data, as one plugin sees them: documents, their order, rows, and what ``on_batch`` writes and reads.
 
     Attributes:
         seq_len: T, the length of a training row.
@@ -88,6 +99,82 @@ class DataBuilder(Builder):
     def __init__(self, owner: str, values: ValueTable, slots: DataSlots) -> None:
         super().__init__(owner, values, slots)
         self.seq_len = slots.length
+
+    def source(
+        self,
+        function: Callable[..., Any],
+        *,
+        fields: Mapping[str, str] | None = None,
+        files: bool = True,
+        **arguments: Any,
+    ) -> None:
+        """Claim: the files, a Reading -> documents, instead of the files' own.
+
+        It is a generator, called ``function(files, reading, **arguments)``, and yields documents as
+        text, as ids, or as a list of :class:`~minillm_core.documents.Segment`. The same files and
+        arguments give the same documents, which come to an end. Held-out text comes from it too.
+        What it yields is encoded once and kept: the core's cache knows it by the function, its file,
+        the version of its distribution, the arguments and the files' content.
+
+        ::
+
+            data.source(conversations, fields={"role": "int32"}, system=True)
+
+        Args:
+            function: of a module.
+            fields: of its tokens, name -> int32 or float32. Batches have each twice, (rows, T):
+                ``role`` of the token at a position and ``target_role`` of the one predicted there.
+                The name ``weights`` is the core's: float32 and not negative, what the loss of
+                predicting a token counts; 0: no label, in evaluations too.
+            files: False: it reads none, and naming some is refused.
+            arguments: JSON.
+
+        Raises:
+            PlanError: a reserved name, an unknown dtype, or another plugin writes the field.
+        """
+        claimed = self._function("data.source", function, arguments)
+        given = tuple(Field(name, dtype) for name, dtype in sorted((fields or {}).items()))
+        if any(one.name == WEIGHTS and one.dtype != "float32" for one in given):
+            raise self._refusal("data.source", "'weights' are float32")
+        asked = Sourcing(claimed, files, given)
+        for one in asked.batch_fields:
+            self.field(one.name, one.dtype)
+            self._slots.given.add(one.name)
+        self._slots.source.add(self._owner, asked)
+
+    def special(self, name: str, text: str | None = None, *, add: bool = False) -> None:
+        """Term: a special token that no text is encoded to, known by ``name``.
+
+        A tokenizer that is trained for the run reserves it; one that is given is asked for its text.
+        ``on_batch`` gets the ids of all of them as ``specials``, a source names them by
+        :class:`~minillm_core.documents.Special`. A node is given one as a field that on_batch writes.
+
+        ::
+
+            data.special("fim_middle")
+
+        Args:
+            name: an identifier.
+            text: of the token; default: ``<|name|>``.
+            add: whether a tokenizer that is given and lacks it gets it, in a row of the embedding
+                that it does not use.
+
+        Raises:
+            PlanError: another plugin asks for the same name.
+        """
+        if not name.isidentifier() or name == "end_of_text" or text == "":
+            raise self._refusal("data.special", f"{name!r} cannot be asked for")
+        reserved = Reserved(name, text or f"<|{name}|>", self._owner, add)
+        self._slots.specials.add(self._owner, name, reserved)
+
+    def rewrites(self) -> None:
+        """Say that this plugin's ``on_batch`` lays out other tokens: it runs before those that do not.
+
+        ::
+
+            data.rewrites()
+        """
+        self._slots.rewriters.add(self._owner)
 
     def packer(self, cls: type[Packer], **arguments: Any) -> None:
         """Claim: lengths of documents -> which of them lie in a row, instead of end to end.

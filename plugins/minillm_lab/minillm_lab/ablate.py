@@ -118,7 +118,9 @@ def readied(
     # a plugin or kernel that does not run here is refused before the text is read
     binding, *_ = [bind(variant.plan, detected) for variant in design.variants]
     notes: list[str] = list(loaded.notes)
-    corpus = open_corpus(config, cache=request.cache, say=request.say, note=notes.append)
+    plans = [variant.plan for variant in design.variants]
+    heard = {"say": request.say, "note": notes.append}
+    corpus = open_corpus(config, cache=request.cache, plans=plans, **heard)
     out = request.out or choose_folder(request.runs)
     if (out / RUN).exists():
         raise Refusal(

@@ -93,7 +93,7 @@ def bench(
     for plan in plans.values() if looks_inside else ():
         bind(_eager(plan), detected)
     first = next(iter(plans.values()))
-    corpus = open_corpus(first.config, cache=cache, say=say)
+    corpus = open_corpus(first.config, cache=cache, say=say, plans=list(plans.values()))
     study = Study(corpus, detected, say=say, create=create)
     with ExitStack() as stack:
         sets: list[BenchSet] = []

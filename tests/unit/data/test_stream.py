@@ -35,7 +35,8 @@ def test_the_stream_is_the_concatenation_for_any_sizes_of_reads(
     expected, begins = reference_stream(documents, seed, sum(counts) + 1)
     stream, position = Stream(documents, seed, start(documents, seed)), 0
     for count in counts:
-        ids, starts = stream.read(count)
+        columns, starts = stream.read(count)
+        ids = columns["ids"]
         assert ids.dtype == np.int32
         np.testing.assert_array_equal(ids, expected[position : position + count + 1])
         np.testing.assert_array_equal(starts, begins[position : position + count + 1])
@@ -51,7 +52,9 @@ def test_a_cursor_goes_on_exactly_where_it_was_taken(
     stream.read(before)
     saved = json.loads(json.dumps(stream.cursor.data()))
     resumed = Stream(documents, seed, Cursor.resume(saved, documents, seed))
-    for wanted, got in zip(stream.read(after), resumed.read(after), strict=True):
+    (wanted_ids, wanted_starts), (got_ids, got_starts) = (s.read(after) for s in (stream, resumed))
+    pairs = ((wanted_ids["ids"], got_ids["ids"]), (wanted_starts, got_starts))
+    for wanted, got in pairs:
         np.testing.assert_array_equal(got, wanted)
     assert resumed.cursor == stream.cursor
 
@@ -76,7 +79,7 @@ def test_rows_are_contiguous_with_the_next_token_as_label(
     ids = np.arange(size + 1, dtype=np.int32) + 5
     flags = data.draw(st.lists(st.booleans(), min_size=size + 1, max_size=size + 1))
     starts = np.array(flags)
-    batch = pack(ids, starts, rows)
+    batch = pack({"ids": ids}, starts, rows)
     assert {name: field.dtype for name, field in batch.items()} == dict.fromkeys(
         ["ids", "labels", "documents", "positions"], np.dtype(np.int32)
     )
@@ -103,7 +106,7 @@ def test_a_layout_reads_any_window(lists: list[list[int]], first: int, count: in
     flat = [i for ids in lists for i in ids]
     first = min(first, len(flat))
     ids, starts = np.full(count, -7, np.int32), np.zeros(count, bool)
-    filled = documents.read(first, ids, starts)
+    filled = documents.read(first, {"ids": ids}, starts)
     assert ids[:filled].tolist() == flat[first : first + count]
     assert ids[filled:].tolist() == [-7] * (count - filled)
 

@@ -144,9 +144,9 @@ def test_the_tokens_of_a_corpus_are_known_until_it_changes(tmp_path: Path) -> No
     text = tmp_path / "a.txt"
     text.write_text("words " * 100)
     plan = planned(f'data.paths=["{text}"]')
-    assert known_tokens(tmp_path / "cache", plan.config) is None
+    assert known_tokens(tmp_path / "cache", plan) is None
     remember(tmp_path / "cache", job(plan, tokens=77), 1000.0, steps=20)
-    assert known_tokens(tmp_path / "cache", plan.config) == 77
-    assert known_tokens(tmp_path / "cache", planned().config) is None
+    assert known_tokens(tmp_path / "cache", plan) == 77
+    assert known_tokens(tmp_path / "cache", planned()) is None
     text.write_text("words " * 101)
-    assert known_tokens(tmp_path / "cache", plan.config) is None
+    assert known_tokens(tmp_path / "cache", plan) is None

@@ -1,0 +1,106 @@
+"""What plugins ask of the reading of documents: a source, fields of their tokens, reserved tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from minillm_core.nn.reference import Function
+
+if TYPE_CHECKING:
+    import numpy as np
+
+WEIGHTS = "weights"
+"""The field of a source that the core reads itself: what the loss of predicting a token counts."""
+
+TARGET = "target_"
+"""Before a field's name: the field of the token that is predicted at a position."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """A further field of the batch, (rows, T, *shape)."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...] = ()
+
+
+class Special(NamedTuple):
+    """A reserved special token in a document; ``end_of_text``, or a name given to data.special."""
+
+    name: str
+
+
+class Segment(NamedTuple):
+    """A part of a document whose tokens have the same values of the source's fields.
+
+    It is encoded apart from the segments around it: a boundary between two of them is one between
+    tokens. Put it where inference has one: at a special token, or where a prompt ends.
+
+    Attributes:
+        content: text; a special token; or ids.
+        values: field -> number, of each of its tokens; or, beside ids, an array of as many. A field
+            that is left out is 0.
+    """
+
+    content: str | Special | Sequence[int] | np.ndarray
+    values: Mapping[str, float | np.ndarray] = {}
+
+
+class Reserved(NamedTuple):
+    """A special token that a plugin asks for."""
+
+    name: str
+    text: str  # of the token: <|fim_prefix|>
+    owner: str
+    add: bool  # to a tokenizer that lacks it
+
+
+@dataclass(frozen=True)
+class Sourcing:
+    """What plugins ask of the reading of documents.
+
+    Attributes:
+        source: yields them; None: the files are read by their formats.
+        files: whether it reads files.
+        fields: of its tokens.
+        specials: reserved tokens, by name.
+        code: of the source, the version of its distribution and the sha256 of its file.
+    """
+
+    source: Function | None = None
+    files: bool = True
+    fields: tuple[Field, ...] = ()
+    specials: tuple[Reserved, ...] = ()
+    code: tuple[str | None, ...] = ()
+
+    @property
+    def key(self) -> list[object]:
+        """Return, as JSON, what decides which ids and values are made of the same files."""
+        made = self.source and (self.source.reference, self.source.arguments)
+        return [made, [(f.name, f.dtype) for f in self.fields], self.code] if made else []
+
+    @property
+    def ids(self) -> dict[str, int]:
+        """The special tokens' ids by name, as a tokenizer has them that is trained for the run."""
+        texts = sorted({one.text for one in self.specials})
+        return {"end_of_text": 0, **{one.name: 1 + texts.index(one.text) for one in self.specials}}
+
+    @property
+    def batch_fields(self) -> tuple[Field, ...]:
+        """The fields of a batch: of a token and of the one predicted there; ``weights`` is the latter."""
+        named = [one for one in self.fields if one.name != WEIGHTS]
+        return (*named, *(Field(TARGET + one.name, one.dtype) for one in named))
+
+    def joined(self, other: Sourcing) -> Sourcing | None:
+        """Join what two plans ask, for one corpus; None: other documents, or one name for two tokens."""
+        both = {one.name: one for one in (*other.specials, *self.specials)}
+        clash = any(both[one.name].text != one.text for one in other.specials)
+        specials = tuple(both[name] for name in sorted(both))
+        return None if clash or self.key != other.key else replace(self, specials=specials)
+
+
+PLAIN = Sourcing()
+"""Of a plan without such a plugin."""

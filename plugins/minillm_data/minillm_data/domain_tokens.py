@@ -1,0 +1,120 @@
+"""A token at the beginning of each document that names the domain it is from.
+
+In the manner of MeCo (Gao et al. 2025, "Metadata Conditioning Accelerates Language Model
+Pre-training", arXiv 2501.01956): the model is told where a document is from, is not trained to say
+so, and reads the last part of the run without it, so that it can be used without it. MeCo writes an
+address as text; here it is one reserved token a domain, ``<|domain:wiki|>``, behind the document's
+end-of-text id.
+
+The domain is the name of the file up to its first dot, of the folder that it is in, or the value of
+a key of its JSON line. Every domain is named in ``domains``: a document of another one is refused.
+Evaluations and generation see text as it is.
+
+What it costs: a token a document, for which tokens at the row's end are cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from minillm_core import DataError, Plugin, option
+from minillm_core.documents import Document, Reading, Segment, Source, documents_of
+from minillm_data.relaid import Layout, as_it_is, relaid, stretches
+
+__all__ = ["DomainTokens", "domains_of"]
+
+
+class DomainTokens(Plugin, api=1):
+    """A token that names a document's domain stands at its beginning, until a cooldown."""
+
+    domains: list[str] = option(help="names of all domains", min_length=1)
+    by: str = option(
+        "folder", pattern=r"folder|file|key:.+", help="where the name is: folder, file or key:NAME"
+    )
+    cooldown: float = option(0.1, ge=0, lt=1, help="share of the run, at its end, without them")
+    add: bool = option(False, help="add the tokens to a given tokenizer that lacks them")
+
+    def build_data(self, data):
+        data.source(domains_of, fields={"domain": "int32"}, by=self.by, domains=self.domains)
+        for number, domain in enumerate(self.domains, 1):
+            data.special(f"domain_{number}", f"<|domain:{domain}|>", add=self.add)
+        data.rewrites()
+
+    def on_batch(self, batch, phase, progress, specials):
+        if phase != "train" or progress > 1 - self.cooldown:
+            return batch
+        fields = (batch[name] for name in ("ids", "domain", "documents"))
+        rows = [
+            [_laid(ids, domain, *ends, specials) for ends in stretches(documents)]
+            for ids, domain, documents in zip(*fields, strict=True)
+        ]
+        return relaid(batch, rows)
+
+
+def _laid(ids, domain, first, end, specials):
+    """Put the token of its domain behind the end-of-text id that begins a document."""
+    if ids[first] != specials["end_of_text"] or end - first < 2 or not domain[first + 1]:
+        return as_it_is(first, end)
+    token = -1 - specials[f"domain_{domain[first + 1]}"]
+    take = np.concatenate([[first, token], np.arange(first + 1, end)])
+    return Layout(take, np.arange(len(take)) != 1)
+
+
+def domains_of(
+    files: Sequence[Source], reading: Reading, *, by: str, domains: Sequence[str]
+) -> Iterator[list[Segment]]:
+    """Read documents whose tokens have their domain as the field ``domain``: its number, from 1.
+
+    Args:
+        files: of text, JSON lines or tables.
+        reading: bounds, progress and notes.
+        by: ``folder``, ``file``, or ``key:NAME`` of a JSON line.
+        domains: their names.
+
+    Raises:
+        DataError: a domain that is not listed, or a file without what names it.
+    """
+    kind, _, key = by.partition(":")
+    for file in files:
+        read, records = file.format.read, file.format.records
+        if read is None or (kind == "key" and records is None):
+            raise DataError(
+                f"a {file.format.name} does not name the domain of its documents",
+                where=str(file.path),
+                fix="give JSON lines with the key" if kind == "key" else "give text or JSON lines",
+            )
+        if kind == "key":
+            assert records is not None
+            found = _by_key(records(file.path, file.packing, reading), key, domains, reading)
+        else:
+            name = file.path.parent.name if kind == "folder" else file.path.name.split(".")[0]
+            if name not in domains:
+                raise _unlisted(name, domains, str(file.path))
+            number = domains.index(name) + 1
+            found = ((number, one) for one in read(file.path, file.packing, reading))
+        for number, document in found:
+            yield [Segment(document, {"domain": number})]
+
+
+def _by_key(
+    records, key: str, domains: Sequence[str], reading: Reading
+) -> Iterator[tuple[int, Document]]:
+    for place, line, record in records:
+        name = record.get(key)
+        if name not in domains:
+            error = _unlisted(name, domains, "")
+            what = f'"{key}" is {name!r}, not one of the domains'
+            reading.malformed(place.error(what, error.fix or "", reason="an unlisted domain"))
+            continue
+        for document in documents_of([(place, line, record)], reading):
+            yield domains.index(name) + 1, document
+
+
+def _unlisted(name: object, domains: Sequence[str], where: str) -> DataError:
+    return DataError(
+        f"the domain {name!r} is not listed in domain_tokens.domains",
+        where=where,
+        fix=f"add it to {', '.join(domains)}; or leave its files out",
+    )

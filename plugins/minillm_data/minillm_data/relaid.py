@@ -1,0 +1,113 @@
+"""Rows laid out anew: tokens moved and special tokens put between them, with labels and fields to match."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from minillm_core import DataError
+
+Batch = dict[str, np.ndarray]
+
+_PLAIN = ("ids", "labels", "documents", "positions")
+_TARGET = "target_"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A stretch of one document in its new order.
+
+    Attributes:
+        take: int (n,), which token of the row stands at each place; a special token: -1 - its id.
+        predicted: bool (n,), whether the token there is predicted from the one before it.
+        ends: whether the label of its last token stays as it was; else nothing is predicted there.
+    """
+
+    take: np.ndarray
+    predicted: np.ndarray
+    ends: bool = True
+
+
+def stretches(documents: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Yield where each document of a row begins and ends; padding, -1, is left out.
+
+    Args:
+        documents: int32 (T,), a number for each document.
+    """
+    cuts = np.flatnonzero(np.diff(documents)) + 1
+    for first, end in zip([0, *cuts], [*cuts, len(documents)], strict=True):
+        if documents[first] >= 0:
+            yield int(first), int(end)
+
+
+def as_it_is(first: int, end: int) -> Layout:
+    """Leave a stretch as it is."""
+    return Layout(np.arange(first, end), np.ones(end - first, bool))
+
+
+def relaid(batch: Batch, rows: Sequence[Sequence[Layout]]) -> Batch:
+    """Lay out every row anew; what has no room at a row's end is cut.
+
+    A label that was -1 stays so: it goes with the token that it is the label after.
+
+    Args:
+        batch: of on_batch, with the fields of a source at the most.
+        rows: the stretches of each row, in order.
+
+    Raises:
+        DataError: another plugin added a field, of which it is not known how it moves.
+    """
+    names = [name for name in batch if name not in _PLAIN and not name.startswith(_TARGET)]
+    for name in names:
+        if name == "weights" or _TARGET + name not in batch or batch[name].ndim != 2:
+            raise DataError(
+                f"the rows cannot be laid out anew with the field '{name}'",
+                where="on_batch",
+                fix="leave out the plugin that writes it, or this one",
+            )
+    found = {name: np.zeros_like(array) for name, array in batch.items()}
+    found["labels"][...], found["documents"][...] = -1, -1
+    found["positions"] = batch["positions"]
+    for row, laid in enumerate(rows):
+        at, room = 0, batch["ids"].shape[1]
+        for number, one in enumerate(laid):
+            count = min(len(one.take), room - at)
+            if count <= 0:
+                break
+            _fill(batch, found, names, row, at, count, number, one)
+            at += count
+    return found
+
+
+def _fill(
+    batch: Batch,
+    found: Batch,
+    names: Sequence[str],
+    row: int,
+    at: int,
+    count: int,
+    number: int,
+    one: Layout,
+) -> None:
+    """Write one stretch into a row: its first ``count`` tokens, from ``at`` on."""
+    take, here = one.take, slice(at, at + count)
+    old = np.maximum(take, 0)
+    ids = np.where(take < 0, -1 - take, batch["ids"][row, old])
+    found["ids"][row, here], found["documents"][row, here] = ids[:count], number
+    if at and found["labels"][row, at - 1] != ids[0]:  # another token follows now
+        found["labels"][row, at - 1] = -1
+    last = int(old.max())  # of the stretch, in the old row
+    labels = np.append(np.where(one.predicted[1:], ids[1:], -1), -1)
+    unlabelled = np.zeros(len(take), bool)  # a token that was not predicted where it stood before
+    unlabelled[take > 0] = batch["labels"][row, take[take > 0] - 1] < 0
+    labels[:-1][unlabelled[1:]] = -1
+    if one.ends:
+        labels[-1] = batch["labels"][row, last]
+    found["labels"][row, here] = labels[:count]
+    for name in names:
+        values = np.where(take < 0, 0, batch[name][row, old]).astype(batch[name].dtype)
+        after = batch[_TARGET + name][row, last] if one.ends else 0
+        found[name][row, here] = values[:count]
+        found[_TARGET + name][row, here] = np.append(values[1:], after)[:count]
