@@ -27,7 +27,7 @@ from minillm_core.nn.module import materialising
 from minillm_core.nn.node import ModelShape, Scope
 from minillm_core.ops.select import Candidate, Choice, load
 from minillm_core.plan import Plan
-from minillm_core.plugins.builders.loss import GIVES, Reference
+from minillm_core.plugins.builders.loss import Reference
 
 LastLogits = Callable[[Batch, Callable[..., object]], np.ndarray]
 """(batch, maker of its scope) -> float32 (V,): the logits after the last column."""
@@ -85,7 +85,7 @@ class NativeBackend(Backend):
         detected = Detected(bound.backend, bound.device, "the run's")
         model: Any = create(detected, there).model(there, 0)
         model.load(one.model.arrays())
-        return model.frozen(GIVES[one.gives])
+        return model.frozen(one.method)
 
     def _materialise(self, plan: Plan, seed: int, positions: int | None) -> tuple[Any, Any]:
         framework = self._framework(load(self.binding.kernels, self.candidates, self.name))

@@ -30,6 +30,11 @@ class Reference:
     gives: str  # of GIVES
     model: Any = field(compare=False, repr=False)  # a FrozenModel
 
+    @property
+    def method(self) -> str:
+        """The method of its decoder that gives it."""
+        return GIVES[self.gives]
+
     def __str__(self) -> str:
         return f"{self.gives} of {self.model.path}"
 
@@ -271,7 +276,7 @@ class LossBuilder(Builder):
         if gives not in GIVES:
             fix = f"one of {', '.join(GIVES)}"
             raise self._refusal("loss.reference", f"a model gives no {gives!r}", fix=fix)
-        if not hasattr(model, "identity"):
+        if not hasattr(model, "arrays"):
             fix = "FrozenModel(folder), from minillm_core"
             raise self._refusal("loss.reference", f"{model!r} is no frozen model", fix=fix)
         self._slots.references.add(self._owner, name, Reference(name, self._owner, gives, model))

@@ -217,6 +217,14 @@ def _linear_cross_entropy(rng: np.random.Generator) -> Iterator[Example]:
         yield Example(floats, {"targets": targets, "weights": weights, "form": form}, facts)
 
 
+def _token_losses(rng: np.random.Generator) -> Iterator[Example]:
+    N, C, V = 7, 5, 11
+    for form in (LossForm(), LossForm(cap=TanhCap(3.0), smoothing=0.1, z=1e-2)):
+        targets = rng.integers(-2, V, N).astype(np.int32)
+        floats = {"hidden": _normal(rng, N, C), "weight": _normal(rng, V, C)}
+        yield Example(floats, {"targets": targets, "form": form})
+
+
 def _normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return rng.standard_normal(shape, np.float32)
 
@@ -230,5 +238,6 @@ EXAMPLES: Mapping[str, Callable[[np.random.Generator], Iterator[Example]]] = {
     "logits": _logits,
     "swiglu": _swiglu,
     "linear_cross_entropy": _linear_cross_entropy,
+    "token_losses": _token_losses,
 }
 """Op -> its examples, for each op that has a contract."""
