@@ -27,8 +27,8 @@ __all__ = ["Jest", "Learnability"]
 class Jest(Plugin, api=1, discrete=True):
     """Only the rows of each micro-batch that are most learnable, by a reference model, are trained on."""
 
-    model: str = option(help="a run's folder: the reference", min_length=1)
-    keep: float = option(0.25, gt=0, lt=1, help="share of train.rows that is trained on")
+    model: str = option("runs/reference", help="the reference: a run's folder", min_length=1)
+    keep: float = option(0.25, gt=0, lt=1, help="share of train.rows that is trained on, rounded")
 
     def compute_loss(self, loss):
         loss.reference("reference", FrozenModel(self.model), gives="losses")

@@ -24,7 +24,7 @@ __all__ = ["ExcessLoss", "Rho1"]
 class Rho1(Plugin, api=1, discrete=True):
     """Only the tokens with the highest excess loss over a reference model's are trained on."""
 
-    model: str = option(help="a run's folder: the reference", min_length=1)
+    model: str = option("runs/reference", help="the reference: a run's folder", min_length=1)
     share: float = option(0.6, gt=0, lt=1, help="of the supervised tokens that are trained on")
 
     def compute_loss(self, loss):

@@ -13,6 +13,8 @@ pytestmark = pytest.mark.slow
 test_best_fit = conformance("best_fit")
 test_eos_align = conformance("eos_align", {"max_document": 7})
 test_length_buckets = conformance("length_buckets", {"documents": 5})
+test_jest = conformance("jest")
+test_rho1 = conformance("rho1", {"share": 0.4})
 
 
 def test_no_plugin_is_left_out() -> None:
