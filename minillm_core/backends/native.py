@@ -43,6 +43,7 @@ class NativeBackend(Backend):
         model: makes a model of plan, binding, materialised model and framework object.
         trainer: makes a trainer of the same.
         seed: seeds the framework's own generators.
+        compiler: as of :func:`create`, for reference models.
     """
 
     def __init__(
@@ -54,10 +55,11 @@ class NativeBackend(Backend):
         model: Callable[..., Model],
         trainer: Callable[..., Trainer],
         seed: Callable[[int], None],
+        compiler: Callable[..., Any] | None = None,
     ) -> None:
         self.binding, self.candidates = binding, candidates
         self._framework, self._model, self._trainer = framework, model, trainer
-        self._seed = seed
+        self._seed, self._compiler = seed, compiler
 
     def model(self, plan: Plan, seed: int, *, max_positions: int | None = None) -> Model:
         """Make the plan's model, filled."""
@@ -83,7 +85,7 @@ class NativeBackend(Backend):
             there, config=config, candidates=()
         )  # those of plugins were for its training
         detected = Detected(bound.backend, bound.device, "the run's")
-        model: Any = create(detected, there).model(there, 0)
+        model: Any = create(detected, there, compiler=self._compiler).model(there, 0)
         model.load(one.model.arrays())
         return model.frozen(one.method)
 
