@@ -81,9 +81,8 @@ class NativeBackend(Backend):
         same = {"dtype": bound.dtype, "compile": "on" if bound.compile else "off"}
         there = one.model.plan.with_train(**same, rows=train.rows, seq_len=train.seq_len)
         config = there.config.model_copy(update={"kernels": "auto"})
-        there = replace(
-            there, config=config, candidates=()
-        )  # those of plugins were for its training
+        # kernels of plugins were for its own training
+        there = replace(there, config=config, candidates=())
         detected = Detected(bound.backend, bound.device, "the run's")
         model: Any = create(detected, there, compiler=self._compiler).model(there, 0)
         model.load(one.model.arrays())

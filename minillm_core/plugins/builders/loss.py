@@ -226,7 +226,8 @@ class LossBuilder(Builder):
         Before a training step's own pass there is one without gradient over all rows of the
         micro-batch; a share of them is then taken on the device, and the rest of the step sees no
         others. Its objective is the mean over their supervised positions. The loss that is reported
-        stays that of all rows, from the first pass; further targets and terms are of the rows kept.
+        is that of all rows, from the first pass, by which held-out text is judged as well; further
+        targets and terms are of the rows kept.
 
         Args:
             cls: a Module.
