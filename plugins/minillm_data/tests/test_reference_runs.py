@@ -123,7 +123,7 @@ def test_a_reference_that_is_not_there_is_refused_before_the_start(
     there = f"jest.model={place / 'reference'}"
     code, out, err = program("plan", *words, there, "model.vocab=300")
     assert code == 0, err
-    assert out.count("reference 'reference'") == 2  # its FLOPs, and its bytes
+    assert out.count("reference 'jest_reference'") == 2  # its FLOPs, and its bytes
 
 
 def test_losses_are_those_of_an_evaluation_and_of_the_logits(place: Path) -> None:

@@ -146,14 +146,14 @@ def test_the_estimate_counts_forward_passes_and_the_reference() -> None:
     rho1, jest = (plans[name].estimate() for name in ("rho1", "jest"))
     reference = plain.flops_per_token // 3
     model = plans["rho1"].config.model
-    assert rho1.part("reference 'reference'").flops == reference
+    assert rho1.part("reference 'rho1_reference'").flops == reference
     assert rho1.flops_per_token == plain.flops_per_token + reference + 2 * model.dim * model.vocab
     third = plain.flops_per_token / 3  # one row of three is kept
     assert jest.flops_per_token == pytest.approx(third + 2 * reference, abs=20)
     assert jest.parameters == rho1.parameters == plain.parameters
     tokens = 3 * 13
     held = 4 * (plain.parameters + tokens)
-    assert rho1.memory["reference 'reference'"] == held
+    assert rho1.memory["reference 'rho1_reference'"] == held
 
 
 def test_a_share_that_keeps_every_row_is_refused() -> None:
