@@ -18,11 +18,9 @@ from minillm_core.plugins.cards import FOLDER, PAIRS, read_cards
 from minillm_core.plugins.manager import find
 from tools.repository import ours
 
-WITHOUT = {"role_lr", "tensorboard", "trackio", "wandb", "best_fit", "eos_align", "length_buckets"}
-WITHOUT |= {"jest", "rho1"}
-"""One that does nothing until it is told what, those that change no training, those that choose
-rows: what they are worth depends on the lengths of the text's documents, and is not measured yet;
-and those that read a reference model: what they are worth depends on what that was trained on."""
+WITHOUT = {"role_lr", "tensorboard", "trackio", "wandb", "jest", "rho1"}
+"""One that does nothing until it is told what, those that change no training, and those that read a
+reference model: what they are worth depends on what that was trained on."""
 
 
 def test_every_first_party_technique_is_judged_once() -> None:
