@@ -27,7 +27,7 @@ from minillm_core.nn.module import materialising
 from minillm_core.nn.node import ModelShape, Scope
 from minillm_core.ops.select import Candidate, Choice, load
 from minillm_core.plan import Plan
-from minillm_core.plugins.builders.loss import GIVES, Reference
+from minillm_core.plugins.builders.loss import Reference
 
 LastLogits = Callable[[Batch, Callable[..., object]], np.ndarray]
 """(batch, maker of its scope) -> float32 (V,): the logits after the last column."""
@@ -43,6 +43,7 @@ class NativeBackend(Backend):
         model: makes a model of plan, binding, materialised model and framework object.
         trainer: makes a trainer of the same.
         seed: seeds the framework's own generators.
+        compiler: as of :func:`create`, for reference models.
     """
 
     def __init__(
@@ -54,10 +55,11 @@ class NativeBackend(Backend):
         model: Callable[..., Model],
         trainer: Callable[..., Trainer],
         seed: Callable[[int], None],
+        compiler: Callable[..., Any] | None = None,
     ) -> None:
         self.binding, self.candidates = binding, candidates
         self._framework, self._model, self._trainer = framework, model, trainer
-        self._seed = seed
+        self._seed, self._compiler = seed, compiler
 
     def model(self, plan: Plan, seed: int, *, max_positions: int | None = None) -> Model:
         """Make the plan's model, filled."""
@@ -79,13 +81,12 @@ class NativeBackend(Backend):
         same = {"dtype": bound.dtype, "compile": "on" if bound.compile else "off"}
         there = one.model.plan.with_train(**same, rows=train.rows, seq_len=train.seq_len)
         config = there.config.model_copy(update={"kernels": "auto"})
-        there = replace(
-            there, config=config, candidates=()
-        )  # those of plugins were for its training
+        # kernels of plugins were for its own training
+        there = replace(there, config=config, candidates=())
         detected = Detected(bound.backend, bound.device, "the run's")
-        model: Any = create(detected, there).model(there, 0)
+        model: Any = create(detected, there, compiler=self._compiler).model(there, 0)
         model.load(one.model.arrays())
-        return model.frozen(GIVES[one.gives])
+        return model.frozen(one.method)
 
     def _materialise(self, plan: Plan, seed: int, positions: int | None) -> tuple[Any, Any]:
         framework = self._framework(load(self.binding.kernels, self.candidates, self.name))

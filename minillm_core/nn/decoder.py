@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from minillm_core.errors import PlanError
+from minillm_core.errors import PlanError, PluginCodeError
 from minillm_core.nn.attention import AttentionSpec
 from minillm_core.nn.block import Block, BlockSpec, Omitted, norm_of, normed
 from minillm_core.nn.decoding import check_lookbacks
@@ -190,7 +190,8 @@ class Decoder(Module):
         targets, weights = [batch["labels"]], [batch.get("weights")]
         if self.weights is not None:
             losses = self.token_losses(hidden, batch["labels"])
-            chosen = ops.stop_gradient(scope.apply(self.weights, {"x": hidden, "losses": losses}))
+            chosen = scope.apply(self.weights, {"x": hidden, "losses": losses})
+            chosen = ops.stop_gradient(as_numbers(self.weights, chosen, (B, T)))
             weights = [chosen if weights[0] is None else chosen * weights[0]]
         for target in self.loss.present(values):
             if target.field is not None:
@@ -236,9 +237,10 @@ class Decoder(Module):
         ops = self.ops
         with self.framework.constant():
             losses = self.losses(batch, values)
-            scores = Scope({**batch, **values}).apply(self.rows, {"losses": losses})  # (B,)
-            kept = round(scores.shape[0] * self.keep)
-            indices = ops.argsort(ops.astype(scores, "float32") * -1.0)[:kept]
+            rows = losses.shape[0]
+            scores = Scope({**batch, **values}).apply(self.rows, {"losses": losses})
+            scores = as_numbers(self.rows, scores, (rows,))
+            indices = ops.argsort(scores * -1.0)[: round(rows * self.keep)]
         chosen = {name: ops.take(array, indices, 0) for name, array in batch.items()}
         return chosen, (batch["labels"], losses)
 
@@ -325,6 +327,15 @@ class Decoder(Module):
     def head_weight(self) -> Any:
         """Return the head, or the embedding that it is tied to, (V, C)."""
         return self.embedding.weight if self.head is None else self.head.weight
+
+
+def as_numbers(node: Any, result: Any, shape: tuple[int, ...]) -> Any:
+    """Return a node's result as float32; refuse another shape than its slot asks for."""
+    if tuple(result.shape) != shape:
+        did, fix = f"returned {tuple(result.shape)} from", f"return {shape}"
+        name = f"{type(node).__name__}.forward"
+        raise PluginCodeError(node.owner, name, did=did, where=node.path, fix=fix)
+    return node.ops.astype(result, "float32")
 
 
 def decoder(spec: DecoderSpec, *, checkpointing: bool = False) -> Any:

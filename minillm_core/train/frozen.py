@@ -14,6 +14,7 @@ from minillm_core.data import Tokenizer
 from minillm_core.errors import DataError, Refusal
 from minillm_core.plan import Plan
 from minillm_core.train.restore import SavedRun, open_run
+from minillm_core.train.run_folder import TOKENIZER
 
 
 class FrozenModel:
@@ -83,10 +84,10 @@ def check_references(
         Refusal: one cannot be read, or it is another than the run began with.
         DataError: it has another vocabulary or tokenizer.
     """
-    fix = "train both with one tokenizer: data.tokenizer=tokenizer.json of the reference"
     for one in plan.references:
         model, vocab, before = one.model, plan.config.model.vocab, (recorded or {}).get(one.name)
         own, held = model.plan.config.model.vocab, model.saved.tokenizer
+        fix = f"train with its tokenizer: data.tokenizer={model.path}/{TOKENIZER} model.vocab={own}"
         if own != vocab:
             what = f"the reference knows {own:,} ids, and model.vocab is {vocab:,}"
             raise DataError(what, where=model.path, fix=fix)

@@ -154,8 +154,17 @@ class Weights:
 class TorchModel(NativeModel):
     """A model on one device."""
 
-    def __init__(self, plan: Plan, binding: Binding, model: Any, framework: TorchFramework) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        binding: Binding,
+        model: Any,
+        framework: TorchFramework,
+        *,
+        compiler: Callable[..., Any] = torch.compile,
+    ) -> None:
         super().__init__(plan, binding, model, framework)
+        self.compiler = compiler
         self.device = torch.device(binding.device)
         self.weights = Weights(model, getattr(torch, binding.dtype))
         self.statistics = Statistics(model, framework.ops)
@@ -178,7 +187,7 @@ class TorchModel(NativeModel):
 
         run = compute
         if self.binding.compile:
-            run = torch.compile(own_code(compute), fullgraph=True, dynamic=False)
+            run = self.compiler(own_code(compute), fullgraph=True, dynamic=False)
         return lambda host: run(self.moved(host))
 
     def moved(self, host: Batch) -> dict[str, Tensor]:

@@ -48,7 +48,7 @@ class TorchTrainer(TorchModel, Trainer):
         fused: bool,
         compiler: Callable[..., Any] = torch.compile,
     ) -> None:
-        super().__init__(plan, binding, model, framework)
+        super().__init__(plan, binding, model, framework, compiler=compiler)
         self.optimizer = Optimizer(
             plan,
             self.weights,
@@ -57,7 +57,6 @@ class TorchTrainer(TorchModel, Trainer):
             fused=fused,
         )
         self.binding = replace(binding, notes=(*binding.notes, *self.optimizer.notes))
-        self.compiler = compiler
         self.scaler = loss_scale(framework.ops) if binding.dtype == "float16" else {}
         self.reduced: dict[str, Tensor] = {}  # the step's statistics
         self.graphs: dict[tuple[float, ...], Any] = {}  # one a combination of staged values

@@ -30,6 +30,11 @@ class Reference:
     gives: str  # of GIVES
     model: Any = field(compare=False, repr=False)  # a FrozenModel
 
+    @property
+    def method(self) -> str:
+        """The method of its decoder that gives it."""
+        return GIVES[self.gives]
+
     def __str__(self) -> str:
         return f"{self.gives} of {self.model.path}"
 
@@ -221,30 +226,30 @@ class LossBuilder(Builder):
         Before a training step's own pass there is one without gradient over all rows of the
         micro-batch; a share of them is then taken on the device, and the rest of the step sees no
         others. Its objective is the mean over their supervised positions. The loss that is reported
-        stays that of all rows, from the first pass; further targets and terms are of the rows kept.
+        is that of all rows, from the first pass, by which held-out text is judged as well; further
+        targets and terms are of the rows kept.
 
         Args:
             cls: a Module.
-            keep: the share of a micro-batch's rows that is kept, a whole number of them.
+            keep: the share of a micro-batch's rows (``train.rows``) that is kept, rounded to a whole
+                number of them, one at least.
             arguments: of the Module's constructor, JSON.
 
         Raises:
-            PlanError: the share keeps all rows, none, or a part of one.
+            PlanError: the share keeps all rows, or is none.
 
         ::
 
             loss.rows(Learnability, keep=0.25)
         """
-        kept = keep * self._slots.rows_there
-        if not (1 <= round(kept) < self._slots.rows_there and abs(kept - round(kept)) < 1e-6):
-            raise PlanError(
-                f"plugin '{self._owner}' keeps a share of {keep:g} of the rows of a micro-batch, "
-                f"which are {self._slots.rows_there}",
-                where=f"loss.rows, train.rows={self._slots.rows_there}",
-                fix="a share of train.rows that is a whole number, less than all",
-            ).concerning(plugins=(self._owner,))
+        there = self._slots.rows_there
+        kept = max(1, round(keep * there))
+        if not (0 < keep < 1 and kept < there):
+            what = f"keep={keep:g} of {there} rows is {kept}, and less than all are to be kept"
+            fix = "a smaller share, or more rows: train.rows"
+            raise self._refusal("loss.rows", what, where=f"train.rows={there}", fix=fix)
         node = self._loss_node("loss.rows", ("losses",), cls, arguments, "rows")
-        self._slots.rows.add(self._owner, RowChoice(node, keep))
+        self._slots.rows.add(self._owner, RowChoice(node, kept / there))
 
     def reference(self, name: str, model: Any, *, gives: str = "losses") -> None:
         """Term: a frozen model computes a field from each batch, which nodes of the loss read by ``name``.
@@ -271,7 +276,7 @@ class LossBuilder(Builder):
         if gives not in GIVES:
             fix = f"one of {', '.join(GIVES)}"
             raise self._refusal("loss.reference", f"a model gives no {gives!r}", fix=fix)
-        if not hasattr(model, "identity"):
+        if not hasattr(model, "arrays"):
             fix = "FrozenModel(folder), from minillm_core"
             raise self._refusal("loss.reference", f"{model!r} is no frozen model", fix=fix)
         self._slots.references.add(self._owner, name, Reference(name, self._owner, gives, model))

@@ -19,6 +19,8 @@ same size, a step has 2 x 2 N FLOPs a token for choosing and 6 N / 4 for trainin
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from minillm_core import FrozenModel, Module, Plugin, option
 
 __all__ = ["Jest", "Learnability"]
@@ -27,16 +29,18 @@ __all__ = ["Jest", "Learnability"]
 class Jest(Plugin, api=1, discrete=True):
     """Only the rows of each micro-batch that are most learnable, by a reference model, are trained on."""
 
-    model: str = option(help="a run's folder: the reference", min_length=1)
-    keep: float = option(0.25, gt=0, lt=1, help="share of train.rows that is trained on")
+    model: str = option("runs/reference", help="the reference: a run's folder", min_length=1)
+    keep: float = option(0.25, gt=0, lt=1, help="share of train.rows that is trained on, rounded")
 
     def compute_loss(self, loss):
-        loss.reference("reference", FrozenModel(self.model), gives="losses")
+        loss.reference("jest_reference", FrozenModel(self.model), gives="losses")
         loss.rows(Learnability, keep=self.keep)
 
 
 class Learnability(Module):
     """losses, reference, labels (B, T) -> float32 (B,): the mean excess of a row's supervised tokens."""
+
+    reads: ClassVar = {"reference": "jest_reference"}
 
     def forward(self, losses, reference, labels):
         ops = self.ops

@@ -8,13 +8,16 @@ noise that the reference cannot predict either. Only the share with the highest 
 Chosen are the highest of all supervised tokens of a micro-batch together, so another ``train.rows``
 chooses others. The objective is the mean loss over the chosen tokens: their losses, over their
 count. The loss that is reported is still the plain one over all tokens, so runs can be compared.
-A weight that another plugin gives a token (the field ``weights``) counts for the chosen ones.
+A weight that another plugin gives a token (the field ``weights``) counts for the chosen ones. Beside
+``jest`` the tokens are chosen of the rows that it keeps.
 
 What it costs: a forward pass of the reference, and the head's product once more for the losses that
 are compared. Nothing is saved: a token that is not chosen is computed, as others attend to it.
 """
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 from minillm_core import FrozenModel, Module, Plugin, option
 
@@ -24,16 +27,18 @@ __all__ = ["ExcessLoss", "Rho1"]
 class Rho1(Plugin, api=1, discrete=True):
     """Only the tokens with the highest excess loss over a reference model's are trained on."""
 
-    model: str = option(help="a run's folder: the reference", min_length=1)
+    model: str = option("runs/reference", help="the reference: a run's folder", min_length=1)
     share: float = option(0.6, gt=0, lt=1, help="of the supervised tokens that are trained on")
 
     def compute_loss(self, loss):
-        loss.reference("reference", FrozenModel(self.model), gives="losses")
+        loss.reference("rho1_reference", FrozenModel(self.model), gives="losses")
         loss.weights(ExcessLoss, share=self.share)
 
 
 class ExcessLoss(Module):
     """losses, reference, labels (B, T) -> float32 (B, T): supervised / chosen there, 0 elsewhere."""
+
+    reads: ClassVar = {"reference": "rho1_reference"}
 
     def __init__(self, share):
         super().__init__()
