@@ -152,7 +152,7 @@ class NativeModel(Model):
 
     def __init__(self, plan: Plan, binding: Binding, model: Any, framework: Any) -> None:
         self.plan, self.binding, self.model, self.framework = plan, binding, model, framework
-        self.staged = plan.staged
+        self.staged, self.sizes = plan.staged, len(plan.course) > 1
 
     @abstractmethod
     def inferring(self) -> AbstractContextManager[None]:

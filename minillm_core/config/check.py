@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from minillm_core.config.kernels import parse_policy
 from minillm_core.config.origins import Setting
-from minillm_core.config.schema import FIELDS, SECTIONS, TOP, Config
+from minillm_core.config.schema import FIELDS, SECTIONS, TOP, Config, Stage, TrainConfig
 from minillm_core.config.values import Words, describe, is_finite, show
 from minillm_core.errors import ConfigError
 from minillm_core.text import nearest
@@ -122,12 +122,13 @@ def _items(parts: Sequence[str], any_number: bool) -> str:
 
 
 def _bounded(kind: str, limits: Mapping[str, Any]) -> str:
-    low, above, high = (limits.get(name) for name in ("ge", "gt", "le"))
+    low, above, high, below = (limits.get(name) for name in ("ge", "gt", "le", "lt"))
     if low is not None and high is not None:
         return f"{kind} from {low:g} to {high:.10g}"
     if low is not None:
         return f"{kind} of at least {low:g}"
     kind += "" if above is None else f" above {above:g}"
+    kind += "" if below is None else f" and below {below:g}"
     return kind + ("" if high is None else f" and at most {high:.10g}")
 
 
@@ -137,6 +138,7 @@ _WORDS = Words(
         float: "a number",
         str: "a text",
         bool: "true or false",
+        Stage: "a stage",
         type(None): "",
     },
     choices=lambda values: f"one of {', '.join(map(str, values))}",
@@ -177,8 +179,15 @@ def validated(settings: Mapping[str, Setting], plugins: Mapping[str, Mapping[str
         key = ".".join(path[:2] if path[0] in SECTIONS else path[:1])
         if key not in settings:
             raise ConfigError(f"{key} has no value", fix=f"{key}=... ({purpose(key)})") from None
+        place, wanted, value = key, expected(key), settings[key].value
+        if key == "train.stages" and len(path) == 4 and path[3] in Stage.model_fields:
+            # of one stage, by its own words: path is train, stages, 0, rows
+            given = value if isinstance(value, list | tuple) else [value]
+            wanted = describe(Stage.model_fields[path[3]], _WORDS)
+            place = f"{path[3]} of stage {int(path[2]) + 1}"
+            value = given[int(path[2])].get(path[3], "nothing")
         raise ConfigError(
-            f"{key} must be {expected(key)}, not {show(settings[key].value)}",
+            f"{place} must be {wanted}, not {show(value)}",
             where=settings[key].where,
             fix=f"{key}: {purpose(key)}" if purpose(key) else None,
         ) from None
@@ -189,7 +198,7 @@ def _tuples(key: str, value: Any) -> Any:
     annotation = FIELDS[key].annotation
     if typing.get_origin(annotation) is not tuple:
         return value
-    if isinstance(value, str) and Ellipsis in typing.get_args(annotation):
+    if isinstance(value, str | Mapping) and Ellipsis in typing.get_args(annotation):
         return (value,)
     return tuple(value) if isinstance(value, list) else value
 
@@ -272,16 +281,49 @@ def _impossible(config: Config) -> Iterator[tuple[str, str, str | None]]:
             "train.cooldown train.schedule",
             "train.schedule=wsd, or leave train.cooldown out",
         )
-    if (tokens := train.rows * train.accumulate * train.seq_len) > MOST:
+    if (tokens := max(shape.tokens for shape in train.shapes)) > MOST:
         yield (
             f"a step of {tokens:,} tokens is more than any machine holds",
-            "train.rows train.accumulate train.seq_len",
+            f"train.rows train.accumulate train.seq_len{' train.stages' if train.stages else ''}",
             "a smaller train.rows or train.accumulate",
         )
+    yield from _impossible_stages(train)
     try:
         parse_policy(config.kernels)
     except ConfigError as error:
         yield error.what, "kernels", error.fix
+
+
+def _impossible_stages(train: TrainConfig) -> Iterator[tuple[str, str, str | None]]:
+    """Yield what is wrong with the stages of a run, in the manner of :func:`_impossible`."""
+    form = "train.stages=[{until=0.25, rows=32, seq_len=256}]"
+    if train.stages and (train.steps is None or train.minutes is not None):
+        yield (
+            "stages end at shares of train.steps, and a run by the clock does not know how many "
+            "steps it has: batches are made ahead of training",
+            "train.stages train.minutes",
+            "a number of steps instead of minutes (--steps N), or leave train.stages out",
+        )
+    before, steps = 0.0, train.steps or 1
+    for number, (stage, shape) in enumerate(zip(train.stages, train.shapes, strict=False), 1):
+        if stage.until <= before:
+            what = (
+                f"stage {number} ends at {stage.until:g} of the run, the one before at {before:g}"
+            )
+            yield what, "train.stages", f"shares that rise: {form}"
+        elif int(stage.until * steps + 1e-9) == int(before * steps + 1e-9):
+            what = f"no step of {steps:,} falls into stage {number}, which ends at {stage.until:g}"
+            yield what, "train.stages train.steps", "leave the stage out, or give it a larger share"
+        if not stage.model_fields_set - {"until"}:
+            yield f"stage {number} changes nothing", "train.stages", form
+        if shape.seq_len > train.seq_len:
+            yield (
+                f"stage {number} has rows of {shape.seq_len:,} tokens, and the model is made for "
+                f"train.seq_len={train.seq_len:,} at most",
+                "train.stages train.seq_len",
+                "train.seq_len is the longest row of a run: raise it, or shorten the stage's",
+            )
+        before = stage.until
 
 
 def _few(numbers: list[int]) -> str:

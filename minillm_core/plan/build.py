@@ -20,12 +20,20 @@ from minillm_core.nn.init import Init
 from minillm_core.nn.module import declared, named_modules
 from minillm_core.nn.node import Node
 from minillm_core.nn.param import Param
-from minillm_core.nn.reference import place_of
+from minillm_core.nn.reference import Function, place_of, resolve
 from minillm_core.optim.schedules import TrainSchedule
 from minillm_core.plan.plan import BATCH, Export, Plan, PlannedPlugin, as_json
-from minillm_core.plan.slots import Placement, SlotState, SlotTable, hook_reports, kernel_reports
+from minillm_core.plan.slots import (
+    CORE,
+    Placement,
+    SlotState,
+    SlotTable,
+    hook_reports,
+    kernel_reports,
+)
 from minillm_core.plugins import builders
 from minillm_core.plugins.attribution import digest_of
+from minillm_core.plugins.builders.data import Shaping
 from minillm_core.plugins.layers import Layers
 from minillm_core.plugins.manager import LoadedPlugin, Manager, load
 from minillm_core.plugins.slots import AFTER, EMBED
@@ -64,8 +72,10 @@ def build_plan(
     state.fill(manager, "compute_loss", builders.LossBuilder, state.loss)
     state.fill(manager, "build_data", builders.DataBuilder, data)
     spec = _model(config, manager, state)
-    fields, arrangement = data.fields.resolve(), data.arrangement()
+    fields, arrangement, shaping = data.fields.resolve(), data.arrangement(), data.shaping()
     _check_data(data, manager, config)
+    if shaping is not None:
+        _check_shapes(shaping, arrangement, spec)
     table = state.table()
     build_nodes_once(spec, table, manager)
     model = decoder(spec)
@@ -92,12 +102,18 @@ def build_plan(
         schedules=dict(sorted(values.held.items())),
         batch_fields=fields,
         arrangement=arrangement,
+        shaping=shaping,
         on_batch=on_batch,
         candidates=tuple(kernels[key] for key in sorted(kernels)),
         plugins=tuple(_planned(one, model, parameters, table) for one in manager.plugins),
         placements=placements,
         digests=_digests(
-            manager, spec, parameters, [group.rule.data() for group in groups], arrangement
+            manager,
+            spec,
+            parameters,
+            [group.rule.data() for group in groups],
+            arrangement,
+            shaping and shaping.choose.reference,
         ),
         core_version=version("minillm-core"),
         export=_export(manager, placements),
@@ -188,6 +204,27 @@ def _check_absent(owner: str, place: str, at: str, site: str, model: builders.Mo
             where=where,
             fix=f"give them different layers, or leave out '{owner}'",
         ).concerning(where, plugins=(owner, min(claimants)))
+
+
+def _check_shapes(shaping: Shaping, arrangement: Mapping[str, Function], spec: DecoderSpec) -> None:
+    """Refuse rows of several lengths where a packer, or a target that looks ahead, cannot have them."""
+    lengths, packer = {shape.seq_len for shape in shaping.shapes}, arrangement.get("packer")
+    who = "train.stages" if (owner := shaping.choose.owner) == CORE else f"plugin '{owner}'"
+    if len(lengths) > 1 and packer and not resolve(packer.reference).any_capacity:
+        raise PlanError(
+            f"the packer of plugin '{packer.owner}' lays out rows of one length, and {who} changes it",
+            where="data.packer",
+            fix=f"leave out '{packer.owner}' or {who}; a packer that reads self.capacity for each row "
+            "says any_capacity = True in its class",
+        ).concerning("data.packer", plugins=(packer.owner,))
+    for target in spec.loss.targets:
+        if target.offset is not None and target.offset > min(lengths):
+            raise PlanError(
+                f"plugin '{target.owner}' predicts {target.offset} tokens ahead, and {who} makes rows "
+                f"of {min(lengths)} tokens",
+                where=f"loss.target[{target.key}]",
+                fix=f"rows of {target.offset} tokens or more, or nearer targets",
+            ).concerning(plugins=(target.owner,))
 
 
 def _check_data(data: builders.DataSlots, manager: Manager, config: Config) -> None:

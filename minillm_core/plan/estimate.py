@@ -146,7 +146,7 @@ def estimate(
     if dtype not in ITEMSIZE:
         raise ValueError(f"dtype {dtype!r}: one of {', '.join(ITEMSIZE)}")
     model = decoder(plan.spec)
-    scores, uncounted = _scores(plan, model, progress)
+    scores, uncounted = _mean_scores(plan, model, progress)
     rules = tuple(_rules(plan))
     return Estimate(
         dtype=dtype,
@@ -185,9 +185,21 @@ def _part_of(info: ParamInfo) -> str:
     return known.get(first, first)
 
 
-def _scores(plan: Plan, model: Any, progress: float) -> tuple[int, tuple[str, ...]]:
+def _mean_scores(plan: Plan, model: Any, progress: float) -> tuple[int, tuple[str, ...]]:
+    """Count the scores' FLOPs a token: the mean over the tokens of a run, whose rows may change length."""
+    tokens, uncounted = Counter[int](), ()
+    for shape, steps in plan.course.items():
+        tokens[shape.seq_len] += shape.tokens * steps
+    total = 0
+    for seq_len, count in tokens.items():
+        scores, uncounted = _scores(plan, model, progress, seq_len)
+        total += scores * count
+    return round(total / tokens.total()), uncounted
+
+
+def _scores(plan: Plan, model: Any, progress: float, seq_len: int) -> tuple[int, tuple[str, ...]]:
     """Count FLOPs a token of q k^T and of its product with v, over all layers; list those uncounted."""
-    geometry, seq_len = plan.spec.geometry, plan.config.train.seq_len
+    geometry = plan.spec.geometry
     width = geometry.heads * geometry.head_dim
     total, uncounted = 0, []
     attentions = plan.spec.attentions
@@ -221,9 +233,8 @@ def _memory(
     plan: Plan, model: Any, rules: tuple[RuleCost, ...], itemsize: int, dense_logits: bool
 ) -> dict[str, int]:
     """Count bytes; in float32 the master weights *are* the weights."""
-    train, count = plan.config.train, plan.num_parameters
-    low = itemsize < MASTER
-    tokens = train.rows * train.seq_len  # of a micro-batch
+    count, low = plan.num_parameters, itemsize < MASTER
+    tokens = max(shape.rows * shape.seq_len for shape in plan.course)  # of a micro-batch
     return {
         "weights": count * itemsize if low else 0,
         "master weights": count * MASTER,

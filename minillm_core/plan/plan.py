@@ -6,12 +6,13 @@ import hashlib
 import html
 import io
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from minillm_core.config.schema import Config
+from minillm_core.config.schema import Config, Shape
 from minillm_core.nn.decoder import DecoderSpec
 from minillm_core.nn.init import Init
 from minillm_core.nn.node import ModelShape, Node, Setting, inputs_of
@@ -23,7 +24,7 @@ from minillm_core.optim.schedules import Schedule, Stages, TrainSchedule
 from minillm_core.optim.stage import Rule
 from minillm_core.plan.slots import Placement, SlotTable
 from minillm_core.plugins.builders import ParamInfo
-from minillm_core.plugins.builders.data import Field
+from minillm_core.plugins.builders.data import Field, Shaping
 
 if TYPE_CHECKING:
     from minillm_core.config.load import Loaded
@@ -68,6 +69,7 @@ class Plan:
     schedules: Mapping[str, tuple[str, Schedule]]  # value -> owner, schedule
     batch_fields: tuple[tuple[str, str, Field], ...]
     arrangement: Mapping[str, Function]  # "order" and "packer", where plugins claim them
+    shaping: Shaping | None  # None: all batches have the sizes of train
     on_batch: tuple[str, ...]  # plugins, in the order in which they are called
     candidates: tuple[tuple[str, Candidate], ...]  # owner, candidate
     plugins: tuple[PlannedPlugin, ...]
@@ -128,6 +130,11 @@ class Plan:
             },
             "versions": {"minillm-core": self.core_version},
         }
+        if self.shaping is not None:  # rows of a step, however they are split
+            plan["data"]["shapes"] = {
+                "choose": as_json(self.shaping.choose._asdict()),
+                "of": [[one.rows * one.accumulate, one.seq_len] for one in self.shaping.shapes],
+            }
         if self.plugins:
             plan["data"]["fields"] = [as_json(entry) for entry in self.batch_fields]
             plan["data"]["on_batch"] = list(self.on_batch)
@@ -158,11 +165,26 @@ class Plan:
         offered = {*BATCH, *(name for name, _, _ in self.batch_fields)}
         return tuple(sorted({"ids", "labels", "weights"} | (inputs_of(self.spec) & offered)))
 
+    def shape_at(self, step: int) -> Shape:
+        """Return the sizes of a step's batch, from 1."""
+        train = self.config.train
+        if self.shaping is None or train.steps is None:
+            return train.shapes[-1]
+        return self.shaping.at(step, train.steps, self.config.data.seed)
+
+    @cached_property
+    def course(self) -> Mapping[Shape, int]:
+        """The sizes of batches in the order in which a run has them, each with its number of steps."""
+        steps = self.config.train.steps or 1
+        if self.shaping is None:
+            return {self.shape_at(1): steps}
+        return Counter(self.shape_at(step) for step in range(1, steps + 1))
+
     @property
     def tokens_per_step(self) -> int:
-        """rows x accumulate x seq_len, on one device."""
-        train = self.config.train
-        return train.rows * train.accumulate * train.seq_len
+        """rows x accumulate x seq_len, on one device; where they change, the mean over the steps."""
+        tokens = sum(shape.tokens * steps for shape, steps in self.course.items())
+        return round(tokens / sum(self.course.values()))
 
     def estimate(self, dtype: str | None = None, *, dense_logits: bool = False) -> Estimate:
         """Parameters, FLOPs and bytes: see :func:`minillm_core.plan.estimate.estimate`."""
@@ -205,6 +227,27 @@ def as_json(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return [as_json(item) for item in value]
     return value
+
+
+Variant = tuple[dict[str, int], Shape | None]
+"""Staged values, and the sizes of a batch; None where all batches have the same."""
+
+
+def variants_of(plan: Plan) -> tuple[Variant, ...]:
+    """List what a run compiles: staged values and sizes as they meet, the largest micro-batches first.
+
+    Those find out whether the memory suffices.
+    """
+    if len(plan.course) == 1:
+        return tuple((stage, None) for stage in stages_of(plan))
+    steps, found = plan.config.train.steps or 1, dict[Any, Variant]()
+    staged = {name: plan.schedules[name][1] for name in plan.staged}
+    sizes = {shape: shape.rows * shape.seq_len for shape in plan.course}
+    for step in range(1, steps + 1):
+        stage = {n: int(s.at(step / steps, plan.schedule)) for n, s in staged.items()}
+        shape = plan.shape_at(step)
+        found[-sizes[shape], shape, *stage.values()] = stage, shape
+    return tuple(found[key] for key in sorted(found))
 
 
 def stages_of(plan: Plan) -> tuple[dict[str, int], ...]:

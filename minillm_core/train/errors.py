@@ -158,7 +158,7 @@ def check_step(train: TrainConfig) -> None:
 
 
 def _tokens(train: TrainConfig) -> int:
-    return train.rows * train.accumulate * train.seq_len
+    return max(shape.tokens for shape in train.shapes)
 
 
 def _fix(train: TrainConfig) -> str:
@@ -166,6 +166,11 @@ def _fix(train: TrainConfig) -> str:
         return (
             "a smaller train.accumulate or train.rows: the tokens of one step alone take "
             f"{needed / 2**30:,.1f} GiB as arrays"
+        )
+    if train.stages:
+        return (
+            "smaller rows with a larger accumulate, in train and in each of train.stages: the same "
+            "tokens a step, and the same result"
         )
     divisors = [n for n in range(1, train.rows) if train.rows % n == 0]
     if divisors:

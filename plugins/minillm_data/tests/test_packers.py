@@ -227,7 +227,7 @@ def test_padding_and_cut_tokens_are_counted() -> None:
     (step,) = steps(planned(["best_fit"], best_fit__buffer=1, **sizes), documents, 1)
     assert (step.real, step.padded, step.supervised) == (10, 14, 8)
     counts = step.cursor["packed"]["counts"]
-    assert counts == {"room": 16, "taken": 15, "used": 10, "cut": 0, "split": 0}
+    assert counts == {"room": 14, "taken": 15, "used": 10, "cut": 0, "split": 0}
     (step,) = steps(planned(["eos_align"], **sizes), documents, 1)
     assert (step.real, step.padded, step.supervised) == (14, 14, 14)
     counts = step.cursor["packed"]["counts"]

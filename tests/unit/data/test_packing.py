@@ -116,7 +116,7 @@ def test_rows_hold_what_the_packer_says(
     size = {"rows": split[0], "accumulate": split[1], "seq_len": seq_len, "seed": seed}
     found = steps(documents, count, by(recording(laid), capacity=seq_len + 1), **size)
     laid = laid[: count * split[0] * split[1]]  # the loader is ahead
-    ids, starts = reference_stream(documents, seed, max(p.last for row in laid for p in row) + 1)
+    ids, starts = reference_stream(documents, seed, max(p.last for row in laid for p in row) + 2)
     supervised = real = 0
     for row, *made in zip(laid, *(rows(found, name) for name in FIELDS), strict=True):
         at = [place for piece in row for place in range(piece.first, piece.last)]
@@ -128,6 +128,8 @@ def test_rows_hold_what_the_packer_says(
             number += t > 0 and (jumps or starts[place])
             known = not jumps or (starts[place] and starts[at[t - 1] + 1])
             wanted[:, t] = ids[place], ids[place] if known and t else -1, number
+        if len(at) == seq_len:  # the last label is what follows in the text
+            wanted[1, seq_len] = ids[at[-1] + 1]
         np.testing.assert_array_equal(made[0], wanted[0, :-1])
         np.testing.assert_array_equal(made[1], wanted[1, 1:])
         np.testing.assert_array_equal(made[2], wanted[2, :-1])
@@ -159,7 +161,7 @@ def test_every_token_that_was_taken_is_in_a_row_pending_or_counted_as_cut(
     assert len({*used, *held}) == len(used) + len(held)
     assert {*used, *held} <= {*range(taken)}
     assert packed["counts"] == {
-        "room": count * (seq_len + 1),
+        "room": sum(max(seq_len, sum(p.tokens for p in row)) for row in laid[:count]),
         "taken": taken,
         "used": len(used),
         "cut": taken - len(used) - len(held),
