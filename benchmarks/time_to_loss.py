@@ -177,7 +177,7 @@ class Bench:
             on_batch=hook_of(plan, plugins),
         )
         return Validation(
-            trainer, batches, bytes_per_token(tokenizer, vocab) if tokenizer else None
+            trainer, {"": batches}, bytes_per_token(tokenizer, vocab) if tokenizer else None
         )
 
 

@@ -1,5 +1,8 @@
 """The names of ``minillm_core.documents``, and the modules that define them."""
 
+from minillm_core.config.schema import (
+    weighted_path as weighted_path,
+)
 from minillm_core.data.cutting import (
     Continued as Continued,
 )

@@ -127,8 +127,9 @@ class RunOptions:
     data: Annotated[
         list[str] | None,
         _choice(
-            "PATH",
-            "A text file or folder; may be repeated. Default: the sources of Python's standard library.",
+            "PATH[:WEIGHT]",
+            "A text file or folder; may be repeated. With weights: a mixture in these proportions. "
+            "Default: the sources of Python's standard library.",
         ),
     ] = None
     init: Annotated[

@@ -201,7 +201,7 @@ def _length(plan: Plan, speed: Expected | None) -> tuple[int | None, float | Non
 def _tokens(config: Config) -> tuple[int | None, bool, str, int | None]:
     """Count the tokens to train on; return them, whether an earlier run did, words, and all tokens."""
     try:
-        sources = find(config.data.paths, lambda text: None)
+        sources = find(config.data.files, lambda text: None)
     except DataError as error:
         return None, False, "unknown: " + plain(f"{error.what}: {error.where}", 120), None
     read = [one for one in sources if one.format.read is not None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -273,6 +274,16 @@ def _impossible(config: Config) -> Iterator[tuple[str, str, str | None]]:
             "the held-out fraction lies between 0 and 1",
             "data.val",
             "data.val=0.05, or the path of a file to validate on",
+        )
+    weights, paths = config.data.weights, config.data.files
+    wrong = [weight for weight in weights if not 0 < weight < math.inf]
+    again = len(set(paths)) < len(paths)
+    if wrong or (weights and (again or len(weights) < len(paths))):
+        what = "a path with a weight is given twice" if again else "a path has no weight"
+        yield (
+            f"the weight {wrong[0]:g} is not above 0" if wrong else what,
+            "data.paths",
+            "PATH:WEIGHT for each path, once, such as a.jsonl:0.7 b.jsonl:0.3; or no weights",
         )
     usual = type(train).model_fields["cooldown"].default
     if train.cooldown != usual and train.schedule != "wsd":

@@ -6,6 +6,7 @@ default is one that every preset must state.
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -114,15 +115,40 @@ class TrainConfig(Section):
         )
 
 
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+
+
+def weighted_path(text: str) -> tuple[str, float | None]:
+    """Read ``PATH`` or ``PATH:WEIGHT``: what follows the last colon is a weight if it is a number.
+
+    A path that ends so itself is written with a weight: ``a:1:0.5`` is the file ``a:1``.
+    """
+    path, colon, last = text.rpartition(":")
+    return (path, float(last)) if colon and _NUMBER.fullmatch(last) else (text, None)
+
+
 class DataConfig(Section):
     """The text."""
 
     paths: tuple[str, ...] = Field(
-        (), description="files or folders; none: the running Python's standard library"
+        (),
+        description="files or folders; none: the running Python's standard library. PATH:WEIGHT, all "
+        "or none: a mixture, whose rows keep these proportions over any stretch",
     )
     val: float | str = Field(0.05, description="a path, or the fraction that is held out")
     tokenizer: str | None = Field(None, description="a tokenizer.json; none: one is trained")
     seed: int = Field(0, ge=0, description="fixes the data order, apart from the run's seed")
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The paths without their weights."""
+        return tuple(weighted_path(one)[0] for one in self.paths)
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """The weights of the paths; empty without weights, where documents of all are shuffled together."""
+        found = (weighted_path(one)[1] for one in self.paths)
+        return tuple(one for one in found if one is not None)
 
 
 class EvalConfig(Section):

@@ -17,8 +17,8 @@ from typing import Any, overload
 
 import numpy as np
 
-from minillm_core.data.documents import PLAIN, Arrangement, Cursor, Documents, fingerprint, order
-from minillm_core.data.stream import Batch, PackedRows, PlainRows, Stream, joined, pack
+from minillm_core.data.documents import PLAIN, Arrangement, Documents, order
+from minillm_core.data.stream import Batch, joined, open_rows, pack
 from minillm_core.errors import DataError
 
 _POLL_SECONDS = 0.05
@@ -68,9 +68,9 @@ class StepBatch:
     """The micro-batches of one optimizer step.
 
     Attributes:
-        micro: the micro-batches, in order.
-        supervised: labels >= 0 in all of them.
-        real: positions that are not padding (documents >= 0).
+        micro: this rank's micro-batches, in order.
+        supervised: labels >= 0 in those of all ranks.
+        real: positions of all that are not padding (documents >= 0).
         padded: all positions.
         cursor: the place after this step, as JSON; give it to a Loader to go on from there.
     """
@@ -80,6 +80,15 @@ class StepBatch:
     real: int
     padded: int
     cursor: dict[str, Any]
+
+
+def _rows(batch: Batch, first: int, rows: int) -> Batch:
+    """Take some rows of a batch; all of them as they are."""
+    if len(batch["ids"]) == rows:
+        return batch
+    return {
+        name: np.ascontiguousarray(array[first : first + rows]) for name, array in batch.items()
+    }
 
 
 _Made = StepBatch | BaseException
@@ -99,12 +108,16 @@ class Loader(Iterator[StepBatch]):
             are the same in every step.
         step: steps of training that were made before; one without a supervised label is none.
         seed: of the documents' order (data.seed).
+        ranks: processes that read together: each takes its rows of every micro-batch, which has
+            ``rows`` of them for each rank.
+        rank: of this process, from 0.
         by: what plugins claim of order and packer.
         on_batch: ``(batch, "train") -> batch``, called for every micro-batch, in order, in the
             loader's thread.
         prefetch: steps made ahead.
         cursor: where an earlier Loader stopped; rows and accumulate may be others, and without a
             packer seq_len, too.
+        parts: weight and documents of each source of a mixture, which are ``documents`` together.
         memory: what ``on_batch`` remembers from batch to batch, as JSON: cursors carry it.
         cancelled: called while there is nothing to return; True ends the wait.
 
@@ -123,22 +136,21 @@ class Loader(Iterator[StepBatch]):
         seed: int,
         shape_at: Callable[[int], tuple[int, int, int]] | None = None,
         step: int = 0,
+        ranks: int = 1,
+        rank: int = 0,
         by: Arrangement = PLAIN,
         on_batch: OnBatch | None = None,
         prefetch: int = 2,
         cursor: Mapping[str, Any] | None = None,
+        parts: Sequence[tuple[float, Documents]] = (),
         memory: Callable[[], Mapping[str, Any]] = dict,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
         self._cancelled = cancelled
-        start = Cursor(fingerprint(documents, seed, by))
-        if cursor is not None:
-            start = Cursor.resume(cursor, documents, seed, by)
-        stream, packer = Stream(documents, seed, start, by), by.get("packer")
-        source = PackedRows(stream, packer, cursor) if packer else PlainRows(stream)
+        source = open_rows(documents, seed, by, cursor, parts)
 
-        def made(rows: int, seq_len: int) -> Batch:
-            batch = source.read(rows, seq_len)
+        def made(height: int, width: int) -> Batch:
+            batch = source.read(height * ranks, width)
             return checked(on_batch(batch, "train"), documents.vocab) if on_batch else batch
 
         def steps(done: int) -> Iterator[StepBatch]:
@@ -149,7 +161,7 @@ class Loader(Iterator[StepBatch]):
                 supervised = sum(int(np.count_nonzero(b["labels"] >= 0)) for b in micro)
                 done += supervised > 0
                 yield StepBatch(
-                    micro=micro,
+                    micro=tuple(_rows(batch, rank * height, height) for batch in micro),
                     supervised=supervised,
                     real=sum(int(np.count_nonzero(b["documents"] >= 0)) for b in micro),
                     padded=sum(b["ids"].size for b in micro),

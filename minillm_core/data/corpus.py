@@ -7,7 +7,7 @@ of the token stream, which may begin in the middle of a document. Never less tha
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,23 @@ from minillm_core.text import counted
 
 
 @dataclass(frozen=True, eq=False)
+class Part:
+    """A source of a mixture.
+
+    Attributes:
+        name: its path.
+        weight: beside those of the other sources.
+        train: its training part.
+        val: its held-out part; None where ``data.val`` is a path.
+    """
+
+    name: str
+    weight: float
+    train: Documents
+    val: Documents | None
+
+
+@dataclass(frozen=True, eq=False)
 class Corpus:
     """The documents that a run trains on, and those that it is validated with.
 
@@ -33,6 +50,7 @@ class Corpus:
         fingerprint: of all ids, the split, the order's rule and its seed; the one that the
             loader's cursors carry.
         description: where the data came from and how much there is, one sentence.
+        parts: of a mixture, whose paths have weights; else empty.
     """
 
     train: Documents
@@ -40,6 +58,7 @@ class Corpus:
     tokenizer: Tokenizer | None
     fingerprint: str
     description: str
+    parts: tuple[Part, ...] = ()
 
     def check_unchanged(self) -> None:
         """Look whether mapped files are still as they were opened: before each checkpoint.
@@ -84,7 +103,7 @@ def open_corpus(
         )
     ticker(progress, "checking the files", 0)
     common = vocab, cache, say, detail or say, progress
-    files = TokenCache(config.paths, *common)
+    files, parts = TokenCache(config.files, *common), ()
     if config.tokenizer is None:
         whole, tokenizer, end_of_text = files.documents_and_tokenizer()
     else:
@@ -102,13 +121,45 @@ def open_corpus(
         val = val.part("held out", val.spans[order(len(val), config.seed)])
         check_length(train, seq_len, files.where, "to train on")
         check_length(val, seq_len, config.val, "to validate with")
-    else:
+    elif not config.weights:
         train, val = split(whole, config.val, config.seed, seq_len, files.where)
+    if config.weights:
+        assert files.path_of is not None
+        held = None if isinstance(config.val, str) else config.val
+        parts = tuple(_parts(config, whole, files.path_of, held, seq_len))
+        train = _together("train", [one.train for one in parts], config.weights)
+        if held is not None:
+            val = _together("held out", [one.val for one in parts if one.val], config.weights)
+            val = val.ordered(order(len(val), config.seed))
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     origin = files.where if config.paths else f"the standard library of Python {python}"
     kept, held = _counted(train), _counted(val)
     description = f"{kept} from {origin} ({counted(len(files.sources), 'file')}); {held} held out"
-    return Corpus(train, val, tokenizer, fingerprint(train, config.seed), description)
+    known = fingerprint(train, config.seed)
+    return Corpus(train, val, tokenizer, known, description, parts)
+
+
+def _parts(
+    config: DataConfig, whole: Documents, path_of: np.ndarray, held: float | None, seq_len: int
+) -> Iterator[Part]:
+    """Split the documents of each path with a weight; ``held`` is the fraction to hold out, if any."""
+    for number, (path, weight) in enumerate(zip(config.files, config.weights, strict=True)):
+        mine, val = whole.part(f"source {number}", whole.spans[path_of == number]), None
+        if held is None:
+            check_length(mine, seq_len, path, "to train on")
+        else:
+            mine, val = split(mine, held, config.seed, seq_len, path)
+        yield Part(path, weight, mine, val)
+
+
+def _together(name: str, parts: Sequence[Documents], weights: Sequence[float]) -> Documents:
+    """Join the parts of a mixture, whose digest covers their weights."""
+    spans = np.concatenate([one.spans for one in parts])
+    total = sum(weights)
+    shares = ", ".join(
+        f"{one.digest} {weight / total:.9f}" for one, weight in zip(parts, weights, strict=True)
+    )
+    return parts[0].part(f"{name}: {shares}", spans)
 
 
 def open_documents(

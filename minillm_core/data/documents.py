@@ -257,6 +257,20 @@ def permutation(lengths: np.ndarray, seed: int, epoch: int, by: Arrangement) -> 
     return found
 
 
+def check_cursor(data: Mapping[str, Any], expected: str) -> None:
+    """Compare the fingerprint that a cursor carries with the one of the data that there are.
+
+    Raises:
+        DataError: they differ.
+    """
+    if data.get("fingerprint") != expected:
+        raise DataError(
+            "the data are not those that the run was reading",
+            where=f"fingerprint {expected} now, {data.get('fingerprint')} in the cursor",
+            fix="give back the same files, tokenizer, data.val and data.seed, or start a new run",
+        )
+
+
 @dataclass(frozen=True)
 class Cursor:
     """A place in the shuffled documents: the next token to be read.
@@ -295,13 +309,7 @@ class Cursor:
                 where=repr(dict(data))[:200],
                 fix="continue from another checkpoint",
             )
-        expected = fingerprint(documents, seed, by)
-        if data["fingerprint"] != expected:
-            raise DataError(
-                "the data are not those that the run was reading",
-                where=f"fingerprint {expected} now, {data['fingerprint']} in the cursor",
-                fix="give back the same files, tokenizer, data.val and data.seed, or start a new run",
-            )
+        check_cursor(data, fingerprint(documents, seed, by))
         cursor = cls(data["fingerprint"], *(data[name] for name in names))
         if cursor.document < len(documents):
             index = permutation(documents.lengths, seed, cursor.epoch, by)[cursor.document]

@@ -13,7 +13,7 @@ import stat
 import sysconfig
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import xxhash
@@ -52,6 +52,7 @@ class Source:
         packing: ".gz", ".xz" or nothing.
         size: bytes on disk.
         modified: its time stamp, in nanoseconds.
+        given: number of the path that it was found under, from 0.
     """
 
     path: Path
@@ -59,6 +60,7 @@ class Source:
     packing: str
     size: int
     modified: int
+    given: int = 0
 
     @property
     def unpacked(self) -> int:
@@ -123,7 +125,11 @@ def find(paths: Sequence[str], say: Callable[[str], None]) -> list[Source]:
                 fix="rename it, or name the folder that it is in",
             ) from error
     known = formats.Formats()
-    return [one for path in paths for one in _expand(Path(path).expanduser(), known, say)]
+    return [
+        replace(one, given=number)
+        for number, path in enumerate(paths)
+        for one in _expand(Path(path).expanduser(), known, say)
+    ]
 
 
 def _expand(path: Path, known: formats.Formats, say: Callable[[str], None]) -> list[Source]:

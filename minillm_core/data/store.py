@@ -52,6 +52,7 @@ class Entry:
         tokenizer: the tokenizer.json that was trained for them; None where one was given, or none
             was needed.
         sample: bytes of text that it was trained on, and bytes of text in all.
+        paths: int64 (documents,): the number of the path that each is from.
     """
 
     documents: Documents
@@ -59,6 +60,7 @@ class Entry:
     notes: dict[str, int]
     tokenizer: Path | None
     sample: tuple[int, int]
+    paths: np.ndarray
 
 
 class Writer:
@@ -124,8 +126,16 @@ class Writer:
         notes: dict[str, int],
         tokenizer: Tokenizer | None,
         sample: tuple[int, int] = (0, 0),
+        paths: Sequence[tuple[int, int]] = (),
     ) -> None:
         """Finish the entry; where another process was faster, keep that one's.
+
+        Args:
+            end_of_text: the id that documents begin with.
+            notes: of the reading.
+            tokenizer: one that was trained for them.
+            sample: bytes of text that it was trained on, and in all.
+            paths: (number of a path, documents from it), in the order of the documents.
 
         Raises:
             OSError, DataError: it cannot be written.
@@ -146,6 +156,7 @@ class Writer:
             "notes": notes,
             "tokenizer": digest(tokenizer.text()) if tokenizer else None,
             "sample": list(sample),
+            "paths": paths or [(0, len(spans))],
             "origin": self._origin,
             "vocab": self._vocab,
             "documents": len(spans),
@@ -252,7 +263,11 @@ def _checked(
     drawn, total = map(int, meta["sample"])
     files = (mapped, *(file for _, file in shards))
     documents = Documents(arrays, spans, vocab, digest(meta["digest"], content), files)
-    return Entry(documents, int(meta["end_of_text"]), notes, tokenizer, (drawn, total))
+    numbers, counts = np.array(meta["paths"], np.int64).T
+    paths = np.repeat(numbers, counts)
+    if len(paths) != len(spans):
+        raise ValueError("paths")
+    return Entry(documents, int(meta["end_of_text"]), notes, tokenizer, (drawn, total), paths)
 
 
 def _check_spans(spans: np.ndarray, arrays: Sequence[np.ndarray]) -> None:

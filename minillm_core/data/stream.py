@@ -5,11 +5,20 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from fractions import Fraction
+from typing import Any, Protocol
 
 import numpy as np
 
-from minillm_core.data.documents import PLAIN, Arrangement, Cursor, Documents, permutation
+from minillm_core.data.documents import (
+    PLAIN,
+    Arrangement,
+    Cursor,
+    Documents,
+    check_cursor,
+    fingerprint,
+    permutation,
+)
 from minillm_core.nn.reference import Function
 from minillm_core.plugins.packing import Packer, Piece
 from minillm_core.plugins.watch import running
@@ -121,6 +130,18 @@ MOST = 1 << 20
 COUNTS = ("room", "taken", "used", "cut", "split")
 """Of a run so far: tokens that its rows have room for; those taken, laid out, and cut; pieces that
 begin inside a document."""
+
+
+class Rows(Protocol):
+    """Rows one after the other, from a cursor on."""
+
+    def read(self, rows: int, seq_len: int) -> Batch:
+        """Make a micro-batch of the next rows, of ``seq_len`` tokens each."""
+        ...
+
+    def cursor(self) -> dict[str, Any]:
+        """Return the place after the last row as JSON."""
+        ...
 
 
 class PlainRows:
@@ -245,3 +266,92 @@ class PackedRows:
         piece = self._stream.take()
         self._counts["taken"] += piece.tokens
         return piece
+
+
+class MixedRows:
+    """The rows of several sources in fixed proportions, each row of one source.
+
+    After any number of rows each source has its share of them, to within one row. It is the rule of
+    worst-case fair weighted fair queueing (Bennett and Zhang 1996) for rows of one size: of the
+    sources that are not ahead of their share, the one whose next row is due first.
+
+    Args:
+        sources: the rows of each.
+        weights: of each, above 0.
+        fingerprint: of the mixture.
+        given: rows that each has given before.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Rows],
+        weights: Sequence[float],
+        fingerprint: str,
+        given: Sequence[int] | None = None,
+    ) -> None:
+        self._sources, self._fingerprint = sources, fingerprint
+        exact = [
+            Fraction(weight) for weight in weights
+        ]  # sums of floats would depend on the machine
+        self._shares = [weight / sum(exact) for weight in exact]
+        self._given = list(given or [0] * len(sources))
+
+    def read(self, rows: int, seq_len: int) -> Batch:
+        """Make a micro-batch of the next rows, of ``seq_len`` tokens each."""
+        turns = [self._next() for _ in range(rows)]
+        chosen = [number for number in range(len(self._sources)) if number in turns]
+        parts = [self._sources[number].read(turns.count(number), seq_len) for number in chosen]
+        place = np.argsort(np.argsort(turns, kind="stable"))  # where each turn's row lies in parts
+        return {name: array[place] for name, array in joined(parts).items()}
+
+    def _next(self) -> int:
+        total, shares = sum(self._given), self._shares
+        waiting = [
+            number for number, share in enumerate(shares) if self._given[number] <= share * total
+        ]
+        number = min(waiting, key=lambda one: ((self._given[one] + 1) / shares[one], one))
+        self._given[number] += 1
+        return number
+
+    def cursor(self) -> dict[str, Any]:
+        """Return the place after the last row as JSON: that of each source, and their counts added up."""
+        sources = [one.cursor() for one in self._sources]
+        place: dict[str, Any] = {"fingerprint": self._fingerprint, "sources": sources}
+        place["given"] = list(self._given)
+        if all("packed" in one for one in sources):
+            counts = [one["packed"]["counts"] for one in sources]
+            place["packed"] = {"counts": {name: sum(c[name] for c in counts) for name in COUNTS}}
+        return place
+
+
+def open_rows(
+    documents: Documents,
+    seed: int,
+    by: Arrangement = PLAIN,
+    cursor: Mapping[str, Any] | None = None,
+    parts: Sequence[tuple[float, Documents]] = (),
+) -> Rows:
+    """Open the rows of documents: end to end, or as a packer lays them out, or those of a mixture.
+
+    Args:
+        documents: at least one token in all.
+        seed: of their order.
+        by: what plugins claim of order and packer.
+        cursor: where an earlier reading stopped; None: from the start.
+        parts: weight and documents of each source of a mixture, which are ``documents`` together.
+
+    Raises:
+        DataError: the cursor is not of these documents in this order.
+    """
+    known = fingerprint(documents, seed, by)
+    if not parts:
+        start = Cursor.resume(cursor, documents, seed, by) if cursor is not None else Cursor(known)
+        stream, packer = Stream(documents, seed, start, by), by.get("packer")
+        return PackedRows(stream, packer, cursor) if packer else PlainRows(stream)
+    if cursor is not None:
+        check_cursor(cursor, known)
+    places, given = (cursor["sources"], cursor["given"]) if cursor else ([None] * len(parts), None)
+    sources = [
+        open_rows(part, seed, by, place) for (_, part), place in zip(parts, places, strict=True)
+    ]
+    return MixedRows(sources, [weight for weight, _ in parts], known, given)

@@ -12,6 +12,7 @@ import json
 import random
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -35,7 +36,7 @@ from minillm_core.text import plain
 
 _PLURAL = re.compile(r"(?<=document)s|(?<=line)s|(?<=word)s|(?<=time)s")  # in a note
 
-_VERSION = 3
+_VERSION = 4
 """Of everything that turns files into ids; another one makes the cache anew."""
 
 SAMPLE = 64 << 20
@@ -60,6 +61,7 @@ class TokenCache:
         progress: called with how far each phase has come.
         sources: the files that were found.
         where: their name in messages.
+        path_of: int64 (documents,): which of ``paths`` each document is from; None before there are any.
     """
 
     paths: Sequence[str]
@@ -68,6 +70,7 @@ class TokenCache:
     say: Callable[[str], None]
     detail: Callable[[str], None]
     progress: Progress | None
+    path_of: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         self.sources = find(self.paths, self.say)
@@ -138,7 +141,9 @@ class TokenCache:
 
     def _entry(self, rule: list[object]) -> Path:
         digests = [self._digests[source] for source in self.sources]
-        return self.folder / "tokens" / digest(json.dumps([_VERSION, self.vocab, digests, rule]))
+        files = [*Counter(source.given for source in self.sources).values()]  # of each path
+        key = [_VERSION, self.vocab, digests, files, rule]
+        return self.folder / "tokens" / digest(json.dumps(key))
 
     def _open(self, entry: Path) -> Entry | None:
         content = digest(" ".join(self._digests[source] for source in self._mapped))
@@ -147,6 +152,7 @@ class TokenCache:
             opened = open_entry(entry, self._shards, self.vocab, content, self.say, self.progress)
         for source in self._mapped:
             source.check_unchanged()
+        self.path_of = opened.paths if opened else None
         for note, count in sorted(opened.notes.items()) if opened else ():
             tell = self.detail if note == EMPTY else self.say
             what, _, which = note.partition(": ")
@@ -159,14 +165,14 @@ class TokenCache:
     ) -> Entry:
         reading = self._reading("tokenising")
         with self._writing(), Writer(entry, self.vocab, plain(self.where)) as writer:
-            self._encode(tokenizer, end_of_text, reading, writer)
+            documents = self._encode(tokenizer, end_of_text, reading, writer)
             for source in self.sources:
                 source.check_unchanged()
             if not writer.documents:
                 raise DataError(
                     "the data are empty", where=self.where, fix="give files with text in them"
                 )
-            writer.commit(end_of_text, dict(reading.notes), tokenizer, sample)
+            writer.commit(end_of_text, dict(reading.notes), tokenizer, sample, documents)
         opened = self._open(entry)
         if opened is None:
             raise DataError(
@@ -196,11 +202,16 @@ class TokenCache:
 
     def _encode(
         self, tokenizer: Tokenizer | None, end_of_text: int, reading: Reading, writer: Writer
-    ) -> None:
-        """Write the ids of every document: those of the files that are read, then the shards'."""
+    ) -> list[tuple[int, int]]:
+        """Write the ids of every document: those of the files that are read, then the shards'.
+
+        Returns:
+            (number of a path, documents from it), in their order.
+        """
         if tokenizer and self.detail is not self.say:  # not worth a line of its own elsewhere
             self.detail(f"tokenising with {tokenizer.encoder}")
-        documents = self._documents(reading, text=tokenizer is not None)
+        read = Counter[int]()
+        documents = self._documents(reading, text=tokenizer is not None, read=read)
         for document, ids in encode_documents(documents, tokenizer, reading):
             if isinstance(document, Continued):
                 writer.more(ids)
@@ -208,12 +219,24 @@ class TokenCache:
                 writer.document(end_of_text, ids)
         total = sum(ids.nbytes for ids, _ in self._shards)
         tick = ticker(self.progress if self._shards else None, "checking the files", total)
-        for ids, file in self._shards:
+        mapped = []
+        for source, (ids, file) in zip(self._mapped, self._shards, strict=True):
             check_ids(ids, self.vocab, file.path, tick)
-            writer.shard(starts(ids, end_of_text), len(ids))
+            begins = starts(ids, end_of_text)
+            writer.shard(begins, len(ids))
+            mapped.append((source.given, len(begins)))
+        return [*sorted(read.items()), *mapped]
 
-    def _documents(self, reading: Reading, text: bool = True) -> Iterator[Document]:
-        """Read the documents of all files that are not mapped; refuse text unless it is expected."""
+    def _documents(
+        self, reading: Reading, text: bool = True, read: Counter[int] | None = None
+    ) -> Iterator[Document]:
+        """Read the documents of all files that are not mapped; refuse text unless it is expected.
+
+        Args:
+            reading: bounds, progress and notes.
+            text: it is expected.
+            read: documents from each path, counted.
+        """
         for source in self.sources:
             if source.format.read is None:
                 continue
@@ -226,6 +249,8 @@ class TokenCache:
                         fix="give ids; or train with data.tokenizer=PATH, the one the ids were "
                         "made with",
                     )
+                if read is not None and not isinstance(document, Continued):
+                    read[source.given] += 1
                 yield document
 
     def _reading(self, what: str) -> Reading:

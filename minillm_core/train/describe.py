@@ -11,7 +11,7 @@ from minillm_core.plan.render import amount, exportable
 from minillm_core.train.errors import command
 from minillm_core.train.events import Evaluated, Throughput
 from minillm_core.train.job import Job
-from minillm_core.train.progress import duration, losses
+from minillm_core.train.progress import by_source, duration, losses
 from minillm_core.train.validation import Trend
 
 EPOCHS = 4
@@ -25,6 +25,7 @@ def start(job: Job, *, verbose: bool = False) -> Iterator[str]:
     plugins = ", plugins " + ", ".join(one.name for one in plan.plugins) if plan.plugins else ""
     yield f"data: {job.corpus.description}"
     yield f"model: {size}{plugins}; {_budget(job)}"
+    yield from _mixture(job)
     yield from (f"warning: {warning}" for warning in job.warnings)
     yield from (f"note: {note}" for note in (*plan.notes, *job.notes))
     if verbose:
@@ -49,6 +50,18 @@ def _details(job: Job) -> Iterator[str]:
         if choice.reason != "preferred":
             yield f"kernel {choice.op} {choice.kernel}: {choice.reason}"
     yield from (f"note: {note}" for note in (*bound.notes, *job.details))
+
+
+def _mixture(job: Job) -> Iterator[str]:
+    """Write the share of each source of a mixture, and how often the run reads it."""
+    parts, train = job.corpus.parts, job.config.train
+    total = sum(one.weight for one in parts)
+    for one in parts:
+        share, often = one.weight / total, ""
+        if train.steps is not None:
+            read = share * job.plan.tokens_per_step * train.steps / one.train.tokens
+            often = f", {_counted(read)}"
+        yield f"mixture: {100 * share:.2f} % {one.name}, {one.train.tokens:,} tokens{often}"
 
 
 @dataclass(frozen=True)
@@ -82,7 +95,8 @@ def end(job: Job, out: Path, made: Outcome) -> Iterator[str]:
             f"{of['split']:,} pieces begin inside a document"
         )
     if (found := made.evaluated) is not None:
-        yield f"held-out loss {losses(found.val_loss, found.bits_per_byte)}{_best(made)}"
+        of = by_source(found)
+        yield f"held-out loss {losses(found.val_loss, found.bits_per_byte)}{of}{_best(made)}"
     if epochs > EPOCHS:
         yield f"the text was read {epochs:.0f} times: more text (--data) would help the most"
     kept = "checkpoints/, " if job.config.checkpoint.every != 0 else ""

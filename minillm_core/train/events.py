@@ -79,6 +79,17 @@ class Evaluated(Event):
     val_loss: float  # nats per token, main target
     bits_per_byte: float | None  # None without a tokenizer
     tokens: int = 0  # predictions made
+    sources: Mapping[str, Any] = field(default_factory=dict)  # of a mixture: path -> its figures
+
+    def figures(self) -> dict[str, Any]:
+        """Give its figures without the step."""
+        shown = asdict(self)
+        return {key: shown[key] for key in ("val_loss", "bits_per_byte", "tokens")}
+
+    def data(self) -> dict[str, Any]:
+        """Give it as one JSON object, with ``sources`` where there are several."""
+        shown = super().data()
+        return shown if self.sources else {k: v for k, v in shown.items() if k != "sources"}
 
 
 @dataclass(frozen=True)

@@ -94,6 +94,7 @@ class Feed(Iterator[StepBatch]):
             by=job.plan.arrangement,
             on_batch=on_batch,
             cursor=cursor,
+            parts=[(one.weight, one.train) for one in job.corpus.parts],
             memory=(lambda: {"random": streams.data()}) if on_batch else dict,
             cancelled=self._cancelled,
         )

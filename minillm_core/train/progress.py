@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from minillm_core.text import printable
@@ -49,9 +50,19 @@ def losses(nats: float, bits: float | None) -> str:
     return f"{nats:.3f}" + ("" if bits is None else f", {bits:.3f} bits/byte")
 
 
+def by_source(found: Evaluated) -> str:
+    """Write the losses of a mixture's sources, in brackets; nothing for a single one."""
+    each = (
+        f"{Path(name).name} {losses(one['val_loss'], one['bits_per_byte'])}"
+        for name, one in found.sources.items()
+    )
+    return f" ({'; '.join(each)})" if found.sources else ""
+
+
 def held_out(found: Evaluated, vocab: int | None = None) -> str:
     """Write the held-out loss after a step; at the start beside that of a model which knows nothing."""
     text = f"step {found.step:,}: held-out loss {losses(found.val_loss, found.bits_per_byte)}"
+    text += by_source(found)
     if found.step > 0 or not vocab:
         return text
     uniform = math.log(vocab)

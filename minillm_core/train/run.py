@@ -358,7 +358,7 @@ class Run:
             )
         evaluation = Validation(
             model,
-            batches,
+            {"": batches},
             bytes_per_token(tokenizer, vocab) if tokenizer else None,
             text=", ".join(paths),
             seen=seen,

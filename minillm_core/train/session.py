@@ -471,7 +471,13 @@ def _attributed(job: Job, step: Callable[[], int]) -> Iterator[None]:
 def _evaluations(lines: Sequence[Mapping[str, Any]]) -> list[events.Evaluated]:
     """List the evaluations that earlier processes of the run made, up to where it resumes."""
     return [
-        events.Evaluated(one["step"], one["val_loss"], one["bits_per_byte"], one.get("tokens", 0))
+        events.Evaluated(
+            one["step"],
+            one["val_loss"],
+            one["bits_per_byte"],
+            one.get("tokens", 0),
+            one.get("sources", {}),
+        )
         for one in lines
         if one.get("event") == events.Evaluated.event and one["val_loss"] is not None
     ]

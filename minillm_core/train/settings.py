@@ -123,7 +123,7 @@ def fit_vocabulary(loaded: Loaded) -> Loaded:
     own = loaded.origins[key].startswith("preset ") and config.data.tokenizer is None
     if not own or not config.data.paths:
         return loaded
-    vocab = fitting_vocabulary(config.data.paths, config.model.vocab)
+    vocab = fitting_vocabulary(config.data.files, config.model.vocab)
     if vocab == config.model.vocab:
         return loaded
     note = (

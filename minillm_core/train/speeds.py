@@ -199,11 +199,11 @@ def _corpus(config: Config) -> str | None:
     """Make a key of the data by names, sizes and dates; None: they cannot be found."""
     data = config.data
     try:
-        sources = find(data.paths, lambda text: None)
+        sources = find(data.files, lambda text: None)
     except DataError:
         return None
     files = [(str(one.path.resolve()), one.size, one.modified) for one in sources]
-    return _digest([files, data.val, data.tokenizer, config.model.vocab])
+    return _digest([files, data.weights, data.val, data.tokenizer, config.model.vocab])
 
 
 def _digest(value: object) -> str:

@@ -20,15 +20,21 @@ from minillm_core.train.job import Job
 
 @dataclass(eq=False)
 class Validation:
-    """An evaluation of a model on a fixed list of batches."""
+    """An evaluation of a model on fixed lists of batches, one a source of the text.
+
+    Of several sources the loss is the mean by their weights, and bits per byte are those of a text
+    whose tokens come from them in these proportions.
+    """
 
     model: Model
-    batches: Iterable[Batch]  # the same every time; labels -1 where nothing is predicted
+    # by source; the same every time; labels -1 where nothing is predicted
+    batches: Mapping[str, Iterable[Batch]]
     token_bytes: np.ndarray | None  # int (vocab,): UTF-8 bytes of each id; None: no tokenizer
     cancelled: Callable[[], bool] = lambda: False  # polled before every batch
     progress: Callable[[int], None] = lambda predictions: None  # takes their number so far
     text: str = "the held-out text"  # where the batches are from, for an error
     seen: Mapping[str, int] = field(default_factory=dict)  # counts of hooks.batch_hook
+    weights: Mapping[str, float] = field(default_factory=dict)  # of the sources; default: 1
     predictions: int = 0  # of the last evaluation
 
     def __call__(self, step: int) -> Evaluated | None:
@@ -37,15 +43,28 @@ class Validation:
         Raises:
             DataError: nothing is predicted.
         """
-        total = Counter[str]()
-        try:
-            nats, self.predictions = self.model.evaluate(self._counted(total))
-        except _Cancelled:
-            return None
-        if not self.predictions:
+        found, total = dict[str, Evaluated](), Counter[str]()
+        share, nats, spelt = 0.0, 0.0, 0.0  # weights, and nats and bytes a token times these
+        for name, batches in self.batches.items():
+            before, weight = Counter(total), self.weights.get(name, 1.0)
+            try:
+                lost, predictions = self.model.evaluate(self._counted(batches, total))
+            except _Cancelled:
+                return None
+            if predictions:
+                size = total["bytes"] - before["bytes"]
+                rate = _bits_per_byte(lost, size)
+                found[name] = Evaluated(step, lost / predictions, rate, predictions)
+                share, nats = share + weight, nats + weight * lost / predictions
+                spelt += weight * size / predictions
+        self.predictions = sum(one.tokens for one in found.values())
+        if not found:
             raise self._unlabelled()
-        rate = nats / math.log(2) / total["bytes"] if total["bytes"] else None
-        return Evaluated(step, nats / self.predictions, rate, self.predictions)
+        if len(self.batches) == 1:
+            return next(iter(found.values()))
+        each = {name: one.figures() for name, one in found.items()}
+        rate = _bits_per_byte(nats, spelt)
+        return Evaluated(step, nats / share, rate, self.predictions, sources=each)
 
     def _unlabelled(self) -> DataError:
         """Make the error of an evaluation without a label, with the plugins that took the labels away."""
@@ -59,9 +78,9 @@ class Validation:
         what = "there is nothing to predict in the evaluation: every label is -1"
         return DataError(what + by, where=self.text, fix=fix)
 
-    def _counted(self, total: Counter[str]) -> Iterator[Batch]:
+    def _counted(self, batches: Iterable[Batch], total: Counter[str]) -> Iterator[Batch]:
         """Yield the batches, adding up the bytes of what they predict."""
-        for batch in self.batches:
+        for batch in batches:
             if self.cancelled():
                 raise _Cancelled
             self.progress(total["predictions"])
@@ -71,6 +90,10 @@ class Validation:
             if self.token_bytes is not None:
                 total["bytes"] += int(self.token_bytes[predicted].sum(dtype=np.int64))
             yield batch
+
+
+def _bits_per_byte(nats: float, spelt: float) -> float | None:
+    return nats / math.log(2) / spelt if spelt else None
 
 
 class _Cancelled(Exception):
@@ -98,21 +121,29 @@ def validation(
         progress: takes the numbers of predictions made and to make, before every batch.
     """
     config, tokenizer, val = job.config, job.corpus.tokenizer, job.config.data.val
-    batches = ValidationBatches(
-        job.corpus.val,
-        rows=config.train.rows,
-        seq_len=config.train.seq_len,
-        tokens=tokens,
-        seed=None,  # it is in seeded order already
-        on_batch=plan_hook(job.plan, seen=job.seen),
-        share=share,
-    )
+    held = {one.name: (one.weight, one.val) for one in job.corpus.parts if one.val is not None}
+    held = held or {"": (1.0, job.corpus.val)}
+    total = sum(weight for weight, _ in held.values())
+    batches = {
+        name: ValidationBatches(
+            documents,
+            rows=config.train.rows,
+            seq_len=config.train.seq_len,
+            tokens=max(1, round(tokens * weight / total)),
+            seed=None,  # it is in seeded order already
+            on_batch=plan_hook(job.plan, seen=job.seen),
+            share=share,
+        )
+        for name, (weight, documents) in held.items()
+    }
+    predictions = sum(one.predictions for one in batches.values())
     return Validation(
         job.trainer,
         batches,
         bytes_per_token(tokenizer, config.model.vocab) if tokenizer else None,
         cancelled=cancelled,
-        progress=lambda done: progress(done, batches.predictions),
+        progress=lambda done: progress(done, predictions),
+        weights={name: weight for name, (weight, _) in held.items()},
         text=f"data.val = {val}" if isinstance(val, float) else f"the held-out text {val}",
         seen=job.seen,
     )

@@ -11,7 +11,7 @@ import pytest
 
 from tools.size import File, count, packages, summary
 
-CEILING = 20_400
+CEILING = 20_600
 """Lines of code that the core may have.
 
 It is what the core has today, rounded up to the next hundred; each step lowers the number. The aim is
@@ -21,6 +21,9 @@ number, write here what the lines are for.
 20,200 to 20,400: the claims of order and packer in build_data (180 lines: pieces, checked rows, their
 counts and cursor); `progress` of on_batch and fastokens (90); formats by entry points and .zst
 (75). Listing and clearing the token cache (66) and its commands (70) left for minillm-data.
+
+20,400 to 20,600: mixtures (which path a document is from, rows by weight and their cursor, a held-out
+part and a loss of each source, ranks that read together).
 """
 
 SOURCE = '''\

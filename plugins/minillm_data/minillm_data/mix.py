@@ -11,7 +11,6 @@ that where sources are many.
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from minillm_core import ConfigError, DataError
-from minillm_core.documents import Progress, Tokenizer, grouped
+from minillm_core.documents import Progress, Tokenizer, grouped, weighted_path
 from minillm_data.files import ANY, Malformed
 from minillm_data.output import Output, check_outside, key_of
 from minillm_data.report import page
@@ -29,7 +28,6 @@ from minillm_lab.page import section, table
 
 Say = Callable[[str], None]
 
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _TOGETHER = 1 << 20  # bytes of lines that are measured in one call
 _PRECISION = 10**9  # shares are whole numbers of this
 _NO_BYTES = (
@@ -67,8 +65,7 @@ class Input:
         Raises:
             ConfigError: the weight is not above 0.
         """
-        path, colon, last = text.rpartition(":")
-        return cls(path, float(last)) if colon and _NUMBER.fullmatch(last) else cls(text)
+        return cls(*weighted_path(text))
 
 
 def mix(

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minillm_core.data import Cursor, Documents
-from minillm_core.data.batch import Stream, pack
 from minillm_core.data.documents import fingerprint, order
+from minillm_core.data.stream import Stream, pack
 from minillm_core.errors import DataError
 
 VOCAB = 1000
