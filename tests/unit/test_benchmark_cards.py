@@ -18,7 +18,16 @@ from minillm_core.plugins.cards import FOLDER, PAIRS, read_cards
 from minillm_core.plugins.manager import find
 from tools.repository import ours
 
-WITHOUT = {"role_lr", "tensorboard", "trackio", "wandb", "best_fit", "eos_align", "length_buckets"}
+WITHOUT = {
+    "role_lr",
+    "tensorboard",
+    "trackio",
+    "wandb",
+    "best_fit",
+    "eos_align",
+    "length_buckets",
+    "length_curriculum",
+}
 """One that does nothing until it is told what, those that change no training, and those that choose
 rows: what they are worth depends on the lengths of the text's documents, and is not measured yet."""
 

@@ -78,12 +78,13 @@ def _rows(plan: minillm.Plan, claimed: str) -> str:
     longest = 3 * plan.config.train.seq_len  # some fit into a row, some do not
     train, seed = plan.config.train, plan.config.data.seed
     sizes = {"rows": train.rows, "accumulate": 1, "seq_len": train.seq_len, "seed": seed}
+    sizes |= {"shape_at": plan.shape_at, "by": plan.arrangement}
     documents = Documents.of(
         [rng.integers(0, vocab, n) for n in rng.integers(1, longest, 40)], vocab
     )
 
     def read(steps: int, cursor: Mapping[str, Any] | None = None) -> list[StepBatch]:
-        with Loader(documents, **sizes, by=plan.arrangement, cursor=cursor) as loader:
+        with Loader(documents, **sizes, step=LOADED - steps, cursor=cursor) as loader:
             return [next(loader) for _ in range(steps)]
 
     try:
