@@ -30,6 +30,7 @@ import xxhash
 from minillm_core import disk
 from minillm_core.data.documents import Documents, MappedFile, digest
 from minillm_core.data.formats import Progress, ticker
+from minillm_core.data.sources import Source
 from minillm_core.data.tokenizer import LARGEST_TOKENIZER, Tokenizer
 from minillm_core.errors import DataError
 
@@ -37,6 +38,11 @@ _IDS, _SPANS, _META, _TOKENIZER = "ids.bin", "spans.npy", "meta.json", "tokenize
 _NAME = re.compile(r"[0-9a-f]{32}(\.tmp-[0-9a-f]+)?")
 _ABANDONED_SECONDS = 24 * 3600  # where the file system knows no locks
 _LARGEST_META = 1 << 20  # bytes
+_DIGESTS = "digests.json"
+_HEX = re.compile("[0-9a-f]{32}")
+_LARGEST_DIGESTS = 32 << 20  # bytes
+_MOST_DIGESTS = 400_000
+_SETTLED = 3.0  # seconds after which another write must show in a file's times
 _ROOT = 0  # may write anywhere, so that its folders are no worse than one's own
 _CHUNK = 1 << 22  # ids looked at together
 
@@ -169,6 +175,63 @@ class Writer:
         except OSError:
             if not self._entry.is_dir():  # otherwise another process was faster
                 raise
+
+
+class Digests:
+    """Digests of files by the time and place of their content, so that a later start reads no file again.
+
+    A file's key is its device, inode, size, and both times: whoever writes to it changes the second
+    one, which no program can set. A file that changed within the clock's last seconds gets no entry,
+    since another change might leave the same times.
+
+    Args:
+        folder: keeps them, in digests.json; what is not understood there is read anew.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path, self._known, self._new = folder / _DIGESTS, dict[str, str](), dict[str, str]()
+        with suppress(OSError, ValueError, RecursionError):
+            _check_owner(folder)
+            held = json.loads(disk.read_file(self._path, _LARGEST_DIGESTS))
+            if isinstance(held, dict):
+                self._known = {str(key): str(value) for key, value in held.items()}
+
+    def of(self, source: Source, tick: Callable[[int], None]) -> str:
+        """Look a file's digest up, or read the file.
+
+        Args:
+            source: the file.
+            tick: called with the bytes that are done.
+
+        Raises:
+            DataError: it cannot be read.
+        """
+        with suppress(OSError):
+            found = source.path.stat()
+            place = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+            key = digest(f"{place} {source.format.name} {source.packing}")
+            if _HEX.fullmatch(self._known.get(key, "")):
+                tick(source.size)
+            elif time.time() - found.st_ctime < _SETTLED:
+                return source.digest(tick)
+            else:
+                self._known[key] = source.digest(tick)
+            self._new[key] = self._known[key]
+            return self._known[key]
+        return source.digest(tick)
+
+    def keep(self) -> None:
+        """Write those of this start first, then earlier ones, up to a bound.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        kept = [
+            *self._new.items(),
+            *(one for one in self._known.items() if one[0] not in self._new),
+        ]
+        if self._new:
+            disk.replace(self._path, json.dumps(dict(kept[:_MOST_DIGESTS])).encode())
 
 
 def sweep(cache: Path) -> None:

@@ -29,7 +29,7 @@ from minillm_core.data.documents import Documents, MappedFile, digest
 from minillm_core.data.formats import EMPTY, Document, Progress, Reading, ticker
 from minillm_core.data.shards import check_ids, map_shard, starts
 from minillm_core.data.sources import Source, find
-from minillm_core.data.store import Entry, Writer, open_entry, sweep
+from minillm_core.data.store import Digests, Entry, Writer, open_entry, sweep
 from minillm_core.data.tokenizer import Tokenizer, grouped
 from minillm_core.errors import DataError
 from minillm_core.text import plain
@@ -137,7 +137,12 @@ class TokenCache:
     def _digests(self) -> dict[Source, str]:
         total = sum(source.size for source in self.sources)
         tick = ticker(self.progress, "checking the files", total)
-        return {source: source.digest(tick) for source in self.sources}
+        with self._writing():
+            digests = Digests(self.folder)
+            found = {source: digests.of(source, tick) for source in self.sources}
+            self.folder.mkdir(parents=True, exist_ok=True)
+            digests.keep()
+        return found
 
     def _entry(self, rule: list[object]) -> Path:
         digests = [self._digests[source] for source in self.sources]

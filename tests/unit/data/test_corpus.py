@@ -28,6 +28,7 @@ from minillm_core.data import (
 )
 from minillm_core.data.corpus import split
 from minillm_core.data.documents import digest
+from minillm_core.data.sources import Source
 from minillm_core.data.store import Writer
 from minillm_core.data.tokenise import TokenCache
 from minillm_core.errors import DataError
@@ -516,3 +517,47 @@ def test_progress_begins_at_once_and_each_phase_at_nothing_done(
         assert phase[0] == (what, 0, size)
         assert phase[-1] == (what, size, size)
     assert prepare() == [check]
+
+
+def test_a_file_is_read_once_and_again_when_anything_of_it_changes(
+    corpus_of: Open,
+    jsonl: Callable,
+    texts: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    read: list[Path] = []
+    digest_of = Source.digest
+
+    def counted(source: Source, tick: Callable[[int], None] = lambda count: None) -> str:
+        read.append(source.path)
+        return digest_of(source, tick)
+
+    monkeypatch.setattr(Source, "digest", counted)
+    paths = [jsonl(texts), jsonl(texts[:20], "more.jsonl")]
+    first = corpus_of(paths).fingerprint
+    assert read == paths
+    assert corpus_of(paths).fingerprint == first
+    assert read == paths * 2  # written a moment ago: another write might leave the same times
+
+    monkeypatch.setattr(store, "_SETTLED", -1.0)
+    for _ in range(2):
+        assert corpus_of(paths).fingerprint == first
+    assert read == paths * 3
+    status = paths[0].stat()
+    paths[0].write_text(paths[0].read_text().replace("cat", "dog"))
+    os.utime(paths[0], ns=(status.st_atime_ns, status.st_mtime_ns))  # the same size and time
+    assert corpus_of(paths).fingerprint != first
+    assert read == [*paths * 3, paths[0]]
+
+    kept = tmp_path / "cache" / "digests.json"
+    for damaged in (
+        "",
+        "[1]",
+        '{"a": ',
+        json.dumps(dict.fromkeys(json.loads(kept.read_text()), "?")),
+    ):
+        kept.write_text(damaged)
+        read.clear()
+        corpus_of(paths)
+        assert read == paths
