@@ -12,8 +12,9 @@ from minillm_core.backends.base import Batch, Phase, StepResult
 from minillm_core.errors import PluginCodeError
 from minillm_core.nn.module import declared, named_modules
 from minillm_core.nn.param import State
-from minillm_core.plan import Plan, variants_of
+from minillm_core.plan import Plan
 from minillm_core.plan.build import owners_of
+from minillm_core.plan.plan import variants_of
 
 Arrays = dict[str, Any]
 
@@ -55,10 +56,8 @@ def warmed(plan: Plan, phase: Phase, host: Batch) -> Iterator[tuple[Mapping[str,
         if shape is None:
             yield staged, 0, host
             continue
-        sizes = {
-            name: (shape.rows, shape.seq_len, *field.shape[2:]) for name, field in host.items()
-        }
-        batch = {name: np.resize(field, sizes[name]) for name, field in host.items()}
+        size = shape.rows, shape.seq_len
+        batch = {name: np.resize(part, (*size, *part.shape[2:])) for name, part in host.items()}
         what = f"compiling for {shape.rows} rows of {shape.seq_len} ({number} of {len(variants)})"
         with phase(what):
             yield staged, shape.accumulate, batch

@@ -123,13 +123,12 @@ def _items(parts: Sequence[str], any_number: bool) -> str:
 
 
 def _bounded(kind: str, limits: Mapping[str, Any]) -> str:
-    low, above, high, below = (limits.get(name) for name in ("ge", "gt", "le", "lt"))
+    low, above, high = (limits.get(name) for name in ("ge", "gt", "le"))
     if low is not None and high is not None:
         return f"{kind} from {low:g} to {high:.10g}"
     if low is not None:
         return f"{kind} of at least {low:g}"
     kind += "" if above is None else f" above {above:g}"
-    kind += "" if below is None else f" and below {below:g}"
     return kind + ("" if high is None else f" and at most {high:.10g}")
 
 
@@ -181,12 +180,15 @@ def validated(settings: Mapping[str, Setting], plugins: Mapping[str, Mapping[str
         if key not in settings:
             raise ConfigError(f"{key} has no value", fix=f"{key}=... ({purpose(key)})") from None
         place, wanted, value = key, expected(key), settings[key].value
-        if key == "train.stages" and len(path) == 4 and path[3] in Stage.model_fields:
-            # of one stage, by its own words: path is train, stages, 0, rows
-            given = value if isinstance(value, list | tuple) else [value]
-            wanted = describe(Stage.model_fields[path[3]], _WORDS)
-            place = f"{path[3]} of stage {int(path[2]) + 1}"
-            value = given[int(path[2])].get(path[3], "nothing")
+        if len(path) == 4 and path[3] in Stage.model_fields:  # train, stages, 0, rows
+            number, name = int(path[2]), path[3]
+            place, wanted = (
+                f"{name} of stage {number + 1}",
+                describe(Stage.model_fields[name], _WORDS),
+            )
+            value = (value if isinstance(value, list | tuple) else [value])[number].get(
+                name, "nothing"
+            )
         raise ConfigError(
             f"{place} must be {wanted}, not {show(value)}",
             where=settings[key].where,
@@ -307,33 +309,19 @@ def _impossible(config: Config) -> Iterator[tuple[str, str, str | None]]:
 
 def _impossible_stages(train: TrainConfig) -> Iterator[tuple[str, str, str | None]]:
     """Yield what is wrong with the stages of a run, in the manner of :func:`_impossible`."""
-    form = "train.stages=[{until=0.25, rows=32, seq_len=256}]"
-    if train.stages and (train.steps is None or train.minutes is not None):
-        yield (
-            "stages end at shares of train.steps, and a run by the clock does not know how many "
-            "steps it has: batches are made ahead of training",
-            "train.stages train.minutes",
-            "a number of steps instead of minutes (--steps N), or leave train.stages out",
-        )
-    before, steps = 0.0, train.steps or 1
+    before, form = 0.0, "train.stages=[{until=0.25, rows=32, seq_len=256}]"
     for number, (stage, shape) in enumerate(zip(train.stages, train.shapes, strict=False), 1):
-        if stage.until <= before:
-            what = (
-                f"stage {number} ends at {stage.until:g} of the run, the one before at {before:g}"
-            )
-            yield what, "train.stages", f"shares that rise: {form}"
-        elif int(stage.until * steps + 1e-9) == int(before * steps + 1e-9):
-            what = f"no step of {steps:,} falls into stage {number}, which ends at {stage.until:g}"
-            yield what, "train.stages train.steps", "leave the stage out, or give it a larger share"
+        what, keys = f"stage {number}, which ends at {stage.until:g} of the run,", "train.stages"
+        begun, ended = (
+            round(share * (train.steps or 10**6), 6) // 1 for share in (before, stage.until)
+        )
+        if ended <= begun:
+            yield f"no step falls into {what}", f"{keys} train.steps", f"shares that rise: {form}"
         if not stage.model_fields_set - {"until"}:
-            yield f"stage {number} changes nothing", "train.stages", form
-        if shape.seq_len > train.seq_len:
-            yield (
-                f"stage {number} has rows of {shape.seq_len:,} tokens, and the model is made for "
-                f"train.seq_len={train.seq_len:,} at most",
-                "train.stages train.seq_len",
-                "train.seq_len is the longest row of a run: raise it, or shorten the stage's",
-            )
+            yield f"{what} changes nothing", keys, form
+        if (length := shape.seq_len) > train.seq_len:
+            fix = f"train.seq_len={length}, which is the longest row of a run, or a shorter stage"
+            yield f"{what} has rows of {length:,} tokens", f"{keys} train.seq_len", fix
         before = stage.until
 
 

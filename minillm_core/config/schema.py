@@ -50,7 +50,7 @@ class Shape(NamedTuple):
 class Stage(Section):
     """An early part of a run whose batches have other sizes."""
 
-    until: float = Field(gt=0, lt=1, description="share of train.steps that is over at its end")
+    until: float = Field(gt=0, le=1, description="share of train.steps that is over at its end")
     rows: int | None = Field(None, ge=1, description="in the place of train.rows")
     accumulate: int | None = Field(None, ge=1, description="in the place of train.accumulate")
     seq_len: int | None = Field(None, ge=1, description="in the place of train.seq_len")

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from typing import Any
 
 from minillm_core.config.load import Loaded
-from minillm_core.config.schema import Config
+from minillm_core.config.schema import Config, TrainConfig
 from minillm_core.errors import PlanError
 from minillm_core.nn.block import BlockSpec, Omitted
 from minillm_core.nn.decoder import DecoderSpec, decoder, layer_geometry
@@ -23,14 +23,7 @@ from minillm_core.nn.param import Param
 from minillm_core.nn.reference import Function, place_of, resolve
 from minillm_core.optim.schedules import TrainSchedule
 from minillm_core.plan.plan import BATCH, Export, Plan, PlannedPlugin, as_json
-from minillm_core.plan.slots import (
-    CORE,
-    Placement,
-    SlotState,
-    SlotTable,
-    hook_reports,
-    kernel_reports,
-)
+from minillm_core.plan.slots import Placement, SlotState, SlotTable, hook_reports, kernel_reports
 from minillm_core.plugins import builders
 from minillm_core.plugins.attribution import digest_of
 from minillm_core.plugins.builders.data import Shaping
@@ -75,7 +68,7 @@ def build_plan(
     fields, arrangement, shaping = data.fields.resolve(), data.arrangement(), data.shaping()
     _check_data(data, manager, config)
     if shaping is not None:
-        _check_shapes(shaping, arrangement, spec)
+        _check_shapes(shaping, arrangement.get("packer"), spec, config.train)
     table = state.table()
     build_nodes_once(spec, table, manager)
     model = decoder(spec)
@@ -108,12 +101,7 @@ def build_plan(
         plugins=tuple(_planned(one, model, parameters, table) for one in manager.plugins),
         placements=placements,
         digests=_digests(
-            manager,
-            spec,
-            parameters,
-            [group.rule.data() for group in groups],
-            arrangement,
-            shaping and shaping.choose.reference,
+            manager, spec, parameters, [g.rule.data() for g in groups], (arrangement, shaping)
         ),
         core_version=version("minillm-core"),
         export=_export(manager, placements),
@@ -206,25 +194,36 @@ def _check_absent(owner: str, place: str, at: str, site: str, model: builders.Mo
         ).concerning(where, plugins=(owner, min(claimants)))
 
 
-def _check_shapes(shaping: Shaping, arrangement: Mapping[str, Function], spec: DecoderSpec) -> None:
+def _check_shapes(
+    shaping: Shaping, packer: Function | None, spec: DecoderSpec, train: TrainConfig
+) -> None:
     """Refuse rows of several lengths where a packer, or a target that looks ahead, cannot have them."""
-    lengths, packer = {shape.seq_len for shape in shaping.shapes}, arrangement.get("packer")
-    who = "train.stages" if (owner := shaping.choose.owner) == CORE else f"plugin '{owner}'"
+    lengths, who = {shape.seq_len for shape in shaping.shapes}, shaping.choose.owner
+    if train.steps is None or train.minutes is not None:
+        raise _by_the_clock(who, f"'{who}' sizes batches by the share of the steps that are over")
     if len(lengths) > 1 and packer and not resolve(packer.reference).any_capacity:
         raise PlanError(
-            f"the packer of plugin '{packer.owner}' lays out rows of one length, and {who} changes it",
+            f"the packer of plugin '{packer.owner}' lays out rows of one length, '{who}' changes it",
             where="data.packer",
-            fix=f"leave out '{packer.owner}' or {who}; a packer that reads self.capacity for each row "
-            "says any_capacity = True in its class",
+            fix=f"leave out '{packer.owner}' or '{who}'; a packer that reads self.capacity for each "
+            "row says any_capacity = True in its class",
         ).concerning("data.packer", plugins=(packer.owner,))
-    for target in spec.loss.targets:
-        if target.offset is not None and target.offset > min(lengths):
+    for one in spec.loss.targets:
+        if (ahead := one.offset or 1) > (shortest := min(lengths)):
             raise PlanError(
-                f"plugin '{target.owner}' predicts {target.offset} tokens ahead, and {who} makes rows "
-                f"of {min(lengths)} tokens",
-                where=f"loss.target[{target.key}]",
-                fix=f"rows of {target.offset} tokens or more, or nearer targets",
-            ).concerning(plugins=(target.owner,))
+                f"plugin '{one.owner}' predicts {ahead} tokens ahead, in rows of {shortest} tokens",
+                where=f"{who}, loss.target[{one.key}]",
+                fix=f"rows of {ahead} tokens or more, or nearer targets",
+            ).concerning(plugins=(one.owner,))
+
+
+def _by_the_clock(who: str, what: str) -> PlanError:
+    """Make the error of a run whose number of steps must be known."""
+    return PlanError(
+        f"{what}, which a run by the clock does not know: batches are made ahead of training",
+        where="train.minutes",
+        fix=f"a number of steps instead (--steps N), or leave out '{who}'",
+    ).concerning(plugins=(who,))
 
 
 def _check_data(data: builders.DataSlots, manager: Manager, config: Config) -> None:
@@ -233,12 +232,7 @@ def _check_data(data: builders.DataSlots, manager: Manager, config: Config) -> N
     for one in manager.implementing("on_batch"):
         taken = inspect.signature(one.plugin.on_batch).parameters  # type: ignore[attr-defined]
         if "progress" in taken and config.train.steps is None:
-            raise PlanError(
-                f"on_batch of plugin '{one.name}' takes progress, which a run by the clock does not "
-                "know: batches are made ahead of training",
-                where="train.minutes",
-                fix=f"a number of steps instead (--steps N), or leave out '{one.name}'",
-            ).concerning(plugins=(one.name,))
+            raise _by_the_clock(one.name, f"on_batch of plugin '{one.name}' takes progress")
     fields = {name for name, _, _ in data.fields.resolve()}
     for name, owner, _ in data.fields.resolve():
         if owner not in batchers:

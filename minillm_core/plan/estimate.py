@@ -7,6 +7,7 @@ hides. Recomputation is not counted. MFU = tokens/s x flops_per_token / peak.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -146,7 +147,7 @@ def estimate(
     if dtype not in ITEMSIZE:
         raise ValueError(f"dtype {dtype!r}: one of {', '.join(ITEMSIZE)}")
     model = decoder(plan.spec)
-    scores, uncounted = _mean_scores(plan, model, progress)
+    scores, uncounted = _scores(plan, model, progress)
     rules = tuple(_rules(plan))
     return Estimate(
         dtype=dtype,
@@ -185,21 +186,14 @@ def _part_of(info: ParamInfo) -> str:
     return known.get(first, first)
 
 
-def _mean_scores(plan: Plan, model: Any, progress: float) -> tuple[int, tuple[str, ...]]:
-    """Count the scores' FLOPs a token: the mean over the tokens of a run, whose rows may change length."""
-    tokens, uncounted = Counter[int](), ()
+def _scores(plan: Plan, model: Any, progress: float) -> tuple[int, tuple[str, ...]]:
+    """Count FLOPs a token of q k^T and of its product with v, over all layers; list those uncounted.
+
+    Where rows change their length, the mean over the tokens of the run.
+    """
+    geometry, tokens = plan.spec.geometry, Counter[int]()
     for shape, steps in plan.course.items():
         tokens[shape.seq_len] += shape.tokens * steps
-    total = 0
-    for seq_len, count in tokens.items():
-        scores, uncounted = _scores(plan, model, progress, seq_len)
-        total += scores * count
-    return round(total / tokens.total()), uncounted
-
-
-def _scores(plan: Plan, model: Any, progress: float, seq_len: int) -> tuple[int, tuple[str, ...]]:
-    """Count FLOPs a token of q k^T and of its product with v, over all layers; list those uncounted."""
-    geometry = plan.spec.geometry
     width = geometry.heads * geometry.head_dim
     total, uncounted = 0, []
     attentions = plan.spec.attentions
@@ -207,13 +201,14 @@ def _scores(plan: Plan, model: Any, progress: float, seq_len: int) -> tuple[int,
         if index in attentions:
             # a layout: seq_len x stretch positions of heads / stretch heads each
             layout, window = block.attention.layout, attentions[index].window
-            keys = seq_len * (1 if layout is None else layout.stretch)
+            stretch, most = 1 if layout is None else layout.stretch, math.inf
             if window is not None and window.value is not None:
                 _, schedule = plan.schedules[window.value]
-                keys = min(keys, int(schedule.at(progress, plan.schedule)))
+                most = int(schedule.at(progress, plan.schedule))
             elif window is not None:
-                keys = min(keys, int(window.constant or 0))
-            total += 12 * width * keys
+                most = int(window.constant or 0)
+            keys = sum(min(length * stretch, most) * n for length, n in tokens.items())
+            total += round(12 * width * keys / tokens.total())
         elif block.attention is not None:
             uncounted.append(f"layers.{index}.attention of '{block.attention.owner}'")
     return total, tuple(uncounted)

@@ -132,7 +132,7 @@ class Plan:
         }
         if self.shaping is not None:  # rows of a step, however they are split
             plan["data"]["shapes"] = {
-                "choose": as_json(self.shaping.choose._asdict()),
+                "choose": as_json(self.shaping.choose),
                 "of": [[one.rows * one.accumulate, one.seq_len] for one in self.shaping.shapes],
             }
         if self.plugins:
@@ -229,25 +229,23 @@ def as_json(value: Any) -> Any:
     return value
 
 
-Variant = tuple[dict[str, int], Shape | None]
-"""Staged values, and the sizes of a batch; None where all batches have the same."""
+def variants_of(plan: Plan) -> tuple[tuple[dict[str, int], Shape | None], ...]:
+    """List what a run compiles: staged values and sizes of a batch, as they meet; None: all have one size.
 
-
-def variants_of(plan: Plan) -> tuple[Variant, ...]:
-    """List what a run compiles: staged values and sizes as they meet, the largest micro-batches first.
-
-    Those find out whether the memory suffices.
+    The largest micro-batches come first: they find out whether the memory suffices.
     """
     if len(plan.course) == 1:
         return tuple((stage, None) for stage in stages_of(plan))
-    steps, found = plan.config.train.steps or 1, dict[Any, Variant]()
-    staged = {name: plan.schedules[name][1] for name in plan.staged}
-    sizes = {shape: shape.rows * shape.seq_len for shape in plan.course}
-    for step in range(1, steps + 1):
-        stage = {n: int(s.at(step / steps, plan.schedule)) for n, s in staged.items()}
-        shape = plan.shape_at(step)
-        found[-sizes[shape], shape, *stage.values()] = stage, shape
-    return tuple(found[key] for key in sorted(found))
+    steps = plan.config.train.steps or 1
+    staged = [(name, plan.schedules[name][1]) for name in plan.staged]
+
+    def met(step: int) -> tuple[tuple[tuple[str, int], ...], Shape]:
+        values = tuple((n, int(s.at(step / steps, plan.schedule))) for n, s in staged)
+        return values, plan.shape_at(step)
+
+    found = dict.fromkeys(met(step) for step in range(1, steps + 1))
+    largest = sorted(found, key=lambda one: -one[1].rows * one[1].seq_len)
+    return tuple((dict(values), shape) for values, shape in largest)
 
 
 def stages_of(plan: Plan) -> tuple[dict[str, int], ...]:

@@ -9,7 +9,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from minillm_core.config.schema import EvalConfig, Shape
+from minillm_core.config.schema import EvalConfig
 from minillm_core.nn.block import Omitted
 from minillm_core.plan.estimate import Estimate
 from minillm_core.plan.plan import Plan, as_json
@@ -126,26 +126,19 @@ def _facts(
     for what, layers in alike.items():
         yield located(layers), what
     clipped = f"clipped to {train.clip:g}" if train.clip else "not clipped"
-    work = f"{amount(estimate.flops_per_step)}FLOP; gradients {clipped}"
-    if len(plan.course) == 1:
-        (shape,) = plan.course
-        yield "step", f"{_sizes(shape)}; {work}"
-    else:
-        yield "step", f"{plan.tokens_per_step:,} tokens on average, {work}"
-    for shape, steps in plan.course.items() if len(plan.course) > 1 else ():
-        yield f"{steps:,} steps of", _sizes(shape)
+    for shape, steps in plan.course.items():
+        yield (
+            "step" if len(plan.course) == 1 else f"{steps:,} steps",
+            f"{shape.tokens:,} tokens = rows {shape.rows} x accumulate {shape.accumulate} x seq_len "
+            f"{shape.seq_len}; {amount(estimate.flops_per_token * shape.tokens)}FLOP; "
+            f"gradients {clipped}",
+        )
     yield "run", _run(plan, estimate)
     yield from costs
     yield "evaluation", _evaluation(config.eval)
     yield "export", exportable(plan)
     for entry in estimate.uncounted:
         yield "not counted", f"FLOPs of the scores in {entry}"
-
-
-def _sizes(shape: Shape) -> str:
-    """Word the sizes of a step's batch."""
-    rows, accumulate, seq_len = shape
-    return f"{shape.tokens:,} tokens = rows {rows} x accumulate {accumulate} x seq_len {seq_len}"
 
 
 def _run(plan: Plan, estimate: Estimate) -> str:

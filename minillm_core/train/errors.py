@@ -168,10 +168,7 @@ def _fix(train: TrainConfig) -> str:
             f"{needed / 2**30:,.1f} GiB as arrays"
         )
     if train.stages:
-        return (
-            "smaller rows with a larger accumulate, in train and in each of train.stages: the same "
-            "tokens a step, and the same result"
-        )
+        return "fewer rows and as much more accumulate, there and in train.stages: the same result"
     divisors = [n for n in range(1, train.rows) if train.rows % n == 0]
     if divisors:
         rows = divisors[-1]

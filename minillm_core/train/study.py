@@ -24,7 +24,8 @@ from minillm_core.config.load import Loaded
 from minillm_core.config.schema import Config
 from minillm_core.data import Corpus
 from minillm_core.errors import PlanError
-from minillm_core.plan import Plan, build_plan, variants_of
+from minillm_core.plan import Plan, build_plan
+from minillm_core.plan.plan import variants_of
 from minillm_core.plugins.attribution import attribute_errors
 from minillm_core.plugins.manager import LoadedPlugin, check_support
 from minillm_core.train.budget import Budget, Cadence

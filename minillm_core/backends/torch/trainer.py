@@ -60,9 +60,7 @@ class TorchTrainer(TorchModel, Trainer):
         self.compiler = compiler
         self.scaler = loss_scale(framework.ops) if binding.dtype == "float16" else {}
         self.reduced: dict[str, Tensor] = {}  # the step's statistics
-        self.graphs: dict[
-            tuple[float, ...], Any
-        ] = {}  # one a combination of staged values and sizes
+        self.graphs: dict[tuple[float, ...], Any] = {}  # by staged values, and sizes that change
         self.gradients: list[Tensor] | None = None
         self.random, self.snapshots = Generators(self.device), transfer.Snapshots(self.device)
         if self.device.type == "cuda":

@@ -93,15 +93,11 @@ class DataSlots:
         train, claimed = self.config.train, self.shapes.resolve()
         if not train.stages:
             return claimed
-        if claimed is not None:
-            owner = self.shapes.owner
-            raise PlanError(
-                f"train.stages sets the rows and lengths of batches, and so does plugin '{owner}'",
-                where="data.shapes",
-                fix=f"leave out train.stages or '{owner}'",
-            ).concerning("data.shapes", plugins=(owner,))
-        until = tuple(stage.until for stage in train.stages)
-        return Shaping(Function("core", reference_of(by_share), (("until", until),)), train.shapes)
+        if claimed:
+            what = f"plugin '{claimed.choose.owner}' sizes batches, and train.stages does so too"
+            raise PlanError(what, where="data.shapes", fix="leave out one of them")
+        given = (("until", tuple(stage.until for stage in train.stages)),)
+        return Shaping(Function("train.stages", reference_of(by_share), given), train.shapes)
 
     def _users(self, field: str) -> str:
         """Word which plugins' ``on_batch`` write and read a field."""
@@ -200,22 +196,15 @@ class DataBuilder(Builder):
         Raises:
             PlanError: a shape that no batch can have, or a run by the clock.
         """
-        train, slot = self._slots.config.train, "data.shapes"
+        train, seed = self._slots.config.train, self._slots.config.data.seed
         for rows, length in shapes:
             if min(rows, length) < 1 or length > self.seq_len:
                 fits = f"at least 1 row, and 1 to {self.seq_len} tokens (train.seq_len)"
-                raise self._refusal(slot, f"{rows} rows of {length} tokens", fix=fits)
-        if train.steps is None or train.minutes is not None:
-            raise self._refusal(
-                slot,
-                "a run by the clock does not know its number of steps, which the function takes",
-                where="train.minutes",
-                fix=f"a number of steps instead (--steps N), or leave out '{self._owner}'",
-            )
+                raise self._refusal("data.shapes", f"{rows} rows of {length} tokens", fix=fits)
         found = tuple(Shape(rows, train.accumulate, length) for rows, length in shapes)
-        shaping = Shaping(self._function(slot, function, arguments), found)
-        for step in range(1, train.steps + 1):  # what it raises is raised while planning
-            shaping.at(step, train.steps, self._slots.config.data.seed)
+        shaping = Shaping(self._function("data.shapes", function, arguments), found)
+        for step in range(1, (train.steps or 0) + 1):  # what it raises is raised while planning
+            shaping.at(step, train.steps or 0, seed)
         self._slots.shapes.add(self._owner, shaping)
 
     def _claim(self, name: str, target: Any, arguments: dict[str, Any]) -> Function:
