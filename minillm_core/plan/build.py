@@ -199,7 +199,7 @@ def _check_shapes(
 ) -> None:
     """Refuse rows of several lengths where a packer, or a target that looks ahead, cannot have them."""
     lengths, who = {shape.seq_len for shape in shaping.shapes}, shaping.choose.owner
-    if train.steps is None or train.minutes is not None:
+    if train.steps is None:
         raise _by_the_clock(who, f"'{who}' sizes batches by the share of the steps that are over")
     if len(lengths) > 1 and packer and not resolve(packer.reference).any_capacity:
         raise PlanError(

@@ -37,7 +37,7 @@ def test_what_is_left_out_says_why() -> None:
     assert {form.name: form.left_out for form in forms() if form.left_out} == {
         "liger": "it runs on cuda alone",
         **dict.fromkeys(("tensorboard", "trackio", "wandb"), listens),
-        **dict.fromkeys(("best_fit", "eos_align", "length_buckets"), chooses),
+        **dict.fromkeys(("best_fit", "eos_align", "length_buckets", "length_curriculum"), chooses),
     }
     names, _ = all_at_once()
     assert set(names) == {form.name for form in forms() if form.left_out is None}

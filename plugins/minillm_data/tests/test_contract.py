@@ -13,6 +13,7 @@ pytestmark = pytest.mark.slow
 test_best_fit = conformance("best_fit")
 test_eos_align = conformance("eos_align", {"max_document": 7})
 test_length_buckets = conformance("length_buckets", {"documents": 5})
+test_length_curriculum = conformance("length_curriculum", {"least": 2, "buffer": 9})
 
 
 def test_no_plugin_is_left_out() -> None:

@@ -361,3 +361,78 @@ def test_a_state_is_after_a_step_what_a_resumed_run_would_find() -> None:
 
     steps(of_lengths([3]), 2, by(returning(row)))
     assert seen[:2] == [None, {"1": [2, 3]}]
+
+
+SHAPES = ((1, 2, 6), (3, 1, 2), (2, 1, 5), (1, 1, 11))
+"""rows, accumulate, seq_len."""
+
+
+@given(
+    lengths,
+    seeds,
+    st.lists(st.sampled_from(SHAPES), min_size=1, max_size=6),
+    st.sampled_from([None, Windows, recording([])]),
+    st.data(),
+)
+@settings(deadline=None)
+def test_rows_of_changing_lengths_are_the_same_when_resumed_at_any_step(
+    lengths: list[int], seed: int, plan: list[Any], packer: Any, data: st.DataObject
+) -> None:
+    documents, how = of_lengths(lengths), by(packer, capacity=12)
+
+    def shape_at(step: int) -> Any:
+        return plan[min(step, len(plan)) - 1]
+
+    # a batch without a label is no step: the next one has the sizes of the same step
+    empty = data.draw(st.sets(st.integers(1, 12)))
+
+    def unlabelled(batch: dict[str, Any], phase: str) -> dict[str, Any]:
+        gone = int(batch["ids"].sum()) % 13 in empty
+        return {**batch, "labels": np.full_like(batch["labels"], -1)} if gone else batch
+
+    given = {"shape_at": shape_at, "seed": seed, "on_batch": unlabelled}
+    whole, step = steps(documents, 9, how, **given), 0
+    done = [0]
+    for one in whole:
+        rows_, accumulate, seq_len = shape_at(step + 1)
+        assert [batch["ids"].shape for batch in one.micro] == [(rows_, seq_len)] * accumulate
+        step += one.supervised > 0
+        done.append(step)
+    at = data.draw(st.integers(1, 8))
+    cursor = json.loads(json.dumps(whole[at - 1].cursor))
+    resumed = steps(documents, 9 - at, how, cursor=cursor, step=done[at], **given)
+    for one, other in zip(whole[at:], resumed, strict=True):
+        assert (one.cursor, one.real, one.supervised) == (
+            other.cursor,
+            other.real,
+            other.supervised,
+        )
+        for batch, again in zip(one.micro, other.micro, strict=True):
+            for name in FIELDS:
+                np.testing.assert_array_equal(batch[name], again[name])
+
+
+@given(lengths, seeds, st.lists(st.sampled_from(SHAPES), min_size=3, max_size=3))
+@settings(deadline=None)
+def test_rows_of_changing_lengths_are_pieces_of_the_stream_one_after_the_other(
+    reference_stream: Callable, lengths: list[int], seed: int, plan: list[Any]
+) -> None:
+    documents = of_lengths(lengths)
+    found = steps(documents, 3, by(), seed=seed, shape_at=lambda step: plan[min(step, 3) - 1])
+    tokens = sum(rows_ * accumulate * seq_len for rows_, accumulate, seq_len in plan)
+    ids, _ = reference_stream(documents, seed, tokens + 1)
+    for name, wanted in (("ids", ids[:tokens]), ("labels", ids[1 : tokens + 1])):
+        laid = [row for step in found for batch in step.micro for row in batch[name]]
+        np.testing.assert_array_equal(np.concatenate(laid), wanted)
+
+
+def test_a_packer_is_told_the_capacity_of_each_row() -> None:
+    told = []
+
+    class Told(Windows):
+        def row(self, take: Callable[[], Piece]) -> list[Piece]:
+            told.append(self.capacity)
+            return super().row(take)
+
+    steps(of_lengths([30]), 4, by(Told), shape_at=lambda step: SHAPES[min(step, 4) - 1])
+    assert told[:7] == [7, 7, 3, 3, 3, 6, 6]
