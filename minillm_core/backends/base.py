@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 Batch = Mapping[str, np.ndarray]
 """ids, labels, documents, positions: int32 (rows, T); weights: float32 (rows, T), optional; declared fields."""
 
+# Shows a piece of work, by its name, while it is entered.
 Phase = Callable[[str], AbstractContextManager[Any]]
-"""Shows a piece of work, by its name, while it is entered."""
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,7 @@ class Trainer(Model):
     begins (on torch forward, backward, optimizer; on MLX, which then runs gradients and optimizer
     as two graphs, those), and with "" at its end. It takes the time, and waits where it has to."""
 
-    phase: Phase = nullcontext
-    """Entered around each variant of the step that is compiled before the first one, with its name."""
+    phase: Phase = nullcontext  # around each variant of the step that is compiled before the first
 
     @abstractmethod
     def step(

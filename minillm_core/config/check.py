@@ -175,20 +175,15 @@ def validated(settings: Mapping[str, Setting], plugins: Mapping[str, Mapping[str
     try:
         return Config.model_validate(tree, strict=True)
     except ValidationError as error:
-        path = [str(part) for part in error.errors(include_url=False)[0]["loc"]]
+        first = error.errors(include_url=False)[0]
+        path = [str(part) for part in first["loc"]]
         key = ".".join(path[:2] if path[0] in SECTIONS else path[:1])
         if key not in settings:
             raise ConfigError(f"{key} has no value", fix=f"{key}=... ({purpose(key)})") from None
         place, wanted, value = key, expected(key), settings[key].value
         if len(path) == 4 and path[3] in Stage.model_fields:  # train, stages, 0, rows
-            number, name = int(path[2]), path[3]
-            place, wanted = (
-                f"{name} of stage {number + 1}",
-                describe(Stage.model_fields[name], _WORDS),
-            )
-            value = (value if isinstance(value, list | tuple) else [value])[number].get(
-                name, "nothing"
-            )
+            place, value = f"{path[3]} of stage {int(path[2]) + 1}", first["input"]
+            wanted = describe(Stage.model_fields[path[3]], _WORDS)
         raise ConfigError(
             f"{place} must be {wanted}, not {show(value)}",
             where=settings[key].where,
@@ -309,13 +304,10 @@ def _impossible(config: Config) -> Iterator[tuple[str, str, str | None]]:
 
 def _impossible_stages(train: TrainConfig) -> Iterator[tuple[str, str, str | None]]:
     """Yield what is wrong with the stages of a run, in the manner of :func:`_impossible`."""
-    before, form = 0.0, "train.stages=[{until=0.25, rows=32, seq_len=256}]"
+    form, before, steps = "train.stages=[{until=0.25, rows=32}]", 0.0, train.steps or 10**6
     for number, (stage, shape) in enumerate(zip(train.stages, train.shapes, strict=False), 1):
         what, keys = f"stage {number}, which ends at {stage.until:g} of the run,", "train.stages"
-        begun, ended = (
-            round(share * (train.steps or 10**6), 6) // 1 for share in (before, stage.until)
-        )
-        if ended <= begun:
+        if int(stage.until * steps + 1e-6) <= int(before * steps + 1e-6):
             yield f"no step falls into {what}", f"{keys} train.steps", f"shares that rise: {form}"
         if not stage.model_fields_set - {"until"}:
             yield f"{what} changes nothing", keys, form

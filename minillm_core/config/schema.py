@@ -108,11 +108,8 @@ class TrainConfig(Section):
     @property
     def shapes(self) -> tuple[Shape, ...]:
         """The sizes of a batch in each stage, and after the last one."""
-        stages = [one.model_dump(exclude_none=True) for one in self.stages]
-        return tuple(
-            Shape(**{name: one.get(name, getattr(self, name)) for name in Shape._fields})
-            for one in (*stages, {})
-        )
+        parts, names = (*self.stages, self), Shape._fields
+        return tuple(Shape(*(getattr(o, n) or getattr(self, n) for n in names)) for o in parts)
 
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from typing import Any
 
 from minillm_core.config.load import Loaded
-from minillm_core.config.schema import Config, TrainConfig
+from minillm_core.config.schema import Config
 from minillm_core.errors import PlanError
 from minillm_core.nn.block import BlockSpec, Omitted
 from minillm_core.nn.decoder import DecoderSpec, decoder, layer_geometry
@@ -68,7 +68,7 @@ def build_plan(
     fields, arrangement, shaping = data.fields.resolve(), data.arrangement(), data.shaping()
     _check_data(data, manager, config)
     if shaping is not None:
-        _check_shapes(shaping, arrangement.get("packer"), spec, config.train)
+        _check_shapes(shaping, arrangement.get("packer"), spec)
     table = state.table()
     build_nodes_once(spec, table, manager)
     model = decoder(spec)
@@ -194,13 +194,9 @@ def _check_absent(owner: str, place: str, at: str, site: str, model: builders.Mo
         ).concerning(where, plugins=(owner, min(claimants)))
 
 
-def _check_shapes(
-    shaping: Shaping, packer: Function | None, spec: DecoderSpec, train: TrainConfig
-) -> None:
+def _check_shapes(shaping: Shaping, packer: Function | None, spec: DecoderSpec) -> None:
     """Refuse rows of several lengths where a packer, or a target that looks ahead, cannot have them."""
     lengths, who = {shape.seq_len for shape in shaping.shapes}, shaping.choose.owner
-    if train.steps is None:
-        raise _by_the_clock(who, f"'{who}' sizes batches by the share of the steps that are over")
     if len(lengths) > 1 and packer and not resolve(packer.reference).any_capacity:
         raise PlanError(
             f"the packer of plugin '{packer.owner}' lays out rows of one length, '{who}' changes it",
@@ -233,6 +229,9 @@ def _check_data(data: builders.DataSlots, manager: Manager, config: Config) -> N
         taken = inspect.signature(one.plugin.on_batch).parameters  # type: ignore[attr-defined]
         if "progress" in taken and config.train.steps is None:
             raise _by_the_clock(one.name, f"on_batch of plugin '{one.name}' takes progress")
+    if (shaping := data.shaping()) and config.train.steps is None:
+        who = shaping.choose.owner
+        raise _by_the_clock(who, f"'{who}' sizes batches by the share of the steps that are over")
     fields = {name for name, _, _ in data.fields.resolve()}
     for name, owner, _ in data.fields.resolve():
         if owner not in batchers:

@@ -236,15 +236,12 @@ def variants_of(plan: Plan) -> tuple[tuple[dict[str, int], Shape | None], ...]:
     """
     if len(plan.course) == 1:
         return tuple((stage, None) for stage in stages_of(plan))
-    steps = plan.config.train.steps or 1
+    steps, met = plan.config.train.steps or 1, dict[Any, None]()
     staged = [(name, plan.schedules[name][1]) for name in plan.staged]
-
-    def met(step: int) -> tuple[tuple[tuple[str, int], ...], Shape]:
+    for step in range(1, steps + 1):
         values = tuple((n, int(s.at(step / steps, plan.schedule))) for n, s in staged)
-        return values, plan.shape_at(step)
-
-    found = dict.fromkeys(met(step) for step in range(1, steps + 1))
-    largest = sorted(found, key=lambda one: -one[1].rows * one[1].seq_len)
+        met[values, plan.shape_at(step)] = None
+    largest = sorted(met, key=lambda one: -one[1].rows * one[1].seq_len)
     return tuple((dict(values), shape) for values, shape in largest)
 
 

@@ -104,7 +104,7 @@ def plugins(tmp_path: Path) -> Path:
     """The files of the page, in a folder."""
     page = PAGE.read_text("utf-8")
     blocks = dict(re.findall(r"^```python title=(\S+)\n(.+?)^```$", page, re.M | re.S))
-    assert {*blocks} == {"half_open.py", "whole_documents.py"}
+    assert {*blocks} == {"half_open.py", "whole_documents.py", "growing.py"}
     for name, code in blocks.items():
         (tmp_path / name).write_text(code)
     return tmp_path
@@ -123,6 +123,13 @@ def test_the_packer_and_the_order_on_the_page_lay_out_rows(plugins: Path, descen
     short, long = ["122333", "4444", "999999", "122333"], ["999999", "444433", "221", "999999"]
     assert rows[:4] == (long if descending else short)
     assert hooks.batches(subject).startswith("order and packer: ")
+
+
+def test_batches_of_the_plugin_on_the_page_grow(plugins: Path) -> None:
+    subject = Subject(f"{plugins / 'growing.py'}:Growing", backend="torch")
+    plan = subject.planned(train_rows=8)
+    assert {shape.rows: steps for shape, steps in plan.course.items()} == {2: 5, 4: 5, 6: 5, 8: 5}
+    assert hooks.batches(subject).startswith("shapes: ")
 
 
 def test_the_plugin_on_the_page_trains(plugins: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tools.size import File, count, packages, summary
 
-CEILING = 20_600
+CEILING = 20_800
 """Lines of code that the core may have.
 
 It is what the core has today, rounded up to the next hundred; each step lowers the number. The aim is
@@ -24,6 +24,9 @@ counts and cursor); `progress` of on_batch and fastokens (90); formats by entry 
 
 20,400 to 20,600: mixtures (which path a document is from, rows by weight and their cursor, a held-out
 part and a loss of each source, ranks that read together).
+
+20,600 to 20,800: batches whose sizes change (train.stages and its checks, the claim data.shapes, what it
+means for plan, estimate and loader, each size compiled before the first step).
 """
 
 SOURCE = '''\

@@ -39,11 +39,9 @@ class Shaping(NamedTuple):
         Raises:
             PluginCodeError: the function returned none of the shapes.
         """
-        index = self.choose.call(min(step, steps), steps, seed)
-        if type(index) is not int or not 0 <= index < len(self.shapes):
-            what = (
-                f"{plain(repr(index), 60)} at step {step} is no index of {len(self.shapes)} shapes"
-            )
+        index, count = self.choose.call(min(step, steps), steps, seed), len(self.shapes)
+        if type(index) is not int or not 0 <= index < count:
+            what = f"{plain(repr(index), 60)} at step {step} is no index of {count} shapes"
             raise self.choose.broken(what, "return which of the shapes the step has, from 0")
         return self.shapes[index]
 
@@ -197,14 +195,15 @@ class DataBuilder(Builder):
             PlanError: a shape that no batch can have, or a run by the clock.
         """
         train, seed = self._slots.config.train, self._slots.config.data.seed
+        steps = train.steps or 0
         for rows, length in shapes:
             if min(rows, length) < 1 or length > self.seq_len:
                 fits = f"at least 1 row, and 1 to {self.seq_len} tokens (train.seq_len)"
                 raise self._refusal("data.shapes", f"{rows} rows of {length} tokens", fix=fits)
         found = tuple(Shape(rows, train.accumulate, length) for rows, length in shapes)
         shaping = Shaping(self._function("data.shapes", function, arguments), found)
-        for step in range(1, (train.steps or 0) + 1):  # what it raises is raised while planning
-            shaping.at(step, train.steps or 0, seed)
+        for step in range(1, steps + 1):  # what it raises is raised while planning
+            shaping.at(step, steps, seed)
         self._slots.shapes.add(self._owner, shaping)
 
     def _claim(self, name: str, target: Any, arguments: dict[str, Any]) -> Function:

@@ -63,7 +63,8 @@ LOADED = 8
 def batches(subject: Subject) -> str:
     """Rows repeat and resume; in each phase: ids in range, declared fields; only train drops or reweights."""
     plan, done = subject.plan(), []
-    if claimed := sorted(w for w, one in plan.arrangement.items() if one.owner == subject.name):
+    claims = {**plan.arrangement, **({"shapes": plan.shaping.choose} if plan.shaping else {})}
+    if claimed := sorted(what for what, one in claims.items() if one.owner == subject.name):
         done.append(_rows(plan, " and ".join(claimed)))
     if "on_batch" in subject.found.cls.hooks:
         done.append(_batches(subject, plan))

@@ -103,7 +103,7 @@ class Windowed(Plugin, api=1):
         ),
         ([*STAGES, {"until": 0.9, "rows": 1.5}], "rows of stage 3 must be a whole number"),
         ([{"until": 1.5, "rows": 2}], "until of stage 1 must be a number above 0 and at most 1"),
-        ([{"rows": 2}], 'until of stage 1 must be a number above 0 and at most 1, not "nothing"'),
+        ([{"rows": 2}], "until of stage 1 must be a number above 0 and at most 1, not {rows = 2}"),
         ([{"until": 0.5, "row": 2}], "train.stages must be a stage or a list of stages"),
         ("0.5", "train.stages must be a stage or a list of stages"),
         ([{"until": 0.5}], "stage 1, which ends at 0.5 of the run, changes nothing"),
