@@ -61,6 +61,9 @@ TABLE = (
     Judged("mtp", options=("mtp.weights=[0.5]",), cost=1.4),
     Judged("windows", options=("windows.stages=2",), cost=1.3),
     Judged("moe", cost=1.6),
+    Judged("best_fit"),
+    Judged("eos_align"),
+    Judged("length_buckets"),
 )
 """The first in it are run first. Left out: ``role_lr``, which does nothing until it is told what,
 and the trackers, which change no training. ``mtp`` and ``windows`` have two stages here: each is

@@ -21,8 +21,9 @@ most about ``buffer`` of them. Where they are more, a longer one is halved; wher
 shortest is cut: that happens where the curriculum asks for more long rows than there are long
 documents. The run's last lines count what was cut.
 
-What it costs: each length is compiled; a document is read in parts, with no attention between
-them; with few long documents many short pieces are cut.
+What it costs: each length is compiled; a document is read in parts, with no attention between them;
+with few long documents many short pieces are cut; the loader lays out 1 to 3 million tokens a second
+on one core, the fewer the shorter rows are.
 """
 
 from __future__ import annotations
