@@ -397,7 +397,7 @@ def requests_of(
         dtype: compute dtype.
         compiled: whether the step is.
     """
-    loss, train, geometry = plan.spec.loss, plan.config.train, plan.spec.geometry
+    loss, geometry = plan.spec.loss, plan.spec.geometry
     specs = list(plan.spec.attentions.values())
     windows = {_window(plan, spec.window) for spec in specs if spec.window is not None}
     weights = "target" if loss.targets else None
@@ -425,7 +425,7 @@ def requests_of(
             "targets": 1 + len(loss.targets),
             "form": loss.form,
             "weights": "position" if by_position else weights,  # on_batch may add them
-            "rows": train.rows * train.seq_len,
+            "rows": max(shape.rows * shape.seq_len for shape in plan.course),
             "width": plan.config.model.dim,
             "vocab": plan.config.model.vocab,
         },

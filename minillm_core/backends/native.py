@@ -173,7 +173,7 @@ class NativeModel(Model):
 
     def __init__(self, plan: Plan, binding: Binding, model: Any, framework: Any) -> None:
         self.plan, self.binding, self.model, self.framework = plan, binding, model, framework
-        self.staged = plan.staged
+        self.staged, self.sizes = plan.staged, len(plan.course) > 1
         self.references: dict[str, Callable[[Batch], Any]] = {}  # name -> its field of a batch
 
     def fields(self, host: Batch) -> dict[str, Any]:

@@ -201,12 +201,13 @@ class PackedRows:
 
         A label is the token that follows in the text: -1 before a piece that begins inside a
         document, after one that ends inside it, and in padding, where ids are 0 and documents -1.
+        A row of ``seq_len`` tokens, all but one of the packer's capacity, has its last label too.
 
         Raises:
             PluginCodeError: the packer returned no row.
             DataError: a file changed since it was opened.
         """
-        self._length = seq_len + 1
+        self._length = self._packer.capacity = seq_len + 1
         with running(f"data.packer of plugin '{self._claimed.owner}'"):
             laid = [self._checked() for _ in range(rows)]
         return joined([self._laid(row) for row in laid])
@@ -249,6 +250,10 @@ class PackedRows:
             starts[at] |= not continues
             self._counts["split"] += not (continues or begins[0])
             at, before, whole = end, piece.last, begins[-1]
+            if end == self._length - 1:  # whatever follows in the text; replaced by a further piece
+                for name, array in found.items():
+                    columns[name][end] = array[-1]
+                follows[end] = True
         made = pack(columns, starts, 1, follows)
         made["documents"][0, at:] = -1
         return made
@@ -269,7 +274,7 @@ class PackedRows:
         if (tokens := sum(piece.tokens for piece in row)) > self._length:
             what = f"a row of {tokens:,} tokens, where {self._length:,} have room"
             raise broken(what, "fill a row up to self.capacity")
-        self._counts["room"] += self._length
+        self._counts["room"] += max(tokens, self._length - 1)  # the last one is only a label
         self._counts["used"] += tokens
         return row
 

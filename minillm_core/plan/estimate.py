@@ -7,6 +7,7 @@ hides. Recomputation is not counted. MFU = tokens/s x flops_per_token / peak.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -201,8 +202,13 @@ def _part_of(info: ParamInfo) -> str:
 
 
 def _scores(plan: Plan, model: Any, progress: float) -> tuple[int, tuple[str, ...]]:
-    """Count FLOPs a token of q k^T and of its product with v, over all layers; list those uncounted."""
-    geometry, seq_len = plan.spec.geometry, plan.config.train.seq_len
+    """Count FLOPs a token of q k^T and of its product with v, over all layers; list those uncounted.
+
+    Where rows change their length, the mean over the tokens of the run.
+    """
+    geometry, tokens = plan.spec.geometry, Counter[int]()
+    for shape, steps in plan.course.items():
+        tokens[shape.seq_len] += shape.tokens * steps
     width = geometry.heads * geometry.head_dim
     total, uncounted = 0, []
     attentions = plan.spec.attentions
@@ -210,13 +216,14 @@ def _scores(plan: Plan, model: Any, progress: float) -> tuple[int, tuple[str, ..
         if index in attentions:
             # a layout: seq_len x stretch positions of heads / stretch heads each
             layout, window = block.attention.layout, attentions[index].window
-            keys = seq_len * (1 if layout is None else layout.stretch)
+            stretch, most = 1 if layout is None else layout.stretch, math.inf
             if window is not None and window.value is not None:
                 _, schedule = plan.schedules[window.value]
-                keys = min(keys, int(schedule.at(progress, plan.schedule)))
+                most = int(schedule.at(progress, plan.schedule))
             elif window is not None:
-                keys = min(keys, int(window.constant or 0))
-            total += 12 * width * keys
+                most = int(window.constant or 0)
+            keys = sum(min(length * stretch, most) * n for length, n in tokens.items())
+            total += round(12 * width * keys / tokens.total())
         elif block.attention is not None:
             uncounted.append(f"layers.{index}.attention of '{block.attention.owner}'")
     return total, tuple(uncounted)
@@ -236,9 +243,8 @@ def _memory(
     plan: Plan, model: Any, rules: tuple[RuleCost, ...], itemsize: int, dense_logits: bool
 ) -> dict[str, int]:
     """Count bytes; in float32 the master weights *are* the weights."""
-    train, count = plan.config.train, plan.num_parameters
-    low = itemsize < MASTER
-    tokens = train.rows * train.seq_len  # of a micro-batch
+    count, low = plan.num_parameters, itemsize < MASTER
+    tokens = max(shape.rows * shape.seq_len for shape in plan.course)  # of a micro-batch
     return {
         "weights": count * itemsize if low else 0,
         "master weights": count * MASTER,

@@ -85,7 +85,7 @@ class SlotState:
         layers = (replace(geometry, layer=i) for i in range(geometry.layers))
         attention = tuple(builders.AttentionSlots(layer, base, layered) for layer in layers)
         model, row = builders.ModelSlots(geometry, layered), config.train.seq_len
-        loss, data = builders.LossSlots(row, config.train.rows), builders.DataSlots(row)
+        loss, data = builders.LossSlots(row, config.train.rows), builders.DataSlots(config)
         return cls(attention, model, loss, data, layered=layered)
 
     def fill(self, manager: Manager, hook: str, builder: type[Builder], *slots: Any) -> None:

@@ -341,7 +341,7 @@ class Session:
                 observers.insert(0, stack.enter_context(metrics))
                 checks = [held.check, metrics.check]
             stack.enter_context(watching(shown.say))
-            feed = Feed(job, position.cursor or None, lambda: stop.requested)
+            feed = Feed(job, position.cursor or None, lambda: stop.requested, step=position.step)
             stack.enter_context(feed)
             emit = observers_of(job, observers, say=shown.say)
 
@@ -420,6 +420,7 @@ class Session:
                     first=first,
                 )
             )
+            trainer.phase = shown.phase
             settings, out = config.model_dump(mode="json"), str(held.out) if held else ""
             parameters, steps = job.plan.num_parameters, config.train.steps
             emit(events.Started(job.plan.hash, steps, parameters, out, settings))

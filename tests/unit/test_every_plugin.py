@@ -38,7 +38,11 @@ def test_what_is_left_out_says_why() -> None:
         "liger": "it runs on cuda alone",
         **dict.fromkeys(("tensorboard", "trackio", "wandb"), listens),
         **dict.fromkeys(
-            ("best_fit", "domain_tokens", "eos_align", "fim", "length_buckets"), chooses
+            (
+                *("best_fit", "domain_tokens", "eos_align", "fim"),
+                *("length_buckets", "length_curriculum"),
+            ),
+            chooses,
         ),
         **dict.fromkeys(("jest", "rho1"), "it reads a model that was trained before"),
     }

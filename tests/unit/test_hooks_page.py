@@ -109,7 +109,8 @@ def plugins(tmp_path: Path) -> Path:
     """The files of the page, in a folder."""
     page = PAGE.read_text("utf-8")
     blocks = dict(re.findall(r"^```python title=(\S+)\n(.+?)^```$", page, re.M | re.S))
-    assert {*blocks} == {"half_open.py", "whole_documents.py", "answers.py", "distil.py"}
+    files = {"half_open.py", "whole_documents.py", "answers.py", "distil.py", "growing.py"}
+    assert {*blocks} == files
     for name, code in blocks.items():
         (tmp_path / name).write_text(code)
     return tmp_path
@@ -152,6 +153,13 @@ def test_the_source_on_the_page_gives_answers_to_learn(plugins: Path, tmp_path: 
     (tmp_path / "a.jsonl").write_text('{"question": "Why?"}\n' * 40)
     with pytest.raises(DataError, match="no question with an answer"):
         open_corpus(config, 400, 16, **given)
+
+
+def test_batches_of_the_plugin_on_the_page_grow(plugins: Path) -> None:
+    subject = Subject(f"{plugins / 'growing.py'}:Growing", backend="torch")
+    plan = subject.planned(train_rows=8)
+    assert {shape.rows: steps for shape, steps in plan.course.items()} == {2: 5, 4: 5, 6: 5, 8: 5}
+    assert hooks.batches(subject).startswith("shapes: ")
 
 
 def test_the_plugin_on_the_page_trains(plugins: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tools.size import File, count, packages, summary
 
-CEILING = 21_300
+CEILING = 21_500
 """Lines of code that the core may have.
 
 It is what the core has today, rounded up to the next hundred; each step lowers the number. The aim is
@@ -32,6 +32,9 @@ The rest: what the loss may read and choose (350 lines): the op `token_losses` o
 (40); a frozen model beside the trained one, opened, checked, computed in a step and counted in the plan
 (160); weights of positions, weight fields of targets and a share of the rows, taken on the device (115);
 `Run.losses` (35).
+
+21,300 to 21,500: batches whose sizes change (train.stages and its checks, the claim data.shapes, what it
+means for plan, estimate and loader, each size compiled before the first step).
 """
 
 SOURCE = '''\
