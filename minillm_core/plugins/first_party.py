@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 CORE = "minillm-core"
 
 _OFFERED = {
-    "minillm-data": "best_fit eos_align length_buckets",
+    "minillm-data": "best_fit eos_align jest length_buckets rho1",
     "minillm-liger[cuda]": "liger",
     "minillm-modded": (
         "attn_scale backout bigram_hash embed_norm embed_skip half_rope moe mtp paired_heads qk_norm relu2 "
