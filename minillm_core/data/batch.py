@@ -160,7 +160,7 @@ class Loader(Iterator[StepBatch]):
         cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
         self._cancelled = cancelled
-        source = open_rows(documents, seed, by, cursor, parts)
+        source = open_rows(documents, seed, by, cursor, parts, size=seq_len)
 
         def made(height: int, width: int) -> Batch:
             batch = source.read(height * ranks, width)

@@ -16,7 +16,8 @@ CORE = "minillm-core"
 
 _OFFERED = {
     "minillm-data": (
-        "best_fit domain_tokens eos_align fim jest length_buckets length_curriculum rho1 source_weights"
+        "best_fit domain_tokens eos_align fim jest length_buckets length_curriculum rho1 shuffle_rows "
+        "source_weights"
     ),
     "minillm-liger[cuda]": "liger",
     "minillm-modded": (

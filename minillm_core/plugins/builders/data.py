@@ -57,6 +57,7 @@ class DataSlots:
     def __init__(self, config: Config) -> None:
         self.config = config
         defaults = {"order": "shuffled by data.seed and epoch", "packer": "end to end"}
+        defaults["windows"] = "one after the other"
         self.claims: dict[str, Claim[Function]] = {
             name: Claim(f"data.{name}", default=words, shapes=False)
             for name, words in defaults.items()
@@ -82,12 +83,22 @@ class DataSlots:
         return replace(self.source.resolve(Sourcing()), specials=specials)
 
     def arrangement(self) -> dict[str, Function]:
-        """Resolve what plugins claim of order and packer, by the slots' names.
+        """Resolve what plugins claim of order, packer and windows, by the slots' names.
 
         Raises:
-            PlanError: two plugins claim one.
+            PlanError: two plugins claim one, or one takes away what another asks for.
         """
-        return {name: claim.resolve() for name, claim in self.claims.items() if claim.held}
+        found = {name: claim.resolve() for name, claim in self.claims.items() if claim.held}
+        windows, other = found.get("windows"), found.get("packer") or found.get("order")
+        if windows and other:
+            slot = "data.packer" if "packer" in found else "data.order"
+            raise PlanError(
+                f"plugin '{windows.owner}' shuffles rows, and nothing would be left of the "
+                f"{slot.partition('.')[2]} of plugin '{other.owner}'",
+                where=f"data.windows, {slot}",
+                fix=f"leave out '{windows.owner}' or '{other.owner}'",
+            ).concerning("data.windows", slot, plugins=(windows.owner, other.owner))
+        return found
 
     def shaping(self) -> Shaping | None:
         """Resolve the shapes of batches: a plugin's, or the settings'; None where all have one.
@@ -292,6 +303,24 @@ class DataBuilder(Builder):
         for step in range(1, steps + 1):  # what it raises is raised while planning
             shaping.at(step, steps, seed)
         self._slots.shapes.add(self._owner, shaping)
+
+    def windows(self, function: Callable[..., Any], **arguments: Any) -> None:
+        """Claim: a number of rows, seed, epoch -> the rows' order in that epoch.
+
+        Documents are laid end to end in their order, and cut into windows of train.seq_len; this is
+        the order in which rows read them. A row that begins in one epoch and ends in the next stays
+        where it is. So an epoch is every token once, whatever the order.
+
+        ::
+
+            data.windows(shuffled)
+
+        Args:
+            function: of a module, called ``function(count, seed, epoch, **arguments)``; it returns a
+                permutation, int64 (count,), the same for the same three.
+            arguments: JSON.
+        """
+        self._claim("windows", function, arguments)
 
     def _claim(self, name: str, target: Any, arguments: dict[str, Any]) -> Function:
         claimed = self._function(f"data.{name}", target, arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from minillm_core import Plugin, build_plan, load
 from minillm_core.data.documents import Documents
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.train.feed import Feed
+from minillm_core.train.hooks import plan_hook
 
 SETTINGS = {
     **{"train.steps": 8, "train.rows": 2, "train.seq_len": 8, "model.vocab": 4096},
@@ -39,7 +41,8 @@ def job() -> Any:
     rng = np.random.default_rng(0)
     train = Documents.of([rng.integers(0, 4096, n) for n in rng.integers(1, 40, 60)], 4096)
     corpus = SimpleNamespace(train=train, parts=())
-    return SimpleNamespace(config=plan.config, plan=plan, corpus=corpus, seen=Counter())
+    parts = {"config": plan.config, "plan": plan, "corpus": corpus, "seen": Counter()}
+    return SimpleNamespace(**parts, hook=partial(plan_hook, plan))
 
 
 def taken(feed: Feed, step: int, upto: int) -> list[Any]:
