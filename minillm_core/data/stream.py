@@ -223,7 +223,7 @@ class WindowRows:
             for name, array in found.items():
                 columns[name][filled : filled + count + 1] = array
             starts[filled : filled + count + 1], starts[filled] = begins, True
-            follows[filled + 1 : filled + count + 1] = True  # not the first: another window's
+            follows[filled], follows[filled + 1 : filled + count + 1] = False, True
             filled, stream.position = filled + count, stream.position + count
         return pack(columns, starts, 1, follows)
 

@@ -30,6 +30,7 @@ from minillm_core.data.corpus import reserved
 from minillm_core.data.tokenizer import END_OF_TEXT
 from minillm_core.errors import DataError, Refusal
 from minillm_core.plan import Plan
+from minillm_core.plugins.attribution import attribute_errors
 from minillm_core.train.events import Evaluated, Event
 from minillm_core.train.generate import Sampling, Writer
 from minillm_core.train.hooks import plan_hook
@@ -337,7 +338,8 @@ class Run:
                 fix="save the run, and evaluate Run.open(out)",
             )
         model, tokenizer, seen = self._reader(positions=seq_len), self.tokenizer, Counter[str]()
-        with shown.phase("reading the data"):
+        when = "while documents are read"
+        with shown.phase("reading the data"), attribute_errors(self.plan.active, when):
             documents = open_documents(
                 paths,
                 tokenizer=tokenizer,

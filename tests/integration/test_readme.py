@@ -114,9 +114,12 @@ def test_a_plugins_page_lists_its_options(repository: Path) -> None:
         points = tomllib.loads(file.read_text())["project"]["entry-points"]
         offered = points.get("minillm.plugins", {})
         page = (file.parent / "README.md").read_text()
-        told = dict(re.findall(r"^\| `(\w+\.\w+)` \| (.+?) \|", page, re.MULTILINE))
+        listed = re.findall(r"^\| `(\w+\.\w+)` \| (.+?) \|", page, re.MULTILINE)
+        told = {name: default.replace("\\|", "|") for name, default in listed}
         found = {
-            f"{name}.{option}": "none"
+            f"{name}.{option}": "to be given"
+            if field.is_required()
+            else "none"
             if field.default is None
             else f"`{json.dumps(field.default)}`"
             for name, target in offered.items()

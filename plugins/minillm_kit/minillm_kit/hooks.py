@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Callable, Mapping
 from contextlib import chdir
+from itertools import islice
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ import numpy as np
 
 import minillm_core as minillm
 from minillm_core.commands import pip_line
+from minillm_core.documents import Reading
 from minillm_core.inspection import (
     Documents,
     Loader,
@@ -59,18 +61,52 @@ EVENTS: tuple[minillm.Event, ...] = (
 LOADED = 8
 """Steps of a loader."""
 
+DOCUMENTS = 1000
+"""Of a source, at the most."""
+
 
 def batches(subject: Subject) -> str:
-    """Rows repeat and resume; in each phase: ids in range, declared fields; only train drops or reweights."""
+    """Documents and rows repeat, rows resume; in each phase: ids in range, declared fields; only train drops or reweights."""
     plan, done = subject.plan(), []
     claims = {**plan.arrangement, **({"shapes": plan.shaping.choose} if plan.shaping else {})}
     if claimed := sorted(what for what, one in claims.items() if one.owner == subject.name):
         done.append(_rows(plan, " and ".join(claimed)))
+    source = plan.sourcing.source
+    if source is not None and source.owner == subject.name and not plan.sourcing.files:
+        done.append(_documents(plan))
     if "on_batch" in subject.found.cls.hooks:
         done.append(_batches(subject, plan))
     if not done:
-        raise NotApplicable("it has no on_batch")
+        raise NotApplicable("its source reads files" if source else "it has no on_batch")
     return "; ".join(done)
+
+
+def _documents(plan: minillm.Plan) -> str:
+    """Read the first documents of a source without files twice.
+
+    Raises:
+        Failed: there is none, or they are others the second time.
+    """
+    source, vocab = plan.sourcing.source, plan.config.model.vocab
+    assert source is not None
+    read = (islice(source.call((), Reading(vocab)), DOCUMENTS) for _ in range(2))
+    first, again = ([_shown(one) for one in some] for some in read)
+    if not first:
+        raise Failed("the source gives no document", cause="its function yields nothing")
+    if first != again:
+        cause = "random numbers without a seed, a clock, or what is kept from call to call"
+        raise Failed("the source gives other documents the second time", cause=cause)
+    return f"source: {len(first)} documents, the same again"
+
+
+def _shown(document: object) -> object:
+    """Write a document as values that can be compared."""
+    if isinstance(document, list):
+        return [
+            (_shown(content), {name: np.asarray(one).tolist() for name, one in values.items()})
+            for content, values in document
+        ]
+    return document.tolist() if isinstance(document, np.ndarray) else document
 
 
 def _rows(plan: minillm.Plan, claimed: str) -> str:

@@ -200,6 +200,49 @@ class Own(Packer):
 """
 
 
+SOURCE = """
+import numpy as np
+from minillm_core import Plugin
+from minillm_core.documents import Segment
+
+
+class Made(Plugin, api=1):
+    \"\"\"Makes documents.\"\"\"
+
+    def build_data(self, data):
+        data.source(made, fields={"place": "int32"}, files=False)
+
+
+def made(files, reading):
+    rng = np.random.default_rng(SEED)
+    for n in range(COUNT):
+        ids = rng.integers(0, reading.vocab, 5)
+        yield [Segment(ids, {"place": np.arange(5)}), Segment(f"text {n}")]
+"""
+
+
+@pytest.mark.parametrize(
+    ("seed", "count", "said"),
+    [
+        ("7", "20", None),
+        ("", "20", "other documents the second time"),
+        ("7", "0", "no document"),
+        ("7", "2 // 0", "ZeroDivisionError"),
+    ],
+)
+def test_a_sources_documents_are_read_twice(
+    tmp_path: Path, seed: str, count: str, said: str | None
+) -> None:
+    file = tmp_path / "made.py"
+    file.write_text(SOURCE.replace("SEED", seed).replace("COUNT", count))
+    (found,) = outcomes(Subject(f"{file}:Made"), "batches").values()
+    if said is None:
+        assert found == Outcome("passed", "source: 20 documents, the same again")
+    else:
+        assert found.verdict == "failed"
+        assert said in found.found
+
+
 @pytest.mark.parametrize(
     ("row", "said"),
     [
