@@ -11,7 +11,7 @@ import pytest
 
 from tools.size import File, count, packages, summary
 
-CEILING = 21_500
+CEILING = 21_600
 """Lines of code that the core may have.
 
 It is what the core has today, rounded up to the next hundred; each step lowers the number. The aim is
@@ -35,6 +35,8 @@ The rest: what the loss may read and choose (350 lines): the op `token_losses` o
 
 21,300 to 21,500: batches whose sizes change (train.stages and its checks, the claim data.shapes, what it
 means for plan, estimate and loader, each size compiled before the first step).
+
+21,500 to 21,600: windows, rows in an order that a plugin claims.
 """
 
 SOURCE = '''\
