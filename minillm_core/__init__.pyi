@@ -114,6 +114,9 @@ from minillm_core.train.events import (
     Throughput as Throughput,
     Unsaved as Unsaved,
 )
+from minillm_core.train.frozen import (
+    FrozenModel as FrozenModel,
+)
 from minillm_core.train.run import (
     Run as Run,
     load as load,

@@ -45,6 +45,7 @@ from minillm_core.data.tokenise import (
 from minillm_core.data.tokenizer import (
     END_OF_TEXT as END_OF_TEXT,
     Tokenizer as Tokenizer,
+    bytes_per_token as bytes_per_token,
     grouped as grouped,
 )
 from minillm_core.disk import (

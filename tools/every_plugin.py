@@ -47,6 +47,10 @@ APART: Mapping[str, str] = {
 """Settings with which those that cannot be in one layer are in one model."""
 
 
+READING = ("jest", "rho1")
+"""Plugins that cannot run without the folder of another run; their own tests train one first."""
+
+
 @dataclass(frozen=True)
 class Form:
     """A plugin with some of its options."""
@@ -82,6 +86,8 @@ class Form:
     def left_out(self) -> str | None:
         """Why no step on a CPU shows what it computes; None where one does."""
         manifest = find(self.name).cls.manifest
+        if self.name in READING:
+            return "it reads a model that was trained before"
         if self.observes:
             return "it listens, and computes nothing"
         if set(find(self.name).cls.hooks) <= {"build_data", "on_batch"}:

@@ -157,6 +157,11 @@ def recorded(
             for one in found["slots"]
             if one["slot"] not in added or any(held["owner"] != "core" for held in one["held"])
         ]
+    if "kernels" in found:
+        held = found["kernels"].items()
+        found["kernels"] = {
+            slot: owners for slot, owners in held if slot not in added or owners != ["core"]
+        }
     for plugin in found.get("plugins", ()):
         plugin["expected"].sort()
     for now, then in (words or {}).items():

@@ -229,6 +229,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "reserved": reserved,
     "note": note,
     **{hook: partial(builder_section, hook) for hook in BUILDERS},
+    "frozen": partial(public, "FrozenModel"),
     "rules": rules,
     "kernels": kernels,
     "packers": packers,

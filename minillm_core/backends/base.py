@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 Batch = Mapping[str, np.ndarray]
 """ids, labels, documents, positions: int32 (rows, T); weights: float32 (rows, T), optional; declared fields."""
+
+# Shows a piece of work, by its name, while it is entered.
+Phase = Callable[[str], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,10 @@ class Model(ABC):
     def evaluate(self, batches: Iterable[Batch]) -> tuple[float, int]:
         """Sum the nats of the main target over all batches, and count the predictions. Waits."""
 
+    def losses(self, batch: Batch) -> np.ndarray:
+        """Return the nats of each label of a batch, float32 (rows, T), 0 where it is -1. Waits."""
+        raise NotImplementedError
+
     @abstractmethod
     def next_logits(self, batch: Batch) -> np.ndarray:
         """Return the logits after the last column of a batch of one row, float32 (V,). Waits."""
@@ -113,6 +121,8 @@ class Trainer(Model):
     """Called while a step is queued, where it is set: with the name of each part of the step as that
     begins (on torch forward, backward, optimizer; on MLX, which then runs gradients and optimizer
     as two graphs, those), and with "" at its end. It takes the time, and waits where it has to."""
+
+    phase: Phase = nullcontext  # around each variant of the step that is compiled before the first
 
     @abstractmethod
     def step(

@@ -397,11 +397,16 @@ def requests_of(
         dtype: compute dtype.
         compiled: whether the step is.
     """
-    loss, train, geometry = plan.spec.loss, plan.config.train, plan.spec.geometry
+    loss, geometry = plan.spec.loss, plan.spec.geometry
     specs = list(plan.spec.attentions.values())
     windows = {_window(plan, spec.window) for spec in specs if spec.window is not None}
     weights = "target" if loss.targets else None
-    weighted = plan.on_batch or any(one.name == "weights" for one in plan.sourcing.fields)
+    by_position = (
+        plan.on_batch
+        or loss.weights
+        or any(one.weight_field for one in loss.targets)
+        or any(one.name == "weights" for one in plan.sourcing.fields)
+    )
     facts: dict[str, dict[str, Any]] = {
         "linear": {},
         "embedding": {},
@@ -419,11 +424,12 @@ def requests_of(
         "linear_cross_entropy": {
             "targets": 1 + len(loss.targets),
             "form": loss.form,
-            "weights": "position" if weighted else weights,
-            "rows": train.rows * train.seq_len,
+            "weights": "position" if by_position else weights,  # on_batch may add them
+            "rows": max(shape.rows * shape.seq_len for shape in plan.course),
             "width": plan.config.model.dim,
             "vocab": plan.config.model.vocab,
         },
+        "token_losses": {},
     }
     return tuple(Request(op, backend, device, dtype, compiled, its) for op, its in facts.items())
 

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 
 from minillm_core.backends.base import Backend, Batch, Binding, Decoding, Model, Trainer
+from minillm_core.backends.bind import create
+from minillm_core.backends.detect import Detected
 from minillm_core.backends.memory import memory_or_error
 from minillm_core.errors import DataError, PluginCodeError
 from minillm_core.nn.decoder import decoder
@@ -25,6 +27,7 @@ from minillm_core.nn.module import materialising
 from minillm_core.nn.node import ModelShape, Scope
 from minillm_core.ops.select import Candidate, Choice, load
 from minillm_core.plan import Plan
+from minillm_core.plugins.builders.loss import Reference
 
 LastLogits = Callable[[Batch, Callable[..., object]], np.ndarray]
 """(batch, maker of its scope) -> float32 (V,): the logits after the last column."""
@@ -40,6 +43,7 @@ class NativeBackend(Backend):
         model: makes a model of plan, binding, materialised model and framework object.
         trainer: makes a trainer of the same.
         seed: seeds the framework's own generators.
+        compiler: as of :func:`create`, for reference models.
     """
 
     def __init__(
@@ -51,10 +55,11 @@ class NativeBackend(Backend):
         model: Callable[..., Model],
         trainer: Callable[..., Trainer],
         seed: Callable[[int], None],
+        compiler: Callable[..., Any] | None = None,
     ) -> None:
         self.binding, self.candidates = binding, candidates
         self._framework, self._model, self._trainer = framework, model, trainer
-        self._seed = seed
+        self._seed, self._compiler = seed, compiler
 
     def model(self, plan: Plan, seed: int, *, max_positions: int | None = None) -> Model:
         """Make the plan's model, filled."""
@@ -65,7 +70,23 @@ class NativeBackend(Backend):
         """Make the plan's model, filled, with its optimizer."""
         self._seed(seed)
         with memory_or_error():
-            return self._trainer(plan, self.binding, *self._materialise(plan, seed, max_positions))
+            parts = self._materialise(plan, seed, max_positions)
+            trainer: Any = self._trainer(plan, self.binding, *parts)
+            trainer.references = {one.name: self._frozen(one, plan) for one in plan.references}
+        return trainer
+
+    def _frozen(self, one: Reference, plan: Plan) -> Callable[[Batch], Any]:
+        """Make a reference model on this device, and a function of a batch: the field that it gives."""
+        bound, train = self.binding, plan.config.train
+        same = {"dtype": bound.dtype, "compile": "on" if bound.compile else "off"}
+        there = one.model.plan.with_train(**same, rows=train.rows, seq_len=train.seq_len)
+        config = there.config.model_copy(update={"kernels": "auto"})
+        # kernels of plugins were for its own training
+        there = replace(there, config=config, candidates=())
+        detected = Detected(bound.backend, bound.device, "the run's")
+        model: Any = create(detected, there, compiler=self._compiler).model(there, 0)
+        model.load(one.model.arrays())
+        return model.frozen(one.method)
 
     def _materialise(self, plan: Plan, seed: int, positions: int | None) -> tuple[Any, Any]:
         framework = self._framework(load(self.binding.kernels, self.candidates, self.name))
@@ -152,7 +173,16 @@ class NativeModel(Model):
 
     def __init__(self, plan: Plan, binding: Binding, model: Any, framework: Any) -> None:
         self.plan, self.binding, self.model, self.framework = plan, binding, model, framework
-        self.staged = plan.staged
+        self.staged, self.sizes = plan.staged, len(plan.course) > 1
+        self.references: dict[str, Callable[[Batch], Any]] = {}  # name -> its field of a batch
+
+    def fields(self, host: Batch) -> dict[str, Any]:
+        """Move the fields that the model reads to its device, and compute those of reference models."""
+        return self.moved(host) | {name: field(host) for name, field in self.references.items()}
+
+    @abstractmethod
+    def frozen(self, method: str) -> Callable[[Batch], Any]:
+        """Freeze the weights as they are, and return a method of the decoder as a function of a batch."""
 
     @abstractmethod
     def inferring(self) -> AbstractContextManager[None]:
@@ -181,6 +211,12 @@ class NativeModel(Model):
                 total += nats.item()  # in float64, and not by sum(), which compensates from 3.12 on
                 count += int(predictions.item())
         return total, count
+
+    def losses(self, batch: Batch) -> np.ndarray:
+        """Return the nats of each label, float32 (rows, T), 0 where it is -1."""
+        with memory_or_error(), self.inferring():
+            found = self.model.losses(self.moved(batch), self.final_values())
+            return self.framework.host(found)
 
     def next_logits(self, batch: Batch) -> np.ndarray:
         """Return the logits after the last column of one row, float32 (V,)."""

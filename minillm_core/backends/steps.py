@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from minillm_core.backends.base import StepResult
+import numpy as np
+
+from minillm_core.backends.base import Batch, Phase, StepResult
 from minillm_core.errors import PluginCodeError
 from minillm_core.nn.module import declared, named_modules
 from minillm_core.nn.param import State
+from minillm_core.plan import Plan
 from minillm_core.plan.build import owners_of
+from minillm_core.plan.plan import variants_of
 
 Arrays = dict[str, Any]
 
@@ -33,6 +37,30 @@ def step_result(figures: Mapping[str, float]) -> StepResult:
     return StepResult(
         loss, figures["grad_norm"], terms, skipped=skipped, overflow=skipped and above and sound
     )
+
+
+def warmed(plan: Plan, phase: Phase, host: Batch) -> Iterator[tuple[Mapping[str, int], int, Batch]]:
+    """Yield what a trainer compiles before its first step, each within its phase.
+
+    Args:
+        plan: with staged values, or batches of several sizes.
+        phase: entered around each, with its name.
+        host: a micro-batch of the run, of any size.
+
+    Returns:
+        Staged values, micro-batches of a step (0: as many as the first step has), and a micro-batch of
+        the right size; what is in it does not matter.
+    """
+    variants = variants_of(plan)
+    for number, (staged, shape) in enumerate(variants, 1):
+        if shape is None:
+            yield staged, 0, host
+            continue
+        size = shape.rows, shape.seq_len
+        batch = {name: np.resize(part, (*size, *part.shape[2:])) for name, part in host.items()}
+        what = f"compiling for {shape.rows} rows of {shape.seq_len} ({number} of {len(variants)})"
+        with phase(what):
+            yield staged, shape.accumulate, batch
 
 
 # The loss scale of float16, on the device: nothing is read back (arXiv:1710.03740)

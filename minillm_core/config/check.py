@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from minillm_core.config.kernels import parse_policy
 from minillm_core.config.origins import Setting
-from minillm_core.config.schema import FIELDS, SECTIONS, TOP, Config
+from minillm_core.config.schema import FIELDS, SECTIONS, TOP, Config, Stage, TrainConfig
 from minillm_core.config.values import Words, describe, is_finite, show
 from minillm_core.errors import ConfigError
 from minillm_core.text import nearest
@@ -138,6 +138,7 @@ _WORDS = Words(
         float: "a number",
         str: "a text",
         bool: "true or false",
+        Stage: "a stage",
         type(None): "",
     },
     choices=lambda values: f"one of {', '.join(map(str, values))}",
@@ -174,12 +175,17 @@ def validated(settings: Mapping[str, Setting], plugins: Mapping[str, Mapping[str
     try:
         return Config.model_validate(tree, strict=True)
     except ValidationError as error:
-        path = [str(part) for part in error.errors(include_url=False)[0]["loc"]]
+        first = error.errors(include_url=False)[0]
+        path = [str(part) for part in first["loc"]]
         key = ".".join(path[:2] if path[0] in SECTIONS else path[:1])
         if key not in settings:
             raise ConfigError(f"{key} has no value", fix=f"{key}=... ({purpose(key)})") from None
+        place, wanted, value = key, expected(key), settings[key].value
+        if len(path) == 4 and path[3] in Stage.model_fields:  # train, stages, 0, rows
+            place, value = f"{path[3]} of stage {int(path[2]) + 1}", first["input"]
+            wanted = describe(Stage.model_fields[path[3]], _WORDS)
         raise ConfigError(
-            f"{key} must be {expected(key)}, not {show(settings[key].value)}",
+            f"{place} must be {wanted}, not {show(value)}",
             where=settings[key].where,
             fix=f"{key}: {purpose(key)}" if purpose(key) else None,
         ) from None
@@ -190,7 +196,7 @@ def _tuples(key: str, value: Any) -> Any:
     annotation = FIELDS[key].annotation
     if typing.get_origin(annotation) is not tuple:
         return value
-    if isinstance(value, str) and Ellipsis in typing.get_args(annotation):
+    if isinstance(value, str | Mapping) and Ellipsis in typing.get_args(annotation):
         return (value,)
     return tuple(value) if isinstance(value, list) else value
 
@@ -283,16 +289,32 @@ def _impossible(config: Config) -> Iterator[tuple[str, str, str | None]]:
             "train.cooldown train.schedule",
             "train.schedule=wsd, or leave train.cooldown out",
         )
-    if (tokens := train.rows * train.accumulate * train.seq_len) > MOST:
+    if (tokens := max(shape.tokens for shape in train.shapes)) > MOST:
         yield (
             f"a step of {tokens:,} tokens is more than any machine holds",
-            "train.rows train.accumulate train.seq_len",
+            f"train.rows train.accumulate train.seq_len{' train.stages' if train.stages else ''}",
             "a smaller train.rows or train.accumulate",
         )
+    yield from _impossible_stages(train)
     try:
         parse_policy(config.kernels)
     except ConfigError as error:
         yield error.what, "kernels", error.fix
+
+
+def _impossible_stages(train: TrainConfig) -> Iterator[tuple[str, str, str | None]]:
+    """Yield what is wrong with the stages of a run, in the manner of :func:`_impossible`."""
+    form, before, steps = "train.stages=[{until=0.25, rows=32}]", 0.0, train.steps or 10**6
+    for number, (stage, shape) in enumerate(zip(train.stages, train.shapes, strict=False), 1):
+        what, keys = f"stage {number}, which ends at {stage.until:g} of the run,", "train.stages"
+        if int(stage.until * steps + 1e-6) <= int(before * steps + 1e-6):
+            yield f"no step falls into {what}", f"{keys} train.steps", f"shares that rise: {form}"
+        if not stage.model_fields_set - {"until"}:
+            yield f"{what} changes nothing", keys, form
+        if (length := shape.seq_len) > train.seq_len:
+            fix = f"train.seq_len={length}, which is the longest row of a run, or a shorter stage"
+            yield f"{what} has rows of {length:,} tokens", f"{keys} train.seq_len", fix
+        before = stage.until
 
 
 def _few(numbers: list[int]) -> str:

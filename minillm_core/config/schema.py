@@ -7,7 +7,7 @@ default is one that every preset must state.
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
@@ -34,6 +34,28 @@ class ModelConfig(Section):
     rope_base: float = Field(10_000.0, gt=1, description="base of the rotary frequencies")
 
 
+class Shape(NamedTuple):
+    """The sizes of a step's batch."""
+
+    rows: int  # of a micro-batch
+    accumulate: int  # micro-batches
+    seq_len: int
+
+    @property
+    def tokens(self) -> int:
+        """Of the whole step, on one device."""
+        return self.rows * self.accumulate * self.seq_len
+
+
+class Stage(Section):
+    """An early part of a run whose batches have other sizes."""
+
+    until: float = Field(gt=0, le=1, description="share of train.steps that is over at its end")
+    rows: int | None = Field(None, ge=1, description="in the place of train.rows")
+    accumulate: int | None = Field(None, ge=1, description="in the place of train.accumulate")
+    seq_len: int | None = Field(None, ge=1, description="in the place of train.seq_len")
+
+
 class TrainConfig(Section):
     """The optimisation."""
 
@@ -44,6 +66,11 @@ class TrainConfig(Section):
     rows: int = Field(ge=1, description="rows of one micro-batch on one device")
     accumulate: int = Field(1, ge=1, description="gradient accumulation: micro-batches in a step")
     seq_len: int = Field(ge=1, description="tokens in a row")
+    stages: tuple[Stage, ...] = Field(
+        (),
+        description="rows, accumulate and seq_len up to a share of the steps, one stage after the "
+        "other: [{until=0.25, rows=32, seq_len=256}]; after the last one those of train hold",
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
         description="compute dtype (mixed precision: masters stay float32); auto: float32 on a CPU, "
@@ -77,6 +104,12 @@ class TrainConfig(Section):
     )
     rewind: int = Field(100, ge=1, description="steps to go back at least at a spike")
     skip: int = Field(200, ge=0, description="steps' batches to pass over after a rewind")
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """The sizes of a batch in each stage, and after the last one."""
+        parts, names = (*self.stages, self), Shape._fields
+        return tuple(Shape(*(getattr(o, n) or getattr(self, n) for n in names)) for o in parts)
 
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")

@@ -47,7 +47,8 @@ def show(value: Any) -> str:
     elif isinstance(value, list | tuple):
         shown = f"[{', '.join(show(item) for item in value)}]"
     elif isinstance(value, Mapping):
-        shown = f"{{{', '.join(f'{key} = {show(item)}' for key, item in value.items())}}}"
+        given = {key: item for key, item in value.items() if item is not None}
+        shown = f"{{{', '.join(f'{key} = {show(item)}' for key, item in given.items())}}}"
     elif isinstance(value, str):
         shown = plain(json.dumps(value, ensure_ascii=False))
     else:

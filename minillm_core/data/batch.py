@@ -60,6 +60,18 @@ def _wrong(what: str) -> DataError:
     )
 
 
+def padded_rows(rows: Sequence[np.ndarray]) -> Batch:
+    """Lay n + 1 ids of each row out as n inputs and n labels, padded to the longest."""
+    shape = len(rows), max(map(len, rows), default=1) - 1
+    batch = {name: np.full(shape, -1, np.int32) for name in ("labels", "documents")}
+    batch |= {"ids": np.zeros(shape, np.int32), "positions": np.indices(shape, np.int32)[1]}
+    for index, ids in enumerate(rows):
+        n = len(ids) - 1
+        batch["ids"][index, :n], batch["labels"][index, :n] = ids[:-1], ids[1:]
+        batch["documents"][index, :n] = 0
+    return batch
+
+
 class Cancelled(Exception):
     """The end of a wait for the next step, which the caller cancelled."""
 
@@ -105,6 +117,9 @@ class Loader(Iterator[StepBatch]):
         rows: of a micro-batch.
         accumulate: micro-batches in a step.
         seq_len: tokens in a row.
+        shape_at: step, from 1 -> rows, accumulate and seq_len, in the place of those three, which
+            are the same in every step.
+        step: steps of training that were made before; one without a supervised label is none.
         seed: of the documents' order (data.seed).
         ranks: processes that read together: each takes its rows of every micro-batch, which has
             ``rows`` of them for each rank.
@@ -132,6 +147,8 @@ class Loader(Iterator[StepBatch]):
         accumulate: int,
         seq_len: int,
         seed: int,
+        shape_at: Callable[[int], tuple[int, int, int]] | None = None,
+        step: int = 0,
         ranks: int = 1,
         rank: int = 0,
         by: Arrangement = PLAIN,
@@ -143,18 +160,22 @@ class Loader(Iterator[StepBatch]):
         cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
         self._cancelled = cancelled
-        source = open_rows(documents, seed, by, cursor, parts)
+        source = open_rows(documents, seed, by, cursor, parts, size=seq_len)
 
-        def made() -> Batch:
-            batch = source.read(rows * ranks, seq_len)
+        def made(height: int, width: int) -> Batch:
+            batch = source.read(height * ranks, width)
             return checked(on_batch(batch, "train"), documents.vocab) if on_batch else batch
 
-        def steps() -> Iterator[StepBatch]:
+        def steps(done: int) -> Iterator[StepBatch]:
+            same = rows, accumulate, seq_len
             while True:
-                micro = tuple(made() for _ in range(accumulate))
+                height, count, width = shape_at(done + 1) if shape_at else same
+                micro = tuple(made(height, width) for _ in range(count))
+                supervised = sum(int(np.count_nonzero(b["labels"] >= 0)) for b in micro)
+                done += supervised > 0
                 yield StepBatch(
-                    micro=tuple(_rows(batch, rank * rows, rows) for batch in micro),
-                    supervised=sum(int(np.count_nonzero(b["labels"] >= 0)) for b in micro),
+                    micro=tuple(_rows(batch, rank * height, height) for batch in micro),
+                    supervised=supervised,
                     real=sum(int(np.count_nonzero(b["documents"] >= 0)) for b in micro),
                     padded=sum(b["ids"].size for b in micro),
                     cursor={**source.cursor(), **memory()},
@@ -167,7 +188,7 @@ class Loader(Iterator[StepBatch]):
         # is collected, and ends its thread then.
         self._thread = threading.Thread(
             target=contextvars.copy_context().run,  # the caller's watch on plugin code applies there too
-            args=(_fill, steps(), self._queue, self._stop),
+            args=(_fill, steps(step), self._queue, self._stop),
             name="minillm-loader",
             daemon=True,
         )

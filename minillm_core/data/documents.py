@@ -257,7 +257,7 @@ def order(documents: int, seed: int, epoch: int = 0) -> np.ndarray:
 
 
 Arrangement = Mapping[str, Function]
-"""What plugins claim of the way from documents to rows: "order", "packer"."""
+"""What plugins claim of the way from documents to rows: "order", "packer", "windows"."""
 
 PLAIN: Arrangement = {}
 
@@ -279,10 +279,21 @@ def permutation(lengths: np.ndarray, seed: int, epoch: int, by: Arrangement) -> 
     """
     if (claimed := by.get("order")) is None:
         return order(len(lengths), seed, epoch)
-    found = np.asarray(claimed.call(lengths.copy(), seed, epoch))
-    if found.dtype.kind != "i" or not np.array_equal(np.sort(found), np.arange(len(lengths))):
-        what = f"epoch {epoch}: no permutation of the {len(lengths):,} documents"
-        raise claimed.broken(what, "return each index from 0 once, as an integer array")
+    return claimed_order(claimed, lengths.copy(), len(lengths), seed, epoch, "documents")
+
+
+def claimed_order(
+    claimed: Function, given: object, count: int, seed: int, epoch: int, what: str
+) -> np.ndarray:
+    """Ask a plugin for an order of ``count`` things, which it knows by ``given``: int64 (count,).
+
+    Raises:
+        PluginCodeError: what it gave is no permutation.
+    """
+    found = np.asarray(claimed.call(given, seed, epoch))
+    if found.dtype.kind != "i" or not np.array_equal(np.sort(found), np.arange(count)):
+        said = f"epoch {epoch}: no permutation of the {count:,} {what}"
+        raise claimed.broken(said, "return each index from 0 once, as an integer array")
     return found
 
 

@@ -18,6 +18,7 @@ from minillm_core.data.documents import (
     Cursor,
     Documents,
     check_cursor,
+    claimed_order,
     fingerprint,
     permutation,
 )
@@ -178,6 +179,69 @@ class PlainRows:
         return self._stream.cursor.data()
 
 
+class WindowRows:
+    """Rows that read the windows of a stream in an order that a plugin claims.
+
+    The stream is cut at each multiple of ``size`` tokens. Windows that lie in one epoch are permuted
+    among themselves; one that lies in two stays, so that an epoch is every token once. Rows of other
+    lengths read the windows one after the other; where one ends within a row, its last label is -1.
+
+    Args:
+        stream: from a cursor on, whose place is counted in tokens that were read.
+        claimed: gives the order of an epoch's windows.
+        size: tokens of a window.
+        seed: of the order.
+    """
+
+    def __init__(self, stream: Stream, claimed: Function, size: int, seed: int) -> None:
+        self._stream, self._claimed, self._size, self._seed = stream, claimed, size, seed
+        self._orders: dict[int, np.ndarray] = {}
+
+    def read(self, rows: int, seq_len: int) -> Batch:
+        """Make a micro-batch of the next rows, of ``seq_len`` tokens each.
+
+        Raises:
+            PluginCodeError: the plugin gave no permutation.
+            DataError: a file changed since it was opened.
+        """
+        made = joined([self._row(seq_len) for _ in range(rows)])
+        self._stream.forget()
+        return made
+
+    def cursor(self) -> dict[str, Any]:
+        """Return the place after the last row as JSON."""
+        return self._stream.cursor.data()
+
+    def _row(self, length: int) -> Batch:
+        stream, filled = self._stream, 0
+        columns = stream.documents.room(length + 1)
+        starts, follows = np.zeros((2, length + 1), bool)
+        while filled < length:
+            window, offset = divmod(stream.position, self._size)
+            count = min(self._size - offset, length - filled)
+            found, begins = stream.at(self._place(window) * self._size + offset, count + 1)
+            for name, array in found.items():
+                columns[name][filled : filled + count + 1] = array
+            starts[filled : filled + count + 1], starts[filled] = begins, True
+            follows[filled], follows[filled + 1 : filled + count + 1] = False, True
+            filled, stream.position = filled + count, stream.position + count
+        return pack(columns, starts, 1, follows)
+
+    def _place(self, window: int) -> int:
+        """Return the window of the stream that is read as this one."""
+        tokens, size = self._stream.documents.tokens, self._size
+        epoch = window * size // tokens
+        first, end = -(-epoch * tokens // size), (epoch + 1) * tokens // size
+        if not first <= window < end:
+            return window
+        if epoch not in self._orders:
+            order = claimed_order(
+                self._claimed, end - first, end - first, self._seed, epoch, "rows"
+            )
+            self._orders = {epoch: order}
+        return first + int(self._orders[epoch][window - first])
+
+
 class PackedRows:
     """The rows of a packer, one after the other, each checked.
 
@@ -201,12 +265,13 @@ class PackedRows:
 
         A label is the token that follows in the text: -1 before a piece that begins inside a
         document, after one that ends inside it, and in padding, where ids are 0 and documents -1.
+        A row of ``seq_len`` tokens, all but one of the packer's capacity, has its last label too.
 
         Raises:
             PluginCodeError: the packer returned no row.
             DataError: a file changed since it was opened.
         """
-        self._length = seq_len + 1
+        self._length = self._packer.capacity = seq_len + 1
         with running(f"data.packer of plugin '{self._claimed.owner}'"):
             laid = [self._checked() for _ in range(rows)]
         return joined([self._laid(row) for row in laid])
@@ -249,6 +314,10 @@ class PackedRows:
             starts[at] |= not continues
             self._counts["split"] += not (continues or begins[0])
             at, before, whole = end, piece.last, begins[-1]
+            if end == self._length - 1:  # whatever follows in the text; replaced by a further piece
+                for name, array in found.items():
+                    columns[name][end] = array[-1]
+                follows[end] = True
         made = pack(columns, starts, 1, follows)
         made["documents"][0, at:] = -1
         return made
@@ -269,7 +338,7 @@ class PackedRows:
         if (tokens := sum(piece.tokens for piece in row)) > self._length:
             what = f"a row of {tokens:,} tokens, where {self._length:,} have room"
             raise broken(what, "fill a row up to self.capacity")
-        self._counts["room"] += self._length
+        self._counts["room"] += max(tokens, self._length - 1)  # the last one is only a label
         self._counts["used"] += tokens
         return row
 
@@ -311,12 +380,14 @@ class MixedRows:
         self._given = list(given or [0] * len(sources))
 
     def read(self, rows: int, seq_len: int) -> Batch:
-        """Make a micro-batch of the next rows, of ``seq_len`` tokens each."""
+        """Make a micro-batch of the next rows; its field ``source``, int32 (rows, T), numbers theirs."""
         turns = [self._next() for _ in range(rows)]
         chosen = [number for number in range(len(self._sources)) if number in turns]
         parts = [self._sources[number].read(turns.count(number), seq_len) for number in chosen]
         place = np.argsort(np.argsort(turns, kind="stable"))  # where each turn's row lies in parts
-        return {name: array[place] for name, array in joined(parts).items()}
+        batch = {name: array[place] for name, array in joined(parts).items()}
+        batch["source"] = np.repeat(np.array(turns, np.int32)[:, None], seq_len, axis=1)
+        return batch
 
     def _next(self) -> int:
         total, shares = sum(self._given), self._shares
@@ -344,8 +415,10 @@ def open_rows(
     by: Arrangement = PLAIN,
     cursor: Mapping[str, Any] | None = None,
     parts: Sequence[tuple[float, Documents]] = (),
+    *,
+    size: int = 1,
 ) -> Rows:
-    """Open the rows of documents: end to end, or as a packer lays them out, or those of a mixture.
+    """Open the rows of documents: end to end, or as plugins lay them out, or those of a mixture.
 
     Args:
         documents: at least one token in all.
@@ -353,6 +426,7 @@ def open_rows(
         by: what plugins claim of order and packer.
         cursor: where an earlier reading stopped; None: from the start.
         parts: weight and documents of each source of a mixture, which are ``documents`` together.
+        size: tokens of a window, where a plugin claims their order.
 
     Raises:
         DataError: the cursor is not of these documents in this order.
@@ -361,11 +435,14 @@ def open_rows(
     if not parts:
         start = Cursor.resume(cursor, documents, seed, by) if cursor is not None else Cursor(known)
         stream, packer = Stream(documents, seed, start, by), by.get("packer")
+        if (windows := by.get("windows")) is not None:
+            return WindowRows(stream, windows, size, seed)
         return PackedRows(stream, packer, cursor) if packer else PlainRows(stream)
     if cursor is not None:
         check_cursor(cursor, known)
     places, given = (cursor["sources"], cursor["given"]) if cursor else ([None] * len(parts), None)
     sources = [
-        open_rows(part, seed, by, place) for (_, part), place in zip(parts, places, strict=True)
+        open_rows(part, seed, by, place, size=size)
+        for (_, part), place in zip(parts, places, strict=True)
     ]
     return MixedRows(sources, [weight for weight, _ in parts], known, given)

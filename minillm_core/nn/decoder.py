@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from minillm_core.errors import PlanError
+from minillm_core.errors import PlanError, PluginCodeError
 from minillm_core.nn.attention import AttentionSpec
 from minillm_core.nn.block import Block, BlockSpec, Omitted, norm_of, normed
 from minillm_core.nn.decoding import check_lookbacks
@@ -34,11 +34,12 @@ class Target:
     offset: int | None = None  # n: the token n ahead (1 is the main target)
     field: str | None = None  # or a batch field, int32 (B, T), -1 where there is none
     stage: str | None = None  # staged value that is 0 once it is gone; None: always there
+    weight_field: str | None = None  # float32 (B, T): multiplies the weight, position by position
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The batch field and the schedule value that it reads."""
-        return (*self.weight.inputs, *((self.field,) if self.field else ()))
+        """The batch fields and the schedule value that it reads."""
+        return (*self.weight.inputs, *filter(None, (self.field, self.weight_field)))
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,14 @@ class Term:
 
 
 @dataclass(frozen=True)
+class RowChoice:
+    """The choice of the rows of a micro-batch that are trained on."""
+
+    node: Node  # scores them
+    keep: float  # the share with the highest scores
+
+
+@dataclass(frozen=True)
 class LossSpec:
     """The loss, resolved."""
 
@@ -60,6 +69,13 @@ class LossSpec:
     form_owners: tuple[tuple[str, str], ...] = ()  # (field of the form, plugin that set it)
     targets: tuple[Target, ...] = ()  # sorted by key
     terms: tuple[Term, ...] = ()  # sorted by key
+    rows: RowChoice | None = None
+    weights: Node | None = None  # weighs the positions of the main target
+
+    @property
+    def kept(self) -> float:
+        """The share of a micro-batch's rows that is trained on."""
+        return 1.0 if self.rows is None else self.rows.keep
 
     def present(self, values: Mapping[str, Any]) -> tuple[Target, ...]:
         """Return the further targets that are present at these staged values."""
@@ -149,6 +165,9 @@ class Decoder(Module):
         self.terms_nodes = {
             term.key: term.node.make(g) for term in spec.loss.terms if term.node is not None
         }
+        self.rows = spec.loss.rows and spec.loss.rows.node.make(g)
+        self.keep = spec.loss.kept
+        self.weights = spec.loss.weights and spec.loss.weights.make(g)
         self.loss = spec.loss
         self.checkpointing = checkpointing
         self.tap_aliases = {
@@ -163,16 +182,26 @@ class Decoder(Module):
             values: schedule values, 0-d float32, and ``normaliser``: loss scale / supervised tokens
                 of the whole step.
         """
-        ops = self.ops
+        ops, normaliser, all_losses = self.ops, values["normaliser"], None
+        if self.rows is not None:
+            batch, all_losses = self.kept_rows(batch, values)
         hidden, scope, statistics = self.hidden(batch, values)
         B, T, C = hidden.shape
         targets, weights = [batch["labels"]], [batch.get("weights")]
+        if self.weights is not None:
+            losses = self.token_losses(hidden, batch["labels"])
+            chosen = scope.apply(self.weights, {"x": hidden, "losses": losses})
+            chosen = ops.stop_gradient(as_numbers(self.weights, chosen, (B, T)))
+            weights = [chosen if weights[0] is None else chosen * weights[0]]
         for target in self.loss.present(values):
             if target.field is not None:
                 targets.append(batch[target.field])
             else:
                 targets.append(shifted(ops, batch["labels"], target.offset or 1))
-            weights.append(target.weight.of(values))
+            weight = target.weight.of(values)
+            if target.weight_field is not None:
+                weight = weight * batch[target.weight_field]
+            weights.append(weight)
         total, sums, count = ops.linear_cross_entropy(
             ops.reshape(hidden, (B * T, C)),
             self.head_weight(),
@@ -180,18 +209,58 @@ class Decoder(Module):
             target_weights(ops, weights, B * T),
             self.loss.form,
         )
-        objective = total * values["normaliser"]
+        if all_losses is not None:  # report all rows, and let those kept stand for them
+            labels, every = all_losses
+            positions = ops.sum(ops.astype(labels >= 0, "float32"))
+            ratio = positions / ops.maximum(count, ops.like(1.0, count))
+            normaliser, count = normaliser * ratio, positions
+            rest = [total * ratio for total in sums[1:]]
+            sums = ops.stack([ops.sum(every), *rest], 0)
+        objective = total * normaliser
         share = count * values["normaliser"]  # of the step's supervised tokens, times loss scale
         terms = {}
         for term in self.loss.terms:
             if term.node is not None:
-                value = scope.apply(self.terms_nodes[term.key], {"x": hidden})
+                own = {"x": hidden, "head": self.head_weight()}
+                value = scope.apply(self.terms_nodes[term.key], own)
             else:
                 value = sum(scope.emitted[name] for name in self.term_sources[term.key])
             value = ops.astype(value, "float32")
             terms[term.key] = ops.stop_gradient(value)
             objective = objective + value * ops.like(term.weight.of(values), value) * share
         return Loss(objective, sums, count, terms, statistics)
+
+    def kept_rows(
+        self, batch: dict[str, Any], values: dict[str, Any]
+    ) -> tuple[dict[str, Any], tuple[Any, Any]]:
+        """Choose rows: the batch of those that are trained on; all labels, and the losses of all, (B, T)."""
+        ops = self.ops
+        with self.framework.constant():
+            losses = self.losses(batch, values)
+            rows = losses.shape[0]
+            scores = Scope({**batch, **values}).apply(self.rows, {"losses": losses})
+            scores = as_numbers(self.rows, scores, (rows,))
+            indices = ops.argsort(scores * -1.0)[: round(rows * self.keep)]
+        chosen = {name: ops.take(array, indices, 0) for name, array in batch.items()}
+        return chosen, (batch["labels"], losses)
+
+    def token_losses(self, hidden: Any, labels: Any) -> Any:
+        """Compute the nats of each position after (B, T, C), as held-out text is judged: float32 (B, T), constant."""
+        (B, T, C), head = hidden.shape, self.head_weight()
+        rows, ids = self.ops.reshape(hidden, (B * T, C)), self.ops.reshape(labels, (B * T,))
+        losses = self.ops.token_losses(rows, head, ids, self.loss.form.evaluated())
+        return self.ops.reshape(losses, (B, T))
+
+    def losses(self, batch: dict[str, Any], values: dict[str, Any]) -> Any:
+        """Compute the nats of each position, float32 (B, T), 0 where nothing is predicted."""
+        return self.token_losses(self.hidden(batch, values)[0], batch["labels"])
+
+    def all_logits(self, batch: dict[str, Any], values: dict[str, Any]) -> Any:
+        """Compute the logits after each position, float32 (B, T, V)."""
+        hidden = self.hidden(batch, values)[0]
+        B, T, C = hidden.shape
+        rows, form = self.ops.reshape(hidden, (B * T, C)), self.loss.form.evaluated()
+        return self.ops.reshape(self.ops.logits(rows, self.head_weight(), form), (B, T, -1))
 
     def evaluate(self, batch: dict[str, Any], values: dict[str, Any]) -> tuple[Any, Any]:
         """Compute (nats, predictions) of the main target, for validation, both 0-d float32."""
@@ -258,6 +327,15 @@ class Decoder(Module):
     def head_weight(self) -> Any:
         """Return the head, or the embedding that it is tied to, (V, C)."""
         return self.embedding.weight if self.head is None else self.head.weight
+
+
+def as_numbers(node: Any, result: Any, shape: tuple[int, ...]) -> Any:
+    """Return a node's result as float32; refuse another shape than its slot asks for."""
+    if tuple(result.shape) != shape:
+        did, fix = f"returned {tuple(result.shape)} from", f"return {shape}"
+        name = f"{type(node).__name__}.forward"
+        raise PluginCodeError(node.owner, name, did=did, where=node.path, fix=fix)
+    return node.ops.astype(result, "float32")
 
 
 def decoder(spec: DecoderSpec, *, checkpointing: bool = False) -> Any:

@@ -7,7 +7,7 @@ framework's own module class; outside it, as an outline that only knows its decl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -116,6 +116,10 @@ class Framework:
     def checkpoint(self, block: Callable[..., Any], *arguments: Any) -> Any:
         """Run ``block(*arguments)``, recomputed in the backward pass."""
         raise NotImplementedError
+
+    def constant(self) -> AbstractContextManager[Any]:
+        """Keep nothing for a backward pass of what is computed inside, where that takes saying so."""
+        return nullcontext()
 
     def witness(self, key: str) -> None:
         """Note, while tracing or in eager, that ``key`` takes part; costs a compiled step nothing."""

@@ -126,6 +126,7 @@ class Known:
     swiglu: Kernel
     logits: Kernel
     linear_cross_entropy: Kernel
+    token_losses: Kernel
 
     def take_kernels(self, kernels: Mapping[str, Kernel]) -> None:
         """Serve each op by its function, ops of plugins included."""

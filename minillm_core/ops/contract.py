@@ -99,6 +99,20 @@ class Operations(ArrayFunctions, Protocol):
         """
         ...
 
+    def token_losses(
+        self,
+        hidden: Array,
+        weight: Array,
+        targets: Array,
+        form: LossForm = LossForm(),  # noqa: B008  (frozen)
+    ) -> Array:
+        """Cross-entropy of each position, as numbers through which no gradient flows.
+
+        hidden (N, C), weight (V, C) in one dtype, targets int32 (N,), < 0 where unsupervised ->
+        float32 (N,): the form's loss, 0 where unsupervised. 2 N C V FLOPs.
+        """
+        ...
+
 
 @dataclass(frozen=True)
 class Contract:
@@ -126,6 +140,7 @@ _OPS: tuple[tuple[Callable[..., Any], tuple[str, ...], tuple[float, ...]], ...] 
     (Operations.logits, ("hidden", "weight"), (1e-6, 2e-6, 2e-3, 1e-2)),
     (Operations.swiglu, ("gate", "up"), (1e-13, 1e-6, 2e-3, 2e-2)),
     (Operations.linear_cross_entropy, ("hidden", "weight"), (1e-12, 5e-6, 5e-3, 4e-2)),
+    (Operations.token_losses, (), (1e-12, 5e-6, 5e-3, 4e-2)),
 )
 """Op, its differentiable arguments, and its tolerance for each of the dtypes."""
 

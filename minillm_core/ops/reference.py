@@ -124,6 +124,13 @@ def linear_cross_entropy(
     return np.asarray(np.sum(weighted)), sums, np.asarray(count, np.float64)
 
 
+def token_losses(hidden: Array, weight: Array, targets: Array, form: LossForm = PLAIN) -> Array:
+    """Return each position's loss, (N,): a sum over one position."""
+    rows = zip(_float64(hidden)[:, None], targets[:, None, None], strict=True)
+    found = [linear_cross_entropy(h, weight, t, None, form)[0] for h, t in rows]
+    return np.array(found, np.float64)
+
+
 def _float64(x: Array) -> Array:
     return np.asarray(x, dtype=np.float64)
 

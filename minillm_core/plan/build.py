@@ -20,15 +20,17 @@ from minillm_core.nn.init import Init
 from minillm_core.nn.module import declared, named_modules
 from minillm_core.nn.node import Node
 from minillm_core.nn.param import Param
-from minillm_core.nn.reference import place_of
+from minillm_core.nn.reference import Function, place_of, resolve
 from minillm_core.optim.schedules import TrainSchedule
 from minillm_core.plan.plan import BATCH, Export, Plan, PlannedPlugin, as_json
 from minillm_core.plan.slots import Placement, SlotState, SlotTable, hook_reports, kernel_reports
 from minillm_core.plugins import builders
 from minillm_core.plugins.attribution import digest_of
+from minillm_core.plugins.builders.data import Shaping
+from minillm_core.plugins.builders.loss import Reference
 from minillm_core.plugins.layers import Layers
 from minillm_core.plugins.manager import LoadedPlugin, Manager, load
-from minillm_core.plugins.slots import AFTER, EMBED
+from minillm_core.plugins.slots import AFTER, EMBED, LOSS
 from minillm_core.plugins.sourcing import Sourcing
 from minillm_core.text import did_you_mean, nearest
 
@@ -65,9 +67,11 @@ def build_plan(
     state.fill(manager, "compute_loss", builders.LossBuilder, state.loss)
     state.fill(manager, "build_data", builders.DataBuilder, data)
     spec = _model(config, manager, state)
-    fields, arrangement = data.fields.resolve(), data.arrangement()
+    fields, arrangement, shaping = data.fields.resolve(), data.arrangement(), data.shaping()
     sourcing = _coded(data.sourcing(), manager)
     _check_data(data, manager, config)
+    if shaping is not None:
+        _check_shapes(shaping, arrangement.get("packer"), spec)
     table = state.table()
     build_nodes_once(spec, table, manager)
     model = decoder(spec)
@@ -96,11 +100,13 @@ def build_plan(
         batch_fields=fields,
         arrangement=arrangement,
         sourcing=sourcing,
+        shaping=shaping,
         on_batch=on_batch,
         candidates=tuple(kernels[key] for key in sorted(kernels)),
+        references=tuple(one for _, _, one in state.loss.references.resolve()),
         plugins=tuple(_planned(one, model, parameters, table) for one in manager.plugins),
         placements=placements,
-        digests=_digests(manager, spec, parameters, rules, arrangement, sourcing),
+        digests=_digests(manager, spec, parameters, rules, (arrangement, shaping), sourcing),
         core_version=version("minillm-core"),
         export=_export(manager, placements),
         table=table,
@@ -192,18 +198,44 @@ def _check_absent(owner: str, place: str, at: str, site: str, model: builders.Mo
         ).concerning(where, plugins=(owner, min(claimants)))
 
 
+def _check_shapes(shaping: Shaping, packer: Function | None, spec: DecoderSpec) -> None:
+    """Refuse rows of several lengths where a packer, or a target that looks ahead, cannot have them."""
+    lengths, who = {shape.seq_len for shape in shaping.shapes}, shaping.choose.owner
+    if len(lengths) > 1 and packer and not resolve(packer.reference).any_capacity:
+        raise PlanError(
+            f"the packer of plugin '{packer.owner}' lays out rows of one length, '{who}' changes it",
+            where="data.packer",
+            fix=f"leave out '{packer.owner}' or '{who}'; a packer that reads self.capacity for each "
+            "row says any_capacity = True in its class",
+        ).concerning("data.packer", plugins=(packer.owner,))
+    for one in spec.loss.targets:
+        if (ahead := one.offset or 1) > (shortest := min(lengths)):
+            raise PlanError(
+                f"plugin '{one.owner}' predicts {ahead} tokens ahead, in rows of {shortest} tokens",
+                where=f"{who}, loss.target[{one.key}]",
+                fix=f"rows of {ahead} tokens or more, or nearer targets",
+            ).concerning(plugins=(one.owner,))
+
+
+def _by_the_clock(who: str, what: str) -> PlanError:
+    """Make the error of a run whose number of steps must be known."""
+    return PlanError(
+        f"{what}, which a run by the clock does not know: batches are made ahead of training",
+        where="train.minutes",
+        fix=f"a number of steps instead (--steps N), or leave out '{who}'",
+    ).concerning(plugins=(who,))
+
+
 def _check_data(data: builders.DataSlots, manager: Manager, config: Config) -> None:
     """Refuse what an ``on_batch`` cannot have, and a declared field that none writes."""
     batchers = {plugin.name for plugin in manager.implementing("on_batch")}
     for one in manager.implementing("on_batch"):
         taken = inspect.signature(one.plugin.on_batch).parameters  # type: ignore[attr-defined]
         if "progress" in taken and config.train.steps is None:
-            raise PlanError(
-                f"on_batch of plugin '{one.name}' takes progress, which a run by the clock does not "
-                "know: batches are made ahead of training",
-                where="train.minutes",
-                fix=f"a number of steps instead (--steps N), or leave out '{one.name}'",
-            ).concerning(plugins=(one.name,))
+            raise _by_the_clock(one.name, f"on_batch of plugin '{one.name}' takes progress")
+    if (shaping := data.shaping()) and config.train.steps is None:
+        who = shaping.choose.owner
+        raise _by_the_clock(who, f"'{who}' sizes batches by the share of the steps that are over")
     fields = {name for name, _, _ in data.fields.resolve()}
     for name, owner, _ in data.fields.resolve():
         if owner not in batchers and name not in data.given:
@@ -231,7 +263,12 @@ def _coded(sourcing: Sourcing, manager: Manager) -> Sourcing:
 
 
 def _check_terms(model: Any, spec: DecoderSpec) -> None:
-    """Refuse a term of the loss that no node emits."""
+    """Refuse a term of the loss that no node emits, and parameters that no gradient reaches."""
+    for part in filter(None, (model.rows, model.weights)):
+        if any(declared(part, Param)):
+            what = f"plugin '{part.owner}': a parameter of {type(part).__name__} gets no gradient"
+            fix = "a Buffer, or numbers of its constructor: weights and rows are chosen, not learnt"
+            raise PlanError(what, where=f"loss.{part.path}", fix=fix)
     for term in spec.loss.terms:
         if term.emitted is not None and not model.term_sources[term.key]:
             raise PlanError(
@@ -300,6 +337,19 @@ def check_reads(spec: DecoderSpec, table: SlotTable, known: set[str]) -> None:
         here = {f"layers.{index}.{tap}" for tap in block.taps}
         known |= here | {name for name, site in spec.taps if site in here}
     _check_held(table, AFTER, known)
+    _check_held(table, LOSS, known | _referred(table, known))
+
+
+def _referred(table: SlotTable, known: set[str]) -> set[str]:
+    """List the fields of reference models, which the loss alone can read."""
+    held = {one.value.name: one for _, one in table.held(LOSS) if isinstance(one.value, Reference)}
+    for name in held.keys() & known:
+        raise PlanError(
+            f"the reference '{name}' has a name that is taken",
+            where=f"loss.reference[{name}]",
+            fix="give it another name",
+        ).concerning(plugins=(held[name].owner,))
+    return {*held}
 
 
 def _check_held(table: SlotTable, order: int, known: set[str]) -> None:

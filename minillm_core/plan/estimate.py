@@ -7,9 +7,10 @@ hides. Recomputation is not counted. MFU = tokens/s x flops_per_token / peak.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from minillm_core.plugins.builders import ParamInfo
 
 if TYPE_CHECKING:
     from minillm_core.plan.plan import Plan
+    from minillm_core.plugins.builders.loss import Reference
 
 ITEMSIZE: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 MASTER = 4  # float32
@@ -150,7 +152,7 @@ def estimate(
     rules = tuple(_rules(plan))
     return Estimate(
         dtype=dtype,
-        parts=tuple(_parts(plan, model, scores)),
+        parts=tuple(_with_selection(plan, list(_parts(plan, model, scores)))),
         rules=rules,
         memory=_memory(plan, model, rules, ITEMSIZE[dtype], dense_logits),
         tokens_per_step=plan.tokens_per_step,
@@ -177,6 +179,20 @@ def _parts(plan: Plan, model: Any, scores: int) -> Iterator[Part]:
             yield Part(name, parameters[name], multiplied[name], flops)
 
 
+def _with_selection(plan: Plan, parts: list[Part]) -> Iterator[Part]:
+    """Count what chooses rows and tokens, forward passes alone; the model's own passes are of rows kept."""
+    loss, total = plan.spec.loss, sum(part.flops for part in parts)
+    yield from (replace(part, flops=round(part.flops * loss.kept)) for part in parts)
+    if loss.rows is not None:
+        yield Part("loss.rows", 0, 0, total // 3)
+    if loss.weights is not None:
+        head = plan.spec.geometry.dim * plan.spec.geometry.vocab
+        yield Part("loss.weights", 0, 0, round(2 * head * loss.kept))
+    for one in plan.references:
+        there = one.model.plan.with_train(seq_len=plan.config.train.seq_len)
+        yield Part(f"reference '{one.name}'", 0, 0, there.estimate().flops_per_token // 3)
+
+
 def _part_of(info: ParamInfo) -> str:
     if info.owner != "core":
         return info.owner
@@ -186,8 +202,13 @@ def _part_of(info: ParamInfo) -> str:
 
 
 def _scores(plan: Plan, model: Any, progress: float) -> tuple[int, tuple[str, ...]]:
-    """Count FLOPs a token of q k^T and of its product with v, over all layers; list those uncounted."""
-    geometry, seq_len = plan.spec.geometry, plan.config.train.seq_len
+    """Count FLOPs a token of q k^T and of its product with v, over all layers; list those uncounted.
+
+    Where rows change their length, the mean over the tokens of the run.
+    """
+    geometry, tokens = plan.spec.geometry, Counter[int]()
+    for shape, steps in plan.course.items():
+        tokens[shape.seq_len] += shape.tokens * steps
     width = geometry.heads * geometry.head_dim
     total, uncounted = 0, []
     attentions = plan.spec.attentions
@@ -195,13 +216,14 @@ def _scores(plan: Plan, model: Any, progress: float) -> tuple[int, tuple[str, ..
         if index in attentions:
             # a layout: seq_len x stretch positions of heads / stretch heads each
             layout, window = block.attention.layout, attentions[index].window
-            keys = seq_len * (1 if layout is None else layout.stretch)
+            stretch, most = 1 if layout is None else layout.stretch, math.inf
             if window is not None and window.value is not None:
                 _, schedule = plan.schedules[window.value]
-                keys = min(keys, int(schedule.at(progress, plan.schedule)))
+                most = int(schedule.at(progress, plan.schedule))
             elif window is not None:
-                keys = min(keys, int(window.constant or 0))
-            total += 12 * width * keys
+                most = int(window.constant or 0)
+            keys = sum(min(length * stretch, most) * n for length, n in tokens.items())
+            total += round(12 * width * keys / tokens.total())
         elif block.attention is not None:
             uncounted.append(f"layers.{index}.attention of '{block.attention.owner}'")
     return total, tuple(uncounted)
@@ -221,17 +243,23 @@ def _memory(
     plan: Plan, model: Any, rules: tuple[RuleCost, ...], itemsize: int, dense_logits: bool
 ) -> dict[str, int]:
     """Count bytes; in float32 the master weights *are* the weights."""
-    train, count = plan.config.train, plan.num_parameters
-    low = itemsize < MASTER
-    tokens = train.rows * train.seq_len  # of a micro-batch
+    count, low = plan.num_parameters, itemsize < MASTER
+    tokens = max(shape.rows * shape.seq_len for shape in plan.course)  # of a micro-batch
     return {
         "weights": count * itemsize if low else 0,
         "master weights": count * MASTER,
         "gradients": count * (MASTER + (itemsize if low else 0)),  # the sum, and what is added
         **{f"optimizer state ({rule.name})": rule.state_bytes for rule in rules},
-        "activations": tokens * itemsize * _activations(plan, model),
+        "activations": round(tokens * plan.spec.loss.kept) * itemsize * _activations(plan, model),
         "logits": tokens * itemsize * plan.spec.geometry.vocab if dense_logits else 0,
+        **{f"reference '{one.name}'": _held(plan, one, itemsize) for one in plan.references},
     }
+
+
+def _held(plan: Plan, one: Reference, itemsize: int) -> int:
+    """Count the bytes of a reference: its weights, and what it gives for a micro-batch, float32."""
+    train, each = plan.config.train, plan.spec.geometry.vocab if one.gives == "logits" else 1
+    return one.model.plan.num_parameters * itemsize + 4 * train.rows * train.seq_len * each
 
 
 def _activations(plan: Plan, model: Any) -> int:

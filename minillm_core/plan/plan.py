@@ -6,12 +6,13 @@ import hashlib
 import html
 import io
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from minillm_core.config.schema import Config
+from minillm_core.config.schema import Config, Shape
 from minillm_core.nn.decoder import DecoderSpec
 from minillm_core.nn.init import Init
 from minillm_core.nn.node import ModelShape, Node, Setting, inputs_of
@@ -23,6 +24,8 @@ from minillm_core.optim.schedules import Schedule, Stages, TrainSchedule
 from minillm_core.optim.stage import Rule
 from minillm_core.plan.slots import Placement, SlotTable
 from minillm_core.plugins.builders import ParamInfo
+from minillm_core.plugins.builders.data import Shaping
+from minillm_core.plugins.builders.loss import Reference
 from minillm_core.plugins.sourcing import PLAIN, Field, Sourcing
 
 if TYPE_CHECKING:
@@ -69,8 +72,10 @@ class Plan:
     batch_fields: tuple[tuple[str, str, Field], ...]
     arrangement: Mapping[str, Function]  # "order" and "packer", where plugins claim them
     sourcing: Sourcing  # what plugins ask of the reading of documents
+    shaping: Shaping | None  # None: all batches have the sizes of train
     on_batch: tuple[str, ...]  # plugins, in the order in which they are called
     candidates: tuple[tuple[str, Candidate], ...]  # owner, candidate
+    references: tuple[Reference, ...]  # frozen models beside the trained one, sorted by name
     plugins: tuple[PlannedPlugin, ...]
     placements: tuple[Placement, ...]  # the slots that plugins fill, sorted
     digests: Mapping[str, str]  # module -> sha256 of its file, for what the plan refers to
@@ -129,13 +134,23 @@ class Plan:
             },
             "versions": {"minillm-core": self.core_version},
         }
+        if self.shaping is not None:  # rows of a step, however they are split
+            plan["data"]["shapes"] = {
+                "choose": as_json(self.shaping.choose),
+                "of": [[one.rows * one.accumulate, one.seq_len] for one in self.shaping.shapes],
+            }
         if self.plugins:
             plan["data"]["fields"] = [as_json(entry) for entry in self.batch_fields]
             plan["data"]["on_batch"] = list(self.on_batch)
             plan["data"] |= as_json(self.arrangement)
             if self.sourcing != PLAIN:
                 plan["data"]["source"] = as_json(self.sourcing)
-            plan["plugins"] = {p.name: p.options for p in self.plugins}
+            # the folder of a reference is a path: a run knows it by its weights (run.json)
+            paths = {str(one.model.path) for one in self.references}
+            plan["plugins"] = {
+                p.name: {k: v for k, v in p.options.items() if str(v) not in paths}
+                for p in self.plugins
+            }
             plan["versions"].update((p.name, p.version) for p in self.plugins)
             plan["digests"] = dict(sorted(self.digests.items()))
         return plan
@@ -161,11 +176,26 @@ class Plan:
         offered = {*BATCH, *(name for name, _, _ in self.batch_fields)}
         return tuple(sorted({"ids", "labels", "weights"} | (inputs_of(self.spec) & offered)))
 
+    def shape_at(self, step: int) -> Shape:
+        """Return the sizes of a step's batch, from 1."""
+        train = self.config.train
+        if self.shaping is None or train.steps is None:
+            return train.shapes[-1]
+        return self.shaping.at(step, train.steps, self.config.data.seed)
+
+    @cached_property
+    def course(self) -> Mapping[Shape, int]:
+        """The sizes of batches in the order in which a run has them, each with its number of steps."""
+        steps = self.config.train.steps or 1
+        if self.shaping is None:
+            return {self.shape_at(1): steps}
+        return Counter(self.shape_at(step) for step in range(1, steps + 1))
+
     @property
     def tokens_per_step(self) -> int:
-        """rows x accumulate x seq_len, on one device."""
-        train = self.config.train
-        return train.rows * train.accumulate * train.seq_len
+        """rows x accumulate x seq_len, on one device; where they change, the mean over the steps."""
+        tokens = sum(shape.tokens * steps for shape, steps in self.course.items())
+        return round(tokens / sum(self.course.values()))
 
     def estimate(self, dtype: str | None = None, *, dense_logits: bool = False) -> Estimate:
         """Parameters, FLOPs and bytes: see :func:`minillm_core.plan.estimate.estimate`."""
@@ -193,6 +223,11 @@ class Plan:
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
+LATER = ("rows", "weights", "weight_field")
+"""Fields of a spec that older plans do not have: where they are None they are left out, so that the
+hashes of those plans stay what they were."""
+
+
 def as_json(value: Any) -> Any:
     """Write dataclasses of a plan as JSON; classes themselves are left out, references say enough."""
     if isinstance(value, (Node, Setting, Init, Schedule)):
@@ -202,12 +237,29 @@ def as_json(value: Any) -> Any:
     if isinstance(value, (Param, State)):
         raise TypeError(f"{value!r} is a declaration, not data")
     if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: as_json(getattr(value, f.name)) for f in fields(value)}
+        held = {f.name: getattr(value, f.name) for f in fields(value)}
+        return {k: as_json(v) for k, v in held.items() if v is not None or k not in LATER}
     if isinstance(value, Mapping):
         return {str(key): as_json(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
         return [as_json(item) for item in value]
     return value
+
+
+def variants_of(plan: Plan) -> tuple[tuple[dict[str, int], Shape | None], ...]:
+    """List what a run compiles: staged values and sizes of a batch, as they meet; None: all have one size.
+
+    The largest micro-batches come first: they find out whether the memory suffices.
+    """
+    if len(plan.course) == 1:
+        return tuple((stage, None) for stage in stages_of(plan))
+    steps, met = plan.config.train.steps or 1, dict[Any, None]()
+    staged = [(name, plan.schedules[name][1]) for name in plan.staged]
+    for step in range(1, steps + 1):
+        values = tuple((n, int(s.at(step / steps, plan.schedule))) for n, s in staged)
+        met[values, plan.shape_at(step)] = None
+    largest = sorted(met, key=lambda one: -one[1].rows * one[1].seq_len)
+    return tuple((dict(values), shape) for values, shape in largest)
 
 
 def stages_of(plan: Plan) -> tuple[dict[str, int], ...]:

@@ -126,11 +126,13 @@ def _facts(
     for what, layers in alike.items():
         yield located(layers), what
     clipped = f"clipped to {train.clip:g}" if train.clip else "not clipped"
-    yield (
-        "step",
-        f"{plan.tokens_per_step:,} tokens = rows {train.rows} x accumulate {train.accumulate} x "
-        f"seq_len {train.seq_len}; {amount(estimate.flops_per_step)}FLOP; gradients {clipped}",
-    )
+    for shape, steps in plan.course.items():
+        yield (
+            "step" if len(plan.course) == 1 else f"{steps:,} steps",
+            f"{shape.tokens:,} tokens = rows {shape.rows} x accumulate {shape.accumulate} x seq_len "
+            f"{shape.seq_len}; {amount(estimate.flops_per_token * shape.tokens)}FLOP; "
+            f"gradients {clipped}",
+        )
     yield "run", _run(plan, estimate)
     yield from costs
     yield "evaluation", _evaluation(config.eval)

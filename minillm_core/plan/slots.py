@@ -17,7 +17,7 @@ from minillm_core.config.schema import Config
 from minillm_core.errors import PlanError
 from minillm_core.nn.attention import DocumentMask
 from minillm_core.nn.block import Omitted
-from minillm_core.nn.decoder import Target, Term
+from minillm_core.nn.decoder import RowChoice, Target, Term
 from minillm_core.nn.init import Init
 from minillm_core.nn.node import ModelShape, Node, Setting, inputs_of
 from minillm_core.nn.reference import Function
@@ -85,7 +85,7 @@ class SlotState:
         layers = (replace(geometry, layer=i) for i in range(geometry.layers))
         attention = tuple(builders.AttentionSlots(layer, base, layered) for layer in layers)
         model, row = builders.ModelSlots(geometry, layered), config.train.seq_len
-        loss, data = builders.LossSlots(row), builders.DataSlots(row)
+        loss, data = builders.LossSlots(row, config.train.rows), builders.DataSlots(config)
         return cls(attention, model, loss, data, layered=layered)
 
     def fill(self, manager: Manager, hook: str, builder: type[Builder], *slots: Any) -> None:
@@ -587,6 +587,8 @@ def words(value: Any) -> str:
         case Term():
             source = value.emitted if value.node is None else words(value.node)
             return f"{source}, weight {words(value.weight)}"
+        case RowChoice():
+            return f"{words(value.node)}, keeps {value.keep:.0%}"
         case Field():
             return f"{value.dtype} (rows, T{''.join(f', {n}' for n in value.shape)})"
         case Reserved():

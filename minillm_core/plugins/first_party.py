@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 CORE = "minillm-core"
 
 _OFFERED = {
-    "minillm-data": "best_fit domain_tokens eos_align fim length_buckets",
+    "minillm-data": (
+        "best_fit domain_tokens eos_align fim jest length_buckets length_curriculum rho1 shuffle_rows "
+        "source_weights"
+    ),
     "minillm-liger[cuda]": "liger",
     "minillm-modded": (
         "attn_scale backout bigram_hash embed_norm embed_skip half_rope moe mtp paired_heads qk_norm relu2 "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 
 class Piece(NamedTuple):
@@ -33,9 +33,13 @@ class Packer:
 
     Attributes:
         capacity: tokens that a row has room for: train.seq_len, and one more, which is only a label.
+        any_capacity: of the class: ``capacity`` may be another for the next row. Without it, a run
+            whose rows change their length (train.stages, ``data.shapes``) is refused.
         pending: pieces that were taken, for later rows.
         state: what else it remembers, as JSON.
     """
+
+    any_capacity: ClassVar[bool] = False
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity

@@ -25,7 +25,8 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 EMBED, STREAMS, AFTER = -2, -1, 1 << 30
-"""The times of a step outside its layers; a layer's own time is its number."""
+LOSS = AFTER + 1
+"""The times of a step outside its layers, the loss last; a layer's own time is its number."""
 
 
 def way_out(one: str, other: str, layered: Collection[str] = ()) -> str:

@@ -194,7 +194,7 @@ class CheckpointManager:
                 position = load(Checkpoint(path, saved), self.trainer)
                 discard(self.out, after=saved)
                 skip = self.skip * (1 + rewinds - position.rewinds)
-                position.cursor = self.feed.rewind(position.cursor, skip)
+                position.cursor = self.feed.rewind(position.cursor, skip, saved)
                 self.begun = saved
                 if self.best:
                     self.best.forget(after=saved)

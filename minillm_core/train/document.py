@@ -17,6 +17,7 @@ from minillm_core.config.presets import plugins_of
 from minillm_core.text import plain
 from minillm_core.train.budget import Position
 from minillm_core.train.evidence import Evidence
+from minillm_core.train.frozen import described
 from minillm_core.train.initial import BRANCHED_FROM, Branch, Initial
 from minillm_core.train.job import Job
 from minillm_core.train.record import hardware, versions
@@ -56,6 +57,7 @@ def document(
         "seed": job.config.seed,
         "data": {"fingerprint": job.corpus.fingerprint, "description": job.corpus.description},
         "tokenizer": {"sha256": tokenizer} if tokenizer else None,
+        "references": described(job.plan),
         "resumed": _lives(earlier, position),
         "initial": _inherited("initial", job.initial, earlier),
         BRANCHED_FROM: _inherited(BRANCHED_FROM, job.branch, earlier),

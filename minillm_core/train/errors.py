@@ -158,7 +158,7 @@ def check_step(train: TrainConfig) -> None:
 
 
 def _tokens(train: TrainConfig) -> int:
-    return train.rows * train.accumulate * train.seq_len
+    return max(shape.tokens for shape in train.shapes)
 
 
 def _fix(train: TrainConfig) -> str:
@@ -167,6 +167,8 @@ def _fix(train: TrainConfig) -> str:
             "a smaller train.accumulate or train.rows: the tokens of one step alone take "
             f"{needed / 2**30:,.1f} GiB as arrays"
         )
+    if train.stages:
+        return "fewer rows and as much more accumulate, there and in train.stages: the same result"
     divisors = [n for n in range(1, train.rows) if train.rows % n == 0]
     if divisors:
         rows = divisors[-1]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from minillm_core.config.schema import TrainConfig
+from minillm_core.config.schema import Shape
 from minillm_core.data import Loader, StepBatch
 from minillm_core.errors import DataError
+from minillm_core.plan import Plan
 from minillm_core.plugins.streams import Streams
 from minillm_core.plugins.watch import running
 from minillm_core.train.events import Event, Skipped
@@ -18,26 +19,25 @@ _GRACE = 2.0
 
 
 class Place:
-    """The place of each micro-batch in the run: counted in the loader's thread, ahead of training.
+    """The step whose batch is being made: in the loader's thread, ahead of training.
 
     Args:
-        train: steps of the run, and micro-batches of a step.
-        cursor: where the count goes on from.
+        plan: the run's.
+        step: steps of training before it.
     """
 
-    def __init__(self, train: TrainConfig, cursor: Mapping[str, Any]) -> None:
-        self._train, self._begun, self._micro = train, int(cursor.get("step", 0)), 0
+    def __init__(self, plan: Plan, step: int) -> None:
+        self._plan, self._step = plan, step + 1
 
-    @property
-    def step(self) -> int:
-        """The steps whose batches are whole."""
-        return self._begun + self._micro // self._train.accumulate
+    def shape_at(self, step: int) -> Shape:
+        """Note that a step's batch begins, from 1, and return its sizes."""
+        self._step = step
+        return self._plan.shape_at(step)
 
     def progress(self) -> float:
-        """Count one micro-batch, and give its step (from 1) over all steps of the run, 0..1."""
-        self._micro += 1
-        step = self._begun - (-self._micro // self._train.accumulate)
-        return min(1.0, step / self._train.steps) if self._train.steps else 1.0
+        """Return the place of the step in the run, 0..1."""
+        steps = self._plan.config.train.steps
+        return min(1.0, self._step / steps) if steps else 1.0
 
 
 class Feed(Iterator[StepBatch]):
@@ -47,6 +47,7 @@ class Feed(Iterator[StepBatch]):
         job: data, plugins and sizes.
         cursor: of a checkpoint; None: from the start.
         cancelled: polled while the next batch is awaited.
+        step: of the checkpoint.
     """
 
     def __init__(
@@ -54,9 +55,11 @@ class Feed(Iterator[StepBatch]):
         job: Job,
         cursor: Mapping[str, Any] | None,
         cancelled: Callable[[], bool] = lambda: False,
+        *,
+        step: int = 0,
     ) -> None:
         self._job, self._cancelled = job, cancelled
-        self._loader = self._open(cursor)
+        self._loader = self._open(cursor, step)
 
     def __next__(self) -> StepBatch:
         """Wait for the next step's batch.
@@ -66,29 +69,32 @@ class Feed(Iterator[StepBatch]):
         """
         return next(self._loader)
 
-    def rewind(self, cursor: Mapping[str, Any], skip: int) -> dict[str, Any]:
-        """Go back to ``cursor`` and pass over ``skip`` steps' batches; the cursor after them."""
+    def rewind(self, cursor: Mapping[str, Any], skip: int, step: int) -> dict[str, Any]:
+        """Go back to ``cursor``, after ``step``, and pass over ``skip`` steps' batches; the cursor after them."""
         self._loader.close()
-        self._loader = self._open(cursor)
+        self._loader = self._open(cursor, step)
         for _ in range(skip):
             cursor = next(self._loader).cursor
+        if skip:  # the batches to come are those of the steps that follow ``step`` all the same
+            self._loader.close()
+            self._loader = self._open(cursor, step)
         return dict(cursor)
 
-    def _open(self, cursor: Mapping[str, Any] | None) -> Loader:
+    def _open(self, cursor: Mapping[str, Any] | None, step: int) -> Loader:
         job, config, begun = self._job, self._job.config, cursor or {}
-        streams, place = Streams(config.seed, begun.get("random")), Place(config.train, begun)
+        streams, place = Streams(config.seed, begun.get("random")), Place(job.plan, step)
         on_batch = job.hook(streams=streams, progress=place.progress)
         return Loader(
             job.corpus.train,
-            rows=config.train.rows,
-            accumulate=config.train.accumulate,
-            seq_len=config.train.seq_len,
+            **config.train.shapes[-1]._asdict(),
+            shape_at=place.shape_at,
+            step=step,
             seed=config.data.seed,
             by=job.plan.arrangement,
             on_batch=on_batch,
             cursor=cursor,
             parts=[(one.weight, one.train) for one in job.corpus.parts],
-            memory=(lambda: {"random": streams.data(), "step": place.step}) if on_batch else dict,
+            memory=(lambda: {"random": streams.data()}) if on_batch else dict,
             cancelled=self._cancelled,
         )
 

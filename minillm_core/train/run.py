@@ -25,9 +25,10 @@ from minillm_core.data import (
     bytes_per_token,
     open_documents,
 )
+from minillm_core.data.batch import padded_rows
 from minillm_core.data.corpus import reserved
 from minillm_core.data.tokenizer import END_OF_TEXT
-from minillm_core.errors import Refusal
+from minillm_core.errors import DataError, Refusal
 from minillm_core.plan import Plan
 from minillm_core.plugins.attribution import attribute_errors
 from minillm_core.train.events import Evaluated, Event
@@ -453,6 +454,44 @@ class Run:
             for t in range(row["ids"].shape[1])
         ]
         return np.stack([decoding.feed(column) for column in columns])
+
+    def losses(self, rows: Sequence[Sequence[int] | np.ndarray]) -> list[np.ndarray]:
+        """Measure the loss of each token of some rows, computed together as one batch.
+
+        Shorter rows are padded to the longest: give rows of like length together. A document that is
+        longer than a row is cut into rows that overlap by one token, as :meth:`evaluate` cuts text.
+
+        ::
+
+            ids = [run.tokenizer.end_of_text, *run.tokenizer.encode([text])[0]]
+            (nats,) = run.losses([ids])
+            nats.sum() / math.log(2) / len(text.encode())  # bits per byte
+
+        Args:
+            rows: int (n,) each, 2 <= n <= train.seq_len + 1; a document begins with the tokenizer's
+                ``end_of_text``.
+
+        Returns:
+            float32 (n - 1,) for each row: nats of each token but the first, given those before it.
+
+        Raises:
+            DataError: an id is outside the vocabulary, or a row is too long or too short.
+        """
+        config, given = self.plan.config, [np.asarray(ids, np.int32) for ids in rows]
+        for ids in given:
+            if not 2 <= len(ids) <= config.train.seq_len + 1 or not (
+                0 <= ids.min() <= ids.max() < config.model.vocab
+            ):
+                raise DataError(
+                    f"a row of {len(ids)} ids from {min(ids, default=0)} to {max(ids, default=0)}",
+                    where="Run.losses",
+                    fix=f"2 to {config.train.seq_len + 1} ids below {config.model.vocab}",
+                )
+        batch = padded_rows(given)
+        if (hook := self._inference_hook()) is not None:
+            batch = hook(batch, "eval")
+        found = self._reader().losses(batch)
+        return [nats[: len(ids) - 1] for nats, ids in zip(found, given, strict=True)]
 
     def export(self, to: str | Path, *, shard_bytes: int = 5 * 10**9) -> dict[str, Any]:
         """Export the model for Transformers, vLLM and mlx-lm.

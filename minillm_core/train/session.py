@@ -34,6 +34,7 @@ from minillm_core.train.budget import EVALUATIONS, Budget, Cadence, Position
 from minillm_core.train.checkpoints import CheckpointManager
 from minillm_core.train.evidence import Evidence
 from minillm_core.train.feed import Feed
+from minillm_core.train.frozen import check_references
 from minillm_core.train.generate import Writer, prompts, sample
 from minillm_core.train.hooks import observers_of
 from minillm_core.train.initial import Initial
@@ -124,6 +125,8 @@ class Session:
         corpus = replace(corpus, fingerprint=known)
         if earlier:
             resume.check_data(earlier, corpus)
+        then = (earlier.part("references") or {}) if earlier else None
+        notes += check_references(plan, corpus.tokenizer, then)
         initial = None
         if config.init is not None and (earlier is None or earlier.newest is None):
             with shown.phase("reading the weights"):
@@ -338,7 +341,7 @@ class Session:
                 observers.insert(0, stack.enter_context(metrics))
                 checks = [held.check, metrics.check]
             stack.enter_context(watching(shown.say))
-            feed = Feed(job, position.cursor or None, lambda: stop.requested)
+            feed = Feed(job, position.cursor or None, lambda: stop.requested, step=position.step)
             stack.enter_context(feed)
             emit = observers_of(job, observers, say=shown.say)
 
@@ -417,6 +420,7 @@ class Session:
                     first=first,
                 )
             )
+            trainer.phase = shown.phase
             settings, out = config.model_dump(mode="json"), str(held.out) if held else ""
             parameters, steps = job.plan.num_parameters, config.train.steps
             emit(events.Started(job.plan.hash, steps, parameters, out, settings))

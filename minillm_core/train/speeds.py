@@ -185,7 +185,8 @@ def _machine(backend: str, device: str, dtype: str) -> str:
 
 def _model(plan: Plan) -> str:
     train = plan.config.train
-    shape = [train.rows, train.seq_len, train.checkpointing, train.compile]
+    sizes = [size for one in plan.course for size in (one.rows, one.seq_len)]
+    shape = [*sizes, train.checkpointing, train.compile]
     return _digest([plan.config.model.model_dump(mode="json"), shape, plan.config.kernels])
 
 

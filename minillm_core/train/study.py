@@ -25,6 +25,7 @@ from minillm_core.config.schema import Config
 from minillm_core.data import Corpus
 from minillm_core.errors import PlanError
 from minillm_core.plan import Plan, build_plan
+from minillm_core.plan.plan import variants_of
 from minillm_core.plugins.attribution import attribute_errors
 from minillm_core.plugins.manager import LoadedPlugin, check_support
 from minillm_core.plugins.sourcing import PLAIN, Sourcing
@@ -32,6 +33,7 @@ from minillm_core.train.budget import Budget, Cadence
 from minillm_core.train.events import Evaluated, Event, Stepped
 from minillm_core.train.evidence import Evidence
 from minillm_core.train.feed import Feed
+from minillm_core.train.frozen import check_references, described
 from minillm_core.train.hooks import observers_of
 from minillm_core.train.job import Job, read_corpus, with_settings
 from minillm_core.train.loop import Loop
@@ -304,6 +306,8 @@ class Study:
         return trainer
 
     def _built(self, plan: Plan) -> Trainer:
+        for line in check_references(plan, self._corpus.tokenizer, None):
+            self._say(line)
         with attribute_errors(plan.active, "while it is built"):
             return self._create(self._detected, plan).trainer(plan, plan.config.seed)
 
@@ -327,7 +331,8 @@ class Stepper:
 
     def __init__(self, job: Job) -> None:
         self._job, self.trainer = job, job.trainer
-        self._values, self._feed = job.plan.values(MIDDLE), Feed(job, None)
+        middle = round(MIDDLE * (job.config.train.steps or 0))
+        self._values, self._feed = job.plan.values(MIDDLE), Feed(job, None, step=middle)
 
     def arguments(self) -> tuple[Sequence[Batch], Mapping[str, float], int]:
         """Take the next step's batch: the arguments of ``trainer.step``.
@@ -415,11 +420,13 @@ def graph_of(plan: Plan) -> str:
     """
     data, train = plan.data(), plan.config.train
     options = {one.name: one.options for one in plan.plugins}
+    shapes = [] if len(plan.course) == 1 else [variants_of(plan)]
     kept = {
         "model": data["model"],
         "optimizer": data["optimizer"],
-        "sizes": [train.rows, train.accumulate > 1, train.seq_len, plan.fields],
+        "sizes": [train.rows, train.accumulate > 1, train.seq_len, plan.fields, *shapes],
         "bound": [train.dtype, train.compile, train.checkpointing, plan.config.kernels],
+        "references": described(plan),
         "kernels": [[who, one.op, one.name, options[who]] for who, one in plan.candidates],
         "values": {
             name: schedule.data() if name in plan.staged else None

@@ -22,7 +22,7 @@ from minillm_core.plan import build_plan
 from minillm_core.plugins.discover import installed_plugins
 from minillm_core.plugins.manager import find, load
 from tools.compose_page import OPTIONS, PAGE, made, outcomes
-from tools.every_plugin import Form, forms
+from tools.every_plugin import READING, Form, forms
 from tools.repository import ours
 
 pytestmark = pytest.mark.slow
@@ -111,6 +111,7 @@ def test_planning_them_all_imports_no_framework() -> None:
         name
         for name, its in found.items()
         if "cpu" in (its.devices or ("cpu",)) and not unmet(its.requires)
+        if name not in READING  # a plan of theirs is counted with the run that they name
     ]
     assert len(names) >= 20
     options = [f"{name}.{key}={value}" for name in OPTIONS for key, value in OPTIONS[name].items()]

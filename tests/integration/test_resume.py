@@ -136,7 +136,8 @@ def assert_bit_equal(out: Path, reference: Path) -> None:
 
 
 SETS = [(), ("muon",), ("paired_heads",), ("muon", "paired_heads"), ("noise",)]
-SETS += [("best_fit", "length_buckets"), ("eos_align", "fim")]
+SETS += [("best_fit", "length_buckets"), ("eos_align", "fim"), ("length_curriculum",)]
+STAGES = "train.stages=[{until=0.3, rows=4, seq_len=5}, {until=0.7, accumulate=3}]"
 
 
 @pytest.mark.parametrize("backend", ["torch", "mlx"])
@@ -148,7 +149,8 @@ def test_a_resumed_run_is_bit_equal(shell: Shell, backend: str, names: tuple[str
         plugins = ("--plugins", f"{shell.folder / 'noise.py'}:Noise")
     elif names:
         plugins = ("--plugins", ",".join(names))
-    assert shell.start("--backend", backend, *plugins) == 0
+    staged = () if "length_curriculum" in names else (STAGES,)
+    assert shell.start("--backend", backend, *plugins, *staged) == 0
     again = plugins if names == ("noise",) else ()
     for step in (3, 6):
         out = shell.killed_at(step, shell.out, f"killed-{step}")

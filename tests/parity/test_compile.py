@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -137,6 +138,54 @@ def test_a_staged_window_has_one_graph_a_stage(lab: Any, compiler: Compiler, bac
     assert abs(found[4][0] - found[9][0]) > 1e-5
     nats, count = run.evaluate([batch])  # with the last stage's window
     assert nats / count == pytest.approx(found[9][0], rel=1e-6)
+
+
+LENGTHS = (2, 3, 4, 5, 6, 7, 8, 9, 10)  # more than torch compiles one code object for
+
+
+@pytest.mark.parametrize(
+    ("backend", "sizes"),
+    [
+        pytest.param("torch", "lengths", marks=pytest.mark.slow),
+        *(("torch", "split"), ("mlx", "lengths"), ("mlx", "split")),
+    ],
+)
+def test_every_size_of_a_batch_is_compiled_before_the_first_step(
+    lab: Any, compiler: Compiler, backend: str, sizes: str
+) -> None:
+    lengths = ", ".join(f"{{until={(n + 1) / 10}, seq_len={t}}}" for n, t in enumerate(LENGTHS))
+    split = "{until=0.25, rows=2, accumulate=2, seq_len=5}, {until=0.5, rows=1}"
+    given = {"train_stages": f"[{lengths if sizes == 'lengths' else split}]", "model_layers": 1}
+    plan = lab.plan(train_compile="on", **given)
+    options = {"compiler": compiler} if backend == "torch" else {}
+    run, eager = lab.trainer(plan, backend, **options), lab.trainer(lab.plan(**given), backend)
+    phases, whole = [], lab.batch(plan)
+
+    @contextmanager
+    def phase(what: str) -> Iterator[None]:
+        phases.append(what)
+        yield
+
+    run.phase = phase
+    found, expected, counted = [], [], []
+    for index in range(20):
+        shape = plan.shape_at(index + 1)
+        micro = [
+            {
+                name: np.resize(field, (shape.rows, shape.seq_len)).astype(field.dtype)
+                for name, field in whole.items()
+            }
+        ] * shape.accumulate
+        for trainer, losses in ((run, found), (eager, expected)):
+            queued = trainer.step(micro, plan.values((index + 1) / 20), lab.supervised(micro))
+            losses.append(trainer.read(queued).loss)
+        counted.append(compiler.graphs if backend == "torch" else run.traces)
+    # MLX has other graphs for a step of several micro-batches: two, and one for the update
+    parts = len(plan.course) + (2 if backend == "mlx" and sizes == "split" else 0)
+    assert counted == [parts] * 20
+    assert len(phases) == len(plan.course)
+    assert phases[0] == f"compiling for 2 rows of 16 (1 of {len(plan.course)})"
+    assert found == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

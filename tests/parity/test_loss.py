@@ -231,3 +231,47 @@ def test_mlx_holds_few_chunks_of_logits() -> None:
 
     chunked = peak(kernel(KERNELS["mlx-chunked"], 64))
     assert chunked < 0.3 * peak(KERNELS["mlx-dense"].load())
+
+
+TOKEN_LOSSES = {c.backends[0]: c.load() for c in (*TORCH, *MLX) if c.op == "token_losses"}
+
+
+@pytest.mark.parametrize("rows", [1, 3, 64])
+@settings(max_examples=15)
+@given(drawn=losses())
+def test_the_losses_of_tokens_are_those_that_the_op_sums(rows: int, drawn: dict[str, Any]) -> None:
+    """Each is the sum over one position alone, in chunks of any size; unsupervised ones are 0."""
+    drawn = {**drawn, "targets": drawn["targets"][:1], "weights": None}
+    expected = np.array(
+        [
+            reference.linear_cross_entropy(
+                drawn["hidden"][n : n + 1], drawn["weight"], drawn["targets"][:, n : n + 1],
+                None, drawn["form"],
+            )[1][0]
+            for n in range(len(drawn["hidden"]))
+        ]
+    )  # fmt: skip
+    given = drawn["hidden"], drawn["weight"], drawn["targets"][0]
+    assert np.allclose(reference.token_losses(*given, drawn["form"]), expected, atol=1e-12)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("minillm_core.backends.torch.loss.CPU_ROWS", rows)
+        patch.setattr("minillm_core.backends.mlx.loss.CHUNK_BYTES", rows * 4 * len(given[1]))
+        got = TOKEN_LOSSES["torch"](*map(torch.from_numpy, given), drawn["form"])
+        on_mlx = TOKEN_LOSSES["mlx"](*map(mx.array, given), drawn["form"])
+    for found in (got.numpy(), np.array(on_mlx)):
+        assert np.allclose(found, expected, rtol=1e-4, atol=1e-4)
+        assert (found[given[2] < 0] == 0).all()
+
+
+def test_no_gradient_flows_through_the_losses_of_tokens() -> None:
+    drawn = example(np.random.default_rng(0), 5, 4, 7)
+    arrays = drawn["hidden"], drawn["weight"]
+    hidden, weight = (torch.from_numpy(x).requires_grad_() for x in arrays)
+    targets = drawn["targets"][0]
+    assert not TOKEN_LOSSES["torch"](hidden, weight, torch.from_numpy(targets)).requires_grad
+
+    def total(hidden: Any, weight: Any) -> Any:
+        return TOKEN_LOSSES["mlx"](hidden, weight, mx.array(targets)).sum() + 0 * hidden.sum()
+
+    for grad in mx.grad(total, argnums=(0, 1))(*map(mx.array, arrays)):
+        assert not np.array(grad).any()

@@ -38,8 +38,13 @@ def test_what_is_left_out_says_why() -> None:
         "liger": "it runs on cuda alone",
         **dict.fromkeys(("tensorboard", "trackio", "wandb"), listens),
         **dict.fromkeys(
-            ("best_fit", "domain_tokens", "eos_align", "fim", "length_buckets"), chooses
+            (
+                *("best_fit", "domain_tokens", "eos_align", "fim"),
+                *("length_buckets", "length_curriculum", "shuffle_rows", "source_weights"),
+            ),
+            chooses,
         ),
+        **dict.fromkeys(("jest", "rho1"), "it reads a model that was trained before"),
     }
     names, _ = all_at_once()
     assert set(names) == {form.name for form in forms() if form.left_out is None}

@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import minillm_core
@@ -25,6 +26,7 @@ from minillm_core.plugins.builders import (
 from minillm_core.plugins.builders.base import ValueTable
 from minillm_core.plugins.hookspecs import HOOKS
 from minillm_kit import hooks
+from minillm_kit.oracle import Oracle, referred, step_values
 from minillm_kit.subject import Subject, supervised
 from tools.hooks_page import PAGE, made
 from tools.reading import doc_of, members
@@ -107,7 +109,8 @@ def plugins(tmp_path: Path) -> Path:
     """The files of the page, in a folder."""
     page = PAGE.read_text("utf-8")
     blocks = dict(re.findall(r"^```python title=(\S+)\n(.+?)^```$", page, re.M | re.S))
-    assert {*blocks} == {"half_open.py", "whole_documents.py", "answers.py"}
+    files = {"half_open.py", "whole_documents.py", "answers.py", "distil.py", "growing.py"}
+    assert {*blocks} == files
     for name, code in blocks.items():
         (tmp_path / name).write_text(code)
     return tmp_path
@@ -152,6 +155,13 @@ def test_the_source_on_the_page_gives_answers_to_learn(plugins: Path, tmp_path: 
         open_corpus(config, 400, 16, **given)
 
 
+def test_batches_of_the_plugin_on_the_page_grow(plugins: Path) -> None:
+    subject = Subject(f"{plugins / 'growing.py'}:Growing", backend="torch")
+    plan = subject.planned(train_rows=8)
+    assert {shape.rows: steps for shape, steps in plan.course.items()} == {2: 5, 4: 5, 6: 5, 8: 5}
+    assert hooks.batches(subject).startswith("shapes: ")
+
+
 def test_the_plugin_on_the_page_trains(plugins: Path) -> None:
     subject = Subject(f"{plugins / 'half_open.py'}:HalfOpen", backend="torch")
     plan = subject.plan()
@@ -161,6 +171,27 @@ def test_the_plugin_on_the_page_trains(plugins: Path) -> None:
     biases = [value for name, value in run.arrays().items() if name.startswith("state.")]
     assert [value.shape for value in biases] == [(4,), (4,)]
     assert all(value.any() for value in biases)
+
+
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+def test_the_distillation_on_the_page_nears_its_teacher(plugins: Path, backend: str) -> None:
+    subject = Subject(
+        f"{plugins / 'distil.py'}:Distil", {"temperature": 1.0, "weight": 1e3}, backend=backend
+    )
+    plan = subject.plan()
+    run, (batch,) = subject.trainer(plan, backend), subject.batches(plan, 1)
+    oracle = Oracle(subject, plan, stirred=False)
+    (teacher,) = referred(plan, batch).values()
+    ours = oracle.model.all_logits(dict(batch), step_values(plan, batch))
+    ours, theirs = (x - np.log(np.exp(x).sum(-1, keepdims=True)) for x in (ours, teacher))
+    apart = (np.exp(theirs) * (theirs - ours)).sum(-1)[batch["labels"] >= 0].mean()
+    terms = []
+    for _ in range(20):
+        terms.append(run.read(run.step([batch], plan.values(0.2), supervised([batch]))).terms)
+    assert terms[0]["distil"] == pytest.approx(apart, rel=1e-4)
+    assert terms[-1]["distil"] < 0.5 * terms[0]["distil"]
+    plain = subject.trainer(subject.plan(without=True), backend)
+    assert run.arrays().keys() == plain.arrays().keys()
 
 
 def test_docstrings_are_read_in_their_parts() -> None:

@@ -138,6 +138,7 @@ OPEN = {
         "minillm_core",
         "minillm_core.commands",
         "minillm_core.documents",
+        "minillm_core.studies",
     ),
     "minillm_lab": (
         "minillm_core",

@@ -11,7 +11,7 @@ import pytest
 
 from tools.size import File, count, packages, summary
 
-CEILING = 20_900
+CEILING = 21_600
 """Lines of code that the core may have.
 
 It is what the core has today, rounded up to the next hundred; each step lowers the number. The aim is
@@ -25,9 +25,18 @@ counts and cursor); `progress` of on_batch and fastokens (90); formats by entry 
 20,400 to 20,600: mixtures (which path a document is from, rows by weight and their cursor, a held-out
 part and a loss of each source, ranks that read together).
 
-20,600 to 20,900: documents from a plugin. Its claim, what it may yield and the checks of that (150);
+20,600 to 21,300: documents from a plugin. Its claim, what it may yield and the checks of that (150);
 fields kept beside ids, read, laid out by packers, of the target too (55); special tokens reserved,
 found or added, and their ids for on_batch (65); one text for the plans of a study (25).
+The rest: what the loss may read and choose (350 lines): the op `token_losses` on both frameworks
+(40); a frozen model beside the trained one, opened, checked, computed in a step and counted in the plan
+(160); weights of positions, weight fields of targets and a share of the rows, taken on the device (115);
+`Run.losses` (35).
+
+21,300 to 21,500: batches whose sizes change (train.stages and its checks, the claim data.shapes, what it
+means for plan, estimate and loader, each size compiled before the first step).
+
+21,500 to 21,600: windows, rows in an order that a plugin claims.
 """
 
 SOURCE = '''\

@@ -92,6 +92,24 @@ def chunked(
     return _reported(total, loss, targets)
 
 
+def token_losses(
+    hidden: mx.array,  # (N, C)
+    weight: mx.array,  # (V, C)
+    targets: mx.array,  # (N,) int32
+    form: LossForm = PLAIN,
+) -> mx.array:
+    """Each position's loss (N,), without gradient: chunks wait for each other, as in :func:`chunked`."""
+    hidden, weight = mx.stop_gradient(hidden), mx.stop_gradient(weight)
+    rows, ids = chunk_rows(hidden.shape[0], weight.shape[0]), mx.maximum(targets, 0)[None]
+    losses: list[mx.array] = []
+    for start in range(0, hidden.shape[0], rows):
+        h = hidden[start : start + rows]
+        if start:
+            (h,) = mx.depends([h], [losses[-1]])
+        losses.append(_losses(h, weight, ids[:, start : start + rows], form)[0][0])
+    return mx.where(targets >= 0, mx.concatenate(losses), 0.0)
+
+
 def chunk_rows(positions: int, vocab: int) -> int:
     """Choose the rows of a chunk: ``positions``, halved until the float32 logits fit CHUNK_BYTES.
 

@@ -173,6 +173,16 @@ class MLXModel(NativeModel):
         with evaluating(self.model):
             yield
 
+    def frozen(self, method: str) -> Callable[[Batch], mx.array]:
+        """Freeze the weights: their float32 masters are dropped; compiled where the binding says so."""
+        place(self.weights.holders, self.weights.copies(self.masters))
+        place(self.statistics.holders, self.state["states"])
+        self.model.eval()
+        self.masters = self.weights.masters = {}
+        given, run = self.final_values(), getattr(self.model, method)
+        run = mx.compile(run) if self.binding.compile else run
+        return lambda host: run(self.moved(host), given)
+
     def queued(self, results: tuple[Any, ...]) -> tuple[Any, ...]:
         """Wait for a batch's results: all batches together would be one graph."""
         mx.eval(results)

@@ -30,7 +30,7 @@ class MLXOps(MLXArrays):
     def __init__(self, kernels: Mapping[str, Callable[..., Any]] | None = None) -> None:
         usual = {kernel.__name__: kernel for kernel in (linear, embedding, rotate, swiglu, logits)}
         usual |= {"rms_norm": rms_norm_fused, "attention": sdpa}
-        usual |= {"linear_cross_entropy": loss.dense}
+        usual |= {"linear_cross_entropy": loss.dense, "token_losses": loss.token_losses}
         self.take_kernels({**usual, **(kernels or {})})
 
 

@@ -16,11 +16,11 @@ from minillm_core.backends.memory import memory_or_error
 from minillm_core.backends.mlx import random
 from minillm_core.backends.mlx.graphs import Figures, Graphs
 from minillm_core.backends.mlx.model import Arrays, MLXFramework, MLXModel, checked, loaded
-from minillm_core.backends.steps import loss_scale, step_result
+from minillm_core.backends.steps import loss_scale, step_result, warmed
 from minillm_core.nn.initial import initial_arrays
 from minillm_core.optim.groups import Group
 from minillm_core.optim.update import by_parameter, initial_state
-from minillm_core.plan import Plan, stages_of
+from minillm_core.plan import Plan
 
 UNREAD = 2
 """Steps queued and not read at most: each keeps the arrays from before it."""
@@ -73,10 +73,10 @@ class MLXTrainer(MLXModel, Trainer):
         while len(self.unread) >= UNREAD:
             self._settle(self.unread[0])
         staged, given = self.values_at(values, 1.0 / supervised)
-        batches = [self.moved(host) for host in micro]
-        if self.binding.compile and self.staged and not self.graphs.made:
+        batches = [self.fields(host) for host in micro]
+        if self.binding.compile and (self.staged or self.sizes) and not self.graphs.made:
             with random.kept():
-                self._warm_up(batches, given)
+                self._warm_up(micro, given)
         queued = Queued(batches, given, staged, self.masters, self.state, random.key())
         if not self._advance(queued, cancelled):
             random.restore(queued.key)
@@ -125,14 +125,15 @@ class MLXTrainer(MLXModel, Trainer):
         while self.unread:
             self._settle(self.unread[0])
 
-    def _warm_up(self, batches: Sequence[Arrays], given: Arrays) -> None:
-        """Trace and compile every stage's step, and drop its results."""
-        for stage in stages_of(self.plan):
-            if len(batches) == 1:
-                whole = self.graphs.part("whole", stage)
-                mx.eval(whole(self.masters, self.state, batches[0], given))
+    def _warm_up(self, micro: Sequence[Batch], given: Arrays) -> None:
+        """Trace and compile every variant of the step, and drop its results."""
+        for staged, accumulate, sized in warmed(self.plan, self.phase, micro[0]):
+            batch = self.fields(sized)
+            if (accumulate or len(micro)) == 1:
+                whole = self.graphs.part("whole", staged)
+                mx.eval(whole(self.masters, self.state, batch, given))
             else:
-                mx.eval(self._accumulated(batches[:2], given, stage))
+                mx.eval(self._accumulated([batch, batch], given, staged))
 
     def _accumulated(
         self,

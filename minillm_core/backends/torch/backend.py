@@ -72,8 +72,9 @@ class TorchBackend(NativeBackend):
             replace(binding, device_name=name, peak_flops=peak, notes=notes),
             candidates,
             framework=self._on_device,
-            model=TorchModel,
+            model=partial(TorchModel, compiler=compiler or torch.compile),
             trainer=partial(TorchTrainer, fused=fused, compiler=compiler or torch.compile),
+            compiler=compiler,
             seed=seed_generators,
         )
 

@@ -66,9 +66,7 @@ def chunked(
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
         total, sums = _Chunked.apply(hidden, weight, targets, scale, form, rows)
     else:
-        chunks = _chunks(hidden, targets, scale, rows)
-        losses = [_chunk_losses(h, weight, t, form)[0] for h, t, _ in chunks]
-        total, sums = _summed(torch.cat(losses, dim=1), targets, scale)
+        total, sums = _summed(_all_losses(hidden, weight, targets, form, rows), targets, scale)
     return total, sums, _count(targets)
 
 
@@ -92,6 +90,18 @@ def native(
     ).float()
     total = loss if weights is None else loss * weights.sum()
     return total, loss.detach().reshape(1), supervised.sum(dtype=torch.float32)
+
+
+def token_losses(
+    hidden: Tensor,  # (N, C)
+    weight: Tensor,  # (V, C)
+    targets: Tensor,  # (N,) int32
+    form: LossForm = PLAIN,
+) -> Tensor:
+    """Each position's loss (N,), chunk by chunk, without gradient: one chunk's logits are held."""
+    hidden, weight = hidden.detach(), weight.detach()
+    found = _all_losses(hidden, weight, targets[None], form, chunk_rows(hidden, weight))
+    return torch.where(targets >= 0, found[0], 0.0)
 
 
 def chunk_rows(hidden: Tensor, weight: Tensor) -> int:
@@ -166,6 +176,12 @@ def _chunks(
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield (rows, C), (K, rows), (K, rows) of hidden (N, C), targets and scale (K, N)."""
     return zip(hidden.split(rows), targets.split(rows, 1), scale.split(rows, 1), strict=True)
+
+
+def _all_losses(h: Tensor, weight: Tensor, targets: Tensor, form: LossForm, rows: int) -> Tensor:
+    """Loss (K, N), by chunks of rows; any number where unsupervised."""
+    chunks = zip(h.split(rows), targets.split(rows, 1), strict=True)
+    return torch.cat([_chunk_losses(h, weight, t, form)[0] for h, t in chunks], dim=1)
 
 
 def _chunk_losses(

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from minillm_core.backends.base import Batch, Binding
 from minillm_core.backends.native import NativeModel, evaluating
 from minillm_core.backends.steps import Statistics
+from minillm_core.backends.torch.compiling import own_code
 from minillm_core.backends.torch.ops import TorchOps
 from minillm_core.backends.torch.transfer import batch_to, foreach_copy_, numbers_to
 from minillm_core.nn.module import Framework, declared, record
@@ -103,6 +104,10 @@ class TorchFramework(Framework):
         """Make the arrays of modules that are built inside on the ops' device."""
         return self.ops.device
 
+    def constant(self) -> AbstractContextManager[Any]:
+        """Turn gradients off inside."""
+        return torch.no_grad()
+
     @torch.no_grad()
     def fill(self, module: Any, attribute: str, value: np.ndarray) -> None:
         """Write the value of a declared array."""
@@ -149,8 +154,17 @@ class Weights:
 class TorchModel(NativeModel):
     """A model on one device."""
 
-    def __init__(self, plan: Plan, binding: Binding, model: Any, framework: TorchFramework) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        binding: Binding,
+        model: Any,
+        framework: TorchFramework,
+        *,
+        compiler: Callable[..., Any] = torch.compile,
+    ) -> None:
         super().__init__(plan, binding, model, framework)
+        self.compiler = compiler
         self.device = torch.device(binding.device)
         self.weights = Weights(model, getattr(torch, binding.dtype))
         self.statistics = Statistics(model, framework.ops)
@@ -161,6 +175,20 @@ class TorchModel(NativeModel):
         """Turn gradients off."""
         with evaluating(self.model), torch.no_grad():
             yield
+
+    def frozen(self, method: str) -> Callable[[Batch], Tensor]:
+        """Freeze the weights: their float32 masters are dropped; compiled where the binding says so."""
+        self.model.eval().requires_grad_(False)
+        self.weights.masters.clear()
+        given, model = self.final_values(), self.model
+
+        def compute(batch: dict[str, Tensor]) -> Tensor:
+            return getattr(model, method)(batch, given)
+
+        run = compute
+        if self.binding.compile:
+            run = self.compiler(own_code(compute), fullgraph=True, dynamic=False)
+        return lambda host: run(self.moved(host))
 
     def moved(self, host: Batch) -> dict[str, Tensor]:
         """Move the fields that the model reads to its device."""

@@ -39,7 +39,7 @@ class TorchOps(TorchArrays):
         super().__init__(device)
         usual = {kernel.__name__: kernel for kernel in (linear, embedding, rotate, swiglu, logits)}
         usual |= {"rms_norm": rms_norm_fused, "attention": sdpa}
-        usual |= {"linear_cross_entropy": loss.dense}
+        usual |= {"linear_cross_entropy": loss.dense, "token_losses": loss.token_losses}
         self.take_kernels({**usual, **(kernels or {})})
 
 

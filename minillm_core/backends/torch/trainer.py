@@ -14,14 +14,14 @@ from torch import _foreach_add_ as foreach_add_  # pyright: ignore[reportPrivate
 
 from minillm_core.backends.base import Batch, Binding, Snapshot, StepResult, Trainer
 from minillm_core.backends.memory import memory_or_error, process_peak
-from minillm_core.backends.steps import TERM, loss_scale, next_loss_scale, step_result
+from minillm_core.backends.steps import TERM, loss_scale, next_loss_scale, step_result, warmed
 from minillm_core.backends.torch import transfer
 from minillm_core.backends.torch.compiling import own_code
 from minillm_core.backends.torch.model import TorchFramework, TorchModel
 from minillm_core.backends.torch.optimizer import Optimizer
 from minillm_core.backends.torch.transfer import Later, foreach_copy_, overwrite
 from minillm_core.nn.initial import initial_arrays
-from minillm_core.plan import Plan, stages_of
+from minillm_core.plan import Plan
 
 Access = tuple[Callable[[], Tensor], Callable[[Tensor], None]]
 
@@ -48,7 +48,7 @@ class TorchTrainer(TorchModel, Trainer):
         fused: bool,
         compiler: Callable[..., Any] = torch.compile,
     ) -> None:
-        super().__init__(plan, binding, model, framework)
+        super().__init__(plan, binding, model, framework, compiler=compiler)
         self.optimizer = Optimizer(
             plan,
             self.weights,
@@ -57,10 +57,9 @@ class TorchTrainer(TorchModel, Trainer):
             fused=fused,
         )
         self.binding = replace(binding, notes=(*binding.notes, *self.optimizer.notes))
-        self.compiler = compiler
         self.scaler = loss_scale(framework.ops) if binding.dtype == "float16" else {}
         self.reduced: dict[str, Tensor] = {}  # the step's statistics
-        self.graphs: dict[tuple[float, ...], Any] = {}  # one a combination of staged values
+        self.graphs: dict[tuple[float, ...], Any] = {}  # by staged values, and sizes that change
         self.gradients: list[Tensor] | None = None
         self.random, self.snapshots = Generators(self.device), transfer.Snapshots(self.device)
         if self.device.type == "cuda":
@@ -80,18 +79,18 @@ class TorchTrainer(TorchModel, Trainer):
         if self.scaler:
             given["normaliser"] = inverse * self.scaler["scale"]
         drawn = self.random.states() if len(micro) > 1 else {}
-        if self.binding.compile and self.staged and not self.graphs:
+        if self.binding.compile and (self.staged or self.sizes) and not self.graphs:
             with self.random.kept():
-                self._warm_up(self.moved(micro[0]), given)
-        graph, timer = self._graph(staged), self.step_timer or _untimed
+                self._warm_up(micro[0], given)
+        timer = self.step_timer or _untimed
         figures: dict[str, Tensor] = {}
         for index, host in enumerate(micro):
             if index and cancelled():
                 self.random.restore(drawn)
                 return None
             timer("forward")
-            batch = self.moved(host)
-            loss = graph(batch, given)
+            batch = self.fields(host)
+            loss = self._graph(staged, batch)(batch, given)
             timer("backward")
             self._accumulate(loss.objective, first=index == 0, only=len(micro) == 1)
             share = loss.count * inverse
@@ -135,14 +134,18 @@ class TorchTrainer(TorchModel, Trainer):
                 overwrite(self.states[name], new, skip)
         return Later([*figures, "skipped"], torch.cat([packed, found.reshape(1)]))
 
-    def _warm_up(self, batch: dict[str, Tensor], given: dict[str, Tensor]) -> None:
-        """Compile every stage's step, forward and backward, and drop its results."""
-        for stage in stages_of(self.plan):
-            self._gradients_of(self._graph(stage)(batch, given).objective)
+    def _warm_up(self, host: Batch, given: dict[str, Tensor]) -> None:
+        """Compile every variant of the step, forward and backward, and drop its results."""
+        for staged, _, sized in warmed(self.plan, self.phase, host):
+            batch = self.fields(sized)
+            self._gradients_of(self._graph(staged, batch)(batch, given).objective)
 
-    def _graph(self, staged: Mapping[str, int]) -> Any:
-        """Return the micro-batch's loss with these staged values baked in."""
-        key = tuple(staged.values())
+    def _graph(self, staged: Mapping[str, int], batch: Mapping[str, Tensor]) -> Any:
+        """Return the micro-batch's loss with these staged values baked in, for batches of one size.
+
+        Each has a code object of its own: torch compiles one for eight sizes at most.
+        """
+        key = (*staged.values(), *(batch["ids"].shape if self.sizes else ()))
         if key not in self.graphs:
 
             def micro_loss(batch: dict[str, Tensor], given: dict[str, Tensor]) -> Any:

@@ -2,34 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
+from minillm_core.config.schema import Config, Shape
 from minillm_core.errors import PlanError
-from minillm_core.nn.reference import Function
+from minillm_core.nn.reference import Function, reference_of
 from minillm_core.plugins.builders.base import Builder, ValueTable
 from minillm_core.plugins.packing import Packer
 from minillm_core.plugins.slots import Claim, Terms, in_order
 from minillm_core.plugins.sourcing import WEIGHTS, Field, Reserved, Sourcing
+from minillm_core.text import plain
 
 DTYPES = ("int32", "float32")
+
+
+class Shaping(NamedTuple):
+    """The sizes that batches of a run have, and a function that chooses those of a step."""
+
+    choose: Function
+    shapes: tuple[Shape, ...]
+
+    def at(self, step: int, steps: int, seed: int) -> Shape:
+        """Return the sizes of a step's batch, from 1; behind the last step they stay as they were.
+
+        Raises:
+            PluginCodeError: the function returned none of the shapes.
+        """
+        index, count = self.choose.call(min(step, steps), steps, seed), len(self.shapes)
+        if type(index) is not int or not 0 <= index < count:
+            what = f"{plain(repr(index), 60)} at step {step} is no index of {count} shapes"
+            raise self.choose.broken(what, "return which of the shapes the step has, from 0")
+        return self.shapes[index]
+
+    def __str__(self) -> str:
+        """Name the function."""
+        return self.choose.reference.rpartition(":")[2]
+
+
+def by_share(step: int, steps: int, seed: int, *, until: Sequence[float]) -> int:
+    """Choose the stage of ``train.stages`` that a step falls into; behind the last, the shape after it."""
+    return bisect_left(until, step / steps)
 
 
 class DataSlots:
     """The slots of the data, and their resolution.
 
     Args:
-        length: tokens of a row.
+        config: the settings.
     """
 
-    def __init__(self, length: int) -> None:
-        self.length = length
+    def __init__(self, config: Config) -> None:
+        self.config = config
         defaults = {"order": "shuffled by data.seed and epoch", "packer": "end to end"}
+        defaults["windows"] = "one after the other"
         self.claims: dict[str, Claim[Function]] = {
             name: Claim(f"data.{name}", default=words, shapes=False)
             for name, words in defaults.items()
         }
+        usual = "train.stages" if config.train.stages else "train.rows x train.seq_len"
+        self.shapes: Claim[Shaping] = Claim("data.shapes", default=usual, shapes=False)
         self.fields: Terms[Field] = Terms("data.field", why=self._users, shapes=False)
         self.reads: dict[str, set[str]] = {}  # plugin -> fields that its on_batch reads
         self.given: set[str] = set()  # fields that a source gives
@@ -49,12 +83,37 @@ class DataSlots:
         return replace(self.source.resolve(Sourcing()), specials=specials)
 
     def arrangement(self) -> dict[str, Function]:
-        """Resolve what plugins claim of order and packer, by the slots' names.
+        """Resolve what plugins claim of order, packer and windows, by the slots' names.
 
         Raises:
-            PlanError: two plugins claim one.
+            PlanError: two plugins claim one, or one takes away what another asks for.
         """
-        return {name: claim.resolve() for name, claim in self.claims.items() if claim.held}
+        found = {name: claim.resolve() for name, claim in self.claims.items() if claim.held}
+        windows, other = found.get("windows"), found.get("packer") or found.get("order")
+        if windows and other:
+            slot = "data.packer" if "packer" in found else "data.order"
+            raise PlanError(
+                f"plugin '{windows.owner}' shuffles rows, and nothing would be left of the "
+                f"{slot.partition('.')[2]} of plugin '{other.owner}'",
+                where=f"data.windows, {slot}",
+                fix=f"leave out '{windows.owner}' or '{other.owner}'",
+            ).concerning("data.windows", slot, plugins=(windows.owner, other.owner))
+        return found
+
+    def shaping(self) -> Shaping | None:
+        """Resolve the shapes of batches: a plugin's, or the settings'; None where all have one.
+
+        Raises:
+            PlanError: two plugins claim them, or one does beside train.stages.
+        """
+        train, claimed = self.config.train, self.shapes.resolve()
+        if not train.stages:
+            return claimed
+        if claimed:
+            what = f"plugin '{claimed.choose.owner}' sizes batches, and train.stages does so too"
+            raise PlanError(what, where="data.shapes", fix="leave out one of them")
+        given = (("until", tuple(stage.until for stage in train.stages)),)
+        return Shaping(Function("train.stages", reference_of(by_share), given), train.shapes)
 
     def _users(self, field: str) -> str:
         """Word which plugins write and read a field."""
@@ -91,14 +150,15 @@ class DataBuilder(Builder):
     """The data, as one plugin sees them: documents, their order, rows, and what ``on_batch`` writes and reads.
 
     Attributes:
-        seq_len: T, the length of a training row.
+        seq_len: T, the length of a training row; the longest one, where lengths change.
+        rows: of a micro-batch, where they do not change.
     """
 
     _slots: DataSlots
 
     def __init__(self, owner: str, values: ValueTable, slots: DataSlots) -> None:
         super().__init__(owner, values, slots)
-        self.seq_len = slots.length
+        self.seq_len, self.rows = slots.config.train.seq_len, slots.config.train.rows
 
     def source(
         self,
@@ -209,6 +269,58 @@ class DataBuilder(Builder):
             arguments: JSON.
         """
         self._claim("order", function, arguments)
+
+    def shapes(
+        self, function: Callable[..., Any], shapes: Sequence[tuple[int, int]], **arguments: Any
+    ) -> None:
+        """Claim: step from 1, steps of the run, seed -> which of ``shapes`` the step's batch has.
+
+        It is called for every step while planning, and again where batches are made, so that a
+        resumed run needs no state of it. Every shape that a step has is compiled before training
+        begins. A step has train.accumulate micro-batches of its shape.
+
+        ::
+
+            data.shapes(longer, [(4 * data.rows, data.seq_len // 4), (data.rows, data.seq_len)])
+
+        Args:
+            function: of a module, called ``function(step, steps, data.seed, **arguments)``; returns
+                an index of ``shapes``.
+            shapes: rows of a micro-batch, and tokens of a row, at most ``data.seq_len``.
+            arguments: JSON.
+
+        Raises:
+            PlanError: a shape that no batch can have, or a run by the clock.
+        """
+        train, seed = self._slots.config.train, self._slots.config.data.seed
+        steps = train.steps or 0
+        for rows, length in shapes:
+            if min(rows, length) < 1 or length > self.seq_len:
+                fits = f"at least 1 row, and 1 to {self.seq_len} tokens (train.seq_len)"
+                raise self._refusal("data.shapes", f"{rows} rows of {length} tokens", fix=fits)
+        found = tuple(Shape(rows, train.accumulate, length) for rows, length in shapes)
+        shaping = Shaping(self._function("data.shapes", function, arguments), found)
+        for step in range(1, steps + 1):  # what it raises is raised while planning
+            shaping.at(step, steps, seed)
+        self._slots.shapes.add(self._owner, shaping)
+
+    def windows(self, function: Callable[..., Any], **arguments: Any) -> None:
+        """Claim: a number of rows, seed, epoch -> the rows' order in that epoch.
+
+        Documents are laid end to end in their order, and cut into windows of train.seq_len; this is
+        the order in which rows read them. A row that begins in one epoch and ends in the next stays
+        where it is. So an epoch is every token once, whatever the order.
+
+        ::
+
+            data.windows(shuffled)
+
+        Args:
+            function: of a module, called ``function(count, seed, epoch, **arguments)``; it returns a
+                permutation, int64 (count,), the same for the same three.
+            arguments: JSON.
+        """
+        self._claim("windows", function, arguments)
 
     def _claim(self, name: str, target: Any, arguments: dict[str, Any]) -> Function:
         claimed = self._function(f"data.{name}", target, arguments)

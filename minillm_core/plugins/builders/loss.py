@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from minillm_core.errors import PlanError
-from minillm_core.nn.decoder import LossSpec, Target, Term
+from minillm_core.nn.decoder import LossSpec, RowChoice, Target, Term
+from minillm_core.nn.node import Node
 from minillm_core.ops.form import LossForm, SigmoidCap, TanhCap
 from minillm_core.optim.schedules import stages
 from minillm_core.plugins.builders.base import Builder
-from minillm_core.plugins.slots import Claim, Terms
+from minillm_core.plugins.slots import LOSS, Claim, Terms
 
 TRAINING = ("smoothing", "z")
 """Parts of the form that held-out text is not judged by: ``LossForm.evaluated``."""
+
+
+GIVES = {"losses": "losses", "logits": "all_logits"}
+"""What a reference model gives -> the method of its decoder."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A frozen model beside the one that is trained, and what it gives for each batch."""
+
+    name: str  # of the field
+    owner: str
+    gives: str  # of GIVES
+    model: Any = field(compare=False, repr=False)  # a FrozenModel
+
+    @property
+    def method(self) -> str:
+        """The method of its decoder that gives it."""
+        return GIVES[self.gives]
+
+    def __str__(self) -> str:
+        return f"{self.gives} of {self.model.path}"
 
 
 class LossSlots:
@@ -21,10 +44,11 @@ class LossSlots:
 
     Args:
         length: tokens of a row.
+        rows: of a micro-batch.
     """
 
-    def __init__(self, length: int) -> None:
-        self.length = length
+    def __init__(self, length: int, rows: int) -> None:
+        self.length, self.rows_there = length, rows
         self.form: dict[str, Claim[Any]] = {
             name: Claim(
                 f"loss.logits[{name}]",
@@ -34,8 +58,13 @@ class LossSlots:
             for name, value in vars(LossForm()).items()
         }
         why, main = "adds it, in training alone", {"next": "weight 1"}
-        self.targets: Terms[Target] = Terms("loss.target", why=why, always=main, shapes=False)
-        self.terms: Terms[Term] = Terms("loss.term", why=why, shapes=False)
+        alone: dict[str, Any] = {"order": LOSS, "shapes": False}
+        self.targets: Terms[Target] = Terms("loss.target", why=why, always=main, **alone)
+        self.terms: Terms[Term] = Terms("loss.term", why=why, **alone)
+        self.rows: Claim[RowChoice] = Claim("loss.rows", default="all of them", **alone)
+        self.weights: Claim[Node] = Claim("loss.weights", default="1", **alone)
+        why = "reads it in every training step"
+        self.references: Terms[Reference] = Terms("loss.reference", why=why, **alone)
 
     def resolve(self) -> LossSpec:
         """Resolve to the loss; every clash is an error."""
@@ -44,7 +73,8 @@ class LossSlots:
         owners = tuple((name, claim.owner) for name, claim in claimed.items())
         targets = tuple(target for _, _, target in self.targets.resolve())
         terms = tuple(term for _, _, term in self.terms.resolve())
-        return LossSpec(form, owners, targets, terms)
+        rows, weights = self.rows.resolve(), self.weights.resolve()
+        return LossSpec(form, owners, targets, terms, rows, weights)
 
 
 class LossBuilder(Builder):
@@ -89,6 +119,7 @@ class LossBuilder(Builder):
         offset: int | None = None,
         field: str | None = None,
         until: float | None = None,
+        weight_field: str | None = None,
     ) -> None:
         """Term: predict the token ``offset`` ahead, or a batch field, too; in training alone.
 
@@ -98,6 +129,7 @@ class LossBuilder(Builder):
             field: int32 (rows, T), -1 where there is nothing to predict.
             until: the share of the run after which the step is compiled without it, and costs
                 nothing for it any more; None: it stays, whatever its weight.
+            weight_field: float32 (rows, T), by which the weight is multiplied at each position.
 
         ::
 
@@ -128,7 +160,7 @@ class LossBuilder(Builder):
             there = stages((0, 1), (until, 0))
             stage = self._values.add(self._owner, f"{self._owner}.loss.{key}.there", there)
         setting = self._setting(f"loss.{key}", weight)
-        target = Target(key, self._owner, setting, offset, field, stage)
+        target = Target(key, self._owner, setting, offset, field, stage, weight_field)
         self._slots.targets.add(self._owner, key, target)
 
     def term(
@@ -140,7 +172,7 @@ class LossBuilder(Builder):
         emitted: str | None = None,
         **arguments: Any,
     ) -> None:
-        """Term: x (B, T, C) after the last norm -> a scalar, a mean over its micro-batch; in training.
+        """Term: x (B, T, C) after the last norm, head (V, C) -> a scalar, a mean over its micro-batch; in training.
 
         It is reported apart, unweighted, as ``terms`` in metrics.jsonl; the objective has it times
         ``weight`` and its micro-batch's share of supervised tokens.
@@ -163,12 +195,101 @@ class LossBuilder(Builder):
             raise PlanError(f"plugin '{self._owner}', loss.term: give a Module or emitted=")
         node = None
         if cls is not None:
-            node = self._node(f"loss.term[{key}]", ("x",), cls, arguments, key)
-            if cls.terms or cls.statistics:
-                raise self._refusal(
-                    node.slot,
-                    f"{cls.__name__} emits more than its result",
-                    fix="emit terms and statistics from a node inside the model",
-                )
+            node = self._loss_node(f"loss.term[{key}]", ("x", "head"), cls, arguments, key)
         setting = self._setting(f"loss.{key}", weight)
         self._slots.terms.add(self._owner, key, Term(key, self._owner, setting, node, emitted))
+
+    def weights(self, cls: type, **arguments: Any) -> None:
+        """Claim: losses float32 (B, T), x (B, T, C) -> float32 (B, T), the weight of each position.
+
+        ``losses`` are the nats of the main target at each position, 0 where nothing is predicted.
+        They cost the head's product once more, and no gradient flows through them or through the
+        weights. A field ``weights`` of the batch is multiplied by these. The objective is the sum of
+        weight x loss over all positions, divided by the step's supervised positions: for a mean
+        over fewer of them, return weights whose mean over the supervised positions is 1. The loss
+        that is reported stays the plain one, over all of them.
+
+        Args:
+            cls: a Module.
+            arguments: of its constructor, JSON.
+
+        ::
+
+            loss.weights(HardestHalf)
+        """
+        node = self._loss_node("loss.weights", ("losses", "x"), cls, arguments, "weights")
+        self._slots.weights.add(self._owner, node)
+
+    def rows(self, cls: type, *, keep: float, **arguments: Any) -> None:
+        """Claim: losses float32 (B, T) -> float32 (B,), a score of each row: the highest are trained on.
+
+        Before a training step's own pass there is one without gradient over all rows of the
+        micro-batch; a share of them is then taken on the device, and the rest of the step sees no
+        others. Its objective is the mean over their supervised positions. The loss that is reported
+        is that of all rows, from the first pass, by which held-out text is judged as well; further
+        targets and terms are of the rows kept.
+
+        Args:
+            cls: a Module.
+            keep: the share of a micro-batch's rows (``train.rows``) that is kept, rounded to a whole
+                number of them, one at least.
+            arguments: of the Module's constructor, JSON.
+
+        Raises:
+            PlanError: the share keeps all rows, or is none.
+
+        ::
+
+            loss.rows(Learnability, keep=0.25)
+        """
+        there = self._slots.rows_there
+        kept = max(1, round(keep * there))
+        if not (0 < keep < 1 and kept < there):
+            what = f"keep={keep:g} of {there} rows is {kept}, and less than all are to be kept"
+            fix = "a smaller share, or more rows: train.rows"
+            raise self._refusal("loss.rows", what, where=f"train.rows={there}", fix=fix)
+        node = self._loss_node("loss.rows", ("losses",), cls, arguments, "rows")
+        self._slots.rows.add(self._owner, RowChoice(node, kept / there))
+
+    def reference(self, name: str, model: Any, *, gives: str = "losses") -> None:
+        """Term: a frozen model computes a field from each batch, which nodes of the loss read by ``name``.
+
+        It runs on the device of the run, in its compute dtype, without gradient, in training alone:
+        terms, weights, rows and a target's ``weight_field`` may read it, nodes of the model may
+        not. It is in no checkpoint and no export. A resumed run refuses other weights than those it
+        began with. Its vocabulary and tokenizer must be the run's.
+
+        Args:
+            name: of the field.
+            model: ``FrozenModel(folder)``, a run's folder, read when a run starts.
+            gives: ``losses``, float32 (B, T), nats of the batch's labels, 0 where nothing is
+                predicted; or ``logits``, float32 (B, T, V).
+
+        Raises:
+            PlanError: a name that is taken, or it gives no such thing.
+
+        ::
+
+            loss.reference("teacher", FrozenModel("runs/teacher"), gives="logits")
+        """
+        self._named("loss.reference", name)
+        if gives not in GIVES:
+            fix = f"one of {', '.join(GIVES)}"
+            raise self._refusal("loss.reference", f"a model gives no {gives!r}", fix=fix)
+        if not hasattr(model, "arrays"):
+            fix = "FrozenModel(folder), from minillm_core"
+            raise self._refusal("loss.reference", f"{model!r} is no frozen model", fix=fix)
+        self._slots.references.add(self._owner, name, Reference(name, self._owner, gives, model))
+
+    def _loss_node(
+        self, slot: str, own: tuple[str, ...], cls: type, arguments: dict[str, Any], name: str
+    ) -> Node:
+        """Make a node outside the model: it has a result alone."""
+        node = self._node(slot, own, cls, arguments, name)
+        if cls.terms or cls.statistics:  # type: ignore[attr-defined]
+            raise self._refusal(
+                node.slot,
+                f"{cls.__name__} emits more than its result",
+                fix="emit terms and statistics from a node inside the model",
+            )
+        return node

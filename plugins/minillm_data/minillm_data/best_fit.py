@@ -40,7 +40,7 @@ class BestFitPacker(Packer):
     """Rows that begin with the document that waited longest, and are filled by best fit.
 
     A document that is longer than a row is cut into pieces of a row's size, and its rest is packed
-    like any document: nothing of it is lost, but the token at a cut is not predicted. The run's last lines
+    like any document, and so is one that waited while rows became shorter: nothing of it is lost, but the token at a cut is not predicted. The run's last lines
     count such pieces.
 
     Args:
@@ -48,6 +48,8 @@ class BestFitPacker(Packer):
         buffer: pieces that are pending while a row is filled; those of the document that was taken
             last may be more.
     """
+
+    any_capacity = True
 
     def __init__(self, capacity: int, buffer: int) -> None:
         super().__init__(capacity)
@@ -58,6 +60,9 @@ class BestFitPacker(Packer):
         self._refill(take)
         oldest = min(self.pending)
         self.pending.remove(oldest)
+        if oldest.tokens > self.capacity:  # it was taken for a longer row
+            insort(self.pending, oldest.part(self.capacity, oldest.tokens), key=_by_size)
+            oldest = oldest.part(0, self.capacity)
         row, room = [oldest], self.capacity - oldest.tokens
         while True:
             self._refill(take)

@@ -47,6 +47,8 @@ class EosAlignPacker(Packer):
         max_document: tokens of a document that are kept.
     """
 
+    any_capacity = True
+
     def __init__(self, capacity: int, max_document: int) -> None:
         super().__init__(capacity)
         self.max_document = max_document

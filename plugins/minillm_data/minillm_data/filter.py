@@ -7,6 +7,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -21,7 +22,7 @@ from minillm_data.judging import PROBABILITY, Verdict, judge, language_rule
 from minillm_data.output import Output, check_outside, key_of
 from minillm_data.report import Examples, page
 from minillm_data.rows import Row, Rows, text_of
-from minillm_data.rules import NONE, SETS, Document, Rule, RuleSet, select
+from minillm_data.rules import NONE, SETS, RuleSet, select
 from minillm_data.workers import cores, in_order
 from minillm_lab.page import section, table
 
@@ -114,17 +115,15 @@ def filter_rows(
         state.more.setdefault("written", 0)
         rows = islice(source.read("filtering", progress), state.rows, None)
         with ExitStack() as stack:
-            measure: Rule | None = None
-            if model is not None:
-                bits = stack.enter_context(Bits(model, output.folder / "model"))
-                measure = bits_rule(bits, min_bits, max_bits)
             edited_by = next((name for name, found in sets.items() if found.lines), None)
             ask = partial(judge, rules, tuple(languages), least)
             judged = _judged(ask, _checked(rows, malformed, edited_by), processes)
-            for row, verdict in stack.enter_context(closing(judged)):
+            judged = stack.enter_context(closing(judged))
+            if model is not None:
+                bits = stack.enter_context(Bits(model))
+                judged = measured(judged, bits, partial(bits_reason, min_bits, max_bits))
+            for row, verdict in judged:
                 reason, text = verdict.reason, verdict.text or row.text or ""
-                if reason is None and measure is not None:
-                    reason = measure(Document(text))
                 for name, line in verdict.edits:
                     lines[name] += 1
                     examples.add(f"{name} (a line)", row.where, line)
@@ -214,18 +213,34 @@ def _behind_space(line: str, at: int) -> int:
     return at
 
 
-def bits_rule(bits: Bits, least: float | None, most: float | None) -> Rule:
-    """Make the rule that a document has so many bits per byte under a checkpoint."""
+def measured(
+    judged: Iterable[tuple[Row, Verdict]],
+    bits: Callable[[Sequence[str]], Sequence[float]],
+    reason: Callable[[float], str | None],
+) -> Iterator[tuple[Row, Verdict]]:
+    """Ask a checkpoint about the documents that are still kept, many at once; all stay in order.
 
-    def measure(document: Document) -> str | None:
-        found = bits(document.text)
-        if least is not None and found < least:
-            return f"bits: fewer than {least:g} bits per byte"
-        return (
-            f"bits: more than {most:g} bits per byte" if most is not None and found > most else None
-        )
+    Args:
+        judged: rows with what becomes of them.
+        bits: texts -> bits per byte.
+        reason: bits per byte -> why a document is dropped, or None.
+    """
+    for group in grouped(judged, lambda one: len(one[0].line), _BATCH):
+        asked = [one for one in group if one[1].reason is None]
+        found = iter(bits([verdict.text or row.text or "" for row, verdict in asked]))
+        for row, verdict in group:
+            if verdict.reason is None:
+                verdict = replace(verdict, reason=reason(next(found)))
+            yield row, verdict
 
-    return measure
+
+def bits_reason(least: float | None, most: float | None, found: float) -> str | None:
+    """Say why a document with so many bits per byte is dropped; None: it is kept."""
+    if least is not None and found < least:
+        return f"bits: fewer than {least:g} bits per byte"
+    if most is not None and found > most:
+        return f"bits: more than {most:g} bits per byte"
+    return None
 
 
 def _check(

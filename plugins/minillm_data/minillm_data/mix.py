@@ -77,6 +77,8 @@ def mix(
     size: int | None = None,
     repeat: bool = False,
     tokenizer: str | Path | None = None,
+    doremi: int | None = None,
+    preset: str | None = None,
     seed: int | None = None,
     malformed: Malformed = "strict",
     say: Say = lambda line: None,
@@ -103,6 +105,9 @@ def mix(
         repeat: a source that has nothing left begins again. Without ``size``, the mixture ends
             when the last source has been read once.
         tokenizer: a tokenizer.json that counts tokens.
+        doremi: without weights: they are learnt by two small runs of so many steps, see
+            :mod:`minillm_data.doremi`.
+        preset: shape and training of these runs; default: ``tiny``.
         seed: of what ``like`` draws; default: 0.
         malformed: what happens to a document that cannot be read.
         say: prints a line for people.
@@ -116,7 +121,7 @@ def mix(
         DataError: a document cannot be read or measured, or the folder cannot be written.
     """
     found = [one if isinstance(one, Input) else Input.parse(str(one)) for one in inputs]
-    _check(found, temperature, like, size, repeat, seed)
+    _check(found, temperature, like, size, repeat, seed, doremi, preset)
     check_outside(Path(to), [one.path for one in found])
     measure = Measure(None if tokenizer is None else Path(tokenizer))
     sources = [Rows([one.path], malformed, say) for one in found]
@@ -129,9 +134,9 @@ def mix(
         return pick(
             found, sources, target, Path(to), size, measure, drawn, malformed, say, progress
         )
-    return Mixing(found, sources, measure, 1.0 if temperature is None else temperature).write(
-        Path(to), size, repeat, malformed, say, progress
-    )
+    learnt = None if doremi is None else {"steps": doremi, "preset": preset or "tiny"}
+    mixing = Mixing(found, sources, measure, 1.0 if temperature is None else temperature, learnt)
+    return mixing.write(Path(to), size, repeat, malformed, say, progress)
 
 
 @dataclass
@@ -274,12 +279,14 @@ class Mixing:
         sources: their rows.
         measure: of documents.
         temperature: of shares by size, where there are no weights.
+        learnt: steps and preset of the runs that the weights are learnt by; None: they are not.
     """
 
     inputs: Sequence[Input]
     sources: Sequence[Rows]
     measure: Measure
     temperature: float
+    learnt: dict[str, Any] | None = None
 
     def write(
         self,
@@ -294,7 +301,8 @@ class Mixing:
         weights = [one.weight for one in self.inputs]
         asked = {
             "weights": None if None in weights else weights,
-            "temperature": self.temperature if None in weights else None,
+            "temperature": self.temperature if None in weights and not self.learnt else None,
+            "doremi": self.learnt,
             "size": size,
             "repeat": repeat,
             "unit": self.measure.unit,
@@ -309,7 +317,9 @@ class Mixing:
                 say(output.note)
             more, state = output.state.more, output.state
             if "shares" not in more:
-                more["shares"], whole = self._shares(progress)
+                if self.learnt:
+                    more["learnt"] = self._learn(say, progress)
+                more["shares"], whole = self._shares(more.get("learnt"), progress)
                 fresh = {"used": 0, "documents": 0, "taken": 0, "epochs": 0}
                 more["streams"] = [{**fresh, "whole": size} for size in whole]
                 output.close_part()
@@ -333,14 +343,25 @@ class Mixing:
                 "ended": ended,
                 "sources": self._sources(streams, shares),
                 "left_out": dict(sorted(sum((s.rows.notes for s in streams), Counter()).items())),
+                **({"learnt": more["learnt"]} if self.learnt else {}),
             }
             output.finish(report, mixture_page(report))
         return report
 
-    def _shares(self, progress: Progress | None) -> tuple[list[int], list[int]]:
+    def _learn(self, say: Say, progress: Progress | None) -> dict[str, Any]:
+        """Learn the weights of the sources by two small runs."""
+        from minillm_data.doremi import learn_weights  # imports the trainer
+
+        assert self.learnt is not None
+        paths = [one.path for one in self.inputs]
+        return learn_weights(paths, say=say, progress=progress, **self.learnt)
+
+    def _shares(
+        self, learnt: Mapping[str, Any] | None, progress: Progress | None
+    ) -> tuple[list[int], list[int]]:
         """Return whole numbers that stand to each other as the shares do; and sizes, 0: not known."""
         sizes = [0] * len(self.inputs)
-        parts = [one.weight or 0.0 for one in self.inputs]
+        parts = learnt["weights"] if learnt else [one.weight or 0.0 for one in self.inputs]
         if not any(parts):
             sizes = [self._size(rows, progress) for rows in self.sources]
             parts = [float(size) ** (1 / self.temperature) for size in sizes]
@@ -450,6 +471,8 @@ def mixture_page(report: Mapping[str, Any]) -> str:
         "ended because": report["ended"],
         "tokenizer": report["tokenizer"],
     }
+    if asked := report["doremi"]:
+        about["weights"] = f"DoReMi, two runs of {asked['steps']:,} steps, preset {asked['preset']}"
     counts = {f"from {one['path']}": one["documents"] for one in report["sources"]}
     return page("A mixture", about, counts, {}, section("Sources", table(head, rows)))
 
@@ -461,6 +484,8 @@ def _check(
     size: int | None,
     repeat: bool,
     seed: int | None,
+    doremi: int | None,
+    preset: str | None,
 ) -> None:
     weighted = [one for one in inputs if one.weight is not None]
     if not inputs:
@@ -483,7 +508,14 @@ def _check(
         )
     if size is not None and size < 1:
         raise ConfigError(f"a mixture of size {size}", where="--size", fix="1 or more")
+    if doremi is not None and doremi < 1:
+        raise ConfigError(f"runs of {doremi} steps", where="--doremi", fix="such as --doremi 500")
     useless = {
+        "--doremi with weights": doremi is not None and bool(weighted),
+        "--doremi with --temperature": doremi is not None and temperature is not None,
+        "--doremi with --like": doremi is not None and bool(like),
+        "--doremi with one source": doremi is not None and len(inputs) == 1,
+        "--preset without --doremi": preset is not None and doremi is None,
         "--temperature with weights": temperature is not None and bool(weighted),
         "--temperature with one source": temperature is not None and len(inputs) == 1,
         "weights with --like": bool(weighted and like),
@@ -491,7 +523,10 @@ def _check(
         "--repeat with --like": repeat and bool(like),
         "--seed without --like": seed is not None and not like,
         "--repeat without --size, with shares by size": (
-            repeat and size is None and not weighted and temperature in (None, 1) and not like
+            repeat
+            and size is None
+            and not (weighted or like or doremi)
+            and temperature in (None, 1)
         ),
     }
     if found := [name for name, here in useless.items() if here]:

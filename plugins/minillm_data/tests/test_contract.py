@@ -15,6 +15,10 @@ test_domain_tokens = conformance("domain_tokens", {"domains": ["code", "wiki"], 
 test_eos_align = conformance("eos_align", {"max_document": 7})
 test_fim = conformance("fim", {"rate": 1.0})
 test_length_buckets = conformance("length_buckets", {"documents": 5})
+test_jest = conformance("jest")
+test_rho1 = conformance("rho1", {"share": 0.4})
+test_length_curriculum = conformance("length_curriculum", {"least": 2, "buffer": 9})
+test_source_weights = conformance("source_weights")
 
 
 def test_no_plugin_is_left_out() -> None:

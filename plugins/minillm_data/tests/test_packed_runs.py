@@ -49,7 +49,7 @@ def test_a_run_counts_its_rows_and_branches_with_the_same_packer_alone(
     said = capsys.readouterr().err
     cursor = json.loads(next((out / "checkpoints").glob("*6/state.json")).read_text())["cursor"]
     counts = cursor["packed"]["counts"]
-    assert counts["room"] == 6 * 2 * 17
+    assert 6 * 2 * 16 <= counts["room"] <= 6 * 2 * 17  # a row has its last label anyway
     padding = 1 - counts["used"] / counts["room"]
     line = (
         f"packed: {padding:.2%} padding, 0 of {counts['taken']:,} tokens cut, "

@@ -18,7 +18,8 @@ From the outside in:
   proves, a function of a subject that returns the numbers it found, or raises ``Failed`` (numbers,
   likely cause) or ``NotApplicable`` (the reason), and the checks that it builds on.
 - A ``Subject`` (subject.py) is the plugin, its options, the backends to check it on, and a model
-  that is small and odd in every size; plans are made once and kept.
+  that is small and odd in every size; plans are made once and kept. A reference model
+  (``loss.reference``) is replaced by a stand-in of these sizes: no run is needed.
 - :class:`NumPyFramework`, :func:`materialise` and :class:`NumPyOps` (oracle.py) are the oracle: a
   plan's model in NumPy float64, forward only.
 

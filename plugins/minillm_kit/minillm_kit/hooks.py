@@ -68,7 +68,8 @@ DOCUMENTS = 1000
 def batches(subject: Subject) -> str:
     """Documents and rows repeat, rows resume; in each phase: ids in range, declared fields; only train drops or reweights."""
     plan, done = subject.plan(), []
-    if claimed := sorted(w for w, one in plan.arrangement.items() if one.owner == subject.name):
+    claims = {**plan.arrangement, **({"shapes": plan.shaping.choose} if plan.shaping else {})}
+    if claimed := sorted(what for what, one in claims.items() if one.owner == subject.name):
         done.append(_rows(plan, " and ".join(claimed)))
     source = plan.sourcing.source
     if source is not None and source.owner == subject.name and not plan.sourcing.files:
@@ -114,12 +115,13 @@ def _rows(plan: minillm.Plan, claimed: str) -> str:
     longest = 3 * plan.config.train.seq_len  # some fit into a row, some do not
     train, seed = plan.config.train, plan.config.data.seed
     sizes = {"rows": train.rows, "accumulate": 1, "seq_len": train.seq_len, "seed": seed}
+    sizes |= {"shape_at": plan.shape_at, "by": plan.arrangement}
     documents = Documents.of(
         [rng.integers(0, vocab, n) for n in rng.integers(1, longest, 40)], vocab
     )
 
     def read(steps: int, cursor: Mapping[str, Any] | None = None) -> list[StepBatch]:
-        with Loader(documents, **sizes, by=plan.arrangement, cursor=cursor) as loader:
+        with Loader(documents, **sizes, step=LOADED - steps, cursor=cursor) as loader:
             return [next(loader) for _ in range(steps)]
 
     try:

@@ -71,8 +71,7 @@ def _compared(candidate: Candidate, backend: str, dtype: str, example: Example) 
     """Return the largest error of an output or a gradient, as the contract measures it."""
     contract, framework = CONTRACTS[candidate.op], import_module(f"minillm_kit.on_{backend}")
     floats = {name: framework.rounded(x, dtype) for name, x in example.floats.items()}
-    wanted = [name for name in contract.differentiable if name in floats]
-    op = reference_op(candidate.op)
+    wanted, op = list(floats), reference_op(candidate.op)
 
     def exact(**moved: np.ndarray) -> list[np.ndarray]:
         found = op(**{**floats, **example.others, **moved})
@@ -92,7 +91,9 @@ def _compared(candidate: Candidate, backend: str, dtype: str, example: Example) 
         for index, (got, want) in enumerate(zip(outputs, expected, strict=True))
     ]
     for name in wanted:
-        slopes = _slopes(exact, name, floats[name].astype(np.float64), upstream)
+        start = floats[name].astype(np.float64)
+        flows = name in contract.differentiable
+        slopes = _slopes(exact, name, start, upstream) if flows else np.zeros_like(start)
         pairs.append(("gradient", f"the gradient of {name}", grads[name], slopes))
     return max(_error(where, *pair, contract.tolerance[dtype]) for pair in pairs)
 
@@ -217,6 +218,14 @@ def _linear_cross_entropy(rng: np.random.Generator) -> Iterator[Example]:
         yield Example(floats, {"targets": targets, "weights": weights, "form": form}, facts)
 
 
+def _token_losses(rng: np.random.Generator) -> Iterator[Example]:
+    N, C, V = 7, 5, 11
+    for form in (LossForm(), LossForm(cap=TanhCap(3.0), smoothing=0.1, z=1e-2)):
+        targets = rng.integers(-2, V, N).astype(np.int32)
+        floats = {"hidden": _normal(rng, N, C), "weight": _normal(rng, V, C)}
+        yield Example(floats, {"targets": targets, "form": form})
+
+
 def _normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return rng.standard_normal(shape, np.float32)
 
@@ -230,5 +239,6 @@ EXAMPLES: Mapping[str, Callable[[np.random.Generator], Iterator[Example]]] = {
     "logits": _logits,
     "swiglu": _swiglu,
     "linear_cross_entropy": _linear_cross_entropy,
+    "token_losses": _token_losses,
 }
 """Op -> its examples, for each op that has a contract."""

@@ -73,7 +73,8 @@ def tried(
     outputs = list(outputs) if isinstance(outputs, tuple | list) else [outputs]
     pairs = zip(outputs, upstream, strict=False)
     total = torch.stack([(y.double() * torch.from_numpy(c)).sum() for y, c in pairs]).sum()
-    total.backward()
+    if total.requires_grad:
+        total.backward()
     grads = {name: given[name].grad for name in wanted}
     return [y.detach().double().numpy() for y in outputs], {
         name: np.zeros(arrays[name].shape) if grad is None else grad.double().numpy()

@@ -145,7 +145,8 @@ class Oracle:
     @np.errstate(all="ignore")  # the check reports infinities and NaN
     def forward(self, batch: Batch) -> Any:
         """Return the decoder's result of a training batch: ``sums``, ``objective``, ..."""
-        return self.model(dict(batch), step_values(self.plan, batch))
+        values = step_values(self.plan, batch)
+        return self.model({**batch, **referred(self.plan, batch)}, values)
 
     def loss(self, batch: Batch) -> float:
         """Return the main target's loss, as a step reports it."""
@@ -160,6 +161,14 @@ class Oracle:
     def logits(self, row: Batch) -> np.ndarray:
         """Return the logits after the last column of one row, (V,)."""
         return last_logits(self.plan, self.model)(row, Scope)
+
+
+def referred(plan: Plan, batch: Batch) -> dict[str, np.ndarray]:
+    """Compute the fields of a plan's reference models, which are stand-ins, in float64."""
+    return {
+        one.name: getattr(one.model.model, one.method)(dict(batch), one.model.plan.values(1.0))
+        for one in plan.references
+    }
 
 
 def step_values(plan: Plan, batch: Batch) -> dict[str, float]:

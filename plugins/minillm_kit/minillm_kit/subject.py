@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minillm_core import Plan, PlanError, build_plan, load
+from minillm_core import Param, Plan, PlanError, build_plan, load
 from minillm_core.commands import pip_line
 from minillm_core.inspection import (
     DEVICES,
@@ -20,6 +20,7 @@ from minillm_core.inspection import (
     LoadedPlugin,
     Member,
     batch_hook,
+    declared,
     find_plugin,
     generator,
     groups_of,
@@ -85,6 +86,35 @@ def rows(config: Config, steps: int) -> list[Batch]:
             }
         )
     return found
+
+
+class StandIn:
+    """A reference model of the small model's sizes, in the place of a run that is not there."""
+
+    identity: Mapping[str, Any] = {"weights": "a stand-in"}
+
+    def __init__(self, path: str, config: Config) -> None:
+        self.path, self.plan = path, build_plan(config)
+
+    @cached_property
+    def model(self) -> Any:
+        """The model in NumPy, float64; its weights are of another seed than the checked model's."""
+        from minillm_kit.oracle import materialise
+
+        return materialise(self.plan, 1)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return its weights, float32, by the names of a checkpoint."""
+        return {
+            f"model.{name}": np.float32(getattr(module, attribute))
+            for name, module, attribute, _ in declared(self.model, Param)
+        }
+
+
+def with_stand_ins(plan: Plan, config: Config) -> Plan:
+    """Return a plan whose reference models are plain ones of its own sizes, by another seed."""
+    found = (replace(one, model=StandIn(one.model.path, config)) for one in plan.references)
+    return replace(plan, references=tuple(found))
 
 
 def first_row(batch: Batch) -> Batch:
@@ -227,7 +257,8 @@ class Subject:
     def planned(self, *others: LoadedPlugin, without: bool = False, **changed: Any) -> Plan:
         """Plan the small model with it, other plugins and other settings; ``plan`` makes each once."""
         plugins = (*self.companions, *others)
-        return build_plan(settings(**changed), plugins if without else (self.loaded, *plugins))
+        plan = build_plan(settings(**changed), plugins if without else (self.loaded, *plugins))
+        return with_stand_ins(plan, settings(**changed))
 
     def trainer(self, plan: Plan, backend: str, *, stirred: bool = False) -> Trainer:
         """Make the plan's trainer on a CPU with seed 0; ``stirred``: with every parameter :func:`moved`."""

@@ -68,7 +68,10 @@ MORE = {
     | {"--min-words", "--malformed"},
     ("data", "filter"): {"--rules", "--language", "--language-probability", "--model"}
     | {"--min-bits", "--max-bits", "--malformed"},
-    ("data", "mix"): {"--temperature", "--like", "--size", "--repeat", "--tokenizer", "--seed"}
+    ("data", "mix"): {
+        *("--temperature", "--like", "--size", "--repeat", "--tokenizer", "--seed"),
+        *("--doremi", "--preset"),
+    }
     | {"--json", "--malformed"},
     ("data", "cache", "clear"): {"KEY", "--json"},
 }

@@ -116,7 +116,7 @@ def test_rows_hold_what_the_packer_says(
     size = {"rows": split[0], "accumulate": split[1], "seq_len": seq_len, "seed": seed}
     found = steps(documents, count, by(recording(laid), capacity=seq_len + 1), **size)
     laid = laid[: count * split[0] * split[1]]  # the loader is ahead
-    ids, starts = reference_stream(documents, seed, max(p.last for row in laid for p in row) + 1)
+    ids, starts = reference_stream(documents, seed, max(p.last for row in laid for p in row) + 2)
     supervised = real = 0
     for row, *made in zip(laid, *(rows(found, name) for name in FIELDS), strict=True):
         at = [place for piece in row for place in range(piece.first, piece.last)]
@@ -128,6 +128,8 @@ def test_rows_hold_what_the_packer_says(
             number += t > 0 and (jumps or starts[place])
             known = not jumps or (starts[place] and starts[at[t - 1] + 1])
             wanted[:, t] = ids[place], ids[place] if known and t else -1, number
+        if len(at) == seq_len:  # the last label is what follows in the text
+            wanted[1, seq_len] = ids[at[-1] + 1]
         np.testing.assert_array_equal(made[0], wanted[0, :-1])
         np.testing.assert_array_equal(made[1], wanted[1, 1:])
         np.testing.assert_array_equal(made[2], wanted[2, :-1])
@@ -159,7 +161,7 @@ def test_every_token_that_was_taken_is_in_a_row_pending_or_counted_as_cut(
     assert len({*used, *held}) == len(used) + len(held)
     assert {*used, *held} <= {*range(taken)}
     assert packed["counts"] == {
-        "room": count * (seq_len + 1),
+        "room": sum(max(seq_len, sum(p.tokens for p in row)) for row in laid[:count]),
         "taken": taken,
         "used": len(used),
         "cut": taken - len(used) - len(held),
@@ -359,3 +361,78 @@ def test_a_state_is_after_a_step_what_a_resumed_run_would_find() -> None:
 
     steps(of_lengths([3]), 2, by(returning(row)))
     assert seen[:2] == [None, {"1": [2, 3]}]
+
+
+SHAPES = ((1, 2, 6), (3, 1, 2), (2, 1, 5), (1, 1, 11))
+"""rows, accumulate, seq_len."""
+
+
+@given(
+    lengths,
+    seeds,
+    st.lists(st.sampled_from(SHAPES), min_size=1, max_size=6),
+    st.sampled_from([None, Windows, recording([])]),
+    st.data(),
+)
+@settings(deadline=None)
+def test_rows_of_changing_lengths_are_the_same_when_resumed_at_any_step(
+    lengths: list[int], seed: int, plan: list[Any], packer: Any, data: st.DataObject
+) -> None:
+    documents, how = of_lengths(lengths), by(packer, capacity=12)
+
+    def shape_at(step: int) -> Any:
+        return plan[min(step, len(plan)) - 1]
+
+    # a batch without a label is no step: the next one has the sizes of the same step
+    empty = data.draw(st.sets(st.integers(1, 12)))
+
+    def unlabelled(batch: dict[str, Any], phase: str) -> dict[str, Any]:
+        gone = int(batch["ids"].sum()) % 13 in empty
+        return {**batch, "labels": np.full_like(batch["labels"], -1)} if gone else batch
+
+    given = {"shape_at": shape_at, "seed": seed, "on_batch": unlabelled}
+    whole, step = steps(documents, 9, how, **given), 0
+    done = [0]
+    for one in whole:
+        rows_, accumulate, seq_len = shape_at(step + 1)
+        assert [batch["ids"].shape for batch in one.micro] == [(rows_, seq_len)] * accumulate
+        step += one.supervised > 0
+        done.append(step)
+    at = data.draw(st.integers(1, 8))
+    cursor = json.loads(json.dumps(whole[at - 1].cursor))
+    resumed = steps(documents, 9 - at, how, cursor=cursor, step=done[at], **given)
+    for one, other in zip(whole[at:], resumed, strict=True):
+        assert (one.cursor, one.real, one.supervised) == (
+            other.cursor,
+            other.real,
+            other.supervised,
+        )
+        for batch, again in zip(one.micro, other.micro, strict=True):
+            for name in FIELDS:
+                np.testing.assert_array_equal(batch[name], again[name])
+
+
+@given(lengths, seeds, st.lists(st.sampled_from(SHAPES), min_size=3, max_size=3))
+@settings(deadline=None)
+def test_rows_of_changing_lengths_are_pieces_of_the_stream_one_after_the_other(
+    reference_stream: Callable, lengths: list[int], seed: int, plan: list[Any]
+) -> None:
+    documents = of_lengths(lengths)
+    found = steps(documents, 3, by(), seed=seed, shape_at=lambda step: plan[min(step, 3) - 1])
+    tokens = sum(rows_ * accumulate * seq_len for rows_, accumulate, seq_len in plan)
+    ids, _ = reference_stream(documents, seed, tokens + 1)
+    for name, wanted in (("ids", ids[:tokens]), ("labels", ids[1 : tokens + 1])):
+        laid = [row for step in found for batch in step.micro for row in batch[name]]
+        np.testing.assert_array_equal(np.concatenate(laid), wanted)
+
+
+def test_a_packer_is_told_the_capacity_of_each_row() -> None:
+    told = []
+
+    class Told(Windows):
+        def row(self, take: Callable[[], Piece]) -> list[Piece]:
+            told.append(self.capacity)
+            return super().row(take)
+
+    steps(of_lengths([30]), 4, by(Told), shape_at=lambda step: SHAPES[min(step, 4) - 1])
+    assert told[:7] == [7, 7, 3, 3, 3, 6, 6]

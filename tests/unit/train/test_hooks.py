@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 from minillm_core import Plugin
-from minillm_core.config.schema import TrainConfig
 from minillm_core.errors import PluginCodeError
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.streams import Streams
@@ -52,26 +52,19 @@ def test_it_is_told_the_phase_and_the_vocabulary(plugin: Plugin, told: list, pha
     assert seen == {"batch:one": 1}
 
 
-@pytest.mark.parametrize("accumulate", [1, 3])
-def test_progress_is_the_step_of_a_batch_over_all_steps_and_1_elsewhere(accumulate: int) -> None:
-    train = TrainConfig.model_construct(steps=8, accumulate=accumulate)
-    whole = Place(train, {})
-    hook = batch_hook(
-        ["late"],
-        [LoadedPlugin.of("late", Late())],
-        Counter(),
-        300,
-        Streams(0),
-        progress=whole.progress,
-    )
+def test_progress_is_the_step_of_a_batch_over_all_steps_and_1_elsewhere(
+    planned: Callable,
+) -> None:
+    place = Place(planned("train.steps=8"), 0)
+    late = [LoadedPlugin.of("late", Late())]
+    hook = batch_hook(["late"], late, Counter(), 300, Streams(0), progress=place.progress)
     assert hook is not None
-    told = [float(hook(batch(), "train")["told"][0]) for _ in range(9 * accumulate)]
-    assert told == [min(1.0, n / 8) for n in range(1, 10) for _ in range(accumulate)]
+    for step in range(1, 10):
+        place.shape_at(step)
+        told = [float(hook(batch(), "train")["told"][0]) for _ in range(3)]
+        assert told == [min(1.0, step / 8)] * 3  # every micro-batch
     assert hook(batch(), "eval")["told"] == hook(batch(), "decode")["told"] == 1.0
-    assert whole.step == 9
-    resumed = Place(train, {"step": 3})
-    assert [resumed.progress() for _ in range(accumulate)] == [0.5] * accumulate
-    assert resumed.step == 4
+    assert Place(planned("train.steps=8"), 3).progress() == 0.5
 
 
 def batch(labels: int = 1) -> dict[str, Any]:

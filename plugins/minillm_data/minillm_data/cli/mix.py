@@ -18,6 +18,8 @@ minillm data mix books.jsonl wiki/ --to mixed --temperature 3 --repeat --size 20
 
 minillm data mix books.jsonl:0.5 code.jsonl:0.5 --to mixed --tokenizer tokenizer.json --json
 
+minillm data mix books.jsonl code.jsonl wiki/ --to mixed --doremi 500
+
 minillm data mix web/ --to picked --like wiki.jsonl --size 500000000
 """
 
@@ -69,6 +71,22 @@ def mix_command(
             help="A tokenizer.json: weights are shares of its tokens, and not of bytes.",
         ),
     ] = None,
+    doremi: Annotated[
+        int | None,
+        typer.Option(
+            "--doremi",
+            metavar="STEPS",
+            help="Learn the weights by two small runs of so many steps each (DoReMi).",
+        ),
+    ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            "--preset",
+            metavar="NAME",
+            help="Shape and training of the runs of --doremi. Default: tiny.",
+        ),
+    ] = None,
     seed: Annotated[
         int | None,
         typer.Option("--seed", metavar="N", help="Seed of what --like draws. Default: 0."),
@@ -93,6 +111,8 @@ def mix_command(
             size=size,
             repeat=repeat,
             tokenizer=tokenizer,
+            doremi=doremi,
+            preset=preset,
             seed=seed,
             malformed=kind,
             say=shown.say,

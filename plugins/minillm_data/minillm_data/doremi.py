@@ -1,0 +1,145 @@
+"""Weights of a mixture's sources, learnt by two small runs.
+
+Xie et al. 2023 (DoReMi, arXiv:2305.10429). A reference model is trained on all sources in equal
+parts. A proxy of the same size and seed is trained on the same batches by group distributionally
+robust optimisation: at each step the weight of a source grows with its excess loss, by which the
+proxy is still worse than the reference, and the proxy's loss is weighed by these weights. Their mean
+over the steps is the mixture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minillm_core import ConfigError, build_plan, load
+from minillm_core.documents import Progress
+from minillm_core.studies import Stepper, Study, open_corpus
+
+RATE = 1.0
+"""Of the weights' growth: the paper's step size."""
+
+SMOOTHING = 1e-3
+"""Share of the equal weights in the weights of a step, as in the paper."""
+
+
+def learn_weights(
+    paths: Sequence[str | Path],
+    steps: int,
+    *,
+    preset: str = "tiny",
+    settings: Mapping[str, Any] | None = None,
+    cache: Path | None = None,
+    say: Callable[[str], None] = lambda line: None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Learn the weights of sources by a reference run and a proxy run.
+
+    Args:
+        paths: two sources or more; files or folders.
+        steps: of each of the two runs.
+        preset: shape and training of both models.
+        settings: other settings of the runs, such as ``{"model.dim": 128}``.
+        cache: where tokens are kept; default: minillm's own folder.
+        say: prints a line for people.
+        progress: is called with the bytes of text that are trained on.
+
+    Returns:
+        JSON: ``weights``, which add up to 1, and ``excess``, the excess loss in nats a token at the end
+        of the proxy's run, a number a source; ``course``, the weights after every step.
+
+    Raises:
+        ConfigError: fewer than two sources, or a setting is wrong.
+        DataError: a source cannot be read, or is too small for one row.
+    """
+    if len(paths) < 2:
+        raise ConfigError(
+            "there is nothing to weigh", where="DoReMi", fix="name two sources or more"
+        )
+    given = {"data.paths": [f"{path}:1" for path in paths], "train.steps": steps}
+    config = load(preset, plugins=["source_weights"], settings={**given, **(settings or {})})
+    plan = build_plan(config)
+    corpus = open_corpus(config.config, cache=cache, say=say)
+    study, text = Study(corpus, say=say), sum(_bytes(path) for path in paths)
+    a_step = plan.tokens_per_step * text / (corpus.train.tokens + corpus.val.tokens)
+
+    def counted(what: str) -> Iterator[int]:
+        for step in range(1, steps + 1):
+            if progress is not None:
+                progress(what, int((step - 1) * a_step), int(steps * a_step))
+            yield step
+
+    with study.stepper(plan) as reference, study.stepper(plan) as proxy:
+        for step in counted("training the reference model"):
+            micro, _, supervised = reference.arguments()
+            handle = reference.trainer.step(micro, plan.values(step / steps), supervised)
+            reference.trainer.read(handle)
+        weights, course = np.full(len(paths), 1 / len(paths)), []
+        recent = np.zeros(len(paths))
+        for step in counted("training the proxy model"):
+            micro, _, supervised = proxy.arguments()
+            excess, counts = _excess(micro, proxy, reference, len(paths))
+            weights = updated(weights, excess)
+            course.append(weights)
+            recent = excess if step == 1 else 0.9 * recent + 0.1 * excess
+            # In the mean over the step a source counts by its weight, however many tokens it has.
+            each = weights * counts.sum() / np.maximum(counts, 1)
+            weighed = [{**one, "weights": each[one["source"]].astype(np.float32)} for one in micro]
+            handle = proxy.trainer.step(weighed, plan.values(step / steps), supervised)
+            proxy.trainer.read(handle)
+    return {
+        "weights": np.mean(course, axis=0).tolist(),
+        "excess": recent.tolist(),
+        "course": [one.tolist() for one in course],
+    }
+
+
+def updated(weights: np.ndarray, excess: np.ndarray) -> np.ndarray:
+    """Grow each weight with its excess loss, and mix the equal weights in: float64 (k,), sum 1.
+
+    Args:
+        weights: float64 (k,), of the step before.
+        excess: float64 (k,), nats a token, 0 at least.
+    """
+    grown = weights * np.exp(RATE * excess)
+    return (1 - SMOOTHING) * grown / grown.sum() + SMOOTHING / len(weights)
+
+
+def _excess(
+    micro: Sequence[Mapping[str, np.ndarray]], proxy: Stepper, reference: Stepper, sources: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Average the excess loss over each source's tokens of a step, cut at 0 token by token.
+
+    Returns:
+        float64 (sources,), 0 where the step has none of it; and int64 (sources,), its tokens.
+    """
+    total, counts = np.zeros(sources), np.zeros(sources, np.int64)
+    for batch in micro:
+        there = batch["labels"] >= 0
+        source = batch["source"][there]
+        worse = proxy.trainer.losses(batch)[there] - reference.trainer.losses(batch)[there]
+        total += np.bincount(source, np.maximum(worse, 0.0), minlength=sources)
+        counts += np.bincount(source, minlength=sources)
+    return total / np.maximum(counts, 1), counts
+
+
+def _bytes(path: str | Path) -> int:
+    path = Path(path)
+    files = [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
+    return max(1, sum(one.stat().st_size for one in files))
+
+
+def checked_steps(steps: int) -> int:
+    """Return the steps of a run.
+
+    Raises:
+        ConfigError: fewer than one.
+    """
+    if steps < 1:
+        raise ConfigError(
+            f"{steps} steps train nothing", where="--doremi", fix="such as --doremi 500"
+        )
+    return steps

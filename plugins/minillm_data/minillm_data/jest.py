@@ -1,0 +1,51 @@
+"""Train on the rows that teach most: learnability against a reference model (JEST, arXiv:2406.17711).
+
+Each micro-batch is read as a super-batch of ``train.rows``. The model that is trained and a reference
+model, trained before, both compute its losses without gradient; the learnability of a row is the mean
+of its tokens' loss less the reference's. The share of the rows with the highest is then trained on,
+forwards and backwards: a true sub-batch, taken on the device.
+
+JEST samples its sub-batch in chunks, since under a contrastive loss rows depend on each other. A
+language model's losses are sums over rows: the sub-batch with the highest learnability is that of
+the highest rows, and these are what is taken.
+
+The loss that is reported is that of the whole super-batch, so it can be compared with a plain run's;
+the objective is the mean over the tokens of the rows that are kept. Tokens a second count all rows.
+
+What it costs: a forward pass of both models over all rows. With a quarter kept and a reference of the
+same size, a step has 2 x 2 N FLOPs a token for choosing and 6 N / 4 for training, 5.5 N instead of
+6 N, and trains on a quarter of the tokens: it pays where a token kept is worth four.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from minillm_core import FrozenModel, Module, Plugin, option
+
+__all__ = ["Jest", "Learnability"]
+
+
+class Jest(Plugin, api=1, discrete=True):
+    """Only the rows of each micro-batch that are most learnable, by a reference model, are trained on."""
+
+    model: str = option("runs/reference", help="the reference: a run's folder", min_length=1)
+    keep: float = option(0.25, gt=0, lt=1, help="share of train.rows that is trained on, rounded")
+
+    def compute_loss(self, loss):
+        loss.reference("jest_reference", FrozenModel(self.model), gives="losses")
+        loss.rows(Learnability, keep=self.keep)
+
+
+class Learnability(Module):
+    """losses, reference, labels (B, T) -> float32 (B,): the mean excess of a row's supervised tokens."""
+
+    reads: ClassVar = {"reference": "jest_reference"}
+
+    def forward(self, losses, reference, labels):
+        ops = self.ops
+        supervised = ops.astype(labels >= 0, "float32")
+        count = ops.sum(supervised, 1)
+        excess = ops.sum((losses - reference) * supervised, 1)
+        mean = excess / ops.maximum(count, ops.ones_like(count))
+        return ops.where(count > 0, mean, -1e9)  # a row of padding last

@@ -1,0 +1,34 @@
+"""The loss of each source of a mixture, weighed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from minillm_core import ConfigError, Plugin, option
+
+
+class SourceWeights(Plugin, api=1):
+    """Weighs the loss of each source of a mixture: domain reweighting by the loss, not by sampling.
+
+    The weights are brought to a mean of 1 over the sources; without any, all are 1, and whoever steps
+    the trainer by hand may write others into the batch, as DoReMi does (arXiv:2305.10429).
+    """
+
+    weights: tuple[float, ...] = option((), help="one for each --data PATH:WEIGHT, in their order")
+
+    def on_batch(self, batch: Any, phase: str) -> Any:
+        if phase != "train":
+            return batch
+        if self.weights and ("source" not in batch or batch["source"].max() >= len(self.weights)):
+            raise ConfigError(
+                f"{len(self.weights)} weights, and --data names other sources",
+                where="source_weights.weights",
+                fix="a weight for each --data PATH:WEIGHT, in their order",
+            )
+        weights = batch.get("weights", np.ones(batch["ids"].shape, np.float32))
+        if self.weights:
+            given = np.array(self.weights, np.float32)
+            weights = weights * (given / given.mean())[batch["source"]]
+        return {**batch, "weights": weights}
