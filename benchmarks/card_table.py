@@ -64,6 +64,7 @@ TABLE = (
     Judged("best_fit"),
     Judged("eos_align"),
     Judged("length_buckets"),
+    Judged("shuffle_rows"),
 )
 """The first in it are run first. Left out: ``role_lr``, which does nothing until it is told what,
 and the trackers, which change no training. ``mtp`` and ``windows`` have two stages here: each is

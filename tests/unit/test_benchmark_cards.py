@@ -21,12 +21,12 @@ from tools.repository import ours
 WITHOUT = {
     *("role_lr", "tensorboard", "trackio", "wandb"),
     *("fim", "domain_tokens", "jest", "rho1", "source_weights"),
-    *("length_curriculum", "shuffle_rows"),
+    "length_curriculum",
 }
 """One that does nothing until it is told what; those that change no training; ``fim``, which is for
 infilling and costs some held-out loss; ``domain_tokens`` and ``source_weights``, which need text of
 several domains; and those that read a reference model: what they are worth depends on what that was
-trained on; and those whose worth is not measured yet: they need long documents, and a run on a GPU."""
+trained on; and one whose worth is not measured yet."""
 
 
 def test_every_first_party_technique_is_judged_once() -> None:

@@ -67,7 +67,8 @@ def _events(lines: list[str]) -> Iterator[Event]:
         data = json.loads(text)
         kind = KINDS.get(data["event"])
         if kind is not None:
-            yield kind(**{one.name: _value(one.name, data[one.name]) for one in fields(kind)})
+            known = [one.name for one in fields(kind) if one.name in data]  # the others are empty
+            yield kind(**{name: _value(name, data[name]) for name in known})
 
 
 def _value(name: str, value: Any) -> Any:
