@@ -10,7 +10,7 @@ rows come first and those with long rows last, in each of several cycles.
 The paper draws from buckets of the whole text without putting back, so that short pieces run out
 first. A stream has no whole buckets: here the odds themselves move. At the start of a cycle each length
 is ``growth`` times as likely as the one twice as long, in the middle all are alike, at its end it is
-the other way round. Growth 2 has the first and last odds of the paper's Grow-P2; 1 is no curriculum.
+the other way round, as in the paper's curricula that grow by powers; 1 is no curriculum.
 Draws are spread evenly over the steps, from a point that data.seed chooses: the length of a step is
 known while planning.
 

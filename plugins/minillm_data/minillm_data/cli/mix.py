@@ -94,7 +94,7 @@ def mix_command(
     malformed: Malformed = "strict",
     as_json: AsJson = False,
 ) -> None:
-    """Mix sources by weight, by size, or by how much they resemble a target.
+    """Mix sources by weight, by size, by what two small runs learn, or by likeness to a target.
 
     After any number of documents each source has its share, to within the longest document. The
     mixture ends where a source whose turn it is has nothing left.
