@@ -18,6 +18,7 @@ test_length_buckets = conformance("length_buckets", {"documents": 5})
 test_jest = conformance("jest")
 test_rho1 = conformance("rho1", {"share": 0.4})
 test_length_curriculum = conformance("length_curriculum", {"least": 2, "buffer": 9})
+test_shuffle_rows = conformance("shuffle_rows")
 test_source_weights = conformance("source_weights")
 
 
