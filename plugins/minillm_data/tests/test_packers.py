@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from minillm_core import DataError, Packer, Piece, Plan, PlanError, PluginError, build_plan, load
@@ -298,7 +298,9 @@ def documents_of(lengths: list[int]) -> Documents:
 def sized(plan: Plan, documents: Documents, count: int, **more: Any) -> list[StepBatch]:
     given = {**plan.config.train.shapes[-1]._asdict(), "seed": 0, "by": plan.arrangement}
     with Loader(documents, **given, shape_at=plan.shape_at, **more) as loader:
-        return [next(loader) for _ in range(count)]
+        # a batch without a label is no step, and the next one has the same size
+        labelled = (step for step in itertools.islice(loader, 100) if step.supervised)
+        return list(itertools.islice(labelled, count))
 
 
 @given(
@@ -504,6 +506,7 @@ def test_the_others_take_rows_of_any_length_and_resume(
     plan = build_plan(load("tiny", plugins=name, settings=SMALL | sizes))
     documents = documents_of(lengths)
     whole = sized(plan, documents, 10)
+    assume(len(whole) == 10)  # documents of one token may have no label at all
     resumed = sized(
         plan, documents, 10 - at, step=at, cursor=json.loads(json.dumps(whole[at - 1].cursor))
     )
