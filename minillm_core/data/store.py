@@ -194,8 +194,8 @@ class Writer:
 class Digests:
     """Digests of files by the time and place of their content, so that a later start reads no file again.
 
-    A file's key is its device, inode, size, and both times: whoever writes to it changes the second
-    one, which no program can set. A file that changed within the clock's last seconds gets no entry,
+    A file's key is its device, inode, size, modification time and change time: a write sets the
+    last one, and no program can set it back. A file that changed within the clock's last seconds gets no entry,
     since another change might leave the same times.
 
     Args:

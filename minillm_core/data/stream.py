@@ -179,7 +179,7 @@ class PlainRows:
         return self._stream.cursor.data()
 
 
-class WindowRows:
+class WindowRows(PlainRows):
     """Rows that read the windows of a stream in an order that a plugin claims.
 
     The stream is cut at each multiple of ``size`` tokens. Windows that lie in one epoch are permuted
@@ -194,7 +194,8 @@ class WindowRows:
     """
 
     def __init__(self, stream: Stream, claimed: Function, size: int, seed: int) -> None:
-        self._stream, self._claimed, self._size, self._seed = stream, claimed, size, seed
+        super().__init__(stream)
+        self._claimed, self._size, self._seed = claimed, size, seed
         self._orders: dict[int, np.ndarray] = {}
 
     def read(self, rows: int, seq_len: int) -> Batch:
@@ -207,10 +208,6 @@ class WindowRows:
         made = joined([self._row(seq_len) for _ in range(rows)])
         self._stream.forget()
         return made
-
-    def cursor(self) -> dict[str, Any]:
-        """Return the place after the last row as JSON."""
-        return self._stream.cursor.data()
 
     def _row(self, length: int) -> Batch:
         stream, filled = self._stream, 0

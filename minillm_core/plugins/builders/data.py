@@ -205,7 +205,7 @@ class DataBuilder(Builder):
     def special(self, name: str, text: str | None = None, *, add: bool = False) -> None:
         """Term: a special token that no text is encoded to, known by ``name``.
 
-        A tokenizer that is trained for the run reserves it; one that is given is asked for its text.
+        A tokenizer that is trained for the run reserves it; a given one must have it, or gets it by ``add``.
         ``on_batch`` gets the ids of all of them as ``specials``, a source names them by
         :class:`~minillm_core.documents.Special`. A node is given one as a field that on_batch writes.
 

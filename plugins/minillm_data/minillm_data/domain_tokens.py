@@ -1,8 +1,8 @@
 """A token at the beginning of each document that names the domain it is from.
 
 In the manner of MeCo (Gao et al. 2025, "Metadata Conditioning Accelerates Language Model
-Pre-training", arXiv 2501.01956): the model is told where a document is from, is not trained to say
-so, and reads the last part of the run without it, so that it can be used without it. MeCo writes an
+Pre-training", arXiv 2501.01956): the model reads where a document is from, is not trained to predict
+it, and reads the last part of the run without it, so that it can be used without it. MeCo writes an
 address as text; here it is one reserved token a domain, ``<|domain:wiki|>``, behind the document's
 end-of-text id.
 

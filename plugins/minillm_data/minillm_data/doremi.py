@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from minillm_core import ConfigError, build_plan, load
-from minillm_core.documents import Progress
+from minillm_core.documents import Progress, find
 from minillm_core.studies import Stepper, Study, open_corpus
 
 RATE = 1.0
@@ -63,7 +63,9 @@ def learn_weights(
     config = load(preset, plugins=["source_weights"], settings={**given, **(settings or {})})
     plan = build_plan(config)
     corpus = open_corpus(config.config, cache=cache, say=say)
-    study, text = Study(corpus, say=say), sum(_bytes(path) for path in paths)
+    study = Study(corpus, say=say)
+    files = find([str(path) for path in paths], lambda line: None)
+    text = sum(file.unpacked for file in files)
     a_step = plan.tokens_per_step * text / (corpus.train.tokens + corpus.val.tokens)
 
     def counted(what: str) -> Iterator[int]:
@@ -124,22 +126,3 @@ def _excess(
         total += np.bincount(source, np.maximum(worse, 0.0), minlength=sources)
         counts += np.bincount(source, minlength=sources)
     return total / np.maximum(counts, 1), counts
-
-
-def _bytes(path: str | Path) -> int:
-    path = Path(path)
-    files = [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
-    return max(1, sum(one.stat().st_size for one in files))
-
-
-def checked_steps(steps: int) -> int:
-    """Return the steps of a run.
-
-    Raises:
-        ConfigError: fewer than one.
-    """
-    if steps < 1:
-        raise ConfigError(
-            f"{steps} steps train nothing", where="--doremi", fix="such as --doremi 500"
-        )
-    return steps
