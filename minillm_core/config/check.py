@@ -282,6 +282,19 @@ def _impossible(config: Config) -> Iterator[tuple[str, str, str | None]]:
             "data.paths",
             "PATH:WEIGHT for each path, once, such as a.jsonl:0.7 b.jsonl:0.3; or no weights",
         )
+    least = 4 * max(shape.seq_len for shape in train.shapes)
+    if weights and config.data.block:
+        yield (
+            "the sources of a mixture are not read in blocks",
+            "data.block data.paths",
+            "leave data.block out, or the weights",
+        )
+    elif 0 < config.data.block < least:
+        yield (
+            f"a block of {config.data.block:,} tokens is too small to train on and to hold text out",
+            "data.block",
+            f"data.block={least} at least; millions shuffle better",
+        )
     usual = type(train).model_fields["cooldown"].default
     if train.cooldown != usual and train.schedule != "wsd":
         yield (

@@ -135,6 +135,12 @@ class DataConfig(Section):
     val: float | str = Field(0.05, description="a path, or the fraction that is held out")
     tokenizer: str | None = Field(None, description="a tokenizer.json; none: one is trained")
     seed: int = Field(0, ge=0, description="fixes the data order, apart from the run's seed")
+    block: int = Field(
+        0,
+        ge=0,
+        description="tokens of text that are shuffled together, and after which training begins, while "
+        "the rest is tokenised beside it; 0: all",
+    )
 
     @property
     def files(self) -> tuple[str, ...]:
