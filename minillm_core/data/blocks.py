@@ -151,7 +151,7 @@ class _Beside:
             stderr=self._errors,
             start_new_session=True,
         )
-        weakref.finalize(self, _end, self._process)
+        weakref.finalize(self, _end, self._process, self._errors)
 
     def ended(self) -> bool:
         """Return whether it is done.
@@ -175,9 +175,10 @@ class _Beside:
         )
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
     process.kill()
     process.wait()
+    errors.close()
 
 
 def _stamp(sources: Sequence[Source]) -> str:

@@ -325,7 +325,8 @@ class TokenCache:
                 if writer.tokens >= size:
                     commit(last=False)
                     yield
-                    number, writer = number + 1, begin()
+                    number += 1
+                    writer = begin()
                 after = begins.after
                 paths[begins.path] += 1
                 writer.document(end_of_text, ids, values)
