@@ -56,6 +56,7 @@ DISTRIBUTIONS = frozenset(
     {
         CORE,
         "minillm-data",
+        "minillm-hf",
         "minillm-kit",
         "minillm-lab",
         *(one.partition("[")[0] for one in _OFFERED),

@@ -15,8 +15,7 @@ from typing import Any
 
 from minillm_core.backends.base import Trainer
 from minillm_core.checkpoint import Checkpoint, chosen_or_refuse
-from minillm_core.checkpoint.huggingface import Fitted, ModelDirectory, fit, read_model_directory
-from minillm_core.checkpoint.huggingface.read import CONFIG
+from minillm_core.checkpoint.directories import Fitted, ModelDirectory, read_directory
 from minillm_core.config.origins import Layer, Setting
 from minillm_core.config.schema import Config
 from minillm_core.data import Corpus, Tokenizer
@@ -42,16 +41,32 @@ def initial_layer(directory: object) -> Layer | None:
             where=f"init={directory!r}",
             fix=f"init='./{directory}' where the directory is called that, or leave it out",
         )
-    path, layer = Path(directory), Layer()
-    if (path / RUN).is_file() and not (path / CONFIG).exists():
+    layer = Layer()
+    for key, value in _read(directory).settings.items():
+        layer.add(key, Setting(value, f"--init {directory}", f"{directory}/config.json"))
+    return layer
+
+
+def _read(directory: str) -> ModelDirectory:
+    """Read a model directory.
+
+    Raises:
+        Refusal: it is none, or one that cannot be started from.
+    """
+    path = Path(directory)
+    if (found := read_directory(path)) is not None:
+        return found
+    if (path / RUN).is_file():
         raise Refusal(
             f"{path} is the folder of a run, not a model directory",
             where=f"--init {directory}",
             fix=f"minillm export {shlex.quote(directory)} --to DIR, then --init DIR",
         )
-    for key, value in read_model_directory(path).settings.items():
-        layer.add(key, Setting(value, f"--init {directory}", f"{directory}/config.json"))
-    return layer
+    raise Refusal(
+        f"{path} is no model directory",
+        where=str(path / "config.json") if path.is_dir() else "there is no such folder",
+        fix="give a folder with config.json and model.safetensors, as minillm export writes it",
+    )
 
 
 @dataclass(frozen=True)
@@ -68,8 +83,8 @@ class Initial:
         Raises:
             Refusal: it is none, or its weights do not fit the plan.
         """
-        found = read_model_directory(Path(directory))
-        return cls(found, fit(plan, found))
+        found = _read(directory)
+        return cls(found, found.fit(plan))
 
     def load(self, trainer: Trainer) -> Iterator[str]:
         """Give the trainer the weights; yields lines to print."""

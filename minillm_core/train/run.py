@@ -12,9 +12,8 @@ import numpy as np
 
 from minillm_core.backends import detect
 from minillm_core.backends.base import Backend, Binding, Model, lone_row
-from minillm_core.checkpoint import huggingface, layout
-from minillm_core.checkpoint.huggingface.layout import Layout
-from minillm_core.checkpoint.huggingface.write import refuse_taken
+from minillm_core.checkpoint import layout
+from minillm_core.checkpoint.directories import TrainedModel, exporting, refuse_taken
 from minillm_core.config.folders import cache_folder
 from minillm_core.config.load import Loaded
 from minillm_core.config.selection import select
@@ -27,7 +26,6 @@ from minillm_core.data import (
 )
 from minillm_core.data.batch import padded_rows
 from minillm_core.data.corpus import reserved
-from minillm_core.data.tokenizer import END_OF_TEXT
 from minillm_core.errors import DataError, Refusal
 from minillm_core.plan import Plan
 from minillm_core.plugins.attribution import attribute_errors
@@ -505,44 +503,24 @@ class Run:
             ``checkpoint``.
 
         Raises:
-            Refusal: ``to`` is taken, or a plugin stands in the way.
+            Refusal: ``to`` is taken, a plugin stands in the way, or minillm-hf is not installed.
         """
         to = Path(to)
         refuse_taken(to)
         plan, kept = self.plan, self.checkpoint
         arrays = self._job.trainer.arrays() if self._job else self._saved.arrays()
-        written, tensors = huggingface.export_layout(plan), huggingface.exported(plan, arrays)
-        documents = self._export_documents(written)
-        names = huggingface.write_directory(to, tensors, documents, shard_bytes=shard_bytes)
+        model = TrainedModel(plan, arrays, self.tokenizer)
+        parameters = exporting(plan).write(
+            to, model, self._session.shown.say, shard_bytes=shard_bytes
+        )
         return {
             "directory": str(to),
-            "layout": written.name,
-            "parameters": sum(array.size for array in tensors.values()),
-            "files": {name: (to / name).stat().st_size for name in names},
+            "layout": plan.export.layout,
+            "parameters": parameters,
+            "files": {path.name: path.stat().st_size for path in sorted(to.iterdir())},
             "step": self.step,
             "checkpoint": None if kept is None else str(kept),
         }
-
-    def _export_documents(self, written: Layout) -> dict[str, Any]:
-        """Make the JSON files of an exported model directory: name -> content."""
-        tokenizer, config = self.tokenizer, self.plan.config
-        boundary = tokenizer.end_of_text if tokenizer else None
-        positions = config.train.seq_len
-        documents = {
-            "config.json": written.document(config.model, positions=positions, boundary=boundary),
-            "generation_config.json": {
-                f"{name}_token_id": boundary for name in ("bos", "eos", "pad")
-            },
-        }
-        if tokenizer is None:
-            self._session.shown.say("the run was trained on ids: there is no tokenizer to write")
-            return documents
-        files, notes = huggingface.tokenizer_documents(
-            tokenizer.text(), boundary=END_OF_TEXT, positions=positions
-        )
-        for note in notes:
-            self._session.shown.say(note)
-        return documents | files
 
     @cached_property
     def _saved(self) -> SavedRun:

@@ -19,7 +19,7 @@ from minillm_core import checkpoint as saving
 from minillm_core.backends.base import Backend
 from minillm_core.backends.detect import Detected
 from minillm_core.checkpoint import best, disk, layout
-from minillm_core.checkpoint.huggingface import export_checked
+from minillm_core.checkpoint.directories import export_checked
 from minillm_core.config.origins import TOML
 from minillm_core.config.schema import Config
 from minillm_core.data.documents import fingerprint

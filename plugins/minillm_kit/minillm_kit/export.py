@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from minillm_core import PlanError
-from minillm_core.inspection import export_layout, exported
+from minillm_hf import export_layout, exported
 from minillm_kit.check import Failed, NotApplicable
 from minillm_kit.oracle import Oracle
 from minillm_kit.subject import Subject, first_row, states

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from minillm_core.checkpoint.huggingface import LAYOUTS
+from minillm_hf import LAYOUTS
 from minillm_kit.export import logits
 from minillm_kit.subject import ODD, moved, settings
 

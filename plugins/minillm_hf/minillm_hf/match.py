@@ -4,43 +4,32 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from minillm_core.checkpoint.huggingface.layout import LAYOUTS, Layout, places
-from minillm_core.checkpoint.huggingface.read import ModelDirectory
-from minillm_core.errors import ConfigError, PlanError, Refusal
-from minillm_core.plan import Plan
-from minillm_core.plan.plan import Export
-from minillm_core.text import few, listed
+from minillm_core import ConfigError, Plan, PlanError
+from minillm_core.commands import few
+from minillm_core.directories import Fitted
+from minillm_hf.layouts import LAYOUTS, Layout, places
+
+if TYPE_CHECKING:
+    from minillm_hf.read import HuggingFaceDirectory
 
 SIZES = ("layers", "dim", "heads", "kv_heads", "hidden", "vocab", "tied")
 """Settings of a model that must be its directory's; rope_base may be changed on purpose."""
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """The arrays that a plan's model takes from a directory."""
-
-    arrays: dict[str, np.ndarray]  # model.<parameter>, float32
-    initial: tuple[str, ...]  # parameters that keep their initial values: plugins' own
-
-
 def export_layout(plan: Plan) -> Layout:
     """Return the layout that a plan's model fits, with every parameter.
 
+    Args:
+        plan: one that no plugin keeps from being exported.
+
     Raises:
-        PlanError: a plugin stands in the way.
+        PlanError: a plugin claims a layout that the model is not of.
     """
-    if plan.export.layout is None:
-        blockers = plan.export.blocked_by
-        verb = "has" if len(blockers) == 1 else "have"
-        raise PlanError(
-            f"{listed(blockers)} {verb} no equivalent elsewhere, so this model cannot be exported",
-            where=f"plugins: {', '.join(blockers)}",
-            fix="train without them, or use the run's folder itself (minillm generate, eval)",
-        )
+    assert plan.export.layout is not None
     layout, found = LAYOUTS[plan.export.layout], places(plan)
     if lack := layout.lacks(plan):
         raise _misdeclared(plan, f"the model is not of the {layout.name} layout: {lack}")
@@ -59,19 +48,6 @@ def export_layout(plan: Plan) -> Layout:
             names = sorted(found.get(place, place) for place in wrong)
             raise _misdeclared(plan, f"the {layout.name} layout {what} {few(names)}", names)
     return layout
-
-
-def export_checked(plan: Plan) -> Plan:
-    """Check a plan's claims of ``export=``; drop those that do not hold, with the reason."""
-    if plan.export.layout is None:
-        return plan
-    try:
-        export_layout(plan)
-    except Refusal as error:
-        owners = {info.owner for info in plan.parameters.values()} - {"core"}
-        reason = f"{error.what} ({error.where})"
-        return replace(plan, export=Export(None, tuple(sorted(owners)), reason))
-    return plan
 
 
 def exported(plan: Plan, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -95,7 +71,7 @@ def exported(plan: Plan, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarr
     }
 
 
-def fit(plan: Plan, directory: ModelDirectory) -> Fitted:
+def fit(plan: Plan, directory: HuggingFaceDirectory) -> Fitted:
     """Match a directory's tensors to the parameters of a plan's model.
 
     Raises:

@@ -15,7 +15,6 @@ from minillm_core.backends.base import Model, lone_row
 from minillm_core.backends.bind import create
 from minillm_core.backends.detect import Detected
 from minillm_core.checkpoint import commit
-from minillm_core.checkpoint.huggingface import fit, read_model_directory
 from minillm_core.config.load import load
 from minillm_core.data import Tokenizer
 from minillm_core.errors import PlanError, Refusal
@@ -24,6 +23,7 @@ from minillm_core.plugins.manager import load as load_plugins
 from minillm_core.train.record import Record
 from minillm_core.train.run import Run
 from minillm_core.train.settings import settings
+from minillm_hf import fit, read_model_directory
 
 pytest.importorskip("torch")
 pytest.importorskip("mlx.core")

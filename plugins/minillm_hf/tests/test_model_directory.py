@@ -16,19 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from minillm_core.checkpoint import disk
-from minillm_core.checkpoint.huggingface import (
-    LAYOUTS,
-    ModelDirectory,
-    export_checked,
-    export_layout,
-    exported,
-    fit,
-    read_model_directory,
-    tokenizer_documents,
-    write_directory,
-)
-from minillm_core.checkpoint.huggingface.read import stored_tensors
+from minillm_core.checkpoint.directories import export_checked, exporting
 from minillm_core.errors import ConfigError, MinillmError, PlanError, Refusal
 from minillm_core.nn.init import ones, zeros
 from minillm_core.nn.module import Module
@@ -36,6 +24,18 @@ from minillm_core.nn.param import Param
 from minillm_core.plan import Plan
 from minillm_core.plan.render import exportable
 from minillm_core.plugins.plugin import Plugin
+from minillm_hf import (
+    LAYOUTS,
+    HuggingFaceDirectory,
+    export_layout,
+    exported,
+    fit,
+    read_model_directory,
+    tokenizer_documents,
+    write_directory,
+)
+from minillm_hf import write as hf_write
+from minillm_hf.read import stored_tensors
 
 Planned = Callable[..., Plan]
 same_folder = settings(
@@ -198,14 +198,14 @@ def test_the_digest_is_of_every_byte(folder: Path) -> None:
 # writing
 
 
-@pytest.mark.parametrize("step", ["write", "sync", "rename"])
+@pytest.mark.parametrize("step", ["write_file", "stream_file", "sync_path", "rename_path"])
 def test_a_full_disk_leaves_nothing(
     tmp_path: Path, planned: Planned, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     def full(*arguments: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(disk, step, full)
+    monkeypatch.setattr(hf_write, step, full)
     with pytest.raises(MinillmError, match="No space left") as found:
         write(tmp_path / "model", planned())
     assert found.value.exit_code == 1
@@ -230,7 +230,7 @@ def test_a_place_that_is_taken_meanwhile_is_left_alone(
         (target / "mine").touch()
         source.rename(target)
 
-    monkeypatch.setattr(disk, "rename", late)
+    monkeypatch.setattr(hf_write, "rename_path", late)
     with pytest.raises(Refusal, match="not empty"):
         write(tmp_path / "model", planned())
     assert [path.name for path in tmp_path.rglob("*")] == ["model", "mine"]
@@ -268,7 +268,7 @@ def test_what_fits_no_layout_is_refused_by_the_plugin_s_name(
     planned: Planned, plugin: Plugin, what: str
 ) -> None:
     with pytest.raises(PlanError, match=what) as found:
-        export_layout(planned(odd=plugin))
+        exporting(planned(odd=plugin))
     assert "plugins: odd" in str(found.value)
 
 
@@ -608,7 +608,7 @@ def refused_or_read(folder: Path) -> None:
         arrays = found.arrays()
     except Refusal:
         return
-    assert isinstance(found, ModelDirectory)
+    assert isinstance(found, HuggingFaceDirectory)
     for array in arrays.values():
         assert array.dtype == np.float32
         assert np.isfinite(array).all()

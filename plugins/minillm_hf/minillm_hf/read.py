@@ -14,12 +14,20 @@ from typing import Any
 
 import numpy as np
 
-from minillm_core import strict
-from minillm_core.checkpoint import LARGEST_TOKENIZER, tensors
-from minillm_core.checkpoint.huggingface.layout import Layout, Tensor, model_of
-from minillm_core.checkpoint.huggingface.write import INDEX, WEIGHTS
-from minillm_core.config.schema import ModelConfig
-from minillm_core.errors import Refusal
+from minillm_core import Plan, Refusal
+from minillm_core.directories import (
+    LARGEST_JSON,
+    LARGEST_TOKENIZER,
+    WIDTHS,
+    Fitted,
+    ModelConfig,
+    Stored,
+    parse_json,
+    tensor_places,
+)
+from minillm_hf.layouts import Layout, Tensor, model_of
+from minillm_hf.match import fit
+from minillm_hf.write import INDEX, WEIGHTS
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
@@ -45,7 +53,7 @@ class FileTensor:
 
     path: Path
     name: str
-    stored: tensors.Stored
+    stored: Stored
 
     def read(self) -> np.ndarray:
         """Read it as float32.
@@ -65,7 +73,7 @@ class FileTensor:
 
 
 @dataclass(frozen=True)
-class ModelDirectory:
+class HuggingFaceDirectory:
     """A model directory that can be read; its tensors are not read yet."""
 
     path: Path
@@ -105,13 +113,22 @@ class ModelDirectory:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
         return digest.hexdigest()
 
+    def fit(self, plan: Plan) -> Fitted:
+        """Match its tensors to the parameters of a plan's model.
+
+        Raises:
+            ConfigError: the settings make another model than the directory's.
+            PlanError: the plan has no place for a tensor, or wants another shape of it.
+        """
+        return fit(plan, self)
+
     @property
     def tensors(self) -> dict[str, Tensor]:
         """List the tensors that its layout and sizes ask for, by their names there."""
         return self.layout.tensors(self.model)
 
 
-def read_model_directory(path: Path) -> ModelDirectory:
+def read_model_directory(path: Path) -> HuggingFaceDirectory:
     """Look at a model directory and check all of it but the numbers.
 
     Raises:
@@ -135,14 +152,14 @@ def read_model_directory(path: Path) -> ModelDirectory:
             where=str(tokenizer),
             fix=_AGAIN,
         )
-    return ModelDirectory(path, layout, model, stored, notes)
+    return HuggingFaceDirectory(path, layout, model, stored, notes)
 
 
 def _json(path: Path) -> dict[str, Any]:
     _check_regular(path)
     try:
         with path.open("rb") as file:
-            return strict.parse(file.read(strict.LARGEST + 1))
+            return parse_json(file.read(LARGEST_JSON + 1))
     except (OSError, ValueError) as error:
         problem = f"{path.name} cannot be read: {error}"[:200]
         raise Refusal(problem, where=str(path), fix=_AGAIN) from error
@@ -233,7 +250,7 @@ def stored_tensors(path: Path) -> dict[str, FileTensor]:
                     raise ValueError(f"ends before byte {offset + len(memory):,}")
 
             size = os.fstat(file.fileno()).st_size
-            found = tensors.header(fill, size, tensors.WIDTHS)
+            found = tensor_places(fill, size, WIDTHS)
     except (OSError, ValueError) as error:
         raise Refusal(
             f"{path.name} is not a sound safetensors file: {error}", where=str(path), fix=_AGAIN

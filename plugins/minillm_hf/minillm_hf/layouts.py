@@ -10,10 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from minillm_core.config.schema import ModelConfig
-from minillm_core.errors import Refusal
-from minillm_core.nn.layers import EPSILON
-from minillm_core.plan import Plan
+from minillm_core import Plan, Refusal
+from minillm_core.directories import EPSILON, ModelConfig
 
 _QK = re.compile(r"(layers\.\d+\.attention\.qk)\.\w+\.(q|k)")
 """A norm's weights on queries and keys, whatever its plugin is called."""
