@@ -26,9 +26,6 @@ from minillm_core.disk import (
     sync,
     write,
 )
-from minillm_core.nn.layers import (
-    EPSILON as EPSILON,
-)
 from minillm_core.strict import (
     LARGEST,
     parse,

@@ -32,6 +32,13 @@ class ModelConfig(Section):
     vocab: int = Field(ge=2, le=2**31 - 1, description="rows of the embedding")
     tied: bool = Field(description="the head is the embedding")
     rope_base: float = Field(10_000.0, gt=1, description="base of the rotary frequencies")
+    head_dim: int | None = Field(None, ge=2, description="width of a head; none: dim / heads")
+    norm_eps: float = Field(1e-5, gt=0, lt=1, description="what RMSNorm adds to the mean square")
+
+    @property
+    def head_width(self) -> int:
+        """The width of a head: ``head_dim``, or dim / heads."""
+        return self.dim // self.heads if self.head_dim is None else self.head_dim
 
 
 class Shape(NamedTuple):

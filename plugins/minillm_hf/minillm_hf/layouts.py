@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -11,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from minillm_core import Plan, Refusal
-from minillm_core.directories import EPSILON, ModelConfig
+from minillm_core.directories import ModelConfig
 
 _QK = re.compile(r"(layers\.\d+\.attention\.qk)\.\w+\.(q|k)")
 """A norm's weights on queries and keys, whatever its plugin is called."""
@@ -41,7 +40,7 @@ class Layout:
 
     def tensors(self, model: ModelConfig) -> dict[str, Tensor]:
         """List every tensor of a directory, by its name there."""
-        width = model.dim // model.heads
+        width = model.head_width
         sizes = {
             "vocab": model.vocab,
             "dim": model.dim,
@@ -79,9 +78,9 @@ class Layout:
             "num_hidden_layers": model.layers,
             "num_attention_heads": model.heads,
             "num_key_value_heads": model.kv_heads,
-            "head_dim": model.dim // model.heads,
+            "head_dim": model.head_width,
             "hidden_act": "silu",
-            "rms_norm_eps": EPSILON,
+            "rms_norm_eps": model.norm_eps,
             "max_position_embeddings": positions,
             # the first is read by Transformers 4, vLLM and mlx-lm, the second by Transformers 5
             "rope_theta": model.rope_base,
@@ -195,7 +194,7 @@ class Document(BaseModel):
     vocab_size: Size
     head_dim: Size | None = None
     tie_word_embeddings: bool = False
-    rms_norm_eps: float = 1e-6
+    rms_norm_eps: float = Field(1e-6, gt=0, lt=1)
     rope_theta: float | None = None
     rope_parameters: dict[str, Any] | None = None
     rope_scaling: dict[str, Any] | None = None
@@ -254,10 +253,9 @@ def _model_of(config: dict[str, Any], layout: Layout) -> ModelConfig:
     # Qwen3 states a window and uses it only with use_sliding_window
     if document.sliding_window is not None and document.use_sliding_window is None:
         raise ValueError(f"sliding_window is {document.sliding_window}")
-    if not math.isclose(document.rms_norm_eps, EPSILON, rel_tol=1e-6):
-        raise ValueError(f"rms_norm_eps is {document.rms_norm_eps:g}, not {EPSILON:g}")
     heads = document.num_attention_heads
     kv_heads = heads if document.num_key_value_heads is None else document.num_key_value_heads
+    divided = document.head_dim in (None, document.hidden_size / heads)
     model = ModelConfig(
         layers=document.num_hidden_layers,
         dim=document.hidden_size,
@@ -267,13 +265,13 @@ def _model_of(config: dict[str, Any], layout: Layout) -> ModelConfig:
         vocab=document.vocab_size,
         tied=document.tie_word_embeddings,
         rope_base=_rope_base(document),
+        norm_eps=document.rms_norm_eps,
+        head_dim=None if divided else document.head_dim,
     )
-    width, rest = divmod(model.dim, heads)
-    if rest or width % 2 or heads % model.kv_heads or document.head_dim not in (None, width):
+    if (model.head_dim is None and model.dim % heads) or model.head_width % 2 or heads % kv_heads:
         raise ValueError(
-            f"{model.dim} features, {heads} heads, {model.kv_heads} key-value heads and a head_dim "
-            f"of {document.head_dim or width} do not go together (head_dim must be features / "
-            "heads)"
+            f"{model.dim} features, {heads} heads, {kv_heads} key-value heads and a head_dim of "
+            f"{model.head_width} do not go together"
         )
     return model
 

@@ -16,7 +16,7 @@ from minillm_hf.layouts import LAYOUTS, Layout, places
 if TYPE_CHECKING:
     from minillm_hf.read import HuggingFaceDirectory
 
-SIZES = ("layers", "dim", "heads", "kv_heads", "hidden", "vocab", "tied")
+SIZES = ("layers", "dim", "heads", "kv_heads", "head_dim", "hidden", "vocab", "tied", "norm_eps")
 """Settings of a model that must be its directory's; rope_base may be changed on purpose."""
 
 
@@ -79,8 +79,11 @@ def fit(plan: Plan, directory: HuggingFaceDirectory) -> Fitted:
         PlanError: the plan has no place for a tensor, or wants another shape of it.
     """
     model, layout = plan.config.model, directory.layout
+    of_ours, of_theirs = (
+        one.model_dump() | {"head_dim": one.head_width} for one in (model, directory.model)
+    )
     for key in SIZES:
-        ours, theirs = getattr(model, key), getattr(directory.model, key)
+        ours, theirs = of_ours[key], of_theirs[key]
         if ours != theirs:
             raise ConfigError(
                 f"model.{key} is {json.dumps(ours)}, and the model to start from has "

@@ -148,7 +148,8 @@ def edit(path: Path, **changes: Any) -> None:
 def test_there_and_back(
     tmp_path: Path, planned: Planned, tied: str, shard_bytes: int, plugins: dict
 ) -> None:
-    plan = planned(f"model.tied={tied}", "model.rope_base=5000", **plugins)
+    more = ("model.rope_base=5000", "model.norm_eps=1e-6", "model.head_dim=6")
+    plan = planned(f"model.tied={tied}", *more, **plugins)
     arrays = weights(plan)
     folder = write(tmp_path / "a" / "model", plan, arrays, shard_bytes=shard_bytes)
     found = read_model_directory(folder)
@@ -314,7 +315,10 @@ def test_what_a_plugin_takes_away_is_refused(folder: Path, planned: Planned) -> 
     assert "taker" in str(found.value)
 
 
-@pytest.mark.parametrize("changed", ["layers=3", "dim=64", "heads=8", "kv_heads=4", "hidden=40"])
+@pytest.mark.parametrize(
+    "changed",
+    ["layers=3", "dim=64", "heads=8", "kv_heads=4", "hidden=40", "head_dim=16", "norm_eps=1e-6"],
+)
 def test_another_shape_is_refused(folder: Path, planned: Planned, changed: str) -> None:
     with pytest.raises(ConfigError, match=f"model.{changed.partition('=')[0]} is"):
         fit(planned(f"model.{changed}"), read_model_directory(folder))
@@ -357,6 +361,15 @@ def test_other_ways_of_saying_the_same(folder: Path, planned: Planned, changes: 
     assert read_model_directory(folder).model == planned().config.model
 
 
+def test_what_llama_leaves_out_has_transformers_defaults(folder: Path, planned: Planned) -> None:
+    edit(folder / "config.json", rms_norm_eps=...)
+    found = read_model_directory(folder)
+    assert found.model.norm_eps == 1e-6
+    with pytest.raises(ConfigError, match=r"model\.norm_eps is 1e-05, and the model"):
+        fit(planned(), found)
+    assert fit(planned("model.norm_eps=1e-6"), found).initial == ()
+
+
 def test_queries_have_keys_of_their_own_where_nothing_else_is_said(
     tmp_path: Path, planned: Planned
 ) -> None:
@@ -387,9 +400,11 @@ def test_queries_have_keys_of_their_own_where_nothing_else_is_said(
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"quantization": {"bits": 4}}, "quantization"),
         ({"auto_map": {"AutoModel": "evil.Model"}}, "auto_map"),
-        ({"rms_norm_eps": 1e-6}, "rms_norm_eps"),
-        ({"rms_norm_eps": ...}, "rms_norm_eps"),
-        ({"head_dim": 16}, "head_dim"),
+        ({"rms_norm_eps": 0.0}, "rms_norm_eps"),
+        ({"rms_norm_eps": -1e-6}, "rms_norm_eps"),
+        ({"rms_norm_eps": "1e-6"}, "rms_norm_eps"),
+        ({"head_dim": 7}, "head_dim of 7"),
+        ({"head_dim": 16}, r"q_proj.weight has shape \(32, 32\).* says \(64, 32\)"),
         ({"hidden_size": 0}, "hidden_size"),
         ({"hidden_size": 10**400}, "hidden_size"),
         ({"num_attention_heads": 0}, "num_attention_heads"),

@@ -17,7 +17,10 @@ def test_it_computes_what_transformers_computes(name: str, tied: bool) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    layout, model = LAYOUTS[name], settings(**{**ODD, "model_tied": tied}).model
+    layout, model = (
+        LAYOUTS[name],
+        settings(**{**ODD, "model_tied": tied, "model_norm_eps": 0.02}).model,
+    )
     rng = np.random.default_rng(0)
     tensors = {
         key: moved(key, 0.2 * rng.standard_normal(tensor.shape, np.float32))
