@@ -8,6 +8,7 @@
 A run's parameters are renamed, never changed; by a layout.
 
     layouts     an architecture's tensors, and its config.json, both ways
+    scaling     rotary scaling: config.json and plugins, both ways
     match       parameters of a plan and tensors of a directory, both ways
     read        a directory of any program, checked before it is used
     write       a directory that is there whole or not at all
@@ -20,6 +21,7 @@ from minillm_hf.directory import HUGGING_FACE, HuggingFace
 from minillm_hf.layouts import LAYOUTS, Layout
 from minillm_hf.match import export_layout, exported, fit
 from minillm_hf.read import HuggingFaceDirectory, read_model_directory
+from minillm_hf.scaling import Scaling, scaling_of
 from minillm_hf.write import tokenizer_documents, write_directory
 
 __all__ = [
@@ -28,10 +30,12 @@ __all__ = [
     "HuggingFace",
     "HuggingFaceDirectory",
     "Layout",
+    "Scaling",
     "export_layout",
     "exported",
     "fit",
     "read_model_directory",
+    "scaling_of",
     "tokenizer_documents",
     "write_directory",
 ]

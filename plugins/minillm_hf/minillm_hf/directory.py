@@ -13,6 +13,7 @@ from minillm_core.documents import END_OF_TEXT
 from minillm_hf.layouts import Layout
 from minillm_hf.match import export_layout, exported
 from minillm_hf.read import CONFIG, HuggingFaceDirectory, read_model_directory
+from minillm_hf.scaling import scaling_of
 from minillm_hf.write import SHARD_BYTES, tokenizer_documents, write_directory
 
 
@@ -52,7 +53,9 @@ def _documents(layout: Layout, model: TrainedModel, say: Callable[[str], None]) 
     boundary = tokenizer.end_of_text if tokenizer else None
     positions = config.train.seq_len
     documents = {
-        "config.json": layout.document(config.model, positions=positions, boundary=boundary),
+        "config.json": layout.document(
+            config.model, positions=positions, boundary=boundary, scaling=scaling_of(model.plan)
+        ),
         "generation_config.json": {f"{name}_token_id": boundary for name in ("bos", "eos", "pad")},
     }
     if tokenizer is None:

@@ -12,6 +12,7 @@ from minillm_core import ConfigError, Plan, PlanError
 from minillm_core.commands import few
 from minillm_core.directories import Fitted
 from minillm_hf.layouts import LAYOUTS, Layout, places
+from minillm_hf.scaling import Scaling, flags, scaling_of
 
 if TYPE_CHECKING:
     from minillm_hf.read import HuggingFaceDirectory
@@ -31,7 +32,12 @@ def export_layout(plan: Plan) -> Layout:
     """
     assert plan.export.layout is not None
     layout, found = LAYOUTS[plan.export.layout], places(plan)
-    if lack := layout.lacks(plan):
+    try:
+        lack = layout.lacks(plan)
+        scaling_of(plan)
+    except ValueError as error:
+        lack = str(error)
+    if lack:
         raise _misdeclared(plan, f"the model is not of the {layout.name} layout: {lack}")
     tensors = layout.tensors(plan.config.model).values()
     known = {tensor.place for tensor in tensors}
@@ -91,11 +97,21 @@ def fit(plan: Plan, directory: HuggingFaceDirectory) -> Fitted:
                 where=str(directory.path),
                 fix=f"leave model.{key} out, or set it to {json.dumps(theirs)}",
             )
+    needed, scaling = dict(layout.plugins), directory.scaling
+    if scaling is not None:
+        needed[scaling.plugin] = scaling.options
     if lack := layout.lacks(plan):
         raise PlanError(
             f"the plan is no {layout.name} model: {lack}",
             where=str(directory.path),
-            fix="add the plugin that norms queries and keys",
+            fix=f"add {flags(needed)}",
+        )
+    if scaling is not None and _scaling(plan) != scaling:  # one may be added on purpose
+        raise PlanError(
+            f"the directory scales its rotary frequencies ({scaling.rope_type}), and the plan does "
+            "not, or otherwise",
+            where=f"{directory.path}: {_shown(scaling)}",
+            fix=f"add {flags(needed)}",
         )
     found, taken, arrays = places(plan), {}, directory.arrays()
     for tensor in directory.tensors.values():
@@ -106,7 +122,8 @@ def fit(plan: Plan, directory: HuggingFaceDirectory) -> Fitted:
             raise PlanError(
                 f"the model has no place for {tensor.place}",
                 where=str(directory.path),
-                fix=f"leave out what takes it away: {_plugins(plan)}",
+                fix=f"leave out what takes it away: {_plugins(plan)}"
+                + (f"; the layout needs {flags(needed)}" if needed else ""),
             )
         wanted = plan.parameters[name].shape
         if wanted != array.shape:
@@ -117,6 +134,17 @@ def fit(plan: Plan, directory: HuggingFaceDirectory) -> Fitted:
             )
         taken[f"model.{name}"] = array
     return Fitted(taken, tuple(name for name in plan.parameters if f"model.{name}" not in taken))
+
+
+def _scaling(plan: Plan) -> Scaling | None:
+    try:
+        return scaling_of(plan)
+    except ValueError:
+        return None
+
+
+def _shown(scaling: Scaling) -> str:
+    return ", ".join(f"{key} {value}" for key, value in scaling.table().items())
 
 
 def _misdeclared(plan: Plan, what: str, names: Sequence[str] = ()) -> PlanError:

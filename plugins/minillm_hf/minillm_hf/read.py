@@ -27,6 +27,7 @@ from minillm_core.directories import (
 )
 from minillm_hf.layouts import Layout, Tensor, model_of
 from minillm_hf.match import fit
+from minillm_hf.scaling import Scaling
 from minillm_hf.write import INDEX, WEIGHTS
 
 CONFIG = "config.json"
@@ -79,6 +80,7 @@ class HuggingFaceDirectory:
     path: Path
     layout: Layout
     model: ModelConfig
+    scaling: Scaling | None  # of the rotary frequencies
     stored: Mapping[str, FileTensor]  # of every tensor, by its name there
     notes: tuple[str, ...] = ()  # what a person should know
 
@@ -93,7 +95,8 @@ class HuggingFaceDirectory:
     def arrays(self) -> dict[str, np.ndarray]:
         """Read ``model.<parameter>`` of the plain model -> float32.
 
-        Weights of a norm on queries and keys are ``model.layers.<i>.attention.qk.<q or k>``.
+        Weights of a norm on queries and keys are ``model.layers.<i>.attention.qk.<q or k>``, biases
+        ``attention.qk.q_bias``, ``attention.qk.k_bias`` and ``attention.v_terms.v_bias``.
 
         Raises:
             Refusal: one cannot be read, or is not finite.
@@ -140,7 +143,7 @@ def read_model_directory(path: Path) -> HuggingFaceDirectory:
             where=str(path / CONFIG) if path.is_dir() else "there is no such folder",
             fix="give a folder with config.json and model.safetensors, as minillm export writes it",
         )
-    layout, model = model_of(_json(path / CONFIG), str(path / CONFIG))
+    layout, model, scaling = model_of(_json(path / CONFIG), str(path / CONFIG))
     stored = _stored(path)
     _check(layout.tensors(model), stored, path, tied=model.tied)
     notes, tokenizer = (), path / TOKENIZER
@@ -152,7 +155,7 @@ def read_model_directory(path: Path) -> HuggingFaceDirectory:
             where=str(tokenizer),
             fix=_AGAIN,
         )
-    return HuggingFaceDirectory(path, layout, model, stored, notes)
+    return HuggingFaceDirectory(path, layout, model, scaling, stored, notes)
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -218,7 +221,7 @@ def _check(
             f"the directory {what} the tensor {name[:80]}, of {len(missing)} missing and "
             f"{len(unknown)} unknown ones",
             where=str(folder),
-            fix="give a directory of a plain Llama or Qwen3 model",
+            fix="give a directory of a plain Llama, Qwen2 or Qwen3 model",
         )
     for name, tensor in wanted.items():
         found = stored[name]
