@@ -266,6 +266,12 @@ def _impossible(config: Config) -> Iterator[tuple[str, str, str | None]]:
             "model.head_dim" if given else "model.dim model.heads",
             f"model.head_dim={width + 1}" if given else f"an even dim / heads, such as {even}",
         )
+    if config.data.end_of_text is not None and config.data.tokenizer is None:
+        yield (
+            "a tokenizer that is trained here has <|endoftext|>",
+            "data.end_of_text data.tokenizer",
+            "leave data.end_of_text out, or name the tokenizer that has it: data.tokenizer=PATH",
+        )
     if not all(0 <= beta < 1 for beta in train.betas):
         decay_rates = "AdamW's decay rates are at least 0 and below 1"
         yield decay_rates, "train.betas", "train.betas=[0.9,0.95]"

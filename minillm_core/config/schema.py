@@ -141,6 +141,10 @@ class DataConfig(Section):
     )
     val: float | str = Field(0.05, description="a path, or the fraction that is held out")
     tokenizer: str | None = Field(None, description="a tokenizer.json; none: one is trained")
+    end_of_text: str | None = Field(
+        None,
+        description="special token of data.tokenizer that begins documents; none: <|endoftext|>",
+    )
     seed: int = Field(0, ge=0, description="fixes the data order, apart from the run's seed")
 
     @property

@@ -114,7 +114,7 @@ def open_corpus(
     if config.tokenizer is None:
         whole, tokenizer, end_of_text = files.documents_and_tokenizer()
     else:
-        tokenizer = Tokenizer.load(Path(config.tokenizer).expanduser(), vocab)
+        tokenizer = Tokenizer.load(Path(config.tokenizer).expanduser(), vocab, config.end_of_text)
         end_of_text = tokenizer.end_of_text
         tokenizer.reserve(asked.specials, vocab)
         whole = files.documents(tokenizer, end_of_text)

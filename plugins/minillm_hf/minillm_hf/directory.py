@@ -9,7 +9,6 @@ from typing import Any
 
 from minillm_core import Plan
 from minillm_core.directories import DirectoryFormat, TrainedModel
-from minillm_core.documents import END_OF_TEXT
 from minillm_hf.layouts import Layout
 from minillm_hf.match import export_layout, exported
 from minillm_hf.read import CONFIG, HuggingFaceDirectory, read_model_directory
@@ -61,7 +60,9 @@ def _documents(layout: Layout, model: TrainedModel, say: Callable[[str], None]) 
     if tokenizer is None:
         say("the run was trained on ids: there is no tokenizer to write")
         return documents
-    files, notes = tokenizer_documents(tokenizer.text(), boundary=END_OF_TEXT, positions=positions)
+    files, notes = tokenizer_documents(
+        tokenizer.text(), boundary=tokenizer.end_of_text_token, positions=positions
+    )
     for note in notes:
         say(note)
     return documents | files

@@ -25,6 +25,7 @@ from minillm_core.directories import (
     parse_json,
     tensor_places,
 )
+from minillm_core.documents import END_OF_TEXT
 from minillm_hf.layouts import Layout, Tensor, model_of
 from minillm_hf.match import fit
 from minillm_hf.scaling import Scaling
@@ -32,6 +33,7 @@ from minillm_hf.write import INDEX, WEIGHTS
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 _AGAIN = "fetch or write the directory again"
 PICKLES = {".bin", ".pt", ".pth", ".ckpt"}
 
@@ -82,14 +84,17 @@ class HuggingFaceDirectory:
     model: ModelConfig
     scaling: Scaling | None  # of the rotary frequencies
     stored: Mapping[str, FileTensor]  # of every tensor, by its name there
+    end_of_text: str | None = None  # the token of its tokenizer, where that is stated
     notes: tuple[str, ...] = ()  # what a person should know
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return the settings of a run of this model: ``model.*``, ``data.tokenizer``."""
+        """Return the settings of a run of this model: ``model.*``, ``data.tokenizer``, its end of text."""
         found = {f"model.{key}": value for key, value in self.model.model_dump().items()}
         if (self.path / TOKENIZER).is_file():
             found["data.tokenizer"] = str(self.path / TOKENIZER)
+            if self.end_of_text not in (None, END_OF_TEXT):
+                found["data.end_of_text"] = self.end_of_text
         return found
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -155,7 +160,34 @@ def read_model_directory(path: Path) -> HuggingFaceDirectory:
             where=str(tokenizer),
             fix=_AGAIN,
         )
-    return HuggingFaceDirectory(path, layout, model, scaling, stored, notes)
+    return HuggingFaceDirectory(path, layout, model, scaling, stored, _end_of_text(path), notes)
+
+
+def _end_of_text(folder: Path) -> str | None:
+    """Read the token that ends a text from tokenizer_config.json; None where it does not say.
+
+    Raises:
+        Refusal: it cannot be read, names code, or has something else in that place.
+    """
+    path = folder / TOKENIZER_CONFIG
+    if not os.path.lexists(path):
+        return None
+    config = _json(path)
+    if config.get("auto_map") is not None:
+        raise Refusal(
+            f"{TOKENIZER_CONFIG} names code that comes with the directory, which is not run",
+            where=f"{path}: auto_map",
+            fix="give a directory whose tokenizer.json is all of its tokenizer, without auto_map",
+        )
+    found = config.get("eos_token")
+    token = found.get("content") if isinstance(found, dict) else found
+    if token is not None and not (isinstance(token, str) and token):
+        raise Refusal(
+            f"{TOKENIZER_CONFIG} has {str(found)[:40]} for eos_token, which is no token",
+            where=str(path),
+            fix=_AGAIN,
+        )
+    return token
 
 
 def _json(path: Path) -> dict[str, Any]:

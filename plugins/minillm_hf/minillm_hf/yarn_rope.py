@@ -21,7 +21,7 @@ __all__ = ["YarnRope", "yarn"]
 
 
 class YarnRope(Plugin, api=1, export="llama"):
-    """YaRN: rotary frequencies and the scale of attention, for texts longer than before."""
+    """Rotary frequencies and the scale of attention by YaRN, for texts longer than before."""
 
     factor: float = option(4.0, ge=1, help="how many times as long texts become")
     original_max_position_embeddings: int = option(

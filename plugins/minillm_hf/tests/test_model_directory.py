@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
+from minillm_core import Layers
 from minillm_core.checkpoint.directories import export_checked, exporting
 from minillm_core.errors import ConfigError, MinillmError, PlanError, Refusal
 from minillm_core.nn.init import ones, zeros
@@ -36,8 +37,11 @@ from minillm_hf import (
 )
 from minillm_hf import write as hf_write
 from minillm_hf.read import stored_tensors
+from minillm_hf.yarn_rope import YarnRope
+from minillm_modded.half_rope import HalfRope
 
 Planned = Callable[..., Plan]
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 same_folder = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -324,6 +328,70 @@ def test_another_shape_is_refused(folder: Path, planned: Planned, changed: str) 
         fit(planned(f"model.{changed}"), read_model_directory(folder))
 
 
+def test_rotary_scaling_is_not_dropped(folder: Path, planned: Planned) -> None:
+    plain = read_model_directory(folder)
+    yarn = YarnRope(factor=4.0, original_max_position_embeddings=64)
+    assert fit(planned(yarn_rope=yarn), plain).initial == ()  # a longer context, on purpose
+    edit(folder / "config.json", rope_scaling=YARN)
+    found = read_model_directory(folder)
+    assert fit(planned(yarn_rope=yarn), found).initial == ()
+    for other in ({}, {"yarn_rope": YarnRope()}, {"half_rope": HalfRope()}):
+        with pytest.raises(PlanError, match=r"scales its rotary frequencies \(yarn\)") as refused:
+            fit(planned(**other), found)
+        assert "yarn_rope.original_max_position_embeddings=64" in str(refused.value.fix)
+
+
+@pytest.mark.parametrize(
+    ("layers", "plugins"),
+    [("every:2", {}), ("all", {"qk": QK()})],
+    ids=["some layers", "beside another layout"],
+)
+def test_rotary_scaling_is_exported_where_all_layers_have_it(
+    planned: Planned, layers: str, plugins: dict
+) -> None:
+    plan = export_checked(planned(yarn_rope=YarnRope(layers=Layers(layers)), **plugins))
+    assert plan.export.layout == ("qwen3" if plugins else None)
+    assert plugins or "scaled in some layers, not in others" in exportable(plan)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"eos_token": "</s>", "auto_map": {"AutoTokenizer": ["evil.T", null]}}', "names code"),
+        ('{"eos_token": 5}', "which is no token"),
+        ('{"eos_token": {"content": ["</s>"]}}', "which is no token"),
+        ('{"eos_token": ""}', "which is no token"),
+        ('{"eos_token": "a", "eos_token": "b"}', "the same key twice"),
+        ("[]", "not an object"),
+        ("{" * 100_000, "cannot be read"),
+    ],
+)
+def test_a_hostile_tokenizer_config_is_refused(folder: Path, text: str, said: str) -> None:
+    (folder / "tokenizer_config.json").write_text(text)
+    with pytest.raises(Refusal, match=said) as refused:
+        read_model_directory(folder)
+    assert len(str(refused.value)) < 600
+
+
+def test_the_end_of_text_is_that_of_the_tokenizer_s_config(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{}")
+    for token, known in [
+        ("</s>", {"data.end_of_text": "</s>"}),
+        ({"content": "<eos>", "lstrip": False}, {"data.end_of_text": "<eos>"}),
+        ("<|endoftext|>", {}),
+        (None, {}),
+    ]:
+        (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": token}))
+        found = read_model_directory(folder).settings
+        assert {k: v for k, v in found.items() if k == "data.end_of_text"} == known
+
+
+def test_pickles_beside_safetensors_are_left_alone(folder: Path) -> None:
+    (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
+    (folder / "modeling_evil.py").write_text("raise SystemExit('run')")
+    assert read_model_directory(folder).arrays()
+
+
 def test_the_rotary_base_may_be_changed(folder: Path, planned: Planned) -> None:
     assert fit(planned("model.rope_base=500000"), read_model_directory(folder)).initial == ()
 
@@ -384,7 +452,18 @@ def test_queries_have_keys_of_their_own_where_nothing_else_is_said(
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
         ({"architectures": ["LlamaForCausalLM", "Other"]}, "Other"),
         ({"model_type": "mistral"}, "mistral"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling"),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+            "llama3 without low_freq_factor",
+        ),
+        ({"rope_scaling": YARN | {"factor": 0.5}}, "yarn with"),
+        ({"rope_scaling": YARN | {"factor": "4"}}, "yarn with factor 4"),
+        ({"rope_scaling": YARN | {"factor": True}}, "yarn with factor True"),
+        ({"rope_scaling": YARN | {"truncate": 1}}, "yarn with truncate 1"),
+        ({"rope_scaling": YARN | {"mscale": 1.0}}, "yarn with 'mscale'"),
+        ({"rope_scaling": YARN | {"original_max_position_embeddings": 1.5}}, "yarn with"),
+        ({"rope_scaling": YARN, "rope_parameters": YARN | {"factor": 8.0}}, "differ"),
+        ({"rope_scaling": {"rope_type": ["yarn"]}}, "is none of llama3, yarn"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_parameters"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "rope_parameters"),
