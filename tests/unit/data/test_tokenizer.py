@@ -192,9 +192,11 @@ def test_what_cannot_serve_is_refused(
 def test_another_token_begins_documents_where_it_is_named(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    path = edited(
-        tokenizer, tmp_path / "t.json", lambda data: data["added_tokens"][0].update(content="</s>")
-    )
+    def renamed(data: dict) -> None:
+        data["added_tokens"][0]["content"] = "</s>"
+        data["model"]["vocab"]["</s>"] = data["model"]["vocab"].pop("<|endoftext|>")
+
+    path = edited(tokenizer, tmp_path / "t.json", renamed)
     with pytest.raises(DataError, match="no special token") as raised:
         Tokenizer.load(path, 300)
     assert "data.end_of_text=</s>" in str(raised.value.fix)
