@@ -58,7 +58,7 @@ class ModelDirectory(Protocol):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings of a run of this model, by key: ``model.*``, ``data.tokenizer``."""
+        """The settings of a run of this model, by key: ``model.*``, ``data.tokenizer``, ``train.lr``."""
         ...
 
     @property

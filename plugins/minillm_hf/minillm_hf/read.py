@@ -89,8 +89,9 @@ class HuggingFaceDirectory:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return the settings of a run of this model: ``model.*``, ``data.tokenizer``, its end of text."""
+        """Return the settings of a run of this model: ``model.*``, ``data.tokenizer``, its end of text, ``train.lr``."""
         found = {f"model.{key}": value for key, value in self.model.model_dump().items()}
+        found["train.lr"] = tuning_rate(self.model.dim)
         if (self.path / TOKENIZER).is_file():
             found["data.tokenizer"] = str(self.path / TOKENIZER)
             if self.end_of_text not in (None, END_OF_TEXT):
@@ -134,6 +135,15 @@ class HuggingFaceDirectory:
     def tensors(self) -> dict[str, Tensor]:
         """List the tensors that its layout and sizes ask for, by their names there."""
         return self.layout.tensors(self.model)
+
+
+def tuning_rate(dim: int) -> float:
+    """Choose the learning rate for going on with a trained model of that width.
+
+    2e-5, as for models of 4,096 features, where models of 7 billion parameters are tuned so; narrower
+    ones take larger steps, in inverse proportion (arXiv:2203.03466), up to 3e-4.
+    """
+    return float(f"{min(3e-4, 2e-5 * 4096 / dim):.2g}")
 
 
 def read_model_directory(path: Path) -> HuggingFaceDirectory:

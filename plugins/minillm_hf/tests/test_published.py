@@ -206,6 +206,69 @@ def test_what_it_needs_is_said_before_anything_is_read(
     assert not (tmp_path / "cache").exists()  # the text is not tokenised first
 
 
+TINY = ("model.layers=2", "model.dim=64", "model.heads=4", "model.kv_heads=2", "model.hidden=128")
+TINY += ("model.vocab=300", "train.seq_len=32", "train.rows=4", "eval.tokens=2000")
+
+
+def held_out(out: Path) -> list[float]:
+    events = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+    return [event["val_loss"] for event in events if event["event"] == "eval"]
+
+
+@pytest.mark.slow
+def test_a_trained_model_is_not_made_worse(text: Path, tmp_path: Path) -> None:
+    words = [
+        "night",
+        "rain",
+        "wind",
+        "storm",
+        "dark",
+        "the",
+        "a",
+        "fell",
+        "rose",
+        "and",
+        "or",
+        "was",
+    ]
+    rng = np.random.default_rng(0)
+    lines = (" ".join(rng.choice(words, 12)) for _ in range(3000))
+    text.write_text("\n".join(lines), "utf-8")
+    place = ("--data", str(text), "--preset", "cpu", "--device", "cpu", "--backend", "torch", *TINY)
+    none = ("--plugins", "-bigram_hash,-muon,-value_embeds,-zero_init", "train.lr=0.01")
+    base, to = tmp_path / "base", str(tmp_path / "model")
+    assert main(["train", *place, *none, "--steps", "300", "--out", str(base)]) == 0
+    assert main(["export", str(base), "--to", to]) == 0
+    shape = [word for word in place if not word.startswith("model.")]
+    tuned = tmp_path / "tuned"
+    assert main(["train", *shape, "--init", to, "--steps", "60", "--out", str(tuned)]) == 0
+    first, *_, last = held_out(tuned)
+    assert first == pytest.approx(held_out(base)[-1], abs=0.02)
+    assert last < first + 0.01
+    record = json.loads((tuned / "run.json").read_text())
+    rate = record["config"]["train"]["lr"]
+    assert (rate["value"], rate["origin"]) == (3e-4, f"--init {to}")
+    assert record["plugins"] == []  # those of the preset are for a model that starts anew
+
+
+def test_the_plugins_of_a_preset_are_left_out_and_that_is_said(
+    published: Callable[[Published], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = published(MODELS["TinyLlama"])
+    here = ("plan", "--init", str(folder), "--preset", "cpu", "--device", "cpu")
+    for words, left in (
+        ((), "bigram_hash, muon, value_embeds, zero_init"),
+        (("--plugins", "muon"), "bigram_hash, muon, value_embeds, zero_init"),
+        (("--plugins", "-muon"), "bigram_hash, value_embeds, zero_init"),
+    ):
+        capsys.readouterr()
+        assert main([*here, *words, "--json"]) == 0
+        out, err = capsys.readouterr()
+        assert f"are left out: {left};" in " ".join(err.split())
+        named = [one["name"] for one in json.loads(out)["plugins"]]
+        assert named == (["muon"] if words == ("--plugins", "muon") else [])
+
+
 def test_gpt2_is_refused_with_the_reason(
     tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
