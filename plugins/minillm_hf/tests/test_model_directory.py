@@ -183,7 +183,8 @@ def test_there_and_back(
 def test_it_says_what_a_run_must_be_told(folder: Path, planned: Planned) -> None:
     found = read_model_directory(folder)
     model = planned().config.model.model_dump()
-    assert found.settings == {f"model.{key}": value for key, value in model.items()}
+    settings = {f"model.{key}": value for key, value in model.items()} | {"train.lr": 3e-4}
+    assert found.settings == settings
     assert "other ids" in found.notes[0]
     (folder / "tokenizer.json").write_text("{}")
     found = read_model_directory(folder)
