@@ -12,7 +12,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -64,6 +64,16 @@ class ModelDirectory(Protocol):
     @property
     def digest(self) -> str:
         """A digest of all that decides what its model computes."""
+        ...
+
+    @property
+    def plugins(self) -> Mapping[str, Mapping[str, Any]]:
+        """The plugins that its model needs, each with its options."""
+        ...
+
+    @property
+    def positions(self) -> int | None:
+        """The longest row that its model has seen; None: it does not say."""
         ...
 
     def fit(self, plan: Plan) -> Fitted:
@@ -134,32 +144,35 @@ class DirectoryFormat(ABC):
         """
 
 
+def offers() -> EntryPoints:
+    """List the layouts that installed distributions offer; none is imported."""
+    return entry_points(group=GROUP)
+
+
 def format_of(layout: str) -> DirectoryFormat | None:
     """Find the format that has a layout; None where no installed distribution has it.
 
     Raises:
         PluginError: several distributions offer it, or what is offered is no format.
     """
-    offers = [one for one in entry_points(group=GROUP) if one.name == layout]
-    if len({one.value for one in offers}) > 1:
+    found = [one for one in offers() if one.name == layout]
+    if len({one.value for one in found}) > 1:
         raise PluginError(
             f"several distributions have the layout {layout}",
-            where=", ".join(sorted(one.value for one in offers)),
+            where=", ".join(sorted(one.value for one in found)),
             fix="uninstall the one that you did not mean",
         )
-    return _load(offers[0]) if offers else None
+    return _load(found[0]) if found else None
 
 
 def read_directory(path: Path) -> ModelDirectory | None:
     """Read a model directory with the format that recognises it; None where none does.
 
     Raises:
-        PluginError: no distribution that reads model directories is installed.
+        PluginError: what a distribution offers is no format.
         Refusal: it is damaged, or not of a model that minillm's decoder can be.
     """
-    if not (offers := {one.value: one for one in entry_points(group=GROUP)}):
-        raise _absent(f"{path} cannot be read as a model directory")
-    formats = map(_load, offers.values())
+    formats = map(_load, {one.value: one for one in offers()}.values())
     return next((one.read(path) for one in formats if one.recognises(path)), None)
 
 
@@ -179,7 +192,7 @@ def exporting(plan: Plan) -> DirectoryFormat:
             fix="train without them, or use the run's folder itself (minillm generate, eval)",
         )
     if (found := format_of(plan.export.layout)) is None:
-        raise _absent(f"the model cannot be written in the layout {plan.export.layout}")
+        raise absent(f"the model cannot be written in the layout {plan.export.layout}")
     found.check(plan)
     return found
 
@@ -190,7 +203,7 @@ def export_checked(plan: Plan) -> Plan:
     They stay as they are where nothing is installed that could check them, or export.
     """
     layout = plan.export.layout
-    if layout is None or not entry_points(group=GROUP):
+    if layout is None or not offers():
         return plan
     reason = f"no installed distribution writes the layout {layout}"
     if (found := format_of(layout)) is not None:
@@ -238,7 +251,8 @@ def _load(offer: EntryPoint) -> DirectoryFormat:
     return found
 
 
-def _absent(what: str) -> PluginError:
+def absent(what: str) -> PluginError:
+    """Say which distribution to install for model directories, where none is there."""
     return PluginError(
         f"{what}: no installed distribution does that",
         where=f"looked among those installed for {sys.executable}",

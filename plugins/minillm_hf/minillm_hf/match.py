@@ -97,9 +97,7 @@ def fit(plan: Plan, directory: HuggingFaceDirectory) -> Fitted:
                 where=str(directory.path),
                 fix=f"leave model.{key} out, or set it to {json.dumps(theirs)}",
             )
-    needed, scaling = dict(layout.plugins), directory.scaling
-    if scaling is not None:
-        needed[scaling.plugin] = scaling.options
+    needed, scaling = directory.plugins, directory.scaling
     if lack := layout.lacks(plan):
         raise PlanError(
             f"the plan is no {layout.name} model: {lack}",

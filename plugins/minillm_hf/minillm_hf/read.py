@@ -83,6 +83,7 @@ class HuggingFaceDirectory:
     layout: Layout
     model: ModelConfig
     scaling: Scaling | None  # of the rotary frequencies
+    positions: int | None  # longest row that its model has seen
     stored: Mapping[str, FileTensor]  # of every tensor, by its name there
     end_of_text: str | None = None  # the token of its tokenizer, where that is stated
     notes: tuple[str, ...] = ()  # what a person should know
@@ -111,6 +112,15 @@ class HuggingFaceDirectory:
             f"model.{tensor.place}": self.stored[name].read()
             for name, tensor in self.tensors.items()
         }
+
+    @property
+    def plugins(self) -> dict[str, Mapping[str, Any]]:
+        """The plugins that its model needs, each with its options."""
+        needed = dict(self.layout.plugins)
+        if self.scaling is not None:
+            given = {key: v for key, v in self.scaling.options.items() if v is not None}
+            needed[self.scaling.plugin] = given
+        return needed
 
     @cached_property
     def digest(self) -> str:
@@ -158,7 +168,10 @@ def read_model_directory(path: Path) -> HuggingFaceDirectory:
             where=str(path / CONFIG) if path.is_dir() else "there is no such folder",
             fix="give a folder with config.json and model.safetensors, as minillm export writes it",
         )
-    layout, model, scaling = model_of(_json(path / CONFIG), str(path / CONFIG))
+    config = _json(path / CONFIG)
+    layout, model, scaling = model_of(config, str(path / CONFIG))
+    positions = config.get("max_position_embeddings")
+    positions = positions if type(positions) is int and positions > 0 else None
     stored = _stored(path)
     _check(layout.tensors(model), stored, path, tied=model.tied)
     notes, tokenizer = (), path / TOKENIZER
@@ -170,7 +183,9 @@ def read_model_directory(path: Path) -> HuggingFaceDirectory:
             where=str(tokenizer),
             fix=_AGAIN,
         )
-    return HuggingFaceDirectory(path, layout, model, scaling, stored, _end_of_text(path), notes)
+    return HuggingFaceDirectory(
+        path, layout, model, scaling, positions, stored, _end_of_text(path), notes
+    )
 
 
 def _end_of_text(folder: Path) -> str | None:

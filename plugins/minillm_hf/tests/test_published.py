@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from minillm_core import Run
+from minillm_core import Refusal, Run
 from minillm_core.cli.main import main
 
 pytest.importorskip("torch")
@@ -175,7 +175,13 @@ def test_it_opens_trains_and_goes_back(
     assert np.abs(expected).max() > 0.5
     run = Run.open(tmp_path / "still", device="cpu", backend="torch")
     np.testing.assert_allclose(run.logits(ids), expected, atol=1e-4, rtol=0)
+    directory = Run.open(theirs, device="cpu", backend="torch")
+    np.testing.assert_allclose(directory.logits(ids), expected, atol=1e-4, rtol=0)
+    assert directory.tokenizer is not None
     assert run.tokenizer is not None
+    assert directory.tokenizer.digest == run.tokenizer.digest
+    found = directory.evaluate(text, seq_len=ROW, max_tokens=500)
+    assert found.val_loss == pytest.approx(run.evaluate(text, max_tokens=500).val_loss, abs=1e-4)
     assert run.tokenizer.decode([run.tokenizer.end_of_text], specials=True) == model.end_of_text
 
     assert train(theirs, text, tmp_path / "run", "--steps", "5", *plugins) == 0
@@ -204,6 +210,38 @@ def test_what_it_needs_is_said_before_anything_is_read(
     assert MODELS[name].plugins in said
     assert not (tmp_path / "out").exists()
     assert not (tmp_path / "cache").exists()  # the text is not tokenised first
+
+
+def test_a_directory_is_read_as_it_is(
+    published: Callable[[Published], Path],
+    text: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder, here = str(published(MODELS["Qwen3 0.6B"])), ("--device", "cpu", "--backend", "torch")
+    capsys.readouterr()
+    assert main(["eval", folder, "--data", str(text), "--max-tokens", "300", "--json", *here]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["tokens"], found["step"], found["checkpoint"]) == (300, 0, folder)
+    assert found["bits_per_byte"] > 1
+    greedy = ("--temperature", "0", "--max-tokens", "5", "--json")
+    assert main(["generate", folder, "It was", *greedy, *here]) == 0
+    ids = json.loads(capsys.readouterr().out)["ids"]
+    run = Run.open(folder, device="cpu")
+    assert run.tokenizer is not None
+    row = [run.tokenizer.end_of_text, *run.tokenizer.encode(["It was"])[0], *ids]
+    known = run.tokenizer.known()  # the other rows of the embedding are no token
+    theirs = known[their_logits(Path(folder), np.array(row))[:, known].argmax(-1)]
+    assert theirs[-len(ids) - 1 : -1].tolist() == ids
+    for words, said in (
+        (("eval", folder, "--data", str(text), "--best"), "has no checkpoints to choose from"),
+        (("eval", str(tmp_path), "--data", str(text)), "holds no run"),
+        (("report", folder), "holds no run"),
+    ):
+        assert main(words) == 2
+        assert said in " ".join(capsys.readouterr().err.split()), words
+    with pytest.raises(Refusal, match="no run that could be resumed"):
+        run.train()
 
 
 TINY = ("model.layers=2", "model.dim=64", "model.heads=4", "model.kv_heads=2", "model.hidden=128")

@@ -22,6 +22,7 @@ from minillm_core.nn.module import Module
 from minillm_core.plan import Plan
 from minillm_core.plan.render import exportable
 from minillm_core.plugins.plugin import Plugin
+from minillm_core.train.initial import initial_layer
 
 Planned = Callable[..., Plan]
 Offer = Callable[..., None]
@@ -116,7 +117,7 @@ def test_without_a_format_a_claim_stands_and_the_pip_line_is_said(
     monkeypatch.setattr(directories, "installing", lambda names: f"pip install {names[0]}")
     plan = planned()
     assert export_checked(plan) is plan
-    for call in (lambda: exporting(plan), lambda: read_directory(tmp_path)):
+    for call in (lambda: exporting(plan), lambda: initial_layer(str(tmp_path))):
         with pytest.raises(PluginError, match="no installed distribution does that") as found:
             call()
         assert found.value.fix == "pip install minillm-hf"
