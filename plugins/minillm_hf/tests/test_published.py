@@ -236,7 +236,6 @@ def test_a_directory_is_read_as_it_is(
     for words, said in (
         (("eval", folder, "--data", str(text), "--best"), "has no checkpoints to choose from"),
         (("eval", str(tmp_path), "--data", str(text)), "holds no run"),
-        (("report", folder), "holds no run"),
     ):
         assert main(words) == 2
         assert said in " ".join(capsys.readouterr().err.split()), words
