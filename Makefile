@@ -25,7 +25,7 @@ EDIT    := $(PIP) --no-build-isolation
 
 # What `make run` needs: one framework, and the plugins that its recipes name.
 RUN_FRAMEWORK := $(if $(MAC),mlx,torch)
-RUN_PLUGINS   := plugins/minillm_muon plugins/minillm_modded plugins/minillm_lab plugins/minillm_data
+RUN_PLUGINS   := plugins/minillm_muon plugins/minillm_modded plugins/minillm_lab plugins/minillm_data plugins/minillm_hf
 # What is installed: the build backend alone; with it, what a run needs; everything.
 BASE  := $(VENV)/.base
 RUN   := $(VENV)/.run

@@ -41,9 +41,6 @@ The update
     ``Group`` and ``Member`` say which parameters a rule updates together, ``groups_of`` makes them;
     ``update`` is one step of the stages on any backend's ops, ``joined`` and ``apart`` stack the
     arrays of a group and undo it.
-
-Export
-    ``export_layout`` is the published layout that a plan's model fits, ``exported`` its tensors.
 """
 
 from minillm_core.public import public_names

@@ -20,10 +20,6 @@ from minillm_core.backends.memory import (
 from minillm_core.backends.native import (
     materialise as materialise,
 )
-from minillm_core.checkpoint.huggingface import (
-    export_layout as export_layout,
-    exported as exported,
-)
 from minillm_core.config.check import (
     check_option as check_option,
 )

@@ -41,6 +41,9 @@ OPTIONS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
 APART: Mapping[str, str] = {
     "paired_heads.layers": "[0]",
     "xsa.layers": "[1]",
+    "llama3_rope.layers": "[0]",
+    "yarn_rope.layers": "[1]",
+    "attn_scale.layers": "[0]",
     "relu2.layers": "[0]",
     "moe.layers": "[1]",
 }

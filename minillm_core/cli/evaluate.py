@@ -16,7 +16,7 @@ EXAMPLES = options.examples(
 
 
 def evaluate(
-    out: options.Out,
+    out: options.Model,
     data: Annotated[
         list[str],
         options.value(

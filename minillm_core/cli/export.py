@@ -19,7 +19,7 @@ EXAMPLES = options.examples(
 
 
 def export(
-    out: options.Out,
+    out: options.Model,
     to: Annotated[Path, options.value("DIR", "Folder to write the model to: new or empty.")],
     read: Annotated[options.InferenceOptions, options.Without("backend device")],
     as_json: options.AsJson = False,

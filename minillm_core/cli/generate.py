@@ -26,7 +26,7 @@ _sampling = partial(options.value, panel="Sampling")
 
 
 def generate(
-    out: options.Out,
+    out: options.Model,
     prompt: Annotated[
         str,
         typer.Argument(

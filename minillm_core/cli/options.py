@@ -47,6 +47,9 @@ def switch(names: str, help: str, panel: str | None = None) -> Any:
 
 
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="The folder of a run.")]
+Model = Annotated[
+    Path, typer.Argument(metavar="OUT", help="The folder of a run, or a model directory.")
+]
 Plugins = Annotated[
     str | None,
     _choice("A,B", "Plugins to add; -NAME removes one; ./file.py:Class loads a single file."),

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from minillm_core.backends.bind import kernel_preflight
-from minillm_core.checkpoint.huggingface import export_checked
+from minillm_core.checkpoint.directories import export_checked
 from minillm_core.cli.console import emit, say
 from minillm_core.config.folders import cache_folder
 from minillm_core.config.load import Loaded

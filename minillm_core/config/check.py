@@ -36,6 +36,7 @@ SYNONYMS = {
     "hidden_size": "model.dim",
     "intermediate_size": "model.hidden",
     "rope_theta": "model.rope_base",
+    "rms_norm_eps": "model.norm_eps",
 }
 """A setting's name in nanoGPT or Transformers -> its name here."""
 
@@ -243,7 +244,7 @@ def check(config: Config, origins: Mapping[str, str]) -> None:
 def _impossible(config: Config) -> Iterator[tuple[str, str, str | None]]:
     """Yield each combination that cannot be: what is wrong, the keys concerned, the fix."""
     model, train, held_out = config.model, config.train, config.data.val
-    if model.dim % model.heads:
+    if model.head_dim is None and model.dim % model.heads:
         pairs = 2 * model.heads  # a head holds pairs of features
         yield (
             f"{model.dim} features cannot be split over {model.heads} heads",
@@ -257,11 +258,19 @@ def _impossible(config: Config) -> Iterator[tuple[str, str, str | None]]:
             "model.heads model.kv_heads",
             f"model.kv_heads must divide model.heads: {_few(fits)}",
         )
-    if (width := model.dim // model.heads) % 2:
+    if (width := model.head_width) % 2:
+        given = model.head_dim is not None
+        even = f"model.dim={(width + 1) * model.heads}"
         yield (
             f"a head {width} wide cannot be rotated: rotary positions turn pairs of features",
-            "model.dim model.heads",
-            f"an even dim / heads, such as model.dim={(width + 1) * model.heads}",
+            "model.head_dim" if given else "model.dim model.heads",
+            f"model.head_dim={width + 1}" if given else f"an even dim / heads, such as {even}",
+        )
+    if config.data.end_of_text is not None and config.data.tokenizer is None:
+        yield (
+            "a tokenizer that is trained here has <|endoftext|>",
+            "data.end_of_text data.tokenizer",
+            "leave data.end_of_text out, or name the tokenizer that has it: data.tokenizer=PATH",
         )
     if not all(0 <= beta < 1 for beta in train.betas):
         decay_rates = "AdamW's decay rates are at least 0 and below 1"

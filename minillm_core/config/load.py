@@ -23,6 +23,7 @@ from minillm_core.config.schema import Config
 from minillm_core.config.selection import Spec, check_name, select, taken_away
 from minillm_core.config.values import show
 from minillm_core.errors import ConfigError
+from minillm_core.text import few
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,12 @@ def load(
         document = read_preset(chosen.value, origin=chosen.where)
         layers = [flatten(document, origin=f"preset {chosen.value}"), *upper]
         if initial is not None:
+            if taken := set(layers[0].named) - taken_away(plugins):
+                initial.without |= taken
+                notes.append(
+                    f"the plugins of preset {chosen.value} are for a model that starts anew, and are "
+                    f"left out: {few(sorted(taken), 20)}; --plugins names those that are wanted"
+                )
             layers.insert(1, initial)
     else:
         chosen, notes = _same_preset(recorded, preset, upper), []

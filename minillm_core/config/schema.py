@@ -32,6 +32,13 @@ class ModelConfig(Section):
     vocab: int = Field(ge=2, le=2**31 - 1, description="rows of the embedding")
     tied: bool = Field(description="the head is the embedding")
     rope_base: float = Field(10_000.0, gt=1, description="base of the rotary frequencies")
+    head_dim: int | None = Field(None, ge=2, description="width of a head; none: dim / heads")
+    norm_eps: float = Field(1e-5, gt=0, lt=1, description="what RMSNorm adds to the mean square")
+
+    @property
+    def head_width(self) -> int:
+        """The width of a head: ``head_dim``, or dim / heads."""
+        return self.dim // self.heads if self.head_dim is None else self.head_dim
 
 
 class Shape(NamedTuple):
@@ -134,6 +141,10 @@ class DataConfig(Section):
     )
     val: float | str = Field(0.05, description="a path, or the fraction that is held out")
     tokenizer: str | None = Field(None, description="a tokenizer.json; none: one is trained")
+    end_of_text: str | None = Field(
+        None,
+        description="special token of data.tokenizer that begins documents; none: <|endoftext|>",
+    )
     seed: int = Field(0, ge=0, description="fixes the data order, apart from the run's seed")
     block: int = Field(
         0,

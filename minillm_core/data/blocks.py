@@ -45,12 +45,12 @@ class Blocks:
     Args:
         cache: has opened the first block.
         first: of its documents, those that are trained on.
-        tokenizer: the file of the tokenizer; None: the documents are ids.
+        tokenizer: its file, and the token that documents begin with; None: the documents are ids.
         tokens: of all blocks, about.
     """
 
     def __init__(
-        self, cache: TokenCache, first: Documents, tokenizer: Path | None, tokens: int
+        self, cache: TokenCache, first: Documents, tokenizer: tuple[Path, str] | None, tokens: int
     ) -> None:
         self._cache, self._tokenizer, self._about = cache, tokenizer, tokens
         self._opened, self._place = [first], cache.first.place
@@ -125,7 +125,7 @@ class _Beside:
     """The process that tokenises the blocks from ``number`` on."""
 
     def __init__(
-        self, cache: TokenCache, number: int, place: Place, tokenizer: Path | None
+        self, cache: TokenCache, number: int, place: Place, tokenizer: tuple[Path, str] | None
     ) -> None:
         what = {
             "paths": list(cache.paths),
@@ -137,7 +137,7 @@ class _Beside:
             "files": _stamp(cache.sources),
             "number": number,
             "place": place,
-            "tokenizer": tokenizer and str(tokenizer),
+            "tokenizer": tokenizer and [str(tokenizer[0]), tokenizer[1]],
             "end_of_text": cache.first.end_of_text,
             "parent": os.getpid(),
         }
@@ -210,8 +210,10 @@ def tokenise_rest(what: dict[str, Any]) -> None:
                 where=cache.where,
                 fix="start again when nothing writes to them",
             )
-        path = what["tokenizer"]
-        tokenizer = Tokenizer.load(Path(path), what["vocab"]) if path else None
+        tokenizer = None
+        if what["tokenizer"]:
+            path, token = what["tokenizer"]
+            tokenizer = Tokenizer.load(Path(path), what["vocab"], token)
         place = what["place"][0], what["place"][1]
         for _ in cache.made(what["key"], what["number"], place, tokenizer, what["end_of_text"]):
             pass

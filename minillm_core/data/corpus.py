@@ -117,7 +117,7 @@ def open_corpus(
     if config.tokenizer is None:
         whole, tokenizer, end_of_text = files.documents_and_tokenizer()
     else:
-        tokenizer = Tokenizer.load(Path(config.tokenizer).expanduser(), vocab)
+        tokenizer = Tokenizer.load(Path(config.tokenizer).expanduser(), vocab, config.end_of_text)
         end_of_text = tokenizer.end_of_text
         tokenizer.reserve(asked.specials, vocab)
         whole = files.documents(tokenizer, end_of_text)
@@ -182,7 +182,8 @@ def _in_blocks(
     ids = np.concatenate([train[i] for i in range(min(len(train), 100))]).astype(np.int64)
     size = float(spelt[ids].mean()) if spelt is not None else _BYTES
     about = round(sum(one.unpacked for one in files.sources) / max(size, 1.0))
-    given = Path(path).expanduser() if path else files.first.tokenizer
+    file = Path(path).expanduser() if path else files.first.tokenizer
+    given = (file, tokenizer.end_of_text_token) if file and tokenizer else None
     return Blocks(files, train, given, max(about, train.tokens))
 
 

@@ -58,14 +58,15 @@ def grouped(items: Iterable[T], size: Callable[[T], int], limit: int) -> Iterato
 class Tokenizer:
     """A tokenizer with an end-of-text id; make one with :meth:`train` or :meth:`load`."""
 
-    def __init__(self, native: tokenizers.Tokenizer) -> None:
+    def __init__(self, native: tokenizers.Tokenizer, token: str = END_OF_TEXT) -> None:
         native.encode_special_tokens = True  # encode them as text: never match them
         self._native = native
         self.size: int = max(native.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-        end_of_text = native.token_to_id(END_OF_TEXT)
+        end_of_text = native.token_to_id(token)
         if end_of_text is None:
-            raise ValueError(f"no {END_OF_TEXT}")
+            raise ValueError(f"no {token}")
         self.end_of_text: int = end_of_text
+        self.end_of_text_token = token
 
     @classmethod
     def train(
@@ -111,17 +112,19 @@ class Tokenizer:
         return cls(tokenizers.Tokenizer.from_str(learned))
 
     @classmethod
-    def load(cls, path: Path, vocab: int) -> Tokenizer:
+    def load(cls, path: Path, vocab: int, end_of_text: str | None = None) -> Tokenizer:
         """Read a tokenizer.json.
 
         Args:
             path: of the file.
             vocab: rows of the embedding; the tokenizer may have fewer entries, not more.
+            end_of_text: the special token that begins documents; None: <|endoftext|>.
 
         Raises:
-            DataError: it cannot be read, is too large, has no special token <|endoftext|>, drops a
+            DataError: it cannot be read, is too large, has no such special token, drops a
                 part of its merges at random, or can make a text many times as long.
         """
+        token = end_of_text or END_OF_TEXT
         try:
             native = tokenizers.Tokenizer.from_str(
                 disk.read_file(path, LARGEST_TOKENIZER, links=True).decode("utf-8")
@@ -143,11 +146,14 @@ class Tokenizer:
         native.no_truncation()
         native.no_padding()
         special = {t.content for t in native.get_added_tokens_decoder().values() if t.special}
-        if END_OF_TEXT not in special:
+        if token not in special:
+            instead = (
+                f", or name one of its own: data.end_of_text={min(special)}" if special else ""
+            )
             raise DataError(
-                f"the tokenizer has no special token {END_OF_TEXT}",
+                f"the tokenizer has no special token {token}",
                 where=f"{path}: added_tokens",
-                fix=f"add {END_OF_TEXT} to it as a special token",
+                fix=f"add {token} to it as a special token{instead}",
             )
         if getattr(native.model, "dropout", None):
             raise DataError(
@@ -155,7 +161,7 @@ class Tokenizer:
                 where=f"{path}: model.dropout",
                 fix="set model.dropout to null",
             )
-        tokenizer = cls(native)
+        tokenizer = cls(native, token)
         if tokenizer.size > vocab:
             raise DataError(
                 f"the tokenizer has {tokenizer.size} entries, more than model.vocab={vocab}",

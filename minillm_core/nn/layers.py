@@ -100,19 +100,17 @@ def head_of(geometry: ModelShape) -> Linear:
     )
 
 
-EPSILON = 1e-5  # Llama's
-
-
 class RMSNorm(Module):
     """RMSNorm (arXiv:1910.07467): x (..., C) -> x / sqrt(mean(x^2) + eps) * weight, float32 inside."""
 
     def __init__(self, geometry: ModelShape) -> None:
         super().__init__()
+        self.eps = geometry.norm_eps
         self.weight = Param((geometry.dim,), axes=("dim",), init=ones, role="norm", wd_mul=0.0)
 
     def forward(self, x: Any) -> Any:
         """Normalise x (..., C) -> (..., C)."""
-        return self.ops.rms_norm(x, self.weight, EPSILON)
+        return self.ops.rms_norm(x, self.weight, self.eps)
 
 
 class SwiGLU(Module):

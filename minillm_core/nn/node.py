@@ -53,6 +53,7 @@ class ModelShape:
     vocab: int  # V
     positions: int  # longest row that will be fed; not part of the plan's hash
     layer: int | None = None  # of this place; None outside the blocks
+    norm_eps: float = 1e-5  # what RMSNorm adds to the mean square; Llama's
 
 
 Geometry = ModelShape

@@ -479,11 +479,14 @@ def _digests(manager: Manager, *parts: Any) -> dict[str, str]:
 
 
 def _export(manager: Manager, placements: Iterable[Placement]) -> Export:
-    """Find the layout that fits; plugins that leave the model's function alone do not count."""
+    """Find the layout that fits; plugins that leave the model's function alone do not count.
+
+    The plain model's, llama, is what others add to: beside them it says that nothing is in the way.
+    """
     inside = {placement.owner for placement in placements if placement.shapes}
     layouts = {p.name: p.plugin.manifest.export for p in manager.plugins if p.name in inside}
     blocked = sorted(name for name, layout in layouts.items() if layout is None)
-    wanted = {layout for layout in layouts.values() if layout is not None}
+    wanted = {layout for layout in layouts.values() if layout is not None} - {"llama"}
     if blocked or len(wanted) > 1:
         return Export(None, tuple(blocked or sorted(layouts)))
     return Export(wanted.pop() if wanted else "llama")

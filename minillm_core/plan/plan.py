@@ -8,11 +8,11 @@ import io
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from minillm_core.config.schema import Config, Shape
+from minillm_core.config.schema import Config, ModelConfig, Shape
 from minillm_core.nn.decoder import DecoderSpec
 from minillm_core.nn.init import Init
 from minillm_core.nn.node import ModelShape, Node, Setting, inputs_of
@@ -106,9 +106,13 @@ class Plan:
         Not in it: seed, paths, device, dtype, kernels, and how a step's rows are split.
         """
         train, data = self.config.train, self.config.data
+        model = self.config.model.model_dump(mode="json")
+        for key in LATER_SETTINGS:
+            if model[key] == ModelConfig.model_fields[key].default:
+                del model[key]
         plan: dict[str, Any] = {
             "model": {
-                **self.config.model.model_dump(mode="json"),
+                **model,
                 "spec": as_json(self.spec),
                 "parameters": {name: as_json(info) for name, info in self.parameters.items()},
                 "inits": as_json(dict(self.inits)),
@@ -223,22 +227,27 @@ class Plan:
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
-LATER = ("rows", "weights", "weight_field")
-"""Fields of a spec that older plans do not have: where they are None they are left out, so that the
+LATER = ("rows", "weights", "weight_field", "norm_eps")
+"""Fields of a spec that older plans do not have: at their defaults they are left out, so that the
 hashes of those plans stay what they were."""
+LATER_SETTINGS = ("head_dim", "norm_eps")
+"""The same of settings of the model."""
 
 
 def as_json(value: Any) -> Any:
     """Write dataclasses of a plan as JSON; classes themselves are left out, references say enough."""
     if isinstance(value, (Node, Setting, Init, Schedule)):
         return value.data()
-    if isinstance(value, ModelShape):  # how long a row will be fed is not part of the model
-        return {k: v for k, v in asdict(value).items() if k != "positions"}
     if isinstance(value, (Param, State)):
         raise TypeError(f"{value!r} is a declaration, not data")
     if is_dataclass(value) and not isinstance(value, type):
-        held = {f.name: getattr(value, f.name) for f in fields(value)}
-        return {k: as_json(v) for k, v in held.items() if v is not None or k not in LATER}
+        held = {f: getattr(value, f.name) for f in fields(value)}
+        found = {
+            f.name: as_json(v) for f, v in held.items() if f.name not in LATER or v != f.default
+        }
+        if isinstance(value, ModelShape):  # how long a row will be fed is not part of the model
+            del found["positions"]
+        return found
     if isinstance(value, Mapping):
         return {str(key): as_json(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):

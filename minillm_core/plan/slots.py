@@ -57,10 +57,11 @@ def geometry_of(config: Config, positions: int | None = None) -> ModelShape:
         dim=model.dim,
         heads=model.heads,
         kv_heads=model.kv_heads,
-        head_dim=model.dim // model.heads,
+        head_dim=model.head_width,
         hidden=model.hidden,
         vocab=model.vocab,
         positions=positions or config.train.seq_len,
+        norm_eps=model.norm_eps,
     )
 
 

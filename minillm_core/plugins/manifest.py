@@ -18,7 +18,6 @@ HOOK_API = 1
 """The number of the hook API; a change that can break a plugin raises it, with a CHANGELOG line."""
 
 BACKENDS = ("torch", "mlx", "numpy")
-EXPORTS = ("llama", "qwen3")
 RESERVED = frozenset({"model", "train", "eval", "checkpoint", "data", "log", "plugins"})
 """Names of the tables of a run's settings, which no plugin may have."""
 
@@ -91,7 +90,10 @@ _EXPECTED: dict[str, tuple[str, Any]] = {
     "devices": (f"a tuple of some of {', '.join(_DEVICES)}", _some(_DEVICES.__contains__)),
     "identity_at_init": ("True or False", lambda value: isinstance(value, bool)),
     "discrete": ("True or False", lambda value: isinstance(value, bool)),
-    "export": (f"one of {', '.join(EXPORTS)}, or None", lambda v: v is None or v in EXPORTS),
+    "export": (
+        "the name of a layout, or None",
+        lambda v: v is None or (isinstance(v, str) and v.isidentifier()),
+    ),
     "requires": (
         'a tuple of what pip takes, such as ("tensorboard>=2.16",)',
         _some(_is_requirement),

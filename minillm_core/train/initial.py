@@ -9,22 +9,31 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from minillm_core.backends.base import Trainer
 from minillm_core.checkpoint import Checkpoint, chosen_or_refuse
-from minillm_core.checkpoint.huggingface import Fitted, ModelDirectory, fit, read_model_directory
-from minillm_core.checkpoint.huggingface.read import CONFIG
+from minillm_core.checkpoint.directories import (
+    Fitted,
+    ModelDirectory,
+    absent,
+    offers,
+    read_directory,
+)
 from minillm_core.config.origins import Layer, Setting
 from minillm_core.config.schema import Config
 from minillm_core.data import Corpus, Tokenizer
 from minillm_core.errors import ConfigError, DataError, Refusal
-from minillm_core.plan import Plan
+from minillm_core.plan import Plan, build_plan
 from minillm_core.text import few
 from minillm_core.train.budget import Budget, Position
 from minillm_core.train.record import RUN, read_record
+from minillm_core.train.request import RunRequest, prepare
+from minillm_core.train.restore import SavedModel
 from minillm_core.train.run_folder import TOKENIZER, RunFolder
 
 
@@ -42,16 +51,34 @@ def initial_layer(directory: object) -> Layer | None:
             where=f"init={directory!r}",
             fix=f"init='./{directory}' where the directory is called that, or leave it out",
         )
-    path, layer = Path(directory), Layer()
-    if (path / RUN).is_file() and not (path / CONFIG).exists():
+    layer = Layer()
+    for key, value in _read(directory).settings.items():
+        layer.add(key, Setting(value, f"--init {directory}", f"{directory}/config.json"))
+    return layer
+
+
+def _read(directory: str) -> ModelDirectory:
+    """Read a model directory.
+
+    Raises:
+        Refusal: it is none, or one that cannot be started from.
+    """
+    path = Path(directory)
+    if (found := read_directory(path)) is not None:
+        return found
+    if not offers():
+        raise absent(f"{path} cannot be read as a model directory")
+    if (path / RUN).is_file():
         raise Refusal(
             f"{path} is the folder of a run, not a model directory",
             where=f"--init {directory}",
             fix=f"minillm export {shlex.quote(directory)} --to DIR, then --init DIR",
         )
-    for key, value in read_model_directory(path).settings.items():
-        layer.add(key, Setting(value, f"--init {directory}", f"{directory}/config.json"))
-    return layer
+    raise Refusal(
+        f"{path} is no model directory",
+        where=str(path / "config.json") if path.is_dir() else "there is no such folder",
+        fix="give a folder with config.json and model.safetensors, as minillm export writes it",
+    )
 
 
 @dataclass(frozen=True)
@@ -68,8 +95,8 @@ class Initial:
         Raises:
             Refusal: it is none, or its weights do not fit the plan.
         """
-        found = read_model_directory(Path(directory))
-        return cls(found, fit(plan, found))
+        found = _read(directory)
+        return cls(found, found.fit(plan))
 
     def load(self, trainer: Trainer) -> Iterator[str]:
         """Give the trainer the weights; yields lines to print."""
@@ -82,6 +109,68 @@ class Initial:
     def data(self) -> dict[str, Any]:
         """Describe it for run.json."""
         return {"directory": str(self.directory.path), "digest": self.directory.digest}
+
+
+@dataclass(frozen=True)
+class SavedDirectory(SavedModel):
+    """The model of a directory as it is there, before any tuning."""
+
+    initial: Initial
+
+    @property
+    def step(self) -> int:
+        """No step is known of it."""
+        return 0
+
+    @property
+    def path(self) -> Path:
+        """The directory."""
+        return self.initial.directory.path
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Give the parameters that were read."""
+        return self.initial.fitted.arrays
+
+
+def open_directory(
+    directory: ModelDirectory, request: RunRequest, say: Callable[[str], None]
+) -> SavedDirectory:
+    """Plan the model of a directory, with the plugins that it needs, and read its weights.
+
+    Args:
+        directory: the directory.
+        request: the settings and plugins that are given besides.
+        say: prints what a person should know.
+
+    Raises:
+        Refusal: a plugin that it needs is not installed, or the settings make another model.
+    """
+    needed = directory.plugins
+    named = ",".join((*needed, *filter(None, [request.plugins])))
+    options = {f"{one}.{key}": v for one, given in needed.items() for key, v in given.items()}
+    seq_len = (
+        {} if directory.positions is None else {"train.seq_len": min(directory.positions, 1024)}
+    )
+    prepared = prepare(
+        replace(
+            request,
+            plugins=named or None,
+            preset="tiny",  # of its settings none shapes this model
+            flags={**request.flags, "--init": str(directory.path)},
+            settings={**options, **seq_len, **(request.settings or {})},
+        ),
+        to_run=False,
+        fit=False,
+    )
+    config = prepared.loaded.config
+    plan = build_plan(prepared.loaded, prepared.plugins)
+    for note in directory.notes:
+        say(note)
+    tokenizer = None
+    if config.data.tokenizer is not None:
+        path, end_of_text = Path(config.data.tokenizer), config.data.end_of_text
+        tokenizer = Tokenizer.load(path, config.model.vocab, end_of_text)
+    return SavedDirectory(plan, tokenizer, Initial(directory, directory.fit(plan)))
 
 
 BRANCHED_FROM = "branched_from"
@@ -202,7 +291,10 @@ class Branch(RunFolder):
         own = self.out / TOKENIZER
         if not own.exists() or corpus.tokenizer is None:
             return
-        if Tokenizer.load(own, config.model.vocab).digest != corpus.tokenizer.digest:
+        if (
+            Tokenizer.load(own, config.model.vocab, self.config.data.end_of_text).digest
+            != corpus.tokenizer.digest
+        ):
             raise DataError(
                 "the tokenizer is not the one that the branched run's weights were trained with",
                 where=str(own),

@@ -8,6 +8,7 @@ read without it, and one line says so.
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,17 +52,25 @@ Create = Callable[[Detected, Plan], Backend]
 
 
 @dataclass(frozen=True)
-class SavedRun:
-    """A run's plan and a checkpoint of it, read by :func:`open_run`, on no device yet."""
+class SavedModel(ABC):
+    """A trained model, on no device yet: its plan, its tokenizer, and arrays that are read when needed."""
 
-    folder: RunFolder
     plan: Plan
-    checkpoint: Checkpoint
     tokenizer: Tokenizer | None  # None: it was trained on ids
 
+    @property
+    @abstractmethod
+    def path(self) -> Path:
+        """The folder that its arrays are in."""
+
+    @property
+    @abstractmethod
+    def step(self) -> int:
+        """Optimizer steps that it has seen; 0 where that is not known."""
+
+    @abstractmethod
     def arrays(self) -> dict[str, np.ndarray]:
         """Read the model's parameters and state, float32, under the names of :meth:`Model.load`."""
-        return self.checkpoint.arrays("model.") | self.checkpoint.arrays("state.")
 
     def model(
         self,
@@ -103,10 +112,32 @@ class SavedRun:
         except (KeyError, ValueError) as error:
             raise Refusal(
                 f"the checkpoint does not fit the model: {error}",
-                where=str(self.checkpoint.path),
+                where=str(self.path),
                 fix="install the versions of the plugins that run.json names",
             ) from error
         return model
+
+
+@dataclass(frozen=True)
+class SavedRun(SavedModel):
+    """A run's plan and a checkpoint of it, read by :func:`open_run`."""
+
+    folder: RunFolder
+    checkpoint: Checkpoint
+
+    @property
+    def path(self) -> Path:
+        """The checkpoint's folder."""
+        return self.checkpoint.path
+
+    @property
+    def step(self) -> int:
+        """The checkpoint's step."""
+        return self.checkpoint.step
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Read the model's parameters and state from the checkpoint."""
+        return self.checkpoint.arrays("model.") | self.checkpoint.arrays("state.")
 
 
 def open_run(
@@ -136,7 +167,7 @@ def open_run(
     plan = _planned(folder, folder.specs(folder.config, plugins or {}), say)
     checkpoint = chosen_or_refuse(out, say, step=step, best=best)
     folder.check_seed(checkpoint)
-    return SavedRun(folder, plan, checkpoint, folder.tokenizer(checkpoint, say))
+    return SavedRun(plan, folder.tokenizer(checkpoint, say), folder, checkpoint)
 
 
 def _planned(folder: RunFolder, specs: Mapping[str, Spec], say: Callable[[str], None]) -> Plan:

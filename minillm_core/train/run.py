@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -12,9 +13,14 @@ import numpy as np
 
 from minillm_core.backends import detect
 from minillm_core.backends.base import Backend, Binding, Model, lone_row
-from minillm_core.checkpoint import huggingface, layout
-from minillm_core.checkpoint.huggingface.layout import Layout
-from minillm_core.checkpoint.huggingface.write import refuse_taken
+from minillm_core.checkpoint import layout
+from minillm_core.checkpoint.directories import (
+    ModelDirectory,
+    TrainedModel,
+    exporting,
+    read_directory,
+    refuse_taken,
+)
 from minillm_core.config.folders import cache_folder
 from minillm_core.config.load import Loaded
 from minillm_core.config.selection import select
@@ -27,18 +33,18 @@ from minillm_core.data import (
 )
 from minillm_core.data.batch import padded_rows
 from minillm_core.data.corpus import reserved
-from minillm_core.data.tokenizer import END_OF_TEXT
 from minillm_core.errors import DataError, Refusal
 from minillm_core.plan import Plan
 from minillm_core.plugins.attribution import attribute_errors
 from minillm_core.train.events import Evaluated, Event
 from minillm_core.train.generate import Sampling, Writer
 from minillm_core.train.hooks import plan_hook
+from minillm_core.train.initial import open_directory
 from minillm_core.train.job import Job, with_settings
 from minillm_core.train.progress import Display, LineDisplay
-from minillm_core.train.record import read_record
+from minillm_core.train.record import RUN, read_record
 from minillm_core.train.request import Prepared, RunRequest, load_settings, prepare
-from minillm_core.train.restore import SavedRun, open_run
+from minillm_core.train.restore import SavedModel, open_run
 from minillm_core.train.session import Session
 from minillm_core.train.signals import StopRequest, stop_on_signals
 from minillm_core.train.validation import Validation
@@ -156,6 +162,8 @@ class Run:
     ) -> Run:
         """Open a run's folder, to evaluate, generate, export, or resume it with :meth:`train`.
 
+        A model directory of another program opens too, as it is, to evaluate, generate and export.
+
         Args:
             out: the folder.
             settings: for resuming: ``{"train.steps": 400}`` extends the run.
@@ -171,18 +179,28 @@ class Run:
             create: makes the backend; default: the one that the machine offers.
 
         Raises:
-            Refusal: the folder holds no run.
+            Refusal: the folder holds no run and is no model directory.
         """
         run = cls.__new__(cls)
         run._set_up(out, say, cache, create, shown)
         assert run.out is not None
-        read_record(run.out)  # refuses a folder that holds no run
+        if not os.path.lexists(run.out / RUN):
+            run._directory = read_directory(run.out)
+        if run._directory is None:
+            read_record(run.out)  # refuses a folder that holds no run
+        elif step is not None or best:
+            raise Refusal(
+                "a model directory has no checkpoints to choose from",
+                where=f"{out}, {'best' if best else f'step {step}'}",
+                fix="leave --step and --best out",
+            )
         run._read, run._where = {"step": step, "best": best}, {"backend": backend, "device": device}
         flags = {
             f"--{key}": None if value == "auto" else value for key, value in run._where.items()
         }
         named = _joined(plugins)
-        run._request = RunRequest(named, flags=flags, settings=settings, resume=run.out)
+        resume = run.out if run._directory is None else None
+        run._request = RunRequest(named, flags=flags, settings=settings, resume=resume)
         return run
 
     def _set_up(
@@ -205,6 +223,7 @@ class Run:
         self._request = RunRequest()  # of an opened run, to resume it; and what to read of it where
         self._read: dict[str, Any] = {}
         self._where: dict[str, str] = {}
+        self._directory: ModelDirectory | None = None  # that is opened in the place of a run
 
     @property
     def plan(self) -> Plan:
@@ -214,13 +233,13 @@ class Run:
     @property
     def step(self) -> int:
         """Optimizer steps that the model has seen."""
-        return self._session.step if self._job else self._saved.checkpoint.step
+        return self._session.step if self._job else self._saved.step
 
     @property
     def checkpoint(self) -> Path | None:
         """The folder of the checkpoint that is read, or of the newest one; None: there is none."""
         if self._job is None:
-            return self._saved.checkpoint.path
+            return self._saved.path
         kept = layout.folders(self.out) if self.out is not None else []
         return kept[0][1] if kept else None
 
@@ -278,6 +297,12 @@ class Run:
 
     def _trained(self) -> Session | None:
         """Give the session that trains; an opened run is planned anew. None: it is finished."""
+        if self._directory is not None:
+            raise Refusal(
+                "a model directory is no run that could be resumed",
+                where=str(self.out),
+                fix='start a run from it: settings={"init": ...}, or minillm train --init DIR',
+            )
         if self._job is None:
             self._session.resume = True
             if not self._session.bind(prepare(self._request, to_run=True)):
@@ -505,49 +530,31 @@ class Run:
             ``checkpoint``.
 
         Raises:
-            Refusal: ``to`` is taken, or a plugin stands in the way.
+            Refusal: ``to`` is taken, a plugin stands in the way, or minillm-hf is not installed.
         """
         to = Path(to)
         refuse_taken(to)
         plan, kept = self.plan, self.checkpoint
         arrays = self._job.trainer.arrays() if self._job else self._saved.arrays()
-        written, tensors = huggingface.export_layout(plan), huggingface.exported(plan, arrays)
-        documents = self._export_documents(written)
-        names = huggingface.write_directory(to, tensors, documents, shard_bytes=shard_bytes)
+        model = TrainedModel(plan, arrays, self.tokenizer)
+        parameters = exporting(plan).write(
+            to, model, self._session.shown.say, shard_bytes=shard_bytes
+        )
         return {
             "directory": str(to),
-            "layout": written.name,
-            "parameters": sum(array.size for array in tensors.values()),
-            "files": {name: (to / name).stat().st_size for name in names},
+            "layout": plan.export.layout,
+            "parameters": parameters,
+            "files": {path.name: path.stat().st_size for path in sorted(to.iterdir())},
             "step": self.step,
             "checkpoint": None if kept is None else str(kept),
         }
 
-    def _export_documents(self, written: Layout) -> dict[str, Any]:
-        """Make the JSON files of an exported model directory: name -> content."""
-        tokenizer, config = self.tokenizer, self.plan.config
-        boundary = tokenizer.end_of_text if tokenizer else None
-        positions = config.train.seq_len
-        documents = {
-            "config.json": written.document(config.model, positions=positions, boundary=boundary),
-            "generation_config.json": {
-                f"{name}_token_id": boundary for name in ("bos", "eos", "pad")
-            },
-        }
-        if tokenizer is None:
-            self._session.shown.say("the run was trained on ids: there is no tokenizer to write")
-            return documents
-        files, notes = huggingface.tokenizer_documents(
-            tokenizer.text(), boundary=END_OF_TEXT, positions=positions
-        )
-        for note in notes:
-            self._session.shown.say(note)
-        return documents | files
-
     @cached_property
-    def _saved(self) -> SavedRun:
-        """The folder's plan and checkpoint, read when they are first needed."""
+    def _saved(self) -> SavedModel:
+        """The folder's plan and checkpoint, or the directory's model, read when it is first needed."""
         assert self.out is not None
+        if self._directory is not None:
+            return open_directory(self._directory, self._request, self._session.shown.say)
         specs = select({}, self._request.plugins)[0]
         return open_run(self.out, plugins=specs, say=self._session.shown.say, **self._read)
 

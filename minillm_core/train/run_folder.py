@@ -208,7 +208,8 @@ class RunFolder:
                 f"the run was trained on ids, and {TOKENIZER} was put there later: it is used "
                 "unchecked"
             )
-        return Tokenizer.load(path, self.config.model.vocab)
+        config = self.config
+        return Tokenizer.load(path, config.model.vocab, config.data.end_of_text)
 
 
 def keep_tokenizer(

@@ -19,7 +19,7 @@ from minillm_core import checkpoint as saving
 from minillm_core.backends.base import Backend
 from minillm_core.backends.detect import Detected
 from minillm_core.checkpoint import best, disk, layout
-from minillm_core.checkpoint.huggingface import export_checked
+from minillm_core.checkpoint.directories import export_checked
 from minillm_core.config.origins import TOML
 from minillm_core.config.schema import Config
 from minillm_core.data.documents import fingerprint
@@ -116,6 +116,10 @@ class Session:
                 warnings, known = resume.check_plan(earlier, plan)
                 _ = earlier.newest
             notes += known
+        initial = None
+        if config.init is not None and (earlier is None or earlier.newest is None):
+            with shown.phase("reading the weights"):
+                initial = Initial.of(config.init, plan)
         with self._building(plugins, f"importing {detected.backend}", "while kernels are chosen"):
             backend = (self.create or backends.create)(detected, plan)
         with self._building(plugins, "reading the data", "while documents are read"):
@@ -127,10 +131,6 @@ class Session:
             resume.check_data(earlier, corpus)
         then = (earlier.part("references") or {}) if earlier else None
         notes += check_references(plan, corpus.tokenizer, then)
-        initial = None
-        if config.init is not None and (earlier is None or earlier.newest is None):
-            with shown.phase("reading the weights"):
-                initial = Initial.of(config.init, plan)
         try:
             when = "in the model's initial values"
             with self._building(plugins, "building the model", when):

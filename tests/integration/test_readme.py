@@ -30,6 +30,7 @@ PAGES = (
     "docs/reliability.md",
     "SECURITY.md",
     "benchmarks/results/README.md",
+    "plugins/minillm_hf/README.md",
     "plugins/minillm_kit/README.md",
     "plugins/minillm_lab/README.md",
     "plugins/minillm_liger/README.md",

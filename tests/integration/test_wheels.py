@@ -88,6 +88,13 @@ def test_the_core_alone_trains(alone: Any, tmp_path: Path) -> None:
     assert json.loads((out / "run.json").read_text())["plugins"] == []
     assert json.loads(alone.run("minillm_core", "plugins", "list", "--json", cwd=tmp_path)) == []
 
+    (tmp_path / "theirs").mkdir()
+    for words in (("export", str(out), "--to", "model"), ("train", "--init", "theirs")):
+        refused = alone.call("minillm_core", *words, cwd=tmp_path)
+        assert refused.returncode == 2
+        assert "pip install minillm-hf torch===" in refused.stderr
+    assert not (tmp_path / "model").exists()
+
 
 def test_what_the_core_alone_lacks_is_named_with_its_pip_line(alone: Any, tmp_path: Path) -> None:
     refused = alone.call("minillm_core", "train", "--plugins", "muon,paired_heads", cwd=tmp_path)
@@ -136,6 +143,14 @@ def test_the_core_and_the_laboratory(beside: Callable[[str], Any], tmp_path: Pat
     assert "<svg" in (tmp_path / page).read_text()
     assert "torch" in lab.run("minillm_core", "doctor", cwd=tmp_path)
     assert lab.call("minillm_core", "plugins", "new", "a", cwd=tmp_path).returncode == 2
+
+
+def test_the_core_and_model_directories(beside: Callable[[str], Any], tmp_path: Path) -> None:
+    hf = beside("hf")
+    hf.run("minillm_core", "train", "--steps", "5", "--out", "run", cwd=tmp_path)
+    hf.run("minillm_core", "export", "run", "--to", "model", cwd=tmp_path)
+    again = ("--init", "model", "--steps", "1", "--out", "again")
+    hf.run("minillm_core", "train", *again, cwd=tmp_path)
 
 
 def test_the_core_and_the_kit(beside: Callable[[str], Any], tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ ORDER = ("cli", "train", "checkpoint", "data", "backends")
 ORDER += ("plan", "plugins", "optim", "nn", "ops", "config")
 FRAMEWORKS = {"torch", "mlx"}
 # Above everything: the public names, and `python -m minillm_core`.
-ENTRY = {"__init__", "__main__", "commands", "inspection", "studies", "testing"}
+ENTRY = {"__init__", "__main__", "commands", "directories", "inspection", "studies", "testing"}
 
 
 def place(package: str) -> int:
@@ -139,6 +139,12 @@ OPEN = {
         "minillm_core.commands",
         "minillm_core.documents",
         "minillm_core.studies",
+    ),
+    "minillm_hf": (
+        "minillm_core",
+        "minillm_core.commands",
+        "minillm_core.directories",
+        "minillm_core.documents",
     ),
     "minillm_lab": (
         "minillm_core",
@@ -265,7 +271,9 @@ def test_an_import_of_the_core_is_seen(source: str, names: list[str]) -> None:
     assert [name for _, name in core_imports(source)] == names
 
 
-@pytest.mark.parametrize("name", ["", ".commands", ".inspection", ".studies"])
+@pytest.mark.parametrize(
+    "name", ["", ".commands", ".directories", ".documents", ".inspection", ".studies"]
+)
 def test_public_names_resolve_from_their_stub(name: str) -> None:
     module = import_module(f"minillm_core{name}")
     stub = ast.parse(Path(str(module.__file__)).with_suffix(".pyi").read_bytes())

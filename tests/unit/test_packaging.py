@@ -16,12 +16,15 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import minillm_core
+from minillm_core.checkpoint.directories import FIRST_PARTY as FIRST_PARTY_DIRECTORIES
 from minillm_core.config.presets import plugins_of
 from minillm_core.plugins.first_party import DISTRIBUTIONS, FIRST_PARTY, FIRST_PARTY_COMMANDS
 from tools.release import ReleaseError, build, check_tag, distributions, set_version, version
 
 GROUPS = {"minillm.plugins", "minillm.commands"}
 """Groups of entry points: a distribution beside the core has one of them, or a script of its own."""
+OBJECTS = "minillm.directories"
+"""A group whose entry points name objects, not classes or functions."""
 
 
 def projects(root: Path) -> dict[Path, dict[str, Any]]:
@@ -150,7 +153,10 @@ def test_entry_points_name_classes_and_commands_that_exist(repository: Path) -> 
     for folder, project in list(projects(repository).items())[1:]:
         found = {**project.get("entry-points", {}), "scripts": project.get("scripts", {})}
         offered = [one for group in (*GROUPS, "scripts") for one in found.get(group, {}).items()]
-        assert offered
+        objects = {value.partition(":")[0] for value in found.get(OBJECTS, {}).values()}
+        assert offered or objects
+        for module in objects:
+            assert (folder / Path(*module.split(".")).with_suffix(".py")).is_file()
         for name, target in offered:
             module, _, defined = target.partition(":")
             path = folder / Path(*module.split(".")).with_suffix(".py")
@@ -264,9 +270,10 @@ def test_make_run_installs_what_its_recipes_name(repository: Path) -> None:
     )
     assert example is not None
     plugins = {FIRST_PARTY[name] for name in {*named, *example[1].split(",")}}
-    # A run ends by naming report, and the README's commands show the token cache.
+    # A run ends by naming report and export, and the README's commands show the token cache
     commands = {FIRST_PARTY_COMMANDS[name] for name in ("report", "data.cache.list")}
-    assert {*plugins, *commands} == installed
+    # and start from a model directory.
+    assert {*plugins, *commands, FIRST_PARTY_DIRECTORIES} == installed
 
 
 @pytest.mark.slow
@@ -288,5 +295,7 @@ def test_wheels_hold_what_they_should(repository: Path, wheels: dict[str, Path])
         assert f"{package.name}/py.typed" in source
         assert licence == (repository / "LICENSE").read_text()
         assert "License-Expression: MIT" in metadata
-        groups = {"console_scripts"} if folder == repository else {*GROUPS, "console_scripts"}
+        groups = (
+            {"console_scripts"} if folder == repository else {*GROUPS, OBJECTS, "console_scripts"}
+        )
         assert groups & set(re.findall(r"^\[(.+)\]$", entry_points, re.MULTILINE))

@@ -11,7 +11,7 @@ import pytest
 
 from tools.size import File, count, packages, summary
 
-CEILING = 21_900
+CEILING = 21_500
 """Lines of code that the core may have.
 
 It is what the core has today, rounded up to the next hundred; each step lowers the number. The aim is
@@ -38,8 +38,13 @@ means for plan, estimate and loader, each size compiled before the first step).
 
 21,500 to 21,600: windows, rows in an order that a plugin claims.
 
-21,600 to 21,900: text in blocks: kept one by one, continued after a kill (90), tokenised beside training by
-a process of its own (160), a stream and windows of them (40).
+21,600 to 21,000: reading and writing model directories left for minillm-hf (690), and what finds it came
+(130: the seam, what a format is, the error where none is installed).
+
+21,000 to 21,500: what published models state (model.norm_eps, model.head_dim, data.end_of_text: 45);
+directories that are opened as they are, to evaluate and generate (100); text in blocks: kept one by one,
+continued after a kill (90), tokenised beside training by a process of its own (160), a stream and windows
+of them (40).
 """
 
 SOURCE = '''\

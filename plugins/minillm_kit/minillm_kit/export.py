@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from minillm_core import PlanError
-from minillm_core.inspection import export_layout, exported
+from minillm_hf import export_layout, exported, scaling_of
 from minillm_kit.check import Failed, NotApplicable
 from minillm_kit.oracle import Oracle
 from minillm_kit.subject import Subject, first_row, states
@@ -44,7 +44,12 @@ def exports(subject: Subject) -> str:
         if claimed is None:
             raise NotApplicable(f"it claims no export, and there is none: {error.what}") from error
         raise Failed(error.what, cause=cause) from error
-    config = layout.document(plan.config.model, positions=row["ids"].shape[1], boundary=None)
+    config = layout.document(
+        plan.config.model,
+        positions=row["ids"].shape[1],
+        boundary=None,
+        scaling=scaling_of(plan),
+    )
     theirs = logits(tensors, config, row["ids"][0])[-1]
     apart = float(np.abs(oracle.logits(row) - theirs).max())
     if not apart <= BOUND:
@@ -90,13 +95,19 @@ def _attention(layer: Arrays, config: Mapping[str, Any], x: np.ndarray) -> np.nd
     """Attend causally, x (T, C) -> (T, C); Qwen3 norms queries and keys, Llama has no weights for it."""
     width, epsilon = config["head_dim"], config["rms_norm_eps"]
     q, k, v = (
-        (x @ layer[f"self_attn.{part}_proj.weight"].T).reshape(len(x), -1, width).swapaxes(0, 1)
+        (
+            x @ layer[f"self_attn.{part}_proj.weight"].T
+            + layer.get(f"self_attn.{part}_proj.bias", 0.0)
+        )
+        .reshape(len(x), -1, width)
+        .swapaxes(0, 1)
         for part in "qkv"
     )  # (heads, T, D)
     if "self_attn.q_norm.weight" in layer:
         q = _norm(q, layer["self_attn.q_norm.weight"], epsilon)
         k = _norm(k, layer["self_attn.k_norm.weight"], epsilon)
-    q, k = (_rotated(part, config["rope_parameters"]["rope_theta"]) for part in (q, k))
+    theta, sharper = _frequencies(config["rope_parameters"], width // 2)
+    q, k = (sharper * _rotated(part, theta) for part in (q, k))
     k, v = (np.repeat(part, len(q) // len(part), 0) for part in (k, v))
     scores = q @ k.swapaxes(1, 2) / np.sqrt(width)
     scores = np.where(np.tri(len(x), dtype=bool), scores, -np.inf)
@@ -105,10 +116,39 @@ def _attention(layer: Arrays, config: Mapping[str, Any], x: np.ndarray) -> np.nd
     return mixed.swapaxes(0, 1).reshape(len(x), -1) @ layer["self_attn.o_proj.weight"].T
 
 
-def _rotated(x: np.ndarray, theta: float) -> np.ndarray:
-    """Turn the pair (i, i + D/2) of x (heads, T, D) by position * theta^(-2i/D)."""
+def _frequencies(rope: Mapping[str, Any], half: int) -> tuple[np.ndarray, float]:
+    """Return the radians a position of each pair (D/2,), and what q and k are multiplied by."""
+    base = rope["rope_theta"]
+    theta = base ** (-np.arange(half) / half)
+    if rope["rope_type"] == "default":
+        return theta, 1.0
+    factor, length = rope["factor"], rope["original_max_position_embeddings"]
+    if rope["rope_type"] == "llama3":  # by wavelengths, as in the code of Llama 3.1
+        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+        found = []
+        for one in theta:
+            wave = 2 * np.pi / one
+            smooth = (length / wave - low) / (high - low)
+            between = (1 - smooth) * one / factor + smooth * one
+            slow, fast = wave > length / low, wave < length / high
+            found.append(one / factor if slow else one if fast else between)
+        return np.array(found), 1.0
+    pairs = [  # YaRN, arXiv:2309.00071
+        half * np.log(length / (2 * np.pi * turns)) / np.log(base)
+        for turns in (rope["beta_fast"], rope["beta_slow"])
+    ]
+    if rope["truncate"]:
+        pairs = [np.floor(pairs[0]), np.ceil(pairs[1])]
+    first, last = max(pairs[0], 0), min(pairs[1], 2 * half - 1)
+    ramp = np.clip((np.arange(half) - first) / (last - first or 0.001), 0, 1)
+    sharper = rope.get("attention_factor", 0.1 * np.log(factor) + 1)
+    return theta * (1 - ramp) + theta / factor * ramp, sharper
+
+
+def _rotated(x: np.ndarray, theta: np.ndarray) -> np.ndarray:
+    """Turn the pair (i, i + D/2) of x (heads, T, D) by position * theta_i."""
     half = x.shape[-1] // 2
-    angles = np.outer(np.arange(x.shape[1]), theta ** (-np.arange(half) / half))
+    angles = np.outer(np.arange(x.shape[1]), theta)
     a, b = x[..., :half], x[..., half:]
     turned = (a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles))
     return np.concatenate(turned, -1)

@@ -16,9 +16,6 @@ from minillm_core import Layers, Module, Param, Plugin, ones, option
 
 __all__ = ["Norm", "QKNorm"]
 
-EPSILON = 1e-5
-"""That of the model's other norms: Qwen3's layout has one for all."""
-
 
 class QKNorm(Plugin, api=1, export="qwen3"):
     """Queries and keys are normalised before the rotation."""
@@ -36,12 +33,13 @@ class Norm(Module):
 
     def __init__(self, geometry: Any, gains: bool) -> None:
         super().__init__()
+        self.eps = geometry.norm_eps  # Qwen3's layout has one for all norms
         self.q = gain(geometry.head_dim) if gains else None
         self.k = gain(geometry.head_dim) if gains else None
 
     def forward(self, q: Any, k: Any) -> Any:
         """q (B, T, H, D), k (B, T, K, D) -> (q, k)."""
-        return self.ops.rms_norm(q, self.q, EPSILON), self.ops.rms_norm(k, self.k, EPSILON)
+        return self.ops.rms_norm(q, self.q, self.eps), self.ops.rms_norm(k, self.k, self.eps)
 
 
 def gain(head_dim: int) -> Param:

@@ -14,6 +14,7 @@ from minillm_modded.qk_norm import Norm, QKNorm
 
 class Sizes:
     head_dim = 8
+    norm_eps = 1e-3
 
 
 @pytest.mark.parametrize("gains", [False, True])
@@ -21,7 +22,7 @@ def test_each_head_has_unit_rms(node: Any, rng: Any, gains: bool) -> None:
     norm = node(Norm, geometry=Sizes, gains=gains)
     q, k = rng.standard_normal((2, 3, 4, 8)), 5 * rng.standard_normal((2, 3, 2, 8))
     for got, given, gain in zip(norm(q, k), (q, k), (norm.q, norm.k), strict=True):
-        expected = given / np.sqrt((given**2).mean(-1, keepdims=True) + 1e-5)
+        expected = given / np.sqrt((given**2).mean(-1, keepdims=True) + 1e-3)
         np.testing.assert_allclose(got, expected if gain is None else expected * gain, rtol=1e-12)
 
 

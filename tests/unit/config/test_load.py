@@ -270,6 +270,8 @@ def test_a_table_may_be_given_at_once(loaded: Load) -> None:
         ("model.heads=3", "256 features cannot be split over 3 heads", "model.dim=258"),
         ("model.kv_heads=3", "4 query heads cannot share 3 key and value heads", "1, 2, 4"),
         ("model.dim=12", "a head 3 wide cannot be rotated", "model.dim=16"),
+        ("model.head_dim=7", "a head 7 wide cannot be rotated", "model.head_dim=8"),
+        ("data.end_of_text=</s>", "trained here has", "data.tokenizer=PATH"),
     ],
 )
 def test_an_argument_is_refused(loaded: Load, argument: str, what: str, fix: str) -> None:

@@ -189,6 +189,24 @@ def test_what_cannot_serve_is_refused(
     assert str(path) in str(raised.value)
 
 
+def test_another_token_begins_documents_where_it_is_named(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    def renamed(data: dict) -> None:
+        data["added_tokens"][0]["content"] = "</s>"
+        data["model"]["vocab"]["</s>"] = data["model"]["vocab"].pop("<|endoftext|>")
+
+    path = edited(tokenizer, tmp_path / "t.json", renamed)
+    with pytest.raises(DataError, match="no special token") as raised:
+        Tokenizer.load(path, 300)
+    assert "data.end_of_text=</s>" in str(raised.value.fix)
+    loaded = Tokenizer.load(path, 300, "</s>")
+    assert (loaded.end_of_text, loaded.end_of_text_token) == (0, "</s>")
+    (written,) = loaded.encode(["a</s>b"])  # the name written out is text
+    assert 0 not in written
+    assert loaded.decode(written) == "a</s>b"
+
+
 @pytest.mark.parametrize("content", [b"", b"\xff", b"{}", None])
 def test_what_is_no_tokenizer_is_refused(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "t.json"

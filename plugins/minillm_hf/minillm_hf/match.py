@@ -4,45 +4,40 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from minillm_core.checkpoint.huggingface.layout import LAYOUTS, Layout, places
-from minillm_core.checkpoint.huggingface.read import ModelDirectory
-from minillm_core.errors import ConfigError, PlanError, Refusal
-from minillm_core.plan import Plan
-from minillm_core.plan.plan import Export
-from minillm_core.text import few, listed
+from minillm_core import ConfigError, Plan, PlanError
+from minillm_core.commands import few
+from minillm_core.directories import Fitted
+from minillm_hf.layouts import LAYOUTS, Layout, places
+from minillm_hf.scaling import Scaling, flags, scaling_of
 
-SIZES = ("layers", "dim", "heads", "kv_heads", "hidden", "vocab", "tied")
+if TYPE_CHECKING:
+    from minillm_hf.read import HuggingFaceDirectory
+
+SIZES = ("layers", "dim", "heads", "kv_heads", "head_dim", "hidden", "vocab", "tied", "norm_eps")
 """Settings of a model that must be its directory's; rope_base may be changed on purpose."""
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """The arrays that a plan's model takes from a directory."""
-
-    arrays: dict[str, np.ndarray]  # model.<parameter>, float32
-    initial: tuple[str, ...]  # parameters that keep their initial values: plugins' own
 
 
 def export_layout(plan: Plan) -> Layout:
     """Return the layout that a plan's model fits, with every parameter.
 
+    Args:
+        plan: one that no plugin keeps from being exported.
+
     Raises:
-        PlanError: a plugin stands in the way.
+        PlanError: a plugin claims a layout that the model is not of.
     """
-    if plan.export.layout is None:
-        blockers = plan.export.blocked_by
-        verb = "has" if len(blockers) == 1 else "have"
-        raise PlanError(
-            f"{listed(blockers)} {verb} no equivalent elsewhere, so this model cannot be exported",
-            where=f"plugins: {', '.join(blockers)}",
-            fix="train without them, or use the run's folder itself (minillm generate, eval)",
-        )
+    assert plan.export.layout is not None
     layout, found = LAYOUTS[plan.export.layout], places(plan)
-    if lack := layout.lacks(plan):
+    try:
+        lack = layout.lacks(plan)
+        scaling_of(plan)
+    except ValueError as error:
+        lack = str(error)
+    if lack:
         raise _misdeclared(plan, f"the model is not of the {layout.name} layout: {lack}")
     tensors = layout.tensors(plan.config.model).values()
     known = {tensor.place for tensor in tensors}
@@ -59,19 +54,6 @@ def export_layout(plan: Plan) -> Layout:
             names = sorted(found.get(place, place) for place in wrong)
             raise _misdeclared(plan, f"the {layout.name} layout {what} {few(names)}", names)
     return layout
-
-
-def export_checked(plan: Plan) -> Plan:
-    """Check a plan's claims of ``export=``; drop those that do not hold, with the reason."""
-    if plan.export.layout is None:
-        return plan
-    try:
-        export_layout(plan)
-    except Refusal as error:
-        owners = {info.owner for info in plan.parameters.values()} - {"core"}
-        reason = f"{error.what} ({error.where})"
-        return replace(plan, export=Export(None, tuple(sorted(owners)), reason))
-    return plan
 
 
 def exported(plan: Plan, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -95,7 +77,7 @@ def exported(plan: Plan, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarr
     }
 
 
-def fit(plan: Plan, directory: ModelDirectory) -> Fitted:
+def fit(plan: Plan, directory: HuggingFaceDirectory) -> Fitted:
     """Match a directory's tensors to the parameters of a plan's model.
 
     Raises:
@@ -103,8 +85,11 @@ def fit(plan: Plan, directory: ModelDirectory) -> Fitted:
         PlanError: the plan has no place for a tensor, or wants another shape of it.
     """
     model, layout = plan.config.model, directory.layout
+    of_ours, of_theirs = (
+        one.model_dump() | {"head_dim": one.head_width} for one in (model, directory.model)
+    )
     for key in SIZES:
-        ours, theirs = getattr(model, key), getattr(directory.model, key)
+        ours, theirs = of_ours[key], of_theirs[key]
         if ours != theirs:
             raise ConfigError(
                 f"model.{key} is {json.dumps(ours)}, and the model to start from has "
@@ -112,11 +97,19 @@ def fit(plan: Plan, directory: ModelDirectory) -> Fitted:
                 where=str(directory.path),
                 fix=f"leave model.{key} out, or set it to {json.dumps(theirs)}",
             )
+    needed, scaling = directory.plugins, directory.scaling
     if lack := layout.lacks(plan):
         raise PlanError(
             f"the plan is no {layout.name} model: {lack}",
             where=str(directory.path),
-            fix="add the plugin that norms queries and keys",
+            fix=f"add {flags(needed)}",
+        )
+    if scaling is not None and _scaling(plan) != scaling:  # one may be added on purpose
+        raise PlanError(
+            f"the directory scales its rotary frequencies ({scaling.rope_type}), and the plan does "
+            "not, or otherwise",
+            where=f"{directory.path}: {_shown(scaling)}",
+            fix=f"add {flags(needed)}",
         )
     found, taken, arrays = places(plan), {}, directory.arrays()
     for tensor in directory.tensors.values():
@@ -127,7 +120,8 @@ def fit(plan: Plan, directory: ModelDirectory) -> Fitted:
             raise PlanError(
                 f"the model has no place for {tensor.place}",
                 where=str(directory.path),
-                fix=f"leave out what takes it away: {_plugins(plan)}",
+                fix=f"leave out what takes it away: {_plugins(plan)}"
+                + (f"; the layout needs {flags(needed)}" if needed else ""),
             )
         wanted = plan.parameters[name].shape
         if wanted != array.shape:
@@ -138,6 +132,17 @@ def fit(plan: Plan, directory: ModelDirectory) -> Fitted:
             )
         taken[f"model.{name}"] = array
     return Fitted(taken, tuple(name for name in plan.parameters if f"model.{name}" not in taken))
+
+
+def _scaling(plan: Plan) -> Scaling | None:
+    try:
+        return scaling_of(plan)
+    except ValueError:
+        return None
+
+
+def _shown(scaling: Scaling) -> str:
+    return ", ".join(f"{key} {value}" for key, value in scaling.table().items())
 
 
 def _misdeclared(plan: Plan, what: str, names: Sequence[str] = ()) -> PlanError:

@@ -13,36 +13,20 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from minillm_core import disk
-from minillm_core.checkpoint.tensors import parts
-from minillm_core.errors import MinillmError, Refusal
+from minillm_core import MinillmError
+from minillm_core.directories import (
+    name_aside,
+    refuse_taken,
+    rename_path,
+    stream_file,
+    sync_path,
+    tensor_file,
+    write_file,
+)
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SHARD_BYTES = 5_000_000_000  # of one file, as Transformers writes them
-
-
-def refuse_taken(folder: Path) -> None:
-    """Refuse a path that is taken, unless by an empty folder.
-
-    Raises:
-        Refusal: it is no folder, or not empty, or cannot be looked at.
-    """
-    try:
-        with os.scandir(folder) as entries:
-            first = next(entries, None)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise Refusal(
-            f"a model directory cannot be written to {folder}",
-            where=str(error.strerror),
-            fix="--to with the name of a new folder",
-        ) from error
-    if first is not None:
-        raise Refusal(
-            f"{folder} is not empty", where=first.path, fix="--to with the name of a new folder"
-        )
 
 
 def write_directory(
@@ -69,17 +53,17 @@ def write_directory(
     """
     refuse_taken(folder)
     target = Path(os.path.realpath(folder))  # an empty folder may be reached through a link
-    temporary = disk.aside(target)
+    temporary = name_aside(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary.mkdir()
         documents = {**documents, **_write_tensors(temporary, tensors, shard_bytes)}
         for name, document in documents.items():
             text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
-            disk.write(temporary / name, text.encode() + b"\n")
+            write_file(temporary / name, text.encode() + b"\n")
         names = sorted(path.name for path in temporary.iterdir())
-        disk.sync(temporary)
-        disk.rename(temporary, target)
+        sync_path(temporary)
+        rename_path(temporary, target)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
         if not isinstance(error, OSError):
@@ -115,7 +99,7 @@ def _write_tensors(
         ]
     for name, shard in zip(names, shards, strict=True):
         # older versions of Transformers refuse a file that does not say "pt"
-        disk.stream(folder / name, parts(shard, "pt"))
+        stream_file(folder / name, tensor_file(shard, "pt"))
     if len(shards) == 1:
         return {}
     held = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}

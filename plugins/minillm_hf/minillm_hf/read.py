@@ -14,15 +14,26 @@ from typing import Any
 
 import numpy as np
 
-from minillm_core import strict
-from minillm_core.checkpoint import LARGEST_TOKENIZER, tensors
-from minillm_core.checkpoint.huggingface.layout import Layout, Tensor, model_of
-from minillm_core.checkpoint.huggingface.write import INDEX, WEIGHTS
-from minillm_core.config.schema import ModelConfig
-from minillm_core.errors import Refusal
+from minillm_core import Plan, Refusal
+from minillm_core.directories import (
+    LARGEST_JSON,
+    LARGEST_TOKENIZER,
+    WIDTHS,
+    Fitted,
+    ModelConfig,
+    Stored,
+    parse_json,
+    tensor_places,
+)
+from minillm_core.documents import END_OF_TEXT
+from minillm_hf.layouts import Layout, Tensor, model_of
+from minillm_hf.match import fit
+from minillm_hf.scaling import Scaling
+from minillm_hf.write import INDEX, WEIGHTS
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 _AGAIN = "fetch or write the directory again"
 PICKLES = {".bin", ".pt", ".pth", ".ckpt"}
 
@@ -45,7 +56,7 @@ class FileTensor:
 
     path: Path
     name: str
-    stored: tensors.Stored
+    stored: Stored
 
     def read(self) -> np.ndarray:
         """Read it as float32.
@@ -65,27 +76,34 @@ class FileTensor:
 
 
 @dataclass(frozen=True)
-class ModelDirectory:
+class HuggingFaceDirectory:
     """A model directory that can be read; its tensors are not read yet."""
 
     path: Path
     layout: Layout
     model: ModelConfig
+    scaling: Scaling | None  # of the rotary frequencies
+    positions: int | None  # longest row that its model has seen
     stored: Mapping[str, FileTensor]  # of every tensor, by its name there
+    end_of_text: str | None = None  # the token of its tokenizer, where that is stated
     notes: tuple[str, ...] = ()  # what a person should know
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return the settings of a run of this model: ``model.*``, ``data.tokenizer``."""
+        """Return the settings of a run of this model: ``model.*``, ``data.tokenizer``, its end of text, ``train.lr``."""
         found = {f"model.{key}": value for key, value in self.model.model_dump().items()}
+        found["train.lr"] = tuning_rate(self.model.dim)
         if (self.path / TOKENIZER).is_file():
             found["data.tokenizer"] = str(self.path / TOKENIZER)
+            if self.end_of_text not in (None, END_OF_TEXT):
+                found["data.end_of_text"] = self.end_of_text
         return found
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Read ``model.<parameter>`` of the plain model -> float32.
 
-        Weights of a norm on queries and keys are ``model.layers.<i>.attention.qk.<q or k>``.
+        Weights of a norm on queries and keys are ``model.layers.<i>.attention.qk.<q or k>``, biases
+        ``attention.qk.q_bias``, ``attention.qk.k_bias`` and ``attention.v_terms.v_bias``.
 
         Raises:
             Refusal: one cannot be read, or is not finite.
@@ -94,6 +112,15 @@ class ModelDirectory:
             f"model.{tensor.place}": self.stored[name].read()
             for name, tensor in self.tensors.items()
         }
+
+    @property
+    def plugins(self) -> dict[str, Mapping[str, Any]]:
+        """The plugins that its model needs, each with its options."""
+        needed = dict(self.layout.plugins)
+        if self.scaling is not None:
+            given = {key: v for key, v in self.scaling.options.items() if v is not None}
+            needed[self.scaling.plugin] = given
+        return needed
 
     @cached_property
     def digest(self) -> str:
@@ -105,13 +132,31 @@ class ModelDirectory:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
         return digest.hexdigest()
 
+    def fit(self, plan: Plan) -> Fitted:
+        """Match its tensors to the parameters of a plan's model.
+
+        Raises:
+            ConfigError: the settings make another model than the directory's.
+            PlanError: the plan has no place for a tensor, or wants another shape of it.
+        """
+        return fit(plan, self)
+
     @property
     def tensors(self) -> dict[str, Tensor]:
         """List the tensors that its layout and sizes ask for, by their names there."""
         return self.layout.tensors(self.model)
 
 
-def read_model_directory(path: Path) -> ModelDirectory:
+def tuning_rate(dim: int) -> float:
+    """Choose the learning rate for going on with a trained model of that width.
+
+    2e-5, as for models of 4,096 features, where models of 7 billion parameters are tuned so; narrower
+    ones take larger steps, in inverse proportion (arXiv:2203.03466), up to 3e-4.
+    """
+    return float(f"{min(3e-4, 2e-5 * 4096 / dim):.2g}")
+
+
+def read_model_directory(path: Path) -> HuggingFaceDirectory:
     """Look at a model directory and check all of it but the numbers.
 
     Raises:
@@ -123,7 +168,10 @@ def read_model_directory(path: Path) -> ModelDirectory:
             where=str(path / CONFIG) if path.is_dir() else "there is no such folder",
             fix="give a folder with config.json and model.safetensors, as minillm export writes it",
         )
-    layout, model = model_of(_json(path / CONFIG), str(path / CONFIG))
+    config = _json(path / CONFIG)
+    layout, model, scaling = model_of(config, str(path / CONFIG))
+    positions = config.get("max_position_embeddings")
+    positions = positions if type(positions) is int and positions > 0 else None
     stored = _stored(path)
     _check(layout.tensors(model), stored, path, tied=model.tied)
     notes, tokenizer = (), path / TOKENIZER
@@ -135,14 +183,43 @@ def read_model_directory(path: Path) -> ModelDirectory:
             where=str(tokenizer),
             fix=_AGAIN,
         )
-    return ModelDirectory(path, layout, model, stored, notes)
+    return HuggingFaceDirectory(
+        path, layout, model, scaling, positions, stored, _end_of_text(path), notes
+    )
+
+
+def _end_of_text(folder: Path) -> str | None:
+    """Read the token that ends a text from tokenizer_config.json; None where it does not say.
+
+    Raises:
+        Refusal: it cannot be read, names code, or has something else in that place.
+    """
+    path = folder / TOKENIZER_CONFIG
+    if not os.path.lexists(path):
+        return None
+    config = _json(path)
+    if config.get("auto_map") is not None:
+        raise Refusal(
+            f"{TOKENIZER_CONFIG} names code that comes with the directory, which is not run",
+            where=f"{path}: auto_map",
+            fix="give a directory whose tokenizer.json is all of its tokenizer, without auto_map",
+        )
+    found = config.get("eos_token")
+    token = found.get("content") if isinstance(found, dict) else found
+    if token is not None and not (isinstance(token, str) and token):
+        raise Refusal(
+            f"{TOKENIZER_CONFIG} has {str(found)[:40]} for eos_token, which is no token",
+            where=str(path),
+            fix=_AGAIN,
+        )
+    return token
 
 
 def _json(path: Path) -> dict[str, Any]:
     _check_regular(path)
     try:
         with path.open("rb") as file:
-            return strict.parse(file.read(strict.LARGEST + 1))
+            return parse_json(file.read(LARGEST_JSON + 1))
     except (OSError, ValueError) as error:
         problem = f"{path.name} cannot be read: {error}"[:200]
         raise Refusal(problem, where=str(path), fix=_AGAIN) from error
@@ -201,7 +278,7 @@ def _check(
             f"the directory {what} the tensor {name[:80]}, of {len(missing)} missing and "
             f"{len(unknown)} unknown ones",
             where=str(folder),
-            fix="give a directory of a plain Llama or Qwen3 model",
+            fix="give a directory of a plain Llama, Qwen2 or Qwen3 model",
         )
     for name, tensor in wanted.items():
         found = stored[name]
@@ -233,7 +310,7 @@ def stored_tensors(path: Path) -> dict[str, FileTensor]:
                     raise ValueError(f"ends before byte {offset + len(memory):,}")
 
             size = os.fstat(file.fileno()).st_size
-            found = tensors.header(fill, size, tensors.WIDTHS)
+            found = tensor_places(fill, size, WIDTHS)
     except (OSError, ValueError) as error:
         raise Refusal(
             f"{path.name} is not a sound safetensors file: {error}", where=str(path), fix=_AGAIN

@@ -15,7 +15,6 @@ from minillm_core.backends.base import Model, lone_row
 from minillm_core.backends.bind import create
 from minillm_core.backends.detect import Detected
 from minillm_core.checkpoint import commit
-from minillm_core.checkpoint.huggingface import fit, read_model_directory
 from minillm_core.config.load import load
 from minillm_core.data import Tokenizer
 from minillm_core.errors import PlanError, Refusal
@@ -24,6 +23,7 @@ from minillm_core.plugins.manager import load as load_plugins
 from minillm_core.train.record import Record
 from minillm_core.train.run import Run
 from minillm_core.train.settings import settings
+from minillm_hf import fit, read_model_directory
 
 pytest.importorskip("torch")
 pytest.importorskip("mlx.core")
@@ -32,7 +32,7 @@ VOCAB, ROW = 600, 48
 SMALL = {
     **{"model.layers": 2, "model.dim": 64, "model.heads": 4, "model.kv_heads": 2},
     **{"model.hidden": 96, "model.vocab": VOCAB, "model.rope_base": 5000.0},
-    **{"train.seq_len": ROW, "train.rows": 1},
+    **{"model.norm_eps": 0.02, "model.head_dim": 24, "train.seq_len": ROW, "train.rows": 1},
 }
 QK_NORM = '''
 from minillm_core import Module, Param, Plugin, ones
@@ -45,7 +45,7 @@ class Norm(Module):
         self.k = Param(shape, init=ones, role="norm", wd_mul=0.0) if weighted else None
 
     def forward(self, q, k):
-        return self.ops.rms_norm(q, self.q, 1e-5), self.ops.rms_norm(k, self.k, 1e-5)
+        return self.ops.rms_norm(q, self.q, 0.02), self.ops.rms_norm(k, self.k, 0.02)
 
 class Weighted(Plugin, api=1, export="qwen3"):
     """Norms of queries and keys."""
@@ -209,8 +209,8 @@ def test_a_model_of_transformers_is_the_same_here(
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=16,
-        rms_norm_eps=1e-5,
+        head_dim=24,
+        rms_norm_eps=0.02,
         initializer_range=0.2,
         tie_word_embeddings=tied,
         rope_parameters={"rope_type": "default", "rope_theta": 3000.0},

@@ -16,19 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from minillm_core.checkpoint import disk
-from minillm_core.checkpoint.huggingface import (
-    LAYOUTS,
-    ModelDirectory,
-    export_checked,
-    export_layout,
-    exported,
-    fit,
-    read_model_directory,
-    tokenizer_documents,
-    write_directory,
-)
-from minillm_core.checkpoint.huggingface.read import stored_tensors
+from minillm_core import Layers
+from minillm_core.checkpoint.directories import export_checked, exporting
 from minillm_core.errors import ConfigError, MinillmError, PlanError, Refusal
 from minillm_core.nn.init import ones, zeros
 from minillm_core.nn.module import Module
@@ -36,8 +25,23 @@ from minillm_core.nn.param import Param
 from minillm_core.plan import Plan
 from minillm_core.plan.render import exportable
 from minillm_core.plugins.plugin import Plugin
+from minillm_hf import (
+    LAYOUTS,
+    HuggingFaceDirectory,
+    export_layout,
+    exported,
+    fit,
+    read_model_directory,
+    tokenizer_documents,
+    write_directory,
+)
+from minillm_hf import write as hf_write
+from minillm_hf.read import stored_tensors
+from minillm_hf.yarn_rope import YarnRope
+from minillm_modded.half_rope import HalfRope
 
 Planned = Callable[..., Plan]
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 same_folder = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -148,7 +152,8 @@ def edit(path: Path, **changes: Any) -> None:
 def test_there_and_back(
     tmp_path: Path, planned: Planned, tied: str, shard_bytes: int, plugins: dict
 ) -> None:
-    plan = planned(f"model.tied={tied}", "model.rope_base=5000", **plugins)
+    more = ("model.rope_base=5000", "model.norm_eps=1e-6", "model.head_dim=6")
+    plan = planned(f"model.tied={tied}", *more, **plugins)
     arrays = weights(plan)
     folder = write(tmp_path / "a" / "model", plan, arrays, shard_bytes=shard_bytes)
     found = read_model_directory(folder)
@@ -178,7 +183,8 @@ def test_there_and_back(
 def test_it_says_what_a_run_must_be_told(folder: Path, planned: Planned) -> None:
     found = read_model_directory(folder)
     model = planned().config.model.model_dump()
-    assert found.settings == {f"model.{key}": value for key, value in model.items()}
+    settings = {f"model.{key}": value for key, value in model.items()} | {"train.lr": 3e-4}
+    assert found.settings == settings
     assert "other ids" in found.notes[0]
     (folder / "tokenizer.json").write_text("{}")
     found = read_model_directory(folder)
@@ -198,14 +204,14 @@ def test_the_digest_is_of_every_byte(folder: Path) -> None:
 # writing
 
 
-@pytest.mark.parametrize("step", ["write", "sync", "rename"])
+@pytest.mark.parametrize("step", ["write_file", "stream_file", "sync_path", "rename_path"])
 def test_a_full_disk_leaves_nothing(
     tmp_path: Path, planned: Planned, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     def full(*arguments: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(disk, step, full)
+    monkeypatch.setattr(hf_write, step, full)
     with pytest.raises(MinillmError, match="No space left") as found:
         write(tmp_path / "model", planned())
     assert found.value.exit_code == 1
@@ -230,7 +236,7 @@ def test_a_place_that_is_taken_meanwhile_is_left_alone(
         (target / "mine").touch()
         source.rename(target)
 
-    monkeypatch.setattr(disk, "rename", late)
+    monkeypatch.setattr(hf_write, "rename_path", late)
     with pytest.raises(Refusal, match="not empty"):
         write(tmp_path / "model", planned())
     assert [path.name for path in tmp_path.rglob("*")] == ["model", "mine"]
@@ -268,7 +274,7 @@ def test_what_fits_no_layout_is_refused_by_the_plugin_s_name(
     planned: Planned, plugin: Plugin, what: str
 ) -> None:
     with pytest.raises(PlanError, match=what) as found:
-        export_layout(planned(odd=plugin))
+        exporting(planned(odd=plugin))
     assert "plugins: odd" in str(found.value)
 
 
@@ -314,10 +320,77 @@ def test_what_a_plugin_takes_away_is_refused(folder: Path, planned: Planned) -> 
     assert "taker" in str(found.value)
 
 
-@pytest.mark.parametrize("changed", ["layers=3", "dim=64", "heads=8", "kv_heads=4", "hidden=40"])
+@pytest.mark.parametrize(
+    "changed",
+    ["layers=3", "dim=64", "heads=8", "kv_heads=4", "hidden=40", "head_dim=16", "norm_eps=1e-6"],
+)
 def test_another_shape_is_refused(folder: Path, planned: Planned, changed: str) -> None:
     with pytest.raises(ConfigError, match=f"model.{changed.partition('=')[0]} is"):
         fit(planned(f"model.{changed}"), read_model_directory(folder))
+
+
+def test_rotary_scaling_is_not_dropped(folder: Path, planned: Planned) -> None:
+    plain = read_model_directory(folder)
+    yarn = YarnRope(factor=4.0, original_max_position_embeddings=64)
+    assert fit(planned(yarn_rope=yarn), plain).initial == ()  # a longer context, on purpose
+    edit(folder / "config.json", rope_scaling=YARN)
+    found = read_model_directory(folder)
+    assert fit(planned(yarn_rope=yarn), found).initial == ()
+    for other in ({}, {"yarn_rope": YarnRope()}, {"half_rope": HalfRope()}):
+        with pytest.raises(PlanError, match=r"scales its rotary frequencies \(yarn\)") as refused:
+            fit(planned(**other), found)
+        assert "yarn_rope.original_max_position_embeddings=64" in str(refused.value.fix)
+
+
+@pytest.mark.parametrize(
+    ("layers", "plugins"),
+    [("every:2", {}), ("all", {"qk": QK()})],
+    ids=["some layers", "beside another layout"],
+)
+def test_rotary_scaling_is_exported_where_all_layers_have_it(
+    planned: Planned, layers: str, plugins: dict
+) -> None:
+    plan = export_checked(planned(yarn_rope=YarnRope(layers=Layers(layers)), **plugins))
+    assert plan.export.layout == ("qwen3" if plugins else None)
+    assert plugins or "scaled in some layers, not in others" in exportable(plan)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"eos_token": "</s>", "auto_map": {"AutoTokenizer": ["evil.T", null]}}', "names code"),
+        ('{"eos_token": 5}', "which is no token"),
+        ('{"eos_token": {"content": ["</s>"]}}', "which is no token"),
+        ('{"eos_token": ""}', "which is no token"),
+        ('{"eos_token": "a", "eos_token": "b"}', "the same key twice"),
+        ("[]", "not an object"),
+        ("{" * 100_000, "cannot be read"),
+    ],
+)
+def test_a_hostile_tokenizer_config_is_refused(folder: Path, text: str, said: str) -> None:
+    (folder / "tokenizer_config.json").write_text(text)
+    with pytest.raises(Refusal, match=said) as refused:
+        read_model_directory(folder)
+    assert len(str(refused.value)) < 600
+
+
+def test_the_end_of_text_is_that_of_the_tokenizer_s_config(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{}")
+    for token, known in [
+        ("</s>", {"data.end_of_text": "</s>"}),
+        ({"content": "<eos>", "lstrip": False}, {"data.end_of_text": "<eos>"}),
+        ("<|endoftext|>", {}),
+        (None, {}),
+    ]:
+        (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": token}))
+        found = read_model_directory(folder).settings
+        assert {k: v for k, v in found.items() if k == "data.end_of_text"} == known
+
+
+def test_pickles_beside_safetensors_are_left_alone(folder: Path) -> None:
+    (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
+    (folder / "modeling_evil.py").write_text("raise SystemExit('run')")
+    assert read_model_directory(folder).arrays()
 
 
 def test_the_rotary_base_may_be_changed(folder: Path, planned: Planned) -> None:
@@ -357,6 +430,15 @@ def test_other_ways_of_saying_the_same(folder: Path, planned: Planned, changes: 
     assert read_model_directory(folder).model == planned().config.model
 
 
+def test_what_llama_leaves_out_has_transformers_defaults(folder: Path, planned: Planned) -> None:
+    edit(folder / "config.json", rms_norm_eps=...)
+    found = read_model_directory(folder)
+    assert found.model.norm_eps == 1e-6
+    with pytest.raises(ConfigError, match=r"model\.norm_eps is 1e-05, and the model"):
+        fit(planned(), found)
+    assert fit(planned("model.norm_eps=1e-6"), found).initial == ()
+
+
 def test_queries_have_keys_of_their_own_where_nothing_else_is_said(
     tmp_path: Path, planned: Planned
 ) -> None:
@@ -371,7 +453,18 @@ def test_queries_have_keys_of_their_own_where_nothing_else_is_said(
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
         ({"architectures": ["LlamaForCausalLM", "Other"]}, "Other"),
         ({"model_type": "mistral"}, "mistral"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling"),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+            "llama3 without low_freq_factor",
+        ),
+        ({"rope_scaling": YARN | {"factor": 0.5}}, "yarn with"),
+        ({"rope_scaling": YARN | {"factor": "4"}}, "yarn with factor 4"),
+        ({"rope_scaling": YARN | {"factor": True}}, "yarn with factor True"),
+        ({"rope_scaling": YARN | {"truncate": 1}}, "yarn with truncate 1"),
+        ({"rope_scaling": YARN | {"mscale": 1.0}}, "yarn with 'mscale'"),
+        ({"rope_scaling": YARN | {"original_max_position_embeddings": 1.5}}, "yarn with"),
+        ({"rope_scaling": YARN, "rope_parameters": YARN | {"factor": 8.0}}, "differ"),
+        ({"rope_scaling": {"rope_type": ["yarn"]}}, "is none of llama3, yarn"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_parameters"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "rope_parameters"),
@@ -387,9 +480,11 @@ def test_queries_have_keys_of_their_own_where_nothing_else_is_said(
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"quantization": {"bits": 4}}, "quantization"),
         ({"auto_map": {"AutoModel": "evil.Model"}}, "auto_map"),
-        ({"rms_norm_eps": 1e-6}, "rms_norm_eps"),
-        ({"rms_norm_eps": ...}, "rms_norm_eps"),
-        ({"head_dim": 16}, "head_dim"),
+        ({"rms_norm_eps": 0.0}, "rms_norm_eps"),
+        ({"rms_norm_eps": -1e-6}, "rms_norm_eps"),
+        ({"rms_norm_eps": "1e-6"}, "rms_norm_eps"),
+        ({"head_dim": 7}, "head_dim of 7"),
+        ({"head_dim": 16}, r"q_proj.weight has shape \(32, 32\).* says \(64, 32\)"),
         ({"hidden_size": 0}, "hidden_size"),
         ({"hidden_size": 10**400}, "hidden_size"),
         ({"num_attention_heads": 0}, "num_attention_heads"),
@@ -608,7 +703,7 @@ def refused_or_read(folder: Path) -> None:
         arrays = found.arrays()
     except Refusal:
         return
-    assert isinstance(found, ModelDirectory)
+    assert isinstance(found, HuggingFaceDirectory)
     for array in arrays.values():
         assert array.dtype == np.float32
         assert np.isfinite(array).all()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -10,13 +9,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from minillm_core.config.schema import ModelConfig
-from minillm_core.errors import Refusal
-from minillm_core.nn.layers import EPSILON
-from minillm_core.plan import Plan
+from minillm_core import Plan, Refusal
+from minillm_core.commands import listed
+from minillm_core.directories import ModelConfig
+from minillm_hf.scaling import Scaling
 
-_QK = re.compile(r"(layers\.\d+\.attention\.qk)\.\w+\.(q|k)")
-"""A norm's weights on queries and keys, whatever its plugin is called."""
+_QK = re.compile(r"(layers\.\d+\.attention)\.(qk|v_terms)\.\w+\.(q|k|[qkv]_bias)")
+"""A norm's weights on queries and keys, and biases, whatever their plugin is called."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +39,11 @@ class Layout:
     settings: Mapping[str, Any] = field(default_factory=dict)  # of config.json, its own
     stated: tuple[str, ...] = ()  # sizes whose defaults differ there: they must be given
     lacks: Callable[[Plan], str | None] = lambda plan: None  # what a plan would need to be of it
+    plugins: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # that bring this
 
     def tensors(self, model: ModelConfig) -> dict[str, Tensor]:
         """List every tensor of a directory, by its name there."""
-        width = model.dim // model.heads
+        width = model.head_width
         sizes = {
             "vocab": model.vocab,
             "dim": model.dim,
@@ -63,14 +63,23 @@ class Layout:
             for name, (at, leaf) in named.items()
         }
 
-    def document(self, model: ModelConfig, *, positions: int, boundary: int | None) -> dict:
+    def document(
+        self,
+        model: ModelConfig,
+        *,
+        positions: int,
+        boundary: int | None,
+        scaling: Scaling | None = None,
+    ) -> dict[str, Any]:
         """Make config.json.
 
         Args:
             model: the sizes.
             positions: the longest row that the model has seen.
             boundary: the id before every document; None where it is unknown.
+            scaling: of the rotary frequencies.
         """
+        rope = {"rope_type": "default"} if scaling is None else scaling.table()
         return {
             "architectures": [self.architecture],
             "model_type": self.name,
@@ -81,13 +90,14 @@ class Layout:
             "num_hidden_layers": model.layers,
             "num_attention_heads": model.heads,
             "num_key_value_heads": model.kv_heads,
-            "head_dim": model.dim // model.heads,
+            "head_dim": model.head_width,
             "hidden_act": "silu",
-            "rms_norm_eps": EPSILON,
+            "rms_norm_eps": model.norm_eps,
             "max_position_embeddings": positions,
             # the first is read by Transformers 4, vLLM and mlx-lm, the second by Transformers 5
             "rope_theta": model.rope_base,
-            "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_base},
+            "rope_parameters": {**rope, "rope_theta": model.rope_base},
+            **({} if scaling is None else {"rope_scaling": rope}),
             "tie_word_embeddings": model.tied,
             "attention_bias": False,
             "attention_dropout": 0.0,
@@ -110,10 +120,10 @@ def places(plan: Plan) -> dict[str, str]:
     found: dict[str, str] = {}
     for name in plan.parameters:
         match = _QK.fullmatch(name)
-        place = f"{match[1]}.{match[2]}" if match else name
+        place = f"{match[1]}.{match[2]}.{match[3]}" if match else name
         if place in found:
             raise Refusal(
-                f"{found[place]} and {name} are two norms in one place",
+                f"{found[place]} and {name} are two of one kind in one place",
                 where=place,
                 fix="leave one of the plugins out",
             )
@@ -169,10 +179,43 @@ QWEN3 = Layout(  # arXiv:2505.09388: Llama with a norm on queries and keys
     settings={"use_sliding_window": False, "sliding_window": None},
     stated=("head_dim", "num_key_value_heads"),
     lacks=_lacks_norm,
+    plugins={"qk_norm": {"gains": True}},
 )
 
 
-LAYOUTS: Mapping[str, Layout] = {layout.name: layout for layout in (LLAMA, QWEN3)}
+def _lacks_bias(plan: Plan) -> str | None:
+    """Find a layer without the biases of Qwen2."""
+    known = places(plan)
+    for index in range(plan.config.model.layers):
+        for bias in ("qk.q_bias", "qk.k_bias", "v_terms.v_bias"):
+            if f"layers.{index}.attention.{bias}" not in known:
+                return f"layer {index} has no biases on queries, keys and values"
+    return None
+
+
+QWEN2 = Layout(  # arXiv:2407.10671: Llama with biases on queries, keys and values
+    name="qwen2",
+    architecture="Qwen2ForCausalLM",
+    leaves=LLAMA.leaves,
+    head=LLAMA.head,
+    layer={
+        **LLAMA.layer,
+        "self_attn.q_proj.bias": Tensor("attention.qk.q_bias", ("queries",)),
+        "self_attn.k_proj.bias": Tensor("attention.qk.k_bias", ("keys",)),
+        "self_attn.v_proj.bias": Tensor("attention.v_terms.v_bias", ("keys",)),
+    },
+    settings={"attention_bias": True, "use_sliding_window": False, "sliding_window": None},
+    stated=("num_key_value_heads",),
+    lacks=_lacks_bias,
+    plugins={"qkv_bias": {}},
+)
+
+
+LAYOUTS: Mapping[str, Layout] = {layout.name: layout for layout in (LLAMA, QWEN2, QWEN3)}
+REASONS: Mapping[str, str] = {
+    "GPT2LMHeadModel": "it has learned positions, LayerNorm and biases in every product",
+}
+"""Architecture -> why minillm's decoder cannot be it."""
 
 
 # config.json of other programs: only what minillm's decoder has is accepted
@@ -197,13 +240,13 @@ class Document(BaseModel):
     vocab_size: Size
     head_dim: Size | None = None
     tie_word_embeddings: bool = False
-    rms_norm_eps: float = 1e-6
+    rms_norm_eps: float = Field(1e-6, gt=0, lt=1)
     rope_theta: float | None = None
     rope_parameters: dict[str, Any] | None = None
     rope_scaling: dict[str, Any] | None = None
     layer_types: list[str] | None = None
     hidden_act: Literal["silu"] = "silu"
-    attention_bias: Literal[False] = False
+    attention_bias: bool = False
     mlp_bias: Literal[False] = False
     use_sliding_window: Literal[False] | None = None
     sliding_window: int | None = None
@@ -213,8 +256,8 @@ class Document(BaseModel):
     model_file: None = None  # the same, for mlx-lm
 
 
-def model_of(config: dict[str, Any], where: str) -> tuple[Layout, ModelConfig]:
-    """Read the layout and sizes of a config.json.
+def model_of(config: dict[str, Any], where: str) -> tuple[Layout, ModelConfig, Scaling | None]:
+    """Read the layout, sizes and rotary scaling of a config.json.
 
     Args:
         config: its content.
@@ -229,37 +272,50 @@ def model_of(config: dict[str, Any], where: str) -> tuple[Layout, ModelConfig]:
         if named == [layout.architecture] and kind in (None, layout.name):
             break
     else:
-        known = " and ".join(layout.architecture for layout in LAYOUTS.values())
+        known = listed([layout.architecture for layout in LAYOUTS.values()]).replace(
+            " and ", " or "
+        )
+        why = next((REASONS[str(one)] for one in _list(named) if str(one) in REASONS), None)
         raise Refusal(
-            f"minillm has no model of architecture {str(named)[:80]}, type {str(kind)[:40]}",
+            f"minillm has no model of architecture {str(named)[:80]}, type {str(kind)[:40]}"
+            + (f": {why}" if why else ""),
             where=where,
-            fix=f"give a directory of {known}",
+            fix=f"give a directory of {known}, or train a model of that size (minillm train "
+            "--preset gpt2-124m)"
+            if why
+            else f"give a directory of {known}",
         )
     try:
-        return layout, _model_of(config, layout)
+        return layout, *_model_of(config, layout)
     except (ValueError, OverflowError) as error:  # pydantic's among them
         raise Refusal(
             f"minillm's decoder cannot be this model: {_problem(error)}",
             where=where,
-            fix="give a directory of a plain Llama or Qwen3 model",
+            fix="give a directory of a plain Llama, Qwen2 or Qwen3 model",
         ) from error
 
 
-def _model_of(config: dict[str, Any], layout: Layout) -> ModelConfig:
-    """Read the sizes; raise ValueError with the reason."""
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _model_of(config: dict[str, Any], layout: Layout) -> tuple[ModelConfig, Scaling | None]:
+    """Read the sizes and the rotary scaling; raise ValueError with the reason."""
     document = Document.model_validate(config)
     for key in layout.stated:
         if getattr(document, key) is None:
             raise ValueError(f"{key} is missing")
     if others := sorted(set(document.layer_types or ()) - {"full_attention"}):
         raise ValueError(f"layer_types has {others[0][:40]!r}")
-    # Qwen3 states a window and uses it only with use_sliding_window
+    if document.attention_bias and not layout.settings.get("attention_bias"):
+        raise ValueError("attention_bias is true")
+    # Qwen2 and Qwen3 state a window and uses it only with use_sliding_window
     if document.sliding_window is not None and document.use_sliding_window is None:
         raise ValueError(f"sliding_window is {document.sliding_window}")
-    if not math.isclose(document.rms_norm_eps, EPSILON, rel_tol=1e-6):
-        raise ValueError(f"rms_norm_eps is {document.rms_norm_eps:g}, not {EPSILON:g}")
     heads = document.num_attention_heads
     kv_heads = heads if document.num_key_value_heads is None else document.num_key_value_heads
+    base, scaling = _rope(document)
+    divided = document.head_dim in (None, document.hidden_size / heads)
     model = ModelConfig(
         layers=document.num_hidden_layers,
         dim=document.hidden_size,
@@ -268,36 +324,46 @@ def _model_of(config: dict[str, Any], layout: Layout) -> ModelConfig:
         hidden=document.intermediate_size,
         vocab=document.vocab_size,
         tied=document.tie_word_embeddings,
-        rope_base=_rope_base(document),
+        rope_base=base,
+        norm_eps=document.rms_norm_eps,
+        head_dim=None if divided else document.head_dim,
     )
-    width, rest = divmod(model.dim, heads)
-    if rest or width % 2 or heads % model.kv_heads or document.head_dim not in (None, width):
+    if (model.head_dim is None and model.dim % heads) or model.head_width % 2 or heads % kv_heads:
         raise ValueError(
-            f"{model.dim} features, {heads} heads, {model.kv_heads} key-value heads and a head_dim "
-            f"of {document.head_dim or width} do not go together (head_dim must be features / "
-            "heads)"
+            f"{model.dim} features, {heads} heads, {kv_heads} key-value heads and a head_dim of "
+            f"{model.head_width} do not go together"
         )
-    return model
+    return model, scaling
 
 
-def _rope_base(document: Document) -> float:
-    """Find the rotary base, which versions of Transformers write under different keys."""
+def _rope(document: Document) -> tuple[float, Scaling | None]:
+    """Find the rotary base and scaling, which versions of Transformers write under different keys."""
     found: set[float] = set()
+    scaled: dict[str, Scaling] = {}
     if document.rope_theta is not None:
         found.add(document.rope_theta)
     for key in ("rope_parameters", "rope_scaling"):
         table = getattr(document, key) or {}
         kind = table.get("rope_type", table.get("type", "default"))
-        if kind != "default" or table.get("partial_rotary_factor", 1.0) != 1.0:
+        if table.get("partial_rotary_factor", 1.0) != 1.0:
             raise ValueError(f"{key} is {str(table)[:80]}")
         theta = table.get("rope_theta")
         if isinstance(theta, (int, float)) and not isinstance(theta, bool):
             found.add(float(theta))
-        elif table.keys() - {"rope_type", "type", "partial_rotary_factor"}:
-            raise ValueError(f"{key} is {str(table)[:80]}")
+        if kind == "default":
+            known = {"rope_type", "type", "partial_rotary_factor", "rope_theta"}
+            if theta is None and table.keys() - known:
+                raise ValueError(f"{key} is {str(table)[:80]}")
+        else:
+            try:
+                scaled[key] = Scaling.read(table)
+            except ValueError as error:
+                raise ValueError(f"{key}: {error}") from error
     if len(found) > 1:
         raise ValueError(f"rope_theta is both {' and '.join(f'{s:g}' for s in sorted(found))}")
-    return found.pop() if found else ROPE_BASE
+    if len(set(map(repr, scaled.values()))) > 1:
+        raise ValueError("rope_parameters and rope_scaling differ")
+    return found.pop() if found else ROPE_BASE, next(iter(scaled.values()), None)
 
 
 def _problem(error: Exception) -> str:

@@ -1,0 +1,260 @@
+"""Model directories of other programs: which distribution reads or writes one.
+
+Entry points of the group ``minillm.directories``: the name is a layout of tensors, as ``export=`` of a
+plugin says it (``llama``); the value names the :class:`DirectoryFormat` that has this layout. It is
+imported when a directory is read or written, or a plan's claims are checked.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from minillm_core.data import Tokenizer
+from minillm_core.errors import PlanError, PluginError, Refusal
+from minillm_core.plan import Plan
+from minillm_core.plan.plan import Export
+from minillm_core.plugins.discover import entry_points
+from minillm_core.plugins.first_party import installing
+from minillm_core.text import listed
+
+GROUP = "minillm.directories"
+FIRST_PARTY = "minillm-hf"
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The arrays that a plan's model takes from a directory.
+
+    Attributes:
+        arrays: ``model.<parameter>`` -> float32.
+        initial: parameters that keep their initial values: those that plugins add.
+    """
+
+    arrays: dict[str, np.ndarray]
+    initial: tuple[str, ...]
+
+
+class ModelDirectory(Protocol):
+    """A model directory that a run can start from; its tensors are read by ``fit``."""
+
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        ...
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a person should know."""
+        ...
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of a run of this model, by key: ``model.*``, ``data.tokenizer``, ``train.lr``."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """A digest of all that decides what its model computes."""
+        ...
+
+    @property
+    def plugins(self) -> Mapping[str, Mapping[str, Any]]:
+        """The plugins that its model needs, each with its options."""
+        ...
+
+    @property
+    def positions(self) -> int | None:
+        """The longest row that its model has seen; None: it does not say."""
+        ...
+
+    def fit(self, plan: Plan) -> Fitted:
+        """Match its tensors to the parameters of a plan's model.
+
+        Raises:
+            Refusal: the plan's model is another than the directory's.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model to be written as a directory.
+
+    Attributes:
+        plan: of its run.
+        arrays: ``model.<parameter>`` and, where a plugin keeps state, ``state.<name>``.
+        tokenizer: of its run; None: it was trained on ids.
+    """
+
+    plan: Plan
+    arrays: Mapping[str, np.ndarray]
+    tokenizer: Tokenizer | None
+
+
+class DirectoryFormat(ABC):
+    """A kind of model directory that other programs read, in one or several layouts of tensors."""
+
+    @abstractmethod
+    def recognises(self, path: Path) -> bool:
+        """Return whether a path looks like a directory of this kind, whatever is wrong with it."""
+
+    @abstractmethod
+    def read(self, path: Path) -> ModelDirectory:
+        """Check a directory, all of it but the numbers.
+
+        Raises:
+            Refusal: it is damaged, or not of a model that minillm's decoder can be.
+        """
+
+    @abstractmethod
+    def check(self, plan: Plan) -> None:
+        """Check that a plan's model is of the layout that it names.
+
+        Raises:
+            PlanError: it is not; the message names the plugins that claim it.
+        """
+
+    @abstractmethod
+    def write(
+        self, folder: Path, model: TrainedModel, say: Callable[[str], None], **options: Any
+    ) -> int:
+        """Write a model to a folder that is there whole or not at all.
+
+        Args:
+            folder: new, or empty.
+            model: whose plan passes ``check``.
+            say: prints what a person should know.
+            options: those of :meth:`minillm_core.Run.export`.
+
+        Returns:
+            The numbers that it wrote.
+
+        Raises:
+            PlanError: the model has state that the layout has no place for.
+            MinillmError: the disk refused.
+        """
+
+
+def offers() -> EntryPoints:
+    """List the layouts that installed distributions offer; none is imported."""
+    return entry_points(group=GROUP)
+
+
+def format_of(layout: str) -> DirectoryFormat | None:
+    """Find the format that has a layout; None where no installed distribution has it.
+
+    Raises:
+        PluginError: several distributions offer it, or what is offered is no format.
+    """
+    found = [one for one in offers() if one.name == layout]
+    if len({one.value for one in found}) > 1:
+        raise PluginError(
+            f"several distributions have the layout {layout}",
+            where=", ".join(sorted(one.value for one in found)),
+            fix="uninstall the one that you did not mean",
+        )
+    return _load(found[0]) if found else None
+
+
+def read_directory(path: Path) -> ModelDirectory | None:
+    """Read a model directory with the format that recognises it; None where none does.
+
+    Raises:
+        PluginError: what a distribution offers is no format.
+        Refusal: it is damaged, or not of a model that minillm's decoder can be.
+    """
+    formats = map(_load, {one.value: one for one in offers()}.values())
+    return next((one.read(path) for one in formats if one.recognises(path)), None)
+
+
+def exporting(plan: Plan) -> DirectoryFormat:
+    """Find the format that a plan's model is exported in, and check that it can be.
+
+    Raises:
+        PlanError: a plugin stands in the way.
+        PluginError: no installed distribution has the layout.
+    """
+    if plan.export.layout is None:
+        blockers = plan.export.blocked_by
+        verb = "has" if len(blockers) == 1 else "have"
+        raise PlanError(
+            f"{listed(blockers)} {verb} no equivalent elsewhere, so this model cannot be exported",
+            where=f"plugins: {', '.join(blockers)}",
+            fix="train without them, or use the run's folder itself (minillm generate, eval)",
+        )
+    if (found := format_of(plan.export.layout)) is None:
+        raise absent(f"the model cannot be written in the layout {plan.export.layout}")
+    found.check(plan)
+    return found
+
+
+def export_checked(plan: Plan) -> Plan:
+    """Check a plan's claims of ``export=``; drop those that do not hold, with the reason.
+
+    They stay as they are where nothing is installed that could check them, or export.
+    """
+    layout = plan.export.layout
+    if layout is None or not offers():
+        return plan
+    reason = f"no installed distribution writes the layout {layout}"
+    if (found := format_of(layout)) is not None:
+        try:
+            found.check(plan)
+        except PlanError as error:
+            reason = f"{error.what} ({error.where})"
+        else:
+            return plan
+    owners = {info.owner for info in plan.parameters.values()} - {"core"}
+    return replace(plan, export=Export(None, tuple(sorted(owners)), reason))
+
+
+def refuse_taken(folder: Path) -> None:
+    """Refuse a path that is taken, unless by an empty folder.
+
+    Raises:
+        Refusal: it is no folder, or not empty, or cannot be looked at.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            first = next(entries, None)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise Refusal(
+            f"a model directory cannot be written to {folder}",
+            where=str(error.strerror),
+            fix="--to with the name of a new folder",
+        ) from error
+    if first is not None:
+        raise Refusal(
+            f"{folder} is not empty", where=first.path, fix="--to with the name of a new folder"
+        )
+
+
+def _load(offer: EntryPoint) -> DirectoryFormat:
+    found = offer.load()
+    if not isinstance(found, DirectoryFormat):
+        raise PluginError(
+            f"the layout {offer.name} is no minillm_core.directories.DirectoryFormat",
+            where=offer.value,
+            fix="tell the authors of the distribution",
+        )
+    return found
+
+
+def absent(what: str) -> PluginError:
+    """Say which distribution to install for model directories, where none is there."""
+    return PluginError(
+        f"{what}: no installed distribution does that",
+        where=f"looked among those installed for {sys.executable}",
+        fix=installing([FIRST_PARTY]),
+    )

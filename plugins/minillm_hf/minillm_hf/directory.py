@@ -1,0 +1,71 @@
+"""The format of Hugging Face's model directories, as the core reads, checks and writes it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from minillm_core import Plan
+from minillm_core.directories import DirectoryFormat, TrainedModel
+from minillm_hf.layouts import Layout
+from minillm_hf.match import export_layout, exported
+from minillm_hf.read import CONFIG, HuggingFaceDirectory, read_model_directory
+from minillm_hf.scaling import scaling_of
+from minillm_hf.write import SHARD_BYTES, tokenizer_documents, write_directory
+
+
+class HuggingFace(DirectoryFormat):
+    """Directories with a config.json, as Transformers, vLLM and mlx-lm load them."""
+
+    def recognises(self, path: Path) -> bool:
+        """Return whether it is a folder with a config.json."""
+        return path.is_dir() and os.path.lexists(path / CONFIG)
+
+    def read(self, path: Path) -> HuggingFaceDirectory:
+        """Check a directory, all of it but the numbers."""
+        return read_model_directory(path)
+
+    def check(self, plan: Plan) -> None:
+        """Check that a plan's model has every tensor of its layout, and no more."""
+        export_layout(plan)
+
+    def write(
+        self,
+        folder: Path,
+        model: TrainedModel,
+        say: Callable[[str], None],
+        *,
+        shard_bytes: int = SHARD_BYTES,
+    ) -> int:
+        """Write config.json, the tensors in float32, and the tokenizer."""
+        tensors = exported(model.plan, model.arrays)
+        documents = _documents(export_layout(model.plan), model, say)
+        write_directory(folder, tensors, documents, shard_bytes=shard_bytes)
+        return sum(array.size for array in tensors.values())
+
+
+def _documents(layout: Layout, model: TrainedModel, say: Callable[[str], None]) -> dict[str, Any]:
+    """Make the JSON files of a directory: name -> content."""
+    tokenizer, config = model.tokenizer, model.plan.config
+    boundary = tokenizer.end_of_text if tokenizer else None
+    positions = config.train.seq_len
+    documents = {
+        "config.json": layout.document(
+            config.model, positions=positions, boundary=boundary, scaling=scaling_of(model.plan)
+        ),
+        "generation_config.json": {f"{name}_token_id": boundary for name in ("bos", "eos", "pad")},
+    }
+    if tokenizer is None:
+        say("the run was trained on ids: there is no tokenizer to write")
+        return documents
+    files, notes = tokenizer_documents(
+        tokenizer.text(), boundary=tokenizer.end_of_text_token, positions=positions
+    )
+    for note in notes:
+        say(note)
+    return documents | files
+
+
+HUGGING_FACE = HuggingFace()
