@@ -311,6 +311,12 @@ def _impossible(config: Config) -> Iterator[tuple[str, str, str | None]]:
             "train.cooldown train.schedule",
             "train.schedule=wsd, or leave train.cooldown out",
         )
+    if config.eval.prompts and config.eval.samples == 0:
+        yield (
+            "prompts are given, and no samples are written",
+            "eval.prompts eval.samples",
+            "leave eval.samples=0 or the prompts out",
+        )
     if (tokens := max(shape.tokens for shape in train.shapes)) > MOST:
         yield (
             f"a step of {tokens:,} tokens is more than any machine holds",

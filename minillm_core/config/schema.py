@@ -180,8 +180,11 @@ class EvalConfig(Section):
     share: float = Field(
         1.0, gt=0, le=1, description="share of these that the evaluations before it make"
     )
-    samples: int = Field(
-        0, ge=0, description="samples after each evaluation; at the end there are two at least"
+    samples: int | None = Field(
+        None,
+        ge=0,
+        description="samples after each evaluation, two at the end at least; none: at the end "
+        "alone; 0: never",
     )
     prompts: tuple[str, ...] = Field(
         (), description="prompts of the samples; none: the beginnings of two held-out documents"

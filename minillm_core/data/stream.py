@@ -6,7 +6,6 @@ import copy
 import json
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -24,6 +23,7 @@ from minillm_core.data.documents import (
     fingerprint,
     permutation,
 )
+from minillm_core.data.turns import next_source, whole_shares
 from minillm_core.errors import DataError
 from minillm_core.nn.reference import Function
 from minillm_core.plugins.packing import Packer, Piece
@@ -421,9 +421,7 @@ class PackedRows:
 class MixedRows:
     """The rows of several sources in fixed proportions, each row of one source.
 
-    After any number of rows each source has its share of them, to within one row. It is the rule of
-    worst-case fair weighted fair queueing (Bennett and Zhang 1996) for rows of one size: of the
-    sources that are not ahead of their share, the one whose next row is due first.
+    After any number of rows each source has its share of them, to within one row.
 
     Args:
         sources: the rows of each.
@@ -440,10 +438,7 @@ class MixedRows:
         given: Sequence[int] | None = None,
     ) -> None:
         self._sources, self._fingerprint = sources, fingerprint
-        exact = [
-            Fraction(weight) for weight in weights
-        ]  # sums of floats would depend on the machine
-        self._shares = [weight / sum(exact) for weight in exact]
+        self._shares, self._row = whole_shares(weights), [1] * len(sources)
         self._given = list(given or [0] * len(sources))
 
     def read(self, rows: int, seq_len: int) -> Batch:
@@ -457,11 +452,7 @@ class MixedRows:
         return batch
 
     def _next(self) -> int:
-        total, shares = sum(self._given), self._shares
-        waiting = [
-            number for number, share in enumerate(shares) if self._given[number] <= share * total
-        ]
-        number = min(waiting, key=lambda one: ((self._given[one] + 1) / shares[one], one))
+        number = next_source(self._shares, self._given, self._row)
         self._given[number] += 1
         return number
 

@@ -298,6 +298,12 @@ def test_an_option_is_refused(loaded: Load, plugins: str, argument: str, what: s
     assert caught.value.where == f"command line: {argument}"
 
 
+def test_prompts_of_no_samples_are_refused(loaded: Load) -> None:
+    with pytest.raises(ConfigError, match="prompts are given, and no samples") as caught:
+        loaded("eval.samples=0", "eval.prompts=The rain")
+    assert "eval.samples = 0 (command line" in (caught.value.where or "")
+
+
 def test_a_mistyped_plugin_is_corrected(loaded: Load) -> None:
     with pytest.raises(ConfigError) as caught:
         loaded("mun.lr=1", plugins="muon")
