@@ -116,6 +116,10 @@ class RunOptions:
         ),
     ] = None
     plugins: Plugins = None
+    task: Annotated[
+        str | None,
+        _choice("NAME", "What to train on the data: sft, the answers of chats. Default: all text."),
+    ] = None
     preset: Annotated[
         str | None,
         _choice(
@@ -228,8 +232,9 @@ class RunOptions:
             "--deterministic": self.deterministic or None,
             "--init": str(self.init) if self.init else None,
         }
+        named = [one for one in (self.task, plugins or self.plugins) if one]
         return RunRequest(
-            plugins or self.plugins,
+            ",".join(named) or None,
             self.preset,
             self.file,
             tuple(self.assignments or ()),
@@ -237,6 +242,7 @@ class RunOptions:
             resume=self.out if self.resume else None,
             branch=self.branch,
             command=tuple(command or ()),
+            task=self.task,
         )
 
 
@@ -291,7 +297,7 @@ PlanOptions = Annotated[RunOptions, Without("prompts")]
 """What is planned and not run."""
 
 StudyOptions = Annotated[
-    RunOptions, Without("plugins init out resume branch steps prompts deterministic")
+    RunOptions, Without("plugins task init out resume branch steps prompts deterministic")
 ]
 """What is trained to be measured: the command has plugins and steps of its own."""
 

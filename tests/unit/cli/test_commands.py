@@ -18,7 +18,7 @@ from minillm_core.plugins.first_party import FIRST_PARTY_COMMANDS
 Program = Callable[..., tuple[int, str, str]]
 
 SETTINGS = {"--plugins", "--preset", "--data", "--backend", "--device", "--out", "--resume"} | {
-    *("--steps", "--seed", "--deterministic", "--kernels", "-c", "KEY=VALUE")
+    *("--task", "--steps", "--seed", "--deterministic", "--kernels", "-c", "KEY=VALUE")
 }
 AGREED = {
     ("train",): SETTINGS | {"--branch"},
