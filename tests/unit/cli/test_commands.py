@@ -26,6 +26,8 @@ AGREED = {
     ("eval",): {"OUT", "--data", "--seq-len", "--max-tokens", "--json", "--step", "--best"},
     ("generate",): {"OUT", "PROMPT", "--max-tokens", "--temperature", "--top-k", "--top-p"}
     | {"--seed", "--no-cache", "--step", "--best"},
+    ("chat",): {"OUT", "--system", "--max-tokens", "--temperature", "--top-k", "--top-p"}
+    | {"--seed", "--step", "--best", "--json"},
     ("export",): {"OUT", "--to", "--step", "--best"},
     ("report",): {"OUT"},
     ("doctor",): {"--json"},
