@@ -89,6 +89,30 @@ class Generation:
 
 
 @dataclass(frozen=True)
+class Stream:
+    """A text that is being drawn: iterate over it once for its pieces.
+
+    Attributes:
+        generation: its ``ids`` so far, and whether it ``ended``.
+        pieces: of text that can be printed as they come.
+    """
+
+    generation: Generation
+    pieces: Iterator[str]
+
+    def __iter__(self) -> Iterator[str]:
+        return self.pieces
+
+    def __next__(self) -> str:
+        return next(self.pieces)
+
+    @property
+    def ended(self) -> bool:
+        """Whether an id that ends the text was drawn."""
+        return self.generation.ended
+
+
+@dataclass(frozen=True)
 class Writer:
     """A model with what it takes to write text."""
 

@@ -32,7 +32,7 @@ from minillm_core.errors import DataError, Refusal
 from minillm_core.plan import Plan
 from minillm_core.plugins.attribution import attribute_errors
 from minillm_core.train.events import Evaluated, Event
-from minillm_core.train.generate import Sampling, Writer
+from minillm_core.train.generate import Sampling, Stream, Writer
 from minillm_core.train.hooks import plan_hook
 from minillm_core.train.job import Job, with_settings
 from minillm_core.train.progress import Display, LineDisplay
@@ -423,8 +423,8 @@ class Run:
         top_k: int | None = None,
         top_p: float = 1.0,
         seed: int = 0,
-    ) -> Iterator[str]:
-        """Continue a prompt, and yield the text after it piece by piece, as it is drawn.
+    ) -> Stream:
+        """Continue a prompt: the text after it, piece by piece as it is drawn.
 
         ::
 
@@ -446,7 +446,7 @@ class Run:
         writer, sampling = self.writer(), Sampling(temperature, top_k, top_p)
         say = self._session.shown.say
         drawn = writer.go_on(prompt, sampling, tokens=max_tokens, ends=ends, seed=seed, say=say)
-        return writer.text(drawn)
+        return Stream(drawn, writer.text(drawn))
 
     def writer(self) -> Writer:
         """Make the object that continues texts token by token, as they are drawn.

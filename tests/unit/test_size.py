@@ -11,7 +11,7 @@ import pytest
 
 from tools.size import File, count, packages, summary
 
-CEILING = 21_600
+CEILING = 21_700
 """Lines of code that the core may have.
 
 It is what the core has today, rounded up to the next hundred; each step lowers the number. The aim is
@@ -37,6 +37,9 @@ The rest: what the loss may read and choose (350 lines): the op `token_losses` o
 means for plan, estimate and loader, each size compiled before the first step).
 
 21,500 to 21,600: windows, rows in an order that a plugin claims.
+
+21,600 to 21,700: what chats need of the core: --task, the text of a file as a setting, documents with
+weights that are longer than a row, a prompt of ids with its own ends and its stream, judges of eval.
 """
 
 SOURCE = '''\

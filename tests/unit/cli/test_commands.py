@@ -27,7 +27,7 @@ AGREED = {
     ("generate",): {"OUT", "PROMPT", "--max-tokens", "--temperature", "--top-k", "--top-p"}
     | {"--seed", "--no-cache", "--step", "--best"},
     ("chat",): {"OUT", "--system", "--max-tokens", "--temperature", "--top-k", "--top-p"}
-    | {"--seed", "--step", "--best", "--json"},
+    | {"--seed", "--step", "--best", "--json", "--backend", "--device", "--plugins"},
     ("export",): {"OUT", "--to", "--step", "--best"},
     ("report",): {"OUT"},
     ("doctor",): {"--json"},
@@ -51,7 +51,7 @@ AGREED = {
 MORE = {
     ("train",): {"--config", "--init", "--prompt", "-v", "--verbose"},
     ("plan",): {"--config", "--init"},
-    ("eval",): {"--backend", "--device", "--plugins"},
+    ("eval",): {"--backend", "--device", "--plugins", "--chats", "--pattern", "--limit"},
     ("generate",): {"--backend", "--device", "--plugins", "--json"},
     ("export",): {"--plugins", "--json"},
     ("report",): {"--plugins", "--no-sample"},
