@@ -223,7 +223,7 @@ class Plan:
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
-LATER = ("rows", "weights", "weight_field")
+LATER = ("rows", "weights", "weight_field", "template", "ends")
 """Fields of a spec that older plans do not have: where they are None they are left out, so that the
 hashes of those plans stay what they were."""
 

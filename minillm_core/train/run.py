@@ -577,6 +577,11 @@ class Run:
         )
         for note in notes:
             self._session.shown.say(note)
+        if (source := self.plan.sourcing).template is not None:
+            chats = {"chat_template": source.template, "split_special_tokens": False}
+            files["tokenizer_config.json"] |= chats
+            ends = [boundary, *(self.specials[name] for name in source.ends or ())]
+            documents["generation_config.json"]["eos_token_id"] = list(dict.fromkeys(ends))
         return documents | files
 
     @cached_property

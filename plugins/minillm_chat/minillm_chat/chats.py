@@ -43,7 +43,7 @@ def segments(
     files: Sequence[Source],
     reading: Reading,
     *,
-    template: str,
+    source: str,
     specials: Sequence[tuple[str, str]],
     variables: str,
     day: str,
@@ -55,7 +55,7 @@ def segments(
     Args:
         files: JSON lines or tables.
         reading: bounds, progress and notes.
-        template: source of the template.
+        source: of the template.
         specials: its special tokens: text and name of each.
         variables: what it reads beside the messages, as JSON.
         day: what its ``strftime_now`` formats, ISO 8601.
@@ -64,7 +64,7 @@ def segments(
         DataError: a file holds no records, none of them has an answer, or the template is refused.
     """
     names = {text: name for text, name in specials}
-    made = ChatTemplate(template, tuple(names), json.loads(variables), date.fromisoformat(day))
+    made = ChatTemplate(source, tuple(names), json.loads(variables), date.fromisoformat(day))
     read, refused = 0, set[str]()
     for file in files:
         if file.format.records is None:

@@ -49,7 +49,9 @@ class Sft(Plugin, api=1, task=True):
         data.source(
             segments,
             fields={"weights": "float32"},
-            template=made.source,
+            chat_template=made.exported,
+            chat_ends=[specials[text] for text in sorted(made.ends)],
+            source=made.source,
             specials=[*specials.items()],
             variables=json.dumps(made.variables, sort_keys=True),
             day=self.day,

@@ -156,6 +156,19 @@ class ChatTemplate:
                 f"the template cannot write a question with its answer: {error.reason}"
             ) from error
 
+    @cached_property
+    def exported(self) -> str:
+        """The template with its own variables, and with the token that begins every document."""
+        usual = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT}
+        given = [
+            f"{{%- set {name} = {json.dumps(value, ensure_ascii=False)} %}}\n"
+            for name, value in sorted(self.variables.items())
+            if usual.get(name) != value
+        ]
+        begins = self.render([{"role": "user", "content": "a"}]).startswith(END_OF_TEXT)
+        first = "" if begins else f"{{{{- '{END_OF_TEXT}' }}}}"
+        return "".join(given) + first + self.source
+
     def render(self, messages: Chat, *, tools: Any = None, prompt: bool = False) -> str:
         """Write a conversation.
 

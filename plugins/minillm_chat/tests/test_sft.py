@@ -46,7 +46,7 @@ def read(path: Path, given: str = "chatml") -> tuple[list[str], Counter[str]]:
     for document in segments(
         find([str(path)], print),
         reading,
-        template=template.source,
+        source=template.source,
         specials=specials,
         variables=json.dumps(template.variables),
         day="2026-01-01",
