@@ -112,8 +112,10 @@ class Talk:
         pieces = self.model.answer([*self.messages, question], **{**self.sampling, "seed": seed})
         try:
             for piece in pieces:
-                said += piece
-                yield piece
+                shown = piece if said else piece.lstrip()  # a template may begin answers by a space
+                said += shown
+                if shown:
+                    yield shown
         finally:
             self.messages += [question, {"role": ASSISTANT, "content": said}]
 
