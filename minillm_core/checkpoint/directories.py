@@ -93,11 +93,13 @@ class TrainedModel:
         plan: of its run.
         arrays: ``model.<parameter>`` and, where a plugin keeps state, ``state.<name>``.
         tokenizer: of its run; None: it was trained on ids.
+        specials: the ids of the special tokens that its plugins ask for, by name.
     """
 
     plan: Plan
     arrays: Mapping[str, np.ndarray]
     tokenizer: Tokenizer | None
+    specials: Mapping[str, int]
 
 
 class DirectoryFormat(ABC):

@@ -15,12 +15,12 @@ import numpy as np
 
 from minillm_core.config.schema import DataConfig
 from minillm_core.data.blocks import Blocks
-from minillm_core.data.documents import Blocked, Documents, fingerprint, order
+from minillm_core.data.documents import Blocked, Documents, column, fingerprint, order
 from minillm_core.data.formats import Progress, ticker
 from minillm_core.data.tokenise import TokenCache
 from minillm_core.data.tokenizer import Tokenizer, bytes_per_token
 from minillm_core.errors import DataError
-from minillm_core.plugins.sourcing import PLAIN, Sourcing
+from minillm_core.plugins.sourcing import PLAIN, WEIGHTS, Sourcing
 from minillm_core.text import counted
 
 
@@ -145,6 +145,8 @@ def open_corpus(
             val = val.ordered(order(len(val), config.seed))
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     library = f"the standard library of Python {python}"
+    if any(one.name == WEIGHTS for one in asked.fields) and (note := _long(train, seq_len)):
+        say(note)
     origin = files.where if config.paths or not asked.files else library
     kept, held = _counted(train), _counted(val)
     description = f"{kept} from {origin} ({counted(len(files.sources), 'file')}); {held} held out"
@@ -259,6 +261,21 @@ def open_documents(
 
 _BYTES = 6.0
 """Of an id in JSON, about, and what separates it from the next."""
+
+
+def _long(documents: Documents, seq_len: int) -> str | None:
+    """Say how many documents with weights are longer than a row; None: none is."""
+    longer = np.flatnonzero(documents.lengths > seq_len + 1)
+    late = 0
+    for array, first, _ in documents.spans[longer].tolist():
+        weights = column(documents.arrays[array], WEIGHTS)[first : first + seq_len + 1]
+        late += not weights.any()
+    if not len(longer):
+        return None
+    return (
+        f"{len(longer):,} of {counted(len(documents), 'document')} are longer than a row "
+        f"(train.seq_len={seq_len}), and rows cut them; of {late:,} the first row has nothing to learn"
+    )
 
 
 def _counted(documents: Documents) -> str:

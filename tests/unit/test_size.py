@@ -11,7 +11,7 @@ import pytest
 
 from tools.size import File, count, packages, summary
 
-CEILING = 21_500
+CEILING = 21_700
 """Lines of code that the core may have.
 
 It is what the core has today, rounded up to the next hundred; each step lowers the number. The aim is
@@ -45,6 +45,9 @@ means for plan, estimate and loader, each size compiled before the first step).
 directories that are opened as they are, to evaluate and generate (100); text in blocks: kept one by one,
 continued after a kill (90), tokenised beside training by a process of its own (160), a stream and windows
 of them (40).
+
+21,500 to 21,700: what chats need of the core: --task, the text of a file as a setting, documents with
+weights that are longer than a row, a prompt of ids with its own ends and its stream, judges of eval.
 """
 
 SOURCE = '''\

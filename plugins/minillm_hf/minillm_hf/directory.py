@@ -65,6 +65,11 @@ def _documents(layout: Layout, model: TrainedModel, say: Callable[[str], None]) 
     )
     for note in notes:
         say(note)
+    if (asked := model.plan.sourcing).template is not None:
+        chats = {"chat_template": asked.template, "split_special_tokens": False}
+        files["tokenizer_config.json"] |= chats
+        ends = [boundary, *(model.specials[name] for name in asked.ends or ())]
+        documents["generation_config.json"]["eos_token_id"] = list(dict.fromkeys(ends))
     return documents | files
 
 

@@ -209,6 +209,24 @@ def test_a_table_may_be_given_at_once(loaded: Load) -> None:
     assert loaded("model={dim = 64, layers = 2}").config.model.dim == 64
 
 
+def test_a_file_may_give_the_text_of_a_setting(loaded: Load, tmp_path: Path) -> None:
+    (tmp_path / "long.txt").write_text("{% two\nlines")
+    options = loaded(f"notes.text=@{tmp_path}/long.txt", plugins="notes").config.plugins["notes"]
+    assert options == {"text": "{% two\nlines"}
+    assert loaded('notes.text="@here"', plugins="notes").config.plugins["notes"]["text"] == "@here"
+
+
+@pytest.mark.parametrize(("content", "reason"), [(b"\xff", "not UTF-8"), (bytes(2 << 20), "1 MiB")])
+def test_a_file_that_is_no_text_gives_nothing(
+    loaded: Load, tmp_path: Path, content: bytes, reason: str
+) -> None:
+    (tmp_path / "a").write_bytes(content)
+    with pytest.raises(ConfigError, match=reason):
+        loaded(f"preset=@{tmp_path}/a")
+    with pytest.raises(ConfigError, match="No such file"):
+        loaded(f"preset=@{tmp_path}/b")
+
+
 # ---------------------------------------------------------------- refusals
 
 
