@@ -11,7 +11,7 @@ import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import Any, Protocol
@@ -93,13 +93,17 @@ class TrainedModel:
         plan: of its run.
         arrays: ``model.<parameter>`` and, where a plugin keeps state, ``state.<name>``.
         tokenizer: of its run; None: it was trained on ids.
+        step: optimizer steps that it has seen; 0 where that is not known.
+        record: the run.json of its run; empty where there is none.
         specials: the ids of the special tokens that its plugins ask for, by name.
     """
 
     plan: Plan
     arrays: Mapping[str, np.ndarray]
     tokenizer: Tokenizer | None
-    specials: Mapping[str, int]
+    step: int = 0
+    record: Mapping[str, Any] = field(default_factory=dict)
+    specials: Mapping[str, int] = field(default_factory=dict)
 
 
 class DirectoryFormat(ABC):

@@ -60,12 +60,17 @@ class Stored:
     stop: int
 
 
-def parts(arrays: Mapping[str, np.ndarray], written_by: str = "np") -> Iterator[Buffer]:
+def parts(
+    arrays: Mapping[str, np.ndarray],
+    written_by: str = "np",
+    codes: Mapping[np.dtype[Any], str] = NAMES,
+) -> Iterator[Buffer]:
     """Yield the bytes of a file of ``arrays``, in order, copying one array at a time at most.
 
     Args:
         arrays: by name.
         written_by: the ``format`` of the metadata, which some readers look at: np, pt or mlx.
+        codes: dtype -> what it is called; NumPy has no bfloat16, whose bits are uint16.
 
     Raises:
         ValueError: an array has a name or a dtype that could not be read back.
@@ -76,7 +81,7 @@ def parts(arrays: Mapping[str, np.ndarray], written_by: str = "np") -> Iterator[
     place = 0
     for name in names:
         array = arrays[name]
-        code = NAMES.get(array.dtype.newbyteorder("<"))
+        code = codes.get(array.dtype.newbyteorder("<"))
         if code is None or _is_odd(name):
             raise ValueError(f"{name!r} of dtype {array.dtype} cannot be saved")
         stop = place + array.nbytes

@@ -14,6 +14,7 @@ from minillm_core.train.progress import LineDisplay
 EXAMPLES = options.examples(
     "minillm export runs/tiny-1 --to my_model",
     "minillm export runs/tiny-1 --to my_model --best",
+    "minillm export runs/tiny-1 --to my_model --dtype bfloat16",
     "minillm export runs/tiny-1 --to my_model --json",
 )
 
@@ -22,10 +23,13 @@ def export(
     out: options.Model,
     to: Annotated[Path, options.value("DIR", "Folder to write the model to: new or empty.")],
     read: Annotated[options.InferenceOptions, options.Without("backend device")],
+    dtype: Annotated[
+        str, options.value("DTYPE", "Of the weights: float32, or bfloat16, half as large.")
+    ] = "float32",
     as_json: options.AsJson = False,
 ) -> None:
     """Export a trained model for Transformers, vLLM and mlx-lm."""
-    result = read.open(out, LineDisplay(say)).export(to)
+    result = read.open(out, LineDisplay(say)).export(to, dtype=dtype)
     if as_json:
         emit(result)
         return
@@ -33,7 +37,7 @@ def export(
     width, quoted = max(map(len, files)), shlex.quote(folder)
     write(
         f"{folder}: a {result['layout']} model of {result['parameters']:,} parameters in "
-        f"float32, as it was after step {result['step']:,}"
+        f"{dtype}, as it was after step {result['step']:,}"
     )
     for name, size in files.items():
         write(f"  {name:{width}}  {size:>15,} bytes")

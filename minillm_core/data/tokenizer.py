@@ -145,6 +145,7 @@ class Tokenizer:
             )
         native.no_truncation()
         native.no_padding()
+        native.post_processor = None  # type: ignore[assignment]  # what it adds plays no part here
         special = {t.content for t in native.get_added_tokens_decoder().values() if t.special}
         if token not in special:
             instead = (

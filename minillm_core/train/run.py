@@ -553,12 +553,15 @@ class Run:
         found = self._reader().losses(batch)
         return [nats[: len(ids) - 1] for nats, ids in zip(found, given, strict=True)]
 
-    def export(self, to: str | Path, *, shard_bytes: int = 5 * 10**9) -> dict[str, Any]:
+    def export(
+        self, to: str | Path, *, shard_bytes: int = 5 * 10**9, dtype: str = "float32"
+    ) -> dict[str, Any]:
         """Export the model for Transformers, vLLM and mlx-lm.
 
         Args:
             to: the model directory; it does not exist, or is empty.
             shard_bytes: of the largest file of tensors.
+            dtype: of the tensors: float32, or bfloat16, rounded to the nearest.
 
         Returns:
             ``directory``, ``layout``, ``parameters``, ``files`` (name -> bytes), ``step`` and
@@ -571,10 +574,11 @@ class Run:
         refuse_taken(to)
         plan, kept = self.plan, self.checkpoint
         arrays = self._job.trainer.arrays() if self._job else self._saved.arrays()
-        model = TrainedModel(plan, arrays, self.tokenizer, self.specials)
-        parameters = exporting(plan).write(
-            to, model, self._session.shown.say, shard_bytes=shard_bytes
-        )
+        has_record = self.out is not None and os.path.lexists(self.out / RUN)
+        record = read_record(self.out) if self.out is not None and has_record else {}
+        model = TrainedModel(plan, arrays, self.tokenizer, self.step, record, self.specials)
+        options = {"shard_bytes": shard_bytes, "dtype": dtype}
+        parameters = exporting(plan).write(to, model, self._session.shown.say, **options)
         return {
             "directory": str(to),
             "layout": plan.export.layout,

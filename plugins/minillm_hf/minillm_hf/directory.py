@@ -7,13 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from minillm_core import Plan
+from minillm_core import Plan, Refusal
 from minillm_core.directories import DirectoryFormat, TrainedModel
+from minillm_hf.card import card
 from minillm_hf.layouts import Layout
 from minillm_hf.match import export_layout, exported
 from minillm_hf.read import CONFIG, HuggingFaceDirectory, read_model_directory
 from minillm_hf.scaling import scaling_of
-from minillm_hf.write import SHARD_BYTES, tokenizer_documents, write_directory
+from minillm_hf.write import DTYPES, SHARD_BYTES, tokenizer_documents, write_directory
 
 
 class HuggingFace(DirectoryFormat):
@@ -38,12 +39,22 @@ class HuggingFace(DirectoryFormat):
         say: Callable[[str], None],
         *,
         shard_bytes: int = SHARD_BYTES,
+        dtype: str = "float32",
     ) -> int:
-        """Write config.json, the tensors in float32, and the tokenizer."""
+        """Write config.json, the tensors, the tokenizer and a model card."""
+        if dtype not in DTYPES:
+            raise Refusal(
+                f"a model directory cannot be written in {dtype}",
+                where=f"dtype={dtype}",
+                fix=f"one of {', '.join(DTYPES)}",
+            )
         tensors = exported(model.plan, model.arrays)
         documents = _documents(export_layout(model.plan), model, say)
-        write_directory(folder, tensors, documents, shard_bytes=shard_bytes)
-        return sum(array.size for array in tensors.values())
+        documents["config.json"]["dtype"] = dtype
+        parameters = sum(array.size for array in tensors.values())
+        documents["README.md"] = card(folder.name, model, parameters, dtype)
+        write_directory(folder, tensors, documents, shard_bytes=shard_bytes, dtype=dtype)
+        return parameters
 
 
 def _documents(layout: Layout, model: TrainedModel, say: Callable[[str], None]) -> dict[str, Any]:
@@ -60,11 +71,8 @@ def _documents(layout: Layout, model: TrainedModel, say: Callable[[str], None]) 
     if tokenizer is None:
         say("the run was trained on ids: there is no tokenizer to write")
         return documents
-    files, notes = tokenizer_documents(
-        tokenizer.text(), boundary=tokenizer.end_of_text_token, positions=positions
-    )
-    for note in notes:
-        say(note)
+    token = tokenizer.end_of_text_token
+    files = tokenizer_documents(tokenizer.text(), boundary=token, positions=positions)
     if (asked := model.plan.sourcing).template is not None:
         chats = {"chat_template": asked.template, "split_special_tokens": False}
         files["tokenizer_config.json"] |= chats

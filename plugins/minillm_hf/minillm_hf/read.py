@@ -174,9 +174,15 @@ def read_model_directory(path: Path) -> HuggingFaceDirectory:
     positions = positions if type(positions) is int and positions > 0 else None
     stored = _stored(path)
     _check(layout.tensors(model), stored, path, tied=model.tied)
-    notes, tokenizer = (), path / TOKENIZER
+    notes, tokenizer = [], path / TOKENIZER
+    if pickled := _pickles(path):
+        notes.append(
+            f"{', '.join(pickled)} of {path}: a pickle, which may run code, and is not read"
+        )
     if not tokenizer.is_file():
-        notes = (f"{path} has no {TOKENIZER}: its model knows other ids than a new one would give",)
+        notes.append(
+            f"{path} has no {TOKENIZER}: its model knows other ids than a new one would give"
+        )
     elif tokenizer.stat().st_size > LARGEST_TOKENIZER:
         raise Refusal(
             f"{TOKENIZER} has more than {LARGEST_TOKENIZER:,} bytes",
@@ -184,7 +190,7 @@ def read_model_directory(path: Path) -> HuggingFaceDirectory:
             fix=_AGAIN,
         )
     return HuggingFaceDirectory(
-        path, layout, model, scaling, positions, stored, _end_of_text(path), notes
+        path, layout, model, scaling, positions, stored, _end_of_text(path), tuple(notes)
     )
 
 
@@ -225,12 +231,16 @@ def _json(path: Path) -> dict[str, Any]:
         raise Refusal(problem, where=str(path), fix=_AGAIN) from error
 
 
+def _pickles(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("*") if path.suffix in PICKLES)
+
+
 def _stored(folder: Path) -> dict[str, FileTensor]:
     """Find every tensor, in one file or in the shards that the index names."""
     if (folder / WEIGHTS).exists():
         return stored_tensors(folder / WEIGHTS)
     if not (folder / INDEX).exists():
-        pickled = sorted(path.name for path in folder.glob("*") if path.suffix in PICKLES)
+        pickled = _pickles(folder)
         raise Refusal(
             f"only {pickled[0]} is there: a pickle, which may run code, and is not read"
             if pickled

@@ -6,12 +6,14 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tokenizers
+from tokenizers import processors
 
 from minillm_core import MinillmError
 from minillm_core.directories import (
@@ -35,14 +37,16 @@ def write_directory(
     documents: Mapping[str, Any],
     *,
     shard_bytes: int = SHARD_BYTES,
+    dtype: str = "float32",
 ) -> list[str]:
     """Write it beside its place, and rename it there when the disk has every byte.
 
     Args:
         folder: what it will be called; it does not exist, or is empty.
-        tensors: by name there.
-        documents: file name -> JSON.
+        tensors: by name there, float32.
+        documents: file name -> JSON, or a text as it is.
         shard_bytes: of the largest file of tensors; one tensor is never divided.
+        dtype: of the tensors there, one of ``DTYPES``.
 
     Returns:
         The names of its files.
@@ -57,10 +61,12 @@ def write_directory(
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary.mkdir()
-        documents = {**documents, **_write_tensors(temporary, tensors, shard_bytes)}
+        documents = {**documents, **_write_tensors(temporary, tensors, shard_bytes, DTYPES[dtype])}
         for name, document in documents.items():
-            text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
-            write_file(temporary / name, text.encode() + b"\n")
+            text = document
+            if not isinstance(text, str):
+                text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+            write_file(temporary / name, text.encode())
         names = sorted(path.name for path in temporary.iterdir())
         sync_path(temporary)
         rename_path(temporary, target)
@@ -87,11 +93,32 @@ def _sweep(target: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)  # perhaps another account's
 
 
+def bfloat16_bits(array: np.ndarray) -> np.ndarray:
+    """Round float32 to bfloat16, to the nearest and ties to even: its bits, uint16 of the same shape."""
+    bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+@dataclass(frozen=True)
+class Dtype:
+    """A dtype of tensors in a directory: how float32 becomes it, what it is called, its bytes."""
+
+    convert: Callable[[np.ndarray], np.ndarray]
+    names: Mapping[np.dtype[Any], str]
+    width: int
+
+
+DTYPES: Mapping[str, Dtype] = {
+    "float32": Dtype(lambda array: array, {np.dtype(np.float32): "F32"}, 4),
+    "bfloat16": Dtype(bfloat16_bits, {np.dtype(np.uint16): "BF16"}, 2),
+}
+
+
 def _write_tensors(
-    folder: Path, tensors: Mapping[str, np.ndarray], shard_bytes: int
+    folder: Path, tensors: Mapping[str, np.ndarray], shard_bytes: int, dtype: Dtype
 ) -> dict[str, Any]:
     """Write the files of tensors; return the index that several need."""
-    shards = list(_shards(tensors, shard_bytes))
+    shards = list(_shards(tensors, shard_bytes, dtype.width))
     names = [WEIGHTS]
     if len(shards) > 1:
         names = [
@@ -99,44 +126,44 @@ def _write_tensors(
         ]
     for name, shard in zip(names, shards, strict=True):
         # older versions of Transformers refuse a file that does not say "pt"
-        stream_file(folder / name, tensor_file(shard, "pt"))
+        converted = {key: dtype.convert(array) for key, array in shard.items()}
+        stream_file(folder / name, tensor_file(converted, "pt", dtype.names))
     if len(shards) == 1:
         return {}
     held = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
-    size = sum(array.nbytes for array in tensors.values())
+    size = sum(dtype.width * array.size for array in tensors.values())
     return {INDEX: {"metadata": {"total_size": size}, "weight_map": dict(sorted(held.items()))}}
 
 
-def _shards(tensors: Mapping[str, np.ndarray], shard_bytes: int) -> Iterator[dict[str, np.ndarray]]:
+def _shards(
+    tensors: Mapping[str, np.ndarray], shard_bytes: int, width: int
+) -> Iterator[dict[str, np.ndarray]]:
     shard: dict[str, np.ndarray] = {}
     size = 0
     for name, array in tensors.items():
-        if shard and size + array.nbytes > shard_bytes:
+        if shard and size + width * array.size > shard_bytes:
             yield shard
             shard, size = {}, 0
         shard[name] = array
-        size += array.nbytes
+        size += width * array.size
     yield shard
 
 
-def tokenizer_documents(
-    text: str, *, boundary: str, positions: int
-) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Make tokenizer.json and tokenizer_config.json, and notes that a person should read.
+def tokenizer_documents(text: str, *, boundary: str, positions: int) -> dict[str, Any]:
+    """Make tokenizer.json and tokenizer_config.json; as in training, a text begins with the boundary.
 
     Args:
         text: the run's tokenizer.json.
         boundary: the token before every document.
         positions: the longest row that the model has seen.
     """
-    document, notes = json.loads(text), []
-    if tokenizers.Tokenizer.from_str(text).num_special_tokens_to_add(False):
-        # ids of training are those of the text alone
-        document["post_processor"] = None
-        notes.append(
-            "the tokenizer added special tokens to each text by itself, and training did not "
-            "take them: the exported one adds none"
-        )
+    native = tokenizers.Tokenizer.from_str(text)
+    native.post_processor = processors.TemplateProcessing(
+        single=[boundary, "$A"],
+        pair=[boundary, "$A", "$B"],
+        special_tokens=[(boundary, native.token_to_id(boundary))],
+    )
+    document = json.loads(native.to_str())
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": positions,
@@ -148,4 +175,4 @@ def tokenizer_documents(
         # the boundary's name written out in a text is text, as it was in training
         "split_special_tokens": True,
     }
-    return {"tokenizer.json": document, "tokenizer_config.json": config}, tuple(notes)
+    return {"tokenizer.json": document, "tokenizer_config.json": config}

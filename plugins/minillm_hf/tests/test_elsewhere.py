@@ -265,9 +265,10 @@ def test_ids_are_the_same_elsewhere(
     texts = lines(10_000)
     assert sum("<|endoftext|>" in text for text in texts) > 1000
     expected = [ids.tolist() for ids in tokenizer.encode(texts)]
-    assert theirs(texts)["input_ids"] == expected
+    assert theirs(texts)["input_ids"] == [[0, *ids] for ids in expected]
+    assert theirs(texts, add_special_tokens=False)["input_ids"] == expected
     for text, ids in zip(texts[:500], expected, strict=False):
-        assert theirs.encode(text) == ids
+        assert theirs.encode(text) == [0, *ids]
         assert theirs.decode(ids) == tokenizer.decode(ids) == text
     assert theirs.bos_token_id == theirs.eos_token_id == theirs.pad_token_id == 0
     assert theirs.unk_token is None
@@ -290,7 +291,8 @@ def test_mlx_lm_writes_from_what_was_exported(
 def test_without_a_tokenizer_that_is_said(leave_run: Callable[..., Path], tmp_path: Path) -> None:
     said: list[str] = []
     result = Run.open(leave_run(), say=said.append).export(tmp_path / "to")
-    assert list(result["files"]) == ["config.json", "generation_config.json", "model.safetensors"]
+    names = ["README.md", "config.json", "generation_config.json", "model.safetensors"]
+    assert list(result["files"]) == names
     assert "no tokenizer" in said[0]
     assert json.loads((tmp_path / "to" / "config.json").read_text())["bos_token_id"] is None
 

@@ -37,6 +37,7 @@ from minillm_hf import (
 )
 from minillm_hf import write as hf_write
 from minillm_hf.read import stored_tensors
+from minillm_hf.write import bfloat16_bits
 from minillm_hf.yarn_rope import YarnRope
 from minillm_modded.half_rope import HalfRope
 
@@ -390,7 +391,9 @@ def test_the_end_of_text_is_that_of_the_tokenizer_s_config(folder: Path) -> None
 def test_pickles_beside_safetensors_are_left_alone(folder: Path) -> None:
     (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
     (folder / "modeling_evil.py").write_text("raise SystemExit('run')")
-    assert read_model_directory(folder).arrays()
+    found = read_model_directory(folder)
+    assert found.arrays()
+    assert "pytorch_model.bin" in found.notes[0]
 
 
 def test_the_rotary_base_may_be_changed(folder: Path, planned: Planned) -> None:
@@ -712,22 +715,45 @@ def refused_or_read(folder: Path) -> None:
 # the tokenizer
 
 
-def test_a_tokenizer_adds_nothing_by_itself() -> None:
+def test_a_text_begins_with_the_boundary_whatever_the_tokenizer_added_by_itself() -> None:
     from tokenizers import Tokenizer, models, processors
 
-    native = Tokenizer(models.BPE({"a": 0, "<|endoftext|>": 1}, []))
-    native.add_special_tokens(["<|endoftext|>"])
-    documents, notes = tokenizer_documents(native.to_str(), boundary="<|endoftext|>", positions=7)
-    assert notes == ()
-    assert documents["tokenizer.json"] == json.loads(native.to_str())
-    assert documents["tokenizer_config.json"]["model_max_length"] == 7
-    native.post_processor = processors.TemplateProcessing(
-        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 1)]
-    )
-    documents, notes = tokenizer_documents(native.to_str(), boundary="<|endoftext|>", positions=7)
-    assert "adds none" in notes[0]
-    again = Tokenizer.from_str(json.dumps(documents["tokenizer.json"]))
-    assert again.encode("a").ids == [0]
+    native = Tokenizer(models.BPE({"a": 0, "<|endoftext|>": 1, "[CLS]": 2}, []))
+    native.add_special_tokens(["<|endoftext|>", "[CLS]"])
+    added = processors.TemplateProcessing(single="[CLS] $A [CLS]", special_tokens=[("[CLS]", 2)])
+    for its_own in (None, added):
+        native.post_processor = its_own
+        documents = tokenizer_documents(native.to_str(), boundary="<|endoftext|>", positions=7)
+        assert documents["tokenizer_config.json"]["model_max_length"] == 7
+        again = Tokenizer.from_str(json.dumps(documents["tokenizer.json"]))
+        assert again.encode("a").ids == [1, 0]
+        assert again.encode("a", "a").ids == [1, 0, 0]
+        assert again.encode("a", add_special_tokens=False).ids == [0]
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1))
+def test_bfloat16_is_rounded_as_torch_rounds_it(numbers: list[float]) -> None:
+    import torch
+
+    array = np.array(numbers, np.float32)
+    theirs = torch.from_numpy(array).bfloat16().view(torch.int16).numpy().view(np.uint16)
+    np.testing.assert_array_equal(bfloat16_bits(array), theirs)
+
+
+def test_a_directory_in_bfloat16_has_half_the_bytes_and_the_rounded_weights(
+    tmp_path: Path, planned: Planned
+) -> None:
+    plan, sizes = planned(), {}
+    arrays = weights(plan)
+    for dtype in ("float32", "bfloat16"):
+        folder = write(tmp_path / dtype, plan, arrays, dtype=dtype, shard_bytes=20_000)
+        sizes[dtype] = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+        found = read_model_directory(folder).arrays()
+        for name, array in arrays.items():
+            bits = bfloat16_bits(array).astype(np.uint32) << 16
+            expected = array if dtype == "float32" else bits.view(np.float32)
+            np.testing.assert_array_equal(found[name], expected)
+    assert sizes["bfloat16"] < 0.55 * sizes["float32"] + 2000
 
 
 def test_a_tokenizer_larger_than_any_is_refused(folder: Path) -> None:

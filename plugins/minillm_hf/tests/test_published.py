@@ -191,6 +191,13 @@ def test_it_opens_trains_and_goes_back(
     trained = run.logits(ids)
     assert np.abs(trained - expected).max() > 1e-3
     np.testing.assert_allclose(their_logits(tmp_path / "back", ids), trained, atol=1e-4, rtol=0)
+    run.export(tmp_path / "half", dtype="bfloat16")
+    half = their_logits(tmp_path / "half", ids)
+    assert 1e-6 < np.abs(half - trained).max() < 0.05 * np.abs(trained).max()
+    card = (tmp_path / "half" / "README.md").read_text()
+    assert "parameters in bfloat16" in card
+    assert "| training | 5 steps" in card
+    assert str(tmp_path) not in card.replace(str(tmp_path / "half"), "")
     eos = json.loads((tmp_path / "back" / "tokenizer_config.json").read_text())["eos_token"]
     assert eos == model.end_of_text
 

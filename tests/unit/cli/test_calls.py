@@ -96,12 +96,14 @@ def test_export_hands_over_what_was_asked(program: Program, monkeypatch) -> None
     assert (code, err) == (0, "")
     assert run.open.arguments == (Path("run"),)
     assert run.open.named["plugins"] == "./a.py:A"
-    assert run.export.arguments == (Path("to"),)
+    assert (run.export.arguments, run.export.named) == ((Path("to"),), {"dtype": "float32"})
     for said in ("llama", "1,234", "after step 3", "123,456 bytes", 'from_pretrained("to")'):
         assert said in out
     assert "vllm serve to" in out
     assert "mlx_lm.generate --model to" in out
     assert json.loads(program("export", "run", "--to", "to", "--json")[1]) == WRITTEN
+    assert "in bfloat16" in program("export", "run", "--to", "to", "--dtype", "bfloat16")[1]
+    assert run.export.named == {"dtype": "bfloat16"}
 
 
 def test_what_export_prints_can_be_typed(program: Program, monkeypatch) -> None:

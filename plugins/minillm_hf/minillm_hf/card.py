@@ -1,0 +1,68 @@
+"""The model card of an exported directory: what it is, what it was trained on, and how to load it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from minillm_core.commands import plain
+from minillm_core.directories import TrainedModel
+
+
+def card(name: str, model: TrainedModel, parameters: int, dtype: str) -> str:
+    """Write README.md.
+
+    Paths of this machine are left out: a card is published with its model.
+
+    Args:
+        name: of the directory.
+        model: the model.
+        parameters: numbers in it.
+        dtype: that they are written in.
+    """
+    lines = (
+        *("---", "library_name: transformers", "pipeline_tag: text-generation"),
+        *("tags:", "- minillm", "---", "", f"# {plain(name)}", ""),
+        f"A language model, trained with minillm: {parameters:,} parameters in {dtype}.",
+        *("", *_facts(model), "", *_use(name), ""),
+    )
+    return "\n".join(lines)
+
+
+def _facts(model: TrainedModel) -> Iterator[str]:
+    """Yield the rows of the table."""
+    plan, record, shape = model.plan, model.record, model.plan.config.model
+    yield "| | |"
+    yield "| --- | --- |"
+    yield f"| layout | {plan.export.layout} |"
+    yield (
+        f"| model | {shape.layers} layers, {shape.dim} wide, {shape.heads} heads "
+        f"({shape.kv_heads} of keys and values), {shape.vocab:,} tokens |"
+    )
+    if model.step:
+        yield f"| training | {model.step:,} steps of {plan.tokens_per_step:,} tokens |"
+    if isinstance(data := record.get("data"), Mapping) and data.get("description"):
+        yield f"| data | {plain(str(data['description']).partition(' from ')[0])} |"
+    if isinstance(initial := record.get("initial"), Mapping) and initial.get("digest"):
+        yield f"| started from | weights with the sha256 {plain(str(initial['digest']))} |"
+    if plan.plugins:
+        named = (f"{one.name}{_options(one.options)}" for one in plan.plugins)
+        yield f"| plugins | {plain(', '.join(named), 2000)} |"
+    yield f"| plan | {plan.hash} |"
+
+
+def _options(options: Mapping[str, Any]) -> str:
+    given = (f"{key}={json.dumps(value, default=str)}" for key, value in options.items())
+    return f" ({', '.join(given)})" if options else ""
+
+
+def _use(name: str) -> Iterator[str]:
+    yield "A text begins with the token that begins documents; the tokenizer puts it there."
+    yield ""
+    yield "```python"
+    yield "from transformers import AutoModelForCausalLM, AutoTokenizer"
+    yield ""
+    yield f"model = AutoModelForCausalLM.from_pretrained({json.dumps(name)})"
+    yield f"tokenizer = AutoTokenizer.from_pretrained({json.dumps(name)})"
+    yield "```"
