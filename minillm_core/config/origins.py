@@ -216,7 +216,7 @@ def from_file(path: Path) -> Layer:
     return flatten(document, origin=str(path), text=text)
 
 
-_LARGEST_TEXT = 1 << 20  # bytes of a file that gives a setting
+_LARGEST_TEXT = 1 << 22  # bytes of a file that gives a setting
 _ASSIGNED = re.compile(r"\s*([A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)\s*=(.*)", re.DOTALL)
 
 
@@ -258,14 +258,14 @@ def _file_text(path: str, where: str) -> str:
     """Read the text that ``key=@FILE`` gives: a run keeps the text, and needs no file afterwards.
 
     Raises:
-        ConfigError: it cannot be read, is no text, or is larger than 1 MiB.
+        ConfigError: it cannot be read, is no text, or is larger than 4 MiB.
     """
     try:
         with Path(path).expanduser().open("rb") as file:
             text = file.read(_LARGEST_TEXT + 1)
         if len(text) <= _LARGEST_TEXT:
             return text.decode("utf-8")
-        reason = "it is larger than 1 MiB"
+        reason = "it is larger than 4 MiB"
     except OSError as error:
         reason = error.strerror or type(error).__name__
     except UnicodeDecodeError as error:

@@ -135,6 +135,11 @@ def conversation(record: Mapping[str, Any], place: Place) -> tuple[list[dict[str
         tools = _parsed(tools)
     if tools is not None and not isinstance(tools, list):
         raise place.error('"tools" is no list', 'like [{"type": "function", "function": {...}}]')
+    try:
+        json.dumps([given, tools], ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        what, fix = "a text with a lone surrogate", "write the character whole, or drop it"
+        raise place.error(what, fix) from error
     return [_message(one, number, place) for number, one in enumerate(given)], tools or None
 
 
@@ -167,10 +172,6 @@ def _message(given: Any, number: int, place: Place) -> dict[str, Any]:
         content = "".join(one["text"] for one in content)
     if not isinstance(content, str):
         raise wrong("a content that is no text", "quote it, or leave the line out")
-    try:
-        json.dumps(made, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise wrong("a lone surrogate", "write the character whole, or drop it") from None
     made |= {"role": role, "content": content}
     if calls is not None:
         if not isinstance(calls, list) or not all(isinstance(one, Mapping) for one in calls):

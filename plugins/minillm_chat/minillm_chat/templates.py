@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date
 from functools import cached_property
@@ -125,11 +126,17 @@ class ChatTemplate:
         source, tokens, variables = _read(given)
         variables = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, **variables}
         variables |= arguments or {}
+        for name in arguments or {}:
+            if name not in source:
+                raise _without_effect(f"argument {name!r}")
         written = (
             {text for text in tokens if text in source} if tokens else set(_FORMS.findall(source))
         )
         written |= {str(variables[name]) for name in ("bos_token", "eos_token") if name in source}
         made = cls(source, tuple(sorted({*specials} or written)), variables, today)
+        for text in specials:
+            if text not in made._probe:
+                raise _without_effect(f"special token {text!r}")
         made.check()
         return made
 
@@ -257,6 +264,16 @@ class ChatTemplate:
             ):
                 raise ChatRefusedError('"weight" of a message is no number from 0')
             yield start, last, float(weight)
+
+    @cached_property
+    def _probe(self) -> str:
+        """The source, with what it writes of turns of every role: tokens may be put together."""
+        found, pair = [self.source], ("user", ASSISTANT)
+        for roles in (pair, ("system", *pair), ("developer", *pair), (*pair, "tool")):
+            with suppress(ChatRefusedError):
+                turns = [{"role": role, "content": "a"} for role in roles]
+                found += [self.render(turns), self.render(turns, prompt=True)]
+        return "\n".join(found)
 
     @cached_property
     def _sandbox(self) -> Sandbox:
@@ -456,6 +473,14 @@ def _read(given: str) -> tuple[str, list[str], dict[str, str]]:
             "has chat_template",
         ) from error
     return source, tokens, variables
+
+
+def _without_effect(what: str) -> DataError:
+    return DataError(
+        f"the chat template does not know the {what}, which would have no effect",
+        where="the chat template",
+        fix="leave it out, or write it as the template does",
+    )
 
 
 def _unfit(what: str, where: str = "") -> DataError:

@@ -61,7 +61,7 @@ def test_variables_go_with_the_template() -> None:
         "{% if add_generation_prompt %}<|assistant|>{% endif %}"
     )
     config = json.dumps({"chat_template": source, "bos_token": "<s>"})
-    made = ChatTemplate.of(config, arguments={"mode": '"x"', "fast": True})
+    made = ChatTemplate.of(config, arguments={"mode": '"x"'})
     alone = ChatTemplate(made.exported, made.specials, {})
     assert alone.render(TURNS) == END_OF_TEXT + made.render(TURNS)
     assert ChatTemplate.of("plain").exported.startswith("{{- '<|endoftext|>' }}")

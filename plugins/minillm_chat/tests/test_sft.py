@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +15,7 @@ import minillm_core as minillm
 from minillm_chat.chats import conversation, names_of, segments
 from minillm_chat.templates import ChatTemplate
 from minillm_core import DataError
+from minillm_core.cli.main import main
 from minillm_core.data import Corpus, open_corpus
 from minillm_core.documents import MalformedError, Place, Reading, Special, Tokenizer, find
 
@@ -100,6 +99,7 @@ def test_arguments_of_calls_are_objects() -> None:
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "lone surrogate"),
         ({"messages": [{**ANSWER, "tool_calls": "f"}]}, "tool_calls"),
         ({**CHAT, "tools": {}}, "tools"),
+        ({**CHAT, "tools": [{"name": "\ud800"}]}, "lone surrogate"),
         ({"prompt": 5, "completion": "Hi"}, "no text"),
     ],
 )
@@ -276,13 +276,6 @@ def test_a_mixture_of_chats_keeps_its_weights(write: Callable[..., Path], tmp_pa
 # The command
 
 
-def minillm_says(*words: str) -> tuple[int, str]:
-    found = subprocess.run(
-        [sys.executable, "-m", "minillm_core", *words], capture_output=True, text=True, timeout=100
-    )
-    return found.returncode, found.stderr
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -290,11 +283,14 @@ def minillm_says(*words: str) -> tuple[int, str]:
         (("--task", "sft", "sft.template=@missing"), "the file 'missing' that gives a setting"),
         (("--task", "sft", "sft.day=soon"), "sft.day"),
         (("--task", "sft", "sft.template=nothing"), "there is no chat template"),
+        (("--task", "sft", 'sft.tokens=["<x>"]'), "does not know the special token '<x>'"),
+        (("--task", "sft", "sft.arguments={thnking = true}"), "the argument 'thnking'"),
     ],
 )
 def test_what_cannot_be_a_task_is_refused(
-    words: tuple[str, ...], said: str, tmp_path: Path
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, err = minillm_says("plan", *words)
+    code = main(["plan", *words])
+    err = capsys.readouterr().err
     assert (code, said in err) == (2, True), err
     assert len(err.splitlines()) <= 12

@@ -216,7 +216,7 @@ def test_a_file_may_give_the_text_of_a_setting(loaded: Load, tmp_path: Path) -> 
     assert loaded('notes.text="@here"', plugins="notes").config.plugins["notes"]["text"] == "@here"
 
 
-@pytest.mark.parametrize(("content", "reason"), [(b"\xff", "not UTF-8"), (bytes(2 << 20), "1 MiB")])
+@pytest.mark.parametrize(("content", "reason"), [(b"\xff", "not UTF-8"), (bytes(5 << 20), "4 MiB")])
 def test_a_file_that_is_no_text_gives_nothing(
     loaded: Load, tmp_path: Path, content: bytes, reason: str
 ) -> None:
