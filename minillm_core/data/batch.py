@@ -315,7 +315,9 @@ class ValidationBatches(Sequence[Batch]):
         """Make the window that begins at a token; from the end on nothing is predicted."""
         columns, starts = self._documents.room(self._seq_len + 1), np.zeros(self._seq_len + 1, bool)
         filled = self._documents.read(first, columns, starts)
-        row = pack(columns, starts, 1, np.arange(-1, self._seq_len) < self._end - first)
+        follows = np.arange(-1, self._seq_len) < self._end - first
+        laid = {name: array[None] for name, array in columns.items()}
+        row = pack(laid, starts[None], follows[None])
         row.pop(WEIGHTS, None)  # of training
         row["documents"][0, filled:] = -1
         return row

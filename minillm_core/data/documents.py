@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -93,6 +93,8 @@ class MappedFile:
 
 IDS = "ids"
 """The name of the ids among the columns of documents."""
+
+ZERO = np.zeros(1, np.int64)
 
 Columns = dict[str, np.ndarray]
 """Of some tokens, (n,) each: ids, and what a source gives beside them."""
@@ -198,48 +200,74 @@ class Documents:
         document = int(np.searchsorted(self.offsets, position, side="right")) - 1
         return document, position - int(self.offsets[document])
 
-    def read(self, position: int, columns: Columns, starts: np.ndarray, at: int = 0) -> int:
+    def read(self, position: int, columns: Columns, starts: np.ndarray) -> int:
         """Copy tokens from ``position`` on, as many as fit and exist; returns how many.
 
         Args:
             position: of the first token, 0 <= position <= tokens.
             columns: as :meth:`room` makes them, (n,) each, written.
             starts: bool (n,), written: True where a document begins.
-            at: where in them the first token goes.
+
+        Raises:
+            DataError: as of :meth:`gather`.
+        """
+        count = min(len(starts), self.tokens - position)
+        if count <= 0:
+            return 0
+        first, here = np.array([position]), {name: out[:count] for name, out in columns.items()}
+        starts[:count] = False
+        self.gather(first, first + count, ZERO, here, starts[:count])
+        return count
+
+    def gather(
+        self,
+        first: np.ndarray,
+        last: np.ndarray,
+        at: np.ndarray,
+        columns: Columns,
+        starts: np.ndarray,
+    ) -> None:
+        """Copy stretches of tokens of all documents laid end to end, one after the other.
+
+        Args:
+            first: int64 (stretches,), positions of their first tokens.
+            last: int64 (stretches,), one past their last tokens; first < last <= tokens.
+            at: int64 (stretches,), where in the columns they go, each to a place of its own.
+            columns: (n,) each, written; ids elsewhere are valid, as :meth:`room` makes them.
+            starts: bool (n,), set where a document begins.
 
         Raises:
             DataError: a file changed since it was opened: it is too short, or holds an id that the
                 model has no row for, which a framework would read out of bounds.
         """
-        count = min(len(starts) - at, self.tokens - position)
-        if count <= 0:
-            return 0
-        starts[at : at + count] = False
-        document, offset = self.locate(position)
-        files = self.files or (None,) * len(self.arrays)
-        filled, looked_at = 0, set[int]()
-        while filled < count:
-            array, first, last = self.spans[document].tolist()
-            if array not in looked_at and (file := files[array]):
-                file.check_length()
-            looked_at.add(array)
-            taken = min(last - first - offset, count - filled)
-            begin, to = first + offset, at + filled
-            for name, out in columns.items():
-                out[to : to + taken] = column(self.arrays[array], name)[begin : begin + taken]
-            starts[to] = offset == 0
-            filled, document, offset = filled + taken, document + 1, 0
-        ids = columns[IDS][at : at + count]
+        begin = np.searchsorted(self.offsets, first, side="right") - 1
+        counts = np.searchsorted(self.offsets, last) - begin  # documents of each stretch
+        stretch = np.repeat(np.arange(len(first)), counts)
+        document = np.arange(len(stretch)) + np.repeat(begin - np.cumsum(counts) + counts, counts)
+        opens, (array, base, _) = self.offsets[document], self.spans[document].T
+        begin = np.maximum(first[stretch], opens)
+        end = np.minimum(last[stretch], self.offsets[document + 1])
+        to = at[stretch] + begin - first[stretch]
+        starts[to[begin == opens]] = True
+        found = {int(one): self.arrays[one] for one in np.unique(array)}
+        files = [file for one in found if self.files and (file := self.files[one])]
+        for file in files:
+            file.check_length()
+        source, until = begin + base - opens, end + base - opens
+        places = [one.tolist() for one in (array, source, until, to, to + end - begin)]
+        for name, out in columns.items():
+            views = {number: column(one, name) for number, one in found.items()}
+            for number, one, other, here, there in zip(*places, strict=True):
+                out[here:there] = views[number][one:other]
+        ids = columns[IDS]
         if ids.max() >= self.vocab or ids.min() < 0:
-            mapped = [file for array in sorted(looked_at) if (file := files[array])]
-            for file in mapped:
+            for file in files:
                 file.check_unchanged()
             raise DataError(
                 f"an id outside 0 <= id < model.vocab={self.vocab} was read",
-                where=", ".join(sorted(str(file.path) for file in mapped)) or "the documents",
+                where=", ".join(sorted(str(file.path) for file in files)) or "the documents",
                 fix="the file has changed since it was opened: put it back as it was",
             )
-        return count
 
     def check_unchanged(self) -> None:
         """Check that the files behind the documents are still those that were opened.
@@ -371,7 +399,7 @@ class Cursor:
 
     def data(self) -> dict[str, Any]:
         """Return the cursor as a JSON object."""
-        return asdict(self)
+        return {**vars(self)}
 
     @classmethod
     def resume(cls, data: Mapping[str, Any], expected: str) -> Cursor:

@@ -6,13 +6,16 @@ import copy
 import json
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from minillm_core.data.documents import (
     IDS,
     PLAIN,
+    ZERO,
     Arrangement,
     Blocked,
     Columns,
@@ -81,6 +84,8 @@ class Stream:
         self._firsts, self._before = [0], [0]  # tokens and documents before each block, and behind
         self._laid: dict[tuple[int, int], Laid] = {}
         self._last: Laid | None = None  # the block that was read last
+        self._ends: list[int] = []  # of the documents that come next, the next one's last
+        self._taken = -1  # where the document before them ends
         self.position = self._place(cursor)  # of the next token
 
     @property
@@ -103,16 +108,52 @@ class Stream:
 
     def at(self, position: int, count: int) -> tuple[Columns, np.ndarray]:
         """Look up ``count`` tokens from a position on; as :meth:`read`, without reading on."""
-        columns, starts, filled = self.documents.room(count), np.empty(count, bool), 0
-        while filled < count:
-            laid = self.laid(position + filled)
-            filled += laid.documents.read(position + filled - laid.first, columns, starts, filled)
+        columns, starts = self.documents.room(count), np.zeros(count, bool)
+        first = np.array([position])
+        self.gather(first, first + count, ZERO, columns, starts)
         return columns, starts
+
+    def gather(
+        self,
+        first: np.ndarray,
+        last: np.ndarray,
+        at: np.ndarray,
+        columns: Columns,
+        starts: np.ndarray,
+    ) -> None:
+        """Copy stretches of the stream, see :meth:`Documents.gather`."""
+        position, end = int(first.min()), int(last.max())
+        while position < end:
+            laid = self.laid(position)
+            inside = np.flatnonzero((first < laid.end) & (last > laid.first))
+            if len(inside):
+                here, there = (
+                    np.maximum(first[inside], laid.first),
+                    np.minimum(last[inside], laid.end),
+                )
+                to = at[inside] + here - first[inside]
+                laid.documents.gather(here - laid.first, there - laid.first, to, columns, starts)
+            position = laid.end
+
+    def begins(self, positions: np.ndarray) -> np.ndarray:
+        """Look up where a document begins: bool, of the positions' shape, (n,)."""
+        found, left = np.zeros(positions.shape, bool), np.arange(len(positions))
+        while len(left):
+            laid = self.laid(int(positions[left].min()))
+            here = positions[left] < laid.end
+            offsets, places = laid.documents.offsets, positions[left[here]] - laid.first
+            found[left[here]] = offsets[np.searchsorted(offsets, places)] == places
+            left = left[~here]
+        return found
 
     def take(self) -> Piece:
         """Take the document that begins here, whole."""
-        laid, first = self.laid(self.position), self.position
-        self.position += int(laid.documents.lengths[laid.documents.locate(first - laid.first)[0]])
+        first = self.position
+        if not self._ends or self._taken != first:
+            laid = self.laid(first)
+            after = laid.documents.locate(first - laid.first)[0] + 1
+            self._ends = (laid.documents.offsets[after : after + AHEAD] + laid.first)[::-1].tolist()
+        self.position = self._taken = self._ends.pop()
         return Piece(first, self.position)
 
     def forget(self, position: int | None = None) -> None:
@@ -169,16 +210,20 @@ class Stream:
         )
 
 
-def pack(
-    columns: Columns, starts: np.ndarray, rows: int, follows: np.ndarray | None = None
-) -> Batch:
+def overlapping(array: np.ndarray, rows: int) -> np.ndarray:
+    """View (rows * T + 1,) as rows of T + 1, of which each begins with the last of the one before."""
+    (step,) = array.strides
+    length = (len(array) - 1) // rows
+    return as_strided(array, (rows, length + 1), (length * step, step), writeable=False)
+
+
+def pack(columns: Columns, starts: np.ndarray, follows: np.ndarray | None = None) -> Batch:
     """Pack one micro-batch.
 
     Args:
-        columns: (rows * T + 1,) each, the last token only as a label; ids are int32.
-        starts: bool (rows * T + 1,), True where a document begins.
-        rows: of the batch.
-        follows: bool (rows * T + 1,), False where a token does not follow the one before; None: all do.
+        columns: (rows, T + 1) each, the last token only as a label; ids are int32.
+        starts: bool (rows, T + 1), True where a document begins.
+        follows: bool (rows, T + 1), False where a token does not follow the one before; None: all do.
 
     Returns:
         ids, labels, documents, positions, each int32 (rows, T) and contiguous. documents numbers
@@ -187,19 +232,19 @@ def pack(
         ``target_role``, of the token after it, 0 where ``follows`` is False. ``weights`` are of the
         latter alone; the label of a token of weight 0 is -1.
     """
-    length = (len(starts) - 1) // rows
-    begins = starts[:-1].reshape(rows, length).copy()
+    rows, length = len(starts), starts.shape[1] - 1
+    begins = starts[:, :-1].copy()
     begins[:, 0] = False
-    known = True if follows is None else follows[1:]
-    weighed = columns[WEIGHTS][1:] > 0 if WEIGHTS in columns else True
-    labels = np.where(known & weighed, columns[IDS][1:], np.int32(-1))
-    found: Columns = {IDS: columns[IDS][:-1].copy(), "labels": labels}
+    known = True if follows is None else follows[:, 1:]
+    weighed = columns[WEIGHTS][:, 1:] > 0 if WEIGHTS in columns else True
+    labels = np.where(known & weighed, columns[IDS][:, 1:], np.int32(-1))
+    found: Columns = {IDS: columns[IDS][:, :-1].copy(), "labels": labels}
     for name in [one for one in columns if one != IDS]:
-        ahead = np.where(known, columns[name][1:], columns[name].dtype.type(0))
-        own = {name: columns[name][:-1].copy(), TARGET + name: ahead}
+        ahead = np.where(known, columns[name][:, 1:], columns[name].dtype.type(0))
+        own = {name: columns[name][:, :-1].copy(), TARGET + name: ahead}
         found |= {name: ahead} if name == WEIGHTS else own
     return {
-        **{name: array.reshape(rows, length) for name, array in found.items()},
+        **found,
         "documents": np.cumsum(begins, axis=1, dtype=np.int32),
         "positions": np.tile(np.arange(length, dtype=np.int32), (rows, 1)),
     }
@@ -209,6 +254,9 @@ def joined(parts: Sequence[Batch]) -> Batch:
     """Put the rows of several batches below each other."""
     return {name: np.concatenate([one[name] for one in parts]) for name in parts[0]}
 
+
+AHEAD = 1 << 12
+"""Documents whose ends are looked up together."""
 
 MOST = 1 << 20
 """Documents that a packer may take for one row."""
@@ -242,7 +290,9 @@ class PlainRows:
         Raises:
             DataError: a file changed since it was opened.
         """
-        return pack(*self._stream.read(rows * seq_len), rows)
+        columns, starts = self._stream.read(rows * seq_len)
+        laid = {name: overlapping(array, rows) for name, array in columns.items()}
+        return pack(laid, overlapping(starts, rows))
 
     def cursor(self) -> dict[str, Any]:
         """Return the place after the last row as JSON."""
@@ -276,24 +326,27 @@ class WindowRows(PlainRows):
             PluginCodeError: the plugin gave no permutation.
             DataError: a file changed since it was opened.
         """
-        made = joined([self._row(seq_len) for _ in range(rows)])
-        self._stream.forget()
-        return made
-
-    def _row(self, length: int) -> Batch:
-        stream, filled = self._stream, 0
-        columns = stream.documents.room(length + 1)
-        starts, follows = np.zeros((2, length + 1), bool)
-        while filled < length:
-            window, offset = divmod(stream.position, self._size)
-            count = min(self._size - offset, length - filled)
-            found, begins = stream.at(self._place(window) * self._size + offset, count + 1)
-            for name, array in found.items():
-                columns[name][filled : filled + count + 1] = array
-            starts[filled : filled + count + 1], starts[filled] = begins, True
-            follows[filled], follows[filled + 1 : filled + count + 1] = False, True
-            filled, stream.position = filled + count, stream.position + count
-        return pack(columns, starts, 1, follows)
+        stream, size, length = self._stream, self._size, seq_len + 1
+        pieces: list[
+            tuple[int, int, int]
+        ] = []  # from where in the stream, up to where, and to where
+        for row in range(rows):
+            filled = 0
+            while filled < seq_len:
+                window, offset = divmod(stream.position, size)
+                count = min(size - offset, seq_len - filled)
+                first = self._place(window) * size + offset
+                place = row * length + filled
+                filled, stream.position = filled + count, stream.position + count
+                pieces.append((first, first + count + (filled == seq_len), place))
+        first, last, at = np.array(pieces).T
+        columns, starts = stream.documents.room(rows * length), np.zeros(rows * length, bool)
+        stream.gather(first, last, at, columns, starts)
+        follows = np.ones(rows * length, bool)
+        follows[at], starts[at] = False, True
+        stream.forget()
+        laid = {name: array.reshape(rows, length) for name, array in columns.items()}
+        return pack(laid, starts.reshape(rows, length), follows.reshape(rows, length))
 
     def _place(self, window: int) -> int:
         """Return the window of the stream that is read as this one."""
@@ -341,7 +394,7 @@ class PackedRows:
         self._length = self._packer.capacity = seq_len + 1
         with running(f"data.packer of plugin '{self._claimed.owner}'"):
             laid = [self._checked() for _ in range(rows)]
-        return joined([self._laid(row) for row in laid])
+        return self._laid(laid)
 
     def cursor(self) -> dict[str, Any]:
         """Return the place after the last row as JSON: the stream's, the packer's, and the counts.
@@ -351,9 +404,11 @@ class PackedRows:
         """
         packer, counts, broken = self._packer, self._counts, self._claimed.broken
         try:
-            kept = json.dumps((packer.pending, packer.state), allow_nan=False)
-            pending, state = json.loads(kept)
-            held = sum(last - first for first, last in pending)
+            places = [*chain.from_iterable(packer.pending)]
+            if not ({*map(type, places)} <= {int} and {*map(len, packer.pending)} <= {2}):
+                raise TypeError("a piece is two whole numbers")  # as JSON has them
+            held = sum(places[1::2]) - sum(places[::2])
+            state = _as_json(packer.state)
         except (TypeError, ValueError) as error:
             what = f"pending and state cannot be kept: {error}"
             raise broken(what, "pieces in pending, JSON in state") from error
@@ -363,30 +418,45 @@ class PackedRows:
             what = f"{counts['cut'] - cut} tokens were laid out twice, or after they were cut"
             raise broken(what, "keep in pending what is for later rows, and nothing else")
         counts["cut"] = cut
-        self._stream.forget(min((first for first, _ in pending), default=None))
+        self._stream.forget(min(places[::2], default=None))
+        pending = [*map(list, packer.pending)]
         packed = {"pending": pending, "state": state, "counts": {**counts}}
         return {**self._stream.cursor.data(), "packed": packed}
 
-    def _laid(self, row: Sequence[Piece]) -> Batch:
-        columns = self._stream.documents.room(self._length)
-        starts, follows = np.zeros((2, self._length), bool)
-        at, before, whole = 0, -1, True
-        for piece in row:  # follows: from the token before it, in the text
-            end, continues = at + piece.tokens, piece.first == before
-            found, begins = self._stream.at(piece.first, piece.tokens + 1)
-            for name, array in found.items():
-                columns[name][at:end] = array[:-1]
-            starts[at:end], follows[at:end] = begins[:-1], True
-            follows[at] = continues or (whole and begins[0])
-            starts[at] |= not continues
-            self._counts["split"] += not (continues or begins[0])
-            at, before, whole = end, piece.last, begins[-1]
-            if end == self._length - 1:  # whatever follows in the text; replaced by a further piece
-                for name, array in found.items():
-                    columns[name][end] = array[-1]
-                follows[end] = True
-        made = pack(columns, starts, 1, follows)
-        made["documents"][0, at:] = -1
+    def _laid(self, laid: Sequence[Sequence[Piece]]) -> Batch:
+        """Lay the pieces of rows out, all rows together."""
+        rows, length, stream = len(laid), self._length, self._stream
+        counts = np.array([len(row) for row in laid])
+        places = np.fromiter(chain.from_iterable(chain.from_iterable(laid)), np.int64)
+        first, last = places.reshape(-1, 2).T
+        row = np.repeat(np.arange(rows), counts)
+        opening = np.cumsum(counts) - counts  # the first piece of each row
+        behind = np.cumsum(last - first)
+        used = behind[opening + counts - 1] - behind[opening] + (last - first)[opening]
+        at = behind - (last - first) - (behind - (last - first))[opening][row] + row * length
+        columns, starts = stream.documents.room(rows * length), np.zeros(rows * length, bool)
+        stream.gather(first, last, at, columns, starts)
+
+        # follows: from the token before it, in the text
+        continues, whole = np.zeros((2, len(first)), bool)
+        continues[1:], whole[1:] = first[1:] == last[:-1], stream.begins(last[:-1])
+        continues[opening], whole[opening] = False, True
+        begins = starts[at]
+        self._counts["split"] += int(np.count_nonzero(~(continues | begins)))
+        follows = np.arange(length) < used[:, None]
+        follows.reshape(-1)[at] = continues | (whole & begins)
+        starts[at] |= ~continues
+        full = np.flatnonzero(used == length - 1)  # their last label: whatever follows in the text
+        if len(full):
+            after = last[opening + counts - 1][full]
+            stream.gather(after, after + 1, full * length + length - 1, columns, starts)
+            follows[full, -1] = True
+        made = pack(
+            {name: array.reshape(rows, length) for name, array in columns.items()},
+            starts.reshape(rows, length),
+            follows,
+        )
+        made["documents"][np.arange(length - 1) >= used[:, None]] = -1
         return made
 
     def _checked(self) -> Sequence[Piece]:
@@ -396,13 +466,13 @@ class PackedRows:
         if not isinstance(row, (list, tuple)) or not row:
             raise broken(f"{plain(repr(row), 60)} is no row", "a list, with a piece at least")
         for one in row:
-            known = isinstance(one, Piece) and all(isinstance(place, int) for place in one)
-            if not (known and 0 <= one.first < one.last <= stream.position):
+            known = isinstance(one, Piece) and isinstance(one[0], int) and isinstance(one[1], int)
+            if not (known and 0 <= one[0] < one[1] <= stream.position):
                 what = f"{plain(repr(one), 80)} is no piece of a document that it took"
                 raise broken(
                     what, "return pieces that take() gave, or parts of them, by whole numbers"
                 )
-        if (tokens := sum(piece.tokens for piece in row)) > self._length:
+        if (tokens := sum([last - first for first, last in row])) > self._length:
             what = f"a row of {tokens:,} tokens, where {self._length:,} have room"
             raise broken(what, "fill a row up to self.capacity")
         self._counts["room"] += max(tokens, self._length - 1)  # the last one is only a label
@@ -414,8 +484,17 @@ class PackedRows:
         if self._documents > MOST:
             raise self._claimed.broken(f"{MOST:,} documents were taken for one row", "return a row")
         piece = self._stream.take()
-        self._counts["taken"] += piece.tokens
+        self._counts["taken"] += piece[1] - piece[0]
         return piece
+
+
+def _as_json(value: Any) -> Any:
+    """Give a value as it is read back from JSON.
+
+    Raises:
+        TypeError, ValueError: JSON cannot hold it.
+    """
+    return None if value is None else json.loads(json.dumps(value, allow_nan=False))
 
 
 class MixedRows:

@@ -11,7 +11,7 @@ import pytest
 
 from tools.size import File, count, packages, summary
 
-CEILING = 21_700
+CEILING = 21_800
 """Lines of code that the core may have.
 
 It is what the core has today, rounded up to the next hundred; each step lowers the number. The aim is
@@ -48,6 +48,8 @@ of them (40).
 
 21,500 to 21,700: what chats need of the core: --task, the text of a file as a setting, documents with
 weights that are longer than a row, a prompt of ids with its own ends and its stream, judges of eval.
+
+21,700 to 21,800: rows of packers and windows laid out all together, 3 to 5 times as fast.
 """
 
 SOURCE = '''\

@@ -19,10 +19,11 @@ boundaries unless a plugin keeps them apart (``windows.documents``).
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
 from collections.abc import Callable
+from heapq import heappop, heappush
 
 from minillm_core import Packer, Piece, Plugin, option
+from minillm_data.by_size import BySize
 
 __all__ = ["BestFit", "BestFitPacker"]
 
@@ -54,34 +55,34 @@ class BestFitPacker(Packer):
     def __init__(self, capacity: int, buffer: int) -> None:
         super().__init__(capacity)
         self.buffer = buffer
+        self._waiting, self._ages = BySize(self.pending), list[Piece]()
 
     def row(self, take: Callable[[], Piece]) -> list[Piece]:
         """Return the next row; ``pending`` is sorted by size, of one size the oldest last."""
+        if self._waiting.pieces is not self.pending:  # a resumed run puts another one there
+            self._waiting, self._ages = BySize(self.pending), sorted(self.pending)
+        waiting = self._waiting
         self._refill(take)
-        oldest = min(self.pending)
-        self.pending.remove(oldest)
+        while (place := waiting.place(oldest := heappop(self._ages))) is None:
+            pass  # it has filled a row
+        waiting.pop(place)
         if oldest.tokens > self.capacity:  # it was taken for a longer row
-            insort(self.pending, oldest.part(self.capacity, oldest.tokens), key=_by_size)
+            self._add(oldest.first + self.capacity, oldest.last)
             oldest = oldest.part(0, self.capacity)
         row, room = [oldest], self.capacity - oldest.tokens
         while True:
             self._refill(take)
-            fitting = bisect_right(self.pending, room, key=_tokens)
-            if not fitting:
+            if not (fitting := waiting.up_to(room)):
                 return row
-            row.append(self.pending.pop(fitting - 1))
-            room -= row[-1].tokens
+            room -= waiting.size(fitting - 1)
+            row.append(waiting.pop(fitting - 1))
 
     def _refill(self, take: Callable[[], Piece]) -> None:
-        while len(self.pending) < self.buffer:
-            document = take()
-            for first in range(0, document.tokens, self.capacity):
-                insort(self.pending, document.part(first, first + self.capacity), key=_by_size)
+        while len(self._waiting) < self.buffer:
+            begin, end = take()
+            for first in range(begin, end, self.capacity):
+                self._add(first, min(first + self.capacity, end))
 
-
-def _tokens(piece: Piece) -> int:
-    return piece.tokens
-
-
-def _by_size(piece: Piece) -> tuple[int, int]:
-    return piece.tokens, -piece.first
+    def _add(self, first: int, last: int) -> None:
+        self._waiting.add(first, last)
+        heappush(self._ages, Piece(first, last))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from minillm_core.data import Cursor, Documents
 from minillm_core.data.documents import fingerprint, order
-from minillm_core.data.stream import Stream, open_rows, pack
+from minillm_core.data.stream import Stream, open_rows, overlapping, pack
 from minillm_core.errors import DataError
 
 VOCAB = 1000
@@ -41,6 +41,30 @@ def test_the_stream_is_the_concatenation_for_any_sizes_of_reads(
         np.testing.assert_array_equal(ids, expected[position : position + count + 1])
         np.testing.assert_array_equal(starts, begins[position : position + count + 1])
         position += count
+
+
+@given(
+    id_lists,
+    seeds,
+    st.lists(st.tuples(st.integers(0, 90), st.integers(1, 40)), min_size=1, max_size=6),
+)
+def test_stretches_are_gathered_as_they_stand_in_the_stream(
+    reference_stream: Callable, lists: list[list[int]], seed: int, asked: list[tuple[int, int]]
+) -> None:
+    documents = Documents.of(lists, VOCAB)
+    expected, begins = reference_stream(documents, seed, 131)
+    stream = Stream(documents, seed, start(documents, seed))
+    first, counts = np.array(asked).T
+    at = np.cumsum(counts + 1) - counts  # with a gap before each
+    columns, starts = documents.room(int(sum(counts + 1)) + 1), np.zeros(sum(counts + 1) + 1, bool)
+    stream.gather(first, first + counts, at, columns, starts)
+    for place, count, here in zip(first, counts, at, strict=True):
+        got = slice(here, here + count)
+        np.testing.assert_array_equal(columns["ids"][got], expected[place : place + count])
+        np.testing.assert_array_equal(starts[got], begins[place : place + count])
+    assert not starts[at - 1].any()
+    places = first + counts
+    np.testing.assert_array_equal(stream.begins(places), np.asarray(begins)[places])
 
 
 @given(id_lists, seeds, st.integers(0, 80), st.integers(1, 40))
@@ -79,7 +103,7 @@ def test_rows_are_contiguous_with_the_next_token_as_label(
     ids = np.arange(size + 1, dtype=np.int32) + 5
     flags = data.draw(st.lists(st.booleans(), min_size=size + 1, max_size=size + 1))
     starts = np.array(flags)
-    batch = pack({"ids": ids}, starts, rows)
+    batch = pack({"ids": overlapping(ids, rows)}, overlapping(starts, rows))
     assert {name: field.dtype for name, field in batch.items()} == dict.fromkeys(
         ["ids", "labels", "documents", "positions"], np.dtype(np.int32)
     )
