@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import shlex
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from venv import EnvBuilder
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -284,14 +286,11 @@ def make(folder: Path, libraries: Path | str | None = None, **variables: str | P
 
     Args:
         folder: its venv, and its cache, go there.
-        libraries: a site-packages whose packages it has as well.
+        libraries: a site-packages whose packages it has as well, pip among them.
         variables: set in it, beside this process's that do not lead back to the working tree.
     """
     venv = folder / "venv"
-    subprocess.run([sys.executable, "-m", "venv", venv], check=True)
-    if libraries is not None:  # an old setuptools of the venv's own would hide the one of libraries
-        remove = (venv / "bin" / "python", "-m", "pip", "uninstall", "-q", "-y", "setuptools")
-        subprocess.run(remove, check=False)
+    EnvBuilder(symlinks=True, with_pip=libraries is None).create(venv)
     kept = {
         k: v
         for k, v in os.environ.items()
@@ -303,6 +302,9 @@ def make(folder: Path, libraries: Path | str | None = None, **variables: str | P
     if libraries is not None:
         # Editable installs are .pth files there, which Python reads in its own folders alone.
         (made.site / "libraries.pth").write_text(str(libraries))
+        pip = venv / "bin" / "pip"
+        pip.write_text(f'#!/bin/sh\nexec {shlex.quote(str(made.python))} -m pip "$@"\n')
+        pip.chmod(0o755)
     return made
 
 

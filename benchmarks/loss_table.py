@@ -1,10 +1,11 @@
-"""The README's table of time to loss, from results/time_to_loss.json and results/peers.json.
+"""The README's table of time to loss, from results/time_to_loss.json, time_to_loss_in_order.json and peers.json.
 
 python -m benchmarks.loss_table             # print it
 python -m benchmarks.loss_table --write     # put it into the README
 
 Each target is the final loss of another trainer's run, and the time is that run's. Beside it stand
 the shortest times of modded-nanogpt and of ours: of several seeds the mean, where all reached it.
+Ours are runs with the recipe as it is, and those before its rows were shuffled, plain AdamW among them.
 Between two validations the loss is taken to be linear where they are no more than a tenth of the
 time apart; otherwise the later one counts.
 """
@@ -25,6 +26,7 @@ from benchmarks.provenance import unique
 
 REFERENCE = "modded-nanogpt"
 PLAIN, RECIPE = "gpt2-124m", "speedrun"  # presets
+FILES = "time_to_loss", "time_to_loss_in_order", "peers"
 
 NEAR = 0.1
 """Of the later one's time: validations further apart tell no more than that it lies between them."""
@@ -34,30 +36,36 @@ Document = Mapping[str, Any]
 
 def table(folder: Path = RESULTS) -> str:
     """Markdown: the table, and what it was measured on."""
-    ours, peers = (
-        json.loads((folder / f"{n}.json").read_text()) for n in ("time_to_loss", "peers")
-    )
+    ours, before, peers = (json.loads((folder / f"{n}.json").read_text()) for n in FILES)
     jobs, runs = ours["figures"]["jobs"], peers["figures"]["runs"]
+    in_order = before["figures"]["jobs"]
     head = (
         "target loss (whose final loss)",
         "their time",
         f"{REFERENCE}, best of {sum(one['peer'] == REFERENCE for one in runs)} runs",
         "minillm, plain AdamW",
+        "the recipe without `shuffle_rows`",
         f"minillm, `--preset {RECIPE}`",
         "ours / theirs",
     )
-    rows = [row(target, jobs, runs) for target in peers["figures"]["targets"]]
-    return f"{markdown(head, rows)}\n\n{provenance(ours, peers)}\n"
+    rows = [row(target, jobs, in_order, runs) for target in peers["figures"]["targets"]]
+    return f"{markdown(head, rows)}\n\n{provenance(ours, before, peers)}\n"
 
 
-def row(target: Document, jobs: Sequence[Document], runs: Sequence[Document]) -> tuple[str, ...]:
+def row(
+    target: Document,
+    jobs: Sequence[Document],
+    in_order: Sequence[Document],
+    runs: Sequence[Document],
+) -> tuple[str, ...]:
     """Return the row of one target: {"loss": nats, "peer": whose}.
 
     Raises:
         SystemExit: no run ended there, or not every seed of any of ours came below it.
     """
     loss, peer, theirs = target["loss"], target["peer"], its_time(target, runs)
-    recipe, plain = (best(jobs, preset, loss) for preset in (RECIPE, PLAIN))
+    recipe = best(jobs, RECIPE, loss)
+    before, plain = (best(in_order, preset, loss) for preset in (RECIPE, PLAIN))
     if recipe is None:
         raise SystemExit(
             f"{loss:g} of {peer} was not reached by every seed of any settings of preset {RECIPE}: "
@@ -70,6 +78,7 @@ def row(target: Document, jobs: Sequence[Document], runs: Sequence[Document]) ->
         f"{theirs:.1f} s",
         told(soonest(runs, REFERENCE, loss)),
         told(plain and plain[0]),
+        told(before and before[0]),
         said,
         f"**{seconds / theirs:.3f}**",
     )
@@ -136,9 +145,10 @@ def below(curve: Sequence[Document], loss: float) -> float | None:
     return crossed["seconds"] if after - before <= NEAR * after else after
 
 
-def provenance(ours: Document, peers: Document) -> str:
-    """Say what both were measured on."""
+def provenance(ours: Document, before: Document, peers: Document) -> str:
+    """Say what all were measured on."""
     environment, theirs = ours["environment"], peers["environment"]
+    commits = unique(one["environment"]["commit"][:7] for one in (ours, before))
     gpu = unique(one["name"] for one in environment["hardware"]["gpus"])
     versions = environment["versions"]
     runs, targets = peers["figures"]["runs"], peers["figures"]["targets"]
@@ -150,8 +160,10 @@ def provenance(ours: Document, peers: Document) -> str:
     return (
         "Seconds of training, waiting for data included, until the loss over 1,048,576 held-out "
         "predictions stays below the target; the same tokens and tokenizer, and 12 layers of 768, "
-        f"for all. One {gpu} per run; PyTorch {versions['torch']}, Python {versions['python']}; commit "
-        f"{environment['commit'][:7]}. Peers: their own code and recipes on one "
+        f"for all. One {gpu} per run; PyTorch {versions['torch']}, Python {versions['python']}; commits "
+        f"{commits}. The recipe's rows are shuffled; plain AdamW and the peers read documents one after the "
+        "other, and what rows in another order would give the peers is not measured. Peers: their own "
+        "code and recipes on one "
         f"{unique(one['name'] for one in theirs['hardware']['gpus'])}, PyTorch "
         f"{theirs['versions']['torch']}; {REFERENCE} is its record of 2025-02-01. "
         f"{f'With another batch size or length {passed}. ' if passed else ''}"

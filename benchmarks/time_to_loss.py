@@ -196,6 +196,7 @@ def loader(plan: Plan, corpus: Corpus, plugins: Sequence[LoadedPlugin]) -> Loade
         accumulate=train.accumulate,
         seq_len=train.seq_len,
         seed=plan.config.data.seed,
+        by=plan.arrangement,
         on_batch=hook_of(plan, plugins),
     )
 

@@ -117,6 +117,9 @@ from minillm_core.train.events import (
 from minillm_core.train.frozen import (
     FrozenModel as FrozenModel,
 )
+from minillm_core.train.generate import (
+    Stream as Stream,
+)
 from minillm_core.train.run import (
     Run as Run,
     load as load,

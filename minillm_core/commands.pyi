@@ -7,8 +7,10 @@ from minillm_core.cli.console import (
 )
 from minillm_core.cli.options import (
     AsJson as AsJson,
+    InferenceOptions as InferenceOptions,
     Plugins as Plugins,
     RunPlugins as RunPlugins,
+    SamplingOptions as SamplingOptions,
     Steps as Steps,
     StudyOptions as StudyOptions,
 )

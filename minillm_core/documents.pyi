@@ -37,6 +37,9 @@ from minillm_core.data.store import (
     entry_folders as entry_folders,
     read_meta,
 )
+from minillm_core.data.turns import (
+    next_source as next_source,
+)
 from minillm_core.plugins.sourcing import Segment as Segment, Special as Special
 from minillm_core.data.tokenise import (
     Sample as Sample,

@@ -140,7 +140,10 @@ def _why(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def recorded(
-    case: str, words: Mapping[str, str] | None = None, added: Collection[str] = ()
+    case: str,
+    words: Mapping[str, str] | None = None,
+    added: Collection[str] = (),
+    without: str = "",
 ) -> dict[str, Any]:
     """Return the record of a case: exit codes, a digest of each document, and a preset's settings.
 
@@ -148,8 +151,9 @@ def recorded(
         case: flags and settings.
         words: texts that were worded anew since -> as they were.
         added: slots that there were not then; where a plugin fills one, it stays in the record.
+        without: flags that take away what a recipe did not name then.
     """
-    codes, found = documents(case)
+    codes, found = documents(f"{case} {without}")
     settings = found.pop("settings", None)
     if "slots" in found:
         found["slots"] = [
@@ -184,7 +188,8 @@ def compared(case: str) -> dict[str, tuple[Any, Any]]:
     golden = json.loads((FOLDER / "plans.json").read_text())["cases"][case]
     changes = json.loads((FOLDER / "changes.json").read_text())
     words = {one["now"]: one["then"] for one in changes["words"]}
-    now = recorded(case, words, changes["slots"])
+    less = changes["recipes"].get(case, {}).get("without", "")
+    now = recorded(case, words, changes["slots"], less)
     meant = {part for one in changes["cases"] if one["case"] == case for part in one["parts"]}
     for record in (golden, now):
         for name in changes["settings"]:

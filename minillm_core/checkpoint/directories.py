@@ -95,6 +95,7 @@ class TrainedModel:
         tokenizer: of its run; None: it was trained on ids.
         step: optimizer steps that it has seen; 0 where that is not known.
         record: the run.json of its run; empty where there is none.
+        specials: the ids of the special tokens that its plugins ask for, by name.
     """
 
     plan: Plan
@@ -102,6 +103,7 @@ class TrainedModel:
     tokenizer: Tokenizer | None
     step: int = 0
     record: Mapping[str, Any] = field(default_factory=dict)
+    specials: Mapping[str, int] = field(default_factory=dict)
 
 
 class DirectoryFormat(ABC):

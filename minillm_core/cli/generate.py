@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import secrets
 import sys
 from collections.abc import Iterator
-from functools import partial
 from typing import Annotated
 
 import typer
@@ -22,8 +20,6 @@ EXAMPLES = options.examples(
     "minillm generate runs/tiny-1 - --top-k 50 --top-p 0.95 --seed 1 < prompt.txt",
 )
 
-_sampling = partial(options.value, panel="Sampling")
-
 
 def generate(
     out: options.Model,
@@ -39,26 +35,6 @@ def generate(
     max_tokens: Annotated[
         int, options.value("N", "Generate at most N tokens; the text may end earlier.", min=1)
     ] = 256,
-    temperature: Annotated[
-        float,
-        _sampling("T", "Lower is less random; 0 always takes the most likely token."),
-    ] = 0.8,
-    top_k: Annotated[
-        int | None,
-        _sampling("K", "Sample from the K most likely tokens. Default: all."),
-    ] = None,
-    top_p: Annotated[
-        float,
-        _sampling(
-            "P", "Sample from the most likely tokens whose probabilities add up to P; 1: all."
-        ),
-    ] = 1.0,
-    seed: Annotated[
-        int | None,
-        _sampling(
-            "N", "Seed of the sampling. Default: a new one each time, which is shown.", min=0
-        ),
-    ] = None,
     no_cache: Annotated[
         bool,
         options.switch(
@@ -66,6 +42,7 @@ def generate(
         ),
     ] = False,
     *,
+    drawing: options.SamplingOptions,
     read: options.InferenceOptions,
     as_json: options.AsJson = False,
 ) -> None:
@@ -73,17 +50,12 @@ def generate(
 
     Runs on any machine, and needs only the plugins that change the model, its data or its loss.
     """
-    from minillm_core.train.generate import Sampling
-
-    sampling = Sampling(temperature, top_k, top_p)
+    sampling = drawing.rule()
     prompt = _prompt(prompt)
     with display(say) as shown:
         run = read.open(out, shown)
         writer = run.writer()
-    if seed is None:
-        seed = secrets.randbits(32)
-        if temperature > 0:
-            say(f"drawn with --seed {seed}")
+    seed = drawing.chosen_seed()
     generation = writer.go_on(
         prompt, sampling, tokens=max_tokens, seed=seed, cached=not no_cache, say=say
     )

@@ -7,6 +7,7 @@ wrong ``key=value`` are refused in the same words.
 from __future__ import annotations
 
 import inspect
+import secrets
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -16,10 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from minillm_core.cli.console import documents_alone
+from minillm_core.cli.console import documents_alone, say
 from minillm_core.config.presets import SHAPES, recipe_names
 
 if TYPE_CHECKING:
+    from minillm_core.train.generate import Sampling
     from minillm_core.train.progress import Display
     from minillm_core.train.request import RunRequest
     from minillm_core.train.run import Run
@@ -119,6 +121,10 @@ class RunOptions:
         ),
     ] = None
     plugins: Plugins = None
+    task: Annotated[
+        str | None,
+        _choice("NAME", "What to train on the data: sft, the answers of chats. Default: all text."),
+    ] = None
     preset: Annotated[
         str | None,
         _choice(
@@ -231,8 +237,9 @@ class RunOptions:
             "--deterministic": self.deterministic or None,
             "--init": str(self.init) if self.init else None,
         }
+        named = [one for one in (self.task, plugins or self.plugins) if one]
         return RunRequest(
-            plugins or self.plugins,
+            ",".join(named) or None,
             self.preset,
             self.file,
             tuple(self.assignments or ()),
@@ -240,6 +247,7 @@ class RunOptions:
             resume=self.out if self.resume else None,
             branch=self.branch,
             command=tuple(command or ()),
+            task=self.task,
         )
 
 
@@ -283,6 +291,54 @@ class InferenceOptions:
         )
 
 
+_sampling = partial(value, panel="Sampling")
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """The options by which tokens are drawn; a parameter of this type stands for all of them."""
+
+    temperature: Annotated[
+        float,
+        _sampling("T", "Lower is less random; 0 always takes the most likely token."),
+    ] = 0.8
+    top_k: Annotated[
+        int | None,
+        _sampling("K", "Sample from the K most likely tokens. Default: all."),
+    ] = None
+    top_p: Annotated[
+        float,
+        _sampling(
+            "P", "Sample from the most likely tokens whose probabilities add up to P; 1: all."
+        ),
+    ] = 1.0
+    seed: Annotated[
+        int | None,
+        _sampling(
+            "N", "Seed of the sampling. Default: a new one each time, which is shown.", min=0
+        ),
+    ] = None
+
+    def rule(self) -> Sampling:
+        """Make the rule of drawing.
+
+        Raises:
+            Refusal: an option is out of range.
+        """
+        from minillm_core.train.generate import Sampling
+
+        return Sampling(self.temperature, self.top_k, self.top_p)
+
+    def chosen_seed(self) -> int:
+        """Return the seed: the one that is given, or a new one, which is shown where it matters."""
+        if self.seed is not None:
+            return self.seed
+        seed = secrets.randbits(32)
+        if self.temperature > 0:
+            say(f"drawn with --seed {seed}")
+        return seed
+
+
 @dataclass(frozen=True)
 class Without:
     """The options that a command leaves out of a bundle, separated by spaces."""
@@ -294,12 +350,12 @@ PlanOptions = Annotated[RunOptions, Without("prompts")]
 """What is planned and not run."""
 
 StudyOptions = Annotated[
-    RunOptions, Without("plugins init out resume branch steps prompts deterministic")
+    RunOptions, Without("plugins task init out resume branch steps prompts deterministic")
 ]
 """What is trained to be measured: the command has plugins and steps of its own."""
 
 
-BUNDLES = (RunOptions, InferenceOptions)
+BUNDLES = (RunOptions, InferenceOptions, SamplingOptions)
 """Types of parameters that stand for several options."""
 
 

@@ -291,12 +291,31 @@ def _impossible(config: Config) -> Iterator[tuple[str, str, str | None]]:
             "data.paths",
             "PATH:WEIGHT for each path, once, such as a.jsonl:0.7 b.jsonl:0.3; or no weights",
         )
+    least = 4 * max(shape.seq_len for shape in train.shapes)
+    if weights and config.data.block:
+        yield (
+            "the sources of a mixture are not read in blocks",
+            "data.block data.paths",
+            "leave data.block out, or the weights",
+        )
+    elif 0 < config.data.block < least:
+        yield (
+            f"a block of {config.data.block:,} tokens is too small to train on and to hold text out",
+            "data.block",
+            f"data.block={least} at least; millions shuffle better",
+        )
     usual = type(train).model_fields["cooldown"].default
     if train.cooldown != usual and train.schedule != "wsd":
         yield (
             f"the schedule '{train.schedule}' has no cooldown",
             "train.cooldown train.schedule",
             "train.schedule=wsd, or leave train.cooldown out",
+        )
+    if config.eval.prompts and config.eval.samples == 0:
+        yield (
+            "prompts are given, and no samples are written",
+            "eval.prompts eval.samples",
+            "leave eval.samples=0 or the prompts out",
         )
     if (tokens := max(shape.tokens for shape in train.shapes)) > MOST:
         yield (

@@ -216,11 +216,14 @@ def from_file(path: Path) -> Layer:
     return flatten(document, origin=str(path), text=text)
 
 
+_LARGEST_TEXT = 1 << 22  # bytes of a file that gives a setting
 _ASSIGNED = re.compile(r"\s*([A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)\s*=(.*)", re.DOTALL)
 
 
 def from_assignments(assignments: Sequence[str]) -> Layer:
     """Parse the layer of the ``key=value`` arguments; of a key given twice the last value holds.
+
+    The value of ``key=@FILE`` is the text of the file.
 
     Raises:
         ConfigError: an argument of another form.
@@ -235,7 +238,8 @@ def from_assignments(assignments: Sequence[str]) -> Layer:
                 where="command line",
                 fix="train.lr=0.01, NAME.option=value; text goes to --data, a settings file to -c",
             )
-        key, value = match[1], read_value(match[2].strip())
+        key, given = match[1], match[2].strip()
+        value = _file_text(given[1:], where) if given.startswith("@") else read_value(given)
         if key.split(".")[0] == "plugins":
             raise ConfigError(
                 "plugins are named by --plugins, their options are NAME.option=value",
@@ -248,6 +252,26 @@ def from_assignments(assignments: Sequence[str]) -> Layer:
         else:
             layer.put(key, Setting(value, "command line", where))
     return layer
+
+
+def _file_text(path: str, where: str) -> str:
+    """Read the text that ``key=@FILE`` gives: a run keeps the text, and needs no file afterwards.
+
+    Raises:
+        ConfigError: it cannot be read, is no text, or is larger than 4 MiB.
+    """
+    try:
+        with Path(path).expanduser().open("rb") as file:
+            text = file.read(_LARGEST_TEXT + 1)
+        if len(text) <= _LARGEST_TEXT:
+            return text.decode("utf-8")
+        reason = "it is larger than 4 MiB"
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+    except UnicodeDecodeError as error:
+        reason = f"it is not UTF-8, at byte {error.start}"
+    what = f"the file {path!r} that gives a setting cannot be read: {reason}"
+    raise ConfigError(what, where=where, fix="key=@FILE with a file of text; key=VALUE for a value")
 
 
 def from_flags(flags: Mapping[str, Any]) -> Layer:

@@ -146,6 +146,12 @@ class DataConfig(Section):
         description="special token of data.tokenizer that begins documents; none: <|endoftext|>",
     )
     seed: int = Field(0, ge=0, description="fixes the data order, apart from the run's seed")
+    block: int = Field(
+        0,
+        ge=0,
+        description="tokens of text that are shuffled together, and after which training begins, while "
+        "the rest is tokenised beside it; 0: all",
+    )
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -174,8 +180,11 @@ class EvalConfig(Section):
     share: float = Field(
         1.0, gt=0, le=1, description="share of these that the evaluations before it make"
     )
-    samples: int = Field(
-        0, ge=0, description="samples after each evaluation; at the end there are two at least"
+    samples: int | None = Field(
+        None,
+        ge=0,
+        description="samples after each evaluation, two at the end at least; none: at the end "
+        "alone; 0: never",
     )
     prompts: tuple[str, ...] = Field(
         (), description="prompts of the samples; none: the beginnings of two held-out documents"

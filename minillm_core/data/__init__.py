@@ -13,6 +13,7 @@
     corpus                      the training and the validation part
     documents                   ids on disk, and their seeded order
     stream                      an endless stream of them, and rows of it
+    turns                       which source the next row of a mixture is of
     batch                       the dataloaders
 
 The order of the documents depends on data.seed and the epoch alone. Everything that is wrong with

@@ -17,7 +17,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from minillm_core.data.documents import PLAIN, Arrangement, Documents, order
+from minillm_core.data.documents import PLAIN, Arrangement, Blocked, Documents, order
 from minillm_core.data.stream import Batch, joined, open_rows, pack
 from minillm_core.errors import DataError
 from minillm_core.plugins.sourcing import WEIGHTS
@@ -141,7 +141,7 @@ class Loader(Iterator[StepBatch]):
 
     def __init__(
         self,
-        documents: Documents,
+        documents: Blocked,
         *,
         rows: int,
         accumulate: int,

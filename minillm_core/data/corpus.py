@@ -14,12 +14,13 @@ from pathlib import Path
 import numpy as np
 
 from minillm_core.config.schema import DataConfig
-from minillm_core.data.documents import Documents, fingerprint, order
+from minillm_core.data.blocks import Blocks
+from minillm_core.data.documents import Blocked, Documents, column, fingerprint, order
 from minillm_core.data.formats import Progress, ticker
 from minillm_core.data.tokenise import TokenCache
-from minillm_core.data.tokenizer import Tokenizer
+from minillm_core.data.tokenizer import Tokenizer, bytes_per_token
 from minillm_core.errors import DataError
-from minillm_core.plugins.sourcing import PLAIN, Sourcing
+from minillm_core.plugins.sourcing import PLAIN, WEIGHTS, Sourcing
 from minillm_core.text import counted
 
 
@@ -45,7 +46,7 @@ class Corpus:
     """The documents that a run trains on, and those that it is validated with.
 
     Attributes:
-        train: the training part, in the order of the files.
+        train: the training part, in the order of the files; in blocks with ``data.block``.
         val: the held-out part, in seeded order.
         tokenizer: None where the data are ids and no tokenizer was named.
         fingerprint: of all ids, the split, the order's rule and its seed; the one that the
@@ -56,7 +57,7 @@ class Corpus:
         specials: the ids of the special tokens that they asked for, by name, and ``end_of_text``.
     """
 
-    train: Documents
+    train: Blocked
     val: Documents
     tokenizer: Tokenizer | None
     fingerprint: str
@@ -110,7 +111,9 @@ def open_corpus(
         )
     ticker(progress, "checking the files", 0)
     common = vocab, cache, say, detail or say, progress, asked
-    files, parts = TokenCache(config.files, *common), ()
+    files, parts = TokenCache(config.files, *common, config.block), ()
+    if config.block:
+        _check_blocks(files)
     if config.tokenizer is None:
         whole, tokenizer, end_of_text = files.documents_and_tokenizer()
     else:
@@ -142,11 +145,48 @@ def open_corpus(
             val = val.ordered(order(len(val), config.seed))
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     library = f"the standard library of Python {python}"
+    if any(one.name == WEIGHTS for one in asked.fields) and (note := _long(train, seq_len)):
+        say(note)
     origin = files.where if config.paths or not asked.files else library
     kept, held = _counted(train), _counted(val)
     description = f"{kept} from {origin} ({counted(len(files.sources), 'file')}); {held} held out"
+    if config.block and files.first.place:
+        train = _in_blocks(files, train, config.tokenizer, tokenizer)
+        description = f"a first block, and about {train.tokens:,} tokens in all: {description}"
     known = fingerprint(train, config.seed)
     return Corpus(train, val, tokenizer, known, description, parts, asked, specials)
+
+
+def _check_blocks(files: TokenCache) -> None:
+    """Refuse data that data.block would not read block by block.
+
+    Raises:
+        DataError: they are token shards, or a plugin's documents.
+    """
+    source, what = files.asked.source, None
+    if source is not None:
+        what = f"come from plugin '{source.owner}'"
+    elif any(one.format.read is None for one in files.sources):
+        what = "hold token shards"
+    if what:
+        raise DataError(
+            f"data.block tokenises text files while training reads them, and these data {what}",
+            where=files.where,
+            fix="leave data.block out",
+        )
+
+
+def _in_blocks(
+    files: TokenCache, train: Documents, path: str | None, tokenizer: Tokenizer | None
+) -> Blocks:
+    """Continue behind the first block; the tokens of all are estimated from it."""
+    spelt = bytes_per_token(tokenizer, files.vocab) if tokenizer else None
+    ids = np.concatenate([train[i] for i in range(min(len(train), 100))]).astype(np.int64)
+    size = float(spelt[ids].mean()) if spelt is not None else _BYTES
+    about = round(sum(one.unpacked for one in files.sources) / max(size, 1.0))
+    file = Path(path).expanduser() if path else files.first.tokenizer
+    given = (file, tokenizer.end_of_text_token) if file and tokenizer else None
+    return Blocks(files, train, given, max(about, train.tokens))
 
 
 def reserved(tokenizer: Tokenizer | None, asked: Sourcing, vocab: int) -> dict[str, int]:
@@ -217,6 +257,25 @@ def open_documents(
     asked = asked if asked.files else replace(PLAIN, specials=asked.specials)
     files = TokenCache(paths, vocab, cache, say, say, progress, asked)
     return files.documents(tokenizer, tokenizer.end_of_text if tokenizer else files.end_of_text)
+
+
+_BYTES = 6.0
+"""Of an id in JSON, about, and what separates it from the next."""
+
+
+def _long(documents: Documents, seq_len: int) -> str | None:
+    """Say how many documents with weights are longer than a row; None: none is."""
+    longer = np.flatnonzero(documents.lengths > seq_len + 1)
+    late = 0
+    for array, first, _ in documents.spans[longer].tolist():
+        weights = column(documents.arrays[array], WEIGHTS)[first : first + seq_len + 1]
+        late += not weights.any()
+    if not len(longer):
+        return None
+    return (
+        f"{len(longer):,} of {counted(len(documents), 'document')} are longer than a row "
+        f"(train.seq_len={seq_len}), and rows cut them; of {late:,} the first row has nothing to learn"
+    )
 
 
 def _counted(documents: Documents) -> str:

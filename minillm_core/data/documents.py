@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import xxhash
@@ -179,6 +179,10 @@ class Documents:
         """Count the tokens of all documents."""
         return int(self.offsets[-1])
 
+    def block(self, number: int) -> Documents | None:
+        """Return all of them as block 0, the only one: see :class:`Blocked`."""
+        return None if number else self
+
     def part(self, name: str, spans: np.ndarray) -> Documents:
         """Take other spans of the same arrays, as a dataset of its own, which ``name`` tells apart."""
         return replace(self, spans=spans, digest=digest(f"{self.digest} {name}", spans))
@@ -247,13 +251,49 @@ class Documents:
             file.check_unchanged()
 
 
+class Blocked(Protocol):
+    """Documents that are read block by block: those of a text as a whole are one block."""
+
+    @property
+    def vocab(self) -> int:
+        """Ids are smaller than this."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """Name the content."""
+        ...
+
+    @property
+    def tokens(self) -> int:
+        """Count the tokens of all blocks; an estimate while there are blocks to come."""
+        ...
+
+    def block(self, number: int) -> Documents | None:
+        """Return a block, from 0, once it is there; None: there are fewer."""
+        ...
+
+    def room(self, tokens: int) -> Columns:
+        """Make arrays of zeros for so many tokens."""
+        ...
+
+    def check_unchanged(self) -> None:
+        """Check that the files behind the documents are still those that were opened."""
+        ...
+
+
 RULE = "default_rng(seed + epoch).permutation(documents)"
 """Part of every fingerprint: another rule is another dataset."""
 
 
-def order(documents: int, seed: int, epoch: int = 0) -> np.ndarray:
-    """Shuffle the documents of an epoch: their indices in the order of training, int64 (documents,)."""
-    return np.random.default_rng(seed + epoch).permutation(documents)
+def order(documents: int, seed: int, epoch: int = 0, block: int = 0) -> np.ndarray:
+    """Shuffle the documents of an epoch, or of a block of it.
+
+    Returns:
+        Their indices in the order of training, int64 (documents,).
+    """
+    key = (seed + epoch, block) if block else seed + epoch
+    return np.random.default_rng(key).permutation(documents)
 
 
 Arrangement = Mapping[str, Function]
@@ -262,7 +302,7 @@ Arrangement = Mapping[str, Function]
 PLAIN: Arrangement = {}
 
 
-def fingerprint(documents: Documents, seed: int, by: Arrangement = PLAIN) -> str:
+def fingerprint(documents: Blocked, seed: int, by: Arrangement = PLAIN) -> str:
     """Digest the dataset and its order: 32 hex digits that change with any id, boundary, seed or rule.
 
     Where plugins arrange the documents, that is part of the rule.
@@ -271,14 +311,16 @@ def fingerprint(documents: Documents, seed: int, by: Arrangement = PLAIN) -> str
     return digest(f"{rule}\n{seed}\n{documents.digest}")
 
 
-def permutation(lengths: np.ndarray, seed: int, epoch: int, by: Arrangement) -> np.ndarray:
-    """Order the documents of an epoch, as a plugin says or by :func:`order`.
+def permutation(
+    lengths: np.ndarray, seed: int, epoch: int, by: Arrangement, block: int = 0
+) -> np.ndarray:
+    """Order the documents of an epoch, or of a block of it, as a plugin says or by :func:`order`.
 
     Raises:
         PluginCodeError: what the plugin gave is no permutation.
     """
     if (claimed := by.get("order")) is None:
-        return order(len(lengths), seed, epoch)
+        return order(len(lengths), seed, epoch, block)
     return claimed_order(claimed, lengths.copy(), len(lengths), seed, epoch, "documents")
 
 
@@ -332,13 +374,11 @@ class Cursor:
         return asdict(self)
 
     @classmethod
-    def resume(
-        cls, data: Mapping[str, Any], documents: Documents, seed: int, by: Arrangement = PLAIN
-    ) -> Cursor:
-        """Make a cursor of its :meth:`data`, checked against the documents that it is to continue with.
+    def resume(cls, data: Mapping[str, Any], expected: str) -> Cursor:
+        """Make a cursor of its :meth:`data`, checked against the fingerprint of the data that there are.
 
         Raises:
-            DataError: the data changed since, or this is no place in them.
+            DataError: the data changed since, or this is no cursor.
         """
         names = ("epoch", "document", "offset")
         if not isinstance(data.get("fingerprint"), str) or not all(
@@ -349,14 +389,5 @@ class Cursor:
                 where=repr(dict(data))[:200],
                 fix="continue from another checkpoint",
             )
-        check_cursor(data, fingerprint(documents, seed, by))
-        cursor = cls(data["fingerprint"], *(data[name] for name in names))
-        if cursor.document < len(documents):
-            index = permutation(documents.lengths, seed, cursor.epoch, by)[cursor.document]
-            if cursor.offset < documents.lengths[index]:
-                return cursor
-        raise DataError(
-            "the data cursor points past the end of the data",
-            where=f"epoch {cursor.epoch}, document {cursor.document}, token {cursor.offset}",
-            fix="continue from another checkpoint",
-        )
+        check_cursor(data, expected)
+        return cls(data["fingerprint"], *(data[name] for name in names))

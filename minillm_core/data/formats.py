@@ -381,10 +381,9 @@ def _document(record: dict[str, Any], place: Place, reading: Reading) -> Documen
     if "text" not in record:
         if chat := next((key for key in ("messages", "conversations") if key in record), None):
             raise place.error(
-                f'chat data cannot be trained on yet: "{chat}", and neither "text" nor "ids"',
-                "turn each conversation into one text: "
-                '{"text": "User: Hi!\\nAssistant: Hello, how can I help?"}',
-                reason="chat data, which cannot be trained on yet",
+                f'chat data: "{chat}", and neither "text" nor "ids"',
+                "train on its answers: --task sft",
+                reason="chat data, which --task sft trains on",
             )
         raise place.error(
             'an object with neither "text" nor "ids"', 'name the document\'s key "text"'

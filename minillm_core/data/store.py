@@ -38,6 +38,12 @@ from minillm_core.plugins.sourcing import Field
 Values = Mapping[str, float | np.ndarray]
 """Field -> its value, of some tokens."""
 
+Place = tuple[int, int]
+"""A place among documents: the number of a file, or of a path whose files a plugin reads together, and
+documents before it there."""
+
+BEGIN: Place = 0, 0
+
 _IDS, _SPANS, _META, _TOKENIZER = "ids.bin", "spans.npy", "meta.json", "tokenizer.json"
 _NAME = re.compile(r"[0-9a-f]{32}(\.tmp-[0-9a-f]+)?")
 _ABANDONED_SECONDS = 24 * 3600  # where the file system knows no locks
@@ -63,6 +69,7 @@ class Entry:
             was needed.
         sample: bytes of text that it was trained on, and bytes of text in all.
         paths: int64 (documents,): the number of the path that each is from.
+        place: of the documents behind these, which another entry holds; None: there are none.
     """
 
     documents: Documents
@@ -71,6 +78,7 @@ class Entry:
     tokenizer: Path | None
     sample: tuple[int, int]
     paths: np.ndarray
+    place: Place | None
 
 
 class Writer:
@@ -99,6 +107,7 @@ class Writer:
             with suppress(OSError):
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._content = xxhash.xxh3_128()
+        self.tokens = 0  # so far, without those of mapped shards
         self._lengths: list[int] = []
         self._mapped: list[np.ndarray] = []
 
@@ -133,6 +142,7 @@ class Writer:
         self._content.update(raw)
         self._file.write(raw)
         self._lengths[-1] += len(data)
+        self.tokens += len(data)
 
     def shard(self, starts: np.ndarray, tokens: int) -> None:
         """Add the documents of a mapped shard, which stays where it is."""
@@ -147,6 +157,7 @@ class Writer:
         tokenizer: Tokenizer | None,
         sample: tuple[int, int] = (0, 0),
         paths: Sequence[tuple[int, int]] = (),
+        place: Place | None = None,
     ) -> None:
         """Finish the entry; where another process was faster, keep that one's.
 
@@ -156,6 +167,7 @@ class Writer:
             tokenizer: one that was trained for them.
             sample: bytes of text that it was trained on, and in all.
             paths: (number of a path, documents from it), in the order of the documents.
+            place: of the documents behind these; None: there are none.
 
         Raises:
             OSError, DataError: it cannot be written.
@@ -177,6 +189,7 @@ class Writer:
             "tokenizer": digest(tokenizer.text()) if tokenizer else None,
             "sample": list(sample),
             "paths": paths or [(0, len(spans))],
+            "place": place,
             "origin": self._origin,
             "vocab": self._vocab,
             "documents": len(spans),
@@ -313,6 +326,8 @@ def _checked(
     if meta.pop("seal") != digest(json.dumps(meta)):
         raise ValueError("meta.json")
     dtype = _record(np.dtype({"<u2": "<u2", "<u4": "<u4"}[meta["dtype"]]), fields)
+    place = meta["place"] and (int(meta["place"][0]), int(meta["place"][1]))
+    shards = () if place else shards  # they are behind all that is read
     ids = np.zeros(0, dtype)
     found, largest = xxhash.xxh3_128(), 0
     with open(disk.regular(_IDS, folder / _IDS), "rb") as file:
@@ -347,7 +362,8 @@ def _checked(
     paths = np.repeat(numbers, counts)
     if len(paths) != len(spans):
         raise ValueError("paths")
-    return Entry(documents, int(meta["end_of_text"]), notes, tokenizer, (drawn, total), paths)
+    end_of_text = int(meta["end_of_text"])
+    return Entry(documents, end_of_text, notes, tokenizer, (drawn, total), paths, place)
 
 
 def _record(ids: np.dtype, fields: Sequence[Field]) -> np.dtype:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from minillm_core.data.documents import (
     IDS,
     PLAIN,
     Arrangement,
+    Blocked,
     Columns,
     Cursor,
     Documents,
@@ -22,6 +23,8 @@ from minillm_core.data.documents import (
     fingerprint,
     permutation,
 )
+from minillm_core.data.turns import next_source, whole_shares
+from minillm_core.errors import DataError
 from minillm_core.nn.reference import Function
 from minillm_core.plugins.packing import Packer, Piece
 from minillm_core.plugins.sourcing import TARGET, WEIGHTS
@@ -32,34 +35,60 @@ Batch = dict[str, np.ndarray]
 """ids, labels, documents, positions: int32 (rows, T), C-contiguous; and what on_batch adds."""
 
 
+class Laid(NamedTuple):
+    """A block of an epoch's documents, in the epoch's order.
+
+    Attributes:
+        epoch: from 0.
+        number: of the block in it, from 0; documents that are not in blocks are one.
+        first: position of its first token in the stream.
+        end: position behind its last one.
+        before: documents of the epoch before it.
+        documents: in order.
+    """
+
+    epoch: int
+    number: int
+    first: int
+    end: int
+    before: int
+    documents: Documents
+
+
 class Stream:
     """An endless stream of a dataset's tokens, read forward from a cursor.
 
-    It is every epoch's documents, end to end, without a gap between epochs.
+    It is every epoch's documents, end to end, without a gap between epochs. Where they come in
+    blocks, each block's are shuffled, and it follows the one before; those that are not tokenised yet
+    are waited for.
 
     Args:
         documents: at least one token in all.
         seed: of the order.
         cursor: where to begin.
         by: gives each epoch's order.
+
+    Raises:
+        DataError: the cursor is no place in these documents.
     """
 
     def __init__(
-        self, documents: Documents, seed: int, cursor: Cursor, by: Arrangement = PLAIN
+        self, documents: Blocked, seed: int, cursor: Cursor, by: Arrangement = PLAIN
     ) -> None:
-        if not documents.tokens:
-            raise ValueError("a stream of no tokens")
         self.documents, self._seed, self._by = documents, seed, by
         self._fingerprint = cursor.fingerprint
-        self._epochs: dict[int, Documents] = {}
-        offset = int(self._epoch(cursor.epoch).offsets[cursor.document]) + cursor.offset
-        self.position = cursor.epoch * documents.tokens + offset  # of the next token
+        self._tokens: int | None = None  # of an epoch, once its last block is known
+        self._firsts, self._before = [0], [0]  # tokens and documents before each block, and behind
+        self._laid: dict[tuple[int, int], Laid] = {}
+        self._last: Laid | None = None  # the block that was read last
+        self.position = self._place(cursor)  # of the next token
 
     @property
     def cursor(self) -> Cursor:
         """Return the place of the next token; equal places have equal cursors."""
-        epoch, place = divmod(self.position, self.documents.tokens)
-        return Cursor(self._fingerprint, epoch, *self._epoch(epoch).locate(place))
+        laid = self.laid(self.position)
+        document, offset = laid.documents.locate(self.position - laid.first)
+        return Cursor(self._fingerprint, laid.epoch, laid.before + document, offset)
 
     def read(self, count: int) -> tuple[Columns, np.ndarray]:
         """Read the next ``count`` tokens and one more, which stays to be read.
@@ -76,27 +105,68 @@ class Stream:
         """Look up ``count`` tokens from a position on; as :meth:`read`, without reading on."""
         columns, starts, filled = self.documents.room(count), np.empty(count, bool), 0
         while filled < count:
-            epoch, place = divmod(position + filled, self.documents.tokens)
-            filled += self._epoch(epoch).read(place, columns, starts, filled)
+            laid = self.laid(position + filled)
+            filled += laid.documents.read(position + filled - laid.first, columns, starts, filled)
         return columns, starts
 
     def take(self) -> Piece:
         """Take the document that begins here, whole."""
-        epoch, place = divmod(self.position, self.documents.tokens)
-        documents, first = self._epoch(epoch), self.position
-        self.position += int(documents.lengths[documents.locate(place)[0]])
+        laid, first = self.laid(self.position), self.position
+        self.position += int(laid.documents.lengths[laid.documents.locate(first - laid.first)[0]])
         return Piece(first, self.position)
 
     def forget(self, position: int | None = None) -> None:
-        """Drop the orders of epochs that were over at a position; None: where the next token is."""
-        epoch = (self.position if position is None else position) // self.documents.tokens
-        self._epochs = {number: one for number, one in self._epochs.items() if number >= epoch}
+        """Drop the orders of blocks that were over at a position; None: where the next token is."""
+        at = self.position if position is None else position
+        if any(one.end <= at for one in self._laid.values()):
+            self._laid = {key: one for key, one in self._laid.items() if one.end > at}
 
-    def _epoch(self, epoch: int) -> Documents:
-        if epoch not in self._epochs:
-            order = permutation(self.documents.lengths, self._seed, epoch, self._by)
-            self._epochs[epoch] = self.documents.ordered(order)
-        return self._epochs[epoch]
+    def laid(self, position: int) -> Laid:
+        """Find the block that holds a position."""
+        if self._last and self._last.first <= position < self._last.end:
+            return self._last
+        while self._tokens is None and position >= self._firsts[-1]:
+            self._look_further()
+        epoch, place = divmod(position, self._tokens) if self._tokens else (0, position)
+        number = bisect_right(self._firsts, place) - 1
+        if (epoch, number) not in self._laid:
+            block = self.documents.block(number)
+            assert block is not None
+            order = permutation(block.lengths, self._seed, epoch, self._by, number)
+            first = epoch * (self._tokens or 0) + self._firsts[number]
+            self._laid[epoch, number] = Laid(
+                *(epoch, number, first, first + block.tokens, self._before[number]),
+                block.ordered(order),
+            )
+        self._last = self._laid[epoch, number]
+        return self._last
+
+    def _look_further(self) -> None:
+        """Look for one more block, or find that the last one known was the last of all."""
+        block = self.documents.block(len(self._firsts) - 1)
+        if block is not None:
+            self._firsts.append(self._firsts[-1] + block.tokens)
+            self._before.append(self._before[-1] + len(block))
+            return
+        self._tokens = self._firsts.pop()
+        if not self._tokens:
+            raise ValueError("a stream of no tokens")
+
+    def _place(self, cursor: Cursor) -> int:
+        """Find the position of a cursor."""
+        while self._tokens is None and (cursor.epoch or cursor.document >= self._before[-1]):
+            self._look_further()
+        number = bisect_right(self._before, cursor.document) - 1
+        if cursor.document < self._before[-1]:
+            laid = self.laid(cursor.epoch * (self._tokens or 0) + self._firsts[number])
+            document = cursor.document - laid.before
+            if cursor.offset < laid.documents.lengths[document]:
+                return laid.first + int(laid.documents.offsets[document]) + cursor.offset
+        raise DataError(
+            "the data cursor points past the end of the data",
+            where=f"epoch {cursor.epoch}, document {cursor.document}, token {cursor.offset}",
+            fix="continue from another checkpoint",
+        )
 
 
 def pack(
@@ -182,8 +252,9 @@ class PlainRows:
 class WindowRows(PlainRows):
     """Rows that read the windows of a stream in an order that a plugin claims.
 
-    The stream is cut at each multiple of ``size`` tokens. Windows that lie in one epoch are permuted
-    among themselves; one that lies in two stays, so that an epoch is every token once. Rows of other
+    The stream is cut at each multiple of ``size`` tokens. Windows that lie in one epoch, and in one
+    block of it, are permuted among themselves; one that lies in two stays, so that an epoch is every
+    token once. Rows of other
     lengths read the windows one after the other; where one ends within a row, its last label is -1.
 
     Args:
@@ -196,7 +267,7 @@ class WindowRows(PlainRows):
     def __init__(self, stream: Stream, claimed: Function, size: int, seed: int) -> None:
         super().__init__(stream)
         self._claimed, self._size, self._seed = claimed, size, seed
-        self._orders: dict[int, np.ndarray] = {}
+        self._orders: dict[tuple[int, int], np.ndarray] = {}  # epoch and block -> order
 
     def read(self, rows: int, seq_len: int) -> Batch:
         """Make a micro-batch of the next rows, of ``seq_len`` tokens each.
@@ -226,17 +297,16 @@ class WindowRows(PlainRows):
 
     def _place(self, window: int) -> int:
         """Return the window of the stream that is read as this one."""
-        tokens, size = self._stream.documents.tokens, self._size
-        epoch = window * size // tokens
-        first, end = -(-epoch * tokens // size), (epoch + 1) * tokens // size
+        size = self._size
+        laid = self._stream.laid(window * size)
+        first, end = -(-laid.first // size), laid.end // size
         if not first <= window < end:
             return window
-        if epoch not in self._orders:
-            order = claimed_order(
-                self._claimed, end - first, end - first, self._seed, epoch, "rows"
-            )
-            self._orders = {epoch: order}
-        return first + int(self._orders[epoch][window - first])
+        if (key := (laid.epoch, laid.number)) not in self._orders:
+            count = end - first
+            order = claimed_order(self._claimed, count, count, self._seed, laid.epoch, "rows")
+            self._orders = {key: order}
+        return first + int(self._orders[key][window - first])
 
 
 class PackedRows:
@@ -351,9 +421,7 @@ class PackedRows:
 class MixedRows:
     """The rows of several sources in fixed proportions, each row of one source.
 
-    After any number of rows each source has its share of them, to within one row. It is the rule of
-    worst-case fair weighted fair queueing (Bennett and Zhang 1996) for rows of one size: of the
-    sources that are not ahead of their share, the one whose next row is due first.
+    After any number of rows each source has its share of them, to within one row.
 
     Args:
         sources: the rows of each.
@@ -370,10 +438,7 @@ class MixedRows:
         given: Sequence[int] | None = None,
     ) -> None:
         self._sources, self._fingerprint = sources, fingerprint
-        exact = [
-            Fraction(weight) for weight in weights
-        ]  # sums of floats would depend on the machine
-        self._shares = [weight / sum(exact) for weight in exact]
+        self._shares, self._row = whole_shares(weights), [1] * len(sources)
         self._given = list(given or [0] * len(sources))
 
     def read(self, rows: int, seq_len: int) -> Batch:
@@ -387,11 +452,7 @@ class MixedRows:
         return batch
 
     def _next(self) -> int:
-        total, shares = sum(self._given), self._shares
-        waiting = [
-            number for number, share in enumerate(shares) if self._given[number] <= share * total
-        ]
-        number = min(waiting, key=lambda one: ((self._given[one] + 1) / shares[one], one))
+        number = next_source(self._shares, self._given, self._row)
         self._given[number] += 1
         return number
 
@@ -407,7 +468,7 @@ class MixedRows:
 
 
 def open_rows(
-    documents: Documents,
+    documents: Blocked,
     seed: int,
     by: Arrangement = PLAIN,
     cursor: Mapping[str, Any] | None = None,
@@ -430,7 +491,7 @@ def open_rows(
     """
     known = fingerprint(documents, seed, by)
     if not parts:
-        start = Cursor.resume(cursor, documents, seed, by) if cursor is not None else Cursor(known)
+        start = Cursor.resume(cursor, known) if cursor is not None else Cursor(known)
         stream, packer = Stream(documents, seed, start, by), by.get("packer")
         if (windows := by.get("windows")) is not None:
             return WindowRows(stream, windows, size, seed)

@@ -2,7 +2,9 @@
 
 The files are read once to check every document, and to draw a sample for a tokenizer, where none
 is given; and once to encode. The next batch is read while the last one is encoded on all cores.
-What was made from the same files under the same tokenizer is mapped from the cache.
+Tokens are kept in blocks of whole documents, each committed when it is full: what was made from the
+same files under the same tokenizer is mapped from the cache, and a start that was killed is followed
+by one that continues behind the last block.
 """
 
 from __future__ import annotations
@@ -15,11 +17,11 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tokenizers
@@ -30,7 +32,7 @@ from minillm_core.data.documents import Documents, MappedFile, digest
 from minillm_core.data.formats import EMPTY, Document, Progress, Reading, ticker
 from minillm_core.data.shards import check_ids, map_shard, starts
 from minillm_core.data.sources import Source, find
-from minillm_core.data.store import Digests, Entry, Values, Writer, open_entry, sweep
+from minillm_core.data.store import BEGIN, Digests, Entry, Place, Values, Writer, open_entry, sweep
 from minillm_core.data.tokenizer import Tokenizer, grouped
 from minillm_core.errors import DataError
 from minillm_core.nn.reference import Function
@@ -39,7 +41,7 @@ from minillm_core.text import plain
 
 _PLURAL = re.compile(r"(?<=document)s|(?<=line)s|(?<=word)s|(?<=time)s")  # in a note
 
-_VERSION = 4
+_VERSION = 5
 """Of everything that turns files into ids; another one makes the cache anew."""
 
 SAMPLE = 64 << 20
@@ -48,7 +50,16 @@ SAMPLE = 64 << 20
 _RUN = 1 << 14  # bytes; shorter documents are drawn with their neighbours
 _SEED = 0  # of the sample: one text, one tokenizer, whatever data.seed is
 _BATCH = 1 << 19  # characters and ids encoded together
+_BLOCK = 1 << 26  # tokens of a block where ``data.block`` does not say
+_TEXT = 4  # bytes of a token, about: a tokenizer of blocks is trained on text of the first one
 _SECONDS = 0.25  # between two reports while a batch is waited for
+
+
+class _Begins(NamedTuple):
+    """The beginning of a document: the number of its path, and the place behind it."""
+
+    path: int
+    after: Place
 
 
 @dataclass
@@ -65,6 +76,7 @@ class TokenCache:
         asked: what plugins ask of the documents.
         sources: the files that were found.
         where: their name in messages.
+        block: tokens that a block has at least, where blocks are read one by one; 0: all are joined.
         path_of: int64 (documents,): which of ``paths`` each document is from; None before there are any.
     """
 
@@ -75,10 +87,12 @@ class TokenCache:
     detail: Callable[[str], None]
     progress: Progress | None
     asked: Sourcing = PLAIN
+    block: int = 0
     path_of: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         count, source = len(self.paths), self.asked.source
+        self._notes: Counter[str] = Counter()
         if count and not self.asked.files:
             raise DataError(
                 f"the documents come from plugin '{source and source.owner}', which reads no files",
@@ -93,12 +107,13 @@ class TokenCache:
     def documents(self, tokenizer: Tokenizer | None, end_of_text: int) -> Documents:
         """Return the documents under a given tokenizer; without one, all must be ids.
 
+        Those of the first block, where blocks are read one by one.
+
         Raises:
             DataError: something about the files or the cache.
         """
-        entry = self._entry([tokenizer.digest if tokenizer else None, end_of_text])
-        opened = self._open(entry) or self._make(entry, tokenizer, end_of_text, (0, 0))
-        return opened.documents
+        key = self._key([tokenizer.digest if tokenizer else None, end_of_text])
+        return self._joined([*self._entries(key, lambda: (tokenizer, end_of_text, (0, 0)))])
 
     def documents_and_tokenizer(self) -> tuple[Documents, Tokenizer | None, int]:
         """Return the documents under a tokenizer trained on them, it, and the id that begins each.
@@ -113,25 +128,33 @@ class TokenCache:
             DataError: something about the files or the cache.
         """
         reserved = sorted({one.text for one in self.asked.specials})
-        entry = self._entry(["trained", SAMPLE, tokenizers.__version__, *reserved])
-        opened = self._open(entry)
-        if opened is None:
-            tokenizer, sample = self._train()
-            end_of_text = tokenizer.end_of_text if tokenizer else self.end_of_text
-            opened = self._make(entry, tokenizer, end_of_text, sample)
-        if opened.tokenizer is None:
-            self.say(f"no tokenizer: documents begin with id {opened.end_of_text}")
-            return opened.documents, None, opened.end_of_text
-        tokenizer = Tokenizer.load(opened.tokenizer, self.vocab)
-        drawn, total = opened.sample
+        key = self._key(["trained", SAMPLE, tokenizers.__version__, *reserved])
+        entries = list[Entry]()
+
+        def tokenizer() -> tuple[Tokenizer | None, int, tuple[int, int]]:
+            first = entries[0] if entries else None
+            trained, sample = (None, first.sample) if first else self._train()
+            if first and first.tokenizer:
+                trained = Tokenizer.load(first.tokenizer, self.vocab)
+            return trained, trained.end_of_text if trained else self.end_of_text, sample
+
+        for entry in self._entries(key, tokenizer):
+            entries.append(entry)
+        documents, first = self._joined(entries), entries[0]
+        if first.tokenizer is None:
+            self.say(f"no tokenizer: documents begin with id {first.end_of_text}")
+            return documents, None, first.end_of_text
+        found = Tokenizer.load(first.tokenizer, self.vocab)
+        drawn, total = first.sample
         on = "this text"
         if drawn < total:
             on = f"a sample of {drawn / 1e6:,.1f} MB of the {total / 1e6:,.1f} MB of this text"
+        if self.block and first.place:
+            on = f"{drawn / 1e6:,.1f} MB of the beginning of this text"
         self.detail(
-            f"a byte-level BPE of {tokenizer.size:,} entries, trained on {on}, is in "
-            f"{opened.tokenizer}"
+            f"a byte-level BPE of {found.size:,} entries, trained on {on}, is in {first.tokenizer}"
         )
-        return opened.documents, tokenizer, tokenizer.end_of_text
+        return documents, found, found.end_of_text
 
     @property
     def end_of_text(self) -> int:
@@ -158,56 +181,168 @@ class TokenCache:
             digests.keep()
         return found
 
-    def _entry(self, rule: list[object]) -> Path:
+    def _key(self, rule: list[object]) -> str:
         digests = [self._digests[source] for source in self.sources]
         files = [*Counter(source.given for source in self.sources).values()]  # of each path
-        key = [_VERSION, self.vocab, digests, files, rule, *self.asked.key]
-        return self.folder / "tokens" / digest(json.dumps(key))
+        key = [_VERSION, self.vocab, digests, files, rule, self.block, *self.asked.key]
+        return digest(json.dumps(key))
 
-    def _open(self, entry: Path) -> Entry | None:
-        content = digest(" ".join(self._digests[source] for source in self._mapped))
-        with self._writing():
-            sweep(entry.parent)
-            more = self.vocab, content, self.say, self.progress, self.asked.fields
-            opened = open_entry(entry, self._shards, *more)
-        for source in self._mapped:
-            source.check_unchanged()
-        self.path_of = opened.paths if opened else None
-        for note, count in sorted(opened.notes.items()) if opened else ():
+    def folder_of(self, key: str, number: int) -> Path:
+        """Return the folder of a block, from 0."""
+        return self.folder / "tokens" / (digest(f"{key} {number}") if number else key)
+
+    def _entries(
+        self, key: str, tokenizer: Callable[[], tuple[Tokenizer | None, int, tuple[int, int]]]
+    ) -> Iterator[Entry]:
+        """Open each block, or make it and those that follow; the first alone, where blocks are read one by one.
+
+        Args:
+            key: of what they are made from.
+            tokenizer: gives what they are made with: a tokenizer or None, the id that documents begin
+                with, bytes of text that it was trained on and bytes in all.
+        """
+        self.key, number, making = key, 0, None
+        place: Place | None = BEGIN
+        self._notes.clear()
+        while place is not None and not (number and self.block):
+            folder = self.folder_of(key, number)
+            if (entry := self._open(folder, self.progress)) is None:
+                making = making or self.made(key, number, place, *tokenizer())
+                next(making)
+                entry = self._open(folder, self.progress)
+            if entry is None:
+                raise DataError(
+                    "the cache did not keep what was written to it",
+                    where=str(folder),
+                    fix="check the disk that it is on",
+                )
+            yield entry
+            number, place = number + 1, entry.place
+        for note, count in sorted(self._notes.items()):
             tell = self.detail if note == EMPTY else self.say
             what, _, which = note.partition(": ")
             which = _PLURAL.sub("", which, 1) if count == 1 else which
             tell(f"{what}: {count:,} {which}")
+
+    def _joined(self, entries: Sequence[Entry]) -> Documents:
+        """Join the documents of blocks that follow each other."""
+        self.path_of = np.concatenate([one.paths for one in entries])
+        self.first = entries[0]
+        parts = [one.documents for one in entries]
+        if len(parts) == 1:
+            return parts[0]
+        before = np.cumsum(
+            [0, *(len(one.arrays) for one in parts)]
+        )  # arrays of the parts before each
+        return Documents(
+            tuple(array for one in parts for array in one.arrays),
+            np.concatenate(
+                [one.spans + np.array([at, 0, 0]) for one, at in zip(parts, before, strict=False)]
+            ),
+            self.vocab,
+            digest(" ".join(one.digest for one in parts)),
+            tuple(file for one in parts for file in one.files),
+        )
+
+    def opened(self, number: int) -> Entry | None:
+        """Open a block of those that were opened before; None: it is not made yet."""
+        folder = self.folder_of(self.key, number)
+        return self._open(folder, None) if folder.exists() else None
+
+    def _open(self, folder: Path, progress: Progress | None) -> Entry | None:
+        content = digest(" ".join(self._digests[source] for source in self._mapped))
+        with self._writing():
+            sweep(folder.parent)
+            more = self.vocab, content, self.say, progress, self.asked.fields
+            opened = open_entry(folder, self._shards, *more)
+        for source in self._mapped:
+            source.check_unchanged()
+        self._notes.update(opened.notes if opened else {})
         return opened
 
-    def _make(
-        self, entry: Path, tokenizer: Tokenizer | None, end_of_text: int, sample: tuple[int, int]
-    ) -> Entry:
-        reading = self._reading("tokenising")
-        fields = self.asked.fields
-        with self._writing(), Writer(entry, self.vocab, plain(self.where), fields) as writer:
-            documents = self._encode(tokenizer, end_of_text, reading, writer)
+    def made(
+        self,
+        key: str,
+        number: int,
+        place: Place,
+        tokenizer: Tokenizer | None,
+        end_of_text: int,
+        sample: tuple[int, int] = (0, 0),
+    ) -> Iterator[None]:
+        """Make the blocks from ``number`` on, whose first document stands at ``place``.
+
+        Yields:
+            When one was committed.
+
+        Raises:
+            DataError: something about the files or the cache.
+        """
+        if tokenizer and self.detail is not self.say:  # not worth a line of its own elsewhere
+            self.detail(f"tokenising with {tokenizer.encoder}")
+        specials = {"end_of_text": end_of_text}
+        if tokenizer:
+            specials = tokenizer.reserve(self.asked.specials, self.vocab)
+        reading, size = self._reading("tokenising"), self.block or _BLOCK
+        ahead: deque[tuple[_Begins | None, Values]] = deque()  # of parts that are being encoded
+        noted, after, paths = Counter[str](), place, Counter[int]()
+
+        def parts() -> Iterator[Document]:
+            text = tokenizer is not None
+            for begins, part, values in self._parts(reading, specials, text, place):
+                ahead.append((begins, values))
+                yield part
+
+        def commit(last: bool) -> None:
+            mapped = self._map(writer, end_of_text) if last else []
             for source in self.sources:
                 source.check_unchanged()
             if not writer.documents:
                 raise DataError(
                     "the data are empty", where=self.where, fix="give files with text in them"
                 )
-            writer.commit(end_of_text, dict(reading.notes), tokenizer, sample, documents)
-        opened = self._open(entry)
-        if opened is None:
-            raise DataError(
-                "the cache did not keep what was written to it",
-                where=str(entry),
-                fix="check the disk that it is on",
-            )
-        return opened
+            notes = dict(reading.notes - noted)
+            then = None if last else after
+            origins = [*sorted(paths.items()), *mapped]
+            writer.commit(end_of_text, notes, tokenizer, sample, origins, then)
+            noted.update(notes)
+            paths.clear()
+
+        fields, origin = self.asked.fields, plain(self.where)
+        with self._writing(), ExitStack() as open_one:
+
+            def begin() -> Writer:
+                open_one.close()  # the one before is committed
+                return open_one.enter_context(
+                    Writer(self.folder_of(key, number), self.vocab, origin, fields)
+                )
+
+            writer = begin()
+            for _, ids in encode_documents(parts(), tokenizer, reading):
+                begins, values = ahead.popleft()
+                if begins is None:
+                    writer.more(ids, values)
+                    continue
+                if writer.tokens >= size:
+                    commit(last=False)
+                    yield
+                    number += 1
+                    writer = begin()
+                after = begins.after
+                paths[begins.path] += 1
+                writer.document(end_of_text, ids, values)
+            commit(last=True)
+            yield
 
     def _train(self) -> tuple[Tokenizer | None, tuple[int, int]]:
-        """Read and check every document, and train a tokenizer on a sample; None: there is no text."""
-        sample = Sample()
-        for _, part, _ in self._parts(self._reading("reading"), None):
+        """Read and check every document, and train a tokenizer on a sample; None: there is no text.
+
+        Where blocks are read one by one, only text of about the first one is read.
+        """
+        sample, most = Sample(), self.block * _TEXT or None
+        for _, part, _ in self._parts(self._reading("reading", most), None):
             sample.add(part)
+            if most and sample.total >= most:
+                break
         sample.draw()
         if not sample.total:
             return None, (0, 0)
@@ -222,59 +357,38 @@ class TokenCache:
         tokenizer = Tokenizer.train(texts, self.vocab, lambda: beat(0), special)
         return tokenizer, (sample.drawn, sample.total)
 
-    def _encode(
-        self, tokenizer: Tokenizer | None, end_of_text: int, reading: Reading, writer: Writer
-    ) -> list[tuple[int, int]]:
-        """Write the ids of every document: those of the files that are read, then the shards'.
-
-        Returns:
-            (number of a path, documents from it), in their order.
-        """
-        if tokenizer and self.detail is not self.say:  # not worth a line of its own elsewhere
-            self.detail(f"tokenising with {tokenizer.encoder}")
-        specials = {"end_of_text": end_of_text}
-        if tokenizer:
-            specials = tokenizer.reserve(self.asked.specials, self.vocab)
-        read = Counter[int]()
-        ahead: deque[tuple[int | None, Values]] = deque()  # of parts that are being encoded
-
-        def parts() -> Iterator[Document]:
-            for begins, part, values in self._parts(reading, specials, tokenizer is not None):
-                ahead.append((begins, values))
-                yield part
-
-        for _, ids in encode_documents(parts(), tokenizer, reading):
-            begins, values = ahead.popleft()
-            if begins is None:
-                writer.more(ids, values)
-            else:
-                read[begins] += 1
-                writer.document(end_of_text, ids, values)
+    def _map(self, writer: Writer, end_of_text: int) -> list[tuple[int, int]]:
+        """Add the documents of mapped shards, which stay where they are; count those of each path."""
         total = sum(ids.nbytes for ids, _ in self._shards)
         tick = ticker(self.progress if self._shards else None, "checking the files", total)
-        mapped = []
+        found = []
         for source, (ids, file) in zip(self._mapped, self._shards, strict=True):
             check_ids(ids, self.vocab, file.path, tick)
             begins = starts(ids, end_of_text)
             writer.shard(begins, len(ids))
-            mapped.append((source.given, len(begins)))
-        return [*sorted(read.items()), *mapped]
+            found.append((source.given, len(begins)))
+        return found
 
     def _parts(
-        self, reading: Reading, specials: Mapping[str, int] | None, text: bool = True
-    ) -> Iterator[tuple[int | None, Document, Values]]:
+        self,
+        reading: Reading,
+        specials: Mapping[str, int] | None,
+        text: bool = True,
+        place: Place = BEGIN,
+    ) -> Iterator[tuple[_Begins | None, Document, Values]]:
         """Read the documents of all files that are not mapped, part by part.
 
         Args:
             reading: bounds, progress and notes.
             specials: the ids of special tokens; None: they are not known yet, and left out.
             text: it is expected; else it is refused.
+            place: of the first document; those before it are passed over.
 
         Yields:
-            The number of the path that a document is from, None for a further part of one; the
-            part, text or ids; and the values of its fields.
+            Where a document begins, None for a further part of one; the part, text or ids; and the
+            values of its fields.
         """
-        for where, begins, found in self._documents(reading, specials):
+        for where, begins, found in self._documents(reading, specials, place):
             for part, values in found:
                 if isinstance(part, str) and not text:
                     raise DataError(
@@ -290,23 +404,41 @@ class TokenCache:
                 reading.notes[EMPTY] += 1
 
     def _documents(
-        self, reading: Reading, specials: Mapping[str, int] | None
-    ) -> Iterator[tuple[str, int | None, Iterable[tuple[Document, Values]]]]:
-        """Yield the place of each document, the number of its path, and its parts."""
-        if (source := self.asked.source) is not None:
-            for given in range(max(1, len(self.paths))):
-                files = tuple(file for file in self.sources if file.given == given)
-                for document in source.call(files, reading):
-                    found = _checked(document, self.asked, source, specials, self.vocab)
-                    yield self.where, given, found
-            return
-        for file in self.sources:
-            if file.format.read is not None:
-                for document in file.format.read(file.path, file.packing, reading):
-                    yield str(file.path), file.given, [(document, {})]
+        self, reading: Reading, specials: Mapping[str, int] | None, place: Place
+    ) -> Iterator[tuple[str, _Begins | None, Iterable[tuple[Document, Values]]]]:
+        """Yield the file of each document, where it begins, and its parts."""
+        source = self.asked.source
+        for number, group in enumerate(self._groups()):
+            if number < place[0]:
+                reading.tick(sum(file.size for file in group))
+                continue
+            count, passed = 0, place[1] if number == place[0] else 0
+            if source is not None:
+                for document in source.call(group, reading):
+                    if (count := count + 1) > passed:
+                        found = _checked(document, self.asked, source, specials, self.vocab)
+                        yield self.where, _Begins(number, (number, count)), found
+                continue
+            (file,) = group
+            assert file.format.read is not None
+            for document in file.format.read(file.path, file.packing, reading):
+                count += not isinstance(document, Continued)
+                if count > passed:
+                    begins = _Begins(file.given, (number, count))
+                    yield str(file.path), begins, [(document, {})]
 
-    def _reading(self, what: str) -> Reading:
+    def _groups(self) -> list[tuple[Source, ...]]:
+        """Return the files that are read together: those of a path by a plugin's source, else each alone."""
+        if self.asked.source is None:
+            return [(file,) for file in self.sources if file.format.read is not None]
+        return [
+            tuple(file for file in self.sources if file.given == given)
+            for given in range(max(1, len(self.paths)))
+        ]
+
+    def _reading(self, what: str, most: int | None = None) -> Reading:
         total = sum(source.size for source in self.sources if source.format.read)
+        total = total if most is None else min(total, most)
         return Reading(self.vocab, ticker(self.progress if total else None, what, total))
 
     @contextmanager

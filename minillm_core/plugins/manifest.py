@@ -40,6 +40,7 @@ class Manifest:
     identity_at_init: bool = False  # the model's output is unchanged before the first step
     discrete: bool = False  # its output jumps where a choice turns: rounding may decide one
     export: str | None = None  # the layout that its model still fits, where that changes
+    task: bool = False  # what a run trains on is its affair: --task names it
     requires: tuple[str, ...] = ()  # distributions that its hooks import, as pip takes them
 
     @classmethod
@@ -94,6 +95,7 @@ _EXPECTED: dict[str, tuple[str, Any]] = {
         "the name of a layout, or None",
         lambda v: v is None or (isinstance(v, str) and v.isidentifier()),
     ),
+    "task": ("True or False", lambda value: isinstance(value, bool)),
     "requires": (
         'a tuple of what pip takes, such as ("tensorboard>=2.16",)',
         _some(_is_requirement),

@@ -42,6 +42,7 @@ class Plugin(BaseModel):
             than float32 is no fault.
         export: the layout that the model fits with it: ``"llama"`` (the plain one still fits), or
             one that an installed distribution writes: ``"qwen2"``, ``"qwen3"``.
+        task: what a run trains on is its affair, so that ``--task`` may name it.
         requires: distributions that its hooks import when they first run, as pip takes them:
             ``("tensorboard>=2.16",)``. A run is refused before it starts where one is missing.
 

@@ -68,6 +68,8 @@ class Sourcing:
         fields: of its tokens.
         specials: reserved tokens, by name.
         code: of the source, the version of its distribution and the sha256 of its file.
+        template: that writes chats as the source does, for the exported tokenizer.
+        ends: names of the special tokens that end an answer in it.
     """
 
     source: Function | None = None
@@ -75,6 +77,8 @@ class Sourcing:
     fields: tuple[Field, ...] = ()
     specials: tuple[Reserved, ...] = ()
     code: tuple[str | None, ...] = ()
+    template: str | None = None
+    ends: tuple[str, ...] | None = None
 
     @property
     def key(self) -> list[object]:

@@ -71,21 +71,45 @@ class Generation:
     window: Window
     new: Sequence[int]  # what the window is to be shown first
     choose: Callable[[np.ndarray], int]  # float32 (V,) -> id
-    end_of_text: int
+    ends: frozenset[int]  # ids that end the text
     tokens: int
     ids: list[int] = field(default_factory=list)  # drawn so far
-    ended: bool = False  # the end of the text was drawn
+    ended: bool = False  # one that ends the text was drawn
 
     def __iter__(self) -> Iterator[int]:
         new = self.new
         while len(self.ids) < self.tokens:
             drawn = self.choose(self.window.next_logits(new))
-            if drawn == self.end_of_text:
+            if drawn in self.ends:
                 self.ended = True
                 return
             self.ids.append(drawn)
             yield drawn
             new = [drawn]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A text that is being drawn: iterate over it once for its pieces.
+
+    Attributes:
+        generation: its ``ids`` so far, and whether it ``ended``.
+        pieces: of text that can be printed as they come.
+    """
+
+    generation: Generation
+    pieces: Iterator[str]
+
+    def __iter__(self) -> Iterator[str]:
+        return self.pieces
+
+    def __next__(self) -> str:
+        return next(self.pieces)
+
+    @property
+    def ended(self) -> bool:
+        """Whether an id that ends the text was drawn."""
+        return self.generation.ended
 
 
 @dataclass(frozen=True)
@@ -100,10 +124,11 @@ class Writer:
 
     def go_on(
         self,
-        prompt: str,
+        prompt: str | Sequence[int],
         sampling: Sampling,
         *,
         tokens: int,
+        ends: Iterable[int] = (),
         seed: int = 0,
         cached: bool = True,
         say: Say = lambda line: None,
@@ -113,9 +138,10 @@ class Writer:
         Ids that the vocabulary does not know, rows of padding in the embedding, are never drawn.
 
         Args:
-            prompt: without lone surrogates.
+            prompt: without lone surrogates; or ids, which begin as documents do.
             sampling: how ids are drawn.
             tokens: how many at most; the end of the text ends it earlier.
+            ends: further ids that end it.
             seed: of the draws, which move no other randomness.
             cached: let the model keep what it computed for earlier ids.
             say: prints a line when the beginning is dropped.
@@ -126,9 +152,10 @@ class Writer:
             return int(known[sampling.draw(logits[known], random)])
 
         end_of_text = self.vocabulary.end_of_text
-        (ids,) = self.vocabulary.encode([prompt])
+        if isinstance(prompt, str):
+            prompt = [end_of_text, *self.vocabulary.encode([prompt])[0].tolist()]
         window = Window(self.model, self.context, cached=cached, on_batch=self.on_batch, say=say)
-        return Generation(window, [end_of_text, *ids.tolist()], choose, end_of_text, tokens)
+        return Generation(window, prompt, choose, frozenset({end_of_text, *ends}), tokens)
 
     def text(self, generation: Generation, prompt: str = "") -> Iterator[str]:
         """Yield the prompt and its continuation, in pieces that can be printed as they come.

@@ -44,6 +44,7 @@ class RunRequest:
     resume: Path | None = None  # the folder of the run that is resumed
     branch: str | None = None  # RUN[@STEP] that a new run begins with
     command: tuple[str, ...] = ()  # as it was typed
+    task: str | None = None  # the one of the plugins that --task named
 
     @property
     def sources(self) -> dict[str, Any]:
@@ -150,7 +151,7 @@ def prepare(request: RunRequest, *, to_run: bool, fit: bool = True) -> Prepared:
         PluginError: a plugin is unknown or broken, or does not run here.
         PluginCodeError: a plugin's own code raised.
     """
-    from minillm_core.config.selection import added
+    from minillm_core.config.selection import added, name_of
 
     prepared = load_settings(request, to_run=to_run, fit=fit)
     config, specs = prepared.loaded.config, prepared.loaded.specs
@@ -171,6 +172,14 @@ def prepare(request: RunRequest, *, to_run: bool, fit: bool = True) -> Prepared:
 
     with redirect_stdout(sys.stderr):  # stdout is the command's, whatever a module prints
         plugins = manager.load(specs, config.plugins)
+    if (task := request.task) is not None and not any(
+        one.name == name_of(task, where="--task") and one.plugin.manifest.task for one in plugins
+    ):
+        raise Refusal(
+            f"'{task}' is no task: it does not say what to train on",
+            where=f"--task {task}",
+            fix=f"--task sft trains on chats; a plugin is added by --plugins {task}",
+        )
     if prepared.earlier:
         from minillm_core.train.run_folder import check_named_again
 

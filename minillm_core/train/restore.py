@@ -362,6 +362,8 @@ def _inferred(data: Mapping[str, Any]) -> dict[str, Any]:
     model.pop("inits")
     parameters = {name: info["shape"] for name, info in model.pop("parameters").items()}
     read = {name: value for name, value in batch.items() if name not in ("order", "packer")}
+    if source := read.get("source"):  # its code has made the documents; reading makes none of those
+        read["source"] = {name: value for name, value in source.items() if name != "code"}
     return {
         "model": model,
         "parameters": parameters,

@@ -37,7 +37,7 @@ from minillm_core.errors import DataError, Refusal
 from minillm_core.plan import Plan
 from minillm_core.plugins.attribution import attribute_errors
 from minillm_core.train.events import Evaluated, Event
-from minillm_core.train.generate import Sampling, Writer
+from minillm_core.train.generate import Sampling, Stream, Writer
 from minillm_core.train.hooks import plan_hook
 from minillm_core.train.initial import open_directory
 from minillm_core.train.job import Job, with_settings
@@ -380,7 +380,7 @@ class Run:
             seq_len=seq_len or longest,
             tokens=max_tokens,
             seed=None,
-            on_batch=plan_hook(self.plan, seen=seen, specials=self._specials),
+            on_batch=plan_hook(self.plan, seen=seen, specials=self.specials),
         )
         if not len(batches):
             raise Refusal(
@@ -437,6 +437,41 @@ class Run:
             say=self._session.shown.say,
         )
         return "".join(writer.text(drawn, prompt))
+
+    def stream(
+        self,
+        prompt: str | Sequence[int] = "",
+        *,
+        ends: Sequence[int] = (),
+        max_tokens: int = 256,
+        temperature: float = 0.8,
+        top_k: int | None = None,
+        top_p: float = 1.0,
+        seed: int = 0,
+    ) -> Stream:
+        """Continue a prompt: the text after it, piece by piece as it is drawn.
+
+        ::
+
+            for piece in run.stream("Once upon a time"):
+                print(piece, end="", flush=True)
+
+        Args:
+            prompt: text, as for :meth:`generate`; or ids, of which the first begins a document.
+            ends: ids that end the text, beside the end of the document.
+            max_tokens: as for :meth:`generate`, like the rest.
+            temperature: as there.
+            top_k: as there.
+            top_p: as there.
+            seed: as there.
+
+        Raises:
+            Refusal: the run has no tokenizer, or an argument is out of range.
+        """
+        writer, sampling = self.writer(), Sampling(temperature, top_k, top_p)
+        say = self._session.shown.say
+        drawn = writer.go_on(prompt, sampling, tokens=max_tokens, ends=ends, seed=seed, say=say)
+        return Stream(drawn, writer.text(drawn))
 
     def writer(self) -> Writer:
         """Make the object that continues texts token by token, as they are drawn.
@@ -541,7 +576,7 @@ class Run:
         arrays = self._job.trainer.arrays() if self._job else self._saved.arrays()
         has_record = self.out is not None and os.path.lexists(self.out / RUN)
         record = read_record(self.out) if self.out is not None and has_record else {}
-        model = TrainedModel(plan, arrays, self.tokenizer, self.step, record)
+        model = TrainedModel(plan, arrays, self.tokenizer, self.step, record, self.specials)
         options = {"shard_bytes": shard_bytes, "dtype": dtype}
         parameters = exporting(plan).write(to, model, self._session.shown.say, **options)
         return {
@@ -593,11 +628,11 @@ class Run:
 
     def _inference_hook(self) -> OnBatch | None:
         """Join the plugins' ``on_batch`` outside of training."""
-        return self._job.hook() if self._job else plan_hook(self.plan, specials=self._specials)
+        return self._job.hook() if self._job else plan_hook(self.plan, specials=self.specials)
 
     @property
-    def _specials(self) -> Mapping[str, int]:
-        """The ids of the special tokens that the plan's plugins ask for."""
+    def specials(self) -> Mapping[str, int]:
+        """The ids of the special tokens that the plan's plugins ask for, by name; and ``end_of_text``."""
         if self._job is not None:
             return self._job.corpus.specials
         plan = self.plan

@@ -382,9 +382,10 @@ class Session:
                 return found
 
             def write_samples(step: int, is_last: bool) -> Iterator[events.Event]:
-                at_the_end = max(2, len(config.eval.prompts)) if is_last and held else 0
+                wanted, given = config.eval.samples, len(config.eval.prompts)
+                at_the_end = max(2, given) if is_last and held and wanted != 0 else 0
                 with evaluating:
-                    yield from samples(step, max(config.eval.samples, at_the_end))
+                    yield from samples(step, max(wanted or 0, at_the_end))
 
             every, minutes = config.checkpoint.every, config.checkpoint.minutes
             cadence = Cadence(config.eval.every, every, minutes)

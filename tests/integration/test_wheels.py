@@ -15,6 +15,9 @@ import pytest
 
 pytestmark = pytest.mark.full
 
+FEW = ("train.rows=2", "eval.tokens=512", "eval.samples=0")
+"""Beside `minillm train --steps 5`, which the core alone runs as it is typed."""
+
 
 @pytest.fixture(scope="module")
 def alone(
@@ -138,7 +141,7 @@ def test_the_kit_s_first_name_says_the_pip_line(alone: Any, tmp_path: Path) -> N
 
 def test_the_core_and_the_laboratory(beside: Callable[[str], Any], tmp_path: Path) -> None:
     lab = beside("lab")
-    lab.run("minillm_core", "train", "--steps", "5", "--out", "run", cwd=tmp_path)
+    lab.run("minillm_core", "train", "--steps", "5", "--out", "run", *FEW, cwd=tmp_path)
     page = lab.run("minillm_core", "report", "run", cwd=tmp_path).strip()
     assert "<svg" in (tmp_path / page).read_text()
     assert "torch" in lab.run("minillm_core", "doctor", cwd=tmp_path)
@@ -155,7 +158,7 @@ def test_the_core_and_model_directories(beside: Callable[[str], Any], tmp_path: 
 
 def test_the_core_and_the_kit(beside: Callable[[str], Any], tmp_path: Path) -> None:
     kit = beside("kit")
-    kit.run("minillm_core", "train", "--steps", "5", "--out", "run", cwd=tmp_path)
+    kit.run("minillm_core", "train", "--steps", "5", "--out", "run", *FEW, cwd=tmp_path)
     kit.run("minillm_core", "plugins", "new", "my_trick", "--kind", "loss", cwd=tmp_path)
     plugin = "minillm-my_trick/minillm_my_trick/my_trick.py:MyTrick"
     checks = ("--only", "forward", "--backend", "torch")
@@ -175,7 +178,10 @@ def test_a_script_on_the_api_from_a_wheel(
         tmp_path, libraries=alone.site, XDG_CACHE_HOME=alone.variables["XDG_CACHE_HOME"]
     )
     made.install(wheels["minillm-sweep"])
-    command = [made.folder / "bin" / "minillm-sweep", "0.00001", "0.003", "--steps", "5"]
+    text = tmp_path / "text.txt"
+    text.write_text("It was a dark and stormy night; the rain fell in torrents.\n" * 200)
+    rates = ("0.00001", "0.003")
+    command = [made.folder / "bin" / "minillm-sweep", *rates, "--steps", "5", "--data", text]
     swept = subprocess.run(
         command, cwd=tmp_path, env=made.variables, capture_output=True, text=True, timeout=600
     )
@@ -187,7 +193,7 @@ def test_the_wheels_list_and_train(everything: Any, tmp_path: Path) -> None:
     listed = everything.run("minillm_core", "plugins", "list", "--json", cwd=tmp_path)
     assert all(f'"{name}"' in listed for name in ("muon", "paired_heads", "liger", "wandb"))
 
-    asked = ("--plugins", "muon,paired_heads", "--steps", "20")
+    asked = ("--plugins", "muon,paired_heads", "--steps", "20", *FEW)
     everything.run("minillm_core", "train", *asked, cwd=tmp_path)
     out = tmp_path / "runs" / "tiny-1"
     run = json.loads((out / "run.json").read_text())

@@ -134,6 +134,11 @@ def test_a_right_import_passes(tmp_path: Path, package: str, source: str) -> Non
 # The distributions beside the core
 
 OPEN = {
+    "minillm_chat": (
+        "minillm_core",
+        "minillm_core.commands",
+        "minillm_core.documents",
+    ),
     "minillm_data": (
         "minillm_core",
         "minillm_core.commands",

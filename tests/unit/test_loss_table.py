@@ -34,12 +34,13 @@ def test_the_readme_shows_the_results() -> None:
 
 
 def test_a_targets_time_is_that_of_the_run_that_ended_there() -> None:
-    said = row(TARGET, [job(8.0, seed=0), job(10.0, seed=1)], RUNS)
+    said = row(TARGET, [job(8.0, seed=0), job(10.0, seed=1)], [job(50.0)], RUNS)
     assert said == (
         "4.5 (theirs)",
         "100.0 s",
         "-",
         "-",
+        "50.0 s",
         "**9.0 s** (10 steps, 2 seeds)",
         "**0.090**",
     )
@@ -47,9 +48,9 @@ def test_a_targets_time_is_that_of_the_run_that_ended_there() -> None:
 
 def test_a_target_that_was_not_reached_has_no_row() -> None:
     with pytest.raises(SystemExit, match=r"4\.5 of theirs was not reached"):
-        row(TARGET, [job(None), job(1.0, preset="gpt2-124m")], RUNS)
+        row(TARGET, [job(None), job(1.0, preset="gpt2-124m")], [], RUNS)
     with pytest.raises(SystemExit, match=r"no run of theirs in peers\.json ended at 4\.6"):
-        row(TARGET | {"loss": 4.6}, [job(1.0)], RUNS)
+        row(TARGET | {"loss": 4.6}, [job(1.0)], [], RUNS)
 
 
 @given(st.lists(st.floats(1, 1e3), min_size=1, max_size=5), st.floats(1, 1e3))

@@ -11,7 +11,7 @@ import pytest
 
 from tools.size import File, count, packages, summary
 
-CEILING = 21_200
+CEILING = 21_700
 """Lines of code that the core may have.
 
 It is what the core has today, rounded up to the next hundred; each step lowers the number. The aim is
@@ -41,8 +41,13 @@ means for plan, estimate and loader, each size compiled before the first step).
 21,600 to 21,000: reading and writing model directories left for minillm-hf (690), and what finds it came
 (130: the seam, what a format is, the error where none is installed).
 
-21,000 to 21,200: what published models state (model.norm_eps, model.head_dim, data.end_of_text: 45), and
-directories that are opened as they are, to evaluate and generate (100).
+21,000 to 21,500: what published models state (model.norm_eps, model.head_dim, data.end_of_text: 45);
+directories that are opened as they are, to evaluate and generate (100); text in blocks: kept one by one,
+continued after a kill (90), tokenised beside training by a process of its own (160), a stream and windows
+of them (40).
+
+21,500 to 21,700: what chats need of the core: --task, the text of a file as a setting, documents with
+weights that are longer than a row, a prompt of ids with its own ends and its stream, judges of eval.
 """
 
 SOURCE = '''\

@@ -166,6 +166,8 @@ class DataBuilder(Builder):
         *,
         fields: Mapping[str, str] | None = None,
         files: bool = True,
+        chat_template: str | None = None,
+        chat_ends: Sequence[str] = (),
         **arguments: Any,
     ) -> None:
         """Claim: the files, a Reading -> documents, instead of the files' own.
@@ -187,6 +189,8 @@ class DataBuilder(Builder):
                 The name ``weights`` is the core's: float32 and not negative, what the loss of
                 predicting a token counts; 0: no label, in evaluations too.
             files: False: it reads none, and naming some is refused.
+            chat_template: the one template of the exported tokenizer, where documents are chats.
+            chat_ends: names of the special tokens that end an answer in it; the exported model stops there.
             arguments: JSON.
 
         Raises:
@@ -196,7 +200,9 @@ class DataBuilder(Builder):
         given = tuple(Field(name, dtype) for name, dtype in sorted((fields or {}).items()))
         if any(one.name == WEIGHTS and one.dtype != "float32" for one in given):
             raise self._refusal("data.source", "'weights' are float32")
-        asked = Sourcing(claimed, files, given)
+        asked = Sourcing(
+            claimed, files, given, template=chat_template, ends=tuple(chat_ends) or None
+        )
         for one in asked.batch_fields:
             self.field(one.name, one.dtype)
             self._slots.given.add(one.name)

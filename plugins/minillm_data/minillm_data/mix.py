@@ -1,11 +1,9 @@
 """Mix sources in given proportions, or pick from them what resembles a target.
 
-The documents of the sources are interleaved so that the proportions hold over any stretch. The rule
-is that of worst-case fair weighted fair queueing (Bennett and Zhang 1996): of the sources that are
-not ahead of their share, take the one whose next document would be finished first if all of them
-flowed at their rates. After any number of documents each source has its share of the text written,
-to within the longest document. Taking the source that lags most, as is often done, does not promise
-that where sources are many.
+The documents of the sources are interleaved so that the proportions hold over any stretch, by the
+rule that mixes rows in training (:func:`minillm_core.documents.next_source`). After any number of
+documents each source has its share of the text written, to within the longest document. Taking the
+source that lags most, as is often done, does not promise that where sources are many.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from minillm_core import ConfigError, DataError
-from minillm_core.documents import Progress, Tokenizer, grouped, weighted_path
+from minillm_core.documents import Progress, Tokenizer, grouped, next_source, weighted_path
 from minillm_data.files import ANY, Malformed
 from minillm_data.output import Output, check_outside, key_of
 from minillm_data.report import page
@@ -180,23 +178,6 @@ class Measure:
         texts = [row.text for row in rows if row.text is not None]
         counts = iter([len(ids) for ids in self._native.encode(texts)])
         return [1 + (len(row.record["ids"]) if row.text is None else next(counts)) for row in rows]
-
-
-def next_source(shares: Sequence[int], used: Sequence[int], sizes: Sequence[int]) -> int:
-    """Choose the source of the next document.
-
-    Args:
-        shares: of each source, in any unit, above 0.
-        used: bytes or tokens of each source that are written.
-        sizes: of the next document of each.
-
-    Returns:
-        Among the sources that are not ahead of their share, the one whose next document would end
-        first; there is always one, since the shares of what is written add up to all of it.
-    """
-    whole, total = sum(shares), sum(used)
-    behind = (i for i, n in enumerate(used) if n * whole <= shares[i] * total)
-    return min(behind, key=lambda i: (used[i] + sizes[i]) / shares[i])
 
 
 @dataclass

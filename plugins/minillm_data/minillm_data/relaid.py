@@ -11,7 +11,11 @@ from minillm_core import DataError
 
 Batch = dict[str, np.ndarray]
 
-_PLAIN = ("ids", "labels", "documents", "positions")
+_OF_ROWS = (
+    "positions",
+    "source",
+)  # of a row's places, or all of a row: no matter which token is there
+_PLAIN = ("ids", "labels", "documents", *_OF_ROWS)
 _TARGET = "target_"
 
 
@@ -53,7 +57,7 @@ def relaid(batch: Batch, rows: Sequence[Sequence[Layout]]) -> Batch:
     A label that was -1 stays so: it goes with the token that it is the label after.
 
     Args:
-        batch: of on_batch, with the fields of a source at the most.
+        batch: of on_batch, with the fields of a source and of a mixture at the most.
         rows: the stretches of each row, in order.
 
     Raises:
@@ -69,7 +73,7 @@ def relaid(batch: Batch, rows: Sequence[Sequence[Layout]]) -> Batch:
             )
     found = {name: np.zeros_like(array) for name, array in batch.items()}
     found["labels"][...], found["documents"][...] = -1, -1
-    found["positions"] = batch["positions"]
+    found |= {name: batch[name] for name in _OF_ROWS if name in batch}
     for row, laid in enumerate(rows):
         at, room = 0, batch["ids"].shape[1]
         for number, one in enumerate(laid):

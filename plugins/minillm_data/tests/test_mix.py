@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minillm_core import ConfigError, DataError, MinillmError
+from minillm_core.documents import next_source
 from minillm_data.importance import BUCKETS, Hashed, log_ratio, log_weight, resample
-from minillm_data.mix import Input, mix, next_source
+from minillm_data.mix import Input, mix
 
 Program = Callable[..., tuple[int, str, str]]
 

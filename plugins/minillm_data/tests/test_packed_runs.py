@@ -19,6 +19,7 @@ SMALL = (
         "train.rows=2",
         "train.seq_len=16",
         "eval.tokens=100",
+        "eval.samples=0",
         "checkpoint.every=3",
     ),
 )

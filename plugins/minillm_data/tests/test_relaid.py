@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 import minillm_core as minillm
 from minillm_core import DataError, Plugin
 from minillm_core.documents import Reading, find
-from minillm_core.inspection import batch_hook
+from minillm_core.inspection import Documents, Loader, batch_hook
 from minillm_data.domain_tokens import DomainTokens, domains_of
 from minillm_data.fim import Fim
 from minillm_data.relaid import relaid
@@ -172,6 +173,39 @@ def test_a_domains_token_stands_behind_the_end_of_text(lengths: list[int]) -> No
         same = hook(plugin, progress=progress)(batch, phase)
         np.testing.assert_array_equal(same["ids"], batch["ids"])
     assert (hook(plugin, progress=0.75)(batch, "train")["ids"] == made["ids"]).all()
+
+
+def mixture() -> tuple[Documents, list[tuple[float, Documents]]]:
+    """Two sources, one with ids below 200 and one with those above, each token with its domain."""
+    lengths = [7, 40, 5, 9, 30, 4, 12]
+    ends = np.cumsum(lengths)
+    array = np.zeros(ends[-1], [("ids", np.int32), ("domain", np.int32)])
+    array["ids"] = np.arange(20, 20 + ends[-1]) + np.where(np.arange(ends[-1]) < ends[2], 0, 200)
+    array["domain"] = 1 + (array["ids"] > 200)
+    array["ids"][ends - lengths] = array["domain"][ends - lengths] = 0  # end of text
+    spans = np.stack([np.zeros_like(ends), ends - lengths, ends], axis=1)
+    whole = Documents((array,), spans, VOCAB, "made here")
+    return whole, [(1.0, whole.part("a", spans[:3])), (2.0, whole.part("b", spans[3:]))]
+
+
+@pytest.mark.parametrize("plugin", [Fim(rate=1.0), DomainTokens(domains=["code", "wiki"])])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_mixtures_rows_stay_those_of_their_source(plugin: Plugin, seed: int) -> None:
+    whole, parts = mixture()
+    size = {"rows": 4, "accumulate": 1, "seq_len": T, "seed": seed, "parts": parts}
+    found, relaid_rows = Counter[int](), 0
+    with Loader(whole, **size) as plain, Loader(whole, **size, on_batch=hook(plugin)) as loader:
+        for before, step in itertools.islice(zip(plain, loader, strict=True), 6):
+            (old,), (batch,) = before.micro, step.micro
+            consistent(batch)
+            np.testing.assert_array_equal(batch["source"], old["source"])
+            np.testing.assert_array_equal(batch["positions"], old["positions"])
+            relaid_rows += int((batch["ids"] != old["ids"]).any(axis=1).sum())
+            for ids, source in zip(batch["ids"], batch["source"], strict=True):
+                assert {*np.where(ids[ids >= 20] > 200, 1, 0).tolist()} == {int(source[0])}
+                found[int(source[0])] += 1
+    assert found == {0: 8, 1: 16}
+    assert relaid_rows > 12
 
 
 def test_fim_leaves_the_domains_token_in_front() -> None:

@@ -72,7 +72,13 @@ def _documents(layout: Layout, model: TrainedModel, say: Callable[[str], None]) 
         say("the run was trained on ids: there is no tokenizer to write")
         return documents
     token = tokenizer.end_of_text_token
-    return documents | tokenizer_documents(tokenizer.text(), boundary=token, positions=positions)
+    files = tokenizer_documents(tokenizer.text(), boundary=token, positions=positions)
+    if (asked := model.plan.sourcing).template is not None:
+        chats = {"chat_template": asked.template, "split_special_tokens": False}
+        files["tokenizer_config.json"] |= chats
+        ends = [boundary, *(model.specials[name] for name in asked.ends or ())]
+        documents["generation_config.json"]["eos_token_id"] = list(dict.fromkeys(ends))
+    return documents | files
 
 
 HUGGING_FACE = HuggingFace()

@@ -301,9 +301,9 @@ def test_the_plugins_of_a_preset_are_left_out_and_that_is_said(
     folder = published(MODELS["TinyLlama"])
     here = ("plan", "--init", str(folder), "--preset", "cpu", "--device", "cpu")
     for words, left in (
-        ((), "bigram_hash, muon, value_embeds, zero_init"),
-        (("--plugins", "muon"), "bigram_hash, muon, value_embeds, zero_init"),
-        (("--plugins", "-muon"), "bigram_hash, value_embeds, zero_init"),
+        ((), "bigram_hash, muon, shuffle_rows, value_embeds, zero_init"),
+        (("--plugins", "muon"), "bigram_hash, muon, shuffle_rows, value_embeds, zero_init"),
+        (("--plugins", "-muon"), "bigram_hash, shuffle_rows, value_embeds, zero_init"),
     ):
         capsys.readouterr()
         assert main([*here, *words, "--json"]) == 0

@@ -18,7 +18,7 @@ from minillm_core.plugins.first_party import FIRST_PARTY_COMMANDS
 Program = Callable[..., tuple[int, str, str]]
 
 SETTINGS = {"--plugins", "--preset", "--data", "--backend", "--device", "--out", "--resume"} | {
-    *("--steps", "--seed", "--deterministic", "--kernels", "-c", "KEY=VALUE")
+    *("--task", "--steps", "--seed", "--deterministic", "--kernels", "-c", "KEY=VALUE")
 }
 AGREED = {
     ("train",): SETTINGS | {"--branch"},
@@ -26,6 +26,8 @@ AGREED = {
     ("eval",): {"OUT", "--data", "--seq-len", "--max-tokens", "--json", "--step", "--best"},
     ("generate",): {"OUT", "PROMPT", "--max-tokens", "--temperature", "--top-k", "--top-p"}
     | {"--seed", "--no-cache", "--step", "--best"},
+    ("chat",): {"OUT", "--system", "--max-tokens", "--temperature", "--top-k", "--top-p"}
+    | {"--seed", "--step", "--best", "--json", "--backend", "--device", "--plugins"},
     ("export",): {"OUT", "--to", "--step", "--best"},
     ("report",): {"OUT"},
     ("doctor",): {"--json"},
@@ -49,7 +51,7 @@ AGREED = {
 MORE = {
     ("train",): {"--config", "--init", "--prompt", "-v", "--verbose"},
     ("plan",): {"--config", "--init"},
-    ("eval",): {"--backend", "--device", "--plugins"},
+    ("eval",): {"--backend", "--device", "--plugins", "--chats", "--pattern", "--limit"},
     ("generate",): {"--backend", "--device", "--plugins", "--json"},
     ("export",): {"--plugins", "--json", "--dtype"},
     ("report",): {"--plugins", "--no-sample"},

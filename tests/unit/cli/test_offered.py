@@ -264,7 +264,7 @@ def test_a_key_that_interrupts_a_command_is_not_its_error(program: Program, offe
     assert program("count", "abc") == (130, "", "interrupted: nothing was saved\n")
 
 
-@pytest.mark.parametrize("words", [("chat",), ("search",), ("kernels", "list")])
+@pytest.mark.parametrize("words", [("search",), ("kernels", "list")])
 def test_a_first_party_command_that_is_absent_says_what_to_install(
     program: Program, words: tuple[str, ...]
 ) -> None:

@@ -209,6 +209,24 @@ def test_a_table_may_be_given_at_once(loaded: Load) -> None:
     assert loaded("model={dim = 64, layers = 2}").config.model.dim == 64
 
 
+def test_a_file_may_give_the_text_of_a_setting(loaded: Load, tmp_path: Path) -> None:
+    (tmp_path / "long.txt").write_text("{% two\nlines")
+    options = loaded(f"notes.text=@{tmp_path}/long.txt", plugins="notes").config.plugins["notes"]
+    assert options == {"text": "{% two\nlines"}
+    assert loaded('notes.text="@here"', plugins="notes").config.plugins["notes"]["text"] == "@here"
+
+
+@pytest.mark.parametrize(("content", "reason"), [(b"\xff", "not UTF-8"), (bytes(5 << 20), "4 MiB")])
+def test_a_file_that_is_no_text_gives_nothing(
+    loaded: Load, tmp_path: Path, content: bytes, reason: str
+) -> None:
+    (tmp_path / "a").write_bytes(content)
+    with pytest.raises(ConfigError, match=reason):
+        loaded(f"preset=@{tmp_path}/a")
+    with pytest.raises(ConfigError, match="No such file"):
+        loaded(f"preset=@{tmp_path}/b")
+
+
 # ---------------------------------------------------------------- refusals
 
 
@@ -296,6 +314,12 @@ def test_an_option_is_refused(loaded: Load, plugins: str, argument: str, what: s
     with pytest.raises(ConfigError, match=what) as caught:
         loaded(argument, plugins=plugins)
     assert caught.value.where == f"command line: {argument}"
+
+
+def test_prompts_of_no_samples_are_refused(loaded: Load) -> None:
+    with pytest.raises(ConfigError, match="prompts are given, and no samples") as caught:
+        loaded("eval.samples=0", "eval.prompts=The rain")
+    assert "eval.samples = 0 (command line" in (caught.value.where or "")
 
 
 def test_a_mistyped_plugin_is_corrected(loaded: Load) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +188,7 @@ def test_a_second_start_reads_nothing_but_the_cache(
     path = jsonl([*texts, ""])
     first: list[str] = []
     corpus = corpus_of([path], say=first.append)
-    monkeypatch.setattr(TokenCache, "_encode", lambda *a: pytest.fail("encoded again"))
+    monkeypatch.setattr(TokenCache, "made", lambda *a: pytest.fail("encoded again"))
     monkeypatch.setattr(TokenCache, "_train", lambda *a: pytest.fail("read again"))
     second: list[str] = []
     again = corpus_of([path], say=second.append)
@@ -475,16 +475,24 @@ def test_another_process_may_be_faster(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    path, encode = jsonl(texts), TokenCache._encode
+    path, made = jsonl(texts), TokenCache.made
     first = corpus_of([path])
     theirs = entry(tmp_path)
     shutil.move(theirs, tmp_path / "theirs")
 
-    def slow(*arguments: Any) -> None:
-        encode(*arguments)
-        shutil.move(tmp_path / "theirs", theirs)
+    def slow(*arguments: Any) -> Iterator[None]:
+        reads, find = [], Path.rename
 
-    monkeypatch.setattr(TokenCache, "_encode", slow)
+        def late(ours: Path, entry: Path) -> Path:
+            reads.append(shutil.move(tmp_path / "theirs", theirs))
+            return find(ours, entry)
+
+        monkeypatch.setattr(Path, "rename", late)
+        yield from made(*arguments)
+        monkeypatch.setattr(Path, "rename", find)
+        assert reads
+
+    monkeypatch.setattr(TokenCache, "made", slow)
     assert corpus_of([path]).fingerprint == first.fingerprint
     assert [folder.name for folder in theirs.parent.iterdir()] == [theirs.name]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from minillm_core.config.schema import weighted_path
 from minillm_core.data import Corpus, Documents, Loader, StepBatch, write_shard
 from minillm_core.data.documents import digest
 from minillm_core.data.stream import Batch, MixedRows
+from minillm_core.data.turns import next_source, whole_shares
 from minillm_core.errors import ConfigError, DataError
 from minillm_core.nn.reference import Function
 from minillm_core.plugins.packing import Packer, Piece
@@ -55,6 +57,25 @@ def test_after_any_row_each_source_is_within_a_row_of_its_share(
     assert np.abs(given - due).max() < 1 + 1e-9
     for number in range(len(weights)):  # and each is read in its own order
         np.testing.assert_array_equal(ids[ids[:, 0] == number, 1], np.arange(given[-1, number]))
+
+
+@given(weights)
+def test_whole_shares_are_exactly_the_weights(weights: list[float]) -> None:
+    shares = whole_shares(weights)
+    exact = [Fraction(weight) for weight in weights]
+    assert all(type(share) is int and share > 0 for share in shares)
+    assert [Fraction(share, sum(shares)) for share in shares] == [w / sum(exact) for w in exact]
+
+
+@given(weights, st.integers(1, 60))
+def test_a_turn_is_that_of_the_rule_in_fractions(weights: list[float], count: int) -> None:
+    shares, used = whole_shares(weights), [0] * len(weights)
+    rates = [Fraction(share, sum(shares)) for share in shares]
+    for total in range(count):
+        behind = [n for n, rate in enumerate(rates) if used[n] <= rate * total]
+        expected = min(behind, key=lambda n: ((used[n] + 1) / rates[n], n))
+        assert next_source(shares, used, [1] * len(weights)) == expected
+        used[expected] += 1
 
 
 class Whole(Packer):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from minillm_core.data import Cursor, Documents
 from minillm_core.data.documents import fingerprint, order
-from minillm_core.data.stream import Stream, pack
+from minillm_core.data.stream import Stream, open_rows, pack
 from minillm_core.errors import DataError
 
 VOCAB = 1000
@@ -51,7 +51,7 @@ def test_a_cursor_goes_on_exactly_where_it_was_taken(
     stream = Stream(documents, seed, start(documents, seed))
     stream.read(before)
     saved = json.loads(json.dumps(stream.cursor.data()))
-    resumed = Stream(documents, seed, Cursor.resume(saved, documents, seed))
+    resumed = Stream(documents, seed, Cursor.resume(saved, fingerprint(documents, seed)))
     (wanted_ids, wanted_starts), (got_ids, got_starts) = (s.read(after) for s in (stream, resumed))
     pairs = ((wanted_ids["ids"], got_ids["ids"]), (wanted_starts, got_starts))
     for wanted, got in pairs:
@@ -147,7 +147,7 @@ def test_a_cursor_of_other_data_is_refused() -> None:
     saved = start(documents, 0).data()
     for wrong, seed in ((other, 0), (documents, 1)):
         with pytest.raises(DataError, match="not those that the run was reading"):
-            Cursor.resume(saved, wrong, seed)
+            Cursor.resume(saved, fingerprint(wrong, seed))
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_a_cursor_of_other_data_is_refused() -> None:
 def test_a_damaged_cursor_is_refused(damage: dict[str, object]) -> None:
     documents = Documents.of([[1, 2, 3]], VOCAB)
     with pytest.raises(DataError, match="cursor"):
-        Cursor.resume({**start(documents, 0).data(), **damage}, documents, 0)
+        open_rows(documents, 0, cursor={**start(documents, 0).data(), **damage})
 
 
 def test_no_tokens_make_no_stream() -> None:

@@ -90,6 +90,7 @@ def test_the_list_is_json(site) -> None:
         "identity_at_init": False,
         "discrete": False,
         "export": None,
+        "task": False,
         "requires": [],
     }
 

@@ -327,6 +327,14 @@ def test_all_prompts_that_are_given_are_continued(job: Job) -> None:
     assert found[0]["text"] != found[1]["text"]
 
 
+def test_no_samples_where_none_are_wanted(job: Job) -> None:
+    job.train("eval.samples=0", steps=1)
+    assert "sample" not in {event["event"] for event in job.events}
+    job.train(steps=1, out=job.out.with_name("other"))
+    job.out = job.out.with_name("other")
+    assert [event["event"] for event in job.events].count("sample") == 2
+
+
 def test_no_checkpoints_when_none_are_wanted(job: Job) -> None:
     job.train("checkpoint.every=0", steps=2)
     assert not (job.out / "checkpoints").exists()

@@ -1,0 +1,225 @@
+"""Documents in blocks (data.block): training reads the first ones while a process beside it tokenises the rest.
+
+Reading and encoding in the process that trains would hold Python's lock and delay its steps, so
+another process does both, at a lower priority. It writes blocks into the token cache, one after the
+other; training opens each when it gets there. A start that was killed finds those that are finished.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+from minillm_core.data.documents import Columns, Documents, digest
+from minillm_core.data.sources import Source
+from minillm_core.data.store import Place, read_meta
+from minillm_core.data.tokenise import TokenCache
+from minillm_core.data.tokenizer import Tokenizer
+from minillm_core.errors import DataError, MinillmError
+from minillm_core.plugins.sourcing import PLAIN, Reserved
+
+_SECONDS = 0.05  # between two looks for a block
+_PARENT_SECONDS = 0.2  # between two looks of the process beside for the one that it serves
+_NICE = 10
+_REFUSED = 2  # its exit code where the text cannot be used
+_LAUNCH = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from minillm_core.data.blocks import tokenise_rest; tokenise_rest(json.loads(sys.argv[2]))"
+)
+
+
+class Blocks:
+    """Documents that are read block by block; a :class:`~minillm_core.data.documents.Blocked`.
+
+    Args:
+        cache: has opened the first block.
+        first: of its documents, those that are trained on.
+        tokenizer: its file, and the token that documents begin with; None: the documents are ids.
+        tokens: of all blocks, about.
+    """
+
+    def __init__(
+        self, cache: TokenCache, first: Documents, tokenizer: tuple[Path, str] | None, tokens: int
+    ) -> None:
+        self._cache, self._tokenizer, self._about = cache, tokenizer, tokens
+        self._opened, self._place = [first], cache.first.place
+        self._lock = threading.Lock()
+        self._beside: _Beside | None = None
+        self.vocab = first.vocab
+        self.digest = digest(f"{first.digest} and blocks of {cache.block} tokens: {cache.key}")
+        self._begin()
+
+    @property
+    def tokens(self) -> int:
+        """Count the tokens of all blocks; an estimate until the last one is open."""
+        if self._place is None:
+            return sum(one.tokens for one in self._opened)
+        return self._about
+
+    @property
+    def complete(self) -> bool:
+        """Whether the last block is open."""
+        return self._place is None
+
+    def room(self, tokens: int) -> Columns:
+        """Make arrays of zeros for so many tokens."""
+        return self._opened[0].room(tokens)
+
+    def block(self, number: int) -> Documents | None:
+        """Open a block, from 0, and wait for it where it is not tokenised yet; None: there are fewer.
+
+        Raises:
+            DataError: the text cannot be read or tokenised, or a file changed meanwhile.
+        """
+        with self._lock:
+            while number >= len(self._opened):
+                if self._place is None:
+                    return None
+                self._opened.append(self._next())
+            return self._opened[number]
+
+    def check_unchanged(self) -> None:
+        """Check that the files behind the blocks that are open are still those that were opened.
+
+        Raises:
+            DataError: one was written to.
+        """
+        for one in self._opened:
+            one.check_unchanged()
+
+    def _next(self) -> Documents:
+        number = len(self._opened)
+        while (entry := self._cache.opened(number)) is None:
+            if self._beside is None or self._beside.ended():
+                self._begin()
+            time.sleep(_SECONDS)
+        self._place = entry.place
+        return entry.documents
+
+    def _begin(self) -> None:
+        """Start a process for the first block that the cache lacks, where there is one."""
+        number, place = len(self._opened), self._place
+        while place is not None:
+            folder = self._cache.folder_of(self._cache.key, number)
+            try:
+                held = read_meta(folder)["place"]
+            except (OSError, ValueError, KeyError):
+                break
+            number, place = number + 1, held and (int(held[0]), int(held[1]))
+        if place is not None:
+            self._beside = _Beside(self._cache, number, place, self._tokenizer)
+
+
+class _Beside:
+    """The process that tokenises the blocks from ``number`` on."""
+
+    def __init__(
+        self, cache: TokenCache, number: int, place: Place, tokenizer: tuple[Path, str] | None
+    ) -> None:
+        what = {
+            "paths": list(cache.paths),
+            "vocab": cache.vocab,
+            "folder": str(cache.folder),
+            "specials": [one._asdict() for one in cache.asked.specials],
+            "block": cache.block,
+            "key": cache.key,
+            "files": _stamp(cache.sources),
+            "number": number,
+            "place": place,
+            "tokenizer": tokenizer and [str(tokenizer[0]), tokenizer[1]],
+            "end_of_text": cache.first.end_of_text,
+            "parent": os.getpid(),
+        }
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - read when it has ended
+        command = [sys.executable, "-P", "-c", _LAUNCH, json.dumps(sys.path), json.dumps(what)]
+        # Ctrl-C in a terminal is for the process that trains, which ends this one
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self._errors,
+            start_new_session=True,
+        )
+        weakref.finalize(self, _end, self._process, self._errors)
+
+    def ended(self) -> bool:
+        """Return whether it is done.
+
+        Raises:
+            DataError: it failed.
+        """
+        code = self._process.poll()
+        if not code:
+            return code == 0
+        self._errors.seek(0)
+        said = self._errors.read(1 << 16).decode("utf-8", "replace").strip()
+        last = said.splitlines()[-1] if said else ""
+        if code == _REFUSED:
+            raise DataError(**json.loads(last))
+        killed = "it was killed, as it is where memory runs out"
+        raise DataError(
+            "the process that tokenises the text beside training has failed",
+            where=killed if code == -signal.SIGKILL else f"exit code {code}: {last[:200]}",
+            fix="continue with --resume; data.block=0 tokenises all of the text first",
+        )
+
+
+def _end(process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
+    process.kill()
+    process.wait()
+    errors.close()
+
+
+def _stamp(sources: Sequence[Source]) -> str:
+    """Digest names, sizes and times of files."""
+    return digest(json.dumps([[str(one.path), one.size, one.modified] for one in sources]))
+
+
+def tokenise_rest(what: dict[str, Any]) -> None:
+    """Tokenise blocks until the text ends, as a process of its own; what is wrong goes to stderr as JSON."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(_NICE)
+
+    def leave_with_parent() -> None:
+        while os.getppid() == what["parent"]:
+            time.sleep(_PARENT_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=leave_with_parent, daemon=True).start()
+    try:
+        specials = tuple(Reserved(**one) for one in what["specials"])
+        quiet = (lambda line: None), (lambda line: None), None
+        asked = replace(PLAIN, specials=specials)
+        cache = TokenCache(
+            what["paths"], what["vocab"], Path(what["folder"]), *quiet, asked, what["block"]
+        )
+        if _stamp(cache.sources) != what["files"]:
+            raise DataError(
+                "the files changed since the run began to read them",
+                where=cache.where,
+                fix="start again when nothing writes to them",
+            )
+        tokenizer = None
+        if what["tokenizer"]:
+            path, token = what["tokenizer"]
+            tokenizer = Tokenizer.load(Path(path), what["vocab"], token)
+        place = what["place"][0], what["place"][1]
+        for _ in cache.made(what["key"], what["number"], place, tokenizer, what["end_of_text"]):
+            pass
+    except MinillmError as error:
+        print(
+            json.dumps({"what": error.what, "where": error.where, "fix": error.fix}),
+            file=sys.stderr,
+        )
+        sys.exit(_REFUSED)

@@ -1,0 +1,201 @@
+"""Conversations in files: JSON objects of several kinds, as the messages that templates write.
+
+    {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}
+    {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}
+    {"prompt": "...", "completion": "..."}
+
+A message may have ``tool_calls``, ``reasoning_content`` and ``weight``, an object ``tools``. Contents that
+are lists of parts are joined where all are texts; arguments of calls that are JSON in a string become
+objects, since templates write them as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import date
+from typing import Any
+
+from minillm_chat.sandbox import ChatRefusedError
+from minillm_chat.templates import ChatTemplate
+from minillm_core import DataError
+from minillm_core.commands import plain
+from minillm_core.documents import (
+    END_OF_TEXT,
+    MalformedError,
+    Place,
+    Reading,
+    Segment,
+    Source,
+    Special,
+)
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+NAMES = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
+"""Names of roles in other data -> ours."""
+
+NO_ANSWER = "left out: lines without an answer"
+_REASONS = 8  # kinds of refusals that are told apart
+_LIKE = 'like {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
+
+
+def segments(
+    files: Sequence[Source],
+    reading: Reading,
+    *,
+    source: str,
+    specials: Sequence[tuple[str, str]],
+    variables: str,
+    day: str,
+) -> Iterator[list[Segment]]:
+    """Read conversations as documents whose answers have weights.
+
+    One without an answer, and one that the template refuses, is left out and counted by its reason.
+
+    Args:
+        files: JSON lines or tables.
+        reading: bounds, progress and notes.
+        source: of the template.
+        specials: its special tokens: text and name of each.
+        variables: what it reads beside the messages, as JSON.
+        day: what its ``strftime_now`` formats, ISO 8601.
+
+    Raises:
+        DataError: a file holds no records, none of them has an answer, or the template is refused.
+    """
+    names = {text: name for text, name in specials}
+    made = ChatTemplate(source, tuple(names), json.loads(variables), date.fromisoformat(day))
+    read, refused = 0, set[str]()
+    for file in files:
+        if file.format.records is None:
+            raise DataError(
+                f"a {file.format.name} holds no conversations",
+                where=str(file.path),
+                fix=f"give JSON lines, {_LIKE}",
+            )
+        for place, _, record in file.format.records(file.path, file.packing, reading):
+            try:
+                messages, tools = conversation(record, place)
+                parts = made.parts(messages, tools=tools)
+            except MalformedError as error:
+                reading.malformed(error)
+                continue
+            except ChatRefusedError as error:
+                if len(refused) < _REASONS:
+                    refused.add(error.reason)
+                reason = error.reason if error.reason in refused else "and other reasons"
+                reading.notes[f"left out: lines whose chat is refused, {plain(reason, 120)}"] += 1
+                continue
+            if not any(part.weight for part in parts):
+                reading.notes[NO_ANSWER] += 1
+                continue
+            read += 1
+            yield [
+                Segment(
+                    Special(names[part.text]) if part.special else part.text,
+                    {"weights": part.weight},
+                )
+                for part in parts
+            ]
+    if files and not read:
+        left = "; ".join(f"{note}: {count:,}" for note, count in sorted(reading.notes.items()))
+        raise DataError(
+            "there is no conversation with an answer to learn",
+            where=plain(left, 400) or str(files[0].path),
+            fix=f"give JSON lines, {_LIKE}",
+        )
+
+
+def names_of(specials: Sequence[str]) -> dict[str, str]:
+    """Name special tokens by their texts: ``<|im_start|>`` -> ``im_start``."""
+    found: dict[str, str] = {}
+    for text in specials:
+        name = "".join(one if one.isalnum() and one.isascii() else "_" for one in text).strip("_")
+        name = name if name.isidentifier() else "special"
+        while name in (*found.values(), "end_of_text"):
+            name += "_"
+        found[text] = "end_of_text" if text == END_OF_TEXT else name
+    return found
+
+
+def conversation(record: Mapping[str, Any], place: Place) -> tuple[list[dict[str, Any]], Any]:
+    """Read a record's messages, and its tools.
+
+    Raises:
+        MalformedError: it holds no conversation, or a message that none can have.
+    """
+    given, tools = record.get("messages", record.get("conversations")), record.get("tools")
+    if given is None and "prompt" in record:
+        answer = record.get("completion", record.get("response"))
+        given = [*_turns(record["prompt"], "user"), *_turns(answer, "assistant")]
+    if not isinstance(given, list) or not given:
+        what = 'an object without "messages", "conversations", or "prompt" with "completion"'
+        raise place.error(what, _LIKE, reason="no conversation")
+    if isinstance(tools, str):  # as tables keep them
+        tools = _parsed(tools)
+    if tools is not None and not isinstance(tools, list):
+        raise place.error('"tools" is no list', 'like [{"type": "function", "function": {...}}]')
+    try:
+        json.dumps([given, tools], ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        what, fix = "a text with a lone surrogate", "write the character whole, or drop it"
+        raise place.error(what, fix) from error
+    return [_message(one, number, place) for number, one in enumerate(given)], tools or None
+
+
+def _turns(given: Any, role: str) -> list[Any]:
+    """Take a prompt or a completion: a text, or messages."""
+    return given if isinstance(given, list) else [{"role": role, "content": given}]
+
+
+def _message(given: Any, number: int, place: Place) -> dict[str, Any]:
+    def wrong(what: str, fix: str) -> MalformedError:
+        return place.error(f"message {number}: {what}", fix, reason=what)
+
+    if not isinstance(given, Mapping):
+        raise wrong("no object", _LIKE)
+    made = {key: one for key, one in given.items() if one is not None}
+    if "from" in made and "role" not in made:
+        made["role"] = made.pop("from")
+    if "value" in made and "content" not in made:
+        made["content"] = made.pop("value")
+    role = made.get("role")
+    role = NAMES.get(role, role) if isinstance(role, str) else role
+    if role not in ROLES:
+        raise wrong(f"no role {plain(repr(role), 40)}", f"one of {', '.join(ROLES)}")
+    content, calls = made.get("content", ""), made.get("tool_calls")
+    if isinstance(content, list):
+        if not all(
+            isinstance(one, Mapping) and isinstance(one.get("text"), str) for one in content
+        ):
+            raise wrong("a content that is not text alone", "take images and sounds out")
+        content = "".join(one["text"] for one in content)
+    if not isinstance(content, str):
+        raise wrong("a content that is no text", "quote it, or leave the line out")
+    made |= {"role": role, "content": content}
+    if calls is not None:
+        if not isinstance(calls, list) or not all(isinstance(one, Mapping) for one in calls):
+            raise wrong(
+                '"tool_calls" that is no list of objects', "name and arguments of each call"
+            )
+        made["tool_calls"] = [_call(one) for one in calls]
+        if not calls:
+            del made["tool_calls"]
+    return made
+
+
+def _call(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Make the arguments of a call an object, where they are one in a string."""
+    made = dict(given)
+    if isinstance(function := made.get("function"), Mapping):
+        made["function"] = _call(function)
+    elif isinstance(text := made.get("arguments"), str) and isinstance(_parsed(text), dict):
+        made["arguments"] = _parsed(text)
+    return made
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text

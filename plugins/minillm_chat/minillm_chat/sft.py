@@ -1,0 +1,71 @@
+"""Supervised fine-tuning on chats: a model learns to write the answers of conversations.
+
+Each conversation is written by a chat template and is one document, whose answers and their ends of
+turn have labels, and nothing else has. What the template writes as special tokens are special tokens of
+the tokenizer: one that is trained for the run reserves them, a given one has them or gets them in rows of
+the embedding that are not used. Where it has no such rows, the template ``plain`` writes text alone.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import date
+
+from pydantic import field_validator
+
+from minillm_chat.chats import names_of, segments
+from minillm_chat.templates import ChatTemplate
+from minillm_core import Plugin, option
+
+__all__ = ["Sft"]
+
+
+class Sft(Plugin, api=1, task=True):
+    """Trains on the answers of chats: JSON lines of messages, written by a chat template."""
+
+    template: str = option(
+        "chatml",
+        help="chatml, plain (text without new special tokens), or a template: @FILE of Jinja, or "
+        "of a tokenizer_config.json that has one",
+    )
+    tokens: list[str] = option(
+        [], help="special tokens that the template writes; default: those that look like one"
+    )
+    arguments: dict[str, bool | str] = option(
+        {}, help="what the template reads beside the messages, such as {enable_thinking = false}"
+    )
+    day: str = option("2026-01-01", help="the date of templates that write today's")
+    add: bool = option(True, help="add its special tokens to a given tokenizer that lacks them")
+
+    @field_validator("day")
+    @classmethod
+    def _is_a_day(cls, day: str) -> str:
+        date.fromisoformat(day)
+        return day
+
+    def build_data(self, data):
+        made = self.written_by
+        specials = names_of(made.specials)
+        data.source(
+            segments,
+            fields={"weights": "float32"},
+            chat_template=made.exported,
+            chat_ends=[specials[text] for text in sorted(made.ends)],
+            source=made.source,
+            specials=[*specials.items()],
+            variables=json.dumps(made.variables, sort_keys=True),
+            day=self.day,
+        )
+        for text, name in specials.items():
+            if name != "end_of_text":
+                data.special(name, text, add=self.add)
+
+    @property
+    def written_by(self) -> ChatTemplate:
+        """The template, read and checked."""
+        return ChatTemplate.of(
+            self.template,
+            specials=self.tokens,
+            arguments=self.arguments,
+            today=date.fromisoformat(self.day),
+        )

@@ -1,0 +1,50 @@
+"""A run that was trained on a few chats, for two steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import minillm_core as minillm
+
+SMALL = {
+    "model.layers": 1,
+    "model.dim": 32,
+    "model.heads": 2,
+    "model.vocab": 300,
+    "train.seq_len": 64,
+    "train.rows": 4,
+    "train.steps": 2,
+    "eval.samples": 0,
+    "data.val": 0.2,
+}
+
+Train = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Train:
+    """Train a run on chats; gives its folder. The same settings are trained once."""
+    folder, made = tmp_path_factory.mktemp("runs"), dict[str, Path]()
+
+    def train(plugins: str | None = "sft", **more: Any) -> Path:
+        key = json.dumps([plugins, more], sort_keys=True)
+        if key not in made:
+            data, out = folder / f"data-{len(made)}.jsonl", folder / f"run-{len(made)}"
+            turns = [
+                {"role": "user", "content": "What is {} plus one, and why?"},
+                {"role": "assistant", "content": "It is more, my friend."},
+            ]
+            record = {"messages": turns} if plugins else {"text": "A text, and no chat."}
+            data.write_text("".join(json.dumps({**record, "id": n}) + "\n" for n in range(60)))
+            settings = {**SMALL, **{key.replace("__", "."): one for key, one in more.items()}}
+            loaded = minillm.load("tiny", plugins=plugins, data=data, settings=settings)
+            minillm.Run(minillm.build_plan(loaded), out=out, cache=folder / "cache").train()
+            made[key] = out
+        return made[key]
+
+    return train

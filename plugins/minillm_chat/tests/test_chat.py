@@ -1,0 +1,177 @@
+"""Conversations with a run, from Python and in a terminal or a pipe."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import minillm_core as minillm
+from minillm_chat.talk import ChatModel, Talk
+from minillm_chat.templates import ASSISTANT
+from minillm_core.cli.main import main
+
+QUESTION = {"role": "user", "content": "What is {} plus one, and why?"}
+ANSWER = {"role": ASSISTANT, "content": "It is more, my friend."}
+
+
+class Stdin(io.TextIOWrapper):
+    """Stands for stdin: text, of a terminal or of a pipe."""
+
+    def __init__(self, content: bytes, typed: bool = False) -> None:
+        super().__init__(io.BytesIO(content), "utf-8")
+        self.typed = typed
+
+    def isatty(self) -> bool:
+        return self.typed
+
+
+@pytest.fixture
+def chat(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Run minillm chat; gives exit code, stdout and stderr."""
+
+    def run(
+        out: Path, *words: str, stdin: bytes = b"", typed: bool = False
+    ) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "stdin", Stdin(stdin, typed))
+        code = main(["chat", str(out), *words])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+@pytest.mark.parametrize("template", ["chatml", "plain"])
+def test_a_prompt_has_the_ids_of_training(trained: Any, template: str) -> None:
+    run = minillm.Run.open(trained(sft__template=template))
+    model = ChatModel.of(run)
+    asked = model.ids(model.template.prompt([QUESTION]))
+    whole = model.ids(model.template.parts([QUESTION, ANSWER]))
+    assert run.tokenizer is not None
+    assert asked == whole[: len(asked)]
+    assert asked[0] == run.tokenizer.end_of_text
+    text = run.tokenizer.decode(asked[1:], specials=True)
+    assert text == model.template.render([QUESTION], prompt=True)
+    assert whole[len(asked) :].count(model.ends[0]) == 1
+
+
+def test_a_stream_is_what_is_generated_and_ends_where_it_is_told(trained: Any) -> None:
+    run = minillm.Run.open(trained())
+    whole = run.generate("It", temperature=0, max_tokens=12)
+    assert "It" + "".join(run.stream("It", temperature=0, max_tokens=12)) == whole
+    tokenizer = run.tokenizer
+    assert tokenizer is not None
+    ids = [tokenizer.end_of_text, *tokenizer.encode(["It"])[0].tolist()]
+    assert "It" + "".join(run.stream(ids, temperature=0, max_tokens=12)) == whole
+    drawn = run.writer().go_on(ids, minillm_sampling(), tokens=12)
+    third = list(drawn)[2]
+    ended = run.writer().go_on(ids, minillm_sampling(), tokens=12, ends=[third])
+    assert third not in list(ended)
+    assert ended.ended
+
+
+def minillm_sampling() -> Any:
+    from minillm_core.train.generate import Sampling
+
+    return Sampling(0)
+
+
+class Told:
+    """Stands for a model: gives answers, and keeps what it was asked."""
+
+    def __init__(self, *answers: list[str]) -> None:
+        self.answers, self.asked = list(answers), list[Any]()
+
+    def answer(self, messages: list[Any], **sampling: Any) -> Iterator[str]:
+        self.asked.append((list(messages), sampling["seed"]))
+        yield from self.answers.pop(0)
+
+
+def test_what_was_said_is_remembered_also_where_it_was_broken_off() -> None:
+    model = Told(["a", "b"], ["c", "d"])
+    talk = Talk(model, {"seed": 5})  # type: ignore[arg-type]
+    assert list(talk.ask("1")) == ["a", "b"]
+    pieces = talk.ask("2")
+    assert next(pieces) == "c"
+    pieces.close()
+    contents = [message["content"] for message in talk.messages]
+    assert contents == ["1", "ab", "2", "c"]
+    assert [seed for _, seed in model.asked] == [5, 7]
+    assert [len(messages) for messages, _ in model.asked] == [1, 3]
+
+
+def test_every_line_of_a_pipe_is_a_turn(trained: Any, chat: Any) -> None:
+    words = ("--seed", "1", "--max-tokens", "5")
+    code, out, err = chat(trained(), *words, "--json", stdin=b"Hi\n\nAnd now?\n")
+    assert code == 0, err
+    found = json.loads(out)
+    assert [one["role"] for one in found["messages"]] == ["user", ASSISTANT] * 2
+    answers = [one["content"] for one in found["messages"] if one["role"] == ASSISTANT]
+    assert (found["seed"], found["step"]) == (1, 2)
+    code, out, _ = chat(trained(), *words, stdin=b"Hi\nAnd now?")
+    assert (code, out) == (0, "".join(f"{answer}\n" for answer in answers))
+
+
+def test_a_system_turn_comes_first_and_the_seed_is_shown(trained: Any, chat: Any) -> None:
+    words = ("--system", "Be brief.", "--max-tokens", "3", "--json")
+    code, out, err = chat(trained(), *words, stdin=b"Hi\n")
+    found = json.loads(out)
+    assert (code, found["messages"][0]) == (0, {"role": "system", "content": "Be brief."})
+    assert f"--seed {found['seed']}" in err
+
+
+def test_ctrl_c_ends_an_answer_in_a_terminal_and_the_conversation_in_a_pipe(
+    trained: Any, chat: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: Any, **more: Any) -> Iterator[str]:
+        yield "begun"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("minillm_core.train.run.Run.stream", broken)
+    code, out, err = chat(trained(), "--temperature", "0", stdin=b"Hi\nAgain\n", typed=True)
+    assert (code, out) == (0, "begun\nbegun\n")
+    assert err.count("> ") == 3
+    code, out, err = chat(trained(), "--temperature", "0", stdin=b"Hi\nAgain\n")
+    assert (code, out) == (130, "begun\n")
+    assert "the conversation ends here" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "stdin", "said"),
+    [
+        (("--temperature", "-1"), b"Hi\n", "temperature cannot be -1.0"),
+        ((), b"\xff\n", "not UTF-8"),
+        (("--system", "a\udcffb"), b"Hi\n", "not UTF-8"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(
+    trained: Any, chat: Any, words: tuple[str, ...], stdin: bytes, said: str
+) -> None:
+    code, _, err = chat(trained(), *words, stdin=stdin)
+    assert (code, said in err) == (2, True), err
+
+
+def test_a_run_that_knows_no_chats_is_refused(trained: Any, chat: Any) -> None:
+    code, _, err = chat(trained(plugins=None), stdin=b"Hi\n")
+    assert code == 2
+    assert "was not trained on chats" in err
+    assert "--task sft" in err
+
+
+def test_a_template_that_refuses_a_turn_says_so(trained: Any, chat: Any) -> None:
+    source = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"
+        "{% endif %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    out = trained(sft__template=source, sft__tokens=["<|end|>", "<|assistant|>", "<|user|>"])
+    code, _, err = chat(out, "--system", "Be brief.", stdin=b"Hi\n")
+    assert (code, "no system" in err) == (2, True)
+    assert "sft.template" not in err
+    code, _, _ = chat(out, "--max-tokens", "2", stdin=b"Hi\n")
+    assert code == 0

@@ -1,0 +1,67 @@
+"""The exported model answers as the run does, under Transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import minillm_core as minillm
+from minillm_chat.talk import ChatModel
+from minillm_chat.templates import ChatTemplate
+from minillm_core.documents import END_OF_TEXT
+
+TURNS = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": " What is it? äß"},
+    {"role": "assistant", "content": "It is more."},
+    {"role": "user", "content": "Why?"},
+]
+
+
+@pytest.mark.parametrize("template", ["chatml", "plain"])
+def test_the_exported_tokenizer_writes_chats_as_training_did(
+    trained: Any, tmp_path: Path, template: str
+) -> None:
+    from transformers import AutoTokenizer
+
+    run = minillm.Run.open(trained(sft__template=template))
+    model = ChatModel.of(run)
+    run.export(tmp_path / "model")
+    tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path / "model")
+    found = tokenizer.apply_chat_template(TURNS, add_generation_prompt=True, return_dict=False)
+    assert found == model.ids(model.template.prompt(TURNS))
+    config = json.loads((tmp_path / "model" / "generation_config.json").read_text())
+    assert set(config["eos_token_id"]) == {tokenizer.eos_token_id, *model.ends}
+
+
+@pytest.mark.slow
+def test_the_exported_model_answers_as_the_run_does(trained: Any, tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    run = minillm.Run.open(trained())
+    model = ChatModel.of(run)
+    run.export(tmp_path / "model")
+    prompt = model.ids(model.template.prompt(TURNS[3:]))
+    drawn = run.stream(prompt, ends=model.ends, max_tokens=12, temperature=0)
+    assert "".join(drawn) is not None
+    loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    given = torch.tensor([prompt])
+    wrote = loaded.generate(given, max_new_tokens=12, do_sample=False)[0, len(prompt) :].tolist()
+    ends = {*model.ends, run.specials["end_of_text"]}
+    assert [one for one in wrote if one not in ends] == drawn.generation.ids
+
+
+def test_variables_go_with_the_template() -> None:
+    source = (
+        "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content + mode }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    config = json.dumps({"chat_template": source, "bos_token": "<s>"})
+    made = ChatTemplate.of(config, arguments={"mode": '"x"'})
+    alone = ChatTemplate(made.exported, made.specials, {})
+    assert alone.render(TURNS) == END_OF_TEXT + made.render(TURNS)
+    assert ChatTemplate.of("plain").exported.startswith("{{- '<|endoftext|>' }}")

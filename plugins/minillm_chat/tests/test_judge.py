@@ -1,0 +1,144 @@
+"""Answers are judged by their loss, by a pattern, and by whether they end."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import minillm_core as minillm
+from minillm_chat.judge import judge_chats, part_of
+from minillm_chat.talk import ChatModel
+from minillm_core.cli.main import main
+
+
+@pytest.mark.parametrize(
+    ("answer", "pattern", "part"),
+    [
+        (" 42 \n", None, "42"),
+        ("2 + 2 = 4\n#### 4", r"#### (.+)", "4"),
+        ("#### 3\n#### 4 ", r"#### (.+)", "4"),
+        ("4", r"#### (.+)", None),
+        ("a yes", r"yes|no", "yes"),
+        ("x", r"(y)|x", "x"),
+    ],
+)
+def test_the_part_that_is_compared(answer: str, pattern: str | None, part: str | None) -> None:
+    assert part_of(answer, pattern and re.compile(pattern)) == part
+
+
+@pytest.fixture
+def chats(tmp_path: Path) -> Callable[..., str]:
+    def write(answers: Sequence[str | None]) -> str:
+        path = tmp_path / "held_out.jsonl"
+        lines = [
+            {"prompt": "Why?", "completion": one}
+            if one is not None
+            else {"messages": [{"role": "user", "content": "Why?"}]}
+            for one in answers
+        ]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return str(path)
+
+    return write
+
+
+class Silent:
+    """Stands for a display."""
+
+    def phase(self, name: str) -> Any:
+        from contextlib import nullcontext
+
+        return nullcontext()
+
+
+def test_what_is_right_is_counted(
+    trained: Any, chats: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = minillm.Run.open(trained())
+    said = iter([("so: 4", True), ("so: 5", True), ("4", False), ("so: 6", False)])
+
+    class Drawn(list[str]):
+        ended = False
+
+    def stream(prompt: list[int], **more: Any) -> Drawn:
+        assert more["ends"] == ChatModel.of(run).ends
+        assert more["temperature"] == 0
+        assert 1 <= more["max_tokens"] <= 64
+        text, ended = next(said)
+        drawn = Drawn([text])
+        drawn.ended = ended
+        return drawn
+
+    monkeypatch.setattr(run, "stream", stream)
+    path = chats(["so: 4", "so: 4", "so: 4", "4", None, "so: 6"])
+    found = judge_chats(run, [path], Silent(), pattern="so: (.)")
+    assert {key: found[key] for key in ("chats", "left_out")} == {"chats": 4, "left_out": 2}
+    assert (found["exact_match"], found["format_rate"], found["ended_rate"]) == (0.5, 0.75, 0.5)
+
+
+def test_the_loss_is_that_of_the_answers(trained: Any, chats: Callable[..., str]) -> None:
+    run = minillm.Run.open(trained())
+    path = chats(["Because it is so, my friend."] * 30)
+    found = judge_chats(run, [path], Silent(), limit=2)
+    model = ChatModel.of(run)
+    messages = [{"role": "user", "content": "Why?"}]
+    answer = {"role": "assistant", "content": "Because it is so, my friend."}
+    assert found["answer_loss"] == pytest.approx(run.evaluate(path).val_loss)
+    assert found["chats"] == 2
+    parts = model.template.parts([*messages, answer])
+    learnt = sum(len(model.ids([part])) - 1 for part in parts if part.weight)
+    assert found["tokens"] <= learnt * 30
+    assert 0 < found["answer_loss"] < math.log(300) * 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "one of --data and --chats"),
+        (("--data", "a", "--chats", "b"), "one of --data and --chats"),
+        (("--data", "a", "--pattern", "b"), "--pattern has no effect"),
+        (("--chats", "a", "--seq-len", "8"), "--seq-len has no effect"),
+        (("--chats", "CHATS", "--pattern", "("), "no regular expression"),
+        (("--chats", "CHATS", "--pattern", "never"), "no chat to judge"),
+        (("--chats", "/nowhere"), "no such file"),
+    ],
+)
+def test_what_cannot_be_judged_is_refused(
+    trained: Any,
+    chats: Callable[..., str],
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    said: str,
+) -> None:
+    path = chats(["Because it is so, my friend."] * 30)
+    code = main(["eval", str(trained()), *(path if word == "CHATS" else word for word in words)])
+    err = capsys.readouterr().err
+    assert (code, said in err) == (2, True), err
+
+
+def test_the_command_prints_the_figures(
+    trained: Any, chats: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = chats(["Because it is so, my friend."] * 30)
+    words = ["eval", str(trained()), "--chats", path, "--limit", "1"]
+    assert main(words) == 0
+    lines = dict(line.split() for line in capsys.readouterr().out.splitlines())
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found.keys() == lines.keys() | {"step", "checkpoint"}
+    assert float(lines["answer_loss"]) == pytest.approx(found["answer_loss"], abs=1e-4)
+    assert lines["chats"] == "1"
+
+
+def test_a_run_that_knows_no_chats_is_refused(
+    trained: Any, chats: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = chats(["so"] * 30)
+    assert main(["eval", str(trained(plugins=None)), "--chats", path]) == 2
+    assert "was not trained on chats" in capsys.readouterr().err
