@@ -40,7 +40,8 @@ class Plugin(BaseModel):
         identity_at_init: the model's output is unchanged before the first step.
         discrete: its output jumps where a choice turns (routing): what bfloat16 decides otherwise
             than float32 is no fault.
-        export: the layout that the model fits with it: ``"llama"``, ``"qwen3"``.
+        export: the layout that the model fits with it: ``"llama"`` (the plain one still fits), or
+            one that an installed distribution writes: ``"qwen2"``, ``"qwen3"``.
         task: what a run trains on is its affair, so that ``--task`` may name it.
         requires: distributions that its hooks import when they first run, as pip takes them:
             ``("tensorboard>=2.16",)``. A run is refused before it starts where one is missing.

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from minillm_core import Plan, Refusal
-from minillm_core.commands import listed
 from minillm_core.directories import ModelConfig
 from minillm_hf.scaling import Scaling
 
@@ -212,10 +211,8 @@ QWEN2 = Layout(  # arXiv:2407.10671: Llama with biases on queries, keys and valu
 
 
 LAYOUTS: Mapping[str, Layout] = {layout.name: layout for layout in (LLAMA, QWEN2, QWEN3)}
-REASONS: Mapping[str, str] = {
-    "GPT2LMHeadModel": "it has learned positions, LayerNorm and biases in every product",
-}
-"""Architecture -> why minillm's decoder cannot be it."""
+GPT2 = "GPT2LMHeadModel"
+"""Another that people have: it is refused with the reason."""
 
 
 # config.json of other programs: only what minillm's decoder has is accepted
@@ -244,6 +241,7 @@ class Document(BaseModel):
     rope_theta: float | None = None
     rope_parameters: dict[str, Any] | None = None
     rope_scaling: dict[str, Any] | None = None
+    rope_interleaved: Literal[False] = False  # SmolLM2 says so
     layer_types: list[str] | None = None
     hidden_act: Literal["silu"] = "silu"
     attention_bias: bool = False
@@ -272,19 +270,12 @@ def model_of(config: dict[str, Any], where: str) -> tuple[Layout, ModelConfig, S
         if named == [layout.architecture] and kind in (None, layout.name):
             break
     else:
-        known = listed([layout.architecture for layout in LAYOUTS.values()]).replace(
-            " and ", " or "
-        )
-        why = next((REASONS[str(one)] for one in _list(named) if str(one) in REASONS), None)
-        raise Refusal(
-            f"minillm has no model of architecture {str(named)[:80]}, type {str(kind)[:40]}"
-            + (f": {why}" if why else ""),
-            where=where,
-            fix=f"give a directory of {known}, or train a model of that size (minillm train "
-            "--preset gpt2-124m)"
-            if why
-            else f"give a directory of {known}",
-        )
+        what = f"minillm has no model of architecture {str(named)[:80]}, type {str(kind)[:40]}"
+        fix = f"give a directory of {' or '.join(one.architecture for one in LAYOUTS.values())}"
+        if named == [GPT2]:
+            what += ": it has learned positions, LayerNorm and biases in every product"
+            fix += ", or train a new model of that size (minillm train --preset gpt2-124m)"
+        raise Refusal(what, where=where, fix=fix)
     try:
         return layout, *_model_of(config, layout)
     except (ValueError, OverflowError) as error:  # pydantic's among them
@@ -293,10 +284,6 @@ def model_of(config: dict[str, Any], where: str) -> tuple[Layout, ModelConfig, S
             where=where,
             fix="give a directory of a plain Llama, Qwen2 or Qwen3 model",
         ) from error
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _model_of(config: dict[str, Any], layout: Layout) -> tuple[ModelConfig, Scaling | None]:
@@ -309,7 +296,7 @@ def _model_of(config: dict[str, Any], layout: Layout) -> tuple[ModelConfig, Scal
         raise ValueError(f"layer_types has {others[0][:40]!r}")
     if document.attention_bias and not layout.settings.get("attention_bias"):
         raise ValueError("attention_bias is true")
-    # Qwen2 and Qwen3 state a window and uses it only with use_sliding_window
+    # Qwen2 and Qwen3 state a window and use it only with use_sliding_window
     if document.sliding_window is not None and document.use_sliding_window is None:
         raise ValueError(f"sliding_window is {document.sliding_window}")
     heads = document.num_attention_heads

@@ -477,6 +477,7 @@ def test_queries_have_keys_of_their_own_where_nothing_else_is_said(
         ({"attention_bias": True}, "attention_bias"),
         ({"mlp_bias": True}, "mlp_bias"),
         ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"rope_interleaved": True}, "rope_interleaved"),
         ({"sliding_window": 128}, "sliding_window"),
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"layer_types": ["sliding_attention"]}, "layer_types"),

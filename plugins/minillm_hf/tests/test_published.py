@@ -324,5 +324,5 @@ def test_gpt2_is_refused_with_the_reason(
     assert train(tmp_path / "theirs", text, tmp_path / "out", "--steps", "1") == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "it has learned positions, LayerNorm and biases in every product" in said
-    assert "LlamaForCausalLM, Qwen2ForCausalLM or Qwen3ForCausalLM" in said
+    assert "LlamaForCausalLM or Qwen2ForCausalLM or Qwen3ForCausalLM" in said
     assert "minillm train --preset gpt2-124m" in said
