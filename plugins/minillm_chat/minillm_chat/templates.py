@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date
@@ -73,6 +73,9 @@ BUILT_IN: Mapping[str, str] = {"chatml": CHATML, "plain": PLAIN}
 
 _FORMS = re.compile(r"<\|[^<>|\s]+\|>|<(?:start|end)_of_\w+>")
 """How special tokens are written in templates that come without a list of them."""
+
+_SAID = ("content", "reasoning_content", "reasoning", "thinking", "tool_calls")
+"""What of a message the assistant says."""
 
 _MARKS = range(0xF0000, 0xFFFFE)  # private use: in no text that means anything
 
@@ -247,7 +250,8 @@ class ChatTemplate:
     def _answers(self, written: _Written) -> Iterator[tuple[int, int, float]]:
         last = 0
         for index, message in enumerate(written.messages):
-            if message.get("role") != ASSISTANT or not list(_texts(message)):
+            said = any(path[0] in _SAID for path, _ in _texts(message))
+            if message.get("role") != ASSISTANT or not said:
                 continue
             start, end = written.answer(index)
             if start < last:
@@ -341,11 +345,12 @@ class _Written:
 
     def _start(self, index: int, asked: str) -> int:
         """Find where an answer starts whose beginning is written otherwise than in the whole."""
-        around = self._around(index, self.messages, self.whole)
-        first, earliest = min(len(before) for before, _, _ in around.values()), 0
-        if index:
-            around = self._around(index - 1, self.messages, self.whole)
-            earliest = max(len(before) for before, _, _ in around.values())
+        first = self._first(index, min)
+        if first is None:
+            raise ChatRefusedError("the template leaves out a message")
+        # the nearest message before it that has a text: its own beginning lies before that text
+        earlier = (self._first(one, max) for one in range(index - 1, -1, -1))
+        earliest = next((one for one in earlier if one is not None), 0)
         opening = asked.removeprefix(self._render(self.messages[:index]))
         if opening != asked:
             # of earlier turns the template may write the beginning of the prompt alone, without the
@@ -360,14 +365,23 @@ class _Written:
                     return at + length
         raise ChatRefusedError("the template rewrites what comes before an answer")
 
+    def _first(self, index: int, which: Callable[[Iterable[int]], int]) -> int | None:
+        """Find where the first, or the last, text of a message stands in the whole; None: it has none."""
+        before = [one for one, _ in self._around(index, self.messages).values()]
+        if not all(map(self.whole.startswith, before)):
+            raise ChatRefusedError("the template writes what comes before a text by what it says")
+        return which(map(len, before)) if before else None
+
     def _end(self, index: int, answered: str) -> int:
         """Find where an answer ends that is written otherwise when more follows."""
         special = self.template._special
-        here = self._around(index, self.messages, self.whole)
-        alone = self._around(index, self.messages[: index + 1], answered)
+        here = self._around(index, self.messages)
+        alone = self._around(index, self.messages[: index + 1])
+        if not here:
+            raise ChatRefusedError("the template leaves out a message")
         for path in here.keys() & alone.keys():
-            (_, after, once), (_, tail, once_alone) = here[path], alone[path]
-            if not (once and once_alone):
+            (before, after), (before_alone, tail) = here[path], alone[path]
+            if not (_frames(before, after, self.whole) and _frames(before_alone, tail, answered)):
                 continue
             end = len(self.whole) - len(after)
             if after.startswith(tail):
@@ -377,30 +391,20 @@ class _Written:
                 return end + ends.end()
         raise ChatRefusedError("the template ends an answer otherwise when more follows")
 
-    def _around(
-        self, index: int, messages: Chat, text: str
-    ) -> dict[tuple[Any, ...], tuple[str, str, bool]]:
-        """Find what stands before and after each text of a message that is written; whether once.
+    def _around(self, index: int, messages: Chat) -> dict[tuple[Any, ...], tuple[str, str]]:
+        """Write a conversation with a mark in the place of each text of a message that is written.
 
-        Raises:
-            ChatRefusedError: the rest changes with the text, or none of its texts is written.
+        Returns:
+            path of the text -> what stands before and after the mark; where the text is written again,
+            as the name of a tool beside its result, it is there as it is.
         """
         found = {}
-        for path in _texts(messages[index]):
+        for path, text in _texts(messages[index]):
             other = [*messages]
             other[index] = _with(messages[index], path, self._place)
-            marked = self._render(other)
-            if self._place not in marked:
-                continue
-            before, after = marked.partition(self._place)[0], marked.rpartition(self._place)[2]
-            fits = len(before) + len(after) <= len(text)
-            if not (fits and text.startswith(before) and text.endswith(after)):
-                raise ChatRefusedError(
-                    "the template writes the rest otherwise by what a message says"
-                )
-            found[path] = before, after, marked.count(self._place) == 1
-        if not found:
-            raise ChatRefusedError("the template leaves out a message")
+            before, mark, after = self._render(other).partition(self._place)
+            if mark:
+                found[path] = before, after.replace(self._place, text)
         return found
 
     def _render(self, messages: Chat, prompt: bool = False) -> str:
@@ -417,10 +421,19 @@ class _Written:
         return [self._marked(one) for one in value] if isinstance(value, list) else value
 
 
-def _texts(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the paths of a message's texts that are not empty, but for names that templates choose by."""
-    if isinstance(value, str) and value.strip():
-        yield path
+def _frames(before: str, after: str, text: str) -> bool:
+    """Tell whether a text is what stands before, something, and what stands after."""
+    fits = len(before) + len(after) <= len(text)
+    return fits and text.startswith(before) and text.endswith(after)
+
+
+def _texts(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], str]]:
+    """Yield the paths of a message's texts and these, but for names that templates choose by.
+
+    An empty one counts within a call alone: templates write a message otherwise that has no content.
+    """
+    if isinstance(value, str) and (value.strip() or len(path) > 1):
+        yield path, value
     elif isinstance(value, Mapping):
         for key, one in value.items():
             if key not in ("role", "type", "id"):

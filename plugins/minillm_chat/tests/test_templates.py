@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import date
@@ -521,6 +522,71 @@ def test_parts_are_the_whole_and_answers_what_the_template_writes(
     assert [p.text for p in parts if p.special] == [p.text for p in other if p.special]
 
 
+_words = st.lists(
+    st.one_of(_letters, st.sampled_from(["<think>", "</think>", "assistant\n", "{}", '"'])),
+    max_size=4,
+).map("".join)
+
+
+@st.composite
+def tool_conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Questions, each answered after some calls of a tool, with reasoning here and there."""
+    said = _words.map(lambda text: f"a{text}")
+    found: list[dict[str, Any]] = (
+        [{"role": "system", "content": "s"}] if draw(st.booleans()) else []
+    )
+    for _ in range(draw(st.integers(1, 3))):
+        found.append({"role": "user", "content": draw(_words)})
+        for _ in range(draw(st.integers(0, 2))):
+            function = {
+                "name": "f",
+                "arguments": {"x": draw(st.one_of(_letters, st.integers(0, 9)))},
+            }
+            found.append(
+                {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}
+            )
+            found.append({"role": "tool", "content": draw(_words)})
+            if draw(st.booleans()):
+                thought = draw(said)
+                found[-2] |= {"reasoning_content": thought, "thinking": thought}
+        found.append({"role": "assistant", "content": draw(said)})
+        if draw(st.booleans()):
+            thought = draw(said)
+            found[-1] |= {"reasoning_content": thought, "thinking": thought}
+    return found
+
+
+def between(opening: str, ends: str) -> re.Pattern[str]:
+    return re.compile(f"{re.escape(opening)}(.*?(?:{ends}))", re.DOTALL)
+
+
+BY_TOKENS = {
+    "llama": (LLAMA, between("<|start_header_id|>assistant<|end_header_id|>\n\n", r"<\|eot_id\|>")),
+    "qwen": (QWEN, between("<|im_start|>assistant\n", r"<\|im_end\|>")),
+    "chatml": ("chatml", between("<|im_start|>assistant\n", r"<\|im_end\|>")),
+    "gpt-oss": (
+        GPT_OSS,  # thoughts end with <|end|>, and the answer behind them is of the same turn
+        between(
+            "<|start|>assistant",
+            r"(?<!x)<\|call\|>|<\|return\|>|final<\|message\|>[^<]*(?:<(?!\|)[^<]*)*<\|end\|>",
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BY_TOKENS)
+@given(messages=tool_conversations())
+@settings(max_examples=80, deadline=None)
+def test_answers_among_tools_and_reasoning_are_what_stands_between_the_tokens(
+    name: str, messages: list[dict[str, Any]]
+) -> None:
+    source, pattern = BY_TOKENS[name]
+    made = template(source)
+    whole = made.render(messages)
+    assert "".join(part.text for part in made.parts(messages)) == whole
+    assert made.answers(messages) == pattern.findall(whole)
+
+
 @pytest.mark.parametrize("name", STRUCTURES)
 @given(messages=conversations())
 @settings(max_examples=25, deadline=None)
@@ -624,8 +690,13 @@ def test_weights_of_messages_are_those_of_their_answers() -> None:
 
 
 def test_an_answer_without_a_text_is_no_target() -> None:
-    parts = template("chatml").parts([ANSWERED[0], {"role": "assistant", "content": " "}])
-    assert {part.weight for part in parts} == {0.0}
+    for message in (
+        {"content": " "},
+        {"content": "", "name": "b"},
+        {"content": "", "tool_calls": []},
+    ):
+        parts = template("chatml").parts([ANSWERED[0], {"role": "assistant", **message}])
+        assert {part.weight for part in parts} == {0.0}
 
 
 def test_a_tokenizer_config_names_its_special_tokens() -> None:
