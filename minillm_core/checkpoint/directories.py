@@ -76,6 +76,14 @@ class ModelDirectory(Protocol):
         """The longest row that its model has seen; None: it does not say."""
         ...
 
+    def check(self, plan: Plan) -> None:
+        """Check as ``fit`` does, as far as that needs no tensor.
+
+        Raises:
+            Refusal: the plan's model is another than the directory's.
+        """
+        ...
+
     def fit(self, plan: Plan) -> Fitted:
         """Match its tensors to the parameters of a plan's model.
 

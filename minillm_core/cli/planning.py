@@ -27,6 +27,7 @@ from minillm_core.plan.estimate import vocabulary_note
 from minillm_core.plan.render import amount, columns, plan_document, render_plan, sized
 from minillm_core.plugins.cards import BadCard, card_sources, read_cards
 from minillm_core.text import plain
+from minillm_core.train.initial import read_initial
 from minillm_core.train.request import Prepared, RunRequest, prepare
 from minillm_core.train.settings import settings
 from minillm_core.train.speeds import Expected, expected, known_tokens
@@ -75,7 +76,10 @@ def _show_diff(asked: RunRequest, first: str, second: str, *, json: bool) -> Non
 
 
 def _plan(prepared: Prepared) -> Plan:
-    return export_checked(build_plan(prepared.loaded.config, prepared.plugins))
+    plan = export_checked(build_plan(prepared.loaded.config, prepared.plugins))
+    if plan.config.init is not None and prepared.earlier is None:
+        read_initial(plan.config.init).check(plan)
+    return plan
 
 
 def _say_notes(each: Sequence[Prepared], plans: Sequence[Plan], *more: str) -> None:

@@ -52,12 +52,12 @@ def initial_layer(directory: object) -> Layer | None:
             fix=f"init='./{directory}' where the directory is called that, or leave it out",
         )
     layer = Layer()
-    for key, value in _read(directory).settings.items():
+    for key, value in read_initial(directory).settings.items():
         layer.add(key, Setting(value, f"--init {directory}", f"{directory}/config.json"))
     return layer
 
 
-def _read(directory: str) -> ModelDirectory:
+def read_initial(directory: str) -> ModelDirectory:
     """Read a model directory.
 
     Raises:
@@ -95,7 +95,7 @@ class Initial:
         Raises:
             Refusal: it is none, or its weights do not fit the plan.
         """
-        found = _read(directory)
+        found = read_initial(directory)
         return cls(found, found.fit(plan))
 
     def load(self, trainer: Trainer) -> Iterator[str]:

@@ -77,12 +77,12 @@ def exported(plan: Plan, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarr
     }
 
 
-def fit(plan: Plan, directory: HuggingFaceDirectory) -> Fitted:
-    """Match a directory's tensors to the parameters of a plan's model.
+def check_fit(plan: Plan, directory: HuggingFaceDirectory) -> None:
+    """Check that a plan's model has the sizes and the plugins of a directory's; reads no tensor.
 
     Raises:
         ConfigError: the settings make another model than the directory's.
-        PlanError: the plan has no place for a tensor, or wants another shape of it.
+        PlanError: the plan lacks a plugin, which the fix names with its options.
     """
     model, layout = plan.config.model, directory.layout
     of_ours, of_theirs = (
@@ -111,6 +111,17 @@ def fit(plan: Plan, directory: HuggingFaceDirectory) -> Fitted:
             where=f"{directory.path}: {_shown(scaling)}",
             fix=f"add {flags(needed)}",
         )
+
+
+def fit(plan: Plan, directory: HuggingFaceDirectory) -> Fitted:
+    """Match a directory's tensors to the parameters of a plan's model.
+
+    Raises:
+        ConfigError: the settings make another model than the directory's.
+        PlanError: the plan has no place for a tensor, or wants another shape of it.
+    """
+    check_fit(plan, directory)
+    needed = directory.plugins
     found, taken, arrays = places(plan), {}, directory.arrays()
     for tensor in directory.tensors.values():
         name, array = found.get(tensor.place), arrays[f"model.{tensor.place}"]

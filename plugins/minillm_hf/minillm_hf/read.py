@@ -27,7 +27,7 @@ from minillm_core.directories import (
 )
 from minillm_core.documents import END_OF_TEXT
 from minillm_hf.layouts import Layout, Tensor, model_of
-from minillm_hf.match import fit
+from minillm_hf.match import check_fit, fit
 from minillm_hf.scaling import Scaling
 from minillm_hf.write import INDEX, WEIGHTS
 
@@ -131,6 +131,15 @@ class HuggingFaceDirectory:
             with path.open("rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
         return digest.hexdigest()
+
+    def check(self, plan: Plan) -> None:
+        """Check that a plan's model has its sizes and plugins, without reading a tensor.
+
+        Raises:
+            ConfigError: the settings make another model than the directory's.
+            PlanError: the plan lacks a plugin.
+        """
+        check_fit(plan, self)
 
     def fit(self, plan: Plan) -> Fitted:
         """Match its tensors to the parameters of a plan's model.

@@ -215,6 +215,10 @@ def test_what_it_needs_is_said_before_anything_is_read(
     assert train(folder, text, tmp_path / "out", "--steps", "1") == 2
     said = " ".join(capsys.readouterr().err.split())
     assert MODELS[name].plugins in said
+    assert main(["plan", "--init", str(folder), "--preset", "tiny", "--device", "cpu"]) == 2
+    assert MODELS[name].plugins in " ".join(capsys.readouterr().err.split())
+    words = shlex.split(MODELS[name].plugins)
+    assert main(["plan", "--init", str(folder), "--preset", "tiny", "--device", "cpu", *words]) == 0
     assert not (tmp_path / "out").exists()
     assert not (tmp_path / "cache").exists()  # the text is not tokenised first
 
