@@ -104,7 +104,7 @@ def test_an_interruption_is_130_and_one_line(program: Program, monkeypatch) -> N
         (["train", "--steps"], "Option '--steps' requires an argument."),
         (["train", "--steps", "x"], "Invalid value for '--steps'"),
         (["eval"], "minillm eval: Missing"),
-        (["eval", "OUT"], "minillm eval: Missing option '--data'."),
+        (["eval", "OUT"], "one of --data and --chats says what the run is evaluated on"),
         (["plan", "--diff", "a"], "Option '--diff' requires 2 arguments."),
         (["plugins", "info"], "minillm plugins info: Missing argument 'NAME'."),
     ],
