@@ -114,7 +114,7 @@ def _check(
         raise Refusal(
             "one of --data and --chats says what the run is evaluated on",
             where="--data, --chats: " + ("both" if data else "neither"),
-            fix="--data with text, or --chats with chats",
+            fix="--data with text, or --chats with chats; minillm eval --help",
         )
     for name, given in without_effect.items():
         if given is not None:

@@ -30,7 +30,7 @@ from minillm_core import DataError
 LARGEST = 1 << 20
 """Characters of a template."""
 
-STEPS = 300_000
+STEPS = 600_000
 """Turns of loops, calls and filters while one conversation is written."""
 
 CHARACTERS = 1 << 26

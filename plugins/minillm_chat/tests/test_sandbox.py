@@ -57,7 +57,7 @@ def test_what_would_escape_or_never_end_is_refused(name: str) -> None:
     begun = time.monotonic()
     with pytest.raises(DataError, match="the chat template is refused"):
         Sandbox(REFUSED[name]).render({"messages": MESSAGES})
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 60
 
 
 @pytest.mark.parametrize(
