@@ -4,10 +4,10 @@ r"""The data commands as they are typed, and the loader alone: seconds, memory, 
 
 1. ``minillm data tokenize`` of the packed file and of the same lines unpacked; then each document's
    ids are compared with those of ``tokenizers``.
-2. The loader from those shards, without a model.
+2. The loader from those shards, without a model, plain and as plugins lay rows out.
 3. ``minillm data dedup``: the share of documents with a near-duplicate.
 4. Two starts of ``minillm train`` on many files that hold the text several times: up to step 1, with an
-   empty cache and with the one that the first left.
+   empty cache and with the one that the first left; and one in blocks (data.block), with an empty cache.
 """
 
 from __future__ import annotations
@@ -27,10 +27,13 @@ from typing import Any
 import numpy as np
 import tokenizers
 
+import minillm_core as minillm
 from benchmarks.environment import write
 from minillm_core.config.schema import DataConfig
 from minillm_core.data import Loader, open_corpus
 from minillm_core.documents import END_OF_TEXT, map_shard
+
+PLUGINS = ("shuffle_rows", "best_fit", "eos_align")
 
 SECONDS = 5.0
 """Of the loader, for each shape."""
@@ -91,21 +94,24 @@ def unlike(shards: Path, lines: Path, tokenizer: Path) -> dict[str, int]:
 
 
 def loader(shards: Path, folder: Path) -> list[dict[str, Any]]:
-    """Measure the loader's tokens a second from shards, for three shapes of a step."""
+    """Measure the loader's tokens a second from shards, for shapes of a step and for plugins."""
     config = DataConfig.model_validate({"paths": (str(shards),)})
     corpus = open_corpus(config, 65_536, 1024, cache=folder / "cache", say=print)
     found = []
-    for rows, accumulate in ((64, 1), (64, 8), (16, 4)):
-        with Loader(
-            corpus.train, rows=rows, accumulate=accumulate, seq_len=1024, seed=0
-        ) as batches:
+    shapes = [(64, 1, ""), (64, 8, ""), (16, 4, ""), *((64, 8, plugin) for plugin in PLUGINS)]
+    for rows, accumulate, plugin in shapes:
+        plan = minillm.build_plan(minillm.load("tiny", plugins=plugin or None))
+        shape = {"rows": rows, "accumulate": accumulate, "seq_len": 1024}
+        with Loader(corpus.train, **shape, seed=0, by=plan.arrangement) as batches:
             next(batches)
             tokens, began = 0, time.perf_counter()
             while (spent := time.perf_counter() - began) < SECONDS:
                 tokens += next(batches).padded
         rate = round(tokens / spent)
-        print("loader", rows, accumulate, f"{rate:,}")
-        found.append({"rows": rows, "accumulate": accumulate, "tokens_per_second": rate})
+        print("loader", rows, accumulate, plugin, f"{rate:,}")
+        found.append(
+            {"rows": rows, "accumulate": accumulate, "plugin": plugin, "tokens_per_second": rate}
+        )
     return found
 
 
@@ -159,6 +165,12 @@ def main() -> None:
                 for out in ("first", "second")
             ],
         }  # fmt: skip
+        store = folder / "cache"
+        store.rename(folder / "whole")
+        figures["many_files"]["in_blocks"] = timed(
+            folder, "train", "--data", str(many), "--out", str(folder / "blocks"), *small,
+            "data.block=20000000", until="step 1/",
+        )  # fmt: skip
         figures["first_step"] = timed(
             folder, "train", "--data", data, "--out", str(folder / "one"), *small, until="step 1/"
         )
