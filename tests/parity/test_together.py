@@ -41,7 +41,8 @@ def everything(lab: Any) -> Plan:
 @pytest.fixture(scope="module")
 def moved(lab: Any, everything: Plan) -> dict[str, np.ndarray]:
     """Parameters away from their start, so that what begins at 0 takes part."""
-    rng, found = np.random.default_rng(5), {}
+    # at two of the first ten points one number's gradient is a sum that nearly cancels, to 1e-4
+    rng, found = np.random.default_rng(0), {}
     for name, value in lab.trainer(everything, "torch").arrays().items():
         noise = rng.standard_normal(value.shape).astype(np.float32)
         found[name] = value + np.float32(0.1) * noise if name.startswith("model.") else value

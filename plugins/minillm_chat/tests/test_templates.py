@@ -568,7 +568,8 @@ BY_TOKENS = {
         GPT_OSS,  # thoughts end with <|end|>, and the answer behind them is of the same turn
         between(
             "<|start|>assistant",
-            r"(?<!x)<\|call\|>|<\|return\|>|final<\|message\|>[^<]*(?:<(?!\|)[^<]*)*<\|end\|>",
+            r"(?<!x)<\|call\|>|<\|return\|>|"
+            r"final<\|message\|>(?:(?!<\|(?:start|message|channel|end)\|>).)*<\|end\|>",
         ),
     ),
 }
@@ -583,7 +584,13 @@ def test_answers_among_tools_and_reasoning_are_what_stands_between_the_tokens(
     source, pattern = BY_TOKENS[name]
     made = template(source)
     whole = made.render(messages)
-    assert "".join(part.text for part in made.parts(messages)) == whole
+    try:
+        parts = made.parts(messages)
+    except ChatRefusedError:  # Qwen's template takes an answer with it apart, and no place is exact
+        assert name == "qwen"
+        assert any("</think>" in one["content"] for one in messages)
+        return
+    assert "".join(part.text for part in parts) == whole
     assert made.answers(messages) == pattern.findall(whole)
 
 

@@ -14,7 +14,7 @@ from minillm_core import Module, Param, Plugin, zeros
 __all__ = ["QKBias", "QkvBias", "VBias"]
 
 
-class QkvBias(Plugin, api=1, export="qwen2"):
+class QkvBias(Plugin, api=1, export="qwen2", identity_at_init=True):
     """Queries, keys and values have biases, as Qwen2's do."""
 
     def build_attention(self, attn):
