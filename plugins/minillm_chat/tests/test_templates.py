@@ -577,7 +577,7 @@ BY_TOKENS = {
 
 @pytest.mark.parametrize("name", BY_TOKENS)
 @given(messages=tool_conversations())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_answers_among_tools_and_reasoning_are_what_stands_between_the_tokens(
     name: str, messages: list[dict[str, Any]]
 ) -> None:

@@ -114,7 +114,7 @@ def test_any_resume_and_any_ranks_read_the_same(
 
 
 @given(blocks_of_lengths)
-@settings(deadline=None)
+@settings(deadline=None, max_examples=25)
 def test_shuffled_rows_are_every_token_once_and_stay_in_their_block(
     lengths: list[list[int]],
 ) -> None:
@@ -144,7 +144,7 @@ def files(tmp_path: Path, texts: list[str]) -> list[Path]:
     folder = tmp_path / "text"
     folder.mkdir()
     (folder / "a.jsonl").write_text("".join(json.dumps({"text": t}) + "\n\n" for t in texts[:20]))
-    (folder / "b.txt").write_text("\n".join(texts) * 700)  # more than a piece
+    (folder / "b.txt").write_text("\n".join(texts) * 300)  # more than a piece
     (folder / "c.txt").write_text("")
     (folder / "d.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts[20:]))
     return [folder]
