@@ -154,9 +154,10 @@ class Weights:
     def refresh(self, *, every: bool = False) -> None:
         """Fill the compute copies of trained parameters, or of every one, from their masters."""
         if self.narrow:
-            copies = self.parameters if every else self.trained
-            masters = [self.masters[name] for name in copies]
-            foreach_copy_([copy.data for copy in copies.values()], masters)
+            copies = [parameter.data for parameter in self.trained.values()]
+            foreach_copy_(copies, [self.masters[name] for name in self.trained])
+            for name in self.parameters.keys() - self.trained if every else ():
+                self.parameters[name].data.copy_(self.masters[name])
 
 
 class TorchModel(NativeModel):

@@ -25,7 +25,7 @@ from minillm_core.train.settings import settings as settings_of
 from minillm_hf import HUGGING_FACE
 from minillm_hf.lora import LowRank
 from minillm_hf.peft import PEFT_ADAPTER
-from minillm_kit.subject import after, rows, supervised, trainer
+from minillm_kit.subject import after, rows, supervised, traced_trainer, trainer
 
 Arrays = dict[str, np.ndarray]
 
@@ -72,15 +72,18 @@ def adapters(plan: Plan) -> set[str]:
     return {name for name, info in plan.parameters.items() if info.role.startswith("lora.")}
 
 
+@pytest.mark.parametrize("compiled", ["off", pytest.param("on", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_base_stays_bit_by_bit_and_adapters_alone_have_state(backend: str, dtype: str) -> None:
+def test_the_base_stays_bit_by_bit_and_adapters_alone_have_state(
+    backend: str, dtype: str, compiled: str
+) -> None:
     pytest.importorskip({"torch": "torch", "mlx": "mlx.core"}[backend])
-    plan = planned(train__dtype=dtype)
+    plan = planned(train__dtype=dtype, train__compile=compiled)
     trained = adapters(plan)
     assert plan.frozen == plan.parameters.keys() - trained
     assert len(trained) == 2 * 7 * 2
-    run = trainer(plan, backend)
+    run = traced_trainer(plan, backend)
     start = run.arrays() | random_weights(plan)
     run.load(start)
     steps(run, plan, 0, 3)
@@ -97,7 +100,7 @@ def test_the_base_stays_bit_by_bit_and_adapters_alone_have_state(backend: str, d
         assert end[f"model.{name}"].tobytes() == start[f"model.{name}"].tobytes()
     entries = {k for k in end if k.startswith("optimizer.")} - {"optimizer.updates"}
     assert entries == {f"optimizer.precondition.{e}.{name}" for e in "mv" for name in trained}
-    again = trainer(plan, backend)
+    again = traced_trainer(plan, backend)
     again.resume(middle)
     steps(again, plan, 3, 5)
     for name, array in again.arrays().items():
