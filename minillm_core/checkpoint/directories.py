@@ -157,6 +157,10 @@ class DirectoryFormat(ABC):
             MinillmError: the disk refused.
         """
 
+    def loading(self, folder: str) -> Mapping[str, str]:
+        """Say how programs load a directory that was written: program -> what to type."""
+        return {}
+
 
 def offers() -> EntryPoints:
     """List the layouts that installed distributions offer; none is imported."""
@@ -190,11 +194,15 @@ def read_directory(path: Path) -> ModelDirectory | None:
     return next((one.read(path) for one in formats if one.recognises(path)), None)
 
 
-def exporting(plan: Plan) -> DirectoryFormat:
+def exporting(plan: Plan, layout: str | None = None) -> DirectoryFormat:
     """Find the format that a plan's model is exported in, and check that it can be.
 
+    Args:
+        plan: whose ``export`` names the layout of the model.
+        layout: another one, such as ``peft``, of what can be written of a model of that layout.
+
     Raises:
-        PlanError: a plugin stands in the way.
+        PlanError: a plugin stands in the way, or the model is not of the layout.
         PluginError: no installed distribution has the layout.
     """
     if plan.export.layout is None:
@@ -207,6 +215,15 @@ def exporting(plan: Plan) -> DirectoryFormat:
         )
     if (found := format_of(plan.export.layout)) is None:
         raise absent(f"the model cannot be written in the layout {plan.export.layout}")
+    if layout not in (None, plan.export.layout):
+        own, found = found, format_of(layout)
+        if found is None or found is own:
+            others = sorted({one.name for one in offers() if format_of(one.name) is not own})
+            raise PlanError(
+                f"a {plan.export.layout} model cannot be written in the layout {layout}",
+                where=f"layout {layout}",
+                fix=f"leave it out, for a {plan.export.layout} directory; others are {listed(others)}",
+            )
     found.check(plan)
     return found
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +13,7 @@ EXAMPLES = options.examples(
     "minillm export runs/tiny-1 --to my_model",
     "minillm export runs/tiny-1 --to my_model --best",
     "minillm export runs/tiny-1 --to my_model --dtype bfloat16",
+    "minillm export runs/tiny-1 --to my_adapter --layout peft",
     "minillm export runs/tiny-1 --to my_model --json",
 )
 
@@ -26,22 +25,28 @@ def export(
     dtype: Annotated[
         str, options.value("DTYPE", "Of the weights: float32, or bfloat16, half as large.")
     ] = "float32",
+    layout: Annotated[
+        str | None,
+        options.value(
+            "LAYOUT", "peft: the adapters of plugin lora alone. Default: the whole model."
+        ),
+    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Export a trained model for Transformers, vLLM and mlx-lm."""
-    result = read.open(out, LineDisplay(say)).export(to, dtype=dtype)
+    result = read.open(out, LineDisplay(say)).export(to, dtype=dtype, layout=layout)
     if as_json:
         emit(result)
         return
     folder, files = result["directory"], result["files"]
-    width, quoted = max(map(len, files)), shlex.quote(folder)
+    width = max(map(len, files))
     write(
         f"{folder}: a {result['layout']} model of {result['parameters']:,} parameters in "
         f"{dtype}, as it was after step {result['step']:,}"
     )
     for name, size in files.items():
         write(f"  {name:{width}}  {size:>15,} bytes")
-    write("load it with")
-    write(f"  transformers  AutoModelForCausalLM.from_pretrained({json.dumps(folder)})")
-    write(f"  vLLM          vllm serve {quoted}")
-    write(f"  mlx-lm        mlx_lm.generate --model {quoted} --prompt ...")
+    if loading := result["loading"]:
+        write("load it with")
+        for program, typed in loading.items():
+            write(f"  {program:12}  {typed}")

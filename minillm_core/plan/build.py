@@ -82,6 +82,7 @@ def build_plan(
     state.optimizer = builders.OptimizerSlots(parameters, values, config.train)
     state.fill(manager, "optimizer_factory", builders.OptimizerBuilder, state.optimizer)
     groups = state.optimizer.resolve()
+    trained = {m.name: parameters[m.name] for group in groups for m in group.members}
     check_reads(spec, table, {*BATCH, *values.held, *(name for name, _, _ in fields)})
     state.fill(manager, "kernel_provider", builders.KernelBuilder, kernels)
     on_batch = data.order(tuple(p.name for p in manager.implementing("on_batch")))
@@ -104,7 +105,7 @@ def build_plan(
         on_batch=on_batch,
         candidates=tuple(kernels[key] for key in sorted(kernels)),
         references=tuple(one for _, _, one in state.loss.references.resolve()),
-        plugins=tuple(_planned(one, model, parameters, table) for one in manager.plugins),
+        plugins=tuple(_planned(one, model, trained, table) for one in manager.plugins),
         placements=placements,
         digests=_digests(manager, spec, parameters, rules, (arrangement, shaping), sourcing),
         core_version=version("minillm-core"),
@@ -444,7 +445,7 @@ def owners_of(model: Any) -> dict[str, str]:
 
 
 def _planned(
-    plugin: LoadedPlugin, model: Any, parameters: Mapping[str, builders.ParamInfo], table: SlotTable
+    plugin: LoadedPlugin, model: Any, trained: Mapping[str, builders.ParamInfo], table: SlotTable
 ) -> PlannedPlugin:
     """Record a plugin with the evidence that a run must show: minillm_core.train.evidence looks for it.
 
@@ -455,7 +456,7 @@ def _planned(
     """
     name, named = plugin.name, plugin.name if plugin.distribution else plugin.source
     keys = [f"node:{path}" for path, m in named_modules(model) if getattr(m, "owner", None) == name]
-    keys += [f"parameter:{p.name}" for p in parameters.values() if p.owner == name]
+    keys += [f"parameter:{p.name}" for p in trained.values() if p.owner == name]
     keys += table.evidence(name)
     keys = keys or [f"slot:{p.slot}" for p in table.placements() if p.owner == name and p.settled]
     if not keys:

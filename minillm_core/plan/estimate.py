@@ -1,7 +1,7 @@
 """What a plan costs: parameters, FLOPs and bytes, part by part, from declarations alone.
 
-FLOPs are the model's, forward and backward: 6 for every multiplied parameter and token, and
-12 T H D a layer for attention over T keys, whether or not a kernel skips what the causal mask
+FLOPs are the model's, forward and backward: 6 for every multiplied parameter and token (4 where it
+is frozen and has no gradient of its own), and 12 T H D a layer for attention over T keys, whether or not a kernel skips what the causal mask
 hides. Recomputation is not counted. MFU = tokens/s x flops_per_token / peak.
 """
 
@@ -36,7 +36,7 @@ class Part:
     """One part of the model: one of the core's, or everything that a plugin's modules declare."""
 
     name: str
-    parameters: int  # numbers that are trained
+    parameters: int  # numbers in it, frozen ones among them
     multiplied: int  # those that a token is multiplied with; a tied head's stand under head
     flops: int  # a token, forward and backward
 
@@ -61,10 +61,11 @@ class Estimate:
     memory: Mapping[str, int]  # weights, master weights, gradients, ... -> bytes
     tokens_per_step: int
     uncounted: tuple[str, ...] = ()  # what plugins compute in ways that cannot be read off
+    frozen: int = 0  # numbers that keep their values
 
     @property
     def parameters(self) -> int:
-        """Numbers that are trained."""
+        """Numbers of the model, frozen ones among them."""
         return sum(part.parameters for part in self.parts)
 
     @property
@@ -101,6 +102,7 @@ class Estimate:
         return {
             "dtype": self.dtype,
             "parameters": self.parameters,
+            "frozen": self.frozen,
             "multiplied": self.multiplied,
             "flops_per_token": self.flops_per_token,
             "flops_per_step": self.flops_per_step,
@@ -157,24 +159,31 @@ def estimate(
         memory=_memory(plan, model, rules, ITEMSIZE[dtype], dense_logits),
         tokens_per_step=plan.tokens_per_step,
         uncounted=uncounted,
+        frozen=plan.num_frozen,
     )
 
 
 def _parts(plan: Plan, model: Any, scores: int) -> Iterator[Part]:
     parameters: Counter[str] = Counter()
     multiplied: Counter[str] = Counter()
+    still: Counter[str] = Counter()  # those of multiplied that are frozen
     leaves = ((path, m) for path, m in named_modules(model) if isinstance(m, Linear))
     shares = {f"{path}.weight": leaf.share for path, leaf in leaves}
     for info in plan.parameters.values():
         name = _part_of(info)
         parameters[name] += info.size
         if len(info.shape) > 1 and not info.role.startswith("embedding"):
-            multiplied[name] += round(info.size * shares.get(info.name, 1.0))
+            count = round(info.size * shares.get(info.name, 1.0))
+            multiplied[name] += count
+            still[name] += count if info.name in plan.frozen else 0
         # lookups and scales of one axis are free
     if plan.spec.tied:
         multiplied["head"] = plan.parameters["embedding.weight"].size
+        still["head"] = multiplied["head"] if "embedding.weight" in plan.frozen else 0
     for name in (*CORE, *sorted({*parameters} - {*CORE})):
-        flops = 6 * multiplied[name] + (scores if name == "attention.scores" else 0)
+        flops = (
+            6 * multiplied[name] - 2 * still[name] + (scores if name == "attention.scores" else 0)
+        )
         if parameters[name] or flops:
             yield Part(name, parameters[name], multiplied[name], flops)
 
@@ -242,13 +251,14 @@ def _rules(plan: Plan) -> Iterator[RuleCost]:
 def _memory(
     plan: Plan, model: Any, rules: tuple[RuleCost, ...], itemsize: int, dense_logits: bool
 ) -> dict[str, int]:
-    """Count bytes; in float32 the master weights *are* the weights."""
+    """Count bytes; in float32 the master weights *are* the weights, else frozen ones have none."""
     count, low = plan.num_parameters, itemsize < MASTER
+    trained = count - plan.num_frozen
     tokens = max(shape.rows * shape.seq_len for shape in plan.course)  # of a micro-batch
     return {
         "weights": count * itemsize if low else 0,
-        "master weights": count * MASTER,
-        "gradients": count * (MASTER + (itemsize if low else 0)),  # the sum, and what is added
+        "master weights": (trained if low else count) * MASTER,
+        "gradients": trained * (MASTER + (itemsize if low else 0)),  # the sum, and what is added
         **{f"optimizer state ({rule.name})": rule.state_bytes for rule in rules},
         "activations": round(tokens * plan.spec.loss.kept) * itemsize * _activations(plan, model),
         "logits": tokens * itemsize * plan.spec.geometry.vocab if dense_logits else 0,

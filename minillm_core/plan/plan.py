@@ -138,6 +138,8 @@ class Plan:
             },
             "versions": {"minillm-core": self.core_version},
         }
+        if self.frozen:
+            plan["optimizer"]["frozen"] = sorted(self.frozen)
         if self.shaping is not None:  # rows of a step, however they are split
             plan["data"]["shapes"] = {
                 "choose": as_json(self.shaping.choose),
@@ -168,6 +170,12 @@ class Plan:
         """The update rules by name, as they are where no parameter has betas of its own."""
         plain_last = sorted(self.groups, key=lambda group: not group.members[0].overrides)
         return {group.rule.name: group.rule for group in plain_last}
+
+    @cached_property
+    def frozen(self) -> frozenset[str]:
+        """Parameters that no rule changes: ``optimizer.freeze``."""
+        trained = {member.name for group in self.groups for member in group.members}
+        return frozenset(self.parameters) - trained
 
     @property
     def staged(self) -> tuple[str, ...]:
@@ -209,8 +217,13 @@ class Plan:
 
     @property
     def num_parameters(self) -> int:
-        """Numbers that are trained."""
+        """Numbers of the model, frozen ones among them."""
         return sum(info.size for info in self.parameters.values())
+
+    @property
+    def num_frozen(self) -> int:
+        """Numbers that keep their values."""
+        return sum(self.parameters[name].size for name in self.frozen)
 
     def __str__(self) -> str:
         """The table that ``minillm plan`` prints, 100 columns wide."""

@@ -14,6 +14,7 @@ from minillm_core.nn.block import Omitted
 from minillm_core.plan.estimate import Estimate
 from minillm_core.plan.plan import Plan, as_json
 from minillm_core.plan.slots import CORE, located, taken
+from minillm_core.plugins.builders.optimizer import FROZEN
 from minillm_core.text import listed, plain, rounded
 
 SAMPLES = 200  # points of a schedule that are looked at for its peak
@@ -87,6 +88,13 @@ def amount(number: float) -> str:
     return f"{number:g}"
 
 
+def parameters_of(plan: Plan) -> str:
+    """Write how many parameters there are; where some are frozen, how many are trained."""
+    count, frozen = plan.num_parameters, plan.num_frozen
+    held = f", {amount(count - frozen)} trained and {amount(frozen)} frozen" if frozen else ""
+    return f"{amount(count)} parameters{held}"
+
+
 def exportable(plan: Plan) -> str:
     """Name the layout that the model can be exported in, or the plugins that rule it out."""
     if plan.export.layout is not None:
@@ -117,7 +125,7 @@ def _facts(
     tied = "tied" if model.tied else "untied"
     yield (
         "model",
-        f"{amount(estimate.parameters)} parameters, {model.layers} layers, {model.dim} wide, "
+        f"{parameters_of(plan)}, {model.layers} layers, {model.dim} wide, "
         f"vocabulary {model.vocab:,}, {tied} head",
     )
     alike: dict[str, list[int]] = {}  # blocks under one heading
@@ -237,6 +245,8 @@ def _rules(plan: Plan, estimate: Estimate) -> Table:
     for cost in estimate.rules:
         stages = ", ".join(anchor for anchor, _, _ in plan.rules[cost.name].stages)
         _row(table, cost.name, stages, f"{cost.arrays:,}", f"{cost.parameters:,}")
+    if plan.frozen:
+        _row(table, FROZEN, "not trained", f"{len(plan.frozen):,}", f"{estimate.frozen:,}")
     return table
 
 

@@ -20,7 +20,7 @@ _OFFERED = {
         "best_fit domain_tokens eos_align fim jest length_buckets length_curriculum rho1 shuffle_rows "
         "source_weights"
     ),
-    "minillm-hf": "llama3_rope qkv_bias yarn_rope",
+    "minillm-hf": "llama3_rope lora qkv_bias yarn_rope",
     "minillm-liger[cuda]": "liger",
     "minillm-modded": (
         "attn_scale backout bigram_hash embed_norm embed_skip half_rope moe mtp paired_heads qk_norm relu2 "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minillm_core.config.schema import TrainConfig
-from minillm_core.plan.render import amount, exportable
+from minillm_core.plan.render import exportable, parameters_of
 from minillm_core.train.errors import command
 from minillm_core.train.events import Evaluated, Throughput
 from minillm_core.train.job import Job
@@ -21,7 +21,7 @@ EPOCHS = 4
 def start(job: Job, *, verbose: bool = False) -> Iterator[str]:
     """Write data, model and budget in two lines; then notes to act on; with ``verbose`` everything."""
     plan, model = job.plan, job.config.model
-    size = f"{amount(plan.num_parameters)} parameters ({model.layers} layers, {model.dim} wide)"
+    size = f"{parameters_of(plan)} ({model.layers} layers, {model.dim} wide)"
     plugins = ", plugins " + ", ".join(one.name for one in plan.plugins) if plan.plugins else ""
     yield f"data: {job.corpus.description}"
     yield f"model: {size}{plugins}; {_budget(job)}"

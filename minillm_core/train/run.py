@@ -554,18 +554,24 @@ class Run:
         return [nats[: len(ids) - 1] for nats, ids in zip(found, given, strict=True)]
 
     def export(
-        self, to: str | Path, *, shard_bytes: int = 5 * 10**9, dtype: str = "float32"
+        self,
+        to: str | Path,
+        *,
+        layout: str | None = None,
+        shard_bytes: int = 5 * 10**9,
+        dtype: str = "float32",
     ) -> dict[str, Any]:
         """Export the model for Transformers, vLLM and mlx-lm.
 
         Args:
             to: the model directory; it does not exist, or is empty.
+            layout: another than the model's own: ``peft``, the adapters of ``lora`` alone.
             shard_bytes: of the largest file of tensors.
             dtype: of the tensors: float32, or bfloat16, rounded to the nearest.
 
         Returns:
-            ``directory``, ``layout``, ``parameters``, ``files`` (name -> bytes), ``step`` and
-            ``checkpoint``.
+            ``directory``, ``layout``, ``parameters``, ``files`` (name -> bytes), ``loading``
+            (program -> what to type), ``step`` and ``checkpoint``.
 
         Raises:
             Refusal: ``to`` is taken, a plugin stands in the way, or minillm-hf is not installed.
@@ -578,12 +584,14 @@ class Run:
         record = read_record(self.out) if self.out is not None and has_record else {}
         model = TrainedModel(plan, arrays, self.tokenizer, self.step, record, self.specials)
         options = {"shard_bytes": shard_bytes, "dtype": dtype}
-        parameters = exporting(plan).write(to, model, self._session.shown.say, **options)
+        form = exporting(plan, layout)
+        parameters = form.write(to, model, self._session.shown.say, **options)
         return {
             "directory": str(to),
-            "layout": plan.export.layout,
+            "layout": layout or plan.export.layout,
             "parameters": parameters,
             "files": {path.name: path.stat().st_size for path in sorted(to.iterdir())},
+            "loading": dict(form.loading(str(to))),
             "step": self.step,
             "checkpoint": None if kept is None else str(kept),
         }

@@ -236,6 +236,11 @@ class Session:
     def _describe(self, job: Job) -> None:
         for line in (*describe.start(job, verbose=self.verbose), *job.branched):
             self.shown.say(line)
+        if job.plan.frozen and not (self.resume or job.initial or job.branch):
+            self.shown.say(
+                "warning: frozen parameters keep the random values that they begin with: start from "
+                "trained ones, with --init DIR or --branch RUN"
+            )
 
     def _load_initial(self, job: Job) -> None:
         for line in job.initial.load(job.trainer) if job.initial else ():

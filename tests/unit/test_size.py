@@ -11,7 +11,7 @@ import pytest
 
 from tools.size import File, count, packages, summary
 
-CEILING = 21_800
+CEILING = 21_900
 """Lines of code that the core may have.
 
 It is what the core has today, rounded up to the next hundred; each step lowers the number. The aim is
@@ -50,6 +50,9 @@ of them (40).
 weights that are longer than a row, a prompt of ids with its own ends and its stream, judges of eval.
 
 21,700 to 21,800: rows of packers and windows laid out all together, 3 to 5 times as fast.
+
+21,800 to 21,900: frozen parameters (the claim and what it refuses, plan, estimate and table, both backends:
+60) and a second layout of an export (15).
 """
 
 SOURCE = '''\

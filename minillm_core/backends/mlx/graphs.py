@@ -77,12 +77,13 @@ class Graphs:
             values["normaliser"] = normaliser * state["scaler"]["scale"]
         place(self.statistics.holders, state["states"])
 
-        def objective(copies: Arrays) -> Any:
-            place(self.weights.holders, copies)
+        def objective(trained: Arrays) -> Any:
+            place(self.weights.holders, copies | trained)
             loss = self.model(batch, values)
             return loss.objective, loss.sums, loss.count, loss.terms, loss.statistics
 
-        (total, sums, count, terms, statistics), grads = mx.value_and_grad(objective)(copies)
+        trained = {name: copies[name] for name in self.weights.trained}
+        (total, sums, count, terms, statistics), grads = mx.value_and_grad(objective)(trained)
         figures = {"loss": sums[0] * normaliser, "objective": total}
         for index, target in enumerate(self.plan.spec.loss.present(staged)):
             figures[TERM + target.key] = sums[index + 1] * normaliser
@@ -139,7 +140,8 @@ class Graphs:
         if state["scaler"]:
             figures["scale"] = state["scaler"]["scale"]
             new_state["scaler"] = next_loss_scale(ops, state["scaler"], found)
-        new_masters, new_state = _ordered(masters, new_masters), _ordered(state, new_state)
+        new_masters = _ordered(masters, masters | new_masters)  # frozen ones as they are
+        new_state = _ordered(state, new_state)
         return new_masters, new_state, {**figures, "skipped": found}
 
 

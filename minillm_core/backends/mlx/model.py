@@ -7,7 +7,7 @@ ones, and casts them to compute copies on its way.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -142,12 +142,24 @@ class Weights:
     Args:
         model: materialised and filled, float32.
         dtype: of the compute copies.
+        frozen: names of parameters without a gradient. Where the compute copies are narrower, theirs
+            stand among the masters, and the float32 originals lie on the host.
     """
 
-    def __init__(self, model: Any, dtype: mx.Dtype) -> None:
-        self.dtype = dtype
+    def __init__(self, model: Any, dtype: mx.Dtype, frozen: Set[str] = frozenset()) -> None:
+        self.dtype, self.frozen = dtype, frozen
         self.holders = {name: (module, attr) for name, module, attr, _ in declared(model, Param)}
-        self.masters: Arrays = {n: module[attr] for n, (module, attr) in self.holders.items()}
+        self.trained = tuple(name for name in self.holders if name not in frozen)
+        self.originals: dict[str, np.ndarray] = {}
+        held = {n: module[attr] for n, (module, attr) in self.holders.items()}
+        self.masters: Arrays = self.narrowed(held)
+
+    def narrowed(self, masters: Arrays) -> Arrays:
+        """Put frozen parameters' compute copies in the place of float32 arrays, which go to the host."""
+        if self.dtype == mx.float32:
+            return masters
+        self.originals = {name: np.array(masters[name]) for name in self.frozen}
+        return masters | {name: masters[name].astype(self.dtype) for name in self.frozen}
 
     def copies(self, masters: Mapping[str, mx.array]) -> Arrays:
         """Parameter -> compute copy; in float32 it is the master itself."""
@@ -160,7 +172,7 @@ class MLXModel(NativeModel):
     def __init__(self, plan: Plan, binding: Binding, model: Any, framework: MLXFramework) -> None:
         super().__init__(plan, binding, model, framework)
         mx.eval(model.parameters())
-        self.weights = Weights(model, getattr(mx, binding.dtype))
+        self.weights = Weights(model, getattr(mx, binding.dtype), plan.frozen)
         self.statistics = Statistics(model, framework.ops)
         self.masters: Arrays = self.weights.masters
         self.state: dict[str, Any] = {"states": self.statistics.states()}
@@ -198,7 +210,7 @@ class MLXModel(NativeModel):
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Take the model's arrays."""
-        self.masters = loaded("model", arrays, self.masters)
+        self.masters = self.weights.narrowed(loaded("model", arrays, self.masters))
         states = loaded("state", arrays, self.state["states"])
         self.state = {**self.state, "states": states}
         mx.eval(self.masters, self.state)

@@ -182,12 +182,13 @@ class MLXTrainer(MLXModel, Trainer):
         # reading moves the memory.
         masters, state, key = tree_map(lambda array: mx.where(True, array, array), held)
         mx.async_eval(masters, state, key)
-        return Snapshot(lambda: _named(masters, state, self.groups) | {random.NAME: np.array(key)})
+        whole: dict[str, Any] = {**masters, **self.weights.originals}
+        return Snapshot(lambda: _named(whole, state, self.groups) | {random.NAME: np.array(key)})
 
     def resume(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Restore what :meth:`arrays` gave."""
         self._settle_all()
-        self.masters = loaded("model", arrays, self.masters)
+        self.masters = self.weights.narrowed(loaded("model", arrays, self.masters))
         self.state = _restored(arrays, self.state, self.groups)
         mx.eval(self.masters, self.state)
         random.load(arrays)
@@ -231,7 +232,7 @@ _PREFIXES = {"states": "state", "scaler": "scaler"}
 
 
 def _named(
-    masters: Arrays, state: Mapping[str, Any], groups: Mapping[str, Group]
+    masters: Mapping[str, Any], state: Mapping[str, Any], groups: Mapping[str, Group]
 ) -> dict[str, np.ndarray]:
     """Return every master and every entry of the state, by name; waits for them."""
     stacks = tree_map(np.array, state["optimizer"])

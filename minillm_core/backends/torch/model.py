@@ -7,7 +7,7 @@ step after the update, outside the micro-batch graph.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -131,24 +131,33 @@ class Weights:
     Args:
         model: materialised, filled, in float32.
         dtype: of the compute copies.
+        frozen: names of parameters without a gradient. Their masters, which no update reads, lie on
+            the host where the compute copies are narrower.
     """
 
-    def __init__(self, model: Any, dtype: torch.dtype) -> None:
+    def __init__(self, model: Any, dtype: torch.dtype, frozen: Set[str] = frozenset()) -> None:
         self.masters: dict[str, Tensor] = {}
         self.parameters: dict[str, nn.Parameter] = {}
+        self.narrow = dtype != torch.float32
         for name, module, attribute, _ in declared(model, Param):
             parameter = self.parameters[name] = getattr(module, attribute)
             self.masters[name] = parameter.data
-            if dtype != torch.float32:
+            if name in frozen:
+                parameter.requires_grad_(False)
+            if self.narrow:
                 parameter.data = parameter.data.to(dtype)
-        self.narrow = dtype != torch.float32
+                if name in frozen:
+                    self.masters[name] = self.masters[name].cpu()
+        self.trained = {n: p for n, p in self.parameters.items() if n not in frozen}
 
     @torch.no_grad()
-    def refresh(self) -> None:
-        """Fill the compute copies from the masters."""
+    def refresh(self, *, every: bool = False) -> None:
+        """Fill the compute copies of trained parameters, or of every one, from their masters."""
         if self.narrow:
-            copies = [parameter.data for parameter in self.parameters.values()]
-            foreach_copy_(copies, list(self.masters.values()))
+            copies = [parameter.data for parameter in self.trained.values()]
+            foreach_copy_(copies, [self.masters[name] for name in self.trained])
+            for name in self.parameters.keys() - self.trained if every else ():
+                self.parameters[name].data.copy_(self.masters[name])
 
 
 class TorchModel(NativeModel):
@@ -166,7 +175,7 @@ class TorchModel(NativeModel):
         super().__init__(plan, binding, model, framework)
         self.compiler = compiler
         self.device = torch.device(binding.device)
-        self.weights = Weights(model, getattr(torch, binding.dtype))
+        self.weights = Weights(model, getattr(torch, binding.dtype), plan.frozen)
         self.statistics = Statistics(model, framework.ops)
         self.states: dict[str, Tensor] = self.statistics.states()  # written in place
 
@@ -215,4 +224,4 @@ class TorchModel(NativeModel):
             if value.shape != tensor.shape:
                 raise ValueError(f"{name}: shape {tuple(value.shape)}, not {tuple(tensor.shape)}")
             tensor.copy_(value)
-        self.weights.refresh()
+        self.weights.refresh(every=True)

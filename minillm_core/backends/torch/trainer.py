@@ -113,7 +113,7 @@ class TorchTrainer(TorchModel, Trainer):
     ) -> Later:
         """Change the state of training, unless a figure or the gradients' norm is not finite."""
         assert self.gradients is not None
-        grads = dict(zip(self.weights.parameters, self.gradients, strict=True))
+        grads = dict(zip(self.weights.trained, self.gradients, strict=True))
         norm, unscale = self.optimizer.norm(grads), None
         if self.scaler:
             figures["scale"] = self.scaler["scale"]
@@ -159,7 +159,7 @@ class TorchTrainer(TorchModel, Trainer):
         return self.graphs[key]
 
     def _gradients_of(self, objective: Tensor) -> tuple[Tensor, ...]:
-        parameters = [*self.weights.parameters.values()]
+        parameters = [*self.weights.trained.values()]
         # materialize_grads: zeros where a stage leaves a parameter out, so that sums keep their places
         return torch.autograd.grad(objective, parameters, materialize_grads=True)
 

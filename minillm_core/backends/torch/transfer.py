@@ -90,7 +90,7 @@ class Snapshots:
         """Take a snapshot; waits on CUDA only where clones would leave too little memory for the next steps."""
         if self.device.type != "cuda":
             return Snapshot(_brought(tensors).copy)
-        size = sum(tensor.nbytes for tensor in tensors.values())
+        size = sum(tensor.nbytes for tensor in tensors.values() if tensor.is_cuda)
         if self._has_room_for(size) and (clones := _clones(tensors)) is not None:
             return Snapshot(self._bringer(clones))
         return Snapshot(

@@ -271,6 +271,10 @@ class ModelBuilder(Builder):
         ::
 
             model.linear("layers.0.attention.q", LowRank, rank=8)
+
+        A class whose product is linear in x may have ``folded(weight, own)``, of NumPy arrays: the
+        weight (O, C) whose plain product is the same, ``own`` being its parameters by their names
+        there. A model directory is then written without it.
         """
         node = self._node(f"model.linear[{leaf}]", ("x", "weight"), cls, arguments)
         if node.reads != ("x", "weight"):

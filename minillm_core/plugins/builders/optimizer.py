@@ -15,7 +15,7 @@ from minillm_core.optim.schedules import Schedule, Scheduled, Stages
 from minillm_core.optim.stage import ANCHORS, Draft, Rule, stage
 from minillm_core.plugins.builders.base import Builder, ValueTable, offered_twice
 from minillm_core.plugins.slots import Claim, Claims
-from minillm_core.text import did_you_mean, few
+from minillm_core.text import did_you_mean, few, listed
 
 Where = Callable[[str, "ParamInfo"], bool]
 
@@ -24,6 +24,9 @@ DEFAULT_RULE = "adamw"
 
 EVERY = "*"
 """In the place of a rule's name: whatever rules there are."""
+
+FROZEN = "frozen"
+"""In the place of a rule's name: none changes the parameter."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,9 @@ class OptimizerSlots:
         assigned: dict[str, tuple[Rule, Member]] = {}
         for name, parameter in self.parameters.items():
             rule = self.assigned[name].resolve(DEFAULT_RULE)
+            if rule == FROZEN:
+                self.check_unset(name)
+                continue
             if rule not in rules:
                 raise self.lacks(rule, self.assigned[name].owner, f"opt.assign({rule})")
             factors = {}
@@ -82,7 +88,28 @@ class OptimizerSlots:
                 raise refusal.concerning(name, claim.where, plugins=(claim.owner,))
             member = Member(name, parameter.shape, **factors, overrides=overrides)
             assigned[name] = (rules[rule], member)
+        if not assigned and (owners := {self.assigned[name].owner for name in self.parameters}):
+            raise PlanError(
+                f"every parameter is frozen, by {listed(sorted(owners))}: there is nothing to train",
+                where=f"opt.assign[{FROZEN}]",
+                fix="leave a part of the model to be trained, or add a plugin that brings one (lora)",
+            ).concerning(plugins=tuple(sorted(owners)))
         return groups_of(assigned)
+
+    def check_unset(self, name: str) -> None:
+        """Refuse factors and betas of a frozen parameter, which would have no effect.
+
+        Those of a plugin for its own parameters only say how they are trained where they are.
+        """
+        freezes = self.assigned[name].owner
+        for field in ("lr_mul", "wd_mul", "betas"):
+            claim = self.multipliers[name, field]
+            for owner in claim.held.keys() - {self.parameters[name].owner}:
+                raise PlanError(
+                    f"plugin '{owner}' sets {field} of '{name}', which '{freezes}' freezes",
+                    where=claim.where,
+                    fix=f"leave out '{owner}' or '{freezes}'",
+                ).concerning(name, claim.where, plugins=(owner, freezes))
 
     def lacks(self, rule: str, owner: str, where: str) -> PlanError:
         """Make the error of a plugin that builds on a rule which is not there."""
@@ -176,9 +203,10 @@ class OptimizerBuilder(Builder):
         Raises:
             PlanError: the rule exists, or there is no such anchor.
         """
-        if name in self._slots.rules:
+        provided = {**self._slots.rules, FROZEN: ("core", {})}
+        if name in provided:
             what, where = f"rule '{name}' is provided", f"opt.rule[{name}]"
-            raise offered_twice(what, self._slots.rules[name][0], self._owner, where)
+            raise offered_twice(what, provided[name][0], self._owner, where)
         for anchor, draft in stages.items():
             self._stage(anchor, draft)
         self._finite(f"opt.rule({name})", lr=lr)
@@ -224,6 +252,32 @@ class OptimizerBuilder(Builder):
         chosen = self._chosen(where, f"opt.assign({rule})")
         for name in chosen:
             self._slots.assigned[name].add(self._owner, rule)
+        return len(chosen)
+
+    def freeze(self, where: Where) -> int:
+        """Claim per parameter: those for which ``where(name, info)`` keep their values.
+
+        ::
+
+            optimizer.freeze(lambda name, p: p.role.startswith("embedding."))
+
+        They have no gradient, no optimizer state, and where the compute dtype is narrower than float32
+        no float32 copy on the device. Checkpoints hold them in float32, bit by bit as they were. It is
+        the claim of ``assign``: another plugin's rule for one of them is refused, and so are factors
+        that it sets for what is not its own.
+
+        Args:
+            where: is asked of each parameter, at once.
+
+        Returns:
+            How many they are.
+
+        Raises:
+            PlanError: there is no such parameter; while resolving, where every one is frozen.
+        """
+        chosen = self._chosen(where, "opt.freeze")
+        for name in chosen:
+            self._slots.assigned[name].add(self._owner, FROZEN)
         return len(chosen)
 
     def set(

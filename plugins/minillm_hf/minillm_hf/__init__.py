@@ -13,6 +13,7 @@ A run's parameters are renamed, never changed; by a layout.
     read        a directory of any program, checked before it is used
     write       a directory that is there whole or not at all
     directory   the seam: what the core calls
+    lora        the plugin that trains adapters; peft: what it trained, written alone
 """
 
 from __future__ import annotations

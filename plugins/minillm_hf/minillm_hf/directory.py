@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,22 +44,36 @@ class HuggingFace(DirectoryFormat):
         dtype: str = "float32",
     ) -> int:
         """Write config.json, the tensors, the tokenizer and a model card."""
-        if dtype not in DTYPES:
-            raise Refusal(
-                f"a model directory cannot be written in {dtype}",
-                where=f"dtype={dtype}",
-                fix=f"one of {', '.join(DTYPES)}",
-            )
+        check_dtype(dtype)
         tensors = exported(model.plan, model.arrays)
-        documents = _documents(export_layout(model.plan), model, say)
+        documents = documents_of(export_layout(model.plan), model, say)
         documents["config.json"]["dtype"] = dtype
         parameters = sum(array.size for array in tensors.values())
         documents["README.md"] = card(folder.name, model, parameters, dtype)
         write_directory(folder, tensors, documents, shard_bytes=shard_bytes, dtype=dtype)
         return parameters
 
+    def loading(self, folder: str) -> Mapping[str, str]:
+        """Say how Transformers, vLLM and mlx-lm load it."""
+        quoted = shlex.quote(folder)
+        return {
+            "transformers": f"AutoModelForCausalLM.from_pretrained({json.dumps(folder)})",
+            "vLLM": f"vllm serve {quoted}",
+            "mlx-lm": f"mlx_lm.generate --model {quoted} --prompt ...",
+        }
 
-def _documents(layout: Layout, model: TrainedModel, say: Callable[[str], None]) -> dict[str, Any]:
+
+def check_dtype(dtype: str) -> None:
+    """Refuse a dtype that tensors are not written in."""
+    if dtype not in DTYPES:
+        raise Refusal(
+            f"a model directory cannot be written in {dtype}",
+            where=f"dtype={dtype}",
+            fix=f"one of {', '.join(DTYPES)}",
+        )
+
+
+def documents_of(layout: Layout, model: TrainedModel, say: Callable[[str], None]) -> dict[str, Any]:
     """Make the JSON files of a directory: name -> content."""
     tokenizer, config = model.tokenizer, model.plan.config
     boundary = tokenizer.end_of_text if tokenizer else None

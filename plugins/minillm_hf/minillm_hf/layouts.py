@@ -110,14 +110,28 @@ class Layout:
         }
 
 
+def products(plan: Plan) -> dict[str, Any]:
+    """Map leaves to the modules that plugins put in the place of their products, as outlines.
+
+    Those alone that fold into the leaf's weight: they have ``folded(weight, own)``.
+    """
+    made = ((leaf, node.make(plan.spec.geometry)) for leaf, node in plan.spec.linears)
+    return {leaf: module for leaf, module in made if hasattr(module, "folded")}
+
+
 def places(plan: Plan) -> dict[str, str]:
     """Map places to parameters of the plan; a place has no name of a plugin on queries and keys.
+
+    Parameters that are folded into others have none.
 
     Raises:
         Refusal: two parameters have one place.
     """
     found: dict[str, str] = {}
+    inside = tuple(f"{leaf}.product." for leaf in products(plan))
     for name in plan.parameters:
+        if name.startswith(inside):
+            continue
         match = _QK.fullmatch(name)
         place = f"{match[1]}.{match[2]}.{match[3]}" if match else name
         if place in found:

@@ -11,7 +11,7 @@ import numpy as np
 from minillm_core import ConfigError, Plan, PlanError
 from minillm_core.commands import few
 from minillm_core.directories import Fitted
-from minillm_hf.layouts import LAYOUTS, Layout, places
+from minillm_hf.layouts import LAYOUTS, Layout, places, products
 from minillm_hf.scaling import Scaling, flags, scaling_of
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ def export_layout(plan: Plan) -> Layout:
 def exported(plan: Plan, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Convert a run's arrays to the tensors of a directory, float32, by their names there.
 
+    Products of plugins that fold (LoRA) are in the weights.
+
     Args:
         plan: of the run.
         arrays: ``model.<parameter>``, and every ``state.<name>``.
@@ -69,8 +71,13 @@ def exported(plan: Plan, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarr
     layout, found = export_layout(plan), places(plan)
     if states := sorted(name for name in arrays if name.startswith("state.")):
         raise _misdeclared(plan, f"the {layout.name} layout has no place for {few(states)}")
+    weights = {name: arrays[f"model.{name}"] for name in found.values()}
+    for leaf, module in products(plan).items():
+        prefix, weight = f"model.{leaf}.product.", f"{leaf}.weight"
+        own = {k.removeprefix(prefix): a for k, a in arrays.items() if k.startswith(prefix)}
+        weights[weight] = module.folded(weights[weight], own)
     return {
-        name: arrays[f"model.{found[tensor.place]}"]
+        name: weights[found[tensor.place]]
         if tensor.place in found
         else np.ones(tensor.shape, np.float32)
         for name, tensor in layout.tensors(plan.config.model).items()

@@ -38,6 +38,7 @@ def write_directory(
     *,
     shard_bytes: int = SHARD_BYTES,
     dtype: str = "float32",
+    weights: str = WEIGHTS,
 ) -> list[str]:
     """Write it beside its place, and rename it there when the disk has every byte.
 
@@ -47,6 +48,7 @@ def write_directory(
         documents: file name -> JSON, or a text as it is.
         shard_bytes: of the largest file of tensors; one tensor is never divided.
         dtype: of the tensors there, one of ``DTYPES``.
+        weights: the name of their file, where it is one.
 
     Returns:
         The names of its files.
@@ -61,7 +63,8 @@ def write_directory(
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary.mkdir()
-        documents = {**documents, **_write_tensors(temporary, tensors, shard_bytes, DTYPES[dtype])}
+        shards = list(_shards(tensors, shard_bytes, DTYPES[dtype].width))
+        documents = {**documents, **_write_tensors(temporary, shards, weights, DTYPES[dtype])}
         for name, document in documents.items():
             text = document
             if not isinstance(text, str):
@@ -115,11 +118,10 @@ DTYPES: Mapping[str, Dtype] = {
 
 
 def _write_tensors(
-    folder: Path, tensors: Mapping[str, np.ndarray], shard_bytes: int, dtype: Dtype
+    folder: Path, shards: list[dict[str, np.ndarray]], weights: str, dtype: Dtype
 ) -> dict[str, Any]:
     """Write the files of tensors; return the index that several need."""
-    shards = list(_shards(tensors, shard_bytes, dtype.width))
-    names = [WEIGHTS]
+    names = [weights]
     if len(shards) > 1:
         names = [
             f"model-{n:05d}-of-{len(shards):05d}.safetensors" for n in range(1, len(shards) + 1)
@@ -131,7 +133,7 @@ def _write_tensors(
     if len(shards) == 1:
         return {}
     held = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
-    size = sum(dtype.width * array.size for array in tensors.values())
+    size = sum(dtype.width * array.size for shard in shards for array in shard.values())
     return {INDEX: {"metadata": {"total_size": size}, "weight_map": dict(sorted(held.items()))}}
 
 

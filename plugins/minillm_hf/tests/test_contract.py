@@ -11,6 +11,10 @@ from minillm_kit import conformance
 pytestmark = pytest.mark.slow
 
 test_llama3_rope = conformance("llama3_rope", {"original_max_position_embeddings": 64})
+test_lora = conformance("lora")
+test_lora_on_some = conformance(
+    "lora", {"rank": 2, "alpha": 4, "targets": ["q", "v"], "layers": [0]}
+)
 test_qkv_bias = conformance("qkv_bias")
 test_yarn_rope = conformance("yarn_rope", {"original_max_position_embeddings": 64})
 

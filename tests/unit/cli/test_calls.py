@@ -87,6 +87,7 @@ def test_eval_says_that_there_is_no_tokenizer(program: Program, monkeypatch) -> 
 WRITTEN = {
     **{"directory": "to", "layout": "llama", "parameters": 1234, "step": 3, "checkpoint": "c"},
     "files": {"config.json": 12, "model.safetensors": 123456},
+    "loading": {"a program": "open to", "another": "read to"},
 }
 
 
@@ -96,21 +97,24 @@ def test_export_hands_over_what_was_asked(program: Program, monkeypatch) -> None
     assert (code, err) == (0, "")
     assert run.open.arguments == (Path("run"),)
     assert run.open.named["plugins"] == "./a.py:A"
-    assert (run.export.arguments, run.export.named) == ((Path("to"),), {"dtype": "float32"})
-    for said in ("llama", "1,234", "after step 3", "123,456 bytes", 'from_pretrained("to")'):
+    assert (run.export.arguments, run.export.named) == (
+        (Path("to"),),
+        {"dtype": "float32", "layout": None},
+    )
+    for said in ("llama", "1,234", "after step 3", "123,456 bytes", "a program     open to"):
         assert said in out
-    assert "vllm serve to" in out
-    assert "mlx_lm.generate --model to" in out
     assert json.loads(program("export", "run", "--to", "to", "--json")[1]) == WRITTEN
     assert "in bfloat16" in program("export", "run", "--to", "to", "--dtype", "bfloat16")[1]
-    assert run.export.named == {"dtype": "bfloat16"}
+    assert run.export.named == {"dtype": "bfloat16", "layout": None}
+    program("export", "run", "--to", "to", "--layout", "peft")
+    assert run.export.named == {"dtype": "float32", "layout": "peft"}
 
 
-def test_what_export_prints_can_be_typed(program: Program, monkeypatch) -> None:
-    Opened(monkeypatch, WRITTEN | {"directory": 'my "new" model'})
-    out = program("export", "run", "--to", "to")[1]
-    assert r'from_pretrained("my \"new\" model")' in out
-    assert "vllm serve 'my \"new\" model'" in out
+def test_export_says_nothing_of_loading_where_a_format_does_not(
+    program: Program, monkeypatch
+) -> None:
+    Opened(monkeypatch, WRITTEN | {"loading": {}})
+    assert "load it with" not in program("export", "run", "--to", "to")[1]
 
 
 def test_a_plan_is_one_document(program: Program) -> None:

@@ -53,7 +53,7 @@ MORE = {
     ("plan",): {"--config", "--init"},
     ("eval",): {"--backend", "--device", "--plugins", "--chats", "--pattern", "--limit"},
     ("generate",): {"--backend", "--device", "--plugins", "--json"},
-    ("export",): {"--plugins", "--json", "--dtype"},
+    ("export",): {"--plugins", "--json", "--dtype", "--layout"},
     ("report",): {"--plugins", "--no-sample"},
     ("ablate",): {"--with", "--preset", "--seed", "--config", "--backend", "--device"}
     | {"--kernels", "--json", "-c", "KEY=VALUE"},

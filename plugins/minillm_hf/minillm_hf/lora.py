@@ -1,0 +1,116 @@
+"""Low-rank adapters (LoRA, arXiv:2106.09685): what is trained is a small change of each matrix.
+
+    y <- x W^T + (alpha / rank) (x A^T) B^T        A (rank, in), B (out, rank)
+
+B starts at 0, so the model is what it was. Everything else is frozen: it has no gradient and no
+optimizer state. ``minillm export`` folds the products into W, or writes them alone, for PEFT
+(``--layout peft``).
+
+Adapters want a learning rate about ten times that of tuning all weights, whatever the rank, and work
+best on every matrix, not on attention's alone (thinkingmachines.ai/blog/lora, 2025).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field, field_validator
+
+from minillm_core import Layers, Module, Normal, Param, Plugin, option, zeros
+
+__all__ = ["ROLE", "LoRA", "LowRank"]
+
+Target = Literal["q", "k", "v", "o", "gate", "up", "down"]
+TARGETS: tuple[Target, ...] = ("q", "k", "v", "o", "gate", "up", "down")
+ROLE = "lora"
+"""Of the parameters of adapters, before ``.a`` and ``.b``."""
+
+
+class LoRA(Plugin, api=1, export="llama", identity_at_init=True):
+    """Trains low-rank changes of the matrices, and freezes everything else."""
+
+    rank: int = option(16, ge=1, help="rows of A, columns of B")
+    alpha: float = option(32.0, gt=0, help="alpha / rank multiplies the change")
+    targets: Annotated[tuple[Target, ...], Field(min_length=1)] = option(
+        TARGETS, help="matrices that get one: q, k, v, o of attention, gate, up, down of the MLP"
+    )
+    layers: Layers = option("all", help='layers whose matrices do: "all", [0, -1], "every:2"')
+    lr_mul: float = option(10.0, gt=0, help="factor on the learning rate (train.lr)")
+
+    @field_validator("targets")
+    @classmethod
+    def _each_once(cls, targets: tuple[Target, ...]) -> tuple[Target, ...]:
+        if twice := sorted({one for one in targets if targets.count(one) > 1}):
+            raise ValueError(f"{twice[0]} is named twice")
+        return targets
+
+    def build_model(self, model):
+        queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
+        features = {  # of what goes in, and of what comes out
+            "attention.q": (model.dim, queries),
+            "attention.k": (model.dim, keys),
+            "attention.v": (model.dim, keys),
+            "attention.o": (queries, model.dim),
+            "mlp.gate": (model.dim, model.hidden),
+            "mlp.up": (model.dim, model.hidden),
+            "mlp.down": (model.hidden, model.dim),
+        }
+        for layer in self.layers.resolve(model.layers):
+            for leaf, (taken, given) in features.items():
+                if leaf.partition(".")[2] in self.targets:
+                    model.linear(
+                        f"layers.{layer}.{leaf}",
+                        LowRank,
+                        in_features=taken,
+                        out_features=given,
+                        rank=self.rank,
+                        alpha=self.alpha,
+                        lr_mul=self.lr_mul,
+                    )
+
+    def optimizer_factory(self, optimizer):
+        optimizer.freeze(lambda name, info: not info.role.startswith(f"{ROLE}."))
+
+
+class LowRank(Module):
+    """The product of a leaf with its change: x (..., I), weight (O, I) -> (..., O).
+
+    Args:
+        in_features: I.
+        out_features: O.
+        rank: of the change.
+        alpha: alpha / rank multiplies it.
+        lr_mul: factor on the learning rate of both matrices.
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, rank: int, alpha: float, lr_mul: float
+    ) -> None:
+        super().__init__()
+        self.rank, self.alpha, self.scale = rank, alpha, alpha / rank
+        self.a = Param(
+            (rank, in_features),
+            axes=("rank", "in"),
+            init=Normal(in_features**-0.5),
+            role=f"{ROLE}.a",
+            lr_mul=lr_mul,
+        )
+        self.b = Param(
+            (out_features, rank),
+            axes=("out", "rank"),
+            init=zeros,
+            role=f"{ROLE}.b",
+            lr_mul=lr_mul,
+        )
+
+    def forward(self, x: Any, weight: Any) -> Any:
+        """x (..., I), weight (O, I) -> (..., O)."""
+        change = self.ops.linear(self.ops.linear(x, self.a), self.b)
+        return self.ops.linear(x, weight) + change * self.scale
+
+    def folded(self, weight: np.ndarray, own: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return the weight (O, I), float32, whose plain product is this one."""
+        change = own["b"].astype(np.float64) @ own["a"].astype(np.float64)
+        return (weight + self.scale * change).astype(np.float32)

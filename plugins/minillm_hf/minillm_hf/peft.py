@@ -1,0 +1,141 @@
+"""Adapters as PEFT loads them: what the plugin ``lora`` trained, without the model that it changes.
+
+    adapter_config.json
+    adapter_model.safetensors       base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight
+    tokenizer.json                  with tokenizer_config.json and generation_config.json
+
+The base is the model directory that the run was started from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minillm_core import Plan, PlanError, Refusal
+from minillm_core.directories import DirectoryFormat, ModelDirectory, TrainedModel
+from minillm_hf.directory import check_dtype, documents_of
+from minillm_hf.layouts import products
+from minillm_hf.lora import LowRank
+from minillm_hf.match import export_layout
+from minillm_hf.read import CONFIG
+from minillm_hf.write import SHARD_BYTES, write_directory
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+
+
+class PEFT(DirectoryFormat):
+    """Directories with an adapter_config.json, of LoRA: they are written, and not read."""
+
+    def recognises(self, path: Path) -> bool:
+        """Return whether it is a folder with an adapter and no model."""
+        return (path / ADAPTER_CONFIG).is_file() and not (path / CONFIG).exists()
+
+    def read(self, path: Path) -> ModelDirectory:
+        """Refuse an adapter: it is no model."""
+        raise Refusal(
+            f"{path} is an adapter, not a model",
+            where=str(path / ADAPTER_CONFIG),
+            fix="merge it into its base with PEFT (merge_and_unload, save_pretrained), and give that",
+        )
+
+    def check(self, plan: Plan) -> None:
+        """Check that what a plan trains is the adapters of ``lora``, on a model with a layout."""
+        export_layout(plan)
+        _adapters(plan)
+
+    def write(
+        self,
+        folder: Path,
+        model: TrainedModel,
+        say: Callable[[str], None],
+        *,
+        shard_bytes: int = SHARD_BYTES,
+        dtype: str = "float32",
+    ) -> int:
+        """Write the adapters, their description, and the tokenizer; always one file of tensors."""
+        check_dtype(dtype)
+        plan, started = model.plan, model.record.get("initial")
+        base = started.get("directory") if isinstance(started, Mapping) else None
+        if base is None:
+            say("the run was not started from a model directory: PEFT has to be given the base")
+        tensors = dict(_tensors(plan, model.arrays))
+        documents = documents_of(export_layout(plan), model, say)
+        del documents[CONFIG]
+        documents[ADAPTER_CONFIG] = _config(plan, base)
+        write_directory(
+            folder,
+            tensors,
+            documents,
+            shard_bytes=sum(array.nbytes for array in tensors.values()),  # PEFT reads one file
+            dtype=dtype,
+            weights=ADAPTER_WEIGHTS,
+        )
+        return sum(array.size for array in tensors.values())
+
+    def loading(self, folder: str) -> Mapping[str, str]:
+        """Say how PEFT loads it."""
+        return {"PEFT": f"PeftModel.from_pretrained(model, {json.dumps(folder)})"}
+
+
+def _adapters(plan: Plan) -> dict[str, LowRank]:
+    """Map leaves to their adapters, all of one rank and alpha.
+
+    Raises:
+        PlanError: there are none, or others beside them.
+    """
+    found = products(plan)
+    alike = {(one.rank, one.alpha) for one in found.values() if isinstance(one, LowRank)}
+    if len(alike) != 1 or not all(isinstance(one, LowRank) for one in found.values()):
+        raise PlanError(
+            "the layout peft is of adapters, and the model has none of the plugin lora, or others",
+            where="plugins: " + (", ".join(one.name for one in plan.plugins) or "none"),
+            fix="leave the layout out: the whole model is exported",
+        )
+    return found
+
+
+def _modules(plan: Plan) -> dict[str, str]:
+    """Map leaves to the names of their modules in Transformers."""
+    tensors = export_layout(plan).tensors(plan.config.model)
+    names = {tensor.place: name for name, tensor in tensors.items()}
+    return {leaf: names[f"{leaf}.weight"].removesuffix(".weight") for leaf in _adapters(plan)}
+
+
+def _tensors(plan: Plan, arrays: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the adapters' tensors, float32, by their names in PEFT."""
+    for leaf, module in _modules(plan).items():
+        for ours, theirs in (("a", "lora_A"), ("b", "lora_B")):
+            yield (
+                f"base_model.model.{module}.{theirs}.weight",
+                arrays[f"model.{leaf}.product.{ours}"],
+            )
+
+
+def _config(plan: Plan, base: str | None) -> dict[str, Any]:
+    """Make adapter_config.json."""
+    modules, first = _modules(plan), next(iter(_adapters(plan).values()))
+    layers = sorted({int(leaf.split(".")[1]) for leaf in modules})
+    every = layers == list(range(plan.config.model.layers))
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": first.rank,
+        "lora_alpha": int(first.alpha) if first.alpha.is_integer() else first.alpha,
+        "lora_dropout": 0.0,
+        "target_modules": sorted({name.rpartition(".")[2] for name in modules.values()}),
+        "layers_to_transform": None if every else layers,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "use_rslora": False,
+        "inference_mode": True,
+    }
+
+
+PEFT_ADAPTER = PEFT()
