@@ -145,7 +145,8 @@ class RunOptions:
         Path | None,
         _choice(
             "DIR",
-            "Start from the weights, shape and tokenizer of a model directory (Hugging Face format).",
+            "Start from the weights, shape and tokenizer of a model directory (Hugging Face format), "
+            "or of a model of the hub: OWNER/NAME[@REVISION].",
         ),
     ] = None
     out: Annotated[Path | None, _choice("DIR", "Folder of the run; default: runs/PRESET-N.")] = None
