@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
@@ -72,6 +72,11 @@ class ModelDirectory(Protocol):
         ...
 
     @property
+    def published(self) -> str | None:
+        """The name and revision under which it was fetched; None: it is a folder alone."""
+        ...
+
+    @property
     def positions(self) -> int | None:
         """The longest row that its model has seen; None: it does not say."""
         ...
@@ -128,6 +133,21 @@ class DirectoryFormat(ABC):
         Raises:
             Refusal: it is damaged, or not of a model that minillm's decoder can be.
         """
+
+    def fetch(self, name: str, say: Callable[[str], None]) -> Path | None:
+        """Fetch a model that is published under a name, which no path here has.
+
+        Args:
+            name: as ``--init`` has it.
+            say: prints what a person should know.
+
+        Returns:
+            Its directory, which never changes; None: it is no name of a model.
+
+        Raises:
+            Refusal: it cannot be fetched.
+        """
+        return None
 
     @abstractmethod
     def check(self, plan: Plan) -> None:
@@ -190,8 +210,17 @@ def read_directory(path: Path) -> ModelDirectory | None:
         PluginError: what a distribution offers is no format.
         Refusal: it is damaged, or not of a model that minillm's decoder can be.
     """
-    formats = map(_load, {one.value: one for one in offers()}.values())
-    return next((one.read(path) for one in formats if one.recognises(path)), None)
+    return next((one.read(path) for one in _formats() if one.recognises(path)), None)
+
+
+def fetch_directory(name: str, say: Callable[[str], None]) -> Path | None:
+    """Fetch a published model by the format that knows its name; None: none does.
+
+    Raises:
+        PluginError: what a distribution offers is no format.
+        Refusal: it cannot be fetched.
+    """
+    return next((path for one in _formats() if (path := one.fetch(name, say)) is not None), None)
 
 
 def exporting(plan: Plan, layout: str | None = None) -> DirectoryFormat:
@@ -269,6 +298,10 @@ def refuse_taken(folder: Path) -> None:
         raise Refusal(
             f"{folder} is not empty", where=first.path, fix="--to with the name of a new folder"
         )
+
+
+def _formats() -> Iterator[DirectoryFormat]:
+    return map(_load, {one.value: one for one in offers()}.values())
 
 
 def _load(offer: EntryPoint) -> DirectoryFormat:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -145,7 +145,8 @@ class RunOptions:
         Path | None,
         _choice(
             "DIR",
-            "Start from the weights, shape and tokenizer of a model directory (Hugging Face format).",
+            "Start from the weights, shape and tokenizer of a model directory (Hugging Face format), "
+            "or of a model of the hub: OWNER/NAME[@REVISION].",
         ),
     ] = None
     out: Annotated[Path | None, _choice("DIR", "Folder of the run; default: runs/PRESET-N.")] = None
@@ -272,8 +273,13 @@ class InferenceOptions:
     backend: Backend = None
     device: Device = None
 
-    def open(self, out: Path, shown: Display) -> Run:
+    def open(self, out: Path, shown: Display, settings: Mapping[str, Any] | None = None) -> Run:
         """Open a run's folder.
+
+        Args:
+            out: the folder, or a model directory.
+            shown: shows notes and progress.
+            settings: for a model directory: what a command needs beside its own.
 
         Raises:
             Refusal: it holds no run.
@@ -282,6 +288,7 @@ class InferenceOptions:
 
         return Run.open(
             out,
+            settings=settings,
             plugins=self.plugins,
             step=self.step,
             best=self.best,

@@ -233,7 +233,9 @@ class Config(Section):
     plugins: dict[str, dict[str, Any]] = Field(
         default_factory=dict, description="plugin name -> its options as given, not yet typed"
     )
-    init: str | None = Field(None, description="a model directory to start from")
+    init: str | None = Field(
+        None, description="a model directory to start from, or a model of the hub"
+    )
     seed: int = Field(0, ge=0, description="initial weights and all other randomness but the data")
     backend: Literal["auto", "torch", "mlx"] = Field(
         "auto", description="the framework that trains"

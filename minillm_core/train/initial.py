@@ -7,6 +7,7 @@ arrays are taken by name and shape, and the others start anew.
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from minillm_core.checkpoint.directories import (
     Fitted,
     ModelDirectory,
     absent,
+    fetch_directory,
     offers,
     read_directory,
 )
@@ -37,24 +39,33 @@ from minillm_core.train.restore import SavedModel
 from minillm_core.train.run_folder import TOKENIZER, RunFolder
 
 
-def initial_layer(directory: object) -> Layer | None:
-    """Read the shape and the tokenizer of a model directory as settings; None without one.
+def initial_layer(
+    directory: object, say: Callable[[str], None] = lambda line: None
+) -> tuple[Layer, str]:
+    """Read the shape and the tokenizer of a model directory as settings.
+
+    Args:
+        directory: its path, or the name of a published model, which is fetched where no path is that.
+        say: prints what a person should know of it.
+
+    Returns:
+        The settings, and the path.
 
     Raises:
         Refusal: it is no model directory, or one that cannot be started from.
     """
-    if directory is None:
-        return None
     if not isinstance(directory, str):  # init=5: settings are checked after this one is read
         raise ConfigError(
             f"init is the path of a model directory, not {directory!r}",
             where=f"init={directory!r}",
             fix=f"init='./{directory}' where the directory is called that, or leave it out",
         )
-    layer = Layer()
-    for key, value in read_initial(directory).settings.items():
-        layer.add(key, Setting(value, f"--init {directory}", f"{directory}/config.json"))
-    return layer
+    layer, place = Layer(), directory
+    if not os.path.lexists(directory) and (fetched := fetch_directory(directory, say)) is not None:
+        place = str(fetched)
+    for key, value in read_initial(place).settings.items():
+        layer.add(key, Setting(value, f"--init {directory}", f"{place}/config.json"))
+    return layer, place
 
 
 def read_initial(directory: str) -> ModelDirectory:
@@ -101,14 +112,16 @@ class Initial:
     def load(self, trainer: Trainer) -> Iterator[str]:
         """Give the trainer the weights; yields lines to print."""
         trainer.load(trainer.arrays() | self.fitted.arrays)
-        yield f"the weights are those of {self.directory.path}"
+        yield f"the weights are those of {self.directory.published or self.directory.path}"
         yield from self.directory.notes
         if own := self.fitted.initial:
             yield f"not in there, and as new: {few(own)}"
 
     def data(self) -> dict[str, Any]:
         """Describe it for run.json."""
-        return {"directory": str(self.directory.path), "digest": self.directory.digest}
+        found = {"directory": str(self.directory.path), "digest": self.directory.digest}
+        name = self.directory.published
+        return found if name is None else found | {"published": name}
 
 
 @dataclass(frozen=True)

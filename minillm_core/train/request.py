@@ -93,7 +93,7 @@ def load_settings(request: RunRequest, *, to_run: bool, fit: bool = True) -> Pre
 
     # runs and model directories are read with NumPy, which a run's first line does not wait for
     earlier, below, initial, notes = None, None, None, list[str]()
-    branch, init = None, request.given("init")
+    branch, init, place = None, request.given("init"), ""
     if request.branch is not None:
         from minillm_core.train.initial import Branch
 
@@ -113,7 +113,7 @@ def load_settings(request: RunRequest, *, to_run: bool, fit: bool = True) -> Pre
     if below is None and init is not None:
         from minillm_core.train.initial import initial_layer
 
-        initial = initial_layer(init)
+        initial, place = initial_layer(init, notes.append)
     loaded = load(
         preset=request.preset,
         plugins=request.plugins,
@@ -124,7 +124,8 @@ def load_settings(request: RunRequest, *, to_run: bool, fit: bool = True) -> Pre
         **request.sources,
     )
     notes = (*loaded.notes, *notes)
-    config = absolute(loaded.config)
+    config = loaded.config if initial is None else loaded.config.model_copy(update={"init": place})
+    config = absolute(config)
     loaded = replace(loaded, config=config, notes=notes, command=request.command)
     if below is None and fit:
         from minillm_core.train.settings import fit_vocabulary

@@ -17,7 +17,9 @@ from minillm_core.checkpoint import layout
 from minillm_core.checkpoint.directories import (
     ModelDirectory,
     TrainedModel,
+    absent,
     exporting,
+    offers,
     read_directory,
     refuse_taken,
 )
@@ -180,12 +182,15 @@ class Run:
 
         Raises:
             Refusal: the folder holds no run and is no model directory.
+            PluginError: it is one, and no installed distribution reads it.
         """
         run = cls.__new__(cls)
         run._set_up(out, say, cache, create, shown)
         assert run.out is not None
         if not os.path.lexists(run.out / RUN):
             run._directory = read_directory(run.out)
+            if run._directory is None and (run.out / "config.json").is_file() and not offers():
+                raise absent(f"{out} looks like a model directory and cannot be read")
         if run._directory is None:
             read_record(run.out)  # refuses a folder that holds no run
         elif step is not None or best:

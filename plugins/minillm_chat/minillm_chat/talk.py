@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from minillm_chat.chats import names_of
@@ -11,6 +14,9 @@ from minillm_chat.sandbox import ChatRefusedError
 from minillm_chat.sft import Sft
 from minillm_chat.templates import ASSISTANT, ChatTemplate, Message, Part
 from minillm_core import DataError, Refusal, Run
+
+LARGEST = 1 << 24
+"""Bytes that are read of a directory's tokenizer_config.json."""
 
 
 @dataclass
@@ -20,10 +26,13 @@ class ChatModel:
     Attributes:
         run: the run.
         template: how it writes conversations; today's date is that of the day.
+        begins: the token that begins documents comes first, as in training here; a model of another
+            program begins with what its template writes.
     """
 
     run: Run
     template: ChatTemplate
+    begins: bool = True
     _names: dict[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -43,7 +52,8 @@ class ChatModel:
                 where=str(run.out or "run"),
                 fix=f"minillm train --task sft --data chats.jsonl --branch {run.out} --out CHAT",
             )
-        return cls(run, replace(plugin.written_by, today=None))
+        own = run.out is None or os.path.lexists(run.out / "run.json")
+        return cls(run, replace(plugin.written_by, today=None), begins=own)
 
     def ids(self, parts: list[Part]) -> list[int]:
         """Encode a written conversation: each part by itself, as in training; a document begins with it."""
@@ -56,6 +66,8 @@ class ChatModel:
             else:
                 found += tokenizer.encode([part.text])[0].tolist()
         beginning = tokenizer.end_of_text
+        if not self.begins:
+            return found
         return found if found[:1] == [beginning] else [beginning, *found]
 
     @property
@@ -118,6 +130,40 @@ class Talk:
                     yield shown
         finally:
             self.messages += [question, {"role": ASSISTANT, "content": said}]
+
+
+def chat_of_directory(out: Path) -> dict[str, Any]:
+    """Read the chat template of a model directory, as settings of the plugin ``sft``.
+
+    Returns:
+        The settings; none for a run, which has a template of its own, and without a template.
+
+    Raises:
+        DataError: tokenizer_config.json or chat_template.jinja cannot be read.
+    """
+    path, own = out / "tokenizer_config.json", out / "chat_template.jinja"
+    if os.path.lexists(out / "run.json") or not path.is_file():
+        return {}
+    try:
+        with path.open("rb") as file:
+            config = json.loads(file.read(LARGEST))
+        if not isinstance(config, dict):
+            raise ValueError("it is no JSON object")
+        if own.is_file():
+            path = own
+            with own.open("rb") as file:
+                config["chat_template"] = file.read(LARGEST).decode("utf-8")
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(
+            f"{path.name} cannot be read: {error}"[:200],
+            where=str(path),
+            fix="fetch or write the directory again",
+        ) from error
+    if config.get("chat_template") is None:
+        return {}
+    known = ("chat_template", "added_tokens_decoder", "bos_token", "eos_token")
+    given = {key: config[key] for key in known if config.get(key) is not None}
+    return {"sft.template": json.dumps(given), "sft.add": False}
 
 
 def check_text(content: str, where: str) -> str:

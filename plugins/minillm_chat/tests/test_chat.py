@@ -163,6 +163,38 @@ def test_a_run_that_knows_no_chats_is_refused(trained: Any, chat: Any) -> None:
     assert "--task sft" in err
 
 
+def test_a_directory_with_a_template_answers_as_the_run_does(
+    trained: Any, chat: Any, tmp_path: Path
+) -> None:
+    words = ("--temperature", "0", "--max-tokens", "6", "--json")
+    minillm.Run.open(trained()).export(tmp_path / "model")
+    answers = []
+    for out in (trained(), tmp_path / "model"):
+        code, said, err = chat(out, *words, stdin=b"Hi\nAnd now?\n")
+        assert code == 0, err
+        answers.append(json.loads(said)["messages"])
+    assert answers[0] == answers[1]
+    path = tmp_path / "model" / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    template = config.pop("chat_template")
+    path.write_text(json.dumps(config))
+    code, _, err = chat(path.parent, *words, stdin=b"Hi\n")
+    assert (code, "was not trained on chats" in err) == (2, True)
+    (path.parent / "chat_template.jinja").write_text(template)
+    code, said, err = chat(path.parent, *words, stdin=b"Hi\nAnd now?\n")
+    assert json.loads(said)["messages"] == answers[0], err
+    path.write_text("{")
+    code, _, err = chat(path.parent, *words, stdin=b"Hi\n")
+    assert (code, "tokenizer_config.json cannot be read" in err) == (2, True)
+
+
+def test_a_prompt_of_a_directory_is_its_template_and_no_more(trained: Any) -> None:
+    run = minillm.Run.open(trained())
+    model = ChatModel.of(run)
+    parts = model.template.prompt([QUESTION])
+    assert model.ids(parts) == [model.ids([])[0], *ChatModel(run, model.template, False).ids(parts)]
+
+
 def test_a_template_that_refuses_a_turn_says_so(trained: Any, chat: Any) -> None:
     source = (
         "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"

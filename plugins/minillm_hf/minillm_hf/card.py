@@ -45,6 +45,8 @@ def _facts(model: TrainedModel) -> Iterator[str]:
     if isinstance(data := record.get("data"), Mapping) and data.get("description"):
         yield f"| data | {plain(str(data['description']).partition(' from ')[0])} |"
     if isinstance(initial := record.get("initial"), Mapping) and initial.get("digest"):
+        if initial.get("published"):
+            yield f"| model of the hub | {plain(str(initial['published']))} |"
         yield f"| started from | weights with the sha256 {plain(str(initial['digest']))} |"
     if plan.plugins:
         named = (f"{one.name}{_options(one.options)}" for one in plan.plugins)

@@ -12,6 +12,7 @@ from typing import Any
 from minillm_core import Plan, Refusal
 from minillm_core.directories import DirectoryFormat, TrainedModel
 from minillm_hf.card import card
+from minillm_hf.hub import fetch
 from minillm_hf.layouts import Layout
 from minillm_hf.match import export_layout, exported
 from minillm_hf.read import CONFIG, HuggingFaceDirectory, read_model_directory
@@ -29,6 +30,10 @@ class HuggingFace(DirectoryFormat):
     def read(self, path: Path) -> HuggingFaceDirectory:
         """Check a directory, all of it but the numbers."""
         return read_model_directory(path)
+
+    def fetch(self, name: str, say: Callable[[str], None]) -> Path | None:
+        """Fetch a model of the hub, ``OWNER/NAME[@REVISION]``; None: it is no such name."""
+        return fetch(name, say)
 
     def check(self, plan: Plan) -> None:
         """Check that a plan's model has every tensor of its layout, and no more."""

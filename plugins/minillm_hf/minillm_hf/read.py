@@ -26,12 +26,12 @@ from minillm_core.directories import (
     tensor_places,
 )
 from minillm_core.documents import END_OF_TEXT
+from minillm_hf.hub import CONFIG, published
 from minillm_hf.layouts import Layout, Tensor, model_of
 from minillm_hf.match import check_fit, fit
 from minillm_hf.scaling import Scaling
 from minillm_hf.write import INDEX, WEIGHTS
 
-CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 _AGAIN = "fetch or write the directory again"
@@ -112,6 +112,11 @@ class HuggingFaceDirectory:
             f"model.{tensor.place}": self.stored[name].read()
             for name, tensor in self.tensors.items()
         }
+
+    @property
+    def published(self) -> str | None:
+        """``OWNER/NAME@COMMIT`` of the hub's cache; None: it is a folder alone."""
+        return published(self.path)
 
     @property
     def plugins(self) -> dict[str, Mapping[str, Any]]:

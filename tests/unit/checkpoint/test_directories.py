@@ -17,12 +17,13 @@ from minillm_core.checkpoint.directories import (
     format_of,
     read_directory,
 )
-from minillm_core.errors import PlanError, PluginError
+from minillm_core.errors import PlanError, PluginError, Refusal
 from minillm_core.nn.module import Module
 from minillm_core.plan import Plan
 from minillm_core.plan.render import exportable
 from minillm_core.plugins.plugin import Plugin
 from minillm_core.train.initial import initial_layer
+from minillm_core.train.run import Run
 
 Planned = Callable[..., Plan]
 Offer = Callable[..., None]
@@ -117,7 +118,11 @@ def test_without_a_format_a_claim_stands_and_the_pip_line_is_said(
     monkeypatch.setattr(directories, "installing", lambda names: f"pip install {names[0]}")
     plan = planned()
     assert export_checked(plan) is plan
-    for call in (lambda: exporting(plan), lambda: initial_layer(str(tmp_path))):
+    with pytest.raises(Refusal, match="holds no run"):
+        Run.open(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    opened = (lambda: initial_layer(str(tmp_path)), lambda: Run.open(tmp_path))
+    for call in (lambda: exporting(plan), *opened):
         with pytest.raises(PluginError, match="no installed distribution does that") as found:
             call()
         assert found.value.fix == "pip install minillm-hf"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -30,7 +31,9 @@ printf 'Hello!\\nAnd now?\\n' | minillm chat runs/chat --seed 1 --json"""
 
 
 def chat_command(
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder of a run.")],
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="The folder of a run, or a model directory.")
+    ],
     system: Annotated[
         str | None,
         typer.Option("--system", metavar="TEXT", help="What the conversation begins with."),
@@ -49,12 +52,14 @@ def chat_command(
     In a terminal: type a line; Ctrl-C ends an answer, and at the prompt the conversation, as Ctrl-D
     does. In a pipe every line of stdin is a turn, and stdout has the answers.
     """
-    from minillm_chat.talk import ChatModel, Talk, check_text
+    from minillm_chat.talk import ChatModel, Talk, chat_of_directory, check_text
 
     sampling.rule()
     typed = sys.stdin.isatty()
     with display(say) as shown:
-        run = read.open(out, shown)
+        if given := chat_of_directory(out):
+            read = replace(read, plugins=",".join(filter(None, ["sft", read.plugins])))
+        run = read.open(out, shown, given or None)
         model = ChatModel.of(run)
     seed = sampling.chosen_seed()
     drawn = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
