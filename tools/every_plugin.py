@@ -15,7 +15,7 @@ from minillm_kit.runner import as_typed
 from minillm_kit.subject import Subject
 from tools.repository import ours
 
-__all__ = ["APART", "Form", "all_at_once", "forms"]
+__all__ = ["APART", "FREEZING", "Form", "all_at_once", "forms"]
 
 OPTIONS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "bigram_hash": ({}, {"signs": 64, "behind_attention": True}),
@@ -48,6 +48,10 @@ APART: Mapping[str, str] = {
     "moe.layers": "[1]",
 }
 """Settings with which those that cannot be in one layer are in one model."""
+
+
+FREEZING = ("lora",)
+"""Plugins that freeze what others have rules for: no model has both."""
 
 
 READING = ("jest", "rho1")
@@ -106,10 +110,13 @@ def forms() -> list[Form]:
 
 
 def all_at_once() -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return everything that a step on a CPU shows, in one model of two layers or more: names, settings."""
+    """Return everything that a step on a CPU shows and trains, in one model: names, settings.
+
+    It has two layers or more.
+    """
     first: dict[str, Form] = {}
     for one in forms():
-        if one.left_out is None:
+        if one.left_out is None and one.name not in FREEZING:
             first.setdefault(one.name, one)
     settings = {key: value for one in first.values() for key, value in one.settings.items()}
     return tuple(first), {**settings, **APART}

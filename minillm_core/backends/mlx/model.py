@@ -151,8 +151,10 @@ class Weights:
         self.holders = {name: (module, attr) for name, module, attr, _ in declared(model, Param)}
         self.trained = tuple(name for name in self.holders if name not in frozen)
         self.originals: dict[str, np.ndarray] = {}
-        held = {n: module[attr] for n, (module, attr) in self.holders.items()}
-        self.masters: Arrays = self.narrowed(held)
+
+    def taken(self) -> Arrays:
+        """Return the masters that the modules were filled with; no other reference to them is kept."""
+        return self.narrowed({n: module[attr] for n, (module, attr) in self.holders.items()})
 
     def narrowed(self, masters: Arrays) -> Arrays:
         """Put frozen parameters' compute copies in the place of float32 arrays, which go to the host."""
@@ -174,7 +176,7 @@ class MLXModel(NativeModel):
         mx.eval(model.parameters())
         self.weights = Weights(model, getattr(mx, binding.dtype), plan.frozen)
         self.statistics = Statistics(model, framework.ops)
-        self.masters: Arrays = self.weights.masters
+        self.masters = self.weights.taken()
         self.state: dict[str, Any] = {"states": self.statistics.states()}
 
     @contextmanager
@@ -190,7 +192,7 @@ class MLXModel(NativeModel):
         place(self.weights.holders, self.weights.copies(self.masters))
         place(self.statistics.holders, self.state["states"])
         self.model.eval()
-        self.masters = self.weights.masters = {}
+        self.masters = {}
         given, run = self.final_values(), getattr(self.model, method)
         run = mx.compile(run) if self.binding.compile else run
         return lambda host: run(self.moved(host), given)
