@@ -154,6 +154,8 @@ class Output:
                 fix="wait for it, or name another folder with --to",
             ) from error
         found = State.read(self.folder / _STATE)
+        if found is not None and found.key == key:
+            self._take_back(found)
         self.resumed = found is not None and found.key == key and self._has(found)
         self.state = found if found is not None and self.resumed else State(key)
         begun = [f"{self._name}.tmp"] if self.state.open else []
@@ -308,6 +310,13 @@ class Output:
             yield
         except OSError as error:
             raise self._unwritable(error) from error
+
+    def _take_back(self, state: State) -> None:
+        """Take the name of a part away that an earlier start gave it and had no time to note."""
+        named = self.folder / _part_name(state)
+        begun = named.with_name(f"{named.name}.tmp")
+        if state.open and named.is_file() and not begun.exists():
+            named.rename(begun)
 
     def _has(self, state: State) -> bool:
         """Tell whether the files are there that an earlier start noted, and as long as it noted."""

@@ -52,6 +52,30 @@ def test_a_stopped_command_goes_on_to_the_same_bytes(
     assert not (tmp_path / "a.unfinished").exists()
 
 
+def test_a_part_that_has_its_name_and_is_not_noted_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PART", 50)
+    assert not write(tmp_path / "whole", 12)
+    monkeypatch.setattr(module, "NOTED", 0.0)  # after every row
+    noted, noting = [0], Output.note_progress
+
+    def killed(output: Output) -> None:
+        noted[0] += 1
+        if noted[0] == 10:  # the second part, renamed just now
+            raise KeyboardInterrupt
+        noting(output)
+
+    monkeypatch.setattr(Output, "note_progress", killed)
+    with pytest.raises(module.Interrupted):
+        write(tmp_path / "a", 12)
+    unfinished = tmp_path / "a.unfinished"
+    assert (unfinished / "part-00001.jsonl").exists()
+    monkeypatch.setattr(Output, "note_progress", noting)
+    assert write(tmp_path / "a", 12)
+    assert content(tmp_path / "a") == content(tmp_path / "whole")
+
+
 def test_only_the_parts_of_a_folder_are_data(tmp_path: Path) -> None:
     write(tmp_path / "a", 3)
     assert [one.path.name for one in find([str(tmp_path / "a")], lambda line: None)] == [
