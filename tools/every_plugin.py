@@ -46,6 +46,7 @@ APART: Mapping[str, str] = {
     "attn_scale.layers": "[0]",
     "relu2.layers": "[0]",
     "moe.layers": "[1]",
+    "lora.layers": "[2]",
 }
 """Settings with which those that cannot be in one layer are in one model."""
 
@@ -119,4 +120,5 @@ def all_at_once() -> tuple[tuple[str, ...], dict[str, str]]:
         if one.left_out is None and one.name not in FREEZING:
             first.setdefault(one.name, one)
     settings = {key: value for one in first.values() for key, value in one.settings.items()}
-    return tuple(first), {**settings, **APART}
+    apart = {key: value for key, value in APART.items() if key.partition(".")[0] in first}
+    return tuple(first), {**settings, **apart}
