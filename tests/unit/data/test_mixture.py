@@ -45,7 +45,7 @@ class Marked:
 
 
 @given(weights, st.lists(st.integers(1, 17), min_size=1, max_size=8))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 def test_after_any_row_each_source_is_within_a_row_of_its_share(
     weights: list[float], reads: list[int]
 ) -> None:

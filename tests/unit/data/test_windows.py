@@ -39,7 +39,7 @@ def rows(found: list[StepBatch], name: str = "ids") -> np.ndarray:
 
 
 @given(lengths, st.integers(0, 3), st.integers(1, 9))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 def test_rows_are_those_of_documents_end_to_end_in_the_order_of_each_epoch(
     lengths: list[int], seed: int, seq_len: int
 ) -> None:
@@ -64,7 +64,7 @@ def test_rows_are_those_of_documents_end_to_end_in_the_order_of_each_epoch(
 
 
 @given(lengths, st.integers(1, 3), st.integers(1, 2), st.integers(0, 10))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 def test_any_split_and_any_resume_read_the_same(
     lengths: list[int], rows_: int, accumulate: int, place: int
 ) -> None:
