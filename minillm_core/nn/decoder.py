@@ -338,6 +338,22 @@ def as_numbers(node: Any, result: Any, shape: tuple[int, ...]) -> Any:
     return node.ops.astype(result, "float32")
 
 
+def _no_leaf(
+    leaf: str, node: Node, built: Mapping[str, Any], leaves: Mapping[str, Any]
+) -> PlanError:
+    """Refuse a claim on the product of what is no leaf; name the plugin whose module is in its place."""
+    above = leaf
+    while above and above not in built:
+        above = above.rpartition(".")[0]
+    owner = getattr(built.get(above), "owner", None)
+    fix = "leaves are " + ", ".join(sorted(leaves)[:4]) + ", ..."
+    what = f"plugin '{node.owner}' replaces the product of '{leaf}', which is no leaf"
+    if owner:
+        what = f"{what}: '{above}' is made by plugin '{owner}'"
+        fix = f"leave out '{owner}' or '{node.owner}', or keep '{node.owner}' out of it; {fix}"
+    return PlanError(what, where=node.slot, fix=fix)
+
+
 def decoder(spec: DecoderSpec, *, checkpointing: bool = False) -> Any:
     """Build the model on the current framework, every module knowing its path and claims; seal it.
 
@@ -350,14 +366,11 @@ def decoder(spec: DecoderSpec, *, checkpointing: bool = False) -> Any:
             that promises terms or statistics where nothing would collect them.
     """
     model: Any = Decoder(spec, checkpointing=checkpointing)
-    leaves = {path: m for path, m in named_modules(model) if isinstance(m, Linear)}
+    built = dict(named_modules(model))
+    leaves = {path: m for path, m in built.items() if isinstance(m, Linear)}
     for leaf, node in spec.linears:
         if leaf not in leaves:
-            raise PlanError(
-                f"plugin '{node.owner}' replaces the product of '{leaf}', which is no leaf",
-                where=node.slot,
-                fix="leaves are " + ", ".join(sorted(leaves)[:4]) + ", ...",
-            )
+            raise _no_leaf(leaf, node, built, leaves)
         leaves[leaf].product = node.make(spec.geometry)
     modules = dict(named_modules(model))
     for path, module in modules.items():
