@@ -83,8 +83,10 @@ def keep(
 
 
 def own_command() -> list[str]:
-    """Return the command line of this process, from the script's name on."""
-    return [Path(sys.argv[0]).name, *sys.argv[1:]]
+    """Return the command line of this process, from the script's name on; of absolute paths the name."""
+    words = sys.argv[1:]
+    named = [Path(word).name if Path(word).is_absolute() else word for word in words]
+    return [Path(sys.argv[0]).name, *named]
 
 
 def _version(distribution: str) -> str | None:

@@ -23,7 +23,7 @@ from typing import IO, Any
 
 from minillm_core.data.documents import Columns, Documents, digest
 from minillm_core.data.sources import Source
-from minillm_core.data.store import Place, read_meta
+from minillm_core.data.store import Bookmark, place_of, read_meta
 from minillm_core.data.tokenise import TokenCache
 from minillm_core.data.tokenizer import Tokenizer
 from minillm_core.errors import DataError, MinillmError
@@ -67,11 +67,6 @@ class Blocks:
             return sum(one.tokens for one in self._opened)
         return self._about
 
-    @property
-    def complete(self) -> bool:
-        """Whether the last block is open."""
-        return self._place is None
-
     def room(self, tokens: int) -> Columns:
         """Make arrays of zeros for so many tokens."""
         return self._opened[0].room(tokens)
@@ -113,10 +108,10 @@ class Blocks:
         while place is not None:
             folder = self._cache.folder_of(self._cache.key, number)
             try:
-                held = read_meta(folder)["place"]
-            except (OSError, ValueError, KeyError):
+                place = place_of(read_meta(folder))
+            except (OSError, ValueError, KeyError, TypeError):
                 break
-            number, place = number + 1, held and (int(held[0]), int(held[1]))
+            number += 1
         if place is not None:
             self._beside = _Beside(self._cache, number, place, self._tokenizer)
 
@@ -125,7 +120,7 @@ class _Beside:
     """The process that tokenises the blocks from ``number`` on."""
 
     def __init__(
-        self, cache: TokenCache, number: int, place: Place, tokenizer: tuple[Path, str] | None
+        self, cache: TokenCache, number: int, place: Bookmark, tokenizer: tuple[Path, str] | None
     ) -> None:
         what = {
             "paths": list(cache.paths),
@@ -214,7 +209,8 @@ def tokenise_rest(what: dict[str, Any]) -> None:
         if what["tokenizer"]:
             path, token = what["tokenizer"]
             tokenizer = Tokenizer.load(Path(path), what["vocab"], token)
-        place = what["place"][0], what["place"][1]
+        place = place_of(what)
+        assert place is not None
         for _ in cache.made(what["key"], what["number"], place, tokenizer, what["end_of_text"]):
             pass
     except MinillmError as error:

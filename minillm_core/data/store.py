@@ -38,11 +38,11 @@ from minillm_core.plugins.sourcing import Field
 Values = Mapping[str, float | np.ndarray]
 """Field -> its value, of some tokens."""
 
-Place = tuple[int, int]
-"""A place among documents: the number of a file, or of a path whose files a plugin reads together, and
+Bookmark = tuple[int, int]
+"""Where reading goes on among documents: the number of a file, or of a path whose files a plugin reads together, and
 documents before it there."""
 
-BEGIN: Place = 0, 0
+BEGIN: Bookmark = 0, 0
 
 _IDS, _SPANS, _META, _TOKENIZER = "ids.bin", "spans.npy", "meta.json", "tokenizer.json"
 _NAME = re.compile(r"[0-9a-f]{32}(\.tmp-[0-9a-f]+)?")
@@ -78,7 +78,7 @@ class Entry:
     tokenizer: Path | None
     sample: tuple[int, int]
     paths: np.ndarray
-    place: Place | None
+    place: Bookmark | None
 
 
 class Writer:
@@ -157,7 +157,7 @@ class Writer:
         tokenizer: Tokenizer | None,
         sample: tuple[int, int] = (0, 0),
         paths: Sequence[tuple[int, int]] = (),
-        place: Place | None = None,
+        place: Bookmark | None = None,
     ) -> None:
         """Finish the entry; where another process was faster, keep that one's.
 
@@ -326,7 +326,7 @@ def _checked(
     if meta.pop("seal") != digest(json.dumps(meta)):
         raise ValueError("meta.json")
     dtype = _record(np.dtype({"<u2": "<u2", "<u4": "<u4"}[meta["dtype"]]), fields)
-    place = meta["place"] and (int(meta["place"][0]), int(meta["place"][1]))
+    place = place_of(meta)
     shards = () if place else shards  # they are behind all that is read
     ids = np.zeros(0, dtype)
     found, largest = xxhash.xxh3_128(), 0
@@ -397,6 +397,16 @@ def read_meta(folder: Path) -> dict[str, Any]:
     if not isinstance(meta, dict):
         raise ValueError("meta.json")
     return meta
+
+
+def place_of(meta: Mapping[str, Any]) -> Bookmark | None:
+    """Take the place of the documents behind an entry's out of what it says of itself.
+
+    Raises:
+        KeyError, TypeError, ValueError: it says nothing of that.
+    """
+    held = meta["place"]
+    return None if held is None else (int(held[0]), int(held[1]))
 
 
 def _check_owner(folder: Path) -> None:

@@ -32,7 +32,16 @@ from minillm_core.data.documents import Documents, MappedFile, digest
 from minillm_core.data.formats import EMPTY, Document, Progress, Reading, ticker
 from minillm_core.data.shards import check_ids, map_shard, starts
 from minillm_core.data.sources import Source, find
-from minillm_core.data.store import BEGIN, Digests, Entry, Place, Values, Writer, open_entry, sweep
+from minillm_core.data.store import (
+    BEGIN,
+    Bookmark,
+    Digests,
+    Entry,
+    Values,
+    Writer,
+    open_entry,
+    sweep,
+)
 from minillm_core.data.tokenizer import Tokenizer, grouped
 from minillm_core.errors import DataError
 from minillm_core.nn.reference import Function
@@ -59,7 +68,7 @@ class _Begins(NamedTuple):
     """The beginning of a document: the number of its path, and the place behind it."""
 
     path: int
-    after: Place
+    after: Bookmark
 
 
 @dataclass
@@ -202,7 +211,9 @@ class TokenCache:
                 with, bytes of text that it was trained on and bytes in all.
         """
         self.key, number, making = key, 0, None
-        place: Place | None = BEGIN
+        with self._writing():
+            sweep(self.folder / "tokens")
+        place: Bookmark | None = BEGIN
         self._notes.clear()
         while place is not None and not (number and self.block):
             folder = self.folder_of(key, number)
@@ -252,7 +263,6 @@ class TokenCache:
     def _open(self, folder: Path, progress: Progress | None) -> Entry | None:
         content = digest(" ".join(self._digests[source] for source in self._mapped))
         with self._writing():
-            sweep(folder.parent)
             more = self.vocab, content, self.say, progress, self.asked.fields
             opened = open_entry(folder, self._shards, *more)
         for source in self._mapped:
@@ -264,7 +274,7 @@ class TokenCache:
         self,
         key: str,
         number: int,
-        place: Place,
+        place: Bookmark,
         tokenizer: Tokenizer | None,
         end_of_text: int,
         sample: tuple[int, int] = (0, 0),
@@ -374,7 +384,7 @@ class TokenCache:
         reading: Reading,
         specials: Mapping[str, int] | None,
         text: bool = True,
-        place: Place = BEGIN,
+        place: Bookmark = BEGIN,
     ) -> Iterator[tuple[_Begins | None, Document, Values]]:
         """Read the documents of all files that are not mapped, part by part.
 
@@ -404,7 +414,7 @@ class TokenCache:
                 reading.notes[EMPTY] += 1
 
     def _documents(
-        self, reading: Reading, specials: Mapping[str, int] | None, place: Place
+        self, reading: Reading, specials: Mapping[str, int] | None, place: Bookmark
     ) -> Iterator[tuple[str, _Begins | None, Iterable[tuple[Document, Values]]]]:
         """Yield the file of each document, where it begins, and its parts."""
         source = self.asked.source

@@ -241,7 +241,7 @@ class OptimizerBuilder(Builder):
 
         Args:
             rule: its name.
-            where: is asked of each parameter, at once.
+            where: called with each parameter's name and facts, at once.
 
         Returns:
             How many they are.
@@ -267,7 +267,7 @@ class OptimizerBuilder(Builder):
         that it sets for what is not its own.
 
         Args:
-            where: is asked of each parameter, at once.
+            where: called with each parameter's name and facts, at once.
 
         Returns:
             How many they are.
@@ -299,7 +299,7 @@ class OptimizerBuilder(Builder):
         the decay that it multiplies.
 
         Args:
-            where: is asked of each parameter, at once.
+            where: called with each parameter's name and facts, at once.
             lr_mul: factor on the learning rate: a number, or a schedule (piecewise, cosine,
                 scheduled, plateaus), which is an input of the compiled step.
             wd_mul: factor on the weight decay, likewise.

@@ -35,7 +35,7 @@ NAMES = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assi
 """Names of roles in other data -> ours."""
 
 NO_ANSWER = "left out: lines without an answer"
-_REASONS = 8  # kinds of refusals that are told apart
+_REASONS = 8  # kinds of refusals that have a count of their own
 _LIKE = 'like {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
 
 

@@ -1,4 +1,4 @@
-"""How good a model's answers are: their loss, and what it says where it is asked.
+"""The quality of a model's answers: their loss, and how answers that it generates compare.
 
 The loss is that of all answers of the chats, in nats a token. Then the model gives the last answer of
 each chat again, always by the likeliest token, and a pattern says which part of it is compared with the

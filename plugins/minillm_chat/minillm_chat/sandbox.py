@@ -46,7 +46,7 @@ _REFUSED_FILTERS = ("center", "pprint", "random", "urlize", "wordwrap", "xmlattr
 
 
 class ChatRefusedError(Exception):
-    """A conversation that the template does not write; ``reason`` is said with the count of such."""
+    """A refusal of one conversation by its template; such are counted by ``reason``."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

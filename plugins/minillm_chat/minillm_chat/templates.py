@@ -218,7 +218,7 @@ class ChatTemplate:
         return found
 
     def prompt(self, messages: Chat, *, tools: Any = None) -> list[Part]:
-        """Write a conversation that an answer is asked of, as parts of weight 0.
+        """Write a conversation with the generation prompt, as parts of weight 0.
 
         Raises:
             ChatRefusedError: the template refuses it.
@@ -255,7 +255,7 @@ class ChatTemplate:
                 continue
             start, end = written.answer(index)
             if start < last:
-                raise ChatRefusedError("two answers cannot be told apart")
+                raise ChatRefusedError("the template writes two answers over each other")
             ended = list(self._special.finditer(written.whole, start, end))
             if not ended or written.whole[ended[-1].end() : end].strip():
                 raise ChatRefusedError("no special token ends the answer")

@@ -24,6 +24,20 @@ SMALL = {
 }
 
 Train = Callable[..., Path]
+Planned = Callable[..., minillm.Plan]
+
+
+@pytest.fixture
+def planned() -> Planned:
+    """A small plan of a run on chats, with settings as ``data__val=0.1``."""
+
+    def planned(data: Path, **more: Any) -> minillm.Plan:
+        options = {key.replace("__", "."): value for key, value in more.items()}
+        plugins = options.pop("plugins", "sft")
+        loaded = minillm.load("tiny", plugins=plugins, data=data, settings={**SMALL, **options})
+        return minillm.build_plan(loaded)
+
+    return planned
 
 
 @pytest.fixture(scope="session")

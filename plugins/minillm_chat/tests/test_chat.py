@@ -82,7 +82,7 @@ def minillm_sampling() -> Any:
 
 
 class Told:
-    """Stands for a model: gives answers, and keeps what it was asked."""
+    """A stand-in for a model: returns given answers, and records the prompts."""
 
     def __init__(self, *answers: list[str]) -> None:
         self.answers, self.asked = list(answers), list[Any]()

@@ -23,6 +23,8 @@ PLACE = Place(Path("chats.jsonl"), "", 1, 0)
 QUESTION, ANSWER = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}
 CHAT = {"messages": [QUESTION, ANSWER]}
 
+Planned = Callable[..., minillm.Plan]
+
 
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[..., Path]:
@@ -161,25 +163,6 @@ def test_names_of_special_tokens_are_identifiers_and_differ() -> None:
 
 # Runs
 
-SMALL = {
-    "model.layers": 1,
-    "model.dim": 32,
-    "model.heads": 2,
-    "model.vocab": 300,
-    "train.seq_len": 64,
-    "train.rows": 4,
-    "train.steps": 2,
-    "eval.samples": 0,
-    "data.val": 0.2,
-}
-
-
-def planned(data: Path, **more: Any) -> minillm.Plan:
-    options = {key.replace("__", "."): value for key, value in more.items()}
-    plugins = options.pop("plugins", "sft")
-    loaded = minillm.load("tiny", plugins=plugins, data=data, settings={**SMALL, **options})
-    return minillm.build_plan(loaded)
-
 
 def opened(plan: minillm.Plan, cache: Path) -> tuple[Corpus, list[str]]:
     said: list[str] = []
@@ -195,7 +178,9 @@ def chats(count: int) -> list[dict[str, Any]]:
     ]
 
 
-def test_labels_are_the_answers_and_their_ends(write: Callable[..., Path], tmp_path: Path) -> None:
+def test_labels_are_the_answers_and_their_ends(
+    planned: Planned, write: Callable[..., Path], tmp_path: Path
+) -> None:
     corpus, _ = opened(planned(write(chats(40))), tmp_path / "cache")
     assert corpus.tokenizer is not None
     assert corpus.specials == {"end_of_text": 0, "im_end": 1, "im_start": 2}
@@ -209,7 +194,9 @@ def test_labels_are_the_answers_and_their_ends(write: Callable[..., Path], tmp_p
     assert found == {f"It is {n + 1}, my friend.<|im_end|>" for n in range(40)}
 
 
-def test_chats_longer_than_a_row_are_counted(write: Callable[..., Path], tmp_path: Path) -> None:
+def test_chats_longer_than_a_row_are_counted(
+    planned: Planned, write: Callable[..., Path], tmp_path: Path
+) -> None:
     late = [{"prompt": "why " * 300, "completion": "so"}] * 3
     early = [{"prompt": "a", "completion": "so " * 300}] * 4
     _, said = opened(planned(write([*chats(60), *late, *early]), data__val=0.01), tmp_path / "a")
@@ -228,7 +215,7 @@ def test_chats_longer_than_a_row_are_counted(write: Callable[..., Path], tmp_pat
 
 @pytest.mark.parametrize("plugins", ["sft", "sft,best_fit,length_buckets"])
 def test_a_run_trains_on_chats_and_evaluates_their_answers(
-    write: Callable[..., Path], tmp_path: Path, plugins: str
+    planned: Planned, write: Callable[..., Path], tmp_path: Path, plugins: str
 ) -> None:
     data = write(chats(60))
     made = minillm.Run(planned(data, plugins=plugins), cache=tmp_path / "cache").train()
@@ -247,7 +234,7 @@ def test_a_run_trains_on_chats_and_evaluates_their_answers(
 
 
 def test_a_full_tokenizer_is_refused_and_plain_text_serves(
-    write: Callable[..., Path], tmp_path: Path
+    planned: Planned, write: Callable[..., Path], tmp_path: Path
 ) -> None:
     base = tmp_path / "base.json"
     Tokenizer.train(["Some text, again and again."] * 9, 300).save(base)
@@ -263,7 +250,9 @@ def test_a_full_tokenizer_is_refused_and_plain_text_serves(
     assert corpus.specials == {"end_of_text": 0}
 
 
-def test_a_mixture_of_chats_keeps_its_weights(write: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_mixture_of_chats_keeps_its_weights(
+    planned: Planned, write: Callable[..., Path], tmp_path: Path
+) -> None:
     first, second = write(chats(60)), write(chats(90)[60:], "b.jsonl")
     plan = planned(first, data__paths=[f"{first}:3", f"{second}:1"])
     corpus, _ = opened(plan, tmp_path / "cache")

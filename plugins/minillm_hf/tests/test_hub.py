@@ -40,7 +40,7 @@ class Hub:
     Attributes:
         files: commit -> name -> bytes.
         head: the commit of the branch main.
-        asked: paths that were asked for.
+        asked: paths of the requests so far.
         status: what is answered in place of all else; 0: as asked.
     """
 
@@ -106,7 +106,7 @@ class Hub:
         return 200, {"id": NAME, "modelId": NAME, "sha": commit, "siblings": siblings}
 
     def fetched(self) -> list[str]:
-        """Give the names of the files that were asked for, and forget them."""
+        """Return the names of the files requested since the last call."""
         names = {path.rpartition("/")[2] for path in self.asked if "/resolve/" in path}
         self.asked.clear()
         return sorted(names)

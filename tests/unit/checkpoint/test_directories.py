@@ -1,4 +1,4 @@
-"""The seam of model directories: who reads and who writes one, and what is said where nobody can."""
+"""Formats of model directories: which one reads or writes a directory, and the errors where none does."""
 
 from __future__ import annotations
 
