@@ -144,9 +144,9 @@ class RunOptions:
     init: Annotated[
         Path | None,
         _choice(
-            "DIR",
-            "Start from the weights, shape and tokenizer of a model directory (Hugging Face format), "
-            "or of a model of the hub: OWNER/NAME[@REVISION].",
+            "RUN|DIR",
+            "Start from the weights, shape and tokenizer of a run (RUN[@STEP]), of a model directory "
+            "(Hugging Face format), or of a model of the hub: OWNER/NAME[@REVISION].",
         ),
     ] = None
     out: Annotated[Path | None, _choice("DIR", "Folder of the run; default: runs/PRESET-N.")] = None

@@ -234,7 +234,7 @@ class Config(Section):
         default_factory=dict, description="plugin name -> its options as given, not yet typed"
     )
     init: str | None = Field(
-        None, description="a model directory to start from, or a model of the hub"
+        None, description="a run or a model directory to start from, or a model of the hub"
     )
     seed: int = Field(0, ge=0, description="initial weights and all other randomness but the data")
     backend: Literal["auto", "torch", "mlx"] = Field(

@@ -162,7 +162,8 @@ def _remarks(job: Job, earlier: RunFolder | None) -> Iterator[str]:
     branched = _inherited(BRANCHED_FROM, job.branch, earlier)
     words = ["minillm", "train", "-c", "run.toml"]
     if branched is not None:
-        words += ["--branch", f"{branched['out']}@{branched['step']}"]
+        flag = "--init" if branched.get("weights_only") else "--branch"
+        words += [flag, f"{branched['out']}@{branched['step']}"]
     if specs:
         words += ["--plugins", specs]
     yield f"All settings of a run. To repeat it: {plain(shlex.join(words), 2000)}"

@@ -1,15 +1,15 @@
-"""The state that a new run begins with: of a model directory (``--init``), or of another run's checkpoint.
+"""The state that a new run begins with: of a model directory, or of another run's checkpoint.
 
 ``minillm train --branch RUN[@STEP] --out NEW``: the new run takes the old one's settings, overlaid by
 those that are given, its weights, optimizer state, step and place in the data. Where its plan differs,
-arrays are taken by name and shape, and the others start anew.
+arrays are taken by name and shape, and the others start anew. ``--init RUN[@STEP]`` takes settings and
+weights alone, and begins at step 0, at the start of its data and its schedules.
 """
 
 from __future__ import annotations
 
 import os
-import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from minillm_core.errors import ConfigError, DataError, Refusal
 from minillm_core.plan import Plan, build_plan
 from minillm_core.text import few
 from minillm_core.train.budget import Budget, Position
-from minillm_core.train.record import RUN, read_record
+from minillm_core.train.record import read_record, split_run
 from minillm_core.train.request import RunRequest, prepare
 from minillm_core.train.restore import SavedModel
 from minillm_core.train.run_folder import TOKENIZER, RunFolder
@@ -79,12 +79,6 @@ def read_initial(directory: str) -> ModelDirectory:
         return found
     if not offers():
         raise absent(f"{path} cannot be read as a model directory")
-    if (path / RUN).is_file():
-        raise Refusal(
-            f"{path} is the folder of a run, not a model directory",
-            where=f"--init {directory}",
-            fix=f"minillm export {shlex.quote(directory)} --to DIR, then --init DIR",
-        )
     raise Refusal(
         f"{path} is no model directory",
         where=str(path / "config.json") if path.is_dir() else "there is no such folder",
@@ -197,35 +191,40 @@ class Branch(RunFolder):
     """The checkpoint that a new run begins with, and the folder, absolute, of its run."""
 
     checkpoint: Checkpoint
+    weights_only: (
+        bool  # --init: neither the optimizer's state nor the step and the place in the data
+    )
 
     @classmethod
-    def of(cls, given: str, say: Callable[[str], None]) -> Branch:
-        """Find what ``--branch`` names: ``RUN``, ``RUN@STEP`` or ``RUN@best``.
+    def of(cls, given: str, say: Callable[[str], None], *, weights_only: bool) -> Branch:
+        """Find what ``--branch`` or ``--init`` names: ``RUN``, ``RUN@STEP`` or ``RUN@best``.
 
         Raises:
             Refusal: there is no such run or checkpoint.
             NoCheckpoint: it does not verify.
         """
-        folder, _, which = (given, "", "") if Path(given).exists() else given.rpartition("@")
-        if not folder:
-            folder, which = given, ""
+        folder, which = split_run(given)
+        flag = "--init" if weights_only else "--branch"
         if which not in ("", BEST) and not (which.isascii() and which.isdecimal()):
             raise Refusal(
                 f"'{which}' is no step of a run",
-                where=f"--branch {given}",
-                fix="--branch RUN, --branch RUN@STEP or --branch RUN@best",
+                where=f"{flag} {given}",
+                fix=f"{flag} RUN, {flag} RUN@STEP or {flag} RUN@best",
             )
         out = Path(folder).absolute()
         record = read_record(out)
         step = int(which) if which and which != BEST else None
-        return cls(out, record, chosen_or_refuse(out, say, step=step, best=which == BEST))
+        chosen = chosen_or_refuse(out, say, step=step, best=which == BEST)
+        return cls(out, record, chosen, weights_only)
 
     def data(self) -> dict[str, Any]:
         """Describe it for run.json."""
+        taken = {"weights_only": True} if self.weights_only else {}
         return {
             "out": str(self.out),
             "step": self.checkpoint.step,
             "plan_hash": self.record["plan_hash"],
+            **taken,
         }
 
     def below(self, *, other_text: bool) -> Layer:
@@ -238,7 +237,8 @@ class Branch(RunFolder):
         layer.settings.pop("init", None)  # the weights are the checkpoint's
         own = self.out / TOKENIZER
         if other_text and own.exists():
-            layer.settings["data.tokenizer"] = Setting(str(own), "--branch", str(own))
+            flag = "--init" if self.weights_only else "--branch"
+            layer.settings["data.tokenizer"] = Setting(str(own), flag, str(own))
         return layer
 
     def load(
@@ -254,6 +254,10 @@ class Branch(RunFolder):
             DataError: the tokenizer is another one.
         """
         self._check_tokenizer(corpus, config)
+        held = self.checkpoint.arrays()
+        if self.weights_only:
+            weights = {n: array for n, array in held.items() if n.startswith(("model.", "state."))}
+            return Position(), tuple(self._take(trainer, weights))
         position = Position.of(self.checkpoint.scalars)
         position.saved = None  # in the new folder nothing is saved yet
         if budget.spent(position.step, position.elapsed):
@@ -263,14 +267,14 @@ class Branch(RunFolder):
                 fix=f"--steps with more than {position.step:,}, all steps from 0 on being counted",
             )
         same_seed = self.config.seed == config.seed
-        notes = [*self._take(trainer, same_seed), *self._place(position, corpus, same_seed)]
+        if not same_seed:
+            held = {name: array for name, array in held.items() if not name.startswith("random.")}
+        notes = [*self._take(trainer, held), *self._place(position, corpus, same_seed)]
         return position, tuple(notes)
 
-    def _take(self, trainer: Trainer, same_seed: bool) -> Iterator[str]:
+    def _take(self, trainer: Trainer, old: Mapping[str, np.ndarray]) -> Iterator[str]:
         """Give the trainer what fits by name and shape, and say what does not."""
-        old, new = self.checkpoint.arrays(), trainer.arrays()
-        if not same_seed:
-            old = {name: array for name, array in old.items() if not name.startswith("random.")}
+        new = trainer.arrays()
         fits = {
             name: array
             for name, array in old.items()
@@ -283,11 +287,13 @@ class Branch(RunFolder):
                 fix="model.* as in the run that is branched from",
             )
         trainer.resume(new | fits)
-        yield f"branched from step {self.checkpoint.step:,} of {self.out}"
+        verb = "with the weights of" if self.weights_only else "branched from"
+        yield f"{verb} step {self.checkpoint.step:,} of {self.out}"
         anew = sorted(name for name in new if name not in fits)
         if weights := [name for name in anew if name.startswith(("model.", "state."))]:
             yield f"weights that start anew: {few(weights)}"
-        if state := [name for name in anew if name.startswith("optimizer.")]:
+        state = [name for name in anew if name.startswith("optimizer.")]
+        if state and not self.weights_only:
             yield f"optimizer state that starts anew: {few(state)}"
         if left := sorted(n for n in old if n not in new and not n.startswith("random.")):
             yield f"left behind, since this model has no place for it: {few(left)}"

@@ -32,6 +32,17 @@ PACKAGES = ("minillm-core", "numpy", "pydantic", "tokenizers")
 FRAMEWORKS = {"torch": ("torch",), "mlx": ("mlx",), "numpy": ()}
 
 
+def split_run(given: str) -> tuple[str, str]:
+    """Split ``RUN[@STEP]`` into the run's folder and the step, empty where none is named."""
+    folder, _, step = (given, "", "") if Path(given).exists() else given.rpartition("@")
+    return (folder, step) if folder else (given, "")
+
+
+def names_run(given: object) -> bool:
+    """Return whether a value is ``RUN[@STEP]``, with the folder of a run."""
+    return isinstance(given, str) and os.path.lexists(Path(split_run(given)[0]) / RUN)
+
+
 def choose_out(
     preset: str, given: Path | None = None, *, runs: Path = RUNS, resume: bool = False
 ) -> Path:

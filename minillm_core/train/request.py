@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from minillm_core.backends import detect
 from minillm_core.errors import BackendError, DataError, Refusal, Stopped
 from minillm_core.train.progress import display
-from minillm_core.train.record import RUN, RUNS, choose_out
+from minillm_core.train.record import RUN, RUNS, choose_out, names_run
 from minillm_core.train.signals import stop_on_signals
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def load_settings(request: RunRequest, *, to_run: bool, fit: bool = True) -> Pre
     Raises:
         ConfigError: a setting cannot be used.
         DataError: a path of the data does not exist or holds no data.
-        Refusal: the run that is to be resumed or branched from cannot be read.
+        Refusal: the run that is to be resumed, branched from or started from cannot be read.
     """
     from minillm_core.config.load import absolute, load
 
@@ -94,16 +94,17 @@ def load_settings(request: RunRequest, *, to_run: bool, fit: bool = True) -> Pre
     # runs and model directories are read with NumPy, which a run's first line does not wait for
     earlier, below, initial, notes = None, None, None, list[str]()
     branch, init, place = None, request.given("init"), ""
-    if request.branch is not None:
+    if request.branch is not None and init is not None:
+        raise Refusal(
+            "--branch and --init both say where the weights come from",
+            where=f"--branch {request.branch} --init {init}",
+            fix="one of them",
+        )
+    of_run = request.resume is None and init is not None and names_run(init)
+    if request.branch is not None or of_run:
         from minillm_core.train.initial import Branch
 
-        branch = Branch.of(request.branch, notes.append)
-        if init is not None:
-            raise Refusal(
-                "--branch and --init both say where the weights come from",
-                where=f"--branch {request.branch} --init {init}",
-                fix="one of them",
-            )
+        branch = Branch.of(request.branch or str(init), notes.append, weights_only=of_run)
         below = branch.below(other_text=any(request.given(key) is not None for key in _TEXT))
     elif request.resume:
         from minillm_core.train.run_folder import RunFolder
@@ -124,7 +125,9 @@ def load_settings(request: RunRequest, *, to_run: bool, fit: bool = True) -> Pre
         **request.sources,
     )
     notes = (*loaded.notes, *notes)
-    config = loaded.config if initial is None else loaded.config.model_copy(update={"init": place})
+    config = loaded.config
+    if initial is not None or of_run:  # a run's weights are kept as those of a branch are
+        config = config.model_copy(update={"init": place or None})
     config = absolute(config)
     loaded = replace(loaded, config=config, notes=notes, command=request.command)
     if below is None and fit:

@@ -51,8 +51,9 @@ def check_plan(earlier: RunFolder, plan: Plan) -> tuple[list[str], list[str]]:
     if earlier.newest is not None:
         earlier.check_seed(earlier.newest)
     if before.init != plan.config.init:
+        begun = before.init or earlier.part("branched_from").get("out")
         raise Refusal(
-            f"the run was started from {before.init or 'new weights'}, not {plan.config.init}",
+            f"the run was started from {begun or 'new weights'}, not {plan.config.init}",
             where=where,
             fix="leave --init out, or start a new run in another --out",
         )
@@ -181,11 +182,12 @@ def load_newest(
     checkpoint = newest_and_set_aside(out, say)
     if checkpoint is None and earlier.record.get("branched_from") is not None:
         branched = earlier.part("branched_from")
+        flag = "--init" if branched.get("weights_only") else "--branch"
         origin = f"{branched.get('out', 'RUN')}@{branched.get('step', 'STEP')}"
         raise Refusal(
-            "the run began as a branch, and has no checkpoint: it cannot start at step 0",
+            "the run began with another's weights, and has no checkpoint: it cannot start anew",
             where=str(out / "checkpoints"),
-            fix=f"branch again: --branch {shlex.quote(origin)} --out NEW",
+            fix=f"begin again: {flag} {shlex.quote(origin)} --out NEW",
         )
     if checkpoint is None:
         say("no checkpoint of the run was ever written: starting at step 0")

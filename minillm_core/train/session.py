@@ -239,7 +239,7 @@ class Session:
         if job.plan.frozen and not (self.resume or job.initial or job.branch):
             self.shown.say(
                 "warning: frozen parameters keep the random values that they begin with: start from "
-                "trained ones, with --init DIR or --branch RUN"
+                "trained ones, with --init RUN or DIR"
             )
 
     def _load_initial(self, job: Job) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm_core.checkpoint import newest
+from minillm_core.checkpoint import chosen_or_refuse, newest
 from minillm_core.cli.main import main
 
 SMALL = (
@@ -510,9 +510,48 @@ def test_a_branch_on_other_text_keeps_the_tokenizer_and_reads_from_the_start(
     assert shell("--resume", "--steps", "14", out=out) == 0
 
 
+def test_a_run_that_starts_from_the_weights_of_another_starts_its_schedules_and_data(
+    shell: Shell, origin: Path
+) -> None:
+    lr = "train.lr=0.001"
+    assert shell("--init", f"{origin}@6", "--steps", "8", lr, out=shell.out) == 0, shell.err
+    assert f"with the weights of step 6 of {origin}" in shell.err
+    assert "starts anew" not in shell.err
+    steps, before = events(shell.out, "step"), events(origin, "step")
+    assert [one["step"] for one in steps] == list(range(1, 9))
+    assert steps[0]["lr"] / 0.001 == pytest.approx(before[0]["lr"] / 0.003, rel=0.3)  # warming up
+    assert steps[0]["loss"] < before[0]["loss"] - 0.5
+    first, started = (
+        chosen_or_refuse(shell.out, print, step=0),
+        chosen_or_refuse(origin, print, step=6),
+    )
+    held = {name: a for name, a in started.arrays().items() if name.startswith("model.")}
+    assert held
+    assert all(np.array_equal(first.arrays()[name], array) for name, array in held.items())
+    state = [array for name, array in first.arrays().items() if name.startswith("optimizer.")]
+    assert state
+    assert not any(array.any() for array in state)
+    record = json.loads((shell.out / "run.json").read_text())
+    assert record["config"]["init"]["value"] is None
+    assert record["branched_from"]["weights_only"] is True
+
+    killed = shell.killed_at(6, shell.out, "killed")
+    assert shell("--resume", out=killed) == 0
+    assert learnt(killed) == learnt(shell.out)
+    shown = next(
+        line for line in (killed / "run.toml").read_text().splitlines() if "repeat" in line
+    )
+    assert f"--init {origin}@6" in shown
+    shutil.rmtree(killed / "checkpoints")
+    assert shell("--resume", "--steps", "9", out=killed) == 2
+    assert f"begin again: --init {origin}@6" in shell.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["--init", "{out}@7", "--out", "{new}"], "--step with one of 10, 9, 6, 3"),
+        (["--init", "{out}@x", "--out", "{new}"], "--init RUN@STEP"),
         (["--branch", "{out}@7", "--out", "{new}"], "--step with one of 10, 9, 6, 3"),
         (["--branch", "{out}@x", "--out", "{new}"], "'x' is no step of a run"),
         (["--branch", "{out}@best", "--out", "{new}"], "marked no checkpoint as its best"),
@@ -544,7 +583,7 @@ def test_a_branch_without_its_checkpoints_does_not_start_at_step_0(
     out = branch(shell, f"{origin}@6")
     shutil.rmtree(out / "checkpoints")
     assert shell("--resume", "--steps", "12", out=out) == 2
-    assert "began as a branch, and has no checkpoint" in shell.err
+    assert "began with another's weights, and has no checkpoint" in shell.err
     assert f"--branch {origin}@6 --out NEW" in shell.err
 
 

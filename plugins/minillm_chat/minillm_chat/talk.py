@@ -50,7 +50,7 @@ class ChatModel:
             raise Refusal(
                 "the run was not trained on chats, so nothing says how it would answer",
                 where=str(run.out or "run"),
-                fix=f"minillm train --task sft --data chats.jsonl --branch {run.out} --out CHAT",
+                fix=f"minillm train --task sft --data chats.jsonl --init {run.out} --out CHAT",
             )
         own = run.out is None or os.path.lexists(run.out / "run.json")
         return cls(run, replace(plugin.written_by, today=None), begins=own)
