@@ -310,10 +310,10 @@ class Branch(RunFolder):
         own = self.out / TOKENIZER
         if not own.exists() or corpus.tokenizer is None:
             return
-        if (
-            Tokenizer.load(own, config.model.vocab, self.config.data.end_of_text).digest
-            != corpus.tokenizer.digest
-        ):
+        vocab = config.model.vocab
+        known = Tokenizer.load(own, vocab, self.config.data.end_of_text)
+        known.reserve(corpus.asked.specials, vocab)  # added to the run's as well
+        if known.digest != corpus.tokenizer.digest:
             raise DataError(
                 "the tokenizer is not the one that the branched run's weights were trained with",
                 where=str(own),

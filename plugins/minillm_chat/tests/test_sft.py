@@ -283,3 +283,18 @@ def test_what_cannot_be_a_task_is_refused(
     err = capsys.readouterr().err
     assert (code, said in err) == (2, True), err
     assert len(err.splitlines()) <= 12
+
+
+def test_a_base_run_with_free_rows_gets_the_special_tokens_of_a_template(
+    tmp_path: Path, trained: Callable[..., Path]
+) -> None:
+    base, data = trained(None), trained().parent / "data.jsonl"
+    turns = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "It is more."}]
+    data.write_text((json.dumps({"messages": turns}) + "\n") * 60)
+    entries = len(json.loads((base / "tokenizer.json").read_text())["model"]["vocab"])
+    assert entries < 298  # of 300 rows
+    loaded = minillm.load(plugins="sft", data=data, settings={"init": str(base), "train.lr": 1e-3})
+    run = minillm.Run(minillm.build_plan(loaded), out=tmp_path / "chat", cache=tmp_path / "cache")
+    run.train()
+    assert run.specials["im_end"] >= entries
+    assert run.step == 2  # the base's own steps are not counted
