@@ -19,15 +19,16 @@ from minillm_core.backends.base import Backend, Batch, Binding, Decoding, Model,
 from minillm_core.backends.bind import create
 from minillm_core.backends.detect import Detected
 from minillm_core.backends.memory import memory_or_error
+from minillm_core.backends.steps import supervised_positions
 from minillm_core.errors import DataError, PluginCodeError
-from minillm_core.nn.decoder import decoder
+from minillm_core.nn.decoder import GATHERED, decoder
 from minillm_core.nn.decoding import KVCache
 from minillm_core.nn.initial import initial_values, witness_inits
 from minillm_core.nn.module import materialising
 from minillm_core.nn.node import ModelShape, Scope
 from minillm_core.ops.select import Candidate, Choice, load
 from minillm_core.plan import Plan
-from minillm_core.plugins.builders.loss import Reference
+from minillm_core.plugins.builders.loss import GATHERED_HEAD, Reference
 
 LastLogits = Callable[[Batch, Callable[..., object]], np.ndarray]
 """(batch, maker of its scope) -> float32 (V,): the logits after the last column."""
@@ -176,8 +177,17 @@ class NativeModel(Model):
         self.staged, self.sizes = plan.staged, len(plan.course) > 1
         self.references: dict[str, Callable[[Batch], Any]] = {}  # name -> its field of a batch
 
-    def fields(self, host: Batch) -> dict[str, Any]:
-        """Move the fields that the model reads to its device, and compute those of reference models."""
+    def fields(self, host: Batch, staged: Mapping[str, int]) -> dict[str, Any]:
+        """Move the fields that the model reads to its device, and compute those of reference models.
+
+        Args:
+            host: a micro-batch of training.
+            staged: the values that are baked into its step.
+        """
+        loss = self.plan.spec.loss
+        if loss.gather and (at := supervised_positions(loss, host, staged)) is not None:
+            host = {**host, GATHERED: at}
+            self.framework.seen[GATHERED_HEAD] += 1
         return self.moved(host) | {name: field(host) for name, field in self.references.items()}
 
     @abstractmethod
