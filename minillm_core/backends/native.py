@@ -28,7 +28,7 @@ from minillm_core.nn.module import materialising
 from minillm_core.nn.node import ModelShape, Scope
 from minillm_core.ops.select import Candidate, Choice, load
 from minillm_core.plan import Plan
-from minillm_core.plugins.builders.loss import GATHERED_HEAD, Reference
+from minillm_core.plugins.builders.loss import LEFT_OUT, Reference
 
 LastLogits = Callable[[Batch, Callable[..., object]], np.ndarray]
 """(batch, maker of its scope) -> float32 (V,): the logits after the last column."""
@@ -187,7 +187,7 @@ class NativeModel(Model):
         loss = self.plan.spec.loss
         if loss.gather and (at := supervised_positions(loss, host, staged)) is not None:
             host = {**host, GATHERED: at}
-            self.framework.seen[GATHERED_HEAD] += 1
+            self.framework.seen[LEFT_OUT] += host["labels"].size - at.size
         return self.moved(host) | {name: field(host) for name, field in self.references.items()}
 
     @abstractmethod

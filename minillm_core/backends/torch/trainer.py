@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -163,9 +164,10 @@ class TorchTrainer(TorchModel, Trainer):
                 else micro_loss
             )
             if self.binding.compile and gathered:
-                what = f"compiling for {gathered[0]:,} supervised positions"
-                with self.phase(what), self.random.kept():
+                what, began = f"{gathered[0]:,} supervised positions", time.perf_counter()
+                with self.phase(f"compiling for {what}"), self.random.kept():
                     self._gradients_of(self.graphs[key](batch, given).objective)
+                self.compile_seconds += time.perf_counter() - began
         return self.graphs[key]
 
     def _gradients_of(self, objective: Tensor) -> tuple[Tensor, ...]:

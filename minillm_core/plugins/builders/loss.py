@@ -20,8 +20,8 @@ TRAINING = ("smoothing", "z")
 GIVES = {"losses": "losses", "logits": "all_logits"}
 """What a reference model gives -> the method of its decoder."""
 
-GATHERED_HEAD = "gather:head"
-"""The evidence of gathered positions."""
+LEFT_OUT = "gather:positions left out of the head"
+"""The evidence of gathered positions, and how many they were."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class LossSlots:
         self.rows: Claim[RowChoice] = Claim("loss.rows", default="all of them", **alone)
         self.weights: Claim[Node] = Claim("loss.weights", default="1", **alone)
         self.gather: Claim[Gathering] = Claim(
-            "loss.gather", default="every position", evidence=GATHERED_HEAD, **alone
+            "loss.gather", default="every position", evidence=LEFT_OUT, **alone
         )
         why = "reads it in every training step"
         self.references: Terms[Reference] = Terms("loss.reference", why=why, **alone)
