@@ -31,7 +31,9 @@ def main() -> None:
     """Measure every pair, write the result file, and print a table."""
     parser = measuring(__doc__, "sparse_loss")
     parser.add_argument("data", nargs="+", help="files of chats")
-    parser.add_argument("--tokenizer", help="a tokenizer.json; default: one is trained for each file")
+    parser.add_argument(
+        "--tokenizer", help="a tokenizer.json; default: one is trained for each file"
+    )
     parser.add_argument("--preset", default="gpt2-124m")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting")
     parser.add_argument("--rows", default=",".join(ROWS), help="kinds of rows")
@@ -68,9 +70,7 @@ def pair(
 ) -> dict[str, Any]:
     """Time a file with and without; the figures of both and their ratio, as JSON."""
     plans = {
-        name: build_plan(
-            load(preset, plugins=["sft", *rows, *more], data=data, settings=settings)
-        )
+        name: build_plan(load(preset, plugins=["sft", *rows, *more], data=data, settings=settings))
         for name, more in (("sparse", ["sparse_loss"]), ("dense", []))
     }
     result = bench(request, plans, choose(probe()), cache=cache, say=print)

@@ -28,7 +28,7 @@ from minillm_core.nn.module import materialising
 from minillm_core.nn.node import ModelShape, Scope
 from minillm_core.ops.select import Candidate, Choice, load
 from minillm_core.plan import Plan
-from minillm_core.plugins.builders.loss import LEFT_OUT, Reference
+from minillm_core.plugins.builders.loss import LEFT_OUT, POSITIONS, Reference
 
 LastLogits = Callable[[Batch, Callable[..., object]], np.ndarray]
 """(batch, maker of its scope) -> float32 (V,): the logits after the last column."""
@@ -184,10 +184,12 @@ class NativeModel(Model):
             host: a micro-batch of training.
             staged: the values that are baked into its step.
         """
-        loss = self.plan.spec.loss
-        if loss.gather and (at := supervised_positions(loss, host, staged)) is not None:
-            host = {**host, GATHERED: at}
-            self.framework.seen[LEFT_OUT] += host["labels"].size - at.size
+        loss, seen = self.plan.spec.loss, self.framework.seen
+        if loss.gather:
+            seen[POSITIONS] += host["labels"].size
+            if (at := supervised_positions(loss, host, staged)) is not None:
+                seen[LEFT_OUT] += host["labels"].size - at.size
+                host = {**host, GATHERED: at}
         return self.moved(host) | {name: field(host) for name, field in self.references.items()}
 
     @abstractmethod

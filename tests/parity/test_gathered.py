@@ -129,9 +129,7 @@ def test_loss_and_gradients_are_those_of_every_position(
 
 @BACKENDS
 @pytest.mark.parametrize("clip", [0.0, 1.0])
-def test_updates_are_those_of_every_position(
-    lab: Any, backend: str, clip: float, aot: Any
-) -> None:
+def test_updates_are_those_of_every_position(lab: Any, backend: str, clip: float, aot: Any) -> None:
     """Also with clip 0, gathered positions and compilation at once."""
     plans = both(lab, train_clip=clip, train_compile="on")
     micro = [[batch_of(lab, plans[0], 0.2 + 0.2 * seed, seed)] for seed in range(4)]
@@ -255,8 +253,10 @@ def test_a_plan_says_so_only_where_it_is_claimed(lab: Any) -> None:
     assert "gather" not in dense.data()["model"]["spec"]["loss"]
     assert sparse.data()["model"]["spec"]["loss"]["gather"] == {"owner": "gathers", "buckets": 8}
     assert dense.hash != sparse.hash
-    assert GATHERED not in dense.fields and GATHERED in sparse.fields
+    assert GATHERED not in dense.fields
+    assert GATHERED in sparse.fields
     (placed,) = sparse.placements
     assert (placed.slot, placed.what) == ("loss.gather", "supervised positions, in 8 sizes")
-    assert not placed.settled and not placed.shapes
+    assert not placed.settled
+    assert not placed.shapes
     assert sparse.export.layout == "llama"

@@ -11,7 +11,7 @@ import pytest
 
 from tools.size import File, count, packages, summary
 
-CEILING = 21_900
+CEILING = 22_100
 """Lines of code that the core may have.
 
 It is what the core has today, rounded up to the next hundred; each step lowers the number. The aim is
@@ -53,6 +53,10 @@ weights that are longer than a row, a prompt of ids with its own ends and its st
 
 21,800 to 21,900: frozen parameters (the claim and what it refuses, plan, estimate and table, both backends:
 60) and a second layout of an export (15).
+
+21,900 to 22,100: the head at supervised positions alone. The claim, what it refuses, plan and estimate (45);
+the positions of a micro-batch (25); rows taken with a gradient that is written, on three frameworks (30); a
+graph for each size, compiled when it is met and off the clocks of a run (30); what is said of it (25).
 """
 
 SOURCE = '''\

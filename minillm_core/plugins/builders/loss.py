@@ -21,7 +21,9 @@ GIVES = {"losses": "losses", "logits": "all_logits"}
 """What a reference model gives -> the method of its decoder."""
 
 LEFT_OUT = "gather:positions left out of the head"
-"""The evidence of gathered positions, and how many they were."""
+"""The evidence of gathered positions: how many there were less than all."""
+POSITIONS = "gather:positions"
+"""How many there were in all, where a plan gathers."""
 
 
 @dataclass(frozen=True)
