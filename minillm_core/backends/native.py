@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -177,14 +178,17 @@ class NativeModel(Model):
         self.staged, self.sizes = plan.staged, len(plan.course) > 1
         self.references: dict[str, Callable[[Batch], Any]] = {}  # name -> its field of a batch
 
-    def fields(self, host: Batch, staged: Mapping[str, int]) -> dict[str, Any]:
+    def fields(
+        self, host: Batch, staged: Mapping[str, int], *, trained: bool = True
+    ) -> dict[str, Any]:
         """Move the fields that the model reads to its device, and compute those of reference models.
 
         Args:
             host: a micro-batch of training.
             staged: the values that are baked into its step.
+            trained: it is evidence of the positions that are gathered; False: a warm-up.
         """
-        loss, seen = self.plan.spec.loss, self.framework.seen
+        loss, seen = self.plan.spec.loss, self.framework.seen if trained else Counter[str]()
         if loss.gather:
             seen[POSITIONS] += host["labels"].size
             if (at := supervised_positions(loss, host, staged)) is not None:

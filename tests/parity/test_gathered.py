@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -101,22 +102,45 @@ CASES = {
     "tied": ({"model_tied": True}, {}),
     "demanding": ({}, {"demanding": Demanding()}),
     "weighed": ({}, {"demanding": Demanding(weighs=True)}),
-    "compiled": ({"train_compile": "on"}, {"demanding": Demanding(weighs=True, staged=True)}),
+    "staged": ({}, {"demanding": Demanding(staged=True)}),
 }
+
+
+@pytest.fixture
+def aot() -> Any:
+    """torch.compile without code generation; where nothing is compiled it is not called."""
+    torch.compiler.reset()
+    yield lambda function, **more: torch.compile(function, backend="aot_eager", **more)
+    torch.compiler.reset()
 
 
 @BACKENDS
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 1.0])
 def test_loss_and_gradients_are_those_of_every_position(
-    lab: Any, backend: str, case: str, share: float, aot: Any
+    lab: Any, backend: str, case: str, share: float
 ) -> None:
     settings, plugins = CASES[case]
     dense, sparse = both(lab, plugins=plugins, train_clip=0.0, **settings)
-    # two micro-batches, of which the first always gathers, for further targets too
-    micro = [batch_of(lab, dense, 0.15, 1), batch_of(lab, dense, share)]
+    check_gradients(lab, dense, sparse, share, lambda plan: lab.trainer(plan, backend))
+
+
+@pytest.mark.parametrize(
+    "backend", [pytest.param("torch", marks=pytest.mark.slow), pytest.param("mlx")]
+)
+def test_a_compiled_step_has_those_gradients(lab: Any, backend: str, aot: Any) -> None:
+    plugins, more = {"demanding": Demanding(weighs=True, staged=True)}, {}
+    settings = {"train_clip": 0.0, "train_compile": "on", "model_layers": 1}
+    dense, sparse = both(lab, plugins=plugins, **settings)
     more = {"compiler": aot} if backend == "torch" else {}
-    made = [lab.trainer(plan, backend, **more) for plan in (dense, sparse)]
+    check_gradients(lab, dense, sparse, 0.25, lambda plan: lab.trainer(plan, backend, **more))
+
+
+def check_gradients(lab: Any, dense: Any, sparse: Any, share: float, make: Any) -> None:
+    """Both agree with each other and with float64, on a step of two micro-batches."""
+    # the first one always gathers, for further targets too
+    micro = [batch_of(lab, dense, 0.15, 1), batch_of(lab, dense, share)]
+    made = [make(plan) for plan in (dense, sparse)]
     pairs = zip(made, (dense, sparse), strict=True)
     (loss, expected), (found, got) = (lab.gradients(run, plan, micro) for run, plan in pairs)
     assert found == pytest.approx(loss, rel=1e-6)
@@ -143,14 +167,6 @@ def test_updates_are_those_of_every_position(lab: Any, backend: str, clip: float
         assert close < 1e-5, name  # a hundredth of a step: Adam divides by small numbers
 
 
-@pytest.fixture
-def aot() -> Any:
-    """torch.compile without code generation; where nothing is compiled it is not called."""
-    torch.compiler.reset()
-    yield lambda function, **more: torch.compile(function, backend="aot_eager", **more)
-    torch.compiler.reset()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_inductor_computes_the_same_without_clipping(lab: Any, dtype: str) -> None:
@@ -172,11 +188,11 @@ def test_inductor_computes_the_same_without_clipping(lab: Any, dtype: str) -> No
 
 
 @BACKENDS
-@pytest.mark.parametrize("compiled", ["off", "on"])
+@pytest.mark.parametrize("compiled", ["off", pytest.param("on", marks=pytest.mark.slow)])
 def test_a_resumed_trainer_computes_the_same_bits(
     lab: Any, backend: str, compiled: str, aot: Any
 ) -> None:
-    _, plan = both(lab, train_compile=compiled, train_dtype="bfloat16")
+    _, plan = both(lab, train_compile=compiled, train_dtype="bfloat16", model_layers=1)
     more = {"compiler": aot} if backend == "torch" else {}
     steps = [[batch_of(lab, plan, 0.1 + 0.2 * seed, seed)] for seed in range(4)]
     whole, first, second = (lab.trainer(plan, backend, **more) for _ in range(3))
@@ -189,13 +205,12 @@ def test_a_resumed_trainer_computes_the_same_bits(
     assert all(np.array_equal(ended[name], resumed[name]) for name in ended)
 
 
+@pytest.mark.slow
 def test_each_size_is_compiled_once_and_shown(lab: Any, aot: Any) -> None:
-    _, plan = both(lab, train_compile="on")
+    _, plan = both(lab, train_compile="on", model_layers=1)
     run, shown, met = lab.trainer(plan, compiler=aot), [], []
 
     def phase(what: str) -> Any:
-        from contextlib import nullcontext
-
         shown.append(what)
         return nullcontext()
 

@@ -128,7 +128,7 @@ class MLXTrainer(MLXModel, Trainer):
     def _warm_up(self, micro: Sequence[Batch], given: Arrays) -> None:
         """Trace and compile every variant of the step, and drop its results."""
         for staged, accumulate, sized in warmed(self.plan, self.phase, micro[0]):
-            batch = self.fields(sized, staged)
+            batch = self.fields(sized, staged, trained=False)
             if (accumulate or len(micro)) == 1:
                 whole = self.graphs.part("whole", staged)
                 mx.eval(whole(self.masters, self.state, batch, given))

@@ -139,7 +139,7 @@ class TorchTrainer(TorchModel, Trainer):
     def _warm_up(self, host: Batch, given: dict[str, Tensor]) -> None:
         """Compile every variant of the step, forward and backward, and drop its results."""
         for staged, _, sized in warmed(self.plan, self.phase, host):
-            batch = self.fields(sized, staged)
+            batch = self.fields(sized, staged, trained=False)
             self._gradients_of(self._graph(staged, batch, given)(batch, given).objective)
 
     def _graph(
