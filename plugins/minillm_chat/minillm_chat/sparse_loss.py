@@ -8,9 +8,9 @@ both.
 
 S is the number of supervised positions, rounded up to one of a few sizes (label buckets), since each
 size is a graph of its own where the step is compiled: more buckets waste less of the head, fewer are
-compiled sooner. Micro-batches of one data set fall into two or three of sixteen.
+compiled sooner. Micro-batches of 32 x 1,024 tokens of one data set fall into one to three of sixteen.
 
-Evaluation is as without: held-out chats are judged at their labels, computed at every position.
+Evaluation is as without: the head is computed at every position.
 """
 
 from __future__ import annotations
