@@ -170,6 +170,49 @@ def test_updates_are_those_of_every_position(
         assert close < 1e-5, name  # a hundredth of a step: Adam divides by small numbers
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_rows_are_taken_and_their_gradient_is_written(
+    side: Any, dtype: str, compiled: bool
+) -> None:
+    from minillm_core.backends.mlx.ops import MLXOps
+    from minillm_core.backends.torch.ops import TorchOps
+
+    rng = np.random.default_rng(0)
+    x = side.rounded(rng.standard_normal((12, 3)), dtype)
+    given = {"x": x, "indices": np.array([1, 2, 5, 11], np.int32)}
+    found = [side.mlx(MLXOps().take_rows, given, ["x"], dtype=dtype, compiled=compiled)]
+    if not compiled:
+        found.append(side.torch(TorchOps().take_rows, given, ["x"], dtype=dtype))
+    for ran in found:
+        np.testing.assert_array_equal(ran.outputs[0], x[given["indices"]])
+        assert np.flatnonzero(ran.grads["x"].any(1)).tolist() == given["indices"].tolist()
+    assert all(np.array_equal(ran.grads["x"], found[0].grads["x"]) for ran in found)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("default")  # inductor has advice on TF32
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+def test_cuda_computes_the_same_bits_each_time(lab: Any) -> None:
+    """Compiled, in bfloat16, without clipping: near every position's, and again bit by bit."""
+    from minillm_core.backends import create
+    from minillm_core.backends.detect import Detected
+
+    settings = {"train_clip": 0.0, "train_dtype": "bfloat16", "train_compile": "on"}
+    dense, sparse = both(lab, model_dim=64, model_hidden=128, train_seq_len=64, **settings)
+    micro = [batch_of(lab, dense, 0.5, 1), batch_of(lab, dense, 0.2)]
+
+    def ran(plan: Any) -> Any:
+        run = create(Detected("torch", "cuda", "test"), plan).trainer(plan, 0)
+        return lab.gradients(run, plan, micro)
+
+    (loss, expected), (found, got), (_, again) = ran(dense), ran(sparse), ran(sparse)
+    assert found == pytest.approx(loss, rel=1e-3)
+    for name, one in expected.items():
+        assert np.linalg.norm(got[name] - one) <= 3e-2 * np.linalg.norm(one), name
+        np.testing.assert_array_equal(got[name], again[name])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_inductor_computes_the_same_without_clipping(lab: Any, dtype: str) -> None:
