@@ -147,7 +147,7 @@ def _facts(
     yield "export", exportable(plan)
     for part in estimate.gathered:
         share = estimate.part(part).flops / max(estimate.flops_per_token, 1)
-        yield "at most", f"{share:.0%} of the FLOPs: the {part}'s, at supervised tokens alone"
+        yield part, f"{share:.0%} of the FLOPs at most: it is computed at supervised tokens alone"
     for entry in estimate.uncounted:
         yield "not counted", f"FLOPs of the scores in {entry}"
 
