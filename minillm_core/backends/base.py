@@ -122,7 +122,10 @@ class Trainer(Model):
     begins (on torch forward, backward, optimizer; on MLX, which then runs gradients and optimizer
     as two graphs, those), and with "" at its end. It takes the time, and waits where it has to."""
 
-    phase: Phase = nullcontext  # around each variant of the step that is compiled before the first
+    phase: Phase = nullcontext  # around each variant of the step that is compiled by its name
+
+    compile_seconds: float = 0.0
+    """Of steps: for sizes that are not known before they are met. No clock of a run counts them."""
 
     @abstractmethod
     def step(

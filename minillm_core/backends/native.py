@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -19,15 +20,16 @@ from minillm_core.backends.base import Backend, Batch, Binding, Decoding, Model,
 from minillm_core.backends.bind import create
 from minillm_core.backends.detect import Detected
 from minillm_core.backends.memory import memory_or_error
+from minillm_core.backends.steps import supervised_positions
 from minillm_core.errors import DataError, PluginCodeError
-from minillm_core.nn.decoder import decoder
+from minillm_core.nn.decoder import GATHERED, decoder
 from minillm_core.nn.decoding import KVCache
 from minillm_core.nn.initial import initial_values, witness_inits
 from minillm_core.nn.module import materialising
 from minillm_core.nn.node import ModelShape, Scope
 from minillm_core.ops.select import Candidate, Choice, load
 from minillm_core.plan import Plan
-from minillm_core.plugins.builders.loss import Reference
+from minillm_core.plugins.builders.loss import LEFT_OUT, POSITIONS, Reference
 
 LastLogits = Callable[[Batch, Callable[..., object]], np.ndarray]
 """(batch, maker of its scope) -> float32 (V,): the logits after the last column."""
@@ -176,8 +178,22 @@ class NativeModel(Model):
         self.staged, self.sizes = plan.staged, len(plan.course) > 1
         self.references: dict[str, Callable[[Batch], Any]] = {}  # name -> its field of a batch
 
-    def fields(self, host: Batch) -> dict[str, Any]:
-        """Move the fields that the model reads to its device, and compute those of reference models."""
+    def fields(
+        self, host: Batch, staged: Mapping[str, int], *, trained: bool = True
+    ) -> dict[str, Any]:
+        """Move the fields that the model reads to its device, and compute those of reference models.
+
+        Args:
+            host: a micro-batch of training.
+            staged: the values that are baked into its step.
+            trained: it is evidence of the positions that are gathered; False: a warm-up.
+        """
+        loss, seen = self.plan.spec.loss, self.framework.seen if trained else Counter[str]()
+        if loss.gather:
+            seen[POSITIONS] += host["labels"].size
+            if (at := supervised_positions(loss, host, staged)) is not None:
+                seen[LEFT_OUT] += host["labels"].size - at.size
+                host = {**host, GATHERED: at}
         return self.moved(host) | {name: field(host) for name, field in self.references.items()}
 
     @abstractmethod

@@ -10,6 +10,7 @@ import numpy as np
 
 from minillm_core.backends.base import Batch, Phase, StepResult
 from minillm_core.errors import PluginCodeError
+from minillm_core.nn.decoder import LossSpec
 from minillm_core.nn.module import declared, named_modules
 from minillm_core.nn.param import State
 from minillm_core.plan import Plan
@@ -61,6 +62,40 @@ def warmed(plan: Plan, phase: Phase, host: Batch) -> Iterator[tuple[Mapping[str,
         what = f"compiling for {shape.rows} rows of {shape.seq_len} ({number} of {len(variants)})"
         with phase(what):
             yield staged, shape.accumulate, batch
+
+
+def supervised_positions(
+    spec: LossSpec, host: Batch, staged: Mapping[str, int]
+) -> np.ndarray | None:
+    """Find where a micro-batch has anything to predict, and fill up to one of a few sizes.
+
+    The others are positions without a target, so that all are distinct and none counts twice; their
+    number is a function of the micro-batch alone, so that a resumed run computes the same bits.
+
+    Args:
+        spec: gathers.
+        host: labels int32 (B, T), and the fields of further targets.
+        staged: the values by which further targets are present.
+
+    Returns:
+        int32 (S,), sorted, of B T positions counted row by row; at least the smallest size. None:
+        all positions.
+    """
+    assert spec.gather is not None
+    labels = host["labels"]
+    wanted = labels >= 0
+    for target in spec.present(staged):
+        if target.field is not None:
+            wanted |= host[target.field] >= 0
+        elif (ahead := (target.offset or 1) - 1) < labels.shape[1]:
+            wanted[:, : labels.shape[1] - ahead] |= labels[:, ahead:] >= 0
+    taken = wanted.reshape(-1)
+    size, count = -(-taken.size // spec.gather.buckets), int(np.count_nonzero(taken))
+    filled = size * max(1, -(-count // size))
+    if filled >= taken.size:
+        return None
+    taken[np.flatnonzero(~taken)[: filled - count]] = True
+    return np.flatnonzero(taken).astype(np.int32)
 
 
 # The loss scale of float16, on the device: nothing is read back (arXiv:1710.03740)

@@ -62,6 +62,18 @@ class RowChoice:
 
 
 @dataclass(frozen=True)
+class Gathering:
+    """The head at supervised positions alone, whose number is rounded up to one of a few."""
+
+    owner: str
+    buckets: int  # sizes: 1 / buckets of a micro-batch's positions, 2 / buckets, ... all of them
+
+
+GATHERED = "loss.gather"
+"""The entry of a batch that holds them, int32 (S,), sorted and distinct: no field has such a name."""
+
+
+@dataclass(frozen=True)
 class LossSpec:
     """The loss, resolved."""
 
@@ -71,6 +83,7 @@ class LossSpec:
     terms: tuple[Term, ...] = ()  # sorted by key
     rows: RowChoice | None = None
     weights: Node | None = None  # weighs the positions of the main target
+    gather: Gathering | None = None  # None: the head is computed at every position
 
     @property
     def kept(self) -> float:
@@ -202,13 +215,13 @@ class Decoder(Module):
             if target.weight_field is not None:
                 weight = weight * batch[target.weight_field]
             weights.append(weight)
-        total, sums, count = ops.linear_cross_entropy(
-            ops.reshape(hidden, (B * T, C)),
-            self.head_weight(),
-            stacked(ops, targets, B * T),
-            target_weights(ops, weights, B * T),
-            self.loss.form,
-        )
+        rows = ops.reshape(hidden, (B * T, C))
+        ids, scale = stacked(ops, targets, B * T), target_weights(ops, weights, B * T)
+        if (at := batch.get(GATHERED)) is not None:  # the loss is 0 at all others
+            rows, ids = ops.take_rows(rows, at), ops.take(ids, at, 1)  # (S, C), (K, S)
+            scale = ops.take(scale, at, 1) if len(getattr(scale, "shape", ())) == 2 else scale
+        head, form = self.head_weight(), self.loss.form
+        total, sums, count = ops.linear_cross_entropy(rows, head, ids, scale, form)
         if all_losses is not None:  # report all rows, and let those kept stand for them
             labels, every = all_losses
             positions = ops.sum(ops.astype(labels >= 0, "float32"))

@@ -56,6 +56,14 @@ class ArrayFunctions(Protocol):
     def take(self, x: Array, indices: Array, axis: int) -> Array:
         """Entries of ``x`` along ``axis``: indices int32 (n,) keep it, a 0-d index drops it."""
 
+    def take_rows(self, x: Array, indices: Array) -> Array:
+        """Rows of ``x`` (N, ...) at ``indices`` int32 (S,), which are distinct.
+
+        As :meth:`take` along axis 0; its gradient is written, not added up: on a GPU that is faster,
+        and the same bits each time.
+        """
+        ...
+
     def take_along_axis(self, x: Array, indices: Array, axis: int) -> Array:
         """Take one element for every index; indices int32 with as many axes as ``x``."""
 

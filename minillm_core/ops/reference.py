@@ -181,6 +181,10 @@ class NumPyArrays(arrays.Known):
         return 0.5 * (1.0 + np.tanh(0.5 * x))  # does not overflow
 
     @staticmethod
+    def take_rows(x: Array, indices: Array) -> Array:
+        return np.take(x, indices, 0)
+
+    @staticmethod
     def argsort(x: Array, axis: int = -1) -> Array:
         return np.argsort(x, axis).astype(np.int32)
 

@@ -62,6 +62,7 @@ class Estimate:
     tokens_per_step: int
     uncounted: tuple[str, ...] = ()  # what plugins compute in ways that cannot be read off
     frozen: int = 0  # numbers that keep their values
+    gathered: tuple[str, ...] = ()  # parts whose FLOPs are spent at supervised tokens alone
 
     @property
     def parameters(self) -> int:
@@ -75,8 +76,13 @@ class Estimate:
 
     @property
     def flops_per_token(self) -> int:
-        """Forward and backward."""
+        """Forward and backward; where everything is supervised."""
         return sum(part.flops for part in self.parts)
+
+    @property
+    def flops_per_label(self) -> int:
+        """Of the FLOPs of a token, those that it costs only where it is supervised."""
+        return sum(self.part(name).flops for name in self.gathered)
 
     @property
     def flops_per_step(self) -> int:
@@ -111,7 +117,7 @@ class Estimate:
             "rules": _by_name(self.rules),
             "memory": dict(self.memory),
             "uncounted": list(self.uncounted),
-        }
+        } | ({"gathered": list(self.gathered)} if self.gathered else {})
 
 
 def _by_name(entries: Iterable[Part | RuleCost]) -> dict[str, dict[str, Any]]:
@@ -160,6 +166,7 @@ def estimate(
         tokens_per_step=plan.tokens_per_step,
         uncounted=uncounted,
         frozen=plan.num_frozen,
+        gathered=("head",) if plan.spec.loss.gather else (),
     )
 
 

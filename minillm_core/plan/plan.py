@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from minillm_core.config.schema import Config, ModelConfig, Shape
-from minillm_core.nn.decoder import DecoderSpec
+from minillm_core.nn.decoder import GATHERED, DecoderSpec
 from minillm_core.nn.init import Init
 from minillm_core.nn.node import ModelShape, Node, Setting, inputs_of
 from minillm_core.nn.param import Param, State
@@ -186,7 +186,8 @@ class Plan:
     def fields(self) -> tuple[str, ...]:
         """Batch fields that the model reads: all that has to reach the device."""
         offered = {*BATCH, *(name for name, _, _ in self.batch_fields)}
-        return tuple(sorted({"ids", "labels", "weights"} | (inputs_of(self.spec) & offered)))
+        always = {"ids", "labels", "weights"} | ({GATHERED} if self.spec.loss.gather else set())
+        return tuple(sorted(always | (inputs_of(self.spec) & offered)))
 
     def shape_at(self, step: int) -> Shape:
         """Return the sizes of a step's batch, from 1."""
@@ -240,7 +241,7 @@ class Plan:
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
-LATER = ("rows", "weights", "weight_field", "norm_eps", "template", "ends")
+LATER = ("rows", "weights", "weight_field", "norm_eps", "template", "ends", "gather")
 """Fields of a spec that older plans do not have: at their defaults they are left out, so that the
 hashes of those plans stay what they were."""
 LATER_SETTINGS = ("head_dim", "norm_eps")

@@ -17,7 +17,7 @@ from minillm_core.config.schema import Config
 from minillm_core.errors import PlanError
 from minillm_core.nn.attention import DocumentMask
 from minillm_core.nn.block import Omitted
-from minillm_core.nn.decoder import RowChoice, Target, Term
+from minillm_core.nn.decoder import Gathering, RowChoice, Target, Term
 from minillm_core.nn.init import Init
 from minillm_core.nn.node import ModelShape, Node, Setting, inputs_of
 from minillm_core.nn.reference import Function
@@ -242,7 +242,7 @@ def _reports(kept: object) -> Iterator[SlotReport]:
     """Report every slot that is declared in an object."""
     for slot in slots_in(kept):
         if isinstance(slot, Claim):
-            yield _claim(slot)
+            yield _claim(slot, evidence=slot.evidence)
         elif isinstance(slot, Chain):
             yield from _chain(slot)
         elif isinstance(slot, Terms):
@@ -590,6 +590,8 @@ def words(value: Any) -> str:
             return f"{source}, weight {words(value.weight)}"
         case RowChoice():
             return f"{words(value.node)}, keeps {value.keep:.0%}"
+        case Gathering():
+            return f"supervised positions, in {value.buckets} sizes"
         case Field():
             return f"{value.dtype} (rows, T{''.join(f', {n}' for n in value.shape)})"
         case Reserved():

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 CORE = "minillm-core"
 
 _OFFERED = {
-    "minillm-chat": "sft",
+    "minillm-chat": "sft sparse_loss",
     "minillm-data": (
         "best_fit domain_tokens eos_align fim jest length_buckets length_curriculum rho1 shuffle_rows "
         "source_weights"

@@ -99,6 +99,8 @@ def slots_in(kept: object) -> Iterator[Slot]:
 class Claim(Slot, Generic[T]):
     """A slot with one owner."""
 
+    _: KW_ONLY
+    evidence: str = ""  # what shows in a run that a claim took part, where that is no node
     held: dict[str, T] = field(default_factory=dict, init=False)
     lines: dict[str, str] = field(default_factory=dict, init=False)  # claimant -> file and line
 

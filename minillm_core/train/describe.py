@@ -6,8 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from minillm_core.config.schema import TrainConfig
+from minillm_core.data.documents import column
 from minillm_core.plan.render import exportable, parameters_of
+from minillm_core.plugins.builders.loss import LEFT_OUT, POSITIONS
+from minillm_core.plugins.sourcing import WEIGHTS
 from minillm_core.train.errors import command
 from minillm_core.train.events import Evaluated, Throughput
 from minillm_core.train.job import Job
@@ -26,6 +31,7 @@ def start(job: Job, *, verbose: bool = False) -> Iterator[str]:
     yield f"data: {job.corpus.description}"
     yield f"model: {size}{plugins}; {_budget(job)}"
     yield from _mixture(job)
+    yield from _unlearnt(job)
     yield from (f"warning: {warning}" for warning in job.warnings)
     yield from (f"note: {note}" for note in (*plan.notes, *job.notes))
     if verbose:
@@ -64,6 +70,30 @@ def _mixture(job: Job) -> Iterator[str]:
         yield f"mixture: {100 * share:.2f} % {one.name}, {one.train.tokens:,} tokens{often}"
 
 
+LOOKED_AT = 1000
+"""Documents, the first of the data, whose weights tell how much of it is learnt."""
+
+
+def _unlearnt(job: Job) -> Iterator[str]:
+    """Say how much of the data is learnt, where the loss is computed for the rest of it as well."""
+    loss, block = job.plan.spec.loss, job.corpus.train.block(0)
+    weighed = any(one.name == WEIGHTS for one in job.plan.sourcing.fields)
+    if loss.gather or loss.rows or not weighed or block is None:
+        return
+    spans = block.spans[:LOOKED_AT].tolist()
+    weights = [column(block.arrays[array], WEIGHTS)[first:end] for array, first, end in spans]
+    share = sum(map(np.count_nonzero, weights)) / sum(map(len, weights))
+    if share < SPARSE:
+        yield (
+            f"note: {share:.0%} of the tokens are learnt: --plugins sparse_loss computes the loss at "
+            "those alone"
+        )
+
+
+SPARSE = 0.9
+"""Share of learnt tokens from which on there is little to leave out."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """The result of a run, or of one of its lives."""
@@ -88,6 +118,9 @@ def end(job: Job, out: Path, made: Outcome) -> Iterator[str]:
     epochs = _epochs(job, made.steps, made.packed)
     yield f"done in {total} ({spent})"
     yield f"{made.steps:,} steps, {_counted(epochs)}{speed}"
+    if (seen := job.trainer.witnesses()).get(LEFT_OUT):
+        share = 1 - seen[LEFT_OUT] / seen[POSITIONS]
+        yield f"the head was computed at {share:.1%} of the positions"
     if made.packed is not None:
         of, padding = made.packed, 1 - made.packed["used"] / made.packed["room"]
         yield (

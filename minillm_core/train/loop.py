@@ -150,10 +150,14 @@ class Loop:
         """Seconds of the budget that are spent: all but the first step of each process."""
         if self._clock_began is None:
             return self._spent_before
-        return self._spent_before + self.clock() - self._clock_began
+        return self._spent_before + self._now() - self._clock_began
+
+    def _now(self) -> float:
+        """Read the clock of training, which stands while a step's graph is compiled on the way."""
+        return self.clock() - self.trainer.compile_seconds
 
     def _train(self, evaluate_first: bool) -> Iterator[None]:
-        self.meter.restart(self.clock())
+        self.meter.restart(self._now())
         self._pause(evaluate=evaluate_first)
         yield
         while not self._is_over():
@@ -234,7 +238,7 @@ class Loop:
         counts = Counts(batch.real, batch.padded, batch.supervised)
         before = self._pending
         self._pending = _Queued(
-            step, handle, counts, position.tokens, values["train.lr"], self.clock()
+            step, handle, counts, position.tokens, values["train.lr"], self._now()
         )
         if before is not None:
             self._read(before)
@@ -254,10 +258,10 @@ class Loop:
             self._read(pending)
 
     def _read(self, queued: _Queued) -> None:
-        asked = self.clock()
+        asked = self._now()
         with self._watched():
             result = self.trainer.read(queued.handle)
-        read = self.clock()
+        read = self._now()
         if self._clock_began is None:
             self._clock_began = read
         figures = self.meter.add(queued.counts, queued=queued.queued, asked=asked, read=read)
@@ -281,7 +285,7 @@ class Loop:
             self._pending, self.evaluated = None, self.position.step
             self._saved_share, self._saved_at = self.progress, self.clock()
             self.emit(rewound)
-            self.meter.restart(self.clock())
+            self.meter.restart(self._now())
 
     def _pause(self, *, save: bool = False, evaluate: bool = False) -> None:
         """Read the step that is still open; then save first, since an evaluation may fail."""
@@ -302,7 +306,7 @@ class Loop:
                 if not self.budget.spent(step, self.elapsed):
                     self._sample()
         self._looked = self.clock()
-        self.meter.restart(self._looked)
+        self.meter.restart(self._now())
 
     def _is_second_signal(self, error: BaseException) -> bool:
         return isinstance(error, KeyboardInterrupt) and self.stop.requested
@@ -336,14 +340,20 @@ class Meter:
 
     Args:
         flops_per_token: forward and backward, from the plan.
+        flops_per_label: of those, what a token costs only where it is supervised.
         peak_flops: the device's dense FLOP/s in the compute dtype, where known.
         window: how many steps a figure covers.
     """
 
     def __init__(
-        self, *, flops_per_token: float = 0.0, peak_flops: float | None = None, window: int = 20
+        self,
+        *,
+        flops_per_token: float = 0.0,
+        flops_per_label: float = 0.0,
+        peak_flops: float | None = None,
+        window: int = 20,
     ) -> None:
-        self._flops, self._peak = flops_per_token, peak_flops
+        self._flops, self._peak = (flops_per_token - flops_per_label, flops_per_label), peak_flops
         self._recent: deque[np.ndarray] = deque(maxlen=window)  # seconds and counts of steps
         self._ended = 0.0
         self._warm = False
@@ -371,7 +381,8 @@ class Meter:
             self._total += step
         rate = _rate(sum(self._recent, np.zeros_like(step)) if self._warm else step)
         self._warm = True
-        mfu = rate.real * self._flops / self._peak if self._peak else None
+        token, label = self._flops
+        mfu = (rate.real * token + rate.supervised * label) / self._peak if self._peak else None
         return Figures(seconds, rate, mfu)
 
     def overall(self) -> Throughput | None:

@@ -332,8 +332,10 @@ class Session:
         stop, shown, config, trainer = self.stop, self.shown, job.config, job.trainer
         budget = Budget.of(config.train)
         self.evaluations = _evaluations(before)
+        cost = job.plan.estimate()
         meter = Meter(
-            flops_per_token=job.plan.estimate().flops_per_token,
+            flops_per_token=cost.flops_per_token,
+            flops_per_label=cost.flops_per_label,
             peak_flops=trainer.binding.peak_flops,
         )
         trend = Trend(shown.say)

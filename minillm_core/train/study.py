@@ -98,6 +98,7 @@ class Timed:
     seconds: float
     waited: float  # seconds of those, for data
     real: int  # tokens that are not padding
+    supervised: int  # labels >= 0
 
 
 def plan_with(loaded: Loaded, plugins: Sequence[LoadedPlugin], names: Sequence[str]) -> Plan:
@@ -353,22 +354,23 @@ class Stepper:
         """
         trainer = self.trainer
         trainer.synchronize()
-        waited, real = 0.0, 0
+        waited, real, supervised = 0.0, 0, 0
         before: Any = None
         with attribute_errors(self._job.plugins, "in a step"):
-            began = time.perf_counter()
+            began = time.perf_counter() - trainer.compile_seconds
             for _ in range(steps):
                 waiting = time.perf_counter()
                 batch = next(self._feed)
                 waited += time.perf_counter() - waiting
-                real += batch.real
+                real, supervised = real + batch.real, supervised + batch.supervised
                 handle = trainer.step(batch.micro, self._values, batch.supervised)
                 if before is not None:
                     trainer.read(before)
                 before = handle
             trainer.read(before)
             trainer.synchronize()
-            return Timed(time.perf_counter() - began, waited, real)
+            ended = time.perf_counter() - trainer.compile_seconds
+            return Timed(ended - began, waited, real, supervised)
 
     def keep_speed(
         self, cache: Path, tokens_per_second: float, steps: int, by: Literal["run", "bench"]

@@ -138,6 +138,7 @@ def assert_bit_equal(out: Path, reference: Path) -> None:
 
 SETS = [(), ("muon",), ("paired_heads",), ("muon", "paired_heads"), ("noise",)]
 SETS += [("best_fit", "length_buckets"), ("eos_align", "fim"), ("length_curriculum",)]
+SETS += [("sft", "sparse_loss")]
 STAGES = "train.stages=[{until=0.3, rows=4, seq_len=5}, {until=0.7, accumulate=3}]"
 
 
@@ -150,6 +151,12 @@ def test_a_resumed_run_is_bit_equal(shell: Shell, backend: str, names: tuple[str
         plugins = ("--plugins", f"{shell.folder / 'noise.py'}:Noise")
     elif names:
         plugins = ("--plugins", ",".join(names))
+    if "sft" in names:
+        shell.text = shell.folder / "chats.jsonl"
+        chats = (
+            {"prompt": "So?" * (n % 3), "completion": "Yes. " * (n % 4 + 1)} for n in range(60)
+        )
+        shell.text.write_text("".join(json.dumps(one) + "\n" for one in chats))
     staged = () if "length_curriculum" in names else (STAGES,)
     assert shell.start("--backend", backend, *plugins, *staged) == 0
     again = plugins if names == ("noise",) else ()

@@ -33,10 +33,18 @@ class Masks(Plugin, api=1):
         attn.documents()
 
 
+class Gathers(Plugin, api=1):
+    """The head at supervised positions: of two micro-batches the first needs all, the second half."""
+
+    def compute_loss(self, loss: Any) -> None:
+        loss.gather(buckets=2)
+
+
 CASES = {
     "plain": ((), {}, "bfloat16", 1),
     "both": (("muon", "paired_heads"), {}, "bfloat16", 2),
     "masks": ((), {"masks": Masks()}, "bfloat16", 2),
+    "gathers": ((), {"gathers": Gathers()}, "bfloat16", 2),
     "factors": (("muon",), {"factors": Factors()}, "float16", 1),
 }
 
@@ -52,7 +60,7 @@ def test_a_compiled_step_on_cuda_never_waits(lab: Any, case: str) -> None:
     run = create(Detected("torch", "cuda", "test"), plan).trainer(plan, 0)
 
     def step(index: int) -> Any:
-        micro = lab.split(lab.batch(plan, index, unsupervised=index), parts)
+        micro = lab.split(lab.batch(plan, index, unsupervised=60 + index), parts)
         return run.step(micro, plan.values((index + 1) / 20), lab.supervised(micro))
 
     for index in range(2):

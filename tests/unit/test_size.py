@@ -11,7 +11,7 @@ import pytest
 
 from tools.size import File, count, packages, summary
 
-CEILING = 22_000
+CEILING = 22_100
 """Lines of code that the core may have.
 
 It is what the core has today, rounded up to the next hundred; each step lowers the number. The aim is
@@ -55,6 +55,10 @@ weights that are longer than a row, a prompt of ids with its own ends and its st
 60) and a second layout of an export (15).
 
 21,900 to 22,000: a run that starts from the weights of another (--init RUN).
+
+22,000 to 22,100: the head at supervised positions alone. The claim, what it refuses, plan and estimate (45);
+the positions of a micro-batch (25); rows taken with a gradient that is written, on three frameworks (30); a
+graph for each size, compiled when it is met and off the clocks of a run (30); what is said of it (25).
 """
 
 SOURCE = '''\

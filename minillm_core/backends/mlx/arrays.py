@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
 import mlx.core as mx
 
@@ -50,6 +51,21 @@ class MLXArrays(Known):
         if isinstance(number, mx.array):
             return number.astype(mx.float32).reshape(())
         return mx.array(number, dtype=mx.float32)
+
+    @staticmethod
+    def take_rows(x: mx.array, indices: mx.array) -> mx.array:
+        def taken(x: mx.array) -> mx.array:
+            return mx.take(x, indices, axis=0)
+
+        differentiable: Any = mx.custom_function(taken)
+
+        @differentiable.vjp
+        def put_back(primal: mx.array, cotangent: mx.array, output: mx.array) -> mx.array:
+            whole = mx.zeros(primal.shape, cotangent.dtype)
+            whole[indices] = cotangent
+            return whole
+
+        return differentiable(x)
 
     @staticmethod
     def argsort(x: mx.array, axis: int = -1) -> mx.array:

@@ -73,7 +73,7 @@ class MLXTrainer(MLXModel, Trainer):
         while len(self.unread) >= UNREAD:
             self._settle(self.unread[0])
         staged, given = self.values_at(values, 1.0 / supervised)
-        batches = [self.fields(host) for host in micro]
+        batches = [self.fields(host, staged) for host in micro]
         if self.binding.compile and (self.staged or self.sizes) and not self.graphs.made:
             with random.kept():
                 self._warm_up(micro, given)
@@ -128,7 +128,7 @@ class MLXTrainer(MLXModel, Trainer):
     def _warm_up(self, micro: Sequence[Batch], given: Arrays) -> None:
         """Trace and compile every variant of the step, and drop its results."""
         for staged, accumulate, sized in warmed(self.plan, self.phase, micro[0]):
-            batch = self.fields(sized)
+            batch = self.fields(sized, staged, trained=False)
             if (accumulate or len(micro)) == 1:
                 whole = self.graphs.part("whole", staged)
                 mx.eval(whole(self.masters, self.state, batch, given))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import Function
 
 from minillm_core.ops.arrays import Axis, Known, last_first
 
@@ -90,6 +92,10 @@ class TorchArrays(Known):
         return rows if indices.ndim else rows.squeeze(axis)
 
     @staticmethod
+    def take_rows(x: Tensor, indices: Tensor) -> Tensor:
+        return _Rows.apply(x, indices)
+
+    @staticmethod
     def take_along_axis(x: Tensor, indices: Tensor, axis: int) -> Tensor:
         return torch.take_along_dim(x, indices.long(), axis)
 
@@ -141,3 +147,23 @@ class TorchArrays(Known):
 
 def _dtype(name: str) -> torch.dtype:
     return getattr(torch, name)
+
+
+class _Rows(Function):
+    """Rows of (N, ...) at distinct indices.
+
+    autograd's own gradient of a lookup adds up: with atomics, or by sorting all indices first, as
+    Inductor does for bfloat16.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, indices: Tensor) -> Tensor:
+        ctx.save_for_backward(indices)
+        ctx.rows = x.shape[0]
+        return x.index_select(0, indices)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None]:
+        (indices,), (by,) = ctx.saved_tensors, upstream
+        whole = by.new_zeros((ctx.rows, *by.shape[1:]))
+        return whole.index_copy_(0, indices.long(), by), None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,6 +21,7 @@ from minillm_core.backends.torch.compiling import own_code
 from minillm_core.backends.torch.model import TorchFramework, TorchModel
 from minillm_core.backends.torch.optimizer import Optimizer
 from minillm_core.backends.torch.transfer import Later, foreach_copy_, overwrite
+from minillm_core.nn.decoder import GATHERED
 from minillm_core.nn.initial import initial_arrays
 from minillm_core.plan import Plan
 
@@ -89,8 +91,8 @@ class TorchTrainer(TorchModel, Trainer):
                 self.random.restore(drawn)
                 return None
             timer("forward")
-            batch = self.fields(host)
-            loss = self._graph(staged, batch)(batch, given)
+            batch = self.fields(host, staged)
+            loss = self._graph(staged, batch, given)(batch, given)
             timer("backward")
             self._accumulate(loss.objective, first=index == 0, only=len(micro) == 1)
             share = loss.count * inverse
@@ -137,15 +139,20 @@ class TorchTrainer(TorchModel, Trainer):
     def _warm_up(self, host: Batch, given: dict[str, Tensor]) -> None:
         """Compile every variant of the step, forward and backward, and drop its results."""
         for staged, _, sized in warmed(self.plan, self.phase, host):
-            batch = self.fields(sized)
-            self._gradients_of(self._graph(staged, batch)(batch, given).objective)
+            batch = self.fields(sized, staged, trained=False)
+            self._gradients_of(self._graph(staged, batch, given)(batch, given).objective)
 
-    def _graph(self, staged: Mapping[str, int], batch: Mapping[str, Tensor]) -> Any:
+    def _graph(
+        self, staged: Mapping[str, int], batch: dict[str, Tensor], given: dict[str, Tensor]
+    ) -> Any:
         """Return the micro-batch's loss with these staged values baked in, for batches of one size.
 
-        Each has a code object of its own: torch compiles one for eight sizes at most.
+        Each has a code object of its own: torch compiles one for eight sizes at most. How many
+        positions are gathered is not known before: such a graph is compiled here, under its name.
         """
-        key = (*staged.values(), *(batch["ids"].shape if self.sizes else ()))
+        sizes = batch["ids"].shape if self.sizes else ()
+        gathered = batch[GATHERED].shape if GATHERED in batch else ()
+        key = (*staged.values(), *sizes, *gathered)
         if key not in self.graphs:
 
             def micro_loss(batch: dict[str, Tensor], given: dict[str, Tensor]) -> Any:
@@ -156,6 +163,11 @@ class TorchTrainer(TorchModel, Trainer):
                 if self.binding.compile
                 else micro_loss
             )
+            if self.binding.compile and gathered:
+                what, began = f"{gathered[0]:,} supervised positions", time.perf_counter()
+                with self.phase(f"compiling for {what}"), self.random.kept():
+                    self._gradients_of(self.graphs[key](batch, given).objective)
+                self.compile_seconds += time.perf_counter() - began
         return self.graphs[key]
 
     def _gradients_of(self, objective: Tensor) -> tuple[Tensor, ...]:

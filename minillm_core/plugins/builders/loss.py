@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from minillm_core.errors import PlanError
-from minillm_core.nn.decoder import LossSpec, RowChoice, Target, Term
+from minillm_core.nn.decoder import Gathering, LossSpec, RowChoice, Target, Term
 from minillm_core.nn.node import Node
 from minillm_core.ops.form import LossForm, SigmoidCap, TanhCap
 from minillm_core.optim.schedules import stages
 from minillm_core.plugins.builders.base import Builder
-from minillm_core.plugins.slots import LOSS, Claim, Terms
+from minillm_core.plugins.slots import LOSS, Claim, Terms, way_out
 
 TRAINING = ("smoothing", "z")
 """Parts of the form that held-out text is not judged by: ``LossForm.evaluated``."""
@@ -19,6 +19,11 @@ TRAINING = ("smoothing", "z")
 
 GIVES = {"losses": "losses", "logits": "all_logits"}
 """What a reference model gives -> the method of its decoder."""
+
+LEFT_OUT = "gather:positions left out of the head"
+"""The evidence of gathered positions: how many there were less than all."""
+POSITIONS = "gather:positions"
+"""How many there were in all, where a plan gathers."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,9 @@ class LossSlots:
         self.terms: Terms[Term] = Terms("loss.term", why=why, **alone)
         self.rows: Claim[RowChoice] = Claim("loss.rows", default="all of them", **alone)
         self.weights: Claim[Node] = Claim("loss.weights", default="1", **alone)
+        self.gather: Claim[Gathering] = Claim(
+            "loss.gather", default="every position", evidence=LEFT_OUT, **alone
+        )
         why = "reads it in every training step"
         self.references: Terms[Reference] = Terms("loss.reference", why=why, **alone)
 
@@ -73,8 +81,15 @@ class LossSlots:
         owners = tuple((name, claim.owner) for name, claim in claimed.items())
         targets = tuple(target for _, _, target in self.targets.resolve())
         terms = tuple(term for _, _, term in self.terms.resolve())
-        rows, weights = self.rows.resolve(), self.weights.resolve()
-        return LossSpec(form, owners, targets, terms, rows, weights)
+        rows, weights, gather = (s.resolve() for s in (self.rows, self.weights, self.gather))
+        if rows and gather:
+            raise PlanError(
+                f"'{gather.owner}' gathers supervised positions while a batch is made ready, and "
+                f"'{rows.node.owner}' chooses rows later, on the device",
+                where="loss.gather, loss.rows",
+                fix=way_out(gather.owner, rows.node.owner),
+            ).concerning("loss.gather", plugins=(gather.owner, rows.node.owner))
+        return LossSpec(form, owners, targets, terms, rows, weights, gather)
 
 
 class LossBuilder(Builder):
@@ -250,6 +265,29 @@ class LossBuilder(Builder):
             raise self._refusal("loss.rows", what, where=f"train.rows={there}", fix=fix)
         node = self._loss_node("loss.rows", ("losses",), cls, arguments, "rows")
         self._slots.rows.add(self._owner, RowChoice(node, kept / there))
+
+    def gather(self, *, buckets: int) -> None:
+        """Claim: the head and the cross-entropy are computed at supervised positions alone, in training.
+
+        Those at which any target has an index, further targets among them, are gathered before the
+        head, and as many others that have none as fill up the smallest of ``buckets`` sizes: each is
+        a shape of its own, which torch compiles when it is first met. Loss and gradients are those of
+        all positions. Terms, weights and references see every position, as without.
+
+        Args:
+            buckets: sizes, 1 / buckets of a micro-batch's positions apart.
+
+        Raises:
+            PlanError: fewer than two sizes; or together with :meth:`rows`, when the plan is resolved.
+
+        ::
+
+            loss.gather(buckets=16)
+        """
+        if buckets < 2:
+            what = f"buckets={buckets}, which is every position"
+            raise self._refusal("loss.gather", what, fix="2 or more, such as 16")
+        self._slots.gather.add(self._owner, Gathering(self._owner, buckets))
 
     def reference(self, name: str, model: Any, *, gives: str = "losses") -> None:
         """Term: a frozen model computes a field from each batch, which nodes of the loss read by ``name``.

@@ -11,6 +11,7 @@ from minillm_kit import conformance
 pytestmark = pytest.mark.slow
 
 test_sft = conformance("sft")
+test_sparse_loss = conformance("sparse_loss")
 
 
 def test_no_plugin_is_left_out() -> None:

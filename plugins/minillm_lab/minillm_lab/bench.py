@@ -170,6 +170,8 @@ class BenchSet:
         self.apart = False  # whether the peak is this set's own, and not the whole process's
         self.seconds: list[float] = []  # of a step, turn by turn
         self.speeds: list[float] = []  # real tokens a second, turn by turn
+        self.computed: list[float] = []  # model FLOPs a second, turn by turn
+        self.real = self.supervised = 0  # tokens that were timed
         self.waits: list[float] = []  # share of a turn spent waiting for data
         self.parts: list[dict[str, float]] = []
         self.layers: dict[str, tuple[float, float]] = {}
@@ -208,6 +210,11 @@ class BenchSet:
         self.apart = self.profiler.held_bytes() is not None
         self.seconds.append(timed.seconds / steps)
         self.speeds.append(timed.real / timed.seconds)
+        cost = self.plan.estimate()
+        work = (cost.flops_per_token - cost.flops_per_label) * timed.real
+        work += cost.flops_per_label * timed.supervised
+        self.computed.append(work / timed.seconds)
+        self.real, self.supervised = self.real + timed.real, self.supervised + timed.supervised
         self.waits.append(timed.waited / timed.seconds)
         self._time_parts()
 
@@ -249,7 +256,7 @@ class BenchSet:
         """Give the figures as JSON: medians over the turns, and the turns themselves."""
         binding = self.stepper.trainer.binding
         flops = self.plan.estimate().flops_per_token
-        speed = statistics.median(self.speeds)
+        speed, computed = statistics.median(self.speeds), statistics.median(self.computed)
         parts = {name: statistics.median(one[name] for one in self.parts) for name in self.parts[0]}
         return {
             "plugins": [one.data() for one in self.plan.active],
@@ -259,10 +266,11 @@ class BenchSet:
             "kernels": {choice.op: choice.kernel for choice in binding.kernels},
             "tokens_per_second": speed,
             "tokens_per_second_by_turn": self.speeds,
+            "supervised_share": self.supervised / self.real,
             "step_seconds": statistics.median(self.seconds),
             "first_step_seconds": self.first,
             "flops_per_token": flops,
-            "mfu": speed * flops / binding.peak_flops if binding.peak_flops else None,
+            "mfu": computed / binding.peak_flops if binding.peak_flops else None,
             "peak_bytes": self.peak or None,
             "peak_of": ("set" if self.apart else "process") if self.peak else None,
             "part_seconds": parts,

@@ -52,6 +52,8 @@ class Machine:
 
 
 class FakeTrainer:
+    compile_seconds = 0.0
+
     def __init__(self, machine: Machine, name: str, compiled: bool) -> None:
         self.machine, self.name = machine, name
         self.binding = Binding(

@@ -129,6 +129,8 @@ def test_split_and_take(x: np.ndarray, axis: int, data: st.DataObject) -> None:
     same(lambda ops, of: list(ops.split(of(x), parts, axis)))
     rows = np.array(data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=4)), np.int32)
     same(lambda ops, of: (ops.take(of(x), of(rows), axis), ops.take(of(x), of(rows[0:1])[0], axis)))
+    once = np.unique(rows)
+    same(lambda ops, of: ops.take_rows(of(np.moveaxis(x, axis, 0).copy()), of(once)))
     along = np.random.default_rng(0).integers(0, x.shape[-1], (*x.shape[:-1], 2)).astype(np.int32)
     same(lambda ops, of: ops.take_along_axis(of(x), of(along), -1))
 

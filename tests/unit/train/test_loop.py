@@ -257,6 +257,25 @@ def test_evaluations_come_at_every_sixth_of_the_steps(make, steps: int, due: lis
     assert [event.step for event in run.of(Evaluated)] == due
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_what_is_compiled_on_the_way_is_on_no_clock(make, late: bool) -> None:
+    trainer = {"cost": 6.0, "late": late}
+    run = make(Budget(minutes=1), trainer=trainer, saving=False, evaluating=False)
+
+    def compiles(step: int) -> None:
+        if step in (3, 7):
+            run.trainer.clock.now += 40.0
+            run.trainer.compile_seconds += 40.0
+
+    run.trainer.on_step = compiles
+    position = run.loop.run()
+    assert 60 <= position.elapsed < 60 + 2 * 6.0
+    assert position.step >= 10
+    seconds = [event.step_seconds for event in run.of(Stepped)]
+    assert sum(seconds[1:]) == pytest.approx(6.0 * (len(seconds) - 1), abs=6.0)
+    assert max(seconds[1:]) <= 12.0
+
+
 def test_evaluations_come_at_every_sixth_of_the_minutes(make) -> None:
     cadence, clock = Cadence(evaluate=None), {"cost": 10.0}
     run = make(Budget(minutes=60), trainer=clock, cadence=cadence, saving=False)

@@ -96,6 +96,10 @@ def test_mfu_is_known_where_the_peak_is() -> None:
     meter = Meter(flops_per_token=6.0, peak_flops=1000.0)
     meter.restart(0.0)
     assert meter.add(counts, queued=2.0, asked=2.0, read=2.0).mfu == pytest.approx(0.3)
+    meter = Meter(flops_per_token=6.0, flops_per_label=4.0, peak_flops=1000.0)
+    meter.restart(0.0)
+    counts = Counts(100, 120, 25)  # 2 FLOPs of each token, 4 of each that is supervised
+    assert meter.add(counts, queued=2.0, asked=2.0, read=2.0).mfu == pytest.approx(0.15)
 
 
 def test_a_clock_that_stands_still_divides_nothing_by_zero() -> None:
