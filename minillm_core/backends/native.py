@@ -22,7 +22,8 @@ from minillm_core.backends.detect import Detected
 from minillm_core.backends.memory import memory_or_error
 from minillm_core.backends.steps import supervised_positions
 from minillm_core.errors import DataError, PluginCodeError
-from minillm_core.nn.decoder import GATHERED, decoder
+from minillm_core.nn.block import GATHERED
+from minillm_core.nn.decoder import decoder
 from minillm_core.nn.decoding import KVCache
 from minillm_core.nn.initial import initial_values, witness_inits
 from minillm_core.nn.module import materialising

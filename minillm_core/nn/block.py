@@ -16,6 +16,9 @@ from minillm_core.nn.module import Module
 from minillm_core.nn.node import ModelShape, Node, Scope, inputs_of
 from minillm_core.nn.residual import Site, SiteSpec
 
+GATHERED = "loss.gather"
+"""The entry of a batch with the positions of its loss, int32 (S,), sorted and distinct: no field has such a name."""
+
 
 @dataclass(frozen=True)
 class Omitted:
@@ -111,6 +114,8 @@ class Block(Module):
             else:
                 y = scope.apply(self.attention, {"x": h})
         at["mid"] = x = joined(self.site_mid, x, y, scope)
+        if (rows := scope.reads.get(GATHERED)) is not None:  # an input of the last block alone
+            x = self.ops.take_rows(self.ops.reshape(x, (-1, x.shape[-1])), rows)  # (S, C)
         y = None
         if self.mlp is not None:
             h = normed(self.mlp_norm, x, scope)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from minillm_core.errors import PlanError, PluginCodeError
 from minillm_core.nn.attention import AttentionSpec
-from minillm_core.nn.block import Block, BlockSpec, Omitted, norm_of, normed
+from minillm_core.nn.block import GATHERED, Block, BlockSpec, Omitted, norm_of, normed
 from minillm_core.nn.decoding import check_lookbacks
 from minillm_core.nn.layers import Embedding, Linear, head_of
 from minillm_core.nn.module import Module, named_modules, seal
@@ -63,14 +63,10 @@ class RowChoice:
 
 @dataclass(frozen=True)
 class Gathering:
-    """The head at supervised positions alone, whose number is rounded up to one of a few."""
+    """The head, and where it can be the last MLP, at supervised positions alone, whose number is rounded up to one of a few."""
 
     owner: str
     buckets: int  # sizes: 1 / buckets of a micro-batch's positions, 2 / buckets, ... all of them
-
-
-GATHERED = "loss.gather"
-"""The entry of a batch that holds them, int32 (S,), sorted and distinct: no field has such a name."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +140,16 @@ class DecoderSpec:
     linears: tuple[tuple[str, Node], ...] = ()  # leaf -> what replaces its product
 
     @property
+    def narrows(self) -> bool:
+        """Whether positions may be gathered before the last MLP: the loss alone reads what follows."""
+        last, loss = self.blocks[-1], self.loss
+        nodes = (last.mlp, last.mlp_norm, self.final_norm, loss.weights)
+        nodes += tuple(term.node for term in loss.terms)
+        sites = last.site_out, self.final
+        free = not any(isinstance(one, Node) for one in nodes) and last.mlp is None
+        return loss.gather is not None and free and sites == (None, None) and "out" not in last.taps
+
+    @property
     def attentions(self) -> dict[int, AttentionSpec]:
         """Layer -> the core's attention; a layer with a plugin's own, or with none, is left out."""
         found = {index: block.core_attention for index, block in enumerate(self.blocks)}
@@ -183,6 +189,9 @@ class Decoder(Module):
         self.weights = spec.loss.weights and spec.loss.weights.make(g)
         self.loss = spec.loss
         self.checkpointing = checkpointing
+        self.narrow = spec.narrows and not checkpointing
+        if self.narrow:
+            self.layers[-1].inputs += (GATHERED,)
         self.tap_aliases = {
             site: tuple(name for name, its in spec.taps if its == site) for _, site in spec.taps
         }
@@ -199,7 +208,7 @@ class Decoder(Module):
         if self.rows is not None:
             batch, all_losses = self.kept_rows(batch, values)
         hidden, scope, statistics = self.hidden(batch, values)
-        B, T, C = hidden.shape
+        B, T = batch["labels"].shape
         targets, weights = [batch["labels"]], [batch.get("weights")]
         if self.weights is not None:
             losses = self.token_losses(hidden, batch["labels"])
@@ -215,10 +224,11 @@ class Decoder(Module):
             if target.weight_field is not None:
                 weight = weight * batch[target.weight_field]
             weights.append(weight)
-        rows = ops.reshape(hidden, (B * T, C))
+        rows = ops.reshape(hidden, (-1, hidden.shape[-1]))
         ids, scale = stacked(ops, targets, B * T), target_weights(ops, weights, B * T)
         if (at := batch.get(GATHERED)) is not None:  # the loss is 0 at all others
-            rows, ids = ops.take_rows(rows, at), ops.take(ids, at, 1)  # (S, C), (K, S)
+            rows = rows if self.narrow else ops.take_rows(rows, at)  # (S, C)
+            ids = ops.take(ids, at, 1)  # (K, S)
             scale = ops.take(scale, at, 1) if len(getattr(scale, "shape", ())) == 2 else scale
         head, form = self.head_weight(), self.loss.form
         total, sums, count = ops.linear_cross_entropy(rows, head, ids, scale, form)
@@ -310,8 +320,11 @@ class Decoder(Module):
         values: dict[str, Any],
         scope_of: Callable[[dict[str, Any]], Scope] = Scope,
     ) -> tuple[Any, Scope, dict[str, Any]]:
-        """Compute (B, T, C) after the last norm, the scope behind the blocks, and the statistics."""
-        scope = scope_of({**batch, **values})
+        """Compute (B, T, C) after the last norm, the scope behind the blocks, and the statistics.
+
+        In training it is (S, C), at the positions of the batch that are gathered, where ``narrow`` says so.
+        """
+        scope = scope_of({GATHERED: None, **batch, **values})
         x = self.embedding(batch["ids"])
         for node in self.embed.values():
             x = scope.apply(node, {"x": x})

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +62,8 @@ class Estimate:
     tokens_per_step: int
     uncounted: tuple[str, ...] = ()  # what plugins compute in ways that cannot be read off
     frozen: int = 0  # numbers that keep their values
-    gathered: tuple[str, ...] = ()  # parts whose FLOPs are spent at supervised tokens alone
+    # parts -> share of its FLOPs that is spent at supervised tokens alone
+    gathered: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def parameters(self) -> int:
@@ -82,7 +83,7 @@ class Estimate:
     @property
     def flops_per_label(self) -> int:
         """Of the FLOPs of a token, those that it costs only where it is supervised."""
-        return sum(self.part(name).flops for name in self.gathered)
+        return round(sum(share * self.part(name).flops for name, share in self.gathered.items()))
 
     @property
     def flops_per_step(self) -> int:
@@ -117,7 +118,7 @@ class Estimate:
             "rules": _by_name(self.rules),
             "memory": dict(self.memory),
             "uncounted": list(self.uncounted),
-        } | ({"gathered": list(self.gathered)} if self.gathered else {})
+        } | ({"gathered": dict(self.gathered)} if self.gathered else {})
 
 
 def _by_name(entries: Iterable[Part | RuleCost]) -> dict[str, dict[str, Any]]:
@@ -166,8 +167,17 @@ def estimate(
         tokens_per_step=plan.tokens_per_step,
         uncounted=uncounted,
         frozen=plan.num_frozen,
-        gathered=("head",) if plan.spec.loss.gather else (),
+        gathered=_gathered(plan),
     )
+
+
+def _gathered(plan: Plan) -> dict[str, float]:
+    """Map parts to the share of their FLOPs that is spent at supervised tokens alone."""
+    if plan.spec.loss.gather is None:
+        return {}
+    plain = sum(block.mlp is None for block in plan.spec.blocks)
+    narrow = plan.spec.narrows and not plan.config.train.checkpointing
+    return {"head": 1.0} | ({"mlp": 1 / plain} if narrow else {})
 
 
 def _parts(plan: Plan, model: Any, scores: int) -> Iterator[Part]:

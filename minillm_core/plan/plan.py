@@ -13,7 +13,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from minillm_core.config.schema import Config, ModelConfig, Shape
-from minillm_core.nn.decoder import GATHERED, DecoderSpec
+from minillm_core.nn.block import GATHERED
+from minillm_core.nn.decoder import DecoderSpec
 from minillm_core.nn.init import Init
 from minillm_core.nn.node import ModelShape, Node, Setting, inputs_of
 from minillm_core.nn.param import Param, State

@@ -145,8 +145,8 @@ def _facts(
     yield from costs
     yield "evaluation", _evaluation(config.eval)
     yield "export", exportable(plan)
-    for part in estimate.gathered:
-        share = estimate.part(part).flops / max(estimate.flops_per_token, 1)
+    for part, own in estimate.gathered.items():
+        share = own * estimate.part(part).flops / max(estimate.flops_per_token, 1)
         yield part, f"{share:.0%} of the FLOPs at most: it is computed at supervised tokens alone"
     for entry in estimate.uncounted:
         yield "not counted", f"FLOPs of the scores in {entry}"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from minillm_core import Module, PlanError, Plugin, TanhCap, option
-from minillm_core.nn.decoder import GATHERED
+from minillm_core.nn.block import GATHERED
 from minillm_core.plugins.builders.loss import LEFT_OUT
 from minillm_kit import materialise
 
@@ -100,6 +100,7 @@ def both(lab: Any, *names: str, plugins: Any = None, **settings: Any) -> tuple[A
 CASES = {
     "plain": ({}, {}),
     "tied": ({"model_tied": True}, {}),
+    "recomputed": ({"train_checkpointing": True}, {}),
     "demanding": ({}, {"demanding": Demanding()}),
     "weighed": ({}, {"demanding": Demanding(weighs=True)}),
     "staged": ({}, {"demanding": Demanding(staged=True)}),

@@ -21,7 +21,7 @@ from minillm_core.backends.torch.compiling import own_code
 from minillm_core.backends.torch.model import TorchFramework, TorchModel
 from minillm_core.backends.torch.optimizer import Optimizer
 from minillm_core.backends.torch.transfer import Later, foreach_copy_, overwrite
-from minillm_core.nn.decoder import GATHERED
+from minillm_core.nn.block import GATHERED
 from minillm_core.nn.initial import initial_arrays
 from minillm_core.plan import Plan
 

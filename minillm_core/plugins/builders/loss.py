@@ -270,7 +270,7 @@ class LossBuilder(Builder):
         """Claim: the head and the cross-entropy are computed at supervised positions alone, in training.
 
         Those at which any target has an index, further targets among them, are gathered before the
-        head, and as many others that have none as fill up the smallest of ``buckets`` sizes: each is
+        head (before the MLP of the last block, where the loss alone reads what follows), and as many others that have none as fill up the smallest of ``buckets`` sizes: each is
         a shape of its own, which torch compiles when it is first met. Loss and gradients are those of
         all positions. Terms, weights and references see every position, as without.
 

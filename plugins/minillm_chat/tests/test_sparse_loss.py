@@ -87,9 +87,10 @@ def test_a_plan_says_that_its_cost_is_a_bound(chats: Path) -> None:
     loaded = minillm.load("tiny", plugins="sft,sparse_loss", data=chats, settings=SIZES)
     plan = minillm.build_plan(loaded)
     cost = plan.estimate()
-    assert cost.flops_per_label == cost.part("head").flops > 0
-    assert cost.data()["gathered"] == ["head"]
-    share = cost.flops_per_label / cost.flops_per_token
+    head, mlp = cost.part("head").flops, cost.part("mlp").flops
+    assert cost.flops_per_label == head + mlp / plan.config.model.layers > head > 0
+    assert cost.data()["gathered"] == {"head": 1.0, "mlp": 1 / plan.config.model.layers}
+    share = head / cost.flops_per_token
     assert f"head        {share:.0%} of the FLOPs at most: it is computed at" in str(plan)
     without = minillm.build_plan(minillm.load("tiny", plugins="sft", data=chats, settings=SIZES))
     assert without.estimate().flops_per_label == 0
