@@ -151,8 +151,9 @@ class TorchTrainer(TorchModel, Trainer):
         positions are gathered is not known before: such a graph is compiled here, under its name.
         """
         sizes = batch["ids"].shape if self.sizes else ()
-        gathered = batch[GATHERED].shape if GATHERED in batch else ()
-        key = (*staged.values(), *sizes, *gathered)
+        gathers = self.plan.spec.loss.gather is not None
+        positions = batch.get(GATHERED, batch["ids"]).numel()  # at which the head is computed
+        key = (*staged.values(), *sizes, *((positions,) if gathers else ()))
         if key not in self.graphs:
 
             def micro_loss(batch: dict[str, Tensor], given: dict[str, Tensor]) -> Any:
@@ -163,10 +164,12 @@ class TorchTrainer(TorchModel, Trainer):
                 if self.binding.compile
                 else micro_loss
             )
-            if self.binding.compile and gathered:
-                what, began = f"{gathered[0]:,} supervised positions", time.perf_counter()
+            if self.binding.compile and gathers:
+                self.synchronize()  # what was queued before belongs on the clocks
+                what, began = f"{positions:,} supervised positions", time.perf_counter()
                 with self.phase(f"compiling for {what}"), self.random.kept():
                     self._gradients_of(self.graphs[key](batch, given).objective)
+                    self.synchronize()
                 self.compile_seconds += time.perf_counter() - began
         return self.graphs[key]
 

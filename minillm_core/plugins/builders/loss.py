@@ -269,10 +269,12 @@ class LossBuilder(Builder):
     def gather(self, *, buckets: int) -> None:
         """Claim: the head and the cross-entropy are computed at supervised positions alone, in training.
 
-        Those at which any target has an index, further targets among them, are gathered before the
-        head (before the MLP of the last block, where the loss alone reads what follows), and as many others that have none as fill up the smallest of ``buckets`` sizes: each is
-        a shape of its own, which torch compiles when it is first met. Loss and gradients are those of
-        all positions. Terms, weights and references see every position, as without.
+        They are those at which the main target or a further one has something to predict. Where the
+        loss alone reads what follows the last attention, the last block's MLP is computed at those
+        alone, too. Their number in a micro-batch is rounded up to one of ``buckets`` sizes, with
+        positions that have no target: each size is a shape of its own, which torch compiles when it
+        is first met. Loss and gradients are those of all positions. Terms, weights and references see
+        every position.
 
         Args:
             buckets: sizes, 1 / buckets of a micro-batch's positions apart.
