@@ -9,6 +9,7 @@ bundled one.
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import platform
 import shlex
@@ -56,6 +57,19 @@ def pytest_configure(config: pytest.Config) -> None:
     # that it traces, and where Inductor is imported.
     for warning in (".*should not be instantiated", ".torch.jit.script_method. is deprecated"):
         config.addinivalue_line("filterwarnings", f"ignore:{warning}:DeprecationWarning")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep all that is imported and collected out of the garbage collector's sight.
+
+    It is there to the end. Where a test has garbage collected, as every study does before a run, a
+    walk over these half a million objects would take longer than the test.
+    """
+    gc.disable()
+    yield
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_report_header(config: pytest.Config) -> str:
