@@ -12,7 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minillm_core.backends.candidates import MLX, TORCH
-from minillm_core.ops import CONTRACTS, Candidate, LossForm, SigmoidCap, TanhCap, reference
+from minillm_core.ops.contract import CONTRACTS
+from minillm_core.ops.form import LossForm, SigmoidCap, TanhCap
+from minillm_core.ops.select import Candidate
+from minillm_kit import reference
 
 torch = pytest.importorskip("torch")
 mx = pytest.importorskip("mlx.core")

@@ -12,7 +12,9 @@ from minillm_core import BackendError, LossForm, Plugin, PluginError, SigmoidCap
 from minillm_core.backends.bind import bind, kernel_preflight
 from minillm_core.backends.detect import Detected
 from minillm_core.config.load import load
-from minillm_core.ops import CONTRACTS, Candidate, Request, select
+from minillm_core.ops import select
+from minillm_core.ops.contract import CONTRACTS
+from minillm_core.ops.select import Candidate, Request
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plugins.manager import LoadedPlugin, check_support
 from minillm_liger.liger import Liger
