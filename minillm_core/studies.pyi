@@ -8,7 +8,7 @@ from minillm_core.backends.base import (
 from minillm_core.backends.detect import (
     Detected as Detected,
 )
-from minillm_core.checkpoint import (
+from minillm_core.checkpoint.lock import (
     lock as lock,
 )
 from minillm_core.config.load import (

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from minillm_core import backends
 from minillm_core.backends.base import Backend, Batch, Binding, Trainer
+from minillm_core.backends.bind import create as create_backend
 from minillm_core.backends.detect import Detected, choose, probe
 from minillm_core.config.folders import cache_folder
 from minillm_core.config.load import Loaded
@@ -127,7 +127,7 @@ def bind(plan: Plan, detected: Detected) -> Binding:
         BackendError: a kernel cannot serve the plan, or the device is not there.
     """
     check_support(plan.active, detected.backend, detected.device)
-    return backends.create(detected, plan).binding
+    return create_backend(detected, plan).binding
 
 
 def open_corpus(
@@ -203,7 +203,7 @@ class Study:
         self._corpus, self._say = corpus, say
         self._detected = detected or choose(probe())
         self._stop, self._turn = stop or StopRequest(), turn
-        self._create = create or backends.create
+        self._create = create or create_backend
         self._kept: tuple[str, Trainer] | None = None  # a compiled trainer, by its graph
 
     def train(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm_core.backends import create
+from minillm_core.backends.bind import create
 from minillm_core.backends.detect import Detected
 from minillm_core.ops.contract import CONTRACTS
 from minillm_core.plan import stages_of

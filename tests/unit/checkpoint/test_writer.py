@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minillm_core.checkpoint import disk, newest, newest_or_refuse
+from minillm_core import disk
+from minillm_core.checkpoint.read import newest, newest_or_refuse
 from minillm_core.checkpoint.writer import Result, Writer
 from minillm_core.errors import Interrupted, MinillmError, NonFinite
 
@@ -235,7 +236,7 @@ def test_a_process_that_is_told_to_go_now_ends(tmp_path: Path) -> None:
 import threading
 from pathlib import Path
 import numpy as np
-from minillm_core.checkpoint import Writer
+from minillm_core.checkpoint.writer import Writer
 going = threading.Event()
 def snapshot():
     going.set()

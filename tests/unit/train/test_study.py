@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from minillm_core import Evaluated, Plan, PlanError, Run, build_plan, load, studies
-from minillm_core.backends import create
+from minillm_core.backends.bind import create
 from minillm_core.backends.detect import Detected
 from minillm_core.plugins.manager import load as load_plugins
 
