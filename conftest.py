@@ -61,14 +61,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Keep all that is imported and collected out of the garbage collector's sight.
-
-    It is there to the end. Where a test has garbage collected, as every study does before a run, a
-    walk over these half a million objects would take longer than the test.
-    """
+    """Collect no garbage while tests are collected: next to all that is made then stays."""
     gc.disable()
     yield
-    gc.freeze()
     gc.enable()
 
 
@@ -101,6 +96,17 @@ def _openblas() -> str:
         except (OSError, subprocess.CalledProcessError) as error:
             return f"bundled reference (slow): the shim to OpenBLAS failed: {error}"
     return f"OpenBLAS of scipy-openblas32 {openblas.__version__}"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_heap() -> None:
+    """Keep all that is there when a file of tests begins out of the garbage collector's sight.
+
+    Imported modules, collected tests and reports are half a million objects, and more with every test.
+    Python walks over them again and again; so does a study, which collects before each run.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
