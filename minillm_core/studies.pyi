@@ -40,7 +40,6 @@ from minillm_core.plugins.cards import (
     card_folder as card_folder,
     interval as interval,
     signed as signed,
-    times as times,
 )
 from minillm_core.plugins.manager import (
     LoadedPlugin as LoadedPlugin,
@@ -77,7 +76,6 @@ from minillm_core.train.study import (
     bind as bind,
     graph_of as graph_of,
     open_corpus as open_corpus,
-    plan_with as plan_with,
     read_events as read_events,
     without_gc as without_gc,
 )
