@@ -11,7 +11,7 @@ import pytest
 
 from tools.size import File, count, packages, summary
 
-CEILING = 21_900
+CEILING = 21_600
 """Lines of code that the core may have.
 
 It is what the core has today, rounded up to the next hundred; each step lowers the number. The aim is
@@ -53,6 +53,9 @@ weights that are longer than a row, a prompt of ids with its own ends and its st
 
 21,800 to 21,900: frozen parameters (the claim and what it refuses, plan, estimate and table, both backends:
 60) and a second layout of an export (15).
+
+21,900 to 21,600: the ops in float64 left for minillm-kit (158), second names of what other modules have
+(ops, checkpoint, backends, errors: 90), and what no setting, plugin or run used.
 """
 
 SOURCE = '''\
