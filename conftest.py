@@ -9,6 +9,7 @@ bundled one.
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import platform
 import shlex
@@ -58,6 +59,14 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("filterwarnings", f"ignore:{warning}:DeprecationWarning")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect no garbage while tests are collected: next to all that is made then stays."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
 def pytest_report_header(config: pytest.Config) -> str:
     """Name the BLAS that MLX uses."""
     return f"BLAS of MLX: {config.stash[BLAS]}"
@@ -87,6 +96,17 @@ def _openblas() -> str:
         except (OSError, subprocess.CalledProcessError) as error:
             return f"bundled reference (slow): the shim to OpenBLAS failed: {error}"
     return f"OpenBLAS of scipy-openblas32 {openblas.__version__}"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_heap() -> None:
+    """Keep all that is there when a file of tests begins out of the garbage collector's sight.
+
+    Imported modules, collected tests and reports are half a million objects, and more with every test.
+    Python walks over them again and again; so does a study, which collects before each run.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,8 @@ from torch.nn.attention.flex_attention import flex_attention
 from benchmarks.command import measuring, written
 from minillm_core.backends.torch.blocks import block_mask, flex
 from minillm_core.backends.torch.ops import attention_composed, sdpa
-from minillm_core.ops import CONTRACTS, reference
+from minillm_core.ops.contract import CONTRACTS
+from minillm_kit import reference
 
 Kernel = Callable[..., Tensor]
 LONG, SHORT = 1792, 896  # the last windows of modded-nanogpt's record of 2025-02

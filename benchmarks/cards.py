@@ -40,7 +40,7 @@ from benchmarks.card_table import REFERENCE, SHAPE, TABLE, Judged, divided
 from benchmarks.card_turns import Turns
 from benchmarks.command import parser
 from benchmarks.environment import RESULTS, environment, keep, own_command
-from minillm_core.checkpoint import lock
+from minillm_core.checkpoint.lock import lock
 from minillm_core.config.folders import cache_folder
 from minillm_core.errors import MinillmError
 from minillm_core.plugins.cards import FOLDER, PAIRS

@@ -28,7 +28,9 @@ from benchmarks.trials.compare import differences
 from benchmarks.trials.damage import KINDS, link
 from benchmarks.trials.reference import Reference, make_reference
 from benchmarks.trials.tiny_run import EVERY, STEPS, TinyRun
-from minillm_core.checkpoint import layout, newest_and_set_aside, verify
+from minillm_core.checkpoint import layout
+from minillm_core.checkpoint.manifest import verify
+from minillm_core.checkpoint.read import newest_and_set_aside
 from minillm_core.errors import NoCheckpoint
 
 MANY = 4  # checkpoints that the damaged run has

@@ -25,7 +25,7 @@ from typing import Any
 
 from benchmarks.trials.bench import Row, each, finish, parser, workshop
 from benchmarks.trials.compare import CLOCK, MEASURED, broken, events, identical, newest_step
-from minillm_core.checkpoint import newest
+from minillm_core.checkpoint.read import newest
 
 THREADS = 2
 LIMIT = 3600.0  # seconds that a life of a run may last

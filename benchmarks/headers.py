@@ -150,16 +150,16 @@ def _mutated(seed: str, good: Path, place: Path) -> tuple[Path, str]:
 
 def _loader(reference: Reference) -> Callable[[Path], str]:
     """Make ``load(OUT)``, which returns refused, equal, or what is wrong; the trainer is made once."""
-    from minillm_core import backends
+    from minillm_core.backends.bind import create
     from minillm_core.backends.detect import choose, probe
-    from minillm_core.checkpoint import newest_or_refuse
+    from minillm_core.checkpoint.read import newest_or_refuse
     from minillm_core.errors import MinillmError
     from minillm_core.train.restore import open_run
     from minillm_core.train.resume import load as resume
 
     run = open_run(reference.out, say=lambda text: None)
     detected = choose(probe(), reference.run.backend, "cpu")
-    trainer = backends.create(detected, run.plan).trainer(run.plan, run.plan.config.seed)
+    trainer = create(detected, run.plan).trainer(run.plan, run.plan.config.seed)
 
     def load(out: Path) -> str:
         try:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from benchmarks.command import measuring, written
 from minillm_core.backends.torch import loss
-from minillm_core.ops import LossForm, TanhCap
+from minillm_core.ops.form import LossForm, TanhCap
 
 Kernel = Callable[..., Any]
 TURNS = 30

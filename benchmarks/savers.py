@@ -17,7 +17,8 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from minillm_core.backends.base import Trainer
-from minillm_core.checkpoint import Writer, newest_or_refuse
+from minillm_core.checkpoint.read import newest_or_refuse
+from minillm_core.checkpoint.writer import Writer
 
 __all__ = ["Saver", "savers"]
 

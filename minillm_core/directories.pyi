@@ -1,8 +1,5 @@
 """The names of ``minillm_core.directories``, and the modules that define them."""
 
-from minillm_core.checkpoint import (
-    LARGEST_TOKENIZER as LARGEST_TOKENIZER,
-)
 from minillm_core.checkpoint.directories import (
     DirectoryFormat as DirectoryFormat,
     Fitted as Fitted,
@@ -18,6 +15,9 @@ from minillm_core.checkpoint.tensors import (
 )
 from minillm_core.config.schema import (
     ModelConfig as ModelConfig,
+)
+from minillm_core.data.tokenizer import (
+    LARGEST_TOKENIZER as LARGEST_TOKENIZER,
 )
 from minillm_core.disk import (
     aside,

@@ -23,23 +23,6 @@ from typing import TYPE_CHECKING, Self
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = [
-    "BackendError",
-    "ConfigError",
-    "DataError",
-    "Interrupted",
-    "MinillmError",
-    "NoCheckpoint",
-    "NoEvidence",
-    "NonFinite",
-    "OutOfMemory",
-    "PlanError",
-    "PluginCodeError",
-    "PluginError",
-    "Refusal",
-    "Stopped",
-]
-
 
 class MinillmError(Exception):
     """An error that says what happened, where, and what to do about it, in at most twelve lines.

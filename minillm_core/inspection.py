@@ -29,9 +29,9 @@ A plan, step by step
     is the whole loop.
 
 A framework of your own, such as the NumPy oracle of minillm-kit
-    It extends ``Framework``: ``ops`` (``NumPyArrays`` and :func:`reference_op` are the ones
-    of the float64 reference, ``CONTRACTS`` says what each op promises), ``placing``, ``fill``,
-    ``host``, ``checkpoint`` and ``witness``, over a base class whose ``__setattr__`` calls ``record``.
+    It extends ``Framework``: ``ops`` (of a class that extends ``OpsBase``; ``CONTRACTS`` says what
+    each op promises, :func:`visible_keys` is the mask of attention), ``placing``, ``fill``, ``host``,
+    ``checkpoint`` and ``witness``, over a base class whose ``__setattr__`` calls ``record``.
     ``materialise`` makes a plan's model on it, ``materialising`` any module; ``declared`` yields what
     its modules declare, ``initial_values`` the first values of that, ``generator`` the random numbers
     of one parameter, and ``call_names`` the arguments of a ``forward``. ``Scope`` is how a decoder's

@@ -64,12 +64,12 @@ from minillm_core.nn.node import (
     Scope as Scope,
     call_names as call_names,
 )
+from minillm_core.ops.arrays import (
+    Known,
+    visible,
+)
 from minillm_core.ops.contract import (
     CONTRACTS as CONTRACTS,
-)
-from minillm_core.ops.reference import (
-    NumPyArrays as NumPyArrays,
-    reference_op as reference_op,
 )
 from minillm_core.optim.groups import (
     Group as Group,
@@ -115,6 +115,8 @@ from minillm_core.train.hooks import (
     observers as observers,
 )
 
+OpsBase = Known
 batch_hook = plan_hook
 plugin_name = name_of
 trainer = create_trainer
+visible_keys = visible

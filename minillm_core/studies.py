@@ -7,15 +7,15 @@ command imports it when it runs, and not for its ``--help``.
   with a :class:`Point` for each evaluation) and gives a :class:`Stepper` for steps by hand
   (:class:`Timed`). :func:`graph_of` tells which plans share a compiled step.
 - Plans: :func:`prepare` makes settings, plugins and machine (:class:`Prepared`) of a command line,
-  which ``StudyOptions.asked`` gives as a :class:`RunRequest`; :func:`plan_with`
-  plans with some of the plugins, and :func:`bind` refuses what does not run here. Of a text such as
+  which ``StudyOptions.asked`` gives as a :class:`RunRequest`; :func:`bind` refuses what does not run
+  here. Of a text such as
   ``muon,-xsa``: :func:`added`, :func:`taken_away`; of a preset: :func:`plugins_of`.
 - A run's folder: :func:`read_record`, :func:`read_events`, :func:`read_json`; names of files.
 - Writing: :func:`lock` a folder, :func:`replace_file` atomically, :func:`refuse_unwritable` before
   anything is started; :func:`stop_on_signals` lets a run end well.
 - Facts of a result: :func:`hardware` and :func:`versions`.
 - Technique cards: :class:`Card` and its parts, kept in :func:`card_folder`.
-- Numbers in words: :func:`amount`, :func:`sized`, :func:`signed`, :func:`times`, :func:`interval`.
+- Numbers in words: :func:`amount`, :func:`sized`, :func:`signed`, :func:`interval`.
 """
 
 from minillm_core.public import public_names

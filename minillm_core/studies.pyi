@@ -8,7 +8,7 @@ from minillm_core.backends.base import (
 from minillm_core.backends.detect import (
     Detected as Detected,
 )
-from minillm_core.checkpoint import (
+from minillm_core.checkpoint.lock import (
     lock as lock,
 )
 from minillm_core.config.load import (
@@ -40,7 +40,6 @@ from minillm_core.plugins.cards import (
     card_folder as card_folder,
     interval as interval,
     signed as signed,
-    times as times,
 )
 from minillm_core.plugins.manager import (
     LoadedPlugin as LoadedPlugin,
@@ -77,7 +76,6 @@ from minillm_core.train.study import (
     bind as bind,
     graph_of as graph_of,
     open_corpus as open_corpus,
-    plan_with as plan_with,
     read_events as read_events,
     without_gc as without_gc,
 )

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from minillm_core.checkpoint import Checkpoint, layout, verify
+from minillm_core.checkpoint import layout
+from minillm_core.checkpoint.manifest import verify
+from minillm_core.checkpoint.read import Checkpoint
 
 __all__ = ["broken", "differences", "events", "identical", "newest_step", "state"]
 

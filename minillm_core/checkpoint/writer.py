@@ -5,13 +5,13 @@ slows training down instead of filling the memory with snapshots.
 
 How it ends is a matter of what a checkpoint is worth:
 
-- leaving the block, by an error too, waits for the save under way: it is the run's last good state;
+- ``close`` waits for the save under way, after an error too: it is the run's last good state;
 - a KeyboardInterrupt while waiting loses nothing: what is under way goes on and is reported later;
-- leaving the block *by* a KeyboardInterrupt, which is how a second signal arrives, means now. The
-  save gives up at the next tensor, removes what it wrote, and the one before it is the newest. Python
-  waits for the thread when it exits, so that takes as long as the tensor or the fsync at hand. A daemon thread
-  would be cut off inside the framework's or the disk's code, which may abort the process with
-  another exit code than the one promised; and nothing can hurry an fsync.
+- ``close(now=True)``, which is for a second signal, means now. The save gives up at the next tensor,
+  removes what it wrote, and the one before it is the newest. Python waits for the thread when it exits,
+  so that takes as long as the tensor or the fsync at hand. A daemon thread would be cut off inside the
+  framework's or the disk's code, which may abort the process with another exit code than the one
+  promised; and nothing can hurry an fsync.
 """
 
 from __future__ import annotations
@@ -100,12 +100,6 @@ class Writer:
         if now:
             self._given_up.set()
         self._pool.shutdown(wait=not now)
-
-    def __enter__(self) -> Writer:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        self.close(now=isinstance(error, KeyboardInterrupt))
 
     def _collect(self, *, wait: bool) -> None:
         if self._saving and (wait or self._saving.done()):

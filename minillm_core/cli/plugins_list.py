@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from minillm_core.cli.console import emit
 from minillm_core.cli.options import AsJson, examples, switch
@@ -32,7 +32,7 @@ def list_command(
     """List the installed plugins without importing any; a broken one says why."""
     entries = list_plugins()
     if as_json:
-        emit(list_json(entries))
+        emit([entry.data() for entry in entries])
         return
     from rich.console import Console
 
@@ -42,11 +42,6 @@ def list_command(
 def list_plugins() -> list[PluginEntry]:
     """List every installed plugin by name, then what cannot be read, each with its reason."""
     return [*installed_plugins(), *unreadable()]
-
-
-def list_json(entries: Iterable[PluginEntry]) -> list[dict[str, Any]]:
-    """Convert the list to what ``--json`` writes."""
-    return [entry.data() for entry in entries]
 
 
 def render_list(entries: Iterable[PluginEntry], console: Console, *, verbose: bool = False) -> None:

@@ -128,7 +128,6 @@ def select(
     named: Mapping[str, Setting],
     argument: str | None,
     *,
-    flag: str = "--plugins",
     goes_on: bool = False,
 ) -> tuple[dict[str, Spec], dict[str, str]]:
     """Select the plugins of the run.
@@ -136,7 +135,6 @@ def select(
     Args:
         named: the plugins that the preset and the file name.
         argument: ``a,b,-c,./x.py:X``: adds a, b and x, takes away c; empty or None changes nothing.
-        flag: what the argument is called, for messages and origins.
         goes_on: they are those of a resumed run: plugins that it started without may be taken
             away again, so that the command that started it can be repeated.
 
@@ -150,7 +148,7 @@ def select(
     origins = {name: setting.origin for name, setting in named.items()}
     specs: dict[str, Spec] = {name: name for name in named}
     added: dict[str, Spec] = {}
-    where = f"{flag} {argument}"
+    where = f"--plugins {argument}"
     for name, spec in _added(argument, where):
         if name in added:
             raise ConfigError(
@@ -177,5 +175,5 @@ def select(
             )
         del specs[name], origins[name]
     specs |= added
-    origins |= dict.fromkeys((name for name in added if name not in origins), flag)
+    origins |= dict.fromkeys((name for name in added if name not in origins), "--plugins")
     return dict(sorted(specs.items())), dict(sorted(origins.items()))

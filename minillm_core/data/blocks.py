@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
+from minillm_core.data.bpe import reason, serve
 from minillm_core.data.documents import Columns, Documents, digest
 from minillm_core.data.sources import Source
 from minillm_core.data.store import Bookmark, place_of, read_meta
@@ -30,7 +30,6 @@ from minillm_core.errors import DataError, MinillmError
 from minillm_core.plugins.sourcing import PLAIN, Reserved
 
 _SECONDS = 0.05  # between two looks for a block
-_PARENT_SECONDS = 0.2  # between two looks of the process beside for the one that it serves
 _NICE = 10
 _REFUSED = 2  # its exit code where the text cannot be used
 _LAUNCH = (
@@ -157,15 +156,12 @@ class _Beside:
         code = self._process.poll()
         if not code:
             return code == 0
-        self._errors.seek(0)
-        said = self._errors.read(1 << 16).decode("utf-8", "replace").strip()
-        last = said.splitlines()[-1] if said else ""
         if code == _REFUSED:
-            raise DataError(**json.loads(last))
-        killed = "it was killed, as it is where memory runs out"
+            self._errors.seek(0)
+            raise DataError(**json.loads(self._errors.read(1 << 16).splitlines()[-1]))
         raise DataError(
             "the process that tokenises the text beside training has failed",
-            where=killed if code == -signal.SIGKILL else f"exit code {code}: {last[:200]}",
+            where=reason(code, self._errors),
             fix="continue with --resume; data.block=0 tokenises all of the text first",
         )
 
@@ -183,15 +179,8 @@ def _stamp(sources: Sequence[Source]) -> str:
 
 def tokenise_rest(what: dict[str, Any]) -> None:
     """Tokenise blocks until the text ends, as a process of its own; what is wrong goes to stderr as JSON."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    serve(what["parent"])
     os.nice(_NICE)
-
-    def leave_with_parent() -> None:
-        while os.getppid() == what["parent"]:
-            time.sleep(_PARENT_SECONDS)
-        os._exit(1)
-
-    threading.Thread(target=leave_with_parent, daemon=True).start()
     try:
         specials = tuple(Reserved(**one) for one in what["specials"])
         quiet = (lambda line: None), (lambda line: None), None

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain, islice
-from typing import BinaryIO
+from typing import IO
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -98,12 +98,13 @@ def _apart(
             process.kill()
             process.wait()
         if process.returncode:
-            raise ChildProcessError(_reason(process.returncode, errors))
+            raise ChildProcessError(reason(process.returncode, errors))
         made.seek(0)
         return made.read().decode("utf-8")
 
 
-def _reason(code: int, errors: BinaryIO) -> str:
+def reason(code: int, errors: IO[bytes]) -> str:
+    """Say why a process ended with a code: by the last line that it wrote to ``errors``."""
     if code == -signal.SIGKILL:
         return "it was killed, as it is where memory runs out"
     errors.seek(0)
@@ -126,9 +127,9 @@ def _train(texts: Iterable[str], vocab: int, specials: Sequence[str]) -> str:
     return native.to_str()
 
 
-def _child(vocab: int, parent: int, specials: Sequence[str]) -> None:
-    """Train on the frames of stdin; write the tokenizer.json to stdout."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends this process
+def serve(parent: int) -> None:
+    """Let this process end with the one that it serves, whose Ctrl-C is its own affair."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def leave_with_parent() -> None:
         while os.getppid() == parent:
@@ -136,6 +137,11 @@ def _child(vocab: int, parent: int, specials: Sequence[str]) -> None:
         os._exit(1)
 
     threading.Thread(target=leave_with_parent, daemon=True).start()
+
+
+def _child(vocab: int, parent: int, specials: Sequence[str]) -> None:
+    """Train on the frames of stdin; write the tokenizer.json to stdout."""
+    serve(parent)
 
     def texts() -> Iterator[str]:
         while length := sys.stdin.buffer.read(_LENGTH.size):

@@ -246,30 +246,19 @@ SMALLEST = 512
 """The rule never asks for fewer entries than this."""
 
 
-def fitting_vocabulary(
-    paths: Sequence[str], entries: int, say: Callable[[str], None] = lambda line: None
-) -> int:
+def fitting_entries(sources: Sequence[Source], entries: int) -> int:
     """Return ``entries``, or for a small text a power of two: 800 bytes of text for each entry.
 
     Sizes are those on the disk, so nothing is read but the first line of JSON lines.
 
     Args:
-        paths: files or folders.
+        sources: as :func:`find` gives them.
         entries: of the preset.
-        say: is given the names of what a folder holds and is not read.
 
     Returns:
         ``entries`` as well where the data are token ids, whose tokenizer is another's; else at
         least 512.
-
-    Raises:
-        DataError: a path does not exist or holds no data.
     """
-    return fitting_entries(find(paths, say), entries)
-
-
-def fitting_entries(sources: Sequence[Source], entries: int) -> int:
-    """Return what :func:`fitting_vocabulary` does, for files that were found already."""
     if any(_holds_ids(source) for source in sources):
         return entries
     text = sum(source.unpacked for source in sources)

@@ -7,7 +7,7 @@ import json
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -264,18 +264,6 @@ MOST = 1 << 20
 COUNTS = ("room", "taken", "used", "cut", "split")
 """Of a run so far: tokens that its rows have room for; those taken, laid out, and cut; pieces that
 begin inside a document."""
-
-
-class Rows(Protocol):
-    """Rows one after the other, from a cursor on."""
-
-    def read(self, rows: int, seq_len: int) -> Batch:
-        """Make a micro-batch of the next rows, of ``seq_len`` tokens each."""
-        ...
-
-    def cursor(self) -> dict[str, Any]:
-        """Return the place after the last row as JSON."""
-        ...
 
 
 class PlainRows:
@@ -544,6 +532,10 @@ class MixedRows:
             counts = [one["packed"]["counts"] for one in sources]
             place["packed"] = {"counts": {name: sum(c[name] for c in counts) for name in COUNTS}}
         return place
+
+
+Rows = PlainRows | PackedRows | MixedRows
+"""Rows one after the other, from a cursor on."""
 
 
 def open_rows(

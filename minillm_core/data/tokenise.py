@@ -26,22 +26,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import tokenizers
 
+from minillm_core.data import store
 from minillm_core.data.bpe import frame, frames
 from minillm_core.data.cutting import Continued
 from minillm_core.data.documents import Documents, MappedFile, digest
 from minillm_core.data.formats import EMPTY, Document, Progress, Reading, ticker
 from minillm_core.data.shards import check_ids, map_shard, starts
 from minillm_core.data.sources import Source, find
-from minillm_core.data.store import (
-    BEGIN,
-    Bookmark,
-    Digests,
-    Entry,
-    Values,
-    Writer,
-    open_entry,
-    sweep,
-)
 from minillm_core.data.tokenizer import Tokenizer, grouped
 from minillm_core.errors import DataError
 from minillm_core.nn.reference import Function
@@ -68,7 +59,7 @@ class _Begins(NamedTuple):
     """The beginning of a document: the number of its path, and the place behind it."""
 
     path: int
-    after: Bookmark
+    after: store.Bookmark
 
 
 @dataclass
@@ -138,7 +129,7 @@ class TokenCache:
         """
         reserved = sorted({one.text for one in self.asked.specials})
         key = self._key(["trained", SAMPLE, tokenizers.__version__, *reserved])
-        entries = list[Entry]()
+        entries = list[store.Entry]()
 
         def tokenizer() -> tuple[Tokenizer | None, int, tuple[int, int]]:
             first = entries[0] if entries else None
@@ -184,7 +175,7 @@ class TokenCache:
         total = sum(source.size for source in self.sources)
         tick = ticker(self.progress, "checking the files", total)
         with self._writing():
-            digests = Digests(self.folder)
+            digests = store.Digests(self.folder)
             found = {source: digests.of(source, tick) for source in self.sources}
             self.folder.mkdir(parents=True, exist_ok=True)
             digests.keep()
@@ -202,7 +193,7 @@ class TokenCache:
 
     def _entries(
         self, key: str, tokenizer: Callable[[], tuple[Tokenizer | None, int, tuple[int, int]]]
-    ) -> Iterator[Entry]:
+    ) -> Iterator[store.Entry]:
         """Open each block, or make it and those that follow; the first alone, where blocks are read one by one.
 
         Args:
@@ -212,8 +203,8 @@ class TokenCache:
         """
         self.key, number, making = key, 0, None
         with self._writing():
-            sweep(self.folder / "tokens")
-        place: Bookmark | None = BEGIN
+            store.sweep(self.folder / "tokens")
+        place: store.Bookmark | None = store.BEGIN
         self._notes.clear()
         while place is not None and not (number and self.block):
             folder = self.folder_of(key, number)
@@ -235,7 +226,7 @@ class TokenCache:
             which = _PLURAL.sub("", which, 1) if count == 1 else which
             tell(f"{what}: {count:,} {which}")
 
-    def _joined(self, entries: Sequence[Entry]) -> Documents:
+    def _joined(self, entries: Sequence[store.Entry]) -> Documents:
         """Join the documents of blocks that follow each other."""
         self.path_of = np.concatenate([one.paths for one in entries])
         self.first = entries[0]
@@ -255,16 +246,16 @@ class TokenCache:
             tuple(file for one in parts for file in one.files),
         )
 
-    def opened(self, number: int) -> Entry | None:
+    def opened(self, number: int) -> store.Entry | None:
         """Open a block of those that were opened before; None: it is not made yet."""
         folder = self.folder_of(self.key, number)
         return self._open(folder, None) if folder.exists() else None
 
-    def _open(self, folder: Path, progress: Progress | None) -> Entry | None:
+    def _open(self, folder: Path, progress: Progress | None) -> store.Entry | None:
         content = digest(" ".join(self._digests[source] for source in self._mapped))
         with self._writing():
             more = self.vocab, content, self.say, progress, self.asked.fields
-            opened = open_entry(folder, self._shards, *more)
+            opened = store.open_entry(folder, self._shards, *more)
         for source in self._mapped:
             source.check_unchanged()
         self._notes.update(opened.notes if opened else {})
@@ -274,7 +265,7 @@ class TokenCache:
         self,
         key: str,
         number: int,
-        place: Bookmark,
+        place: store.Bookmark,
         tokenizer: Tokenizer | None,
         end_of_text: int,
         sample: tuple[int, int] = (0, 0),
@@ -293,7 +284,7 @@ class TokenCache:
         if tokenizer:
             specials = tokenizer.reserve(self.asked.specials, self.vocab)
         reading, size = self._reading("tokenising"), self.block or _BLOCK
-        ahead: deque[tuple[_Begins | None, Values]] = deque()  # of parts that are being encoded
+        ahead = deque[tuple[_Begins | None, store.Values]]()  # of parts that are being encoded
         noted, after, paths = Counter[str](), place, Counter[int]()
 
         def parts() -> Iterator[Document]:
@@ -320,10 +311,10 @@ class TokenCache:
         fields, origin = self.asked.fields, plain(self.where)
         with self._writing(), ExitStack() as open_one:
 
-            def begin() -> Writer:
+            def begin() -> store.Writer:
                 open_one.close()  # the one before is committed
                 return open_one.enter_context(
-                    Writer(self.folder_of(key, number), self.vocab, origin, fields)
+                    store.Writer(self.folder_of(key, number), self.vocab, origin, fields)
                 )
 
             writer = begin()
@@ -367,7 +358,7 @@ class TokenCache:
         tokenizer = Tokenizer.train(texts, self.vocab, lambda: beat(0), special)
         return tokenizer, (sample.drawn, sample.total)
 
-    def _map(self, writer: Writer, end_of_text: int) -> list[tuple[int, int]]:
+    def _map(self, writer: store.Writer, end_of_text: int) -> list[tuple[int, int]]:
         """Add the documents of mapped shards, which stay where they are; count those of each path."""
         total = sum(ids.nbytes for ids, _ in self._shards)
         tick = ticker(self.progress if self._shards else None, "checking the files", total)
@@ -384,8 +375,8 @@ class TokenCache:
         reading: Reading,
         specials: Mapping[str, int] | None,
         text: bool = True,
-        place: Bookmark = BEGIN,
-    ) -> Iterator[tuple[_Begins | None, Document, Values]]:
+        place: store.Bookmark = store.BEGIN,
+    ) -> Iterator[tuple[_Begins | None, Document, store.Values]]:
         """Read the documents of all files that are not mapped, part by part.
 
         Args:
@@ -414,8 +405,8 @@ class TokenCache:
                 reading.notes[EMPTY] += 1
 
     def _documents(
-        self, reading: Reading, specials: Mapping[str, int] | None, place: Bookmark
-    ) -> Iterator[tuple[str, _Begins | None, Iterable[tuple[Document, Values]]]]:
+        self, reading: Reading, specials: Mapping[str, int] | None, place: store.Bookmark
+    ) -> Iterator[tuple[str, _Begins | None, Iterable[tuple[Document, store.Values]]]]:
         """Yield the file of each document, where it begins, and its parts."""
         source = self.asked.source
         for number, group in enumerate(self._groups()):
@@ -465,7 +456,7 @@ class TokenCache:
 
 def _checked(
     document: Any, asked: Sourcing, source: Function, specials: Mapping[str, int] | None, vocab: int
-) -> Iterator[tuple[Document, Values]]:
+) -> Iterator[tuple[Document, store.Values]]:
     """Yield the parts of a source's document that hold something: text or ids, and their values.
 
     Raises:

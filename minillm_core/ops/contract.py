@@ -1,6 +1,6 @@
 """The ops: what each one computes, to which accuracy, and where gradients flow.
 
-A kernel is a candidate for an op (select.py); reference.py is every op in NumPy float64. Letters
+A kernel is a candidate for an op (select.py); minillm_kit.reference is every op in NumPy float64. Letters
 in shapes: B rows, T queries, S keys (S >= T), H query heads, K key-value heads, D head size,
 C width, O outputs, V vocabulary, N = B * T positions; in the loss, K is the number of targets.
 """

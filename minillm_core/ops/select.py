@@ -10,11 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from packaging.requirements import Requirement
-
 from minillm_core.config.kernels import AUTO, REFERENCE, Policy
 from minillm_core.errors import BackendError, PluginCodeError
-from minillm_core.install import installed_version, pip_line
+from minillm_core.install import pip_line, unmet
 
 
 @dataclass(frozen=True)
@@ -49,13 +47,8 @@ def first(request: Request) -> int:
 
 def lacking(requirement: str) -> str | None:
     """Say how this installation misses a requirement, read from metadata; None: it does not."""
-    wanted = Requirement(requirement)
-    found = installed_version(wanted.name)
-    if found is None:
-        return f"{wanted.name} is not installed ({pip_line(requirement)})"
-    if not wanted.specifier.contains(found, prereleases=True):
-        return f"needs {requirement}, and {found} is installed ({pip_line(requirement)})"
-    return None
+    reason = unmet((requirement,)).get(requirement)
+    return reason and f"needs {requirement}: {reason} ({pip_line(requirement)})"
 
 
 @dataclass(frozen=True)

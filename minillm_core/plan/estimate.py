@@ -138,16 +138,13 @@ def vocabulary_note(estimate: Estimate) -> str | None:
     )
 
 
-def estimate(
-    plan: Plan, dtype: str | None = None, *, dense_logits: bool = False, progress: float = 1.0
-) -> Estimate:
+def estimate(plan: Plan, dtype: str | None = None, *, dense_logits: bool = False) -> Estimate:
     """Count a plan.
 
     Args:
         plan: what to count.
         dtype: float32, bfloat16 or float16; None: train.dtype, float32 where that is auto.
         dense_logits: the loss kernel keeps all logits at once; chunked ones keep next to none.
-        progress: where in the run, for windows that follow a schedule; its end by default.
 
     Raises:
         ValueError: there is no such compute dtype.
@@ -157,7 +154,7 @@ def estimate(
     if dtype not in ITEMSIZE:
         raise ValueError(f"dtype {dtype!r}: one of {', '.join(ITEMSIZE)}")
     model = decoder(plan.spec)
-    scores, uncounted = _scores(plan, model, progress)
+    scores, uncounted = _scores(plan, model)
     rules = tuple(_rules(plan))
     return Estimate(
         dtype=dtype,
@@ -227,10 +224,10 @@ def _part_of(info: ParamInfo) -> str:
     return known.get(first, first)
 
 
-def _scores(plan: Plan, model: Any, progress: float) -> tuple[int, tuple[str, ...]]:
+def _scores(plan: Plan, model: Any) -> tuple[int, tuple[str, ...]]:
     """Count FLOPs a token of q k^T and of its product with v, over all layers; list those uncounted.
 
-    Where rows change their length, the mean over the tokens of the run.
+    Where rows change their length, the mean over the tokens of the run; windows are those of its end.
     """
     geometry, tokens = plan.spec.geometry, Counter[int]()
     for shape, steps in plan.course.items():
@@ -245,7 +242,7 @@ def _scores(plan: Plan, model: Any, progress: float) -> tuple[int, tuple[str, ..
             stretch, most = 1 if layout is None else layout.stretch, math.inf
             if window is not None and window.value is not None:
                 _, schedule = plan.schedules[window.value]
-                most = int(schedule.at(progress, plan.schedule))
+                most = int(schedule.at(1.0, plan.schedule))
             elif window is not None:
                 most = int(window.constant or 0)
             keys = sum(min(length * stretch, most) * n for length, n in tokens.items())

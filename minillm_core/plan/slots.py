@@ -49,8 +49,8 @@ USUAL = {"lr_mul": 1.0, "wd_mul": 1.0, "betas": None}
 """The values of a parameter for which neither its module nor a plugin sets any."""
 
 
-def geometry_of(config: Config, positions: int | None = None) -> ModelShape:
-    """Return the sizes of the configured model; ``positions`` defaults to the row's length."""
+def geometry_of(config: Config) -> ModelShape:
+    """Return the sizes of the configured model."""
     model = config.model
     return ModelShape(
         layers=model.layers,
@@ -60,7 +60,7 @@ def geometry_of(config: Config, positions: int | None = None) -> ModelShape:
         head_dim=model.head_width,
         hidden=model.hidden,
         vocab=model.vocab,
-        positions=positions or config.train.seq_len,
+        positions=config.train.seq_len,
         norm_eps=model.norm_eps,
     )
 

@@ -7,7 +7,6 @@ user's own folder of cards (``minillm_core.config.folders.data_folder``) for mea
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import date
 from pathlib import Path
@@ -175,9 +174,6 @@ def _judged(found: Interval, form: Callable[[float], str], no_effect: float) -> 
 DECIMALS = 5
 """A difference that needs more is written with an exponent."""
 
-FINEST = 9
-"""Decimals of a ratio at most: of 80 GB a thousandth of a millionth is 80 bytes."""
-
 
 def interval(
     form: Callable[[float], str], mean: float, low: float | None, high: float | None, unit: str = ""
@@ -193,13 +189,6 @@ def signed(value: float) -> str:
         return f"{value or 0.0:+.4f}"  # 0 has no sign of its own
     short = f"{value:+.{DECIMALS}f}"
     return short if abs(value) >= 10 ** (1 - DECIMALS) else f"{value:+.1e}"
-
-
-def times(value: float) -> str:
-    """Format a ratio: three decimals, and more where those would make 1 of what is not 1."""
-    apart = abs(value - 1)
-    decimals = math.ceil(-math.log10(apart) - 1e-9) if apart else 0
-    return f"{value:.{min(max(3, decimals), FINEST)}f}"
 
 
 def card_folder() -> Path:

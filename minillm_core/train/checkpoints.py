@@ -10,7 +10,11 @@ from statistics import median
 from typing import Any
 
 from minillm_core.backends.base import StepResult, Trainer
-from minillm_core.checkpoint import Checkpoint, Result, Writer, best, discard, layout, verify
+from minillm_core.checkpoint import best, layout
+from minillm_core.checkpoint.commit import discard
+from minillm_core.checkpoint.manifest import verify
+from minillm_core.checkpoint.read import Checkpoint
+from minillm_core.checkpoint.writer import Result, Writer
 from minillm_core.config.schema import Config
 from minillm_core.errors import MinillmError, NonFinite
 from minillm_core.train.budget import Position

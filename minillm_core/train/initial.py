@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from minillm_core.backends.base import Trainer
-from minillm_core.checkpoint import Checkpoint, chosen_or_refuse
 from minillm_core.checkpoint.directories import (
     Fitted,
     ModelDirectory,
@@ -26,6 +25,7 @@ from minillm_core.checkpoint.directories import (
     offers,
     read_directory,
 )
+from minillm_core.checkpoint.read import Checkpoint, chosen_or_refuse
 from minillm_core.config.origins import Layer, Setting
 from minillm_core.config.schema import Config
 from minillm_core.data import Corpus, Tokenizer

@@ -13,7 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
-from minillm_core.checkpoint import disk, read_lines, strict
+from minillm_core import disk, strict
+from minillm_core.disk import read_lines
 from minillm_core.errors import MinillmError, Refusal
 from minillm_core.text import finite
 from minillm_core.train.events import Ended, Event, Rewound, Stepped

@@ -168,7 +168,8 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         Refusal: there is none, or it is a link, no file, larger than any of ours, or no JSON.
     """
-    from minillm_core.checkpoint import read_file, strict
+    from minillm_core import strict
+    from minillm_core.disk import read_file
 
     try:
         return strict.parse(read_file(path, LARGEST), LARGEST)
@@ -201,7 +202,7 @@ class Record:
 
     def _write(self) -> None:
         # brings NumPy in, which the first line of a run does not wait for
-        from minillm_core.checkpoint import disk
+        from minillm_core import disk
 
         text = json.dumps(self.document, indent=2, ensure_ascii=False, allow_nan=False)
         # a path that is no UTF-8 has lone surrogates, which JSON writes as escapes

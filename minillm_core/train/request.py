@@ -215,7 +215,7 @@ def train(
         cache: where tokenizers and tokens are kept.
         say: prints a line.
         verbose: print all that is known before the first step.
-        create: makes the backend; default: :func:`minillm_core.backends.create`.
+        create: makes the backend; default: :func:`minillm_core.backends.bind.create`.
 
     Returns:
         0.

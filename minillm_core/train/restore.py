@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from minillm_core import backends
 from minillm_core.backends.base import Backend, Model
+from minillm_core.backends.bind import create as create_backend
 from minillm_core.backends.bind import requests_here
 from minillm_core.backends.detect import Detected
-from minillm_core.checkpoint import Checkpoint, chosen_or_refuse
+from minillm_core.checkpoint.read import Checkpoint, chosen_or_refuse
 from minillm_core.config.kernels import AUTO, parse_policy
 from minillm_core.config.selection import Spec
 from minillm_core.data import Tokenizer
@@ -91,7 +91,7 @@ class SavedModel(ABC):
             exact: in float32, eager, by the kernels that are best for that.
             max_positions: longest row that will ever be fed; default: the run's seq_len.
             say: prints a line for each plugin that the model is read without.
-            create: makes the backend; default: :func:`minillm_core.backends.create`.
+            create: makes the backend; default: :func:`minillm_core.backends.bind.create`.
 
         Raises:
             Refusal: a plugin that shaped the model, its data or its loss does not run there, or the
@@ -105,7 +105,7 @@ class SavedModel(ABC):
             wanted = replace(wanted, config=config)
         with attribute_errors(wanted.active, "while kernels are chosen"):
             plan = inference_plan(wanted, detected, say)
-            backend = (create or backends.create)(detected, plan)
+            backend = (create or create_backend)(detected, plan)
         model = backend.model(plan, plan.config.seed, max_positions=max_positions)
         try:
             model.load(self.arrays())

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from minillm_core.backends.base import Binding, Trainer
-from minillm_core.checkpoint import Checkpoint, newest_and_set_aside
+from minillm_core.checkpoint.read import Checkpoint, newest_and_set_aside
 from minillm_core.config.load import absolute
 from minillm_core.config.schema import Config
 from minillm_core.config.values import show

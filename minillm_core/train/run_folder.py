@@ -13,11 +13,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from minillm_core.checkpoint import LARGEST_TOKENIZER, Checkpoint, newest, read_file
+from minillm_core.checkpoint.read import Checkpoint, newest
 from minillm_core.config.origins import Layer, Setting
 from minillm_core.config.schema import Config
 from minillm_core.config.selection import Spec
 from minillm_core.data import Tokenizer
+from minillm_core.data.tokenizer import LARGEST_TOKENIZER
+from minillm_core.disk import read_file
 from minillm_core.errors import Refusal
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.options import named_again

@@ -14,12 +14,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from minillm_core import backends
-from minillm_core import checkpoint as saving
+from minillm_core import disk
 from minillm_core.backends.base import Backend
+from minillm_core.backends.bind import create as create_backend
 from minillm_core.backends.detect import Detected
-from minillm_core.checkpoint import best, disk, layout
+from minillm_core.checkpoint import best, layout
+from minillm_core.checkpoint import commit as saving
 from minillm_core.checkpoint.directories import export_checked
+from minillm_core.checkpoint.lock import Held, lock
 from minillm_core.config.origins import TOML
 from minillm_core.config.schema import Config
 from minillm_core.data.documents import fingerprint
@@ -58,7 +60,9 @@ class Session:
     cache: Path  # where tokens are kept
     shown: Display
     stop: StopRequest
-    create: Callable[[Detected, Plan], Backend] | None = None  # default: ``backends.create``
+    create: Callable[[Detected, Plan], Backend] | None = (
+        None  # default: that of ``backends/bind.py``
+    )
     resume: bool = False  # ``out`` may hold a run, which is resumed
     runs: Path | None = None  # where a folder without a name is made
     verbose: bool = False  # print all that is known before the first step
@@ -121,7 +125,7 @@ class Session:
             with shown.phase("reading the weights"):
                 initial = Initial.of(config.init, plan)
         with self._building(plugins, f"importing {detected.backend}", "while kernels are chosen"):
-            backend = (self.create or backends.create)(detected, plan)
+            backend = (self.create or create_backend)(detected, plan)
         with self._building(plugins, "reading the data", "while documents are read"):
             heard = {"say": notes.append, "detail": details.append}
             corpus = read_corpus(config, self.cache, shown, asked=plan.sourcing, **heard)
@@ -225,7 +229,7 @@ class Session:
         )
         if self.out != announced:
             self.shown.say(f"another run has taken {announced} meanwhile: writing to {self.out}")
-        with saving.lock(self.out, self.shown.say) as held:
+        with lock(self.out, self.shown.say) as held:
             if not self.resume:
                 record.refuse_taken(
                     self.out
@@ -246,7 +250,7 @@ class Session:
         for line in job.initial.load(job.trainer) if job.initial else ():
             self.shown.say(line)
 
-    def _recorded(self, job: Job, held: saving.Held) -> Iterator[events.Event]:
+    def _recorded(self, job: Job, held: Held) -> Iterator[events.Event]:
         """Train in a folder, and keep its run.json."""
         earlier, out, say = self.earlier, held.out, self.shown.say
         saving.sweep(out)
@@ -313,7 +317,7 @@ class Session:
     def _train(
         self,
         job: Job,
-        held: saving.Held | None,
+        held: Held | None,
         position: Position,
         before: Sequence[Mapping[str, Any]],
         evidence: Evidence,

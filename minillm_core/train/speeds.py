@@ -22,8 +22,8 @@ from typing import Annotated, Any, Literal
 from annotated_types import Gt
 from pydantic import FiniteFloat, TypeAdapter, ValidationError
 
+from minillm_core import disk
 from minillm_core.backends.base import Binding
-from minillm_core.checkpoint import disk
 from minillm_core.data.documents import digest
 from minillm_core.data.sources import find
 from minillm_core.errors import DataError

@@ -12,22 +12,21 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from minillm_core import backends
 from minillm_core.backends.base import Backend, Batch, Binding, Trainer
+from minillm_core.backends.bind import create as create_backend
 from minillm_core.backends.detect import Detected, choose, probe
 from minillm_core.config.folders import cache_folder
-from minillm_core.config.load import Loaded
 from minillm_core.config.schema import Config
 from minillm_core.data import Corpus
 from minillm_core.errors import PlanError
-from minillm_core.plan import Plan, build_plan
+from minillm_core.plan import Plan
 from minillm_core.plan.plan import variants_of
 from minillm_core.plugins.attribution import attribute_errors
-from minillm_core.plugins.manager import LoadedPlugin, check_support
+from minillm_core.plugins.manager import check_support
 from minillm_core.plugins.sourcing import PLAIN, Sourcing
 from minillm_core.train.budget import Budget, Cadence
 from minillm_core.train.events import Evaluated, Event, Stepped
@@ -101,25 +100,6 @@ class Timed:
     supervised: int  # labels >= 0
 
 
-def plan_with(loaded: Loaded, plugins: Sequence[LoadedPlugin], names: Sequence[str]) -> Plan:
-    """Plan a run with some of its plugins: the options of the others are left out too.
-
-    Args:
-        loaded: settings that name all plugins.
-        plugins: all of them, imported.
-        names: those that are active.
-
-    Raises:
-        PlanError: the plan cannot be resolved.
-        PluginCodeError: a plugin's own code raised.
-    """
-    options = {name: table for name, table in loaded.config.plugins.items() if name in names}
-    config = loaded.config.model_copy(update={"plugins": options})
-    specs = {name: spec for name, spec in loaded.specs.items() if name in names}
-    active = [one for one in plugins if one.name in names]
-    return build_plan(replace(loaded, config=config, specs=specs), active)
-
-
 def bind(plan: Plan, detected: Detected) -> Binding:
     """Bind a plan to a machine without building its model; imports the framework.
 
@@ -128,7 +108,7 @@ def bind(plan: Plan, detected: Detected) -> Binding:
         BackendError: a kernel cannot serve the plan, or the device is not there.
     """
     check_support(plan.active, detected.backend, detected.device)
-    return backends.create(detected, plan).binding
+    return create_backend(detected, plan).binding
 
 
 def open_corpus(
@@ -204,7 +184,7 @@ class Study:
         self._corpus, self._say = corpus, say
         self._detected = detected or choose(probe())
         self._stop, self._turn = stop or StopRequest(), turn
-        self._create = create or backends.create
+        self._create = create or create_backend
         self._kept: tuple[str, Trainer] | None = None  # a compiled trainer, by its graph
 
     def train(

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from minillm_core.checkpoint import newest
+from minillm_core.checkpoint.read import newest
 from minillm_core.cli.main import main
 
 torch = pytest.importorskip("torch")

@@ -23,7 +23,7 @@ SETTINGS = {
 SOURCES = {
     "quick": '''
 from minillm_core import Plugin
-from minillm_core.ops import Candidate
+from minillm_core.ops.select import Candidate
 
 
 def swiglu(gate, up):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from minillm_core.checkpoint import newest_or_refuse
+from minillm_core.checkpoint.read import newest_or_refuse
 from minillm_core.cli.main import main
 
 MODEL = (

@@ -88,6 +88,7 @@ for way in ways:
 assert len(loaded) == len(ways)
 """
 
+BACKENDS = ("torch", "mlx")
 MODEL = (
     *("model.vocab=300", "model.dim=32", "model.layers=2", "model.heads=2", "model.kv_heads=2"),
     "model.hidden=32",
@@ -101,16 +102,23 @@ def without_pickle(script: str, argument: str) -> None:
     assert done.returncode == 0, done.stderr[-4000:]
 
 
-@pytest.mark.parametrize("backend", ["torch", "mlx"])
-def test_every_command_does_without(
-    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_command_does_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINILLM_CACHE", str(tmp_path / "cache"))
-    text, out, model = (str(tmp_path / name) for name in ("text.txt", "out", "model"))
-    Path(text).write_text("It was a dark and stormy night; the räin fell.\n" * 100, "utf-8")
+    text = tmp_path / "text.txt"
+    text.write_text("It was a dark and stormy night; the räin fell.\n" * 100, "utf-8")
+    commands = [one for backend in BACKENDS for one in commands_of(backend, tmp_path, str(text))]
+    without_pickle(RUN, json.dumps(commands))
+    for backend in BACKENDS:
+        assert (tmp_path / backend / "checkpoints" / "step-00000005").is_dir()
+        assert (tmp_path / f"{backend}-2" / "checkpoints" / "step-00000002").is_dir()
+
+
+def commands_of(backend: str, folder: Path, text: str) -> list[list[str]]:
+    """Every command that reads or writes a model, as it is typed."""
+    out, model = str(folder / backend), str(folder / f"{backend}-model")
     here = ["--backend", backend, "--device", "cpu"]
     start = ["train", "--preset", "tiny", "--data", text, *here]
-    commands = [
+    return [
         [*start, "--out", out, "--steps", "3", "--plugins", "muon", *MODEL, *FEW],
         ["train", "--resume", "--out", out, "--steps", "5"],
         ["eval", out, "--data", text, *here],
@@ -118,9 +126,6 @@ def test_every_command_does_without(
         ["export", out, "--to", model],
         [*start, "--out", f"{out}-2", "--steps", "2", "--init", model, *FEW],
     ]
-    without_pickle(RUN, json.dumps(commands))
-    assert (Path(out) / "checkpoints" / "step-00000005").is_dir()
-    assert (Path(f"{out}-2") / "checkpoints" / "step-00000002").is_dir()
 
 
 def test_each_way_is_taken_away(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm_core.checkpoint import chosen_or_refuse, newest
+from minillm_core.checkpoint.read import chosen_or_refuse, newest
 from minillm_core.cli.main import main
 
 SMALL = (

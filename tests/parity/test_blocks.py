@@ -11,7 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minillm_core.backends.candidates import TORCH
-from minillm_core.ops import CONTRACTS, Request, choose, parse_policy, reference
+from minillm_core.config.kernels import parse_policy
+from minillm_core.ops.contract import CONTRACTS
+from minillm_core.ops.select import Request, choose
+from minillm_kit import reference
 
 torch = pytest.importorskip("torch")
 blocks = pytest.importorskip("minillm_core.backends.torch.blocks")

@@ -57,16 +57,23 @@ def step(run: Trainer, lab: Any, plan: Any, index: int, *, parts: int = 1) -> An
 CASES = {
     "plain": ((), {}, {}),
     "staged-adamw": ((), {}, {"fused": False}),
-    "both": (("muon", "paired_heads"), {}, {}),
+    "both": (("muon", "paired_heads"), {"model_layers": 2}, {}),
     "checkpointing": (("muon", "paired_heads"), {"train_checkpointing": True}, {}),
     "bfloat16": (("muon",), {"train_dtype": "bfloat16"}, {}),
     "float16": (("muon",), {"train_dtype": "float16"}, {}),
 }
+"""Plugins, settings and options of the backend; a single layer, which is traced soonest, where none is said."""
 
 
-@pytest.mark.parametrize("case", CASES)
+SLOW = ("checkpointing", "float16")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow if case in SLOW else ()) for case in CASES]
+)
 def test_torch_compiles_each_graph_once(lab: Any, compiler: Compiler, case: str) -> None:
     names, settings, options = CASES[case]
+    settings = {"model_layers": 1, **settings}
     plan = lab.plan(*names, train_compile="on", **settings)
     run = lab.trainer(plan, compiler=compiler, **options)
     eager = lab.trainer(lab.plan(*names, **settings), **options)
@@ -84,7 +91,7 @@ def test_torch_compiles_each_graph_once(lab: Any, compiler: Compiler, case: str)
 
 
 def test_torch_compiles_micro_batches_once(lab: Any, compiler: Compiler) -> None:
-    plan = lab.plan("muon", "paired_heads", train_compile="on")
+    plan = lab.plan("muon", "paired_heads", train_compile="on", model_layers=1)
     run = lab.trainer(plan, compiler=compiler)
     step(run, lab, plan, 0, parts=2)
     assert compiler.graphs == 2

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm_core.backends import create
+from minillm_core.backends.bind import create
 from minillm_core.backends.detect import Detected
-from minillm_core.ops import CONTRACTS, reference
+from minillm_core.ops.contract import CONTRACTS
 from minillm_core.plan import stages_of
+from minillm_kit import reference
 
 torch = pytest.importorskip("torch")
 attention = pytest.importorskip("minillm_core.backends.torch.ops")

@@ -98,10 +98,14 @@ def test_losses_and_gradients_are_those_of_the_hand_written_model(pair: Any, lab
     lab.assert_gradients(named[0], named[1], overall=1e-6)
 
 
-@pytest.mark.parametrize("names", [(), ("muon", "paired_heads")], ids=["plain", "both"])
+@pytest.mark.parametrize(
+    ("names", "layers"), [((), 1), (("muon", "paired_heads"), 2)], ids=["plain", "both"]
+)
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_a_step_is_one_graph(lab: Any, names: tuple[str, ...], checkpointing: bool) -> None:
-    plan = lab.plan(*names, train_checkpointing=checkpointing)
+def test_a_step_is_one_graph(
+    lab: Any, names: tuple[str, ...], layers: int, checkpointing: bool
+) -> None:
+    plan = lab.plan(*names, train_checkpointing=checkpointing, model_layers=layers)
     model = lab.trainer(plan).model
     batch = {k: torch.from_numpy(v) for k, v in lab.batch(plan).items()}
     values = {name: torch.tensor(v) for name, v in lab.values_of(plan, [lab.batch(plan)]).items()}

@@ -75,6 +75,7 @@ def test_logits_and_the_first_loss_are_the_plain_models_to_the_bit(
     assert losses[1] == losses[0]
 
 
+@pytest.mark.slow
 def test_those_that_change_nothing_say_so(lab: Any) -> None:
     """None is left out of the tests above for want of a word."""
     silent = []

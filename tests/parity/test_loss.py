@@ -12,7 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minillm_core.backends.candidates import MLX, TORCH
-from minillm_core.ops import CONTRACTS, Candidate, LossForm, SigmoidCap, TanhCap, reference
+from minillm_core.ops.contract import CONTRACTS
+from minillm_core.ops.form import LossForm, SigmoidCap, TanhCap
+from minillm_core.ops.select import Candidate
+from minillm_kit import reference
 
 torch = pytest.importorskip("torch")
 mx = pytest.importorskip("mlx.core")
@@ -163,7 +166,7 @@ def test_inductor_compiles_the_chunks(side: Any) -> None:
 @pytest.mark.parametrize(
     "form", [FORMS[-1], *(pytest.param(f, marks=pytest.mark.slow) for f in FORMS[:-1])], ids=str
 )
-@pytest.mark.parametrize("name", ["mlx-dense", "mlx-chunked"])
+@pytest.mark.parametrize("name", [pytest.param("mlx-dense", marks=pytest.mark.slow), "mlx-chunked"])
 def test_mlx_compiles(side: Any, name: str, form: LossForm) -> None:
     arrays = example(np.random.default_rng(0), 10, 4, 11, 2, form, (2,))
     op = kernel(KERNELS[name], 4 if name.endswith("chunked") else None)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from minillm_core import Plugin, stages
-from minillm_core.backends import create
+from minillm_core.backends.bind import create
 from minillm_core.backends.detect import Detected
 
 torch = pytest.importorskip("torch")

@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minillm_core.backends.candidates import MLX, TORCH
-from minillm_core.ops import CONTRACTS, Candidate, Rotary, reference
+from minillm_core.ops.contract import CONTRACTS, Rotary
+from minillm_core.ops.select import Candidate
+from minillm_kit import reference
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("mlx.core")

@@ -106,6 +106,7 @@ def test_checkpointing_changes_no_gradient(lab: Any, backend: str, parts: int) -
         np.testing.assert_array_equal(states[1][name], value, err_msg=name)
 
 
+@pytest.mark.slow  # MLX has a C++ compiler make its kernels
 def test_checkpointing_is_pure_when_compiled(lab: Any) -> None:
     plan = plan_of(lab, checkpointing=True, model_layers=2, train_compile="on")
     micro = [lab.batch(plan, unsupervised=3)]

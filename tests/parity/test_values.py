@@ -207,6 +207,7 @@ def test_evaluation_has_the_main_target_alone(lab: Any, backend: str) -> None:
     assert abs(float(step.sums[0]) - nats) > 1e-3 * nats  # smoothing and z are for training
 
 
+@pytest.mark.slow
 def test_values_are_inputs_of_torchs_graph(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 

@@ -11,7 +11,7 @@ import pytest
 
 from tools.size import File, count, packages, summary
 
-CEILING = 22_100
+CEILING = 21_800
 """Lines of code that the core may have.
 
 It is what the core has today, rounded up to the next hundred; each step lowers the number. The aim is
@@ -59,6 +59,9 @@ weights that are longer than a row, a prompt of ids with its own ends and its st
 22,000 to 22,100: the head at supervised positions alone. The claim, what it refuses, plan and estimate (45);
 the positions of a micro-batch (25); rows taken with a gradient that is written, on three frameworks (30); a
 graph for each size, compiled when it is met and off the clocks of a run (30); what is said of it (25).
+
+22,100 to 21,800: the ops in float64 left for minillm-kit (158), second names of what other modules have
+(ops, checkpoint, backends, errors: 90), and what no setting, plugin or run used.
 """
 
 SOURCE = '''\

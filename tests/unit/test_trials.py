@@ -14,7 +14,9 @@ from benchmarks.trials.bench import Row, table
 from benchmarks.trials.compare import differences, events, newest_step, state
 from benchmarks.trials.damage import KINDS, link
 from benchmarks.trials.tiny_run import TinyRun
-from minillm_core.checkpoint import commit, layout, verify
+from minillm_core.checkpoint import layout
+from minillm_core.checkpoint.commit import commit
+from minillm_core.checkpoint.manifest import verify
 
 STEPS = (4, 8, 12)
 

@@ -14,7 +14,7 @@ import pytest
 from minillm_core.backends.base import Model, lone_row
 from minillm_core.backends.bind import create
 from minillm_core.backends.detect import Detected
-from minillm_core.checkpoint import commit
+from minillm_core.checkpoint.commit import commit
 from minillm_core.config.load import load
 from minillm_core.data import Tokenizer
 from minillm_core.errors import PlanError, Refusal

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from minillm_core import Plan, PlanError, PluginError, Refusal, Run
 from minillm_core.backends.base import lone_row
-from minillm_core.checkpoint import commit
+from minillm_core.checkpoint.commit import commit
 from minillm_core.cli.main import main
 from minillm_core.config.load import load
 from minillm_core.inspection import Member, groups_of

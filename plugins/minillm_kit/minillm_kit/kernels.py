@@ -11,8 +11,9 @@ import numpy as np
 
 from minillm_core import Candidate, LossForm, Request, Rotary, TanhCap
 from minillm_core.commands import nearest
-from minillm_core.inspection import CONTRACTS, reference_op
+from minillm_core.inspection import CONTRACTS
 from minillm_kit.check import Failed, NotApplicable
+from minillm_kit.reference import reference_op
 from minillm_kit.subject import Subject
 
 DTYPES = ("float32", "bfloat16", "float16")

@@ -10,17 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minillm_core import Param, Plan
-from minillm_core.inspection import (
-    CONTRACTS,
-    Framework,
-    NumPyArrays,
-    Scope,
-    declared,
-    record,
-    reference_op,
-)
+from minillm_core.inspection import CONTRACTS, Framework, Scope, declared, record
 from minillm_core.inspection import materialise as materialise_on
 from minillm_kit.check import NotApplicable
+from minillm_kit.reference import NumPyArrays, reference_op
 from minillm_kit.subject import Batch, moved, supervised
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from statistics import fmean, median
 from typing import Any
 
 from minillm_core.commands import counted, listed
-from minillm_core.studies import amount, interval, signed, sized, times
+from minillm_core.studies import amount, interval, signed, sized
 from minillm_lab import page
 from minillm_lab.figure import (
     SECONDS,
@@ -20,7 +20,7 @@ from minillm_lab.figure import (
     line_chart,
 )
 from minillm_lab.markup import Markup, joined, tag
-from minillm_lab.worth import MOST_PAIRS
+from minillm_lab.worth import MOST_PAIRS, times
 
 Json = Mapping[str, Any]
 

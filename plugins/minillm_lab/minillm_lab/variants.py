@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from minillm_core import Plan, PlanError, Refusal
-from minillm_core.studies import Loaded, LoadedPlugin, plan_with
+from minillm_core import Plan, PlanError, Refusal, build_plan
+from minillm_core.studies import Loaded, LoadedPlugin
 
 BASELINE, ALL = "baseline", "all"
 
@@ -50,10 +50,10 @@ def one_at_a_time(loaded: Loaded, plugins: Sequence[LoadedPlugin], judged: Seque
         Refusal: one of them cannot be planned so.
     """
     company = [one.name for one in plugins if one.name not in judged]
-    variants = [_variant(BASELINE, loaded, plugins, company)]
+    variants = [variant(BASELINE, loaded, plugins, company)]
     for name in judged:
         try:
-            variants.append(_variant(f"+{name}", loaded, plugins, [*company, name]))
+            variants.append(variant(f"+{name}", loaded, plugins, [*company, name]))
         except PlanError as error:
             raise Refusal(
                 f"'{name}' cannot be judged alone: {error.what}",
@@ -85,12 +85,12 @@ def leave_one_out(loaded: Loaded, plugins: Sequence[LoadedPlugin], judged: Seque
         PlanError: all together cannot be planned.
     """
     names = [one.name for one in plugins]
-    variants, comparisons = [_variant(ALL, loaded, plugins, names)], []
+    variants, comparisons = [variant(ALL, loaded, plugins, names)], []
     unplanned: dict[str, str] = {}
     for name in judged:
         try:
             without = [other for other in names if other != name]
-            variants.append(_variant(f"-{name}", loaded, plugins, without))
+            variants.append(variant(f"-{name}", loaded, plugins, without))
         except PlanError as error:
             unplanned[name] = error.what
         else:
@@ -122,7 +122,7 @@ def side_by_side(
     Raises:
         PlanError: one of the sets cannot be planned.
     """
-    variants = {frozenset(reference): _variant(BASELINE, loaded, plugins, reference)}
+    variants = {frozenset(reference): variant(BASELINE, loaded, plugins, reference)}
     comparisons = []
     for name, company in beside.items():
         names = []
@@ -130,7 +130,7 @@ def side_by_side(
             if active not in variants:
                 more, less = sorted(active - {*reference}), sorted({*reference} - active)
                 label = "".join([*(f"+{one}" for one in more), *(f"-{one}" for one in less)])
-                variants[active] = _variant(label, loaded, plugins, sorted(active))
+                variants[active] = variant(label, loaded, plugins, sorted(active))
             names.append(variants[active].name)
         comparisons.append(Comparison(name, *names))
     return Design("side by side", tuple(variants.values()), tuple(comparisons), {})
@@ -139,13 +139,29 @@ def side_by_side(
 def _together(loaded: Loaded, plugins: Sequence[LoadedPlugin]) -> bool:
     """Tell whether all of them can be planned, so that --leave-one-out is advice."""
     try:
-        _variant(ALL, loaded, plugins, [one.name for one in plugins])
+        variant(ALL, loaded, plugins, [one.name for one in plugins])
     except PlanError:
         return False
     return True
 
 
-def _variant(
+def variant(
     name: str, loaded: Loaded, plugins: Sequence[LoadedPlugin], active: Sequence[str]
 ) -> Variant:
-    return Variant(name, plan_with(loaded, plugins, active))
+    """Plan a run with some of its plugins: the options of the others are left out too.
+
+    Args:
+        name: of the set.
+        loaded: settings that name all plugins.
+        plugins: all of them, imported.
+        active: the names of those that are in the set.
+
+    Raises:
+        PlanError: the plan cannot be resolved.
+        PluginCodeError: a plugin's own code raised.
+    """
+    options = {one: table for one, table in loaded.config.plugins.items() if one in active}
+    config = loaded.config.model_copy(update={"plugins": options})
+    specs = {one: spec for one, spec in loaded.specs.items() if one in active}
+    chosen = [one for one in plugins if one.name in active]
+    return Variant(name, build_plan(replace(loaded, config=config, specs=specs), chosen))

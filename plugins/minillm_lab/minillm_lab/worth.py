@@ -286,3 +286,14 @@ def _slope(reference: Lengths, steps: int) -> float:
 def _largest(runs: Iterable[Trained]) -> int | None:
     peaks = [run.peak_bytes for run in runs if run.peak_bytes is not None]
     return max(peaks, default=None)
+
+
+FINEST = 9
+"""Decimals of a ratio at most: of 80 GB a thousandth of a millionth is 80 bytes."""
+
+
+def times(value: float) -> str:
+    """Format a ratio: three decimals, and more where those would make 1 of what is not 1."""
+    apart = abs(value - 1)
+    decimals = math.ceil(-math.log10(apart) - 1e-9) if apart else 0
+    return f"{value:.{min(max(3, decimals), FINEST)}f}"

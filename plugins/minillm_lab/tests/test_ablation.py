@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from minillm_core import build_plan, load
 from minillm_core.errors import Interrupted, Refusal, Stopped
+from minillm_core.plugins.manager import load as load_plugins
 from minillm_lab.ablation import BOUND, Ablation, points
 from minillm_lab.result_diff import settings
-from minillm_lab.variants import leave_one_out, one_at_a_time
+from minillm_lab.variants import leave_one_out, one_at_a_time, variant
 
 ABOUT = {"data": "text", "device": "a CPU", "dtype": "float32", "versions": {"minillm-core": "1"}}
 
@@ -314,3 +316,13 @@ def test_validation_takes_no_more_than_a_quarter_of_the_time(
     plan = one_at_a_time(loaded, plugins, ("rule",)).variants[0].plan
     assert plan.config.eval.tokens == tokens
     assert points(plan, steps) == expected
+
+
+def test_a_plan_with_some_plugins_has_no_options_of_the_others() -> None:
+    pytest.importorskip("minillm_muon")
+    loaded = load("tiny", plugins="muon,zero_init", settings={"muon.momentum": 0.9})
+    plugins = load_plugins(loaded.specs, loaded.config.plugins)
+    plan = variant("+zero_init", loaded, plugins, ["zero_init"]).plan
+    assert [one.name for one in plan.active] == [one.name for one in plan.plugins] == ["zero_init"]
+    assert not plan.config.plugins.get("muon")
+    assert plan.hash == build_plan(load("tiny", plugins="zero_init")).hash

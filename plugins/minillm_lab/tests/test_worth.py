@@ -7,9 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from minillm_core.studies import Point, Trained
-from minillm_lab.worth import Runs, worth
+from minillm_lab.worth import Runs, times, worth
 
 STEPS = 100
 
@@ -95,3 +97,19 @@ def test_memory_that_nobody_counts_has_no_interval() -> None:
         {STEPS: runs([1.0] * 3)}, {STEPS: runs([1.0] * 3)}, STEPS, reference=False, pairs=3
     )
     assert told["peak_bytes"] == {"with": None, "without": None}
+
+
+@given(st.floats(0.01, 99))
+def test_a_ratio_is_1_where_it_is(value: float) -> None:
+    told = times(value)
+    assert len(told) <= 12
+    if value == 1:
+        assert told == "1.000"
+    elif abs(value - 1) >= 1e-9:
+        assert float(told) != 1
+        assert (float(told) > 1) == (value > 1)
+    assert float(told) == pytest.approx(value, abs=0.0005)
+
+
+def test_examples_of_ratios() -> None:
+    assert [times(v) for v in (0.9, 0.9996, 1.00002)] == ["0.900", "0.9996", "1.00002"]

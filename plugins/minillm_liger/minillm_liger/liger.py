@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from minillm_core import Plugin, option
-from minillm_core.ops import Candidate
+from minillm_core import Candidate, Plugin, option
 from minillm_liger import requests
 
 __all__ = ["Liger"]

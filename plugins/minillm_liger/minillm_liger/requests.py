@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from minillm_core.ops import LossForm, Request, TanhCap
+from minillm_core import LossForm, Request, TanhCap
 
 __all__ = ["eager", "eager_rank", "first", "loss"]
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from minillm_core.ops import CONTRACTS, LossForm, Rotary, TanhCap
+from minillm_core import LossForm, Rotary, TanhCap
+from minillm_core.ops.contract import CONTRACTS
 
 torch = pytest.importorskip("torch")
 pytestmark = [

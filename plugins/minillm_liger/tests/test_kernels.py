@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minillm_core.ops import CONTRACTS, LossForm, Rotary, TanhCap
+from minillm_core import LossForm, Rotary, TanhCap
+from minillm_core.ops.contract import CONTRACTS
 
 torch = pytest.importorskip("torch")
 

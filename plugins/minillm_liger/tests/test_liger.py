@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from minillm_core import BackendError, LossForm, Plugin, PluginError, SigmoidCap, TanhCap
+from minillm_core import BackendError, LossForm, Plugin, PluginError, SigmoidCap, TanhCap, install
 from minillm_core.backends.bind import bind, kernel_preflight
 from minillm_core.backends.detect import Detected
 from minillm_core.config.load import load
-from minillm_core.ops import CONTRACTS, Candidate, Request, select
+from minillm_core.ops.contract import CONTRACTS
+from minillm_core.ops.select import Candidate, Request
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plugins.manager import LoadedPlugin, check_support
 from minillm_liger.liger import Liger
@@ -24,8 +25,10 @@ INSTALLED = {"liger-kernel": "0.8.5"}
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the newest liger-kernel that is known were there."""
-    real = select.installed_version
-    monkeypatch.setattr(select, "installed_version", lambda name: INSTALLED.get(name) or real(name))
+    real = install.installed_version
+    monkeypatch.setattr(
+        install, "installed_version", lambda name: INSTALLED.get(name) or real(name)
+    )
 
 
 def planned(*more: Plugin, kernels: str = "auto", compile: str = "auto", **options: Any) -> Plan:
@@ -90,12 +93,12 @@ def test_small_ops_are_for_eager_mode(op: str) -> None:
 
 @pytest.mark.parametrize(
     ("version", "said"),
-    [("0.8.4", "0.8.4 is installed"), ("0.9.0", "0.9.0 is"), (None, "not inst")],
+    [("0.8.4", "here is 0.8.4"), ("0.9.0", "here is 0.9.0"), (None, "it is not installed")],
 )
 def test_another_liger_or_none_is_named(
     monkeypatch: pytest.MonkeyPatch, version: str | None, said: str
 ) -> None:
-    monkeypatch.setattr(select, "installed_version", lambda name: version)
+    monkeypatch.setattr(install, "installed_version", lambda name: version)
     for candidate in offers().values():
         reason = candidate.refusal(asked(candidate.op, compiled=False)) or ""
         assert said in reason

@@ -11,7 +11,7 @@ from minillm_core import Plugin, TanhCap, piecewise, stages
 from minillm_core.backends.bind import bind, create, requests_of
 from minillm_core.backends.detect import Detected
 from minillm_core.errors import BackendError, ConfigError
-from minillm_core.ops import CONTRACTS
+from minillm_core.ops.contract import CONTRACTS
 
 
 class Windows(Plugin, api=1):

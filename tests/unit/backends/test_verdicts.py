@@ -99,8 +99,11 @@ def test_the_way_out_is_no_option_where_the_plugin_would_have_no_use_then() -> N
     [
         ("pytest", None),
         ("pytest>=1", None),
-        ("pytest<1", "needs pytest<1, and"),
-        ("no-such-thing>=2", "no-such-thing is not installed (pip install 'no-such-thing>=2'"),
+        ("pytest<1", "needs pytest<1: here is"),
+        (
+            "no-such-thing>=2",
+            "needs no-such-thing>=2: it is not installed (pip install 'no-such-thing>=2'",
+        ),
     ],
 )
 def test_what_a_kernel_requires_is_looked_up(requirement: str, said: str | None) -> None:

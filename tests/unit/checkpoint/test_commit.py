@@ -15,16 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from minillm_core.checkpoint import (
-    commit,
-    discard,
-    disk,
-    newest,
-    newest_or_refuse,
-    retain,
-    sweep,
-    verify,
-)
+from minillm_core import disk
+from minillm_core.checkpoint.commit import commit, discard, retain, sweep
+from minillm_core.checkpoint.manifest import verify
+from minillm_core.checkpoint.read import newest, newest_or_refuse
 from minillm_core.errors import Interrupted, MinillmError, NoCheckpoint, NonFinite, Refusal
 
 STATE = {

@@ -22,9 +22,12 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from safetensors import SafetensorError
 
-from minillm_core.checkpoint import commit, newest, strict, tensors, verify
+from minillm_core import strict
+from minillm_core.checkpoint import tensors
+from minillm_core.checkpoint.commit import commit
 from minillm_core.checkpoint.layout import FILES, MANIFEST, MODEL, STATE
-from minillm_core.checkpoint.manifest import encode
+from minillm_core.checkpoint.manifest import encode, verify
+from minillm_core.checkpoint.read import newest
 from minillm_core.disk import Written, stream
 
 TENSORS = {

@@ -12,8 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from minillm_core.checkpoint import commit, newest, verify
+from minillm_core.checkpoint.commit import commit
 from minillm_core.checkpoint.layout import FILES, MANIFEST
+from minillm_core.checkpoint.manifest import verify
+from minillm_core.checkpoint.read import newest
 
 NAMES = (*FILES, MANIFEST)
 

@@ -11,18 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minillm_core.checkpoint import (
-    Checkpoint,
-    commit,
-    disk,
-    layout,
-    newest,
-    newest_and_set_aside,
-    newest_or_refuse,
-    retain,
-    sweep,
-    verify,
-)
+from minillm_core import disk
+from minillm_core.checkpoint import layout
+from minillm_core.checkpoint.commit import commit, retain, sweep
+from minillm_core.checkpoint.manifest import verify
+from minillm_core.checkpoint.read import Checkpoint, newest, newest_and_set_aside, newest_or_refuse
 from minillm_core.errors import MinillmError, NoCheckpoint, Refusal
 
 STATE = {"model.w": np.arange(6, dtype=np.float32)}

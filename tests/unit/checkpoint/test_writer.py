@@ -9,12 +9,14 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from minillm_core.checkpoint import disk, newest, newest_or_refuse
+from minillm_core import disk
+from minillm_core.checkpoint.read import newest, newest_or_refuse
 from minillm_core.checkpoint.writer import Result, Writer
 from minillm_core.errors import Interrupted, MinillmError, NonFinite
 
@@ -41,7 +43,7 @@ class Gate:
 
 @pytest.fixture
 def writer(tmp_path: Path) -> Iterator[Writer]:
-    with Writer(tmp_path, keep=2) as writer:
+    with closing(Writer(tmp_path, keep=2)) as writer:
         yield writer
 
 
@@ -183,14 +185,13 @@ def test_older_ones_that_cannot_be_removed_are_told(
     assert "step 3 is written, but an older one could not be removed: Perm" in str(result.error)
 
 
-def test_leaving_the_block_waits_and_the_result_can_still_be_asked(tmp_path: Path) -> None:
+def test_closing_waits_and_the_result_can_still_be_asked(tmp_path: Path) -> None:
     gate = Gate()
     writer = Writer(tmp_path, keep=1)
     writer.submit(1, gate, {})
     assert gate.asked.wait(TIMEOUT)
     threading.Timer(0.02, gate.open.set).start()
-    with pytest.raises(RuntimeError, match="training failed"), writer:
-        raise RuntimeError("training failed")
+    writer.close()
     (result,) = writer.finished()
     assert result.error is None
     assert newest_or_refuse(tmp_path).step == 1
@@ -213,15 +214,14 @@ def test_an_interrupt_while_waiting_loses_nothing(tmp_path: Path, writer: Writer
     assert newest_or_refuse(tmp_path).step == 1
 
 
-def test_leaving_by_an_interrupt_gives_up_at_the_next_file(tmp_path: Path) -> None:
+def test_closing_now_gives_up_at_the_next_file(tmp_path: Path) -> None:
     gate = Gate()
-    with Writer(tmp_path, keep=1) as before:
+    with closing(Writer(tmp_path, keep=1)) as before:
         before.submit(1, state, {})
     writer = Writer(tmp_path, keep=1)
     writer.submit(2, gate, {})
     assert gate.asked.wait(TIMEOUT)
-    with pytest.raises(KeyboardInterrupt), writer:
-        raise KeyboardInterrupt
+    writer.close(now=True)
     assert writer.finished() == []  # it was not waited for
     gate.open.set()
     (result,) = writer.wait()
@@ -230,20 +230,21 @@ def test_leaving_by_an_interrupt_gives_up_at_the_next_file(tmp_path: Path) -> No
 
 
 def test_a_process_that_is_told_to_go_now_ends(tmp_path: Path) -> None:
-    """Its thread is in the middle of a save, and the block is left by a second Ctrl-C."""
+    """Its thread is in the middle of a save, and a second Ctrl-C ends the program."""
     script = f"""
 import threading
 from pathlib import Path
 import numpy as np
-from minillm_core.checkpoint import Writer
+from minillm_core.checkpoint.writer import Writer
 going = threading.Event()
 def snapshot():
     going.set()
     return {{"model.w": np.zeros((64, 64), np.float32)}}
-with Writer(Path({str(tmp_path)!r}), keep=1) as writer:
-    writer.submit(1, snapshot, {{}})
-    going.wait()
-    raise KeyboardInterrupt
+writer = Writer(Path({str(tmp_path)!r}), keep=1)
+writer.submit(1, snapshot, {{}})
+going.wait()
+writer.close(now=True)
+raise KeyboardInterrupt
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=TIMEOUT)
     assert done.returncode == -signal.SIGINT

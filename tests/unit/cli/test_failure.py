@@ -20,9 +20,10 @@ from minillm_core.errors import MinillmError
 
 Program = Callable[..., tuple[int, str, str]]
 FAMILY = [
-    getattr(errors, name)
-    for name in errors.__all__
-    if name != "PluginCodeError"  # made from a plugin and a hook
+    one
+    for one in vars(errors).values()
+    if isinstance(one, type) and issubclass(one, MinillmError)
+    if one is not errors.PluginCodeError  # made from a plugin and a hook
 ]
 
 

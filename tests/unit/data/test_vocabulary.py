@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import gzip
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minillm_core.data import sources, write_shard
-from minillm_core.data.sources import SMALLEST, TEXT_PER_ENTRY, fitting_vocabulary
-from minillm_core.errors import DataError
+from minillm_core.data import write_shard
+from minillm_core.data.sources import SMALLEST, TEXT_PER_ENTRY, Source, find, fitting_entries
+
+
+def found(path: Path) -> list[Source]:
+    return find([str(path)], lambda line: None)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +36,7 @@ def test_each_entry_has_its_share_of_the_text(
     path = tmp_path / "a.txt"
     with path.open("wb") as file:
         file.truncate(size)
-    assert fitting_vocabulary([str(path)], asked) == got
+    assert fitting_entries(found(path), asked) == got
 
 
 @given(size=st.integers(0, 1 << 40), asked=st.integers(2, 1 << 20))
@@ -40,15 +44,13 @@ def test_it_never_grows_and_is_a_power_of_two_where_it_shrinks(size: int, asked:
     class Text:
         format = None
 
-    source = Text()
-    source.unpacked = size  # type: ignore[attr-defined]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "find", lambda paths, say: [source])
-        found = fitting_vocabulary(["a"], asked)
-    assert found <= asked
-    if found < asked:
-        assert found & found - 1 == 0
-        assert found == SMALLEST or found * TEXT_PER_ENTRY <= size < 2 * found * TEXT_PER_ENTRY
+    source: Any = Text()
+    source.unpacked = size
+    entries = fitting_entries([source], asked)
+    assert entries <= asked
+    if entries < asked:
+        assert entries & entries - 1 == 0
+        assert entries == SMALLEST or entries <= size / TEXT_PER_ENTRY < 2 * entries
 
 
 def test_token_ids_keep_the_vocabulary_that_they_were_made_with(tmp_path: Path) -> None:
@@ -56,9 +58,4 @@ def test_token_ids_keep_the_vocabulary_that_they_were_made_with(tmp_path: Path) 
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a", "ids": [5000]}\n'))
     write_shard(tmp_path / "c.bin", [0, 4000], 4096)  # type: ignore[arg-type]
     for path in tmp_path.iterdir():
-        assert fitting_vocabulary([str(path)], 50_304) == 50_304
-
-
-def test_a_path_that_is_not_there_is_refused() -> None:
-    with pytest.raises(DataError, match="no such file"):
-        fitting_vocabulary(["/not/there"], 4096)
+        assert fitting_entries(found(path), 50_304) == 50_304

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minillm_core.ops import CONTRACTS, arrays
+from minillm_core.ops import arrays
 from minillm_core.ops.arrays import ARRAY_FUNCTIONS, ArrayFunctions
+from minillm_core.ops.contract import CONTRACTS
 from minillm_kit import NumPyOps
 
 mx = pytest.importorskip("mlx.core")

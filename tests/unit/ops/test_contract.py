@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minillm_core.ops import CONTRACTS, Cap, LossForm, SigmoidCap, TanhCap, reference
-from minillm_core.ops.reference import NumPyArrays
-from minillm_kit import NumPyOps
+from minillm_core.ops.contract import CONTRACTS
+from minillm_core.ops.form import Cap, LossForm, SigmoidCap, TanhCap
+from minillm_kit import NumPyOps, reference
+from minillm_kit.reference import NumPyArrays
 
 caps = st.builds(TanhCap, st.floats(1, 50)) | st.builds(
     SigmoidCap, st.floats(1, 50), st.floats(-5, 5), st.floats(1, 10)

@@ -12,22 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minillm_core.backends.candidates import MLX, TORCH
+from minillm_core.config.kernels import Policy, parse_policy
 from minillm_core.errors import BackendError, MinillmError, PluginCodeError
-from minillm_core.ops import (
-    CONTRACTS,
-    Candidate,
-    LossForm,
-    Policy,
-    Request,
-    TanhCap,
-    choose,
-    choose_all,
-    load,
-    parse_policy,
-)
+from minillm_core.ops.contract import CONTRACTS
+from minillm_core.ops.form import LossForm, TanhCap
+from minillm_core.ops.select import Candidate, Request, choose, choose_all, load
 
 NUMPY = tuple(
-    Candidate(op, "reference", ("numpy",), f"minillm_core.ops.reference:{op}", plain=True)
+    Candidate(op, "reference", ("numpy",), f"minillm_kit.reference:{op}", plain=True)
     for op in CONTRACTS
 )
 CORE = (*TORCH, *MLX, *NUMPY)
@@ -200,7 +192,7 @@ def test_mlx_takes_chunks_where_the_logits_are_large() -> None:
 
 def test_choosing_imports_no_framework() -> None:
     code = (
-        "import sys; from minillm_core.ops import *; "
+        "import sys, minillm_core.ops.contract, minillm_core.ops.select; "
         "import minillm_core.backends.candidates, minillm_core.backends.bind; "
         "print([m for m in ('torch', 'mlx') if m in sys.modules])"
     )

@@ -15,7 +15,7 @@ from minillm_core.nn.module import Module
 from minillm_core.nn.param import Param
 from minillm_core.optim.schedules import stages
 from minillm_core.plan import Plan, build_plan
-from minillm_core.plan.estimate import CORE, estimate
+from minillm_core.plan.estimate import CORE
 from minillm_core.plugins.layers import Layers
 from minillm_core.plugins.plugin import Plugin
 from minillm_modded.paired_heads import PairedHeads
@@ -105,7 +105,6 @@ def test_a_window_bounds_the_keys(planned: Planned) -> None:
     full = planned().estimate().part("attention.scores").flops  # of 16 keys
     assert planned(w=Windows()).estimate().part("attention.scores").flops == full / 4
     growing = planned(w=Windows(grows=True))
-    assert estimate(growing, progress=0.2).part("attention.scores").flops == full / 4
     assert growing.estimate().part("attention.scores").flops == full / 2
     wide = planned("train.seq_len=2", w=Windows()).estimate()
     assert wide.part("attention.scores") == planned("train.seq_len=2").estimate().part(

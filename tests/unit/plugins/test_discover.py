@@ -260,8 +260,8 @@ def test_an_editable_install_is_read(site, good, tmp_path: Path, kind: str) -> N
 LIST = """
 import sys
 {before}
-from minillm_core.cli.plugins_list import list_json, list_plugins
-entries = list_json(list_plugins())
+from minillm_core.cli.plugins_list import list_plugins
+entries = [one.data() for one in list_plugins()]
 assert {{"one", "two"}} <= {{entry["name"] for entry in entries}}, entries
 print(sorted(name for name in sys.modules if name.split(".")[0] in {heavy!r} or name[:4] == "pkg_"))
 """

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from minillm_core.cli.plugin_facts import info, render_info
-from minillm_core.cli.plugins_list import list_json, list_plugins, render_list
+from minillm_core.cli.plugins_list import list_plugins, render_list
 from minillm_core.errors import PlanError, PluginCodeError, PluginError
 from minillm_core.plugins.manager import LoadedPlugin
 
@@ -73,7 +73,7 @@ def test_no_plugin_says_what_to_install() -> None:
 
 def test_the_list_is_json(site) -> None:
     site.trick("gate")
-    (entry,) = [one for one in list_json(list_plugins()) if one["name"] == "gate"]
+    (entry,) = [one.data() for one in list_plugins() if one.name == "gate"]
     assert json.loads(json.dumps(entry)) == {
         "name": "gate",
         "distribution": "dist-gate",

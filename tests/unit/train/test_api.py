@@ -12,7 +12,7 @@ import pytest
 
 import minillm_core as minillm
 from minillm_core.backends.base import Backend
-from minillm_core.checkpoint import verify
+from minillm_core.checkpoint.manifest import verify
 from minillm_core.plan import Plan
 
 SIZES = {

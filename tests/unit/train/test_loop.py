@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minillm_core.backends.base import Snapshot, StepResult
-from minillm_core.checkpoint import Result
+from minillm_core.checkpoint.writer import Result
 from minillm_core.data import Cancelled
 from minillm_core.errors import (
     ConfigError,

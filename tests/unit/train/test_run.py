@@ -20,7 +20,9 @@ import pytest
 
 from minillm_core.backends.base import Backend
 from minillm_core.backends.detect import Detected
-from minillm_core.checkpoint import commit, newest_or_refuse, verify
+from minillm_core.checkpoint.commit import commit
+from minillm_core.checkpoint.manifest import verify
+from minillm_core.checkpoint.read import newest_or_refuse
 from minillm_core.config.load import load
 from minillm_core.errors import (
     DataError,

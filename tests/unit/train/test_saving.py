@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minillm_core.backends.base import Snapshot
-from minillm_core.checkpoint import Result
+from minillm_core.checkpoint.writer import Result
 from minillm_core.errors import DataError, MinillmError, NonFinite
 from minillm_core.train.budget import Position
 from minillm_core.train.checkpoints import CheckpointManager

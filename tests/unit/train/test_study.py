@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from minillm_core import Evaluated, Plan, PlanError, Run, build_plan, load, studies
-from minillm_core.backends import create
+from minillm_core.backends.bind import create
 from minillm_core.backends.detect import Detected
-from minillm_core.plugins.manager import load as load_plugins
 
 DETECTED = Detected("torch", "cpu", "the test says so")
 SMALL = {
@@ -110,16 +109,6 @@ def test_a_plan_that_cannot_be_trained_is_refused(study: Any, planned: Callable[
     for use in (study[0].stepper, lambda plan: study[0].train(plan, 0)):
         with pytest.raises(PlanError, match="which settings"):
             use(replace(plan, settings=None))
-
-
-def test_a_plan_with_some_plugins_has_no_options_of_the_others() -> None:
-    pytest.importorskip("minillm_muon")
-    loaded = load("tiny", plugins="muon,zero_init", settings={"muon.momentum": 0.9})
-    plugins = load_plugins(loaded.specs, loaded.config.plugins)
-    plan = studies.plan_with(loaded, plugins, ["zero_init"])
-    assert [one.name for one in plan.active] == [one.name for one in plan.plugins] == ["zero_init"]
-    assert not plan.config.plugins.get("muon")
-    assert plan.hash == build_plan(load("tiny", plugins="zero_init")).hash
 
 
 def test_events_are_read_up_to_a_torn_line(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from minillm_core.backends.candidates import MLX, TORCH
-from minillm_core.ops import CONTRACTS
+from minillm_core.ops.contract import CONTRACTS
 from minillm_kit import CHECKS, Outcome
 from minillm_kit.kernels import EXAMPLES, _tried
 from minillm_kit.subject import Subject

@@ -9,9 +9,11 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partialmethod
 from pathlib import Path
 
 import pytest
+from rich.progress import Progress
 
 from minillm_core.cli.main import main
 
@@ -69,6 +71,8 @@ def test_a_terminal_shows_the_time_that_is_left_whole(
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", str(width))
+    # shown at once, and not four times a second: a run may be over before that
+    monkeypatch.setattr(Progress, "update", partialmethod(Progress.update, refresh=True))
     assert main(["ablate", "--plugins", "residual_decay", "--seeds", "1", *given]) == 0
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
     bars = [line for line in re.split(r"[\r\n]+", shown) if " % run 2 of 2" in line]

@@ -14,7 +14,7 @@ from liger_kernel.ops.fused_linear_cross_entropy import fused_linear_cross_entro
 from torch import Tensor, library
 from torch.autograd import Function
 
-from minillm_core.ops import LossForm
+from minillm_core import LossForm
 
 __all__ = ["linear_cross_entropy"]
 

@@ -13,7 +13,7 @@ from liger_kernel.ops.rope import rope_backward, rope_forward
 from torch import Tensor
 from torch.autograd import Function
 
-from minillm_core.ops import Rotary
+from minillm_core import Rotary
 
 __all__ = ["rotate"]
 

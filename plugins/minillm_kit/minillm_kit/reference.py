@@ -1,10 +1,8 @@
-"""Every op in NumPy float64, forward only: the oracle of all kernels and the numpy backend's ops.
+"""Every op in NumPy float64, forward only: the reference of all kernels, and the ops of the oracle.
 
 Written for reading: no chunks, no fused forms, no care for memory. Behind the ops, the array
 functions: every floating dtype is float64 there, whatever it is called.
 """
-
-# ruff: noqa: D102  (the array functions are described by ArrayFunctions)
 
 from __future__ import annotations
 
@@ -15,11 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from minillm_core.ops import arrays
-from minillm_core.ops.contract import Rotary
-from minillm_core.ops.form import LossForm
+from minillm_core import LossForm, Rotary
+from minillm_core.inspection import OpsBase, visible_keys
 
 Array = NDArray[Any]
+Axis = int | tuple[int, ...] | None
 PLAIN = LossForm()
 
 
@@ -70,7 +68,7 @@ def visible(
 ) -> Array:
     """Return which key each query sees, bool (T, S), or (B, 1, T, S) with documents (B, S)."""
     i = np.arange(keys - queries, keys)[:, None]  # the queries are the last T positions
-    return arrays.visible(i - np.arange(keys), window, documents)
+    return visible_keys(i - np.arange(keys), window, documents)
 
 
 def attention(
@@ -139,8 +137,8 @@ def _dtype(name: str) -> np.dtype[Any]:
     return np.dtype(np.float64 if "float" in name else name)
 
 
-class NumPyArrays(arrays.Known):
-    """The functions of :class:`minillm_core.ops.arrays.ArrayFunctions`, for numpy.ndarray."""
+class NumPyArrays(OpsBase):
+    """The array functions that model code may use, for numpy.ndarray."""
 
     matmul_dtype = "float64"
 
@@ -221,15 +219,15 @@ class NumPyArrays(arrays.Known):
         return np.asarray(x).astype(_dtype(dtype))
 
     @staticmethod
-    def sum(x: Array, axis: arrays.Axis = None, keepdims: bool = False) -> Array:
+    def sum(x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
         return np.sum(x, axis, keepdims=keepdims)
 
     @staticmethod
-    def mean(x: Array, axis: arrays.Axis = None, keepdims: bool = False) -> Array:
+    def mean(x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
         return np.mean(x, axis, keepdims=keepdims)
 
     @staticmethod
-    def max(x: Array, axis: arrays.Axis = None, keepdims: bool = False) -> Array:
+    def max(x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
         return np.max(x, axis, keepdims=keepdims)
 
     @staticmethod
