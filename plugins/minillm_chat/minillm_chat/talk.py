@@ -14,6 +14,7 @@ from minillm_chat.sandbox import ChatRefusedError
 from minillm_chat.sft import Sft
 from minillm_chat.templates import ASSISTANT, ChatTemplate, Message, Part
 from minillm_core import DataError, Refusal, Run
+from minillm_core.commands import InferenceOptions
 
 LARGEST = 1 << 24
 """Bytes that are read of a directory's tokenizer_config.json."""
@@ -164,6 +165,22 @@ def chat_of_directory(out: Path) -> dict[str, Any]:
     known = ("chat_template", "added_tokens_decoder", "bos_token", "eos_token")
     given = {key: config[key] for key in known if config.get(key) is not None}
     return {"sft.template": json.dumps(given), "sft.add": False}
+
+
+def open_chat(out: Path, read: InferenceOptions, shown: Any) -> Run:
+    """Open a run, or a model directory with its own chat template.
+
+    Args:
+        out: the folder.
+        read: the command's options of inference.
+        shown: shows notes and progress.
+
+    Raises:
+        Refusal: it holds no run and no model.
+    """
+    if given := chat_of_directory(out):
+        read = replace(read, plugins=",".join(filter(None, ["sft", read.plugins])))
+    return read.open(out, shown, given or None)
 
 
 def check_text(content: str, where: str) -> str:
