@@ -100,8 +100,8 @@ def test_the_loss_is_that_of_the_answers(trained: Any, chats: Callable[..., str]
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "one of --data and --chats"),
-        (("--data", "a", "--chats", "b"), "one of --data and --chats"),
+        ((), "one of --data, --chats and --tasks"),
+        (("--data", "a", "--chats", "b"), "one of --data, --chats and --tasks"),
         (("--data", "a", "--pattern", "b"), "--pattern has no effect"),
         (("--chats", "a", "--seq-len", "8"), "--seq-len has no effect"),
         (("--chats", "CHATS", "--pattern", "("), "no regular expression"),

@@ -87,13 +87,13 @@ def judge_tasks(
     folders = [_folder(one) for one in task_path or ()]
     with shown.phase("listing the tasks"), _to_stderr():
         manager = TaskManager(include_path=folders or None)
-    names = _known([one for given in tasks for one in given.split(",") if one], manager)
+    names = known([one for given in tasks for one in given.split(",") if one], manager)
     random.seed(SEEDS[0])  # of tasks that shuffle, as the harness seeds them
     np.random.seed(SEEDS[1])
     with shown.phase("reading the tasks' data"), _to_stderr(), _refusals(names):
         loaded = manager.load(names)
         for name, task in loaded["tasks"].items():
-            _prepare(name, task, shots)
+            prepare(name, task, shots)
     with shown.phase("asking"), _to_stderr():
         found = evaluate(model, loaded, limit=limit, log_samples=False, bootstrap_iters=DRAWS)
     assert found is not None  # this is the only process
@@ -103,7 +103,7 @@ def judge_tasks(
     }
 
 
-def _known(names: Sequence[str], manager: Any) -> list[str]:
+def known(names: Sequence[str], manager: Any) -> list[str]:
     """Find the tasks that names and patterns mean.
 
     Raises:
@@ -123,7 +123,7 @@ def _known(names: Sequence[str], manager: Any) -> list[str]:
     return found
 
 
-def _prepare(name: str, task: Any, shots: int | None) -> None:
+def prepare(name: str, task: Any, shots: int | None) -> None:
     """Set the examples before a task's questions.
 
     Raises:
