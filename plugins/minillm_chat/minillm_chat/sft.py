@@ -13,7 +13,7 @@ from datetime import date
 
 from pydantic import field_validator
 
-from minillm_chat.chats import names_of, segments
+from minillm_chat.chats import names_of, question, segments
 from minillm_chat.templates import ChatTemplate
 from minillm_core import Plugin, option
 
@@ -51,6 +51,7 @@ class Sft(Plugin, api=1, task=True):
             fields={"weights": "float32"},
             chat_template=made.exported,
             chat_ends=[specials[text] for text in sorted(made.ends)],
+            chat_prompt=question,
             source=made.source,
             specials=[*specials.items()],
             variables=json.dumps(made.variables, sort_keys=True),

@@ -47,13 +47,19 @@ class ChatModel:
             Refusal: it was not trained on chats.
         """
         plugin = next((one.plugin for one in run.plan.active if isinstance(one.plugin, Sft)), None)
-        if plugin is None:
-            raise Refusal(
-                "the run was not trained on chats, so nothing says how it would answer",
-                where=str(run.out or "run"),
-                fix=f"minillm train --task sft --data chats.jsonl --branch {run.out} --out CHAT",
-            )
         own = run.out is None or os.path.lexists(run.out / "run.json")
+        if plugin is None:
+            what = (
+                "the run was not trained on chats, so nothing says how it would answer"
+                if own
+                else "the model directory has no chat template, so nothing says how it would answer"
+            )
+            start = f"{'--branch' if own else '--init'} {run.out}"
+            raise Refusal(
+                what,
+                where=str(run.out or "run"),
+                fix=f"minillm train --task sft --data chats.jsonl {start} --out CHAT",
+            )
         return cls(run, replace(plugin.written_by, today=None), begins=own)
 
     def ids(self, parts: list[Part]) -> list[int]:

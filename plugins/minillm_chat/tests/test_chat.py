@@ -179,7 +179,7 @@ def test_a_directory_with_a_template_answers_as_the_run_does(
     template = config.pop("chat_template")
     path.write_text(json.dumps(config))
     code, _, err = chat(path.parent, *words, stdin=b"Hi\n")
-    assert (code, "was not trained on chats" in err) == (2, True)
+    assert (code, "has no chat template" in err) == (2, True)
     (path.parent / "chat_template.jinja").write_text(template)
     code, said, err = chat(path.parent, *words, stdin=b"Hi\nAnd now?\n")
     assert json.loads(said)["messages"] == answers[0], err

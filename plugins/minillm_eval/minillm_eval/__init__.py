@@ -1,7 +1,7 @@
 """Tasks of lm-evaluation-harness, answered by runs and model directories.
 
-    harness     a run as the harness asks a model: log-likelihoods of continuations, and texts
-    judge       tasks by name, and their figures
+harness     a run as the harness asks a model: log-likelihoods of continuations, and texts
+judge       tasks by name, and their figures
 """
 
 from __future__ import annotations

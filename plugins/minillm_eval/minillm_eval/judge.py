@@ -200,4 +200,3 @@ def _figures(found: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
             own["documents"] = int(samples[name]["effective"])
         if own:
             yield name, own
-

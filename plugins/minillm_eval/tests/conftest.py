@@ -9,7 +9,25 @@ import pytest
 
 import minillm_core as minillm
 
-WORDS = "the quick brown fox jumps over lazy dogs while seven old men sing of love and war".split()
+WORDS = [
+    "the",
+    "quick",
+    "brown",
+    "fox",
+    "jumps",
+    "over",
+    "lazy",
+    "dogs",
+    "while",
+    "seven",
+    "old",
+    "men",
+    "sing",
+    "of",
+    "love",
+    "and",
+    "war",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +73,9 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     data = folder / "documents.jsonl"
     data.write_text("".join(json.dumps(one) + "\n" for one in documents))
-    common = f"dataset_path: json\ndataset_kwargs:\n  data_files:\n    test: {data}\ntest_split: test\n"
+    common = (
+        f"dataset_path: json\ndataset_kwargs:\n  data_files:\n    test: {data}\ntest_split: test\n"
+    )
     kinds = {
         "toy_choice": "output_type: multiple_choice\ndoc_to_text: '{{question}}'\n"
         "doc_to_choice: '{{choices}}'\ndoc_to_target: '{{answer}}'\nfewshot_split: test\n"
@@ -71,7 +91,9 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     for name, body in kinds.items():
         listed = "metric_list:\n" + "".join(
-            line for line in body.splitlines(True) if line.startswith(("  - ", "    agg", "    hig"))
+            line
+            for line in body.splitlines(True)
+            if line.startswith(("  - ", "    agg", "    hig"))
         )
         rest = "".join(
             line
