@@ -71,6 +71,7 @@ class Sourcing:
         template: that writes chats as the source does, for the exported tokenizer.
         ends: names of the special tokens that end an answer in it.
         prompt: writes a question, up to where its answer begins, as segments.
+        epochs: how often they are read by default where a trained model is tuned; None: as other text is.
     """
 
     source: Function | None = None
@@ -81,6 +82,7 @@ class Sourcing:
     template: str | None = None
     ends: tuple[str, ...] | None = None
     prompt: Function | None = None
+    epochs: float | None = None
 
     @property
     def key(self) -> list[object]:

@@ -47,6 +47,7 @@ from minillm_core.train.request import Prepared
 from minillm_core.train.run_folder import RunFolder, keep_tokenizer
 from minillm_core.train.signals import StopRequest
 from minillm_core.train.speeds import remember
+from minillm_core.train.tuning import tuned
 from minillm_core.train.validation import Trend, bytes_of_a_token, validation
 
 
@@ -126,6 +127,9 @@ class Session:
         with self._building(plugins, "reading the data", "while documents are read"):
             heard = {"say": notes.append, "detail": details.append}
             corpus = read_corpus(config, self.cache, shown, asked=plan.sourcing, **heard)
+        if (chosen := tuned(prepared, plan, corpus)) is not None:
+            plan, config = export_checked(build_plan(chosen, plugins)), chosen.config
+            budget, notes = Budget.of(config.train), [*notes, *chosen.notes[len(loaded.notes) :]]
         known = fingerprint(corpus.train, config.data.seed, plan.arrangement)
         corpus = replace(corpus, fingerprint=known)
         if earlier:

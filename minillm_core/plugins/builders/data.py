@@ -169,6 +169,7 @@ class DataBuilder(Builder):
         chat_template: str | None = None,
         chat_ends: Sequence[str] = (),
         chat_prompt: Callable[..., Any] | None = None,
+        epochs: float | None = None,
         **arguments: Any,
     ) -> None:
         """Claim: the files, a Reading -> documents, instead of the files' own.
@@ -194,6 +195,8 @@ class DataBuilder(Builder):
             chat_ends: names of the special tokens that end an answer in it; the exported model stops there.
             chat_prompt: ``chat_prompt(question, **arguments)`` gives the segments of a user's question, up to
                 where its answer begins: samples of the run answer questions.
+            epochs: how often the documents are read where a run starts from a trained model (--init, --branch)
+                and train.steps is not given; None: the steps are those of any run.
             arguments: JSON.
 
         Raises:
@@ -210,6 +213,7 @@ class DataBuilder(Builder):
             template=chat_template,
             ends=tuple(chat_ends) or None,
             prompt=chat_prompt and self._function("data.source", chat_prompt, arguments),
+            epochs=epochs,
         )
         for one in asked.batch_fields:
             self.field(one.name, one.dtype)

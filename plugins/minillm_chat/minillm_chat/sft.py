@@ -20,6 +20,10 @@ from minillm_core import Plugin, option
 __all__ = ["Sft"]
 
 
+EPOCHS = 2.0
+"""How often chats are read by default: more make a good model worse."""
+
+
 class Sft(Plugin, api=1, task=True):
     """Trains on the answers of chats: JSON lines of messages, written by a chat template."""
 
@@ -52,6 +56,7 @@ class Sft(Plugin, api=1, task=True):
             chat_template=made.exported,
             chat_ends=[specials[text] for text in sorted(made.ends)],
             chat_prompt=question,
+            epochs=EPOCHS,
             source=made.source,
             specials=[*specials.items()],
             variables=json.dumps(made.variables, sort_keys=True),
