@@ -153,7 +153,7 @@ class Writer:
 
         end_of_text = self.vocabulary.end_of_text
         if isinstance(prompt, str):
-            prompt = [end_of_text, *self.vocabulary.encode([prompt])[0].tolist()]
+            prompt = [self.vocabulary.start, *self.vocabulary.encode([prompt])[0].tolist()]
         window = Window(self.model, self.context, cached=cached, on_batch=self.on_batch, say=say)
         return Generation(window, prompt, choose, frozenset({end_of_text, *ends}), tokens)
 

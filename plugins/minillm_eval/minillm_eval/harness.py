@@ -62,8 +62,13 @@ class HarnessModel(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """The token that ends a document, and begins one."""
+        """The token that ends a document."""
         return self.vocabulary.end_of_text
+
+    @property
+    def prefix_token_id(self) -> int:
+        """The token that begins a document."""
+        return self.vocabulary.start
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
