@@ -11,7 +11,7 @@ import pytest
 
 from tools.size import File, count, packages, summary
 
-CEILING = 22_000
+CEILING = 22_200
 """Lines of code that the core may have.
 
 It is what the core has today, rounded up to the next hundred; each step lowers the number. The aim is
@@ -53,6 +53,11 @@ weights that are longer than a row, a prompt of ids with its own ends and its st
 
 21,800 to 21,900: frozen parameters (the claim and what it refuses, plan, estimate and table, both backends:
 60) and a second layout of an export (15).
+
+21,900 to 22,200: what judging chats and other people's models needs of the core. `eval --tasks` and its
+options, figures of judges in metrics.jsonl (60); `Run.scores` on both backends (35); samples that answer
+questions (60) and their claim; steps and schedule of a run that tunes a model (45); texts of a directory that
+begin as its tokenizer begins them (15); the warning about a held-out loss that rises.
 """
 
 SOURCE = '''\
