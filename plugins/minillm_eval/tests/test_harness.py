@@ -229,3 +229,19 @@ def test_what_has_no_effect_is_refused(
 ) -> None:
     assert main(["eval", str(trained), *words]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [(("--tasks", "a"), "pip install minillm-eval"), (("--chats", "a"), "minillm-chat")],
+)
+def test_without_the_distribution_the_pip_line_is_said(
+    trained: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    line: str,
+) -> None:
+    monkeypatch.setattr("minillm_core.cli.evaluate.entry_points", lambda group: [])
+    assert main(["eval", str(trained), *words]) == 2
+    assert line in capsys.readouterr().err
