@@ -211,8 +211,8 @@ def test_a_judge_s_figures_stand_behind_the_run_s_own_and_survive_a_resume(tmp_p
     assert b"NaN" not in path.read_bytes()
     link = tmp_path / "link.jsonl"
     link.symlink_to(path)
-    with pytest.raises(OSError):
+    with pytest.raises(OSError, match="symbolic links"):
         add(link, {"event": "judged"})
-    with pytest.raises(OSError):
+    with pytest.raises(FileNotFoundError):
         add(tmp_path / "none.jsonl", {"event": "judged"})
     assert not (tmp_path / "none.jsonl").exists()
