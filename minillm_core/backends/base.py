@@ -96,6 +96,13 @@ class Model(ABC):
         """Return the nats of each label of a batch, float32 (rows, T), 0 where it is -1. Waits."""
         raise NotImplementedError
 
+    def scores(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+        """Return the nats of each label, and how far its logit is below the likeliest, float32 (rows, T). Waits.
+
+        All logits of the batch are held at once. Where a label is -1, what is returned means nothing.
+        """
+        raise NotImplementedError
+
     @abstractmethod
     def next_logits(self, batch: Batch) -> np.ndarray:
         """Return the logits after the last column of a batch of one row, float32 (V,). Waits."""

@@ -235,6 +235,12 @@ class NativeModel(Model):
             found = self.model.losses(self.moved(batch), self.final_values())
             return self.framework.host(found)
 
+    def scores(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+        """Return the nats of each label, and how far its logit is below the likeliest."""
+        with memory_or_error(), self.inferring():
+            nats, below = self.model.scores(self.moved(batch), self.final_values())
+            return self.framework.host(nats), self.framework.host(below)
+
     def next_logits(self, batch: Batch) -> np.ndarray:
         """Return the logits after the last column of one row, float32 (V,)."""
         check_row(batch, self.model.geometry)

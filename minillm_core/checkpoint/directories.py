@@ -77,6 +77,11 @@ class ModelDirectory(Protocol):
         ...
 
     @property
+    def begins(self) -> str | None:
+        """The token before a text, where it is another than that which ends one; a run from it begins anew."""
+        ...
+
+    @property
     def positions(self) -> int | None:
         """The longest row that its model has seen; None: it does not say."""
         ...

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 from minillm_core.cli import options
 from minillm_core.cli.console import emit, say, write
@@ -16,12 +17,19 @@ EXAMPLES = options.examples(
     "minillm eval runs/tiny-1 --data my_text.txt",
     "minillm eval runs/tiny-1 --data my_text.txt --step 90",
     "minillm eval runs/chat --chats held_out.jsonl --pattern '#### (.+)'",
+    "minillm eval runs/tiny-1 --tasks hellaswag,arc_easy --limit 200",
     "minillm eval runs/tiny-1 --data my_texts/ --seq-len 512 --max-tokens 100000 --json",
 )
 
 
 JUDGES = "minillm.judges"
-"""Entry points of functions that judge a run by data: ``chats`` is what --chats names."""
+"""Entry points of functions that judge a model: ``chats`` is what --chats names, ``tasks`` what --tasks does.
+
+One is called with OUT, the options of inference (whose ``open`` opens a run), the console, what was named,
+and its own options; it returns the run, and figures by name, which may be tables of figures."""
+
+OFFERED = {"chats": "minillm-chat", "tasks": "minillm-eval"}
+"""Judge -> the distribution that offers it."""
 
 
 def evaluate(
@@ -35,7 +43,13 @@ def evaluate(
     chats: Annotated[
         list[str] | None,
         options.value(
-            "PATH", "Chats whose last answers are judged, for a run of --task sft; may be repeated."
+            "PATH", "Chats whose last answers are judged, by the chat template; may be repeated."
+        ),
+    ] = None,
+    tasks: Annotated[
+        list[str] | None,
+        options.value(
+            "A,B", "Tasks of lm-evaluation-harness: hellaswag,arc_easy; may be repeated."
         ),
     ] = None,
     pattern: Annotated[
@@ -45,9 +59,27 @@ def evaluate(
             "With --chats: what is compared of an answer, its first group. Default: all of it.",
         ),
     ] = None,
+    task_path: Annotated[
+        list[Path] | None,
+        options.value(
+            "DIR",
+            "With --tasks: a folder with tasks of your own, in YAML; may be repeated. A task may name "
+            "Python of its folder, which is run.",
+        ),
+    ] = None,
+    shots: Annotated[
+        int | None,
+        options.value(
+            "N", "With --tasks: examples before each question. Default: the task's.", min=0
+        ),
+    ] = None,
     limit: Annotated[
         int | None,
-        options.value("N", "With --chats: answer the first N alone. Default: all.", min=1),
+        options.value(
+            "N",
+            "With --chats: answer the first N alone; with --tasks: the first N of each. Default: all.",
+            min=1,
+        ),
     ] = None,
     seq_len: Annotated[
         int | None,
@@ -62,29 +94,32 @@ def evaluate(
     read: options.InferenceOptions,
     as_json: options.AsJson = False,
 ) -> None:
-    """Measure a run's loss and bits per byte on text, or judge its answers to chats.
+    """Measure a model's loss and bits per byte on text, or judge it by chats or by public tasks.
 
-    Runs on any machine, and needs only the plugins that change the model, its data or its loss.
+    Runs on any machine, and needs only the plugins that change the model, its data or its loss. What
+    --chats and --tasks find of a run is written to its metrics.jsonl too.
     """
-    of_data = {"--seq-len": seq_len, "--max-tokens": max_tokens}
-    of_chats = {"--pattern": pattern, "--limit": limit}
-    _check(data, chats, of_data if chats else of_chats)
-    if chats:
-        judge = _judge("chats", "minillm-chat")
+    name, named, own = _chosen(
+        {"data": data, "chats": chats, "tasks": tasks},
+        {
+            "data": {"seq_len": seq_len, "max_tokens": max_tokens},
+            "chats": {"pattern": pattern, "limit": limit},
+            "tasks": {"task_path": task_path or None, "shots": shots, "limit": limit},
+        },
+    )
+    if name != "data":
+        judge = _judge(name)
         with display(say) as shown:
-            run = read.open(out, shown)
-            figures = judge(run, chats, shown, pattern=pattern, limit=limit)
+            run, figures = judge(out, read, shown, named, **own)
+            _record(out, run.step, name, figures)
         if as_json:
             emit({**figures, "step": run.step, "checkpoint": str(run.checkpoint)})
-            return
-        for name, figure in figures.items():
-            shown_as = f"{figure:,}" if isinstance(figure, int) else f"{figure:.4f}"
-            write(f"{name:<13}  {shown_as}")
+        else:
+            _write(figures)
         return
-    assert data is not None
     with display(say) as shown:
         run = read.open(out, shown)
-        found = run.evaluate(data, seq_len=seq_len, max_tokens=max_tokens)
+        found = run.evaluate(named, **own)
     rate = found.bits_per_byte
     if as_json:
         emit(
@@ -102,30 +137,56 @@ def evaluate(
     write(f"tokens         {found.tokens:,}")
 
 
-def _check(
-    data: list[str] | None, chats: list[str] | None, without_effect: Mapping[str, object]
-) -> None:
-    """Refuse options that say nothing, or too much.
+def _chosen(
+    asked: Mapping[str, list[str] | None], own: Mapping[str, Mapping[str, Any]]
+) -> tuple[str, list[str], dict[str, Any]]:
+    """Choose what the run is evaluated on: its name, what it names, and the options that go with it.
 
     Raises:
-        Refusal: not one of --data and --chats is given, or an option of the other.
+        Refusal: not one is asked for, or an option has no effect beside it.
     """
-    if bool(data) == bool(chats):
+    given = [name for name, named in asked.items() if named]
+    if len(given) != 1:
         raise Refusal(
-            "one of --data and --chats says what the run is evaluated on",
-            where="--data, --chats: " + ("both" if data else "neither"),
-            fix="--data with text, or --chats with chats; minillm eval --help",
+            "one of --data, --chats and --tasks says what the model is evaluated on",
+            where=", ".join(f"--{one}" for one in given) or "none of them",
+            fix="--data with text, --chats with chats, or --tasks hellaswag; minillm eval --help",
         )
-    for name, given in without_effect.items():
-        if given is not None:
+    (name,) = given
+    for key, value in {key: value for one in own.values() for key, value in one.items()}.items():
+        if value is not None and key not in own[name]:
             raise Refusal(
-                f"{name} has no effect beside {'--chats' if chats else '--data'}",
-                where=f"{name} {given}",
+                f"--{key.replace('_', '-')} has no effect beside --{name}",
+                where=f"--{key.replace('_', '-')} {value}",
                 fix="leave it out",
             )
+    return name, asked[name] or [], dict(own[name])
 
 
-def _judge(name: str, distribution: str) -> Callable[..., Mapping[str, float]]:
+def _record(out: Path, step: int, name: str, figures: Mapping[str, Any]) -> None:
+    """Write what a judge found into a run's metrics.jsonl; a model directory has none."""
+    from minillm_core.train.metrics import METRICS, add
+
+    if (out / METRICS).exists():
+        try:
+            add(out / METRICS, {"event": "judged", "step": step, "judge": name, "figures": figures})
+        except OSError as error:  # the run of another account, or a folder without write access
+            say(f"note: the figures are not in {METRICS}: {error.strerror}")
+
+
+def _write(figures: Mapping[str, Any], indent: str = "") -> None:
+    """Write figures, tables of them under their names."""
+    width = max(13, *map(len, figures))
+    for name, figure in figures.items():
+        if isinstance(figure, Mapping):
+            write(f"{indent}{name}")
+            _write(figure, f"{indent}  ")
+        else:
+            form = {float: ".4f", int: ","}.get(type(figure), "")
+            write(f"{indent}{name:<{width}}  {figure:{form}}")
+
+
+def _judge(name: str) -> Callable[..., tuple[Any, Mapping[str, Any]]]:
     """Import what judges a run.
 
     Raises:
@@ -136,6 +197,6 @@ def _judge(name: str, distribution: str) -> Callable[..., Mapping[str, float]]:
         raise PluginError(
             f"no installed distribution judges {name}",
             where=f"--{name}",
-            fix=pip_line(distribution),
+            fix=pip_line(OFFERED[name]),
         )
     return found[0].load()

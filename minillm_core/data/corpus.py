@@ -256,7 +256,7 @@ def open_documents(
     ticker(progress, "checking the files", 0)
     asked = asked if asked.files else replace(PLAIN, specials=asked.specials)
     files = TokenCache(paths, vocab, cache, say, say, progress, asked)
-    return files.documents(tokenizer, tokenizer.end_of_text if tokenizer else files.end_of_text)
+    return files.documents(tokenizer, tokenizer.start if tokenizer else files.end_of_text)
 
 
 _BYTES = 6.0

@@ -67,6 +67,7 @@ class Tokenizer:
             raise ValueError(f"no {token}")
         self.end_of_text: int = end_of_text
         self.end_of_text_token = token
+        self.start, self.start_token = end_of_text, token  # of a text: see :meth:`beginning`
 
     @classmethod
     def train(
@@ -170,6 +171,21 @@ class Tokenizer:
                 fix=f"set model.vocab={tokenizer.size} or more, or use a smaller tokenizer",
             )
         return tokenizer
+
+    def beginning(self, token: str, where: str) -> Tokenizer:
+        """Let texts begin with another special token than that which ends one.
+
+        Raises:
+            DataError: it has no such token.
+        """
+        if (start := self._native.token_to_id(token)) is None:
+            raise DataError(
+                f"the tokenizer has no token {token!r}, with which its texts begin",
+                where=where,
+                fix="fetch or write the directory again",
+            )
+        self.start, self.start_token = start, token
+        return self
 
     def reserve(self, specials: Sequence[Reserved], vocab: int) -> dict[str, int]:
         """Find the ids of special tokens by their names; add those that may be added.

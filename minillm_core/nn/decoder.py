@@ -285,6 +285,13 @@ class Decoder(Module):
         rows, form = self.ops.reshape(hidden, (B * T, C)), self.loss.form.evaluated()
         return self.ops.reshape(self.ops.logits(rows, self.head_weight(), form), (B, T, -1))
 
+    def scores(self, batch: dict[str, Any], values: dict[str, Any]) -> tuple[Any, Any]:
+        """Compute the nats of each label, and by how much the likeliest logit exceeds its own, (B, T) each."""
+        logits, ops = self.all_logits(batch, values), self.ops
+        labels = ops.expand_dims(ops.maximum(batch["labels"], 0), -1)
+        own = ops.take_along_axis(logits, labels, -1)[..., 0]
+        return ops.logsumexp(logits, -1) - own, ops.max(logits, -1) - own
+
     def evaluate(self, batch: dict[str, Any], values: dict[str, Any]) -> tuple[Any, Any]:
         """Compute (nats, predictions) of the main target, for validation, both 0-d float32."""
         hidden, _, _ = self.hidden(batch, values)

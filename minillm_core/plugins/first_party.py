@@ -58,6 +58,7 @@ DISTRIBUTIONS = frozenset(
     {
         CORE,
         "minillm-data",
+        "minillm-eval",
         "minillm-kit",
         "minillm-lab",
         *(one.partition("[")[0] for one in _OFFERED),

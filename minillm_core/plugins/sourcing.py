@@ -70,6 +70,8 @@ class Sourcing:
         code: of the source, the version of its distribution and the sha256 of its file.
         template: that writes chats as the source does, for the exported tokenizer.
         ends: names of the special tokens that end an answer in it.
+        prompt: writes a question, up to where its answer begins, as segments.
+        epochs: how often they are read by default where a trained model is tuned; None: as other text is.
     """
 
     source: Function | None = None
@@ -79,6 +81,8 @@ class Sourcing:
     code: tuple[str | None, ...] = ()
     template: str | None = None
     ends: tuple[str, ...] | None = None
+    prompt: Function | None = None
+    epochs: float | None = None
 
     @property
     def key(self) -> list[object]:

@@ -152,7 +152,9 @@ def next_steps(job: Job, out: Path, made: Outcome) -> Iterator[str]:
     if kept:
         more = ["train", "--resume", "--out", str(out), *_more(job.config.train, made.steps)]
         lines.append(command(more, plugins))
-    if kept and job.corpus.tokenizer is not None:
+    if kept and plan.sourcing.prompt is not None:
+        lines.insert(0, command(["chat", str(out)], plugins))
+    elif kept and job.corpus.tokenizer is not None:
         lines.insert(0, command(["generate", str(out)], plugins, last=made.prompts[:1]))
     if kept and plan.export.layout is not None:
         to = out.with_name(f"{out.name}-model")

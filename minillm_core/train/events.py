@@ -94,12 +94,18 @@ class Evaluated(Event):
 
 @dataclass(frozen=True)
 class Sampled(Event):
-    """The model continued a prompt."""
+    """The model continued a prompt, or answered a question."""
 
     event: ClassVar[str] = "sample"
     step: int
     prompt: str  # empty: the beginning of a document
     text: str  # what the model wrote after it
+    answers: bool = False  # the prompt is a user's question, and the text an answer
+
+    def data(self) -> dict[str, Any]:
+        """Give it as one JSON object, with ``answers`` where it does."""
+        shown = super().data()
+        return shown if self.answers else {k: v for k, v in shown.items() if k != "answers"}
 
 
 @dataclass(frozen=True)

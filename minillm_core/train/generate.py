@@ -153,7 +153,7 @@ class Writer:
 
         end_of_text = self.vocabulary.end_of_text
         if isinstance(prompt, str):
-            prompt = [end_of_text, *self.vocabulary.encode([prompt])[0].tolist()]
+            prompt = [self.vocabulary.start, *self.vocabulary.encode([prompt])[0].tolist()]
         window = Window(self.model, self.context, cached=cached, on_batch=self.on_batch, say=say)
         return Generation(window, prompt, choose, frozenset({end_of_text, *ends}), tokens)
 
@@ -272,8 +272,9 @@ _WORDS, _LONGEST = 8, 60  # most words and characters of a prompt
 
 def sample(
     writer: Writer,
-    prompt: str = "",
+    prompt: str | Sequence[int] = "",
     *,
+    ends: Iterable[int] = (),
     tokens: int = TOKENS,
     temperature: float = 0.8,
     seed: int = 0,
@@ -285,7 +286,8 @@ def sample(
 
     Args:
         writer: the model and its tokenizer.
-        prompt: without lone surrogates; empty: the beginning of a document.
+        prompt: without lone surrogates; empty: the beginning of a document; or ids.
+        ends: further ids that end it.
         tokens: how many at most; the end of the document ends it earlier.
         temperature: lower is safer.
         seed: of the draws, which move no other randomness.
@@ -297,11 +299,11 @@ def sample(
         The text after the prompt, without terminal control sequences and without half a character
         at its end.
     """
-    ids = iter(writer.go_on(prompt, Sampling(temperature), tokens=tokens, seed=seed))
-    ends = clock() + seconds
+    ids = iter(writer.go_on(prompt, Sampling(temperature), tokens=tokens, ends=ends, seed=seed))
+    until = clock() + seconds
 
     def in_time() -> Iterator[int]:
-        while not stopped() and clock() < ends and (one := next(ids, None)) is not None:
+        while not stopped() and clock() < until and (one := next(ids, None)) is not None:
             yield one
 
     return "".join(pieces(in_time(), writer.vocabulary.stream()))

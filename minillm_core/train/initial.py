@@ -120,7 +120,7 @@ class Initial:
 
 @dataclass(frozen=True)
 class SavedDirectory(SavedModel):
-    """The model of a directory as it is there, before any tuning."""
+    """The model of a directory as it is there, before any tuning: texts begin as its tokenizer begins them."""
 
     initial: Initial
 
@@ -177,6 +177,8 @@ def open_directory(
     if config.data.tokenizer is not None:
         path, end_of_text = Path(config.data.tokenizer), config.data.end_of_text
         tokenizer = Tokenizer.load(path, config.model.vocab, end_of_text)
+        if directory.begins is not None:
+            tokenizer = tokenizer.beginning(directory.begins, str(directory.path))
     return SavedDirectory(plan, tokenizer, Initial(directory, directory.fit(plan)))
 
 

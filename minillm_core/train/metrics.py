@@ -87,6 +87,19 @@ def thin(held: list[Any]) -> None:
         del held[len(held) % 2 :: 2]
 
 
+def add(path: Path, event: Mapping[str, Any]) -> None:
+    """Write an event behind those of a run, which may be training: lines are appended whole.
+
+    Raises:
+        OSError: the file cannot be written to, or is a link.
+    """
+    flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    with open(os.open(path, flags), "r+b", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        torn = size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"
+        file.write(b"\n" * torn + json.dumps(finite(event), allow_nan=False).encode() + b"\n")
+
+
 class Metrics:
     """A writer of events behind those that are there; a context manager.
 

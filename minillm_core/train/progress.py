@@ -83,7 +83,7 @@ def describe(event: Event) -> str | None:
             f"({event.skipped:,} so far)"
         )
     if isinstance(event, Sampled):
-        return f"step {event.step:,}: {sampled(event.prompt, event.text)}"
+        return f"step {event.step:,}: {sampled(event.prompt, event.text, answers=event.answers)}"
     if isinstance(event, events.Unsaved):
         return f"warning: {event.reason}\n  the run continues without it (checkpoint.on_error=continue)"
     if isinstance(event, events.Guarded):
@@ -99,13 +99,14 @@ def describe(event: Event) -> str | None:
     return None
 
 
-def sampled(prompt: str, text: str) -> str:
+def sampled(prompt: str, text: str, *, answers: bool = False) -> str:
     """Write a sample, the model's words apart from the prompt, runs of empty lines as one."""
     lines: list[str] = []
     for line in text.rstrip().splitlines() or ["(nothing)"]:
         if line.strip() or (lines and lines[-1].strip()):
             lines.append(line)
-    head = f"the model continues {' '.join(prompt.split())!r}" if prompt else "the model begins"
+    verb = "answers" if answers else "continues"
+    head = f"the model {verb} {' '.join(prompt.split())!r}" if prompt else "the model begins"
     return "\n".join([f"{head}:", *(f"  | {line}" for line in lines)])
 
 

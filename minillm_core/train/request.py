@@ -67,6 +67,7 @@ class Prepared:
     branch: Branch | None
     plugins: tuple[LoadedPlugin, ...] = ()
     detected: detect.Detected | None = None  # None: nothing is installed that could train
+    request: RunRequest | None = None  # None: the plan was made by the caller
 
 
 def load_settings(request: RunRequest, *, to_run: bool, fit: bool = True) -> Prepared:
@@ -138,7 +139,7 @@ def load_settings(request: RunRequest, *, to_run: bool, fit: bool = True) -> Pre
         except DataError:
             if to_run:
                 raise
-    return Prepared(loaded, earlier, branch)
+    return Prepared(loaded, earlier, branch, request=request)
 
 
 def prepare(request: RunRequest, *, to_run: bool, fit: bool = True) -> Prepared:

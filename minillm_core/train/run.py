@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from minillm_core.backends import detect
-from minillm_core.backends.base import Backend, Binding, Model, lone_row
+from minillm_core.backends.base import Backend, Batch, Binding, Model, lone_row
 from minillm_core.checkpoint import layout
 from minillm_core.checkpoint.directories import (
     ModelDirectory,
@@ -542,6 +542,34 @@ class Run:
         Raises:
             DataError: an id is outside the vocabulary, or a row is too long or too short.
         """
+        found = self._reader().losses(self._batch(rows, "Run.losses"))
+        return [nats[: len(ids) - 1] for nats, ids in zip(found, rows, strict=True)]
+
+    def scores(
+        self, rows: Sequence[Sequence[int] | np.ndarray]
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Measure the loss of each token of some rows, and whether it is the likeliest there.
+
+        Rows are those of :meth:`losses`, and computed together as there. The logits of all of them are
+        held at once, so give as many as ``rows x tokens x model.vocab`` numbers have room.
+
+        Args:
+            rows: as for :meth:`losses`.
+
+        Returns:
+            For each row float32 (n - 1,), as of :meth:`losses`, and bool (n - 1,).
+
+        Raises:
+            DataError: as of :meth:`losses`.
+        """
+        nats, below = self._reader().scores(self._batch(rows, "Run.scores"))
+        return [
+            (nats[index, : len(ids) - 1], below[index, : len(ids) - 1] <= 0)
+            for index, ids in enumerate(rows)
+        ]
+
+    def _batch(self, rows: Sequence[Sequence[int] | np.ndarray], where: str) -> Batch:
+        """Lay rows out as one batch, after the plugins' ``on_batch``."""
         config, given = self.plan.config, [np.asarray(ids, np.int32) for ids in rows]
         for ids in given:
             if not 2 <= len(ids) <= config.train.seq_len + 1 or not (
@@ -549,14 +577,12 @@ class Run:
             ):
                 raise DataError(
                     f"a row of {len(ids)} ids from {min(ids, default=0)} to {max(ids, default=0)}",
-                    where="Run.losses",
+                    where=where,
                     fix=f"2 to {config.train.seq_len + 1} ids below {config.model.vocab}",
                 )
         batch = padded_rows(given)
-        if (hook := self._inference_hook()) is not None:
-            batch = hook(batch, "eval")
-        found = self._reader().losses(batch)
-        return [nats[: len(ids) - 1] for nats, ids in zip(found, given, strict=True)]
+        hook = self._inference_hook()
+        return batch if hook is None else hook(batch, "eval")
 
     def export(
         self,

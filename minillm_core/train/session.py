@@ -44,10 +44,12 @@ from minillm_core.train.job import Job, read_corpus
 from minillm_core.train.loop import Loop, Meter
 from minillm_core.train.metrics import METRICS, Metrics, cut
 from minillm_core.train.progress import Course, Display
+from minillm_core.train.questions import Questions
 from minillm_core.train.request import Prepared
 from minillm_core.train.run_folder import RunFolder, keep_tokenizer
 from minillm_core.train.signals import StopRequest
 from minillm_core.train.speeds import remember
+from minillm_core.train.tuning import tuned
 from minillm_core.train.validation import Trend, bytes_of_a_token, validation
 
 
@@ -129,6 +131,9 @@ class Session:
         with self._building(plugins, "reading the data", "while documents are read"):
             heard = {"say": notes.append, "detail": details.append}
             corpus = read_corpus(config, self.cache, shown, asked=plan.sourcing, **heard)
+        if (chosen := tuned(prepared, plan, corpus)) is not None:
+            plan, config = export_checked(build_plan(chosen, plugins)), chosen.config
+            budget, notes = Budget.of(config.train), [*notes, *chosen.notes[len(loaded.notes) :]]
         known = fingerprint(corpus.train, config.data.seed, plan.arrangement)
         corpus = replace(corpus, fingerprint=known)
         if earlier:
@@ -535,15 +540,19 @@ class Samples:
         self._job, self._stop, self._shown = job, stop, shown
         tokenizer, given = job.corpus.tokenizer, list(job.config.eval.prompts)
         self.prompts: list[str] = []
-        if tokenizer is not None:
+        self._asked: Questions | None = None
+        if tokenizer is not None and job.plan.sourcing.prompt is not None:
+            self._asked = Questions(job.plan.sourcing, tokenizer, job.corpus.specials)
+            self.prompts = given or self._asked.held_out(job.corpus.val, 2)
+        elif tokenizer is not None:
             self.prompts = given or prompts(job.corpus.val, tokenizer, 2) or [""]
 
     def __call__(self, step: int, count: int) -> Iterator[events.Sampled]:
         """Continue ``count`` prompts, each in turn."""
         job, tokenizer = self._job, self._job.corpus.tokenizer
-        if tokenizer is None:
+        if tokenizer is None or not self.prompts:
             return
-        hook = job.hook()
+        hook, asked = job.hook(), self._asked
         writer = Writer(job.trainer, tokenizer, job.config.train.seq_len, hook)
         for number in range(count):
             if self._stop.requested:  # the user wants the prompt back
@@ -552,10 +561,11 @@ class Samples:
             try:
                 with self._shown.phase(phase), attribute_errors(job.plugins, "in a sample"):
                     stopped, seed = lambda: self._stop.requested, job.config.seed + number
-                    text = sample(writer, prompt, seed=seed, stopped=stopped)
+                    begins, ends = (asked.ids(prompt), asked.ends) if asked else (prompt, ())
+                    text = sample(writer, begins, ends=ends, seed=seed, stopped=stopped)
             except MinillmError as error:
                 self._shown.say(f"warning: no sample: {error}")
                 return
             except KeyboardInterrupt:  # only this is cut short
                 return
-            yield events.Sampled(step, prompt, text)
+            yield events.Sampled(step, prompt, text.lstrip() if asked else text, bool(asked))

@@ -167,7 +167,9 @@ def bytes_of_a_token(job: Job) -> float | None:
 
 @dataclass(eq=False)
 class Trend:
-    """An observer of held-out and training loss: says once where the first rises alone.
+    """An observer of held-out and training loss: says once that the first rises.
+
+    After two evaluations above the best where the training loss falls, after three otherwise.
 
     Only evaluations of the same predictions are compared: those on the way, and at the end what
     :meth:`take` is given.
@@ -176,7 +178,7 @@ class Trend:
     say: Callable[[str], None]
     best: Evaluated | None = None
     newest: Evaluated | None = None
-    rising: bool = False  # held-out loss rose while the training loss fell
+    rising: bool = False  # held-out loss rose, which was said
     _tokens: int | None = None  # predictions of those that are compared
     _steps: list[float] = field(default_factory=list)  # training losses since the last evaluation
     _training: float = math.nan  # their mean up to the best evaluation
@@ -212,13 +214,20 @@ class Trend:
             self.best, self._training, self._worse = found, mean, 0
             return
         self._worse += 1
-        if self._worse >= 2 and mean < self._training and not self.rising:
-            self.rising = True
-            self.say(
-                f"held-out loss has risen since step {self.best.step:,} while the training loss "
-                "falls:\n  the model is memorising its text. What helps: more text, fewer steps, a "
-                "smaller model;\n  checkpoint.best=true keeps the best one"
-            )
+        memorises = mean < self._training
+        if self.rising or self._worse < (2 if memorises else 3):
+            return
+        self.rising = True
+        why = " while the training loss falls" if memorises else ""
+        cure = "a lower train.lr, fewer steps"
+        if memorises:
+            cure = f"more text, a smaller model,\n  {cure}"
+        self.say(
+            f"held-out loss has risen since step {self.best.step:,}{why}, from "
+            f"{self.best.val_loss:.3f} to {found.val_loss:.3f}:\n  "
+            f"{'the model is memorising its text. ' * memorises}What helps: {cure}; "
+            "checkpoint.best=true keeps the best one"
+        )
 
     def _step(self, loss: float | None) -> None:
         if loss is not None and math.isfinite(loss):

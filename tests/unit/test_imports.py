@@ -145,6 +145,10 @@ OPEN = {
         "minillm_core.documents",
         "minillm_core.studies",
     ),
+    "minillm_eval": (
+        "minillm_core",
+        "minillm_core.commands",
+    ),
     "minillm_hf": (
         "minillm_core",
         "minillm_core.commands",

@@ -11,7 +11,7 @@ import pytest
 
 from tools.size import File, count, packages, summary
 
-CEILING = 21_800
+CEILING = 22_100
 """Lines of code that the core may have.
 
 It is what the core has today, rounded up to the next hundred; each step lowers the number. The aim is
@@ -62,6 +62,11 @@ graph for each size, compiled when it is met and off the clocks of a run (30); w
 
 22,100 to 21,800: the ops in float64 left for minillm-kit (158), second names of what other modules have
 (ops, checkpoint, backends, errors: 90), and what no setting, plugin or run used.
+
+21,800 to 22,100: what judging chats and other people's models needs of the core. `eval --tasks` and its
+options, figures of judges in metrics.jsonl (60); `Run.scores` on both backends (35); samples that answer
+questions (60) and their claim; steps and schedule of a run that tunes a model (45); texts of a directory that
+begin as its tokenizer begins them (15); the warning about a held-out loss that rises.
 """
 
 SOURCE = '''\

@@ -168,6 +168,8 @@ class DataBuilder(Builder):
         files: bool = True,
         chat_template: str | None = None,
         chat_ends: Sequence[str] = (),
+        chat_prompt: Callable[..., Any] | None = None,
+        epochs: float | None = None,
         **arguments: Any,
     ) -> None:
         """Claim: the files, a Reading -> documents, instead of the files' own.
@@ -191,6 +193,10 @@ class DataBuilder(Builder):
             files: False: it reads none, and naming some is refused.
             chat_template: the one template of the exported tokenizer, where documents are chats.
             chat_ends: names of the special tokens that end an answer in it; the exported model stops there.
+            chat_prompt: ``chat_prompt(question, **arguments)`` gives the segments of a user's question, up to
+                where its answer begins: samples of the run answer questions.
+            epochs: how often the documents are read where a run starts from a trained model (--init, --branch)
+                and train.steps is not given; None: the steps are those of any run.
             arguments: JSON.
 
         Raises:
@@ -201,7 +207,13 @@ class DataBuilder(Builder):
         if any(one.name == WEIGHTS and one.dtype != "float32" for one in given):
             raise self._refusal("data.source", "'weights' are float32")
         asked = Sourcing(
-            claimed, files, given, template=chat_template, ends=tuple(chat_ends) or None
+            claimed,
+            files,
+            given,
+            template=chat_template,
+            ends=tuple(chat_ends) or None,
+            prompt=chat_prompt and self._function("data.source", chat_prompt, arguments),
+            epochs=epochs,
         )
         for one in asked.batch_fields:
             self.field(one.name, one.dtype)

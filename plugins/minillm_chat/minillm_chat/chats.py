@@ -106,6 +106,29 @@ def segments(
         )
 
 
+def question(
+    content: str,
+    *,
+    source: str,
+    specials: Sequence[tuple[str, str]],
+    variables: str,
+    day: str,
+) -> list[Segment]:
+    """Write a user's question, up to where its answer begins.
+
+    Args:
+        content: the question.
+        source: as for :func:`segments`, like the rest.
+        specials: as there.
+        variables: as there.
+        day: as there.
+    """
+    names = {text: name for text, name in specials}
+    made = ChatTemplate(source, tuple(names), json.loads(variables), date.fromisoformat(day))
+    parts = made.prompt([{"role": "user", "content": content}])
+    return [Segment(Special(names[one.text]) if one.special else one.text) for one in parts]
+
+
 def names_of(specials: Sequence[str]) -> dict[str, str]:
     """Name special tokens by their texts: ``<|im_start|>`` -> ``im_start``."""
     found: dict[str, str] = {}

@@ -9,20 +9,40 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from minillm_chat.chats import conversation
 from minillm_chat.sandbox import ChatRefusedError
-from minillm_chat.talk import ChatModel
+from minillm_chat.talk import ChatModel, open_chat
 from minillm_chat.templates import ASSISTANT
 from minillm_core import DataError, Refusal, Run
-from minillm_core.commands import plain
+from minillm_core.commands import InferenceOptions, plain
 from minillm_core.documents import Reading, find
 
-__all__ = ["judge_chats", "part_of"]
+__all__ = ["judge_chats", "judge_command", "part_of"]
 
 LONGEST = 512
 """Tokens of an answer, at most; never more than a row of training has left."""
+
+
+def judge_command(
+    out: Path, read: InferenceOptions, shown: Any, paths: Sequence[str], **options: Any
+) -> tuple[Run, dict[str, float]]:
+    """Judge what ``minillm eval OUT --chats`` names, a run or a model directory.
+
+    Args:
+        out: the folder.
+        read: how it is opened.
+        shown: as for :func:`judge_chats`.
+        paths: as there.
+        options: as there.
+
+    Returns:
+        The run, and the figures.
+    """
+    run = open_chat(out, read, shown)
+    return run, judge_chats(run, paths, shown, **options)
 
 
 def judge_chats(

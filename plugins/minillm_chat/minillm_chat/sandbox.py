@@ -3,8 +3,9 @@
 The language is that of Transformers: trimmed blocks, ``break`` and ``continue``, ``raise_exception``,
 ``strftime_now``, a ``tojson`` that escapes no HTML, and ``{% generation %}``, which changes nothing
 here. The sandbox keeps a template away from Python. It does not keep it from endless work, so every
-turn of a loop, every call and every character written is taken from a budget, and what could make a
-text of any length at once is refused or looked at before.
+turn of a loop, every call, every character written, and the size of whatever is searched, compared or
+sorted is taken from a budget, and what could make a text of any length at once is refused or looked at
+before.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from datetime import date
 from itertools import islice
 from typing import Any, ClassVar
@@ -35,6 +36,15 @@ STEPS = 600_000
 
 CHARACTERS = 1 << 26
 """Characters made while one conversation is written, those of texts on the way too."""
+
+_ITEMS = 8
+"""Items of a list that are gone through in one step."""
+
+_TEXT = 512
+"""Characters of a text that are looked through in one step."""
+
+_CHEAP = frozenset(["length", "count", "first", "last", "default", "d", "string"])
+"""Filters whose work does not grow with the items that they are given."""
 
 _WIDEST = 64  # columns of an indent or a field
 _LONGEST = 10_000  # any other number that a filter is given
@@ -171,6 +181,17 @@ class _Counting(NodeTransformer):
         self.generic_visit(node)
         return _filtered(nodes.List(node.nodes, lineno=node.lineno), "_joined")
 
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        self.generic_visit(node)
+        node.expr = _filtered(node.expr, "_read")
+        for one in node.ops:
+            one.expr = _filtered(one.expr, "_read")
+        return node
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(node, "_read") if isinstance(node.arg, nodes.Slice) else node
+
     def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Node:
         return nodes.Const(node.data, lineno=node.lineno)  # so that it passes `finalize`
 
@@ -224,7 +245,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.filters = {
             name: self._bounded(name, function) for name, function in (self.filters | more).items()
         }
-        self.filters |= {"_each": self._each, "_joined": self._joined}
+        self.filters |= {"_each": self._each, "_joined": self._joined, "_read": self._read}
+        self.tests = {name: self._tested(function) for name, function in self.tests.items()}
         self.globals = {
             name: self.globals[name] for name in ("range", "dict", "cycler", "joiner")
         } | {
@@ -236,6 +258,8 @@ class _Environment(ImmutableSandboxedEnvironment):
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         __self.budget.step()
         name, text = getattr(__obj, "__name__", ""), getattr(__obj, "__self__", None)
+        if isinstance(text, str | list | tuple):
+            __self._read(text)
         if name in _REFUSED_CALLS:
             raise SecurityError(f"it calls {name}, which no chat template needs")
         if isinstance(text, str) and name in ("replace", "join"):
@@ -272,6 +296,30 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.budget.step(len(found))
         return found
 
+    def _gone_through(self, value: Any) -> Any:
+        """Take steps for the items that a filter goes through, of an iterator as it does so."""
+        return self._counted(value) if isinstance(value, Iterator) else self._read(value)
+
+    def _read(self, value: Any) -> Any:
+        """Take steps for what is compared, searched or copied whole, and return it."""
+        if isinstance(value, Sized):
+            self.budget.step(len(value) // (_TEXT if isinstance(value, str) else _ITEMS))
+        return value
+
+    def _tested(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Let a test take from the budget, by what it is given."""
+
+        @functools.wraps(function)
+        def tested(*args: Any, **kwargs: Any) -> Any:
+            return function(*map(self._read, args), **kwargs)
+
+        return tested
+
+    def _counted(self, items: Iterator[Any]) -> Iterator[Any]:
+        for number, item in enumerate(items):
+            self.budget.step(number % _ITEMS == 0)
+            yield item
+
     def _joined(self, parts: Iterable[Any]) -> str:
         return self._join(parts, "")
 
@@ -303,6 +351,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         @functools.wraps(function)
         def bounded(*args: Any, **kwargs: Any) -> Any:
             self.budget.step()
+            if name not in _CHEAP:
+                args = (*args[: first - 1], *map(self._gone_through, args[first - 1 :]))
             for one in (*args[first:], *kwargs.values()):
                 if isinstance(one, int | float) and abs(one) > largest:
                     raise SecurityError(f"it gives {name} the number {one:.6g}")

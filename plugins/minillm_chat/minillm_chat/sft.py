@@ -13,11 +13,15 @@ from datetime import date
 
 from pydantic import field_validator
 
-from minillm_chat.chats import names_of, segments
+from minillm_chat.chats import names_of, question, segments
 from minillm_chat.templates import ChatTemplate
 from minillm_core import Plugin, option
 
 __all__ = ["Sft"]
+
+
+EPOCHS = 2.0
+"""How often chats are read by default: more make a good model worse."""
 
 
 class Sft(Plugin, api=1, task=True):
@@ -51,6 +55,8 @@ class Sft(Plugin, api=1, task=True):
             fields={"weights": "float32"},
             chat_template=made.exported,
             chat_ends=[specials[text] for text in sorted(made.ends)],
+            chat_prompt=question,
+            epochs=EPOCHS,
             source=made.source,
             specials=[*specials.items()],
             variables=json.dumps(made.variables, sort_keys=True),

@@ -14,6 +14,7 @@ from minillm_chat.sandbox import ChatRefusedError
 from minillm_chat.sft import Sft
 from minillm_chat.templates import ASSISTANT, ChatTemplate, Message, Part
 from minillm_core import DataError, Refusal, Run
+from minillm_core.commands import InferenceOptions
 
 LARGEST = 1 << 24
 """Bytes that are read of a directory's tokenizer_config.json."""
@@ -46,13 +47,19 @@ class ChatModel:
             Refusal: it was not trained on chats.
         """
         plugin = next((one.plugin for one in run.plan.active if isinstance(one.plugin, Sft)), None)
-        if plugin is None:
-            raise Refusal(
-                "the run was not trained on chats, so nothing says how it would answer",
-                where=str(run.out or "run"),
-                fix=f"minillm train --task sft --data chats.jsonl --init {run.out} --out CHAT",
-            )
         own = run.out is None or os.path.lexists(run.out / "run.json")
+        if plugin is None:
+            what = (
+                "the run was not trained on chats, so nothing says how it would answer"
+                if own
+                else "the model directory has no chat template, so nothing says how it would answer"
+            )
+            start = f"{'--branch' if own else '--init'} {run.out}"
+            raise Refusal(
+                what,
+                where=str(run.out or "run"),
+                fix=f"minillm train --task sft --data chats.jsonl {start} --out CHAT",
+            )
         return cls(run, replace(plugin.written_by, today=None), begins=own)
 
     def ids(self, parts: list[Part]) -> list[int]:
@@ -164,6 +171,22 @@ def chat_of_directory(out: Path) -> dict[str, Any]:
     known = ("chat_template", "added_tokens_decoder", "bos_token", "eos_token")
     given = {key: config[key] for key in known if config.get(key) is not None}
     return {"sft.template": json.dumps(given), "sft.add": False}
+
+
+def open_chat(out: Path, read: InferenceOptions, shown: Any) -> Run:
+    """Open a run, or a model directory with its own chat template.
+
+    Args:
+        out: the folder.
+        read: the command's options of inference.
+        shown: shows notes and progress.
+
+    Raises:
+        Refusal: it holds no run and no model.
+    """
+    if given := chat_of_directory(out):
+        read = replace(read, plugins=",".join(filter(None, ["sft", read.plugins])))
+    return read.open(out, shown, given or None)
 
 
 def check_text(content: str, where: str) -> str:

@@ -136,6 +136,8 @@ class ChatTemplate:
             {text for text in tokens if text in source} if tokens else set(_FORMS.findall(source))
         )
         written |= {str(variables[name]) for name in ("bos_token", "eos_token") if name in source}
+        if short := sorted(text for text in {*specials} or written if len(text) < 2):
+            raise _unfit(f"{short[0]!r} cannot be told from text as a special token")
         made = cls(source, tuple(sorted({*specials} or written)), variables, today)
         for text in specials:
             if text not in made._probe:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import pickle
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -179,7 +180,7 @@ def test_a_directory_with_a_template_answers_as_the_run_does(
     template = config.pop("chat_template")
     path.write_text(json.dumps(config))
     code, _, err = chat(path.parent, *words, stdin=b"Hi\n")
-    assert (code, "was not trained on chats" in err) == (2, True)
+    assert (code, "has no chat template" in err) == (2, True)
     (path.parent / "chat_template.jinja").write_text(template)
     code, said, err = chat(path.parent, *words, stdin=b"Hi\nAnd now?\n")
     assert json.loads(said)["messages"] == answers[0], err
@@ -207,3 +208,79 @@ def test_a_template_that_refuses_a_turn_says_so(trained: Any, chat: Any) -> None
     assert "sft.template" not in err
     code, _, _ = chat(out, "--max-tokens", "2", stdin=b"Hi\n")
     assert code == 0
+
+
+def named(*texts: str) -> dict[str, Any]:
+    listed = [*texts, "<|im_start|>", "<|im_end|>", "<|endoftext|>"]
+    return {
+        "added_tokens_decoder": {n: {"content": t, "special": True} for n, t in enumerate(listed)}
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (named(""), "'' cannot be told from text as a special token"),
+        (named("a"), "'a' cannot be told from text as a special token"),
+        (named("<|im_"), "the tokenizer has no special token <|im_"),
+        ({"added_tokens_decoder": [1]}, "there is no chat template in"),
+        ({"added_tokens_decoder": {"0": ["x"]}}, "there is no chat template in"),
+        ({"added_tokens_decoder": {"0": {"content": 5, "special": True}}}, "no chat template in"),
+        ({"chat_template": 5}, "there is no chat template in"),
+        ({"chat_template": [{"name": "tool", "template": "x"}]}, "there is no chat template in"),
+        ({"chat_template": "{{ " + "(" * 20_000 + "1" + ")" * 20_000 + " }}"}, "recursion"),
+        ({"chat_template": "{{ cycler.__init__.__globals__.os.system('true') }}"}, "unsafe"),
+        ({"chat_template": "{{ raise_exception('\x1b]0;evil\x07' * 99) }}"}, "the template says"),
+        ({"chat_template": "x" * 3_000_000}, "more than 2,097,152 bytes of JSON"),
+        ({"eos_token": {"content": ["x"]}}, "for eos_token, which is no token"),
+        ({"bos_token": "x" * 1_000_000}, "for bos_token, which is no token"),
+        ({"bos_token": "<no\x1b[2J>", "add_bos_token": True}, "with which its texts begin"),
+        ({"auto_map": {"AutoTokenizer": ["evil.T", None]}}, "names code"),
+    ],
+)
+def test_a_hostile_tokenizer_config_is_refused(
+    trained: Any, chat: Any, tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    minillm.Run.open(trained()).export(tmp_path / "model")
+    path = tmp_path / "model" / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    code, out, err = chat(path.parent, stdin=b"Hi a <|im_start|>\n")
+    assert (code, out.strip()) == (2, "")
+    assert said in err
+    assert "\x1b" not in err
+    assert len(err) < 4000
+
+
+def test_names_of_special_tokens_may_collide(trained: Any, chat: Any, tmp_path: Path) -> None:
+    minillm.Run.open(trained()).export(tmp_path / "model")
+    path = tmp_path / "model" / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | named("<im_start>", "\x1b]0;evil\x07")))
+    words = ("--temperature", "0", "--max-tokens", "4")
+    code, said, err = chat(path.parent, *words, stdin=b"Hi\n")
+    assert code == 0, err
+    assert said == chat(trained(), *words, stdin=b"Hi\n")[1]
+
+
+def test_a_pickle_in_the_place_of_the_weights_is_not_run(
+    trained: Any, chat: Any, tmp_path: Path
+) -> None:
+    class Trap:
+        def __reduce__(self) -> Any:
+            return (Path.touch, (tmp_path / "pwned",))
+
+    model = tmp_path / "model"
+    minillm.Run.open(trained()).export(model)
+    (model / "pytorch_model.bin").write_bytes(pickle.dumps(Trap()))
+    code, _, err = chat(model, "--max-tokens", "2", stdin=b"Hi\n")
+    assert code == 0
+    assert "a pickle, which may run code, and is not read" in err
+    (model / "model.safetensors").unlink()
+    code, _, err = chat(model, stdin=b"Hi\n")
+    assert code == 2
+    assert "only pytorch_model.bin is there" in err
+    (model / "model.safetensors").write_bytes(pickle.dumps(Trap()))
+    code, _, err = chat(model, stdin=b"Hi\n")
+    assert code == 2
+    assert "not a sound safetensors file" in err
+    assert not (tmp_path / "pwned").exists()

@@ -66,6 +66,8 @@ def test_the_page_says_what_is_said() -> None:
         "the template says:",
         "are longer than a row",
         "the run was not trained on chats",
+        "the model directory has no chat template",
+        "held-out loss has risen since step",
     ):
         assert words in table
         assert words in sources

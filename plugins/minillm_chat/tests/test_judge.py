@@ -100,8 +100,8 @@ def test_the_loss_is_that_of_the_answers(trained: Any, chats: Callable[..., str]
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "one of --data and --chats"),
-        (("--data", "a", "--chats", "b"), "one of --data and --chats"),
+        ((), "one of --data, --chats and --tasks"),
+        (("--data", "a", "--chats", "b"), "one of --data, --chats and --tasks"),
         (("--data", "a", "--pattern", "b"), "--pattern has no effect"),
         (("--chats", "a", "--seq-len", "8"), "--seq-len has no effect"),
         (("--chats", "CHATS", "--pattern", "("), "no regular expression"),
@@ -142,3 +142,39 @@ def test_a_run_that_knows_no_chats_is_refused(
     path = chats(["so"] * 30)
     assert main(["eval", str(trained(plugins=None)), "--chats", path]) == 2
     assert "was not trained on chats" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("template", ["chatml", "plain"])
+def test_an_exported_directory_has_the_figures_of_its_run(
+    trained: Any,
+    chats: Callable[..., str],
+    tmp_path: Path,
+    template: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run, path = trained(sft__template=template), chats(["Because it is so, my friend."] * 4)
+    assert main(["export", str(run), "--to", str(tmp_path / "model")]) == 0
+    found = []
+    for place in (run, tmp_path / "model"):
+        capsys.readouterr()
+        assert main(["eval", str(place), "--chats", path, "--pattern", "is (.)", "--json"]) == 0
+        figures = json.loads(capsys.readouterr().out)
+        found.append({k: v for k, v in figures.items() if k not in ("step", "checkpoint")})
+    of_run, of_directory = found
+    assert of_directory == pytest.approx(of_run, rel=1e-5)
+    assert of_run["tokens"] > 0
+    (judged,) = [
+        one
+        for one in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+        if one["event"] == "judged"
+    ]
+    assert judged["judge"] == "chats"
+    assert judged["figures"]["answer_loss"] == pytest.approx(of_run["answer_loss"])
+
+
+def test_a_directory_without_a_template_is_refused(
+    trained: Any, chats: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(trained(plugins=None)), "--to", str(tmp_path / "model")]) == 0
+    assert main(["eval", str(tmp_path / "model"), "--chats", chats(["so"] * 30)]) == 2
+    assert "no chat template" in capsys.readouterr().err

@@ -11,6 +11,8 @@ from minillm_chat.templates import ChatTemplate
 from minillm_core import DataError
 
 MESSAGES = [{"role": "user", "content": "a"}]
+OFTEN = "{{% for i in range(99999) %}}{}{{% endfor %}}"
+LONG = "{{% set l = range(99999)|list %}}" + OFTEN
 GROWING = "{{% set ns = namespace(x='ab') %}}{{% for i in range(60) %}}{} %}}{{% endfor %}}"
 
 REFUSED = {
@@ -48,11 +50,28 @@ REFUSED = {
         "{% set y %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = y"
     ),
     "one text often": "{{ (['x' * 1000000] * 100000)|join }}",
+    "sorting often": LONG.format("{{ l|sort|length }}"),
+    "filters of filters": LONG.format("{{ l|map('string')|map('string')|max }}"),
+    "a search in a list": LONG.format("{{ 'x' in l }}"),
+    "a search in a list by a test": LONG.format("{{ 'x' is in(l) }}"),
+    "searches in a list by a filter": LONG.format("{{ l|select('in', l)|list }}"),
+    "a search in a list by a method": LONG.format("{{ l.count(1) }}"),
+    "a comparison of lists": LONG.format("{{ l == (range(99999)|list) }}"),
+    "a copy of a list": LONG.format("{% set m = l[::-1] %}"),
+    "a search in a text": "{% set s = 'ab' * 999999 %}" + OFTEN.format("{{ 'abb' in s }}"),
+    "a search in a text by a method": (
+        "{% set s = 'ab' * 999999 %}" + OFTEN.format("{{ s.find('abb') }}")
+    ),
     "literal text often": "{% for i in range(99999) %}" + "x" * 1000 + "{% endfor %}",
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+SLOW = ("sorting often", "a search in a text", "a search in a text by a method")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in REFUSED]
+)
 def test_what_would_escape_or_never_end_is_refused(name: str) -> None:
     begun = time.monotonic()
     with pytest.raises(DataError, match="the chat template is refused"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,12 +14,24 @@ import pytest
 
 import minillm_core as minillm
 from minillm_chat.chats import conversation, names_of, segments
+from minillm_chat.talk import ChatModel
 from minillm_chat.templates import ChatTemplate
 from minillm_core import DataError
 from minillm_core.cli.main import main
 from minillm_core.data import Corpus, open_corpus
 from minillm_core.documents import MalformedError, Place, Reading, Special, Tokenizer, find
 
+SMALL = {
+    "model.layers": 1,
+    "model.dim": 32,
+    "model.heads": 2,
+    "model.vocab": 300,
+    "train.seq_len": 64,
+    "train.rows": 4,
+    "train.steps": 2,
+    "eval.samples": 0,
+    "data.val": 0.2,
+}
 PLACE = Place(Path("chats.jsonl"), "", 1, 0)
 QUESTION, ANSWER = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}
 CHAT = {"messages": [QUESTION, ANSWER]}
@@ -298,3 +311,51 @@ def test_a_base_run_with_free_rows_gets_the_special_tokens_of_a_template(
     run.train()
     assert run.specials["im_end"] >= entries
     assert run.step == 2  # the base's own steps are not counted
+
+
+@pytest.mark.parametrize("template", ["chatml", "plain"])
+def test_samples_answer_questions_of_held_out_chats(
+    tmp_path: Path, template: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Q"}]
+    data, answer = tmp_path / "chats.jsonl", {"role": "assistant", "content": "Because."}
+    with data.open("w") as file:
+        for n in range(40):
+            asked = [
+                *turns[n % 2 :][:-1],
+                {"role": "user", "content": f"Why is it {n}, my friend?"},
+            ]
+            file.write(json.dumps({"messages": [*asked, answer]}) + "\n")
+    small = {**SMALL, "eval.samples": 1, "eval.every": 1, "sft.template": template}
+    out = tmp_path / "out"
+    words = [f"{key}={json.dumps(value)}" for key, value in small.items()]
+    assert main(["train", "--task", "sft", "--data", str(data), "--out", str(out), *words]) == 0
+    err = capsys.readouterr().err
+    events = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    samples = [one for one in events if one["event"] == "sample"]
+    assert {one["step"] for one in samples} == {0, 1, 2}
+    for one in samples:
+        assert one["answers"] is True
+        assert re.fullmatch(r"Why is it \d+, my friend\?", one["prompt"])
+        assert f"the model answers '{one['prompt']}':" in err
+    last = [one for one in samples if one["step"] == 2]
+    assert len(last) == 2  # what `minillm chat` would begin to say, drawn as samples are
+    run = minillm.Run.open(out)
+    model = ChatModel.of(run)
+    for number, one in enumerate(last):
+        asked = [{"role": "user", "content": one["prompt"]}]
+        said = model.answer(asked, max_tokens=96, temperature=0.8, seed=number)
+        assert one["text"] == "".join(said).lstrip()
+    assert f"minillm chat {out}" in err.partition("next:")[2]
+    assert "minillm generate" not in err
+
+
+def test_a_prompt_of_a_run_on_chats_is_a_question(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, out = tmp_path / "chats.jsonl", tmp_path / "out"
+    data.write_text((json.dumps({"prompt": "Hi there", "completion": "Hello."}) + "\n") * 40)
+    words = [f"{key}={json.dumps(value)}" for key, value in SMALL.items() if key != "eval.samples"]
+    held = ["--data", str(data), "--prompt", "Who?"]
+    assert main(["train", "--task", "sft", "--out", str(out), *held, *words]) == 0
+    assert "the model answers 'Who?'" in capsys.readouterr().err

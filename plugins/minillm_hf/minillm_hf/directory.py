@@ -15,9 +15,11 @@ from minillm_hf.card import card
 from minillm_hf.hub import fetch
 from minillm_hf.layouts import Layout
 from minillm_hf.match import export_layout, exported
-from minillm_hf.read import CONFIG, HuggingFaceDirectory, read_model_directory
+from minillm_hf.read import CONFIG, HuggingFaceDirectory, read_json, read_model_directory
 from minillm_hf.scaling import scaling_of
 from minillm_hf.write import DTYPES, SHARD_BYTES, tokenizer_documents, write_directory
+
+GENERATION_CONFIG = "generation_config.json"
 
 
 class HuggingFace(DirectoryFormat):
@@ -78,6 +80,29 @@ def check_dtype(dtype: str) -> None:
         )
 
 
+SAMPLING: Mapping[str, Callable[[Any], bool]] = {
+    "do_sample": lambda value: isinstance(value, bool),
+    "temperature": lambda value: type(value) in (int, float) and 0 <= value < 100,
+    "top_k": lambda value: type(value) is int and 0 <= value < 1 << 31,
+    "top_p": lambda value: type(value) in (int, float) and 0 < value <= 1,
+    "repetition_penalty": lambda value: type(value) in (int, float) and 0 < value < 100,
+}
+"""Key of generation_config.json, by which a text is drawn -> whether a value is one."""
+
+
+def sampling_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Read how texts are drawn by default from the directory that a run was started from, where it is there."""
+    started = record.get("initial")
+    folder = started.get("directory") if isinstance(started, Mapping) else None
+    if not isinstance(folder, str):
+        return {}
+    try:
+        given = read_json(Path(folder) / GENERATION_CONFIG)
+    except Refusal:
+        return {}  # it may have none, or be gone
+    return {key: given[key] for key, fits in SAMPLING.items() if key in given and fits(given[key])}
+
+
 def documents_of(layout: Layout, model: TrainedModel, say: Callable[[str], None]) -> dict[str, Any]:
     """Make the JSON files of a directory: name -> content."""
     tokenizer, config = model.tokenizer, model.plan.config
@@ -87,13 +112,17 @@ def documents_of(layout: Layout, model: TrainedModel, say: Callable[[str], None]
         "config.json": layout.document(
             config.model, positions=positions, boundary=boundary, scaling=scaling_of(model.plan)
         ),
-        "generation_config.json": {f"{name}_token_id": boundary for name in ("bos", "eos", "pad")},
+        "generation_config.json": {f"{name}_token_id": boundary for name in ("bos", "eos", "pad")}
+        | sampling_of(model.record),
     }
     if tokenizer is None:
         say("the run was trained on ids: there is no tokenizer to write")
         return documents
     token = tokenizer.end_of_text_token
-    files = tokenizer_documents(tokenizer.text(), boundary=token, positions=positions)
+    start = tokenizer.start_token
+    files = tokenizer_documents(tokenizer.text(), boundary=start, ends=token, positions=positions)
+    for name in ("config.json", "generation_config.json"):
+        documents[name]["bos_token_id"] = tokenizer.start
     if (asked := model.plan.sourcing).template is not None:
         chats = {"chat_template": asked.template, "split_special_tokens": False}
         files["tokenizer_config.json"] |= chats

@@ -18,12 +18,15 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field, field_validator
 
-from minillm_core import Layers, Module, Normal, Param, Plugin, option, zeros
+from minillm_core import Layers, Module, Normal, Param, PlanError, Plugin, option, zeros
 
 __all__ = ["ROLE", "LoRA", "LowRank"]
 
 Target = Literal["q", "k", "v", "o", "gate", "up", "down"]
 TARGETS: tuple[Target, ...] = ("q", "k", "v", "o", "gate", "up", "down")
+Whole = Literal["embedding", "head", "norms"]
+WHOLE: Mapping[Whole, str] = {"embedding": "embedding.token", "head": "head", "norms": "norm"}
+"""What may be trained whole -> the role of its parameters."""
 ROLE = "lora"
 """Of the parameters of adapters, before ``.a`` and ``.b``."""
 
@@ -38,10 +41,13 @@ class LoRA(Plugin, api=1, export="llama", identity_at_init=True):
     )
     layers: Layers = option("all", help='layers whose matrices do: "all", [0, -1], "every:2"')
     lr_mul: float = option(10.0, gt=0, help="factor on the learning rate (train.lr)")
+    train: tuple[Whole, ...] = option(
+        (), help="what is trained as well, all of its numbers: embedding, head, norms"
+    )
 
-    @field_validator("targets")
+    @field_validator("targets", "train")
     @classmethod
-    def _each_once(cls, targets: tuple[Target, ...]) -> tuple[Target, ...]:
+    def _each_once(cls, targets: tuple[str, ...]) -> tuple[str, ...]:
         if twice := sorted({one for one in targets if targets.count(one) > 1}):
             raise ValueError(f"{twice[0]} is named twice")
         return targets
@@ -71,7 +77,18 @@ class LoRA(Plugin, api=1, export="llama", identity_at_init=True):
                     )
 
     def optimizer_factory(self, optimizer):
-        optimizer.freeze(lambda name, info: not info.role.startswith(f"{ROLE}."))
+        trained = {WHOLE[one] for one in self.train}
+        roles = {info.role for info in optimizer.parameters.values()}
+        for one in self.train:
+            if WHOLE[one] not in roles:
+                raise PlanError(
+                    f"lora.train names {one}, and the model has none of its own",
+                    where=f"lora.train={[*self.train]}",
+                    fix="embedding, which the head is tied to (model.tied=true)",
+                )
+        optimizer.freeze(
+            lambda name, info: not info.role.startswith(f"{ROLE}.") and info.role not in trained
+        )
 
 
 class LowRank(Module):

@@ -16,8 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from minillm_core import Plan, PlanError, Refusal
+from minillm_core import Plan, PlanError
+from minillm_core.commands import few
 from minillm_core.directories import DirectoryFormat, ModelDirectory, TrainedModel
+from minillm_hf.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_adapter
 from minillm_hf.directory import check_dtype, documents_of
 from minillm_hf.layouts import products
 from minillm_hf.lora import LowRank
@@ -25,24 +27,17 @@ from minillm_hf.match import export_layout
 from minillm_hf.read import CONFIG
 from minillm_hf.write import SHARD_BYTES, write_directory
 
-ADAPTER_CONFIG = "adapter_config.json"
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
-
 
 class PEFT(DirectoryFormat):
-    """Directories with an adapter_config.json, of LoRA: they are written, and not read."""
+    """Directories with an adapter_config.json, of LoRA."""
 
     def recognises(self, path: Path) -> bool:
         """Return whether it is a folder with an adapter and no model."""
         return (path / ADAPTER_CONFIG).is_file() and not (path / CONFIG).exists()
 
     def read(self, path: Path) -> ModelDirectory:
-        """Refuse an adapter: it is no model."""
-        raise Refusal(
-            f"{path} is an adapter, not a model",
-            where=str(path / ADAPTER_CONFIG),
-            fix="merge it into its base with PEFT (merge_and_unload, save_pretrained), and give that",
-        )
+        """Check an adapter and its base, whose model with the change folded in it is."""
+        return read_adapter(path)
 
     def check(self, plan: Plan) -> None:
         """Check that what a plan trains is the adapters of ``lora``, on a model with a layout."""
@@ -95,6 +90,13 @@ def _adapters(plan: Plan) -> dict[str, LowRank]:
         raise PlanError(
             "the layout peft is of adapters, and the model has none of the plugin lora, or others",
             where="plugins: " + (", ".join(one.name for one in plan.plugins) or "none"),
+            fix="leave the layout out: the whole model is exported",
+        )
+    trained = [one for one in plan.parameters if one not in plan.frozen and ".product." not in one]
+    if trained:
+        raise PlanError(
+            f"the layout peft is of adapters alone, and {few(trained)} is trained too (lora.train)",
+            where="plugins: lora",
             fix="leave the layout out: the whole model is exported",
         )
     return found

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from minillm_core import Plan, Refusal
+from minillm_core.commands import plain
 from minillm_core.directories import (
     LARGEST_JSON,
     LARGEST_TOKENIZER,
@@ -35,6 +36,8 @@ from minillm_hf.write import INDEX, WEIGHTS
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 _AGAIN = "fetch or write the directory again"
+LONGEST_TOKEN = 200
+"""Characters of a special token."""
 PICKLES = {".bin", ".pt", ".pth", ".ckpt"}
 
 
@@ -86,6 +89,9 @@ class HuggingFaceDirectory:
     positions: int | None  # longest row that its model has seen
     stored: Mapping[str, FileTensor]  # of every tensor, by its name there
     end_of_text: str | None = None  # the token of its tokenizer, where that is stated
+    begins: str | None = (
+        None  # the token that its tokenizer puts before a text, where it is another
+    )
     notes: tuple[str, ...] = ()  # what a person should know
 
     @property
@@ -182,7 +188,7 @@ def read_model_directory(path: Path) -> HuggingFaceDirectory:
             where=str(path / CONFIG) if path.is_dir() else "there is no such folder",
             fix="give a folder with config.json and model.safetensors, as minillm export writes it",
         )
-    config = _json(path / CONFIG)
+    config = read_json(path / CONFIG)
     layout, model, scaling = model_of(config, str(path / CONFIG))
     positions = config.get("max_position_embeddings")
     positions = positions if type(positions) is int and positions > 0 else None
@@ -204,38 +210,82 @@ def read_model_directory(path: Path) -> HuggingFaceDirectory:
             fix=_AGAIN,
         )
     return HuggingFaceDirectory(
-        path, layout, model, scaling, positions, stored, _end_of_text(path), tuple(notes)
+        path,
+        layout,
+        model,
+        scaling,
+        positions,
+        stored,
+        **tokenizer_facts(path),
+        notes=tuple(notes),
     )
 
 
-def _end_of_text(folder: Path) -> str | None:
-    """Read the token that ends a text from tokenizer_config.json; None where it does not say.
+def tokenizer_facts(folder: Path) -> dict[str, str | None]:
+    """Read the tokens that end and begin a text from tokenizer_config.json; None where it does not say.
+
+    Returns:
+        ``end_of_text`` and ``begins``, which is None too where the tokenizer puts no other token before
+        a text than that which ends one.
 
     Raises:
         Refusal: it cannot be read, names code, or has something else in that place.
     """
     path = folder / TOKENIZER_CONFIG
     if not os.path.lexists(path):
-        return None
-    config = _json(path)
+        return {"end_of_text": None, "begins": None}
+    config = read_json(path)
     if config.get("auto_map") is not None:
         raise Refusal(
             f"{TOKENIZER_CONFIG} names code that comes with the directory, which is not run",
             where=f"{path}: auto_map",
             fix="give a directory whose tokenizer.json is all of its tokenizer, without auto_map",
         )
-    found = config.get("eos_token")
+    ends, bos = (_token(config, key, path) for key in ("eos_token", "bos_token"))
+    puts = bos is not None and bos != ends and _puts(folder, config, bos)
+    return {"end_of_text": ends, "begins": bos if puts else None}
+
+
+def _token(config: Mapping[str, Any], key: str, path: Path) -> str | None:
+    found = config.get(key)
     token = found.get("content") if isinstance(found, dict) else found
-    if token is not None and not (isinstance(token, str) and token):
+    if token is not None and not (isinstance(token, str) and 0 < len(token) <= LONGEST_TOKEN):
         raise Refusal(
-            f"{TOKENIZER_CONFIG} has {str(found)[:40]} for eos_token, which is no token",
+            f"{TOKENIZER_CONFIG} has {plain(str(found), 40)} for {key}, which is no token",
             where=str(path),
             fix=_AGAIN,
         )
     return token
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _puts(folder: Path, config: Mapping[str, Any], bos: str) -> bool:
+    """Tell whether a tokenizer puts its bos token before a text: as it says, or by its template."""
+    if isinstance(said := config.get("add_bos_token"), bool):
+        return said
+    path = folder / TOKENIZER
+    if not path.is_file() or path.stat().st_size > LARGEST_TOKENIZER:
+        return False
+    try:
+        with path.open("rb") as file:
+            processor = parse_json(file.read(LARGEST_TOKENIZER + 1)).get("post_processor")
+    except (OSError, ValueError):
+        return False  # whoever reads the tokenizer says what is wrong with it
+    several = processor.get("processors") if isinstance(processor, dict) else None
+    for one in several if isinstance(several, list) else [processor]:
+        parts = one.get("single") if isinstance(one, dict) else None
+        first = parts[0] if isinstance(parts, list) and parts else None
+        special = first.get("SpecialToken") if isinstance(first, dict) else None
+        if isinstance(special, dict) and special.get("id") == bos:
+            return True
+    return False
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object, within bounds.
+
+    Raises:
+        Refusal: it cannot be read.
+    """
     _check_regular(path)
     try:
         with path.open("rb") as file:
@@ -262,7 +312,7 @@ def _stored(folder: Path) -> dict[str, FileTensor]:
             where=str(folder),
             fix="load and save the model with Transformers, which writes safetensors",
         )
-    held = _json(folder / INDEX).get("weight_map")
+    held = read_json(folder / INDEX).get("weight_map")
     if not isinstance(held, dict) or not all(isinstance(name, str) for name in held.values()):
         raise Refusal(f"{INDEX} has no weight_map of names", where=str(folder / INDEX))
     found: dict[str, FileTensor] = {}

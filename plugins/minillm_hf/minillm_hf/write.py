@@ -151,12 +151,15 @@ def _shards(
     yield shard
 
 
-def tokenizer_documents(text: str, *, boundary: str, positions: int) -> dict[str, Any]:
+def tokenizer_documents(
+    text: str, *, boundary: str, positions: int, ends: str | None = None
+) -> dict[str, Any]:
     """Make tokenizer.json and tokenizer_config.json; as in training, a text begins with the boundary.
 
     Args:
         text: the run's tokenizer.json.
         boundary: the token before every document.
+        ends: the token that ends a text; None: the boundary.
         positions: the longest row that the model has seen.
     """
     native = tokenizers.Tokenizer.from_str(text)
@@ -170,8 +173,8 @@ def tokenizer_documents(text: str, *, boundary: str, positions: int) -> dict[str
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": positions,
         "bos_token": boundary,
-        "eos_token": boundary,
-        "pad_token": boundary,
+        "eos_token": ends or boundary,
+        "pad_token": ends or boundary,
         "unk_token": document["model"].get("unk_token"),
         "clean_up_tokenization_spaces": False,
         # the boundary's name written out in a text is text, as it was in training

@@ -270,8 +270,18 @@ def test_a_directory_is_tuned_by_adapters_and_names_itself_in_them(
     assert config["base_model_name_or_path"] == str(model)
     assert (config["r"], config["lora_alpha"], config["layers_to_transform"]) == (16, 32, None)
     assert (tmp_path / "c" / "tokenizer.json").is_file()
-    assert main(["train", "--init", str(tmp_path / "c"), "--out", str(runs / "d"), *common]) == 2
-    assert "is an adapter, not a model" in capsys.readouterr().err
+    evaluated = []
+    for one in (runs / "b", tmp_path / "c"):  # the adapter is read with its base
+        assert main(["eval", str(one), "--data", str(text), "--max-tokens", "500", "--json"]) == 0
+        evaluated.append(json.loads(capsys.readouterr().out)["val_loss"])
+    assert evaluated[0] == pytest.approx(evaluated[1], abs=1e-5)
+    assert main(["train", "--init", str(tmp_path / "c"), "--out", str(runs / "d"), *common]) == 0
+    assert "the adapter is folded into the weights of" in capsys.readouterr().err
+    digest = json.loads((runs / "d" / "run.json").read_text())["initial"]["digest"]
+    assert digest not in (
+        None,
+        json.loads((runs / "b" / "run.json").read_text())["initial"]["digest"],
+    )
     theirs, ours = (Run.open(one, device="cpu").export for one in (model, runs / "b"))
     theirs(tmp_path / "e")
     ours(tmp_path / "f")
@@ -331,3 +341,23 @@ def test_what_export_prints_can_be_typed() -> None:
     assert typed["vLLM"] == "vllm serve 'my \"new\" model'"
     assert typed["mlx-lm"].startswith("mlx_lm.generate --model 'my \"new\" model'")
     assert PEFT_ADAPTER.loading('a"b') == {"PEFT": r'PeftModel.from_pretrained(model, "a\"b")'}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_what_is_trained_whole_moves_and_is_exported(tmp_path: Path, tied: bool) -> None:
+    whole = ["embedding", "norms"] + ["head"] * (not tied)
+    plan = planned(lora__train=whole, model__tied=tied)
+    trained = {p.role for name, p in plan.parameters.items() if name not in plan.frozen}
+    assert trained == {"lora.a", "lora.b", "embedding.token", "norm", *["head"] * (not tied)}
+    run = Run.open(leave_run(tmp_path / "run", lora__train=whole, model__tied=tied))
+    with pytest.raises(PlanError, match="the layout peft is of adapters alone"):
+        run.export(tmp_path / "adapter", layout="peft")
+    run.export(tmp_path / "model")
+    plain = Run.open(tmp_path / "model", device="cpu")
+    expected = logits(run._reader(exact=True))
+    np.testing.assert_allclose(logits(plain._reader(exact=True)), expected, atol=1e-5, rtol=0)
+
+
+def test_a_head_that_is_the_embedding_cannot_be_trained_apart() -> None:
+    with pytest.raises(PlanError, match="names head, and the model has none of its own"):
+        planned(lora__train=["head"], model__tied=True)

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from minillm_core import Refusal, Run
+from minillm_core import DataError, Refusal, Run
 from minillm_core.cli.main import main
+from minillm_core.train.generate import Sampling
 
 pytest.importorskip("torch")
 
@@ -330,3 +331,54 @@ def test_gpt2_is_refused_with_the_reason(
     assert "it has learned positions, LayerNorm and biases in every product" in said
     assert "LlamaForCausalLM or Qwen2ForCausalLM or Qwen3ForCausalLM" in said
     assert "minillm train --preset gpt2-124m" in said
+
+
+def test_a_text_begins_as_the_tokenizer_says_and_ends_as_it_says(
+    published: Callable[[Published], Path], text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model as it is there: Llama's bos stands in front; a run that starts from it has its own rule."""
+    folder = published(MODELS["Llama 2"])
+    bos = {"bos_token": "<unk>", "add_bos_token": True}  # any token that is not the end of text
+    path = folder / "tokenizer_config.json"
+    plain = Run.open(folder, device="cpu")
+    assert plain.tokenizer is not None
+    assert plain.tokenizer.start == plain.tokenizer.end_of_text
+    before = plain.evaluate(text, max_tokens=20).val_loss
+    path.write_text(json.dumps(json.loads(path.read_text()) | bos))
+    run = Run.open(folder, device="cpu")
+    tokenizer = run.tokenizer
+    assert tokenizer is not None
+    assert (tokenizer.start_token, tokenizer.end_of_text_token) == ("<unk>", "</s>")
+    ids = np.array([tokenizer.start, *tokenizer.encode([text.read_text("utf-8")])[0]])[:21]
+    nats = run.losses([ids])[0].mean()
+    found = run.evaluate(text, max_tokens=20)
+    assert found.val_loss == pytest.approx(nats, abs=1e-5)
+    assert found.val_loss != pytest.approx(before, abs=1e-4)
+    drawn = run.writer().go_on("It", Sampling(), tokens=3)
+    assert drawn.new[0] == tokenizer.start
+    assert drawn.ends == {tokenizer.end_of_text}
+    run.export(folder.parent / "again")
+    written = json.loads((folder.parent / "again" / "tokenizer_config.json").read_text())
+    assert (written["bos_token"], written["eos_token"]) == ("<unk>", "</s>")
+    generation = json.loads((folder.parent / "again" / "generation_config.json").read_text())
+    assert generation["bos_token_id"] == tokenizer.start
+    assert generation["eos_token_id"] == tokenizer.end_of_text
+    again = Run.open(folder.parent / "again", device="cpu")
+    assert again.evaluate(text, max_tokens=20).val_loss == pytest.approx(found.val_loss, abs=1e-6)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"bos_token": "<nosuch>"}))
+    with pytest.raises(DataError, match="with which its texts begin"):
+        _ = Run.open(folder).tokenizer
+
+
+def test_how_texts_are_drawn_by_default_travels_with_the_model(
+    published: Callable[[Published], Path], text: Path, tmp_path: Path
+) -> None:
+    folder = published(MODELS["SmolLM2"])
+    given = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": "many", "max_length": 9}
+    (folder / "generation_config.json").write_text(json.dumps(given))
+    assert train(folder, text, tmp_path / "run", "--steps", "1") == 0
+    assert main(["export", str(tmp_path / "run"), "--to", str(tmp_path / "to")]) == 0
+    found = json.loads((tmp_path / "to" / "generation_config.json").read_text())
+    ids = {found.pop(f"{name}_token_id") for name in ("bos", "eos", "pad")}
+    assert len(ids) == 1
+    assert found == {"do_sample": True, "temperature": 0.6, "top_p": 0.9}

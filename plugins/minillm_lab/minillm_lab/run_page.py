@@ -187,7 +187,7 @@ def _samples(history: History) -> Markup | None:
         folded = tag("details", summary, *map(_written, earlier))
     return page.section(
         "Samples",
-        tag("p", "The prompt is bold; the model wrote the rest.", class_="soft"),
+        tag("p", "The prompt, or the question, is bold; the model wrote the rest.", class_="soft"),
         *map(_written, last),
         folded,
     )
@@ -195,12 +195,14 @@ def _samples(history: History) -> Markup | None:
 
 def _written(sample: Json) -> Markup:
     prompt, text = str(sample.get("prompt") or ""), str(sample["text"])
+    asked = sample.get("answers") is True
+    text = text if asked else text.removeprefix(prompt)
     step = sample.get("step")
     after = f"after step {step:,}" if isinstance(step, int) else ""
     return tag(
         "figure",
         tag("h3", after),
-        tag("pre", tag("b", prompt) if prompt else None, text.removeprefix(prompt)),
+        tag("pre", tag("b", prompt) if prompt else None, "\n\n" if asked else None, text),
         class_="sample",
     )
 

@@ -51,7 +51,8 @@ AGREED = {
 MORE = {
     ("train",): {"--config", "--init", "--prompt", "-v", "--verbose"},
     ("plan",): {"--config", "--init"},
-    ("eval",): {"--backend", "--device", "--plugins", "--chats", "--pattern", "--limit"},
+    ("eval",): {"--backend", "--device", "--plugins", "--chats", "--pattern", "--limit"}
+    | {"--tasks", "--task-path", "--shots"},
     ("generate",): {"--backend", "--device", "--plugins", "--json"},
     ("export",): {"--plugins", "--json", "--dtype", "--layout"},
     ("report",): {"--plugins", "--no-sample"},

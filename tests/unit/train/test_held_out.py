@@ -41,7 +41,9 @@ def test_a_model_that_memorises_is_said_once(recalled: int) -> None:
     trend, said = told(MEMORISES, recalled=recalled)
     assert len(said) == 1
     assert said[0].startswith("held-out loss has risen since step 2 while the training loss falls")
+    assert "from 5.000 to 5.400" in said[0]
     assert "more text" in said[0]
+    assert "a lower train.lr, fewer steps" in said[0]
     assert "checkpoint.best=true" in said[0]
     assert max(len(line) for line in said[0].splitlines()) < 100
     assert trend.best is not None
@@ -53,12 +55,25 @@ def test_a_model_that_memorises_is_said_once(recalled: int) -> None:
     [
         MEMORISES[:4],  # one evaluation may be chance
         [(9.0, 8.3), (5.0, 5.1), (4.0, 5.0), (3.5, 5.2), (3.4, 4.9), (3.3, 5.1)],
-        [(9.0, 8.3), (5.0, 5.1), (4.0, 5.0), (4.5, 5.2), (5.0, 5.4)],  # both rise: it diverges
+        [(9.0, 8.3), (5.0, 5.1), (4.0, 5.0), (4.5, 5.2), (5.0, 5.4)],  # both rise, twice
         [(9.0, 8.3), (float("nan"), float("nan")), (float("nan"), float("nan"))],
     ],
 )
 def test_others_are_not(curve: list[tuple[float, float]]) -> None:
     assert told(curve)[1] == []
+
+
+def test_a_held_out_loss_that_rises_with_the_training_loss_is_said_at_the_third() -> None:
+    curve = [(9.0, 8.3), (5.0, 5.1), (4.0, 5.0), (4.5, 5.2), (5.0, 5.4), (5.1, 5.5), (5.2, 9.0)]
+    trend, said = told(curve)
+    (line,) = said
+    assert line.startswith("held-out loss has risen since step 2, from 5.000 to 5.500")
+    assert "memorising" not in line
+    for cure in ("a lower train.lr", "fewer steps", "checkpoint.best=true"):
+        assert cure in line
+    assert max(map(len, line.splitlines())) < 100
+    assert trend.newest is not None
+    assert trend.newest.val_loss == 9.0
 
 
 def test_what_was_said_before_a_resume_is_not_said_again() -> None:

@@ -20,7 +20,7 @@ from minillm_core.train.events import (
     Stepped,
     Throughput,
 )
-from minillm_core.train.metrics import Metrics, cut, line
+from minillm_core.train.metrics import Metrics, add, cut, events, line
 
 
 def stepped(step: int, **changes) -> Stepped:
@@ -192,3 +192,27 @@ def test_a_line_without_end_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refusal, match="a line of more than"):
         cut(path, 1)
     assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_judge_s_figures_stand_behind_the_run_s_own_and_survive_a_resume(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    torn = b'{"event": "step", "step": 2, "lo'
+    path.write_bytes(b'{"event": "eval", "step": 1, "val_loss": 2.0}\n' + torn)
+    add(path, {"event": "judged", "step": 1, "figures": {"acc": float("nan")}})
+    add(path, {"event": "judged", "step": 9, "figures": {}})
+    found = [event for _, event in events(path)]
+    assert [one and (one["event"], one["step"]) for one in found] == [
+        ("eval", 1),
+        None,
+        ("judged", 1),
+        ("judged", 9),
+    ]
+    assert [one["step"] for one in cut(path, 3)] == [1, 1]
+    assert b"NaN" not in path.read_bytes()
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(path)
+    with pytest.raises(OSError, match="symbolic links"):
+        add(link, {"event": "judged"})
+    with pytest.raises(FileNotFoundError):
+        add(tmp_path / "none.jsonl", {"event": "judged"})
+    assert not (tmp_path / "none.jsonl").exists()

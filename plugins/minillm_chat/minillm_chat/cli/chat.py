@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -52,14 +51,12 @@ def chat_command(
     In a terminal: type a line; Ctrl-C ends an answer, and at the prompt the conversation, as Ctrl-D
     does. In a pipe every line of stdin is a turn, and stdout has the answers.
     """
-    from minillm_chat.talk import ChatModel, Talk, chat_of_directory, check_text
+    from minillm_chat.talk import ChatModel, Talk, check_text, open_chat
 
     sampling.rule()
     typed = sys.stdin.isatty()
     with display(say) as shown:
-        if given := chat_of_directory(out):
-            read = replace(read, plugins=",".join(filter(None, ["sft", read.plugins])))
-        run = read.open(out, shown, given or None)
+        run = open_chat(out, read, shown)
         model = ChatModel.of(run)
     seed = sampling.chosen_seed()
     drawn = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}

@@ -1,0 +1,66 @@
+"""The length and the rate of a run that tunes a trained model, where neither is given.
+
+A few readings of the documents, since more make a good model worse. A branch goes on with the rates of its
+run: those of AdamW and of every plugin's rule follow one schedule, which falls to 0 over the tuning, from
+a tenth or, where tuning is more than a tenth of all steps, from its share of them. A run that starts from
+the weights of another has schedules of its own, and a tenth of its train.lr.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from minillm_core.config.load import Loaded
+from minillm_core.data import Corpus
+from minillm_core.plan import Plan
+from minillm_core.train.request import Prepared
+
+FIRST = 0.1
+"""Share of the peak rates at which a branch goes on: that at which a cosine ends."""
+
+
+def tuned(prepared: Prepared, plan: Plan, corpus: Corpus) -> Loaded | None:
+    """Choose steps and schedule of a run whose documents say how often they are read.
+
+    Args:
+        prepared: the request; None is chosen for a run that is resumed, or starts anew.
+        plan: of its settings as they are.
+        corpus: its documents.
+
+    Returns:
+        The settings with what was not given, and a note; None: nothing is chosen.
+    """
+    loaded, branch, epochs = prepared.loaded, prepared.branch, plan.sourcing.epochs
+    request, train = prepared.request, loaded.config.train
+    starts = branch is not None or (loaded.config.init is not None and prepared.earlier is None)
+    if epochs is None or request is None or not starts:
+        return None
+    anew = branch is None or branch.weights_only
+    first, chosen, notes = 0 if anew else branch.checkpoint.step, {}, list(loaded.notes)
+    if request.given("train.steps") is None and request.given("train.minutes") is None:
+        steps = max(math.ceil(epochs * corpus.train.tokens / plan.tokens_per_step), 1)
+        chosen = {"steps": first + steps, "minutes": None}
+        more = f" behind the {first:,} of the branch" if first else ""
+        notes.append(
+            f"{steps:,} steps{more}: the documents are read {epochs:g} times, since train.steps is not given"
+        )
+    last = chosen.get("steps", train.steps)
+    asked = ("train.lr", "train.schedule", "train.cooldown", "train.minutes")
+    if branch and anew and request.given("train.lr") is None:
+        chosen["lr"] = FIRST * train.lr
+        notes.append(
+            f"train.lr={FIRST * train.lr:g}, {FIRST:.0%} of the earlier run's, since it is not given"
+        )
+    if not anew and last and last > first and all(request.given(key) is None for key in asked):
+        share = (last - first) / last
+        chosen |= {"schedule": "wsd", "cooldown": min(share / FIRST, 1.0), "warmup": 0.0}
+        notes.append(
+            f"rates fall to 0 from {100 * max(FIRST, share):.2g} % of the branch's (train.lr={train.lr:g}), "
+            "since neither train.lr nor train.schedule is given"
+        )
+    if not chosen:
+        return None
+    origins = loaded.origins | {f"train.{key}": "tuning" for key in chosen}
+    config = loaded.config.model_copy(update={"train": train.model_copy(update=chosen)})
+    return replace(loaded, config=config, origins=origins, notes=tuple(notes))

@@ -1,0 +1,179 @@
+"""A run as lm-evaluation-harness asks a model.
+
+    loglikelihood           of a continuation after a context, and whether it is the likeliest
+    loglikelihood_rolling   of a whole text, in windows where it is longer than a row
+    generate_until          a text, up to a stop or a number of tokens
+
+A document begins with the token that it began with in training. What is longer than a row of the model
+loses its beginning, as in the harness's own models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from lm_eval.api.model import TemplateLM
+from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+from minillm_core import Refusal, Run
+
+__all__ = ["HarnessModel"]
+
+LOGITS = 1 << 28
+"""Numbers that the logits of one batch may be: 1 GiB."""
+
+ANSWER = 256
+"""Tokens of a generated text, where its task does not say."""
+
+Progress = Callable[[str, int, int, str], None]
+
+
+class HarnessModel(TemplateLM):
+    """A run, opened or trained, with the methods that tasks are asked through.
+
+    Args:
+        run: it has a tokenizer.
+        progress: takes what is done, how many requests of it are, of how many, and their name.
+        say: prints a line.
+
+    Raises:
+        Refusal: the run has no tokenizer.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        progress: Progress = lambda what, done, total, unit: None,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        super().__init__()
+        if run.tokenizer is None:
+            raise Refusal(
+                "the run has no tokenizer, and tasks are text: it was trained on ids",
+                where=str(run.out or "run"),
+                fix="train on text, or with data.tokenizer=tokenizer.json",
+            )
+        self.run, self.vocabulary = run, run.tokenizer
+        self.longest = run.plan.config.train.seq_len
+        self._progress, self._say = progress, say
+
+    @property
+    def eot_token_id(self) -> int:
+        """The token that ends a document."""
+        return self.vocabulary.end_of_text
+
+    @property
+    def prefix_token_id(self) -> int:
+        """The token that begins a document."""
+        return self.vocabulary.start
+
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
+    ) -> list[int]:
+        """Encode a text, behind the token that begins a document unless that is not wanted."""
+        ids = self.vocabulary.encode([string])[0].tolist()
+        return ids if add_special_tokens is False else [self.prefix_token_id, *ids]
+
+    def loglikelihood(
+        self, requests: list[Any], disable_tqdm: bool = True
+    ) -> list[tuple[float, bool]]:
+        """Measure continuations: of each the log-likelihood in nats, and whether it is the likeliest."""
+        return super().loglikelihood(requests, disable_tqdm=True)
+
+    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = True) -> list[float]:
+        """Measure whole texts: of each the log-likelihood in nats, every token predicted once."""
+        windows, owners = [], []
+        for owner, request in enumerate(requests):
+            (text,) = request.args
+            for window in get_rolling_token_windows(
+                token_list=self.tok_encode(text, add_special_tokens=False),
+                prefix_token=self.prefix_token_id,
+                max_seq_len=self.longest,
+                context_len=1,
+            ):
+                windows.append(((None, None), *make_disjoint_window(window)))
+                owners.append(owner)
+        total = np.zeros(len(requests))
+        for owner, (nats, _) in zip(owners, self._loglikelihood_tokens(windows), strict=True):
+            total[owner] += nats
+        return total.tolist()
+
+    def generate_until(self, requests: list[Any], disable_tqdm: bool = True) -> list[str]:
+        """Continue contexts, each until a stop of its task, the end of the document or enough tokens."""
+        texts = []
+        for done, request in enumerate(requests):
+            self._progress("writing answers", done, len(requests), "answers")
+            context, given = request.args
+            texts.append(self._continued(context, dict(given), seed=done))
+        self._progress("writing answers", len(requests), len(requests), "answers")
+        return texts
+
+    def _continued(self, context: str, given: dict[str, Any], *, seed: int) -> str:
+        rule = normalize_gen_kwargs(given, ANSWER)
+        stops = [one for one in handle_stop_sequences(rule.get("until"), eos=None) if one]
+        tokens = min(rule["max_gen_toks"], max(self.longest // 2, 1))
+        if tokens < rule["max_gen_toks"]:
+            self._say(
+                f"answers have at most {tokens:,} tokens, half a row of the model; the task asks for "
+                f"{rule['max_gen_toks']:,}"
+            )
+            self._say = lambda line: None
+        prompt = self.tok_encode(context)[-max(self.longest - tokens, 1) :]
+        drawn = self.run.stream(
+            prompt,
+            max_tokens=tokens,
+            temperature=rule.get("temperature") or 0.0,
+            top_k=rule.get("top_k") or None,
+            top_p=rule.get("top_p") or 1.0,
+            seed=seed,
+        )
+        text = ""
+        for piece in drawn:
+            text += piece
+            if any(stop in text for stop in stops):
+                break
+        for stop in stops:
+            text = text.partition(stop)[0]
+        return text
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[tuple[Any, list[int], list[int]]], **kwargs: Any
+    ) -> list[tuple[float, bool]]:
+        """Measure continuations of ids, in batches of rows of like length."""
+        rows = [[*context, *wanted][-(self.longest + 1) :] for _, context, wanted in requests]
+        found: list[tuple[float, bool]] = [(0.0, True)] * len(rows)
+        done = 0
+        for batch in self._batches(rows):
+            self._progress("measuring continuations", done, len(rows), "continuations")
+            for index, (nats, likeliest) in zip(
+                batch, self.run.scores([rows[index] for index in batch]), strict=True
+            ):
+                count = len(requests[index][2])
+                if count > len(nats):
+                    raise Refusal(
+                        f"a continuation has {count:,} tokens, and a row of the model {len(nats):,}",
+                        where="--tasks",
+                        fix="another task, or a model with a longer train.seq_len",
+                    )
+                if count:
+                    total = -float(nats[-count:].sum(dtype=np.float64))
+                    found[index] = total, bool(likeliest[-count:].all())
+            done += len(batch)
+        self._progress("measuring continuations", done, len(rows), "continuations")
+        return found
+
+    def _batches(self, rows: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+        """Divide rows into batches, the longest first: lists of their indices."""
+        config = self.run.plan.config
+        most = min(
+            config.train.rows * config.train.seq_len,
+            max(LOGITS // config.model.vocab, 1),
+        )
+        order = sorted(range(len(rows)), key=lambda index: -len(rows[index]))
+        while order:
+            fits = max(most // len(rows[order[0]]), 1)
+            batch, order = order[:fits], order[fits:]
+            yield batch

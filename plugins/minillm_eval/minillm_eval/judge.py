@@ -1,0 +1,202 @@
+"""Public tasks of lm-evaluation-harness, by name, and what a model scores in them."""
+
+from __future__ import annotations
+
+import difflib
+import random
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minillm_core import DataError, Refusal, Run
+from minillm_core.commands import InferenceOptions, plain
+
+__all__ = ["judge_command", "judge_tasks"]
+
+_CANNOT = {
+    "UNSAFE_CODE": "runs the code that a model writes, which minillm does not",
+    "MULTIMODAL": "shows images, and models here read text",
+}
+"""What a task may say of itself -> why it is refused."""
+
+SEEDS = 0, 1234
+"""Of Python's and of NumPy's random numbers, and of the choice of examples: the harness's own."""
+
+DRAWS = 1_000
+"""Samples by which the error of a figure is estimated that has no formula for it."""
+
+
+def judge_command(
+    out: Path, read: InferenceOptions, shown: Any, tasks: Sequence[str], **options: Any
+) -> tuple[Run, dict[str, Any]]:
+    """Judge what ``minillm eval OUT --tasks`` names, a run or a model directory.
+
+    Args:
+        out: the folder.
+        read: how it is opened.
+        shown: as for :func:`judge_tasks`.
+        tasks: as there.
+        options: as there, ``None`` where not given.
+
+    Returns:
+        The run, and the figures.
+    """
+    run = read.open(out, shown)
+    return run, judge_tasks(run, tasks, shown, **options)
+
+
+def judge_tasks(
+    run: Run,
+    tasks: Sequence[str],
+    shown: Any,
+    *,
+    task_path: Sequence[str | Path] | None = None,
+    limit: int | None = None,
+    shots: int | None = None,
+) -> dict[str, Any]:
+    """Judge a run by tasks.
+
+    Args:
+        run: the run; it has a tokenizer.
+        tasks: names of tasks, groups or tags, several in one separated by commas; ``arc_*`` is a pattern.
+        shown: where progress and notes are shown (:func:`minillm_core.commands.display`).
+        task_path: folders with tasks of one's own, which go before those of the harness.
+        limit: documents of each task, from its start; None: all.
+        shots: examples before each question; None: as many as the task says.
+
+    Returns:
+        ``tasks``: name of each task and group -> its figures, as the harness calls them: ``acc``,
+        ``acc_stderr``, ..., and ``shots`` and ``documents``; and ``lm_eval``: the harness's version.
+
+    Raises:
+        Refusal: a task is unknown, or cannot be asked: it runs what the model writes, or needs images.
+        DataError: its data cannot be had.
+    """
+    with shown.phase("importing lm-evaluation-harness"):
+        from lm_eval.evaluator import evaluate
+        from lm_eval.tasks import TaskManager
+
+        from minillm_eval.harness import HarnessModel
+
+    model = HarnessModel(run, shown.progress, shown.say)
+    folders = [_folder(one) for one in task_path or ()]
+    with shown.phase("listing the tasks"), _to_stderr():
+        manager = TaskManager(include_path=folders or None)
+    names = known([one for given in tasks for one in given.split(",") if one], manager)
+    random.seed(SEEDS[0])  # of tasks that shuffle, as the harness seeds them
+    np.random.seed(SEEDS[1])
+    with shown.phase("reading the tasks' data"), _to_stderr(), _refusals(names):
+        loaded = manager.load(names)
+        for name, task in loaded["tasks"].items():
+            prepare(name, task, shots)
+    with shown.phase("asking"), _to_stderr():
+        found = evaluate(model, loaded, limit=limit, log_samples=False, bootstrap_iters=DRAWS)
+    assert found is not None  # this is the only process
+    return {
+        "tasks": dict(_figures(found)),
+        "lm_eval": version("lm-eval"),
+    }
+
+
+def known(names: Sequence[str], manager: Any) -> list[str]:
+    """Find the tasks that names and patterns mean.
+
+    Raises:
+        Refusal: there is none of a name.
+    """
+    found: list[str] = []
+    for name in names:
+        if not (matched := manager.match_tasks([name])):
+            near = ", ".join(difflib.get_close_matches(name, manager.all_tasks, n=5, cutoff=0.6))
+            raise Refusal(
+                f"there is no task {plain(repr(name), 80)}",
+                where=f"--tasks {plain(name, 80)}",
+                fix=(f"did you mean {near}? " if near else "")
+                + "lm-eval ls tasks lists all; --task-path names a folder of your own",
+            )
+        found += [one for one in matched if one not in found]
+    return found
+
+
+def prepare(name: str, task: Any, shots: int | None) -> None:
+    """Set the examples before a task's questions.
+
+    Raises:
+        Refusal: it runs what the model writes, or shows it images; or it has no examples.
+    """
+    for lacks, what in _CANNOT.items():
+        if getattr(task, lacks, False):
+            raise Refusal(
+                f"the task {plain(name, 80)} {what}",
+                where=f"--tasks {plain(name, 80)}",
+                fix="another task",
+            )
+    own = task.get_config("num_fewshot")
+    if shots and own == 0:
+        raise Refusal(
+            f"the task {plain(name, 80)} is asked without examples",
+            where=f"--shots {shots}",
+            fix="leave --shots out, or ask this task in a command of its own",
+        )
+    task.set_config(key="num_fewshot", value=(own or 0) if shots is None else shots)
+    task.set_fewshot_seed(seed=SEEDS[1])
+
+
+def _folder(path: str | Path) -> str:
+    if not Path(path).is_dir():
+        raise Refusal(
+            f"{path} is no folder",
+            where=f"--task-path {path}",
+            fix="the folder of the task's YAML file",
+        )
+    return str(path)
+
+
+@contextmanager
+def _to_stderr() -> Iterator[None]:
+    """Send what the harness prints to stderr: stdout has the figures."""
+    with redirect_stdout(sys.stderr):
+        yield
+
+
+@contextmanager
+def _refusals(names: Sequence[str]) -> Iterator[None]:
+    """Make refusals of what the harness, and what reads data for it, raise."""
+    where = f"--tasks {plain(','.join(names), 200)}"
+    try:
+        yield
+    except OSError as error:  # what the hub's client and the network raise, missing files too
+        raise DataError(
+            f"the data of a task cannot be had: {plain(str(error) or type(error).__name__, 300)}",
+            where=where,
+            fix="a connection to the hub, or HF_HOME of a machine that has fetched them",
+        ) from error
+    except (ValueError, KeyError) as error:
+        what = error.args[0] if error.args else type(error).__name__
+        raise Refusal(
+            f"a task cannot be asked: {plain(str(what), 300)}",
+            where=where,
+            fix="mend its YAML, or name another task",
+        ) from error
+
+
+def _figures(found: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the figures of each task and group: numbers, by the harness's names."""
+    shots, samples = found.get("n-shot", {}), found.get("n-samples", {})
+    for name, figures in {**found["results"], **found.get("groups", {})}.items():
+        own: dict[str, Any] = {}
+        for key, value in figures.items():
+            metric, _, by = key.partition(",")
+            if isinstance(value, int | float) and not isinstance(value, bool) and by:
+                own[metric if by == "none" else f"{metric} ({by})"] = float(value)
+        if name in shots:
+            own["shots"] = int(shots[name])
+        if name in samples:
+            own["documents"] = int(samples[name]["effective"])
+        if own:
+            yield name, own
