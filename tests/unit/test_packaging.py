@@ -25,6 +25,8 @@ GROUPS = {"minillm.plugins", "minillm.commands"}
 """Groups of entry points: a distribution beside the core has one of them, or a script of its own."""
 OBJECTS = "minillm.directories"
 """A group whose entry points name objects, not classes or functions."""
+JUDGES = "minillm.judges"
+"""A group whose entry points are named by what they judge by, and not as their modules are."""
 
 
 def projects(root: Path) -> dict[Path, dict[str, Any]]:
@@ -154,14 +156,16 @@ def test_entry_points_name_classes_and_commands_that_exist(repository: Path) -> 
         found = {**project.get("entry-points", {}), "scripts": project.get("scripts", {})}
         offered = [one for group in (*GROUPS, "scripts") for one in found.get(group, {}).items()]
         objects = {value.partition(":")[0] for value in found.get(OBJECTS, {}).values()}
-        assert offered or objects
+        judged = [*found.get(JUDGES, {}).items()]
+        assert offered or objects or judged
         for module in objects:
             assert (folder / Path(*module.split(".")).with_suffix(".py")).is_file()
-        for name, target in offered:
+        for name, target in (*offered, *judged):
             module, _, defined = target.partition(":")
             path = folder / Path(*module.split(".")).with_suffix(".py")
             words = name.removeprefix("minillm-").replace("-", "_").split(".")
-            assert path.stem in ("_".join(words), *words[1:])  # plugins_new.py, cli/cache.py
+            named = (name, target) in judged or path.stem in ("_".join(words), *words[1:])
+            assert named  # plugins_new.py, cli/cache.py
             kinds = (ast.ClassDef, ast.FunctionDef)
             tree = ast.parse(path.read_text())
             assert defined in {node.name for node in tree.body if isinstance(node, kinds)}

@@ -181,7 +181,7 @@ def stream() -> Callable[..., Iterator[FakeBatch]]:
 class Bytewise:
     """A vocabulary of one id a byte, after that of the end of a text; others are unused."""
 
-    end_of_text = 0
+    end_of_text = start = 0
 
     def known(self) -> np.ndarray:
         return np.arange(257, dtype=np.int32)
