@@ -36,8 +36,9 @@ def tuned(prepared: Prepared, plan: Plan, corpus: Corpus) -> Loaded | None:
     starts = branch is not None or (loaded.config.init is not None and prepared.earlier is None)
     if epochs is None or request is None or not starts:
         return None
-    anew = branch is None or branch.weights_only
-    first, chosen, notes = 0 if anew else branch.checkpoint.step, {}, list(loaded.notes)
+    goes_on = branch is not None and not branch.weights_only
+    first = branch.checkpoint.step if branch is not None and goes_on else 0
+    chosen, notes = {}, list(loaded.notes)
     if request.given("train.steps") is None and request.given("train.minutes") is None:
         steps = max(math.ceil(epochs * corpus.train.tokens / plan.tokens_per_step), 1)
         chosen = {"steps": first + steps, "minutes": None}
@@ -47,12 +48,12 @@ def tuned(prepared: Prepared, plan: Plan, corpus: Corpus) -> Loaded | None:
         )
     last = chosen.get("steps", train.steps)
     asked = ("train.lr", "train.schedule", "train.cooldown", "train.minutes")
-    if branch and anew and request.given("train.lr") is None:
+    if branch and not goes_on and request.given("train.lr") is None:
         chosen["lr"] = FIRST * train.lr
         notes.append(
             f"train.lr={FIRST * train.lr:g}, {FIRST:.0%} of the earlier run's, since it is not given"
         )
-    if not anew and last and last > first and all(request.given(key) is None for key in asked):
+    if goes_on and last and last > first and all(request.given(key) is None for key in asked):
         share = (last - first) / last
         chosen |= {"schedule": "wsd", "cooldown": min(share / FIRST, 1.0), "warmup": 0.0}
         notes.append(

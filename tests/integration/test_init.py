@@ -90,7 +90,7 @@ def test_it_starts_with_the_shape_weights_and_tokenizer(
     [
         ("model", ["model.dim=64"], "model.dim is 64, and the model to start from has 32"),
         ("model", ["model.tied=false"], "leave model.tied out, or set it to true"),
-        ("run", [], "run --to DIR, then --init DIR"),
+        ("run", ["model.dim=64"], "no weight of the checkpoint fits this model"),
         ("nowhere", [], "there is no such folder"),
         ("text.txt", [], "is no model directory"),
     ],

@@ -25,6 +25,7 @@ def refuse(*args, **kwargs):
 
 class Unpickler:
     __new__ = refuse  # subclasses too, whatever their __init__ does
+    load = refuse  # dill, which torch imports where it is installed, copies its docstring
 
 for module in (pickle, _pickle):
     for name in ("load", "loads", "_load", "_loads"):
