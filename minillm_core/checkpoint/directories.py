@@ -58,7 +58,10 @@ class ModelDirectory(Protocol):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings of a run of this model, by key: ``model.*``, ``data.tokenizer``, ``train.lr``."""
+        """The settings of a run of this model, by key: ``model.*``, ``data.tokenizer``, ``train.lr``.
+
+        An option, ``sft.template``, is taken where the run has its plugin.
+        """
         ...
 
     @property

@@ -132,6 +132,10 @@ def load(
     named = _named(layers)
     specs, named_by = select(named, plugins, goes_on=recorded is not None and not branch)
     without = taken_away(plugins).union(*(layer.without for layer in layers)) - set(specs)
+    if initial is not None:  # options that a model directory gives are for runs with their plugin
+        for key in [*initial.settings]:
+            if key not in schema.FIELDS and key.partition(".")[0] not in specs:
+                del initial.settings[key]
     merged, options = _merged(layers, set(specs), without)
     merged["preset"] = chosen
     budget, cleared = _budget(layers)
@@ -140,6 +144,13 @@ def load(
 
     options = {name: options.get(name, {}) for name in specs}
     values = {name: {key: one.value for key, one in its.items()} for name, its in options.items()}
+    if initial is not None:
+        taken = [f"{name}.{key}" for name, its in options.items() for key in its]
+        notes += [
+            f"{key} is that of the model directory; {key}=... takes another"
+            for key in taken
+            if key in initial.settings and _last(layers, key) is initial.settings[key]
+        ]
     config = validated(merged, values)
     origins = {key: merged[key].origin if key in merged else "default" for key in schema.FIELDS}
     origins |= {key: f"cleared by {by}" for key, by in cleared.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -15,9 +14,7 @@ from minillm_chat.sft import Sft
 from minillm_chat.templates import ASSISTANT, ChatTemplate, Message, Part
 from minillm_core import DataError, Refusal, Run
 from minillm_core.commands import InferenceOptions
-
-LARGEST = 1 << 24
-"""Bytes that are read of a directory's tokenizer_config.json."""
+from minillm_hf import tokenizer_facts
 
 
 @dataclass
@@ -146,31 +143,11 @@ def chat_of_directory(out: Path) -> dict[str, Any]:
         The settings; none for a run, which has a template of its own, and without a template.
 
     Raises:
-        DataError: tokenizer_config.json or chat_template.jinja cannot be read.
+        Refusal: tokenizer_config.json or chat_template.jinja cannot be read.
     """
-    path, own = out / "tokenizer_config.json", out / "chat_template.jinja"
-    if os.path.lexists(out / "run.json") or not path.is_file():
-        return {}
-    try:
-        with path.open("rb") as file:
-            config = json.loads(file.read(LARGEST))
-        if not isinstance(config, dict):
-            raise ValueError("it is no JSON object")
-        if own.is_file():
-            path = own
-            with own.open("rb") as file:
-                config["chat_template"] = file.read(LARGEST).decode("utf-8")
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(
-            f"{path.name} cannot be read: {error}"[:200],
-            where=str(path),
-            fix="fetch or write the directory again",
-        ) from error
-    if config.get("chat_template") is None:
-        return {}
-    known = ("chat_template", "added_tokens_decoder", "bos_token", "eos_token")
-    given = {key: config[key] for key in known if config.get(key) is not None}
-    return {"sft.template": json.dumps(given), "sft.add": False}
+    own = os.path.lexists(out / "run.json")
+    template = None if own else tokenizer_facts(out)["chat_template"]
+    return {} if template is None else {"sft.template": template, "sft.add": False}
 
 
 def open_chat(out: Path, read: InferenceOptions, shown: Any) -> Run:

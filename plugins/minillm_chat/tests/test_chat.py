@@ -284,3 +284,24 @@ def test_a_pickle_in_the_place_of_the_weights_is_not_run(
     assert code == 2
     assert "not a sound safetensors file" in err
     assert not (tmp_path / "pwned").exists()
+
+
+def test_a_run_that_starts_from_a_directory_has_its_template(
+    trained: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = (
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    out = trained(sft__template=source, sft__tokens=["<|end|>", "<|assistant|>", "<|user|>"])
+    minillm.Run.open(out).export(tmp_path / "model")
+    data, init = out.parent / "data-0.jsonl", ["--init", str(tmp_path / "model")]
+    words = ["train", "--data", str(data), "--preset", "tiny", "--steps", "1", *init]
+    words += ["train.seq_len=64", "train.rows=4", "eval.samples=0"]
+    assert main([*words, "--task", "sft", "--out", str(tmp_path / "chat")]) == 0
+    assert "sft.template is that of the model directory" in capsys.readouterr().err
+    assert ChatModel.of(minillm.Run.open(tmp_path / "chat")).template.source.endswith(source)
+    named = [*words, "--task", "sft", "--out", str(tmp_path / "plain"), "sft.template=plain"]
+    assert main(named) == 0
+    assert "sft.template is that" not in capsys.readouterr().err
+    assert minillm.Run.open(tmp_path / "plain").plan.config.plugins["sft"] == {"template": "plain"}

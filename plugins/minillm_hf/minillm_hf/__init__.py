@@ -21,7 +21,7 @@ from __future__ import annotations
 from minillm_hf.directory import HUGGING_FACE, HuggingFace
 from minillm_hf.layouts import LAYOUTS, Layout
 from minillm_hf.match import export_layout, exported, fit
-from minillm_hf.read import HuggingFaceDirectory, read_model_directory
+from minillm_hf.read import HuggingFaceDirectory, read_model_directory, tokenizer_facts
 from minillm_hf.scaling import Scaling, scaling_of
 from minillm_hf.write import tokenizer_documents, write_directory
 
@@ -38,5 +38,6 @@ __all__ = [
     "read_model_directory",
     "scaling_of",
     "tokenizer_documents",
+    "tokenizer_facts",
     "write_directory",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
 import stat
@@ -35,6 +36,10 @@ from minillm_hf.write import INDEX, WEIGHTS
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
+CHAT_TEMPLATE = "chat_template.jinja"
+_OF_TEMPLATES = ("chat_template", "added_tokens_decoder", "bos_token", "eos_token")
+"""Entries of tokenizer_config.json that say how a chat is written."""
+LARGEST_TEMPLATE = 1 << 21  # bytes
 _AGAIN = "fetch or write the directory again"
 LONGEST_TOKEN = 200
 """Characters of a special token."""
@@ -92,17 +97,20 @@ class HuggingFaceDirectory:
     begins: str | None = (
         None  # the token that its tokenizer puts before a text, where it is another
     )
+    chat_template: str | None = None  # as JSON, with the special tokens that it may write
     notes: tuple[str, ...] = ()  # what a person should know
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return the settings of a run of this model: ``model.*``, ``data.tokenizer``, its end of text, ``train.lr``."""
+        """Return the settings of a run of this model: ``model.*``, ``train.lr``, its tokenizer, its chat template."""
         found = {f"model.{key}": value for key, value in self.model.model_dump().items()}
         found["train.lr"] = tuning_rate(self.model.dim)
         if (self.path / TOKENIZER).is_file():
             found["data.tokenizer"] = str(self.path / TOKENIZER)
             if self.end_of_text not in (None, END_OF_TEXT):
                 found["data.end_of_text"] = self.end_of_text
+            if self.chat_template is not None:
+                found["sft.template"] = self.chat_template
         return found
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -222,18 +230,19 @@ def read_model_directory(path: Path) -> HuggingFaceDirectory:
 
 
 def tokenizer_facts(folder: Path) -> dict[str, str | None]:
-    """Read the tokens that end and begin a text from tokenizer_config.json; None where it does not say.
+    """Read the tokens that end and begin a text, and the chat template; None where it does not say.
 
     Returns:
-        ``end_of_text`` and ``begins``, which is None too where the tokenizer puts no other token before
-        a text than that which ends one.
+        ``end_of_text``; ``begins``, which is None too where the tokenizer puts no other token before
+        a text than that which ends one; and ``chat_template``, of tokenizer_config.json or a file of its own, as
+        JSON with the special tokens.
 
     Raises:
         Refusal: it cannot be read, names code, or has something else in that place.
     """
     path = folder / TOKENIZER_CONFIG
     if not os.path.lexists(path):
-        return {"end_of_text": None, "begins": None}
+        return {"end_of_text": None, "begins": None, "chat_template": None}
     config = read_json(path)
     if config.get("auto_map") is not None:
         raise Refusal(
@@ -243,7 +252,27 @@ def tokenizer_facts(folder: Path) -> dict[str, str | None]:
         )
     ends, bos = (_token(config, key, path) for key in ("eos_token", "bos_token"))
     puts = bos is not None and bos != ends and _puts(folder, config, bos)
-    return {"end_of_text": ends, "begins": bos if puts else None}
+    template = _chat_template(folder, config)
+    return {"end_of_text": ends, "begins": bos if puts else None, "chat_template": template}
+
+
+def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """Give the chat template with the tokens that it writes, as JSON; None: there is none."""
+    path = folder / CHAT_TEMPLATE
+    if os.path.lexists(path):
+        _check_regular(path)
+        try:
+            with path.open("rb") as file:
+                text = file.read(LARGEST_TEMPLATE + 1).decode("utf-8")
+            if len(text) > LARGEST_TEMPLATE:
+                raise ValueError(f"it has more than {LARGEST_TEMPLATE:,} bytes")
+        except (OSError, ValueError) as error:
+            problem = f"{path.name} cannot be read: {error}"[:200]
+            raise Refusal(problem, where=str(path), fix=_AGAIN) from error
+        config = {**config, "chat_template": text}
+    if config.get("chat_template") is None:
+        return None
+    return json.dumps({key: config[key] for key in _OF_TEMPLATES if config.get(key) is not None})
 
 
 def _token(config: Mapping[str, Any], key: str, path: Path) -> str | None:
