@@ -49,6 +49,7 @@ class History:
     steps: list[Moment] = field(default_factory=list)
     evaluations: list[Moment] = field(default_factory=list)
     samples: list[Json] = field(default_factory=list)  # text that the model wrote after prompts
+    judged: list[Json] = field(default_factory=list)  # what `minillm eval` found later
     notable: list[Json] = field(default_factory=list)  # events of trouble
     torn: int = 0  # lines that are no events, as the last one of a run that was killed
 
@@ -89,6 +90,8 @@ def read_history(out: Path) -> History:
             history.evaluations.append(Moment(step, tokens, seconds, event))
         elif kind == Sampled.event and isinstance(event.get("text"), str):
             history.samples.append(event)
+        elif kind == "judged" and isinstance(event.get("figures"), Mapping):
+            history.judged.append(event)
         elif kind in TROUBLE and not (kind == Ended.event and event.get("exit") == 0):
             history.notable.append(event)
     return replace(history, torn=torn)

@@ -47,6 +47,7 @@ def run_page(history: History, sample: str | None, why_none: str | None) -> str:
         _state(history),
         _curves(history),
         _samples(history),
+        _judged(history),
         _others(history),
         _notable(history),
         _plugins_section(history.record),
@@ -191,6 +192,30 @@ def _samples(history: History) -> Markup | None:
         *map(_written, last),
         folded,
     )
+
+
+def _judged(history: History) -> Markup | None:
+    """Show what `minillm eval --chats` and `--tasks` found, the newest of each."""
+    found: dict[tuple[str, str], tuple[object, ...]] = {}
+    for event in history.judged:
+        judge = str(event.get("judge"))
+        for name, figure in _figures(event["figures"]):
+            found[judge, name] = (judge, name, figure, event.get("step", ""))
+    if not found:
+        return None
+    heads = ["judge", "figure", ">value", ">after step"]
+    return page.section("Judged", page.table(heads, list(found.values())))
+
+
+def _figures(found: Json, above: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each figure with its name, those of tables of figures with the names above them."""
+    for name, figure in found.items():
+        if isinstance(figure, Mapping):
+            yield from _figures(figure, f"{above}{name}, ")
+        elif isinstance(figure, float):
+            yield f"{above}{name}", f"{figure:.4g}"
+        else:
+            yield f"{above}{name}", f"{figure:,}" if isinstance(figure, int) else str(figure)
 
 
 def _written(sample: Json) -> Markup:

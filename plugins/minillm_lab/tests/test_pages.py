@@ -445,6 +445,24 @@ def test_the_samples_of_the_newest_step_are_shown_and_the_others_folded(tmp_path
     assert "<b>def</b>" in page
 
 
+def test_what_judges_found_is_shown_the_newest_of_each(tmp_path: Path) -> None:
+    events = [
+        {"event": "judged", "step": at, "judge": judge, "figures": figures}
+        for at, judge, figures in (
+            (1, "chats", {"answer_loss": 2.5, "chats": 1000}),
+            (2, "chats", {"answer_loss": 1.23456, "chats": 1000}),
+            (2, "tasks", {"arc_easy": {"acc": 0.25, HOSTILE: 1.0}}),
+            (2, "tasks", "no figures"),
+        )
+    ]
+    page = run_page(read_history(folder(tmp_path, step(1), *events)), None, None)
+    assert "Judged" in page
+    assert ("1.235" in page, "1,000" in page, "2.5<" in page) == (True, True, False)
+    assert ("arc_easy, acc" in page, "0.25" in page) == (True, True)
+    assert HOSTILE not in page
+    assert "Judged" not in run_page(read_history(folder(tmp_path, step(1))), None, None)
+
+
 def test_recorded_samples_are_shown_instead_of_a_new_one(tmp_path: Path) -> None:
     said: list[str] = []
     out = folder(tmp_path, step(1), sample(1, "def", " main"))
