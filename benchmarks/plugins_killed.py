@@ -23,7 +23,7 @@ from benchmarks.trials.bench import Row, backends_of, each, finish, parser, work
 from benchmarks.trials.compare import broken, differences, newest_step
 from benchmarks.trials.forked import import_all, modules_of
 from benchmarks.trials.tiny_run import EVERY, STEPS, TinyRun
-from tools.every_plugin import all_at_once, forms
+from tools.every_plugin import SPARSE, all_at_once, forms
 
 ATTEMPTS = 20  # to kill a run before it ends
 TOGETHER = "all at once"
@@ -101,9 +101,10 @@ def _ended(trial: Trial, code: int) -> None:
 
 def trials(folder: Path, backends: list[str], tried: int, seed: int) -> list[Trial]:
     """Return each form of each plugin, and all plugins at once, on each backend."""
-    chosen = [form for form in forms() if not form.left_out]
+    chosen = [form for form in forms() if not form.left_out and form.name not in SPARSE]
     sets = [(form.name, form.given, form.names, form.settings) for form in chosen]
-    sets += [(TOGETHER, "", *all_at_once())]
+    names, settings = all_at_once()
+    sets += [(TOGETHER, "", tuple(name for name in names if name not in SPARSE), settings)]
     made = []
     for backend in backends:
         for place, (plugin, options, names, settings) in enumerate(sets):

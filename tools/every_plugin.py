@@ -15,7 +15,7 @@ from minillm_kit.runner import as_typed
 from minillm_kit.subject import Subject
 from tools.repository import ours
 
-__all__ = ["APART", "FREEZING", "Form", "all_at_once", "forms"]
+__all__ = ["APART", "FREEZING", "SPARSE", "Form", "all_at_once", "forms"]
 
 OPTIONS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "bigram_hash": ({}, {"signs": 64, "behind_attention": True}),
@@ -57,6 +57,10 @@ FREEZING = ("lora",)
 
 READING = ("jest", "rho1")
 """Plugins that cannot run without the folder of another run; their own tests train one first."""
+
+
+SPARSE = ("sparse_loss",)
+"""Plugins that do nothing where every token is learnt, as in a text; their own tests train on chats."""
 
 
 @dataclass(frozen=True)
