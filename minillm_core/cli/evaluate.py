@@ -28,7 +28,7 @@ JUDGES = "minillm.judges"
 One is called with OUT, the options of inference (whose ``open`` opens a run), the console, what was named,
 and its own options; it returns the run, and figures by name, which may be tables of figures."""
 
-OFFERED = {"chats": "minillm-chat", "tasks": "minillm-eval"}
+OFFERED = {"chats": "minillm-chat", "tasks": "minillm-eval[harness]"}
 """Judge -> the distribution that offers it."""
 
 

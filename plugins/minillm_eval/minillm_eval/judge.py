@@ -7,7 +7,7 @@ import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +74,18 @@ def judge_tasks(
         ``acc_stderr``, ..., and ``shots`` and ``documents``; and ``lm_eval``: the harness's version.
 
     Raises:
-        Refusal: a task is unknown, or cannot be asked: it runs what the model writes, or needs images.
+        Refusal: the harness is not installed; or a task is unknown, or cannot be asked: it runs what
+            the model writes, or needs images.
         DataError: its data cannot be had.
     """
+    try:
+        version("lm-eval")
+    except PackageNotFoundError:
+        raise Refusal(
+            "lm-evaluation-harness is not installed",
+            where="--tasks",
+            fix="pip install 'minillm-eval[harness]'",
+        ) from None
     with shown.phase("importing lm-evaluation-harness"):
         from lm_eval.evaluator import evaluate
         from lm_eval.tasks import TaskManager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -231,9 +232,20 @@ def test_what_has_no_effect_is_refused(
     assert said in capsys.readouterr().err
 
 
+def test_without_the_harness_its_pip_line_is_said(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def absent(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("minillm_eval.judge.version", absent)
+    assert main(["eval", str(trained), "--tasks", "a"]) == 2
+    assert "pip install 'minillm-eval[harness]'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
-    [(("--tasks", "a"), "pip install minillm-eval"), (("--chats", "a"), "minillm-chat")],
+    [(("--tasks", "a"), "pip install 'minillm-eval[harness]'"), (("--chats", "a"), "minillm-chat")],
 )
 def test_without_the_distribution_the_pip_line_is_said(
     trained: Path,
