@@ -300,6 +300,8 @@ def test_wheels_hold_what_they_should(repository: Path, wheels: dict[str, Path])
         assert licence == (repository / "LICENSE").read_text()
         assert "License-Expression: MIT" in metadata
         groups = (
-            {"console_scripts"} if folder == repository else {*GROUPS, OBJECTS, "console_scripts"}
+            {"console_scripts"}
+            if folder == repository
+            else {*GROUPS, OBJECTS, JUDGES, "console_scripts"}
         )
         assert groups & set(re.findall(r"^\[(.+)\]$", entry_points, re.MULTILINE))
