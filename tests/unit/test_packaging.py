@@ -64,7 +64,7 @@ def package_of(folder: Path) -> Path:
     return package
 
 
-COPIED = {"own/parts_torch.py", "own/parts_mlx.py"}
+COPIED = {"own/parts_both.py", "own/parts_torch.py", "own/parts_mlx.py"}
 """Files of minillm-hf that are copied as text into modeling files, whose programs have what they import."""
 
 
@@ -163,7 +163,7 @@ def test_what_is_copied_as_text_is_imported_by_nothing(repository: Path) -> None
     for path in repository.rglob("*.py"):
         if ".venv" not in path.parts:
             assert not re.search(
-                r"^\s*(from|import) .*\bparts_(torch|mlx)\b", path.read_text(), re.M
+                r"^\s*(from|import) .*\bparts_(both|torch|mlx)\b", path.read_text(), re.M
             )
 
 

@@ -109,8 +109,10 @@ def _bound(statement: ast.stmt) -> list[str]:
 
 @cache
 def part_source(module: str, path: Path) -> Source:
-    """Read a file of parts."""
-    return Source(module, path.read_text())
+    """Read the parts that both frameworks share, and a file of those of one."""
+    shared = path.with_name("parts_both.py").read_text()
+    alone = path.read_text().replace("from __future__ import annotations\n", "", 1)
+    return Source(module, f"{shared}\n\n{alone}")
 
 
 def source_of(module: str) -> Source:
