@@ -26,6 +26,10 @@ from minillm_core.backends.memory import (
 from minillm_core.backends.native import (
     materialise as materialise,
 )
+from minillm_core.backends.ranks import (
+    Ranks as Ranks,
+    launched as launched,
+)
 from minillm_core.config.check import (
     check_option as check_option,
 )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from minillm_core.backends.ranks import ALONE, Ranks
 from minillm_core.ops.select import Choice
 
 if TYPE_CHECKING:
@@ -131,6 +132,8 @@ class Trainer(Model):
 
     phase: Phase = nullcontext  # around each variant of the step that is compiled by its name
 
+    ranks: Ranks = ALONE
+
     compile_seconds: float = 0.0
     """Of steps: for sizes that are not known before they are met. No clock of a run counts them."""
 
@@ -160,6 +163,14 @@ class Trainer(Model):
     @abstractmethod
     def read(self, handle: Any) -> StepResult:
         """Wait for the step behind ``handle`` and give its figures."""
+
+    def join(self, ranks: Ranks) -> None:
+        """Train together with other processes from here on: each steps its part of the micro-batches.
+
+        Gradients, figures and statistics are added up over all of them before the update, which each
+        makes by itself.
+        """
+        self.ranks = ranks
 
     @abstractmethod
     def snapshot(self) -> Snapshot:

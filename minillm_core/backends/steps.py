@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from minillm_core.backends.base import Batch, Phase, StepResult
+from minillm_core.backends.ranks import Ranks
 from minillm_core.errors import PluginCodeError
 from minillm_core.nn.decoder import LossSpec, lookup
 from minillm_core.nn.module import declared, named_modules
@@ -252,6 +253,19 @@ class Statistics:
             else held[name] + value
             for name, value in fresh.items()
         }
+
+    def over(self, ranks: Ranks, grads: Arrays, figures: Arrays, found: Arrays) -> None:
+        """Put the sums over all ranks in the place of gradients, figures and statistics; largest as such."""
+        largest = [name for name in found if self.kinds[name] == "max"]
+        parts = [(grads, [*grads]), (figures, [*figures])]
+        parts.append((found, [name for name in found if name not in largest]))
+        one = [self.ops.astype(part[name], "float32") for part, names in parts for name in names]
+        sums = iter(ranks.total(one))
+        for part, names in parts:
+            part.update(zip(names, sums, strict=False))
+        if largest:
+            most = ranks.largest([found[name] for name in largest])
+            found.update(zip(largest, most, strict=True))
 
     def next_states(self, statistics: Mapping[str, Any], mean: Callable[[Any], Any]) -> Arrays:
         """Return the State that the modules make of their statistics, by name; the rest is left out.

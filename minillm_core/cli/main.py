@@ -13,6 +13,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from minillm_core.backends.ranks import said_by
 from minillm_core.cli.commands import CommandGroup, Group, group_command
 from minillm_core.cli.console import explain, nothing_more_to, say
 from minillm_core.cli.options import Debug, Help, help_without_command
@@ -127,7 +128,7 @@ def _run(argv: Sequence[str] | None) -> int:
         if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
             return _closed_pipe()  # typer's answer to one is an exit
         text, code = explain(error, debug=debug)
-        say(text)
+        say(said_by() + text)
         if argv is None and code in _BY_SIGNAL:
             _ignore_signals()
         return code

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
-from minillm_core.cli.options import RunOptions, Verbose, examples
+from minillm_core.cli.options import RunOptions, Verbose, examples, value
 
 EXAMPLES = examples(
     "minillm train",
@@ -14,19 +16,32 @@ EXAMPLES = examples(
     "minillm train --resume --out runs/both --steps 4000",
     "minillm train --branch runs/both@2000 --out runs/lower train.lr=0.0005",
     "minillm train -c runs/both/run.toml",
+    "minillm train --preset gpt2-124m --plugins muon --gpus 2",
     'minillm train --data my_texts/ --prompt "Once upon a time" eval.samples=1',
     "minillm train -c run.toml --plugins ./my_trick.py:MyTrick my_trick.width=8",
 )
 
 
-def train(context: typer.Context, run: RunOptions, verbose: Verbose = False) -> None:
+Gpus = Annotated[
+    int | None,
+    value("N", "Train on N NVIDIA GPUs of this machine, a process each.", "Machine", min=1),
+]
+
+
+def train(
+    context: typer.Context, run: RunOptions, verbose: Verbose = False, gpus: Gpus = None
+) -> None:
     """Train a language model on text.
 
     Without arguments: a tiny model on the sources of Python's standard library, in minutes.
     """
+    from minillm_core.backends import ranks
     from minillm_core.train import request
 
     prepared = request.prepare(run.request(command=context.obj), to_run=True, fit=False)
+    if gpus is not None and ranks.launched()[1] == 1:
+        assert prepared.detected is not None
+        raise typer.Exit(ranks.launch(prepared.detected, gpus, context.obj[1:]))
 
     from minillm_core.cli.console import say
     from minillm_core.config.folders import cache_folder

@@ -83,7 +83,7 @@ class StepBatch:
     Attributes:
         micro: this rank's micro-batches, in order.
         supervised: labels >= 0 in those of all ranks.
-        real: positions of all that are not padding (documents >= 0).
+        real: positions of all ranks that are not padding (documents >= 0).
         padded: all positions.
         cursor: the place after this step, as JSON; give it to a Loader to go on from there.
     """
@@ -95,13 +95,26 @@ class StepBatch:
     cursor: dict[str, Any]
 
 
-def _rows(batch: Batch, first: int, rows: int) -> Batch:
-    """Take some rows of a batch; all of them as they are."""
-    if len(batch["ids"]) == rows:
-        return batch
-    return {
-        name: np.ascontiguousarray(array[first : first + rows]) for name, array in batch.items()
-    }
+def part_of(micro: Sequence[Batch], ranks: int, rank: int) -> tuple[Batch, ...]:
+    """Take a rank's part of a step: some of its micro-batches, or else some rows of each.
+
+    Every rank makes the whole step, so that ``on_batch`` and its random streams do not depend on how
+    many ranks there are.
+
+    Raises:
+        ValueError: neither the micro-batches nor their rows can be divided by ``ranks``.
+    """
+    count, rows = len(micro) // ranks, len(micro[0]["ids"]) // ranks
+    if count * ranks == len(micro):
+        return tuple(micro[rank * count : (rank + 1) * count])
+    if rows * ranks != len(micro[0]["ids"]):
+        raise ValueError(
+            f"{len(micro)} micro-batches of {len(micro[0]['ids'])} rows, {ranks} ranks"
+        )
+    mine = slice(rank * rows, (rank + 1) * rows)
+    return tuple(
+        {name: np.ascontiguousarray(array[mine]) for name, array in one.items()} for one in micro
+    )
 
 
 _Made = StepBatch | BaseException
@@ -121,8 +134,7 @@ class Loader(Iterator[StepBatch]):
             are the same in every step.
         step: steps of training that were made before; one without a supervised label is none.
         seed: of the documents' order (data.seed).
-        ranks: processes that read together: each takes its rows of every micro-batch, which has
-            ``rows`` of them for each rank.
+        ranks: processes that read together, each its part of the step: see :func:`part_of`.
         rank: of this process, from 0.
         by: what plugins claim of order and packer.
         on_batch: ``(batch, "train") -> batch``, called for every micro-batch, in order, in the
@@ -163,7 +175,7 @@ class Loader(Iterator[StepBatch]):
         source = open_rows(documents, seed, by, cursor, parts, size=seq_len)
 
         def made(height: int, width: int) -> Batch:
-            batch = source.read(height * ranks, width)
+            batch = source.read(height, width)
             return checked(on_batch(batch, "train"), documents.vocab) if on_batch else batch
 
         def steps(done: int) -> Iterator[StepBatch]:
@@ -174,7 +186,7 @@ class Loader(Iterator[StepBatch]):
                 supervised = sum(int(np.count_nonzero(b["labels"] >= 0)) for b in micro)
                 done += supervised > 0
                 yield StepBatch(
-                    micro=tuple(_rows(batch, rank * height, height) for batch in micro),
+                    micro=part_of(micro, ranks, rank),
                     supervised=supervised,
                     real=sum(int(np.count_nonzero(b["documents"] >= 0)) for b in micro),
                     padded=sum(b["ids"].size for b in micro),

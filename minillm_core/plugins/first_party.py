@@ -66,6 +66,7 @@ DISTRIBUTIONS = frozenset(
         "minillm-eval",
         "minillm-kit",
         "minillm-lab",
+        "minillm-mesh",
         *(one.partition("[")[0] for one in _OFFERED),
     }
 )

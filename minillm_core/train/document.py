@@ -52,6 +52,7 @@ def document(
         "plan": job.plan.data(),
         "plan_hash": job.plan.hash,
         "binding": asdict(binding),
+        "ranks": job.ranks.size,
         "plugins": [one.data() | {"evidence": None} for one in job.plugins],
         "versions": versions(binding.backend, distributions),
         "hardware": hardware(binding.device_name),

@@ -12,12 +12,20 @@ import numpy as np
 from minillm_core.backends.memory import memory
 from minillm_core.checkpoint import layout
 from minillm_core.config.schema import TrainConfig
-from minillm_core.errors import ConfigError, Interrupted, MinillmError, OutOfMemory, Stopped
+from minillm_core.errors import (
+    ConfigError,
+    Interrupted,
+    MinillmError,
+    OutOfMemory,
+    PlanError,
+    Stopped,
+)
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.train.budget import Position
 from minillm_core.train.signals import StopRequest
 
 if TYPE_CHECKING:
+    from minillm_core.plan import Plan
     from minillm_core.train.job import Job
 
 
@@ -154,6 +162,36 @@ def check_step(train: TrainConfig) -> None:
             where=f"train.rows={train.rows}, train.accumulate={train.accumulate}, "
             f"train.seq_len={train.seq_len}",
             fix="a smaller train.rows or train.accumulate",
+        )
+
+
+def check_ranks(plan: Plan, ranks: int) -> None:
+    """Refuse steps that several processes cannot divide, and what only one can do.
+
+    Raises:
+        ConfigError: with what to set.
+        PlanError: a plugin's part needs the whole step in one process.
+    """
+    train = plan.config.train
+    if ranks > 1 and plan.by_rows:
+        raise PlanError(
+            "tables that are updated by the rows which a step reads need one process",
+            where=", ".join(plan.by_rows),
+            fix="--plugins -sparse_rows, or one process",
+        )
+    for shape in train.shapes:
+        if shape.accumulate % ranks and shape.rows % ranks:
+            raise ConfigError(
+                f"{ranks} processes cannot divide a step of {shape.accumulate} micro-batches of "
+                f"{shape.rows} rows",
+                where="train.accumulate, train.rows",
+                fix=f"make either a multiple of {ranks}",
+            )
+    if ranks > 1 and train.spike:
+        raise ConfigError(
+            "several processes cannot go back together to the checkpoint before a spike yet",
+            where=f"train.spike={train.spike:g}",
+            fix="train.spike=0",
         )
 
 

@@ -95,6 +95,8 @@ class Feed(Iterator[StepBatch]):
             cursor=cursor,
             parts=[(one.weight, one.train) for one in job.corpus.parts],
             memory=(lambda: {"random": streams.data()}) if on_batch else dict,
+            ranks=job.ranks.size,
+            rank=job.ranks.rank,
             cancelled=self._cancelled,
         )
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from minillm_core.backends.base import Trainer
+from minillm_core.backends.ranks import ALONE, Ranks
 from minillm_core.config.load import Loaded
 from minillm_core.config.schema import Config
 from minillm_core.data import Corpus, OnBatch, open_corpus
@@ -40,6 +41,7 @@ class Job:
     seen: Counter[str] = field(default_factory=Counter)  # batches and events that plugins took
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
     raised: dict[str, Raised] = field(default_factory=dict)  # by observers of plugins
+    ranks: Ranks = ALONE  # the processes that train it together
 
     @property
     def config(self) -> Config:

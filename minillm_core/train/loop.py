@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minillm_core.backends.base import Trainer
+from minillm_core.backends.ranks import ALONE, Ranks
 from minillm_core.data import Cancelled, StepBatch
 from minillm_core.errors import DataError, PluginCodeError
 from minillm_core.plugins.watch import running
@@ -74,12 +75,14 @@ class Loop:
     # whose code a step (``at step 7``) is in, if it takes long; None: the core's
     at_work: Callable[[str], str | None] = lambda when: None
     shown: Display = field(default_factory=lambda: LineDisplay(lambda line: None))  # has the clock
+    ranks: Ranks = ALONE  # the processes that train together: all do the same at the same step
 
     def __post_init__(self) -> None:
         self.clock, self.say = self.shown.clock, self.shown.say
         self.guard = Guard(self.checkpoints, self.emit, self.say, self.spike)
         self._spent_before = self.position.elapsed
         self._clock_began: float | None = None  # set when the first step, which compiles, is over
+        self._shared = (self._spent_before, False)  # of several ranks: elapsed, whether to end
         self._pending: _Queued | None = None
         self._part = self.budget.part(EVALUATIONS, self.position.step, self.position.elapsed)
         self._at = f"at step {self.position.step + 1}"  # the work under way, for errors
@@ -153,6 +156,21 @@ class Loop:
     @property
     def elapsed(self) -> float:
         """Seconds of the budget that are spent: all but the first step of each process."""
+        return self._shared[0] if self.ranks.size > 1 else self._elapsed_here
+
+    @property
+    def ending(self) -> bool:
+        """A signal asks the run to end; of several ranks as they agreed before the step."""
+        return self._shared[1] if self.ranks.size > 1 else self.stop.requested
+
+    def _agree(self) -> None:
+        """Let all ranks take the clock of the first, and the signal of any."""
+        if self.ranks.size > 1:
+            found = self.ranks.gathered([self._elapsed_here, self.stop.requested])
+            self._shared = found[0][0], any(ending for _, ending in found)
+
+    @property
+    def _elapsed_here(self) -> float:
         if self._clock_began is None:
             return self._spent_before
         return self._spent_before + self._now() - self._clock_began
@@ -166,7 +184,8 @@ class Loop:
         self._pause(evaluate=evaluate_first)
         yield
         while not self._is_over():
-            if self.stop.requested:
+            self._agree()
+            if self.ending:
                 self._end_early()
             self._at = f"at step {self.position.step + 1}"
             try:
@@ -186,7 +205,7 @@ class Loop:
         self._read_pending()
         self.guard.end(self.position)
         self._pause(save=True, evaluate=True)
-        if self.stop.requested and self.evaluate and self.evaluated != self.position.step:
+        if self.ending and self.evaluate and self.evaluated != self.position.step:
             self._end_early()  # all steps are done, and the last evaluation is not
         with self.shown.phase("saving the last checkpoint"):
             self.checkpoints.report(self.position, wait=True, last=True)
@@ -233,9 +252,7 @@ class Loop:
         step = position.step + 1
         values = self.values(self.budget.progress(step, self.elapsed))
         with self._watched():
-            handle = self.trainer.step(
-                batch.micro, values, batch.supervised, lambda: self.stop.requested
-            )
+            handle = self.trainer.step(batch.micro, values, batch.supervised, lambda: self.ending)
         if handle is None:
             return False
         position.step, position.cursor, position.skipped = step, batch.cursor, skipped

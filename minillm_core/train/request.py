@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minillm_core.backends import detect
+from minillm_core.backends.ranks import join, launched
 from minillm_core.errors import BackendError, DataError, Refusal, Stopped
-from minillm_core.train.progress import display
+from minillm_core.train.progress import LineDisplay, display
 from minillm_core.train.record import RUN, RUNS, choose_out, names_run
 from minillm_core.train.signals import stop_on_signals
 
@@ -227,17 +228,27 @@ def train(
     """
     preset, plugins, detected = prepared.loaded.preset, prepared.plugins, prepared.detected
     assert detected is not None
-    place = choose_out(preset, out, runs=runs, resume=resume)
+    rank, size = launched()
+    if rank:  # rank 0 chooses, prints and writes
+        place, say = out or runs, lambda line: None
+    else:
+        place = choose_out(preset, out, runs=runs, resume=resume)
     verb = "resuming" if resume else "writing to"
     say(
         f"{detected.backend} on {detected.device}, preset {preset}, {verb} {place} "
         f"({detected.reason})"
     )
-    with stop_on_signals(patient=False) as stop, display(say) as shown:
+    shown_by = LineDisplay if rank else display
+    with stop_on_signals(patient=False) as stop, shown_by(say) as shown, ExitStack() as stack:
         from minillm_core.train.errors import interrupted, resume_line
         from minillm_core.train.session import Session
         from minillm_core.train.settings import fit_vocabulary
 
+        with shown.phase(f"joining {size} processes"):
+            ranks = join(detected)
+        stack.callback(ranks.close)
+        here = replace(detected, device=ranks.device or detected.device)
+        prepared = replace(prepared, detected=here)
         session = Session(
             place,
             cache=cache,
@@ -247,16 +258,19 @@ def train(
             resume=resume,
             runs=None if out is not None else runs,
             verbose=verbose,
+            ranks=ranks,
         )
         try:
             if prepared.branch is None and not (resume and (place / RUN).exists()):
                 prepared = replace(prepared, loaded=fit_vocabulary(prepared.loaded))
             if session.bind(prepared):
                 session.run()
+            ranks.agreed()  # rank 0 has written everything: where one process ends, its launcher ends all
         except KeyboardInterrupt:
             folder = session.out if session.job else out  # before that nothing was made there
             raise interrupted(folder, stop, plugins, shown.broken_off) from None
         except Stopped as error:
+            ranks.agreed()
             error.fix = resume_line(session.out or place, plugins)
             raise
     return 0

@@ -18,10 +18,12 @@ from minillm_core import disk
 from minillm_core.backends.base import Backend
 from minillm_core.backends.bind import create as create_backend
 from minillm_core.backends.detect import Detected
+from minillm_core.backends.ranks import ALONE, Ranks
 from minillm_core.checkpoint import best, layout
 from minillm_core.checkpoint import commit as saving
 from minillm_core.checkpoint.directories import export_checked
 from minillm_core.checkpoint.lock import Held, lock
+from minillm_core.checkpoint.read import Checkpoint
 from minillm_core.config.origins import TOML
 from minillm_core.config.schema import Config
 from minillm_core.data.documents import fingerprint
@@ -69,6 +71,7 @@ class Session:
     resume: bool = False  # ``out`` may hold a run, which is resumed
     runs: Path | None = None  # where a folder without a name is made
     verbose: bool = False  # print all that is known before the first step
+    ranks: Ranks = ALONE  # the processes that train together; rank 0 alone writes
     earlier: RunFolder | None = None  # the run that is resumed
     job: Job | None = None  # the run, checked; None before :meth:`bind`
     loop: Loop | None = None  # None before the first event
@@ -105,7 +108,7 @@ class Session:
         shown, out, started = self.shown, self.out, datetime.now(UTC)
         earlier = RunFolder.find(out) if self.resume and out is not None else None
         self.earlier = earlier
-        if out is not None or self.runs is not None:
+        if self.ranks.leads and (out is not None or self.runs is not None):
             given = None if self.runs else out
             record.choose_out(
                 config.preset, given, runs=self.runs or record.RUNS, resume=self.resume
@@ -114,6 +117,7 @@ class Session:
         errors.check_step(config.train)
         check_support(plugins, detected.backend, detected.device)
         plan = export_checked(build_plan(loaded, plugins) if plan is None else plan)
+        errors.check_ranks(plan, self.ranks.size)
         warnings, notes, details = [], list(loaded.notes), []
         chosen_here = earlier is None and branch is None  # else it is the earlier run's preset
         if chosen_here and loaded.origins.get("preset") == "device":  # its first note says why
@@ -131,7 +135,11 @@ class Session:
             backend = (self.create or create_backend)(detected, plan)
         with self._building(plugins, "reading the data", "while documents are read"):
             heard = {"say": notes.append, "detail": details.append}
+            if not self.ranks.leads:  # its cache has the tokens then
+                self.ranks.agreed()
             corpus = read_corpus(config, self.cache, shown, asked=plan.sourcing, **heard)
+            if self.ranks.leads:
+                self.ranks.agreed()
         if (chosen := tuned(prepared, plan, corpus)) is not None:
             plan, config = export_checked(build_plan(chosen, plugins)), chosen.config
             budget, notes = Budget.of(config.train), [*notes, *chosen.notes[len(loaded.notes) :]]
@@ -145,6 +153,7 @@ class Session:
             when = "in the model's initial values"
             with self._building(plugins, "building the model", when):
                 trainer = backend.trainer(plan, config.seed)
+                trainer.join(self.ranks)
         except (OutOfMemory, MemoryError) as error:
             raise errors.out_of_memory(error, config.train, None, 0) from error
         if (of_vocabulary := vocabulary_note(plan.estimate())) is not None:
@@ -153,7 +162,12 @@ class Session:
             if observers := [one.name for one in plugins if "on_event" in one.plugin.hooks]:
                 notes.append(f"started again with the run, to observe it: {', '.join(observers)}")
             notes += resume.another_place(earlier, trainer.binding)
-        job = Job(plan, corpus, trainer, notes, details, warnings, initial, branch, started=started)
+        about = notes, details, warnings, initial, branch
+        if self.ranks.size > 1:
+            notes.append(
+                f"{self.ranks.size} processes by {self.ranks.how}: each takes its part of every step's rows"
+            )
+        job = Job(plan, corpus, trainer, *about, started=started, ranks=self.ranks)
         if branch:
             job.begins, job.branched = branch.load(trainer, corpus, config, budget)
         if earlier and (why := resume.finished(earlier, budget)) is not None:
@@ -223,11 +237,19 @@ class Session:
     def _run(self, job: Job) -> Generator[events.Event]:
         """Train in the folder, under its lock; or in memory."""
         announced, given = self.out, None if self.runs else self.out
-        if announced is None:
+        if announced is None or not self.ranks.leads:
             self._describe(job)
-            self._load_initial(job)
+            position, before = job.begins, ()
+            if announced is not None:  # rank 0 has it, and says where it begins
+                out, step, before = self.ranks.agreed()
+                if step is not None and job.branch is None:
+                    position = resume.load(
+                        Checkpoint(layout.folder(Path(out), step), step), job.trainer
+                    )
+            if position.saved is None:
+                self._load_initial(job)
             evidence = Evidence.of(job, self.shown.say)
-            yield from self._train(job, None, job.begins, (), evidence, {})
+            yield from self._train(job, None, position, before, evidence, {})
             evidence.warn()
             return
         self.out = record.claim_out(
@@ -271,6 +293,7 @@ class Session:
         else:
             self._load_initial(job)
         before = cut(out / METRICS, position.step if job.branch is None else -1)
+        self.ranks.agreed([str(out.absolute()), position.saved, before])
         tokenizer = keep_tokenizer(out, job.corpus.tokenizer, earlier, say)
         constants = {
             "tokenizer": tokenizer,
@@ -346,21 +369,24 @@ class Session:
         meter = Meter(
             flops_per_token=cost.flops_per_token,
             flops_per_label=cost.flops_per_label,
-            peak_flops=trainer.binding.peak_flops,
+            peak_flops=self.ranks.size * (trainer.binding.peak_flops or 0.0) or None,
         )
         trend = Trend(shown.say)
         trend.recall(before, self.evaluations)
         evaluating = Stopwatch(shown.clock)
         with ExitStack() as stack:
-            observers, checks = [evidence, shown, trend, self._emitted.append], []
+            observers, checks = [shown, trend, self._emitted.append], []
+            if self.ranks.leads:
+                observers.insert(0, evidence)
             if held is not None:
                 metrics = Metrics(held.out / METRICS, every=config.log.every)
                 observers.insert(0, stack.enter_context(metrics))
                 checks = [held.check, metrics.check]
             stack.enter_context(watching(shown.say))
-            feed = Feed(job, position.cursor or None, lambda: stop.requested, step=position.step)
+            feed = Feed(job, position.cursor or None, lambda: loop.ending, step=position.step)
             stack.enter_context(feed)
-            emit = observers_of(job, observers, say=shown.say)
+            whose = job if self.ranks.leads else replace(job, plan=replace(job.plan, active=()))
+            emit = observers_of(whose, observers, say=shown.say)
 
             def check() -> None:
                 """Refuse to write where the folder, its metrics.jsonl or the data are no longer the run's."""
@@ -379,7 +405,7 @@ class Session:
                     job,
                     config.eval.tokens,
                     share=share,
-                    cancelled=lambda: stop.requested,
+                    cancelled=lambda: loop.ending,
                     progress=shown.evaluating,
                 )
                 for share in (1.0, on_the_way)
@@ -393,7 +419,10 @@ class Session:
                     last = budget.spent(step, loop.elapsed)
                     found = (whole if last else part)(step)
                     if found is not None:
-                        found = judged(job.plugins, found, self.evaluations, model)
+                        if self.ranks.leads:
+                            found = judged(job.plugins, found, self.evaluations, model)
+                        verdicts, why = self.ranks.agreed([found.verdicts, found.stop])
+                        found = replace(found, verdicts=verdicts, stop=why)
                         if found.stop and not last and on_the_way < 1:  # as every run ends
                             last, given = True, {"verdicts": found.verdicts, "stop": found.stop}
                             found = replace(whole(step) or found, **given)
@@ -433,6 +462,7 @@ class Session:
                 contain=lambda: _attributed(job, lambda: loop.position.step + 1),
                 at_work=at_work(job.plugins),
                 shown=shown,
+                ranks=self.ranks,
             )
             first = "compiling the first step" if trainer.binding.compile else "the first step"
             shown.train(

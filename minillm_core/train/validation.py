@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from minillm_core.backends.base import Batch, Model
+from minillm_core.backends.ranks import ALONE, Ranks
 from minillm_core.data import ValidationBatches, bytes_per_token
 from minillm_core.errors import DataError
 from minillm_core.train.events import Evaluated, Event, Stepped
@@ -35,6 +36,7 @@ class Validation:
     seen: Mapping[str, int] = field(default_factory=dict)  # counts of hooks.batch_hook
     weights: Mapping[str, float] = field(default_factory=dict)  # of the sources; default: 1
     predictions: int = 0  # of the last evaluation
+    ranks: Ranks = ALONE  # each evaluates its part of the batches
 
     def __call__(self, step: int) -> Evaluated | None:
         """Evaluate after ``step``; None: cancelled.
@@ -50,8 +52,12 @@ class Validation:
                 lost, predictions = self.model.evaluate(self._counted(batches, total))
             except _Cancelled:
                 return None
+            size = total["bytes"] - before["bytes"]
+            if self.ranks.size > 1:
+                each = self.ranks.gathered([lost, predictions, size])
+                lost, *counts = map(sum, zip(*each, strict=True))
+                predictions, size = map(int, counts)
             if predictions:
-                size = total["bytes"] - before["bytes"]
                 rate = _bits_per_byte(lost, size)
                 found[name] = Evaluated(step, lost / predictions, rate, predictions)
                 share, nats = share + weight, nats + weight * lost / predictions
@@ -123,7 +129,7 @@ def validation(
     held = {one.name: (one.weight, one.val) for one in job.corpus.parts if one.val is not None}
     held = held or {"": (1.0, job.corpus.val)}
     total = sum(weight for weight, _ in held.values())
-    batches = {
+    whole = {
         name: ValidationBatches(
             documents,
             rows=config.train.rows,
@@ -135,17 +141,32 @@ def validation(
         )
         for name, (weight, documents) in held.items()
     }
-    predictions = sum(one.predictions for one in batches.values())
+    predictions = sum(one.predictions for one in whole.values())
+    ranks = job.ranks
+    batches = {name: _Part(each, ranks.rank, ranks.size) for name, each in whole.items()}
     return Validation(
         job.trainer,
         batches,
         bytes_per_token(tokenizer, config.model.vocab) if tokenizer else None,
         cancelled=cancelled,
-        progress=lambda done: progress(done, predictions),
+        progress=lambda done: progress(done * ranks.size, predictions),
         weights={name: weight for name, (weight, _) in held.items()},
         text=f"data.val = {val}" if isinstance(val, float) else f"the held-out text {val}",
         seen=job.seen,
+        ranks=ranks,
     )
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Every ``size``-th batch of a list, from ``rank`` on; each is made anew when it is read."""
+
+    whole: Sequence[Batch]
+    rank: int
+    size: int
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (self.whole[at] for at in range(self.rank, len(self.whole), self.size))
 
 
 def bytes_of_a_token(job: Job) -> float | None:

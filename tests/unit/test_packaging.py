@@ -25,8 +25,8 @@ GROUPS = {"minillm.plugins", "minillm.commands"}
 """Groups of entry points: a distribution beside the core has one of them, or a script of its own."""
 OBJECTS = "minillm.directories"
 """A group whose entry points name objects, not classes or functions."""
-JUDGES = "minillm.judges"
-"""A group whose entry points are named by what they judge by, and not as their modules are."""
+ENGINES = ("minillm.judges", "minillm.ranks")
+"""Groups whose entry points are named by what they judge by or run on, and not as their modules are."""
 
 
 def projects(root: Path) -> dict[Path, dict[str, Any]]:
@@ -172,7 +172,7 @@ def test_entry_points_name_classes_and_commands_that_exist(repository: Path) -> 
         found = {**project.get("entry-points", {}), "scripts": project.get("scripts", {})}
         offered = [one for group in (*GROUPS, "scripts") for one in found.get(group, {}).items()]
         objects = {value.partition(":")[0] for value in found.get(OBJECTS, {}).values()}
-        judged = [*found.get(JUDGES, {}).items()]
+        judged = [one for group in ENGINES for one in found.get(group, {}).items()]
         assert offered or objects or judged
         for module in objects:
             assert (folder / Path(*module.split(".")).with_suffix(".py")).is_file()
@@ -318,6 +318,6 @@ def test_wheels_hold_what_they_should(repository: Path, wheels: dict[str, Path])
         groups = (
             {"console_scripts"}
             if folder == repository
-            else {*GROUPS, OBJECTS, JUDGES, "console_scripts"}
+            else {*GROUPS, OBJECTS, *ENGINES, "console_scripts"}
         )
         assert groups & set(re.findall(r"^\[(.+)\]$", entry_points, re.MULTILINE))

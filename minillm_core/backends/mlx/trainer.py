@@ -116,7 +116,7 @@ class MLXTrainer(MLXModel, Trainer):
         """Queue the step behind what is queued; False where it was cancelled."""
         batches, given, staged, due = queued.batches, queued.given, queued.staged, queued.due
         timer = self.step_timer
-        if len(batches) == 1 and timer is None:
+        if len(batches) == 1 and timer is None and self.ranks.size == 1:
             whole = self.graphs.part("whole", staged, due)
             stepped = whole(self.masters, self.state, batches[0], given)
         else:
@@ -158,7 +158,7 @@ class MLXTrainer(MLXModel, Trainer):
         due = due_at(self.cycles, self.steps)
         for staged, accumulate, sized in warmed(self.plan, self.phase, micro[0]):
             batch = self.fields(sized, staged, trained=False)
-            if (accumulate or len(micro)) == 1:
+            if (accumulate or len(micro)) == 1 and self.ranks.size == 1:
                 whole = self.graphs.part("whole", staged, due)
                 mx.eval(whole(self.masters, self.state, batch, given))
             else:
@@ -187,7 +187,9 @@ class MLXTrainer(MLXModel, Trainer):
             mx.async_eval(sums)  # a graph that spans micro-batches would hold all activations
         if self.step_timer is not None:
             self.step_timer("optimizer")
-        mean = mx.array(1.0 / len(batches))
+        if self.ranks.size > 1 and sums is not None:
+            self.statistics.over(self.ranks, sums["grads"], sums["figures"], sums["statistics"])
+        mean = mx.array(1.0 / (len(batches) * self.ranks.size))
         return self.graphs.part("update", {}, due)(self.masters, self.state, sums, given, mean)
 
     def read(self, handle: Queued) -> StepResult:

@@ -123,7 +123,11 @@ class TorchTrainer(TorchModel, Trainer):
             earlier = self.reduced if index else None
             self.reduced = self.statistics.merged(earlier, loss.statistics)
         timer("optimizer")
-        later = self._update(figures, given, len(micro))
+        if self.ranks.size > 1:
+            grads = dict(zip(self.weights.trained, self.gradients or (), strict=True))
+            self.statistics.over(self.ranks, grads, figures, self.reduced)
+            self.gradients = [*grads.values()]
+        later = self._update(figures, given, len(micro) * self.ranks.size)
         timer("")
         return later
 

@@ -107,7 +107,7 @@ def test_any_resume_and_any_ranks_read_the_same(
     cursor = json.loads(json.dumps(whole[place].cursor))
     resumed = steps(Given(lengths), 11 - place, by=by, rows=ranks, cursor=cursor)
     np.testing.assert_array_equal(rows(resumed), rows(whole[place + 1 :]))
-    parts = [steps(text, 12, by=by, ranks=ranks, rank=rank) for rank in range(ranks)]
+    parts = [steps(text, 12, by=by, rows=ranks, ranks=ranks, rank=rank) for rank in range(ranks)]
     for step in range(12):
         together = np.concatenate([rows(one[step : step + 1]) for one in parts])
         np.testing.assert_array_equal(together, rows(whole[step : step + 1]))

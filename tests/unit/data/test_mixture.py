@@ -142,15 +142,15 @@ def test_a_mixture_is_the_rows_of_its_sources_for_any_split_ranks_and_resume(
     assert several[-1].cursor == one[-1].cursor
 
     for ranks in (2, 4):  # together they read the same rows, and go on from each other's cursor
-        count = 24 // ranks
-        each = [steps(whole, mixed, count, ranks=ranks, rank=r, **split) for r in range(ranks)]
+        count, sizes = 24 // ranks, split | {"rows": rows_ * ranks}
+        each = [steps(whole, mixed, count, ranks=ranks, rank=r, **sizes) for r in range(ranks)]
+        of_rows = accumulate % ranks > 0  # else each has some of the micro-batches
         for name, expected in stream.items():
-            together = [
-                step.micro[m][name]
-                for number in range(count)
-                for m in range(accumulate)
-                for step in (found[number] for found in each)
-            ]
+            together: list[np.ndarray] = []
+            for several_ in zip(*each, strict=True):  # the step of every rank
+                micro = [[one[name] for one in step.micro] for step in several_]
+                turns = zip(*micro, strict=True) if of_rows else micro
+                together += [array for turn in turns for array in turn]
             np.testing.assert_array_equal(np.concatenate(together), expected)
         assert all(found[-1].cursor == one[-1].cursor for found in each)
         assert len({found[-1].supervised for found in each}) == 1

@@ -1,0 +1,138 @@
+"""The processes that train one model together: the seam of their communication, and who brings it.
+
+A launcher (``torchrun``, ``mlx.launch``) starts the same command once a process. Entry points of the
+group ``minillm.ranks``: the name is a backend's, the value a subclass of :class:`Ranks`. Where no
+launcher says otherwise a process is alone, and nothing is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from minillm_core.backends.detect import Detected, probe
+from minillm_core.errors import BackendError
+from minillm_core.plugins.discover import entry_points
+from minillm_core.plugins.first_party import installing
+
+GROUP = "minillm.ranks"
+FIRST_PARTY = "minillm-mesh"
+
+
+class Ranks:
+    """The processes that train one model together; this class itself is of a process alone.
+
+    Every rank calls the same methods in the same order.
+
+    Attributes:
+        rank: of this process, from 0; rank 0 writes and prints.
+        size: how many there are.
+        device: of this process, as ``--device`` names it; None: that of the command.
+        how: what they communicate by, for people.
+    """
+
+    rank: int = 0
+    size: int = 1
+    device: str | None = None
+    how: str = ""
+
+    @property
+    def leads(self) -> bool:
+        """This is the rank that writes and prints."""
+        return self.rank == 0
+
+    def total(self, arrays: Sequence[Any]) -> list[Any]:
+        """Add up arrays of the framework over all ranks, to the same bits on each; does not wait for the device.
+
+        Args:
+            arrays: float32, of the same shapes on each rank.
+        """
+        return list(arrays)
+
+    def largest(self, arrays: Sequence[Any]) -> list[Any]:
+        """Take the largest of each number over all ranks; as :meth:`total`."""
+        return list(arrays)
+
+    def gathered(self, numbers: Sequence[float]) -> list[tuple[float, ...]]:
+        """Bring numbers of every rank together on the host, a tuple a rank. Waits for all ranks."""
+        return [tuple(map(float, numbers))]
+
+    def agreed(self, value: Any = None) -> Any:
+        """Return rank 0's value, of JSON's types, on every rank. The others wait for it."""
+        return value
+
+    def close(self) -> None:
+        """End the communication."""
+
+
+ALONE = Ranks()
+
+
+def launched() -> tuple[int, int]:
+    """Return which process of how many this one is, by the variables of a launcher; (0, 1): alone.
+
+    ``torchrun`` sets RANK and WORLD_SIZE, ``mlx.launch`` MLX_RANK and the hosts' file or their number.
+    """
+    here = os.environ.get
+    rank, size = here("RANK") or here("MLX_RANK"), here("WORLD_SIZE") or here("MLX_WORLD_SIZE")
+    if rank and not size and (hosts := here("MLX_HOSTFILE") or here("MLX_IBV_DEVICES")):
+        size = str(len(json.loads(Path(hosts).read_text())))
+    return (int(rank), int(size)) if rank and size else (0, 1)
+
+
+def said_by() -> str:
+    """Return what begins an error's text, so that it says which process it is of; alone: nothing."""
+    rank, size = launched()
+    return f"rank {rank}: " if size > 1 else ""
+
+
+def join(detected: Detected) -> Ranks:
+    """Join the processes that were launched with this one, if there are others.
+
+    Raises:
+        BackendError: no installed distribution brings the communication of the backend.
+    """
+    if launched()[1] == 1:
+        return ALONE
+    return engine(detected.backend)(detected)
+
+
+def launch(detected: Detected, gpus: int, arguments: Sequence[str]) -> int:
+    """Start a command in a process for each of some GPUs of this machine; return its exit code.
+
+    Args:
+        detected: the command's backend and device.
+        gpus: how many.
+        arguments: of the command, ``train`` first.
+
+    Raises:
+        BackendError: there are not so many, or the backend is started by a launcher of its own.
+    """
+    here = probe().nvidia
+    if detected.device != "cuda" or gpus > here:
+        raise BackendError(
+            f"--gpus {gpus} asks for NVIDIA GPUs, and {here} can be used on {detected.device}",
+            where=f"--gpus {gpus}",
+            fix="a smaller number; processes on CPUs are started by torchrun, those of MLX by mlx.launch "
+            "(docs/scale.md)",
+        )
+    return engine(detected.backend).launch(gpus, arguments)
+
+
+def engine(backend: str) -> Any:
+    """Import the class of a backend's ranks.
+
+    Raises:
+        BackendError: no installed distribution brings it.
+    """
+    found = [one for one in entry_points(group=GROUP) if one.name == backend]
+    if not found:
+        raise BackendError(
+            f"training in several processes on {backend} needs a distribution that is not installed",
+            where=f"entry points of {GROUP}",
+            fix=installing([FIRST_PARTY]),
+        )
+    return found[0].load()

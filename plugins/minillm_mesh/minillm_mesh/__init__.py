@@ -1,0 +1,10 @@
+"""Training in several processes: who communicates, by what, and how they are started.
+
+torch_ranks     collectives by torch.distributed (NCCL on GPUs, gloo on CPUs), and torchrun's launcher
+mlx_ranks       collectives by mx.distributed
+alive           a watch on the other processes: one that is stopped or hangs is named, and ends the run
+"""
+
+from __future__ import annotations
+
+__all__: list[str] = []

@@ -1,0 +1,87 @@
+"""A watch on the other processes of a run, beside the collectives.
+
+A collective that waits for a process which never comes says nothing. So each process counts up once a
+second in the store where they met, and reads the others' counts: one that stands still is named, and
+ends the run.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from typing import Protocol
+
+PATIENCE = 30.0
+"""Seconds without a sign of a process after which it counts as lost."""
+
+EVERY = 1.0
+"""Seconds between two signs."""
+
+
+class Store(Protocol):
+    """A map that all processes share."""
+
+    def add(self, key: str, value: int, /) -> int:
+        """Add to a number, 0 where there was none, and return it."""
+        ...
+
+
+class Watch:
+    """A thread that shows that this process lives, and ends it where another one does not.
+
+    Args:
+        store: a connection of its own: one that waits would hold the watch up.
+        rank: of this process.
+        size: how many there are.
+        patience: seconds without a sign.
+        every: seconds between two signs.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        *,
+        patience: float = PATIENCE,
+        every: float = EVERY,
+    ) -> None:
+        self._store, self._rank, self._size = store, rank, size
+        self._patience, self._every = patience, every
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="minillm-alive", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop looking; the others hear that this process has ended as it should."""
+        self._end.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        others = [rank for rank in range(self._size) if rank != self._rank]
+        counts, since = dict.fromkeys(others, -1), dict.fromkeys(others, time.monotonic())
+        while not self._end.wait(self._every):
+            try:
+                self._store.add(f"alive/{self._rank}", 1)
+                for rank in others:
+                    count = self._store.add(f"alive/{rank}", 0)
+                    if count != counts[rank]:
+                        counts[rank], since[rank] = count, time.monotonic()
+            except Exception:  # the launcher has closed the store: it ends the processes itself
+                return
+            now = time.monotonic()
+            if lost := [rank for rank in others if now - since[rank] > self._patience]:
+                self._give_up(lost, now - since[lost[0]])
+
+    def _give_up(self, lost: list[int], seconds: float) -> None:
+        names, verb = (
+            " and ".join(f"rank {rank}" for rank in lost),
+            "has" if len(lost) == 1 else "have",
+        )
+        say = f"rank {self._rank}: {names} {verb} not answered for {seconds:.0f} s: stopped, or lost\n"
+        fix = "  fix:   --resume goes on from the last checkpoint\n"
+        sys.stderr.write(say + fix)
+        sys.stderr.flush()
+        os._exit(1)  # the main thread may wait in a collective, where no exception reaches it

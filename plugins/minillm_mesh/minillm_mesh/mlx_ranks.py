@@ -1,0 +1,74 @@
+"""Processes that train together on MLX: mx.distributed (ring, jaccl, nccl), started by mlx.launch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from minillm_core import BackendError
+from minillm_core.inspection import Detected, Ranks, launched
+
+
+class MLXRanks(Ranks):
+    """The processes of an mlx.launch.
+
+    Args:
+        detected: the command's backend and device.
+
+    Raises:
+        BackendError: the processes do not find each other.
+    """
+
+    def __init__(self, detected: Detected) -> None:
+        _, size = launched()
+        try:
+            self.group = mx.distributed.init(strict=True)
+        except RuntimeError as error:
+            raise _apart(size, str(error)) from error
+        if self.group.size() != size:
+            raise _apart(size, f"mx.distributed has {self.group.size()}")
+        self.rank, self.size, self.how = self.group.rank(), size, "mx.distributed"
+
+    def total(self, arrays: Sequence[mx.array]) -> list[mx.array]:
+        """Add up arrays over all ranks, in one flat float32 buffer."""
+        return self._reduced(arrays, mx.distributed.all_sum)
+
+    def largest(self, arrays: Sequence[mx.array]) -> list[mx.array]:
+        """Take the largest of each number over all ranks."""
+        return self._reduced(arrays, mx.distributed.all_max)
+
+    def _reduced(self, arrays: Sequence[mx.array], how: Callable[..., mx.array]) -> list[mx.array]:
+        flat = how(mx.concatenate([one.reshape(-1) for one in arrays]), group=self.group)  # (N,)
+        ends = np.cumsum([one.size for one in arrays])[:-1].tolist()
+        parts = mx.split(flat, ends)
+        return [part.reshape(one.shape) for part, one in zip(parts, arrays, strict=True)]
+
+    def gathered(self, numbers: Sequence[float]) -> list[tuple[float, ...]]:
+        """Bring numbers of every rank together, as the bits of float64."""
+        mine = np.array(numbers, np.float64)
+        bits = mx.array(mine.view(np.int32))
+        each = np.array(mx.distributed.all_gather(bits, group=self.group))
+        return [tuple(one.view(np.float64).tolist()) for one in each.reshape(self.size, -1)]
+
+    def agreed(self, value: Any = None) -> Any:
+        """Return rank 0's value, sent as JSON."""
+        text = json.dumps(value).encode() if self.leads else b""
+        size = int(self.gathered([len(text)])[0][0])
+        sent = np.frombuffer(text, np.uint8) if self.leads else np.zeros(size, np.uint8)
+        summed = mx.distributed.all_sum(mx.array(sent), group=self.group)  # the others send zeros
+        return json.loads(np.array(summed).tobytes())
+
+
+def _apart(size: int, why: str) -> BackendError:
+    return BackendError(
+        f"{size} processes were started, and MLX does not bring them together",
+        where=why[:200],
+        fix="start them with mlx.launch: mlx.launch -n 2 -- python -m minillm_core train",
+    )
+
+
+__all__ = ["MLXRanks"]

@@ -1,0 +1,156 @@
+"""Processes that train together on torch: NCCL between GPUs, gloo between CPUs, torchrun's launcher.
+
+Nothing here is of minillm's own making between machines: torchrun brings the processes together,
+torch.distributed adds arrays up.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+from minillm_core import MinillmError
+from minillm_core.inspection import Detected, Ranks
+from minillm_mesh.alive import Watch
+
+TIMEOUT = timedelta(hours=24)
+"""Of a collective on the host: rank 0 may write a checkpoint, or a long sample. The watch is quicker."""
+
+Layout = list[tuple[torch.Size, int]]
+
+
+class TorchRanks(Ranks):
+    """The processes of a torchrun.
+
+    Args:
+        detected: the command's backend and device; of a GPU each process takes that of its number.
+    """
+
+    def __init__(self, detected: Detected) -> None:
+        kind = detected.device.partition(":")[0]
+        local = int(os.environ.get("LOCAL_RANK", "0"))
+        if kind == "cuda":
+            self.device = f"cuda:{local}"
+            torch.cuda.set_device(local)
+        backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
+        with _met():
+            store, self.rank, self.size = next(rendezvous("env://"))
+            watched = next(rendezvous("env://"))[0]
+            dist.init_process_group(
+                backend, store=store, rank=self.rank, world_size=self.size, timeout=TIMEOUT
+            )
+        self.how = "NCCL" if kind == "cuda" else "gloo"
+        self._watch = Watch(PrefixStore("minillm", watched), self.rank, self.size)
+
+    def total(self, arrays: Sequence[Tensor]) -> list[Tensor]:
+        """Add up arrays over all ranks, in one flat float32 buffer."""
+        return self._reduced(arrays, dist.ReduceOp.SUM)
+
+    def largest(self, arrays: Sequence[Tensor]) -> list[Tensor]:
+        """Take the largest of each number over all ranks."""
+        return self._reduced(arrays, dist.ReduceOp.MAX)
+
+    def _reduced(self, arrays: Sequence[Tensor], how: dist.ReduceOp.RedOpType) -> list[Tensor]:
+        flat = torch.cat([one.reshape(-1) for one in arrays])  # (N,)
+        with _met():
+            dist.all_reduce(flat, how)
+        parts = flat.split([one.numel() for one in arrays])
+        return [part.view(one.shape) for part, one in zip(parts, arrays, strict=True)]
+
+    def gathered(self, numbers: Sequence[float]) -> list[tuple[float, ...]]:
+        """Bring numbers of every rank together, by gloo."""
+        mine = torch.tensor(numbers, dtype=torch.float64)
+        each = [torch.empty_like(mine) for _ in range(self.size)]
+        with _met():
+            dist.all_gather(each, mine)
+        return [tuple(one.tolist()) for one in each]
+
+    def agreed(self, value: Any = None) -> Any:
+        """Return rank 0's value, sent as JSON."""
+        text = json.dumps(value).encode() if self.leads else b""
+        size = torch.tensor([len(text)])
+        with _met():
+            dist.broadcast(size, 0)
+            sent = torch.empty(int(size), dtype=torch.uint8)
+            if self.leads:
+                sent.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+            dist.broadcast(sent, 0)
+        return json.loads(sent.numpy().tobytes())
+
+    def close(self) -> None:
+        """Leave the group."""
+        self._watch.close()
+        dist.destroy_process_group()
+
+    @staticmethod
+    def launch(processes: int, arguments: Sequence[str]) -> int:
+        """Start ``minillm`` with these arguments in several processes here, by torchrun's launcher.
+
+        Args:
+            processes: how many.
+            arguments: of the command, ``train`` first.
+
+        Returns:
+            The exit code of the process that failed first, 75 after a signal; 0.
+        """
+        from torch.distributed.elastic.multiprocessing.api import SignalException
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+        # its own words on a signal or a failure say nothing that the processes have not said
+        logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=processes,
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            run_id=uuid.uuid4().hex,
+            max_restarts=0,
+            monitor_interval=0.1,
+        )
+        try:
+            elastic_launch(config, sys.executable)("-m", "minillm_core", *arguments)
+        except ChildFailedError as error:
+            _, first = error.get_first_failure()
+            return first.exitcode if first.exitcode > 0 else 1
+        except SignalException:  # it was passed on: rank 0 has saved, and has said so
+            return 75
+        return 0
+
+
+@contextmanager
+def _met() -> Iterator[None]:
+    """Say of an error of a collective what it nearly always is: another process has ended."""
+    try:
+        yield
+    except dist.DistError as error:
+        raise MinillmError(
+            "the communication with the other processes broke: one of them has ended",
+            where=str(error).splitlines()[0][:200],
+            fix="its own message says why; --resume goes on from the last checkpoint",
+        ) from error
+    except RuntimeError as error:  # gloo's
+        if "onnection" not in str(error) and "peer" not in str(error):
+            raise
+        raise MinillmError(
+            "another process of the run has ended",
+            where=str(error).splitlines()[0][:200],
+            fix="its own message says why; --resume goes on from the last checkpoint",
+        ) from error
+
+
+__all__ = ["TorchRanks"]

@@ -1,0 +1,66 @@
+"""The watch on the other processes: quiet while all count up, and the one that does not is named."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+from minillm_mesh.alive import Watch
+
+
+class Shared:
+    """A store in one process."""
+
+    def __init__(self) -> None:
+        self.counts, self._lock = Counter[str](), threading.Lock()
+
+    def add(self, key: str, value: int, /) -> int:
+        with self._lock:
+            self.counts[key] += value
+            return self.counts[key]
+
+
+def test_processes_that_live_leave_each_other_alone() -> None:
+    store = Shared()
+    watches = [Watch(store, rank, 3, patience=0.5, every=0.02) for rank in range(3)]
+    time.sleep(1.0)
+    for watch in watches:
+        watch.close()
+    assert {*store.counts} == {"alive/0", "alive/1", "alive/2"}
+    assert min(store.counts.values()) > 5
+
+
+LOST = """
+import time
+from test_alive import Shared, Watch
+Watch(Shared(), 0, 3, patience=0.3, every=0.02)
+time.sleep(60)
+"""
+
+
+def test_a_process_that_is_lost_is_named() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOST],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "rank 0: rank 1 and rank 2 have not answered for 0 s" in done.stderr
+    assert "--resume" in done.stderr
+
+
+def test_a_store_that_is_closed_ends_the_watch() -> None:
+    class Closed(Shared):
+        def add(self, key: str, value: int, /) -> int:
+            raise ConnectionError
+
+    watch = Watch(Closed(), 0, 2, patience=0.1, every=0.01)
+    time.sleep(0.3)
+    watch.close()

@@ -1,0 +1,41 @@
+"""Processes of mlx.launch over its ring: the same training as in one process; a lone one is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mlx.core")
+
+STEPPED = Path(__file__).with_name("stepped.py")
+
+
+@pytest.mark.slow
+def test_two_processes_train_alike(tmp_path: Path) -> None:
+    launch = Path(sys.executable).with_name("mlx.launch")
+    out, names = tmp_path / "found.json", "plain,muon,moe,speedrun"
+    command = [str(launch), "-n", "2", "--backend", "ring", "--", sys.executable, str(STEPPED)]
+    given = [*command, "mlx", str(out), "micro", names]
+    done = subprocess.run(given, capture_output=True, text=True, timeout=900, check=False)
+    assert out.exists(), done.stdout + done.stderr
+    found = json.loads(out.read_text())
+    assert [*found] == names.split(",")
+    for name, case in found.items():
+        assert case["same"], f"{name}: the ranks have not the same weights"
+        assert case["figures"] < 1e-5, f"{name}: {case['figures']} from one process"
+
+
+def test_a_process_that_does_not_find_the_others_is_refused(tmp_path: Path) -> None:
+    command = ["-m", "minillm_core", "train", "--backend", "mlx", "--preset", "tiny"]
+    here = {**os.environ, "RANK": "0", "WORLD_SIZE": "2"}
+    given = [sys.executable, *command, "--steps", "1", "--out", str(tmp_path / "run")]
+    done = subprocess.run(given, capture_output=True, text=True, env=here, check=False)
+    assert done.returncode == 2
+    assert "2 processes were started, and MLX does not bring them together" in done.stderr
+    assert "mlx.launch" in done.stderr
+    assert not (tmp_path / "run").exists()
