@@ -103,8 +103,9 @@ def update(
     new_state: State = {}
     for key, group in groups.items():
         names = [member.name for member in group.members]
-        u = joined(ops, group, [ops.astype(grads[name], "float32") for name in names]) * factor
-        p = joined(ops, group, [params[name] for name in names])
+        gradients = [ops.astype(grads[name], "float32") for name in names]
+        u = in_blocks(ops, group, joined(ops, group, gradients)) * factor
+        p = in_blocks(ops, group, joined(ops, group, [params[name] for name in names]))
         given = {**values, "updates": updates, **multipliers(ops, group, values)}
         old, axes = state.get(key, {}), int(group.rule.stacked)
         new: dict[str, dict[str, Any]] = {}
@@ -116,7 +117,8 @@ def update(
                 for _ in names:  # a resumed run may be judged before the next turn
                     witness(f"stage:{where}")
                 continue
-            held = stage.unpacked(ops, old.get(anchor, {}), axes)
+            flat = {entry: flattened(ops, group, one) for entry, one in old.get(anchor, {}).items()}
+            held = stage.unpacked(ops, flat, axes)
             before = versions((p, *held.values()))
             made = stage.apply(ops, u, u if anchor == AVERAGE else p, held, given)
             _check(made, u, stage, owner, where)
@@ -126,7 +128,8 @@ def update(
             u, entries = made
             _check_state(entries, held, stage, owner, where)
             if entries:
-                new[anchor] = stage.packed(ops, entries, axes)
+                kept = stage.packed(ops, entries, axes)
+                new[anchor] = {entry: by_block(ops, group, one) for entry, one in kept.items()}
             for _ in names:
                 witness(f"stage:{where}")
         if new:
@@ -150,14 +153,35 @@ def apart(ops: Any, group: Group, stack: Any) -> list[Any]:
     if not group.rule.stacked:
         return [stack]
     rows = ops.split(stack, len(group.members), 0)
-    return [ops.reshape(row, group.shape) for row in rows]
+    return [ops.reshape(row, group.members[0].shape) for row in rows]
+
+
+def in_blocks(ops: Any, group: Group, stack: Any) -> Any:
+    """Cut each member (R, C) of a stack into its blocks: (N * blocks, R / blocks, C)."""
+    if group.blocks == 1:
+        return stack
+    return ops.reshape(stack, (stack.shape[0] * group.blocks, *group.shape))
+
+
+def flattened(ops: Any, group: Group, kept: Any) -> Any:
+    """Turn what is kept of members in blocks, (N, blocks, ...), into a stack of all blocks."""
+    if group.blocks == 1:
+        return kept
+    return ops.reshape(kept, (kept.shape[0] * group.blocks, *kept.shape[2:]))
+
+
+def by_block(ops: Any, group: Group, stack: Any) -> Any:
+    """Invert :func:`flattened`."""
+    if group.blocks == 1:
+        return stack
+    return ops.reshape(stack, (len(group.members), group.blocks, *stack.shape[1:]))
 
 
 def multipliers(ops: Any, group: Group, values: Mapping[str, Any]) -> dict[str, Any]:
     """Make lr_mul and wd_mul: a number, or 0-d, where all members agree, else float32 (N, 1, ...)."""
     given = {}
     for field in ("lr_mul", "wd_mul"):
-        factors = [getattr(member, field) for member in group.members]
+        factors = [getattr(m, field) for m in group.members for _ in range(group.blocks)]
         shape = (len(factors),) + (1,) * len(group.shape)
         if len(set(factors)) == 1:
             given[field] = multiplier(factors[0], values)

@@ -86,7 +86,8 @@ def build_plan(
     parameters = _parameters_of(model, {*BATCH, *(name for name, _, _ in fields)})
     inits = state.model.init.resolve({name: info.role for name, info in parameters.items()})
     parameters |= _started(parameters, inits)
-    state.optimizer = builders.OptimizerSlots(parameters, values, config.train)
+    heads = config.model.heads, config.model.kv_heads
+    state.optimizer = builders.OptimizerSlots(parameters, values, config.train, heads)
     state.fill(manager, "optimizer_factory", builders.OptimizerBuilder, state.optimizer)
     groups = state.optimizer.resolve()
     trained = {m.name: parameters[m.name] for group in groups for m in group.members}

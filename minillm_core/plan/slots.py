@@ -437,6 +437,8 @@ def _parameter_claims(
         yield _claim(claim, default, usual=untouched, heading=f"opt.set[{key}]")
     if (table := slots.tables[name]).held:
         yield _claim(table, "every row", evidence=f"{ROWS}{name}", shapes=False)
+    if (blocks := slots.blocks[name]).held:
+        yield _claim(blocks, "one matrix", shapes=False, heading="opt.split")
     if (view := slots.views[name]).held and FROZEN not in rules:
         yield _claim(view, evidence=f"{VIEW}{name}", shapes=False, heading="opt.view")
 

@@ -31,6 +31,9 @@ EVERY = "*"
 ROWS = "rows:"
 """Before a table's name, the evidence of rows that were updated: how many, over all steps; alone, the steps."""
 
+FIELDS = ("lr_mul", "wd_mul", "betas")
+"""What ``optimizer.set`` sets."""
+
 FROZEN = "frozen"
 """In the place of a rule's name: none changes the parameter."""
 
@@ -72,8 +75,11 @@ class Joined:
 class OptimizerSlots:
     """The slots of the optimizer, and their resolution."""
 
-    def __init__(self, parameters: Mapping[str, ParamInfo], values: ValueTable, train: Any) -> None:
+    def __init__(
+        self, parameters: Mapping[str, ParamInfo], values: ValueTable, train: Any, heads: Any
+    ) -> None:
         self.parameters, self.values, self.train = parameters, values, train
+        self.heads: tuple[int, int] = heads  # of queries, of keys and values
         core = ("core", core_rule(train))
         self.rules: dict[str, tuple[str, dict[str, Draft]]] = {DEFAULT_RULE: core}
         self.extensions: Claims[tuple[str, str], Draft] = Claims("opt.extend({}, {})")
@@ -83,6 +89,7 @@ class OptimizerSlots:
         self.multipliers: Claims[tuple[str, str], Any] = Claims("opt.set[{}].{}")
         self.tables: Claims[str, ByRows] = Claims("opt.rows[{}]")
         self.views: Claims[str, Function] = Claims("opt.view[{}]")
+        self.blocks: Claims[str, int] = Claims("opt.split[{}]")
 
     def resolve(self) -> tuple[Group, ...]:
         """Resolve to the groups of every parameter; every clash is an error."""
@@ -117,7 +124,11 @@ class OptimizerSlots:
                 refusal = PlanError(f"{text}: it has none", where=claim.where, fix=fix)
                 raise refusal.concerning(name, claim.where, plugins=(claim.owner,))
             rows = self.tables[name].resolve()
+            blocks = self.blocks[name].resolve(1)
+            if self.blocks[name].held and not rules[rule].stacked:
+                raise self.whole(name, rule)
             more = {"overrides": overrides, "rows": rows, "view": self.views[name].resolve()}
+            more["blocks"] = blocks
             member = Member(name, parameter.shape, **factors, **more)
             assigned[name] = (rules[rule], member)
         if not assigned and (owners := {self.assigned[name].owner for name in self.parameters}):
@@ -150,11 +161,11 @@ class OptimizerSlots:
         freezes, rows = self.assigned[name].owner, self.tables[name]
         if rows.held:
             raise _not_by_rows(rows, name, f"'{freezes}' freezes it", (freezes,))
-        for field in ("lr_mul", "wd_mul", "betas"):
-            claim = self.multipliers[name, field]
+        claims = {f"sets {field}": self.multipliers[name, field] for field in FIELDS}
+        for did, claim in (claims | {"splits rows": self.blocks[name]}).items():
             for owner in claim.held.keys() - {self.parameters[name].owner}:
                 raise PlanError(
-                    f"plugin '{owner}' sets {field} of '{name}', which '{freezes}' freezes",
+                    f"plugin '{owner}' {did} of '{name}', which '{freezes}' freezes",
                     where=claim.where,
                     fix=f"leave out '{owner}' or '{freezes}'",
                 ).concerning(name, claim.where, plugins=(owner, freezes))
@@ -169,6 +180,15 @@ class OptimizerSlots:
                     why = resolve(table.rule)(group).refuses()
                 if why is not None:
                     raise _not_by_rows(self.tables[name], name, why, owners - {"core"})
+
+    def whole(self, name: str, rule: str) -> PlanError:
+        """Make the error of blocks of a parameter whose rule sees no matrices."""
+        claim = self.blocks[name]
+        return PlanError(
+            f"plugin '{claim.owner}' splits '{name}' into matrices, and no stage of its rule '{rule}' works on any",
+            where=claim.where,
+            fix=f"leave out '{claim.owner}', or add the plugin whose rule takes '{name}' (muon)",
+        ).concerning(name, claim.where, plugins=(claim.owner,))
 
     def lacks(self, rule: str, owner: str, where: str) -> PlanError:
         """Make the error of a plugin that builds on a rule which is not there."""
@@ -244,6 +264,8 @@ class OptimizerBuilder(Builder):
         parameters: name -> ParamInfo, every parameter of the model.
         weight_decay: train.weight_decay.
         warmup: train.warmup, the share of the run over which its rates rise.
+        heads: H.
+        kv_heads: K.
     """
 
     _slots: OptimizerSlots
@@ -253,6 +275,7 @@ class OptimizerBuilder(Builder):
         self.parameters = dict(slots.parameters)
         self.weight_decay: float = slots.train.weight_decay
         self.warmup: float = slots.train.warmup
+        self.heads, self.kv_heads = slots.heads
 
     def rule(
         self,
@@ -474,6 +497,36 @@ class OptimizerBuilder(Builder):
                 why = "its module does not say that its rows are looked up by a batch field alone"
                 fix = "Param(..., rows='ids') in a module of model.stream, or leave it out"
                 raise _not_by_rows(claim, name, why, (), fix=fix)
+        return len(chosen)
+
+    def split(self, where: Where, blocks: int) -> int:
+        """Claim per parameter: the rows of those for which ``where(name, info)`` are so many matrices.
+
+        All stages of the parameter's rule see each block of rows as a matrix of its own, so that a
+        parameter (R, C) is a stack of (R / blocks, C): it is orthogonalised, normed and measured block
+        by block, and its state is kept so, (blocks, ...) in a checkpoint.
+        ::
+
+            optimizer.split(lambda name, p: p.role == "attention.q", optimizer.heads)
+
+        Args:
+            where: called with each parameter's name and facts, at once.
+            blocks: how many, 1 or more; they divide the rows.
+
+        Returns:
+            How many parameters they are.
+
+        Raises:
+            PlanError: there is no such parameter, or its rows cannot be divided so; while resolving,
+                where no stage of its rule ``needs`` matrices.
+        """
+        chosen = self._chosen(where, "opt.split")
+        for name in chosen:
+            shape = self.parameters[name].shape
+            if blocks < 1 or len(shape) != 2 or shape[0] % blocks:
+                what = f"'{name}' of shape {shape} in {blocks} blocks of rows"
+                raise self._refusal("opt.split", what, fix="a number that divides a matrix's rows")
+            self._slots.blocks[name].add(self._owner, blocks)
         return len(chosen)
 
     def view(self, where: Where, function: Callable[..., Any], **arguments: Any) -> int:
