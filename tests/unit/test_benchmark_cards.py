@@ -35,6 +35,10 @@ WITHOUT = {
         "mla",
         "value_residual",
     ),
+    "head_muon",
+    "two_step_embed",
+    "muon_eq",
+    "uw_floor",
     "yarn_rope",
 }
 """One that does nothing until it is told what; those that change no training; ``fim``, which is for

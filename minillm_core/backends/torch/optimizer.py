@@ -167,7 +167,8 @@ class Optimizer:
             params, state = params | last, state | states
         skip = found > 0
         for name, new in params.items():
-            overwrite(masters[name], new, skip)
+            if masters[name] is not new:
+                overwrite(masters[name], new, skip)
         for key, anchors in state.items():
             for anchor, entries in anchors.items():
                 for entry, new in entries.items():

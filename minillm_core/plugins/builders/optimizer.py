@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from minillm_core.errors import PlanError
 from minillm_core.nn.node import Setting
@@ -72,6 +72,16 @@ class Joined:
         return f"{GRADIENT}[{self.name}]"
 
 
+class Blocks(NamedTuple):
+    """The claim that a parameter's rows are several matrices."""
+
+    rule: str  # that works on them
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.count} matrices of its rows"
+
+
 class OptimizerSlots:
     """The slots of the optimizer, and their resolution."""
 
@@ -89,7 +99,7 @@ class OptimizerSlots:
         self.multipliers: Claims[tuple[str, str], Any] = Claims("opt.set[{}].{}")
         self.tables: Claims[str, ByRows] = Claims("opt.rows[{}]")
         self.views: Claims[str, Function] = Claims("opt.view[{}]")
-        self.blocks: Claims[str, int] = Claims("opt.split[{}]")
+        self.blocks: Claims[str, Blocks] = Claims("opt.split[{}]")
 
     def resolve(self) -> tuple[Group, ...]:
         """Resolve to the groups of every parameter; every clash is an error."""
@@ -101,6 +111,10 @@ class OptimizerSlots:
         for rule, one, _, _ in self.joined:
             if rule not in (*self.rules, EVERY):
                 raise self.lacks(rule, one.owner, f"opt.rule[{rule}].{GRADIENT}")
+        for name, claim in sorted(self.blocks.items()):
+            for owner, blocks in claim.held.items():
+                if blocks.rule not in self.rules:
+                    raise self.lacks(blocks.rule, owner, f"opt.split({blocks.rule})")
         self.pass_over()
         rules = {name: self.rule(name) for name in sorted(self.rules)}
         assigned: dict[str, tuple[Rule, Member]] = {}
@@ -124,11 +138,11 @@ class OptimizerSlots:
                 refusal = PlanError(f"{text}: it has none", where=claim.where, fix=fix)
                 raise refusal.concerning(name, claim.where, plugins=(claim.owner,))
             rows = self.tables[name].resolve()
-            blocks = self.blocks[name].resolve(1)
-            if self.blocks[name].held and not rules[rule].stacked:
-                raise self.whole(name, rule)
             more = {"overrides": overrides, "rows": rows, "view": self.views[name].resolve()}
-            more["blocks"] = blocks
+            if (blocks := self.blocks[name].resolve()) is not None:
+                if blocks.rule != rule or not rules[rule].stacked:
+                    raise self.whole(name, rule)
+                more["blocks"] = blocks.count
             member = Member(name, parameter.shape, **factors, **more)
             assigned[name] = (rules[rule], member)
         if not assigned and (owners := {self.assigned[name].owner for name in self.parameters}):
@@ -185,9 +199,9 @@ class OptimizerSlots:
         """Make the error of blocks of a parameter whose rule sees no matrices."""
         claim = self.blocks[name]
         return PlanError(
-            f"plugin '{claim.owner}' splits '{name}' into matrices, and no stage of its rule '{rule}' works on any",
+            f"plugin '{claim.owner}' splits '{name}' into matrices, and it follows the rule '{rule}'",
             where=claim.where,
-            fix=f"leave out '{claim.owner}', or add the plugin whose rule takes '{name}' (muon)",
+            fix=f"leave out '{claim.owner}', or what keeps '{name}' from a rule that works on matrices",
         ).concerning(name, claim.where, plugins=(claim.owner,))
 
     def lacks(self, rule: str, owner: str, where: str) -> PlanError:
@@ -262,6 +276,9 @@ class OptimizerBuilder(Builder):
 
     Attributes:
         parameters: name -> ParamInfo, every parameter of the model.
+        lr: train.lr.
+        betas: train.betas.
+        epsilon: train.epsilon.
         weight_decay: train.weight_decay.
         warmup: train.warmup, the share of the run over which its rates rise.
         heads: H.
@@ -273,6 +290,9 @@ class OptimizerBuilder(Builder):
     def __init__(self, owner: str, values: ValueTable, slots: OptimizerSlots) -> None:
         super().__init__(owner, values, slots)
         self.parameters = dict(slots.parameters)
+        self.lr: float = slots.train.lr
+        self.betas: tuple[float, float] = slots.train.betas
+        self.epsilon: float = slots.train.epsilon
         self.weight_decay: float = slots.train.weight_decay
         self.warmup: float = slots.train.warmup
         self.heads, self.kv_heads = slots.heads
@@ -499,17 +519,18 @@ class OptimizerBuilder(Builder):
                 raise _not_by_rows(claim, name, why, (), fix=fix)
         return len(chosen)
 
-    def split(self, where: Where, blocks: int) -> int:
+    def split(self, rule: str, where: Where, blocks: int) -> int:
         """Claim per parameter: the rows of those for which ``where(name, info)`` are so many matrices.
 
-        All stages of the parameter's rule see each block of rows as a matrix of its own, so that a
-        parameter (R, C) is a stack of (R / blocks, C): it is orthogonalised, normed and measured block
-        by block, and its state is kept so, (blocks, ...) in a checkpoint.
+        All stages of the rule see each block of rows as a matrix of its own: a parameter (R, C) is a
+        stack of (R / blocks, C), which is orthogonalised, normed and measured block by block; its state
+        is kept so, (blocks, ...) in a checkpoint.
         ::
 
-            optimizer.split(lambda name, p: p.role == "attention.q", optimizer.heads)
+            optimizer.split("muon", lambda name, p: p.role == "attention.q", optimizer.heads)
 
         Args:
+            rule: the one that they follow, a stage of which ``needs`` matrices.
             where: called with each parameter's name and facts, at once.
             blocks: how many, 1 or more; they divide the rows.
 
@@ -518,7 +539,7 @@ class OptimizerBuilder(Builder):
 
         Raises:
             PlanError: there is no such parameter, or its rows cannot be divided so; while resolving,
-                where no stage of its rule ``needs`` matrices.
+                where one follows another rule, or one that needs no matrices.
         """
         chosen = self._chosen(where, "opt.split")
         for name in chosen:
@@ -526,7 +547,7 @@ class OptimizerBuilder(Builder):
             if blocks < 1 or len(shape) != 2 or shape[0] % blocks:
                 what = f"'{name}' of shape {shape} in {blocks} blocks of rows"
                 raise self._refusal("opt.split", what, fix="a number that divides a matrix's rows")
-            self._slots.blocks[name].add(self._owner, blocks)
+            self._slots.blocks[name].add(self._owner, Blocks(rule, blocks))
         return len(chosen)
 
     def view(self, where: Where, function: Callable[..., Any], **arguments: Any) -> int:

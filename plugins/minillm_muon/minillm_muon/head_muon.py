@@ -10,11 +10,16 @@ The whole rule sees the parts: Muon's scale sqrt(max(1, rows / cols)) and NorMuo
 
 from __future__ import annotations
 
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 from minillm_core import PlanError, Plugin, option
 
 __all__ = ["HeadMuon"]
+
+
+HEADS = (("heads", "dim"), ("kv_heads", "dim"))
+"""The axes of a matrix whose rows are heads."""
 
 
 class HeadMuon(Plugin, api=1):
@@ -34,10 +39,10 @@ class HeadMuon(Plugin, api=1):
                     where=f"opt.split[attention.{one}]",
                     fix="head_muon.heads=1, or leave it out of head_muon.of",
                 )
-            role = f"attention.{one}"
-            optimizer.split(lambda _, p, role=role: _of_role(p, role), there // self.heads)
+            where = partial(_projects, one)
+            optimizer.split("muon", where, there // self.heads)
 
 
-def _of_role(parameter, role: str) -> bool:
-    """Return whether these are the rows of heads: the core's projection of that role."""
-    return parameter.role == role and parameter.axes[0] in ("heads", "kv_heads")
+def _projects(one: str, name: str, parameter: Any) -> bool:
+    """Return whether a parameter's rows are the heads of Q, K or V."""
+    return parameter.role == f"attention.{one}" and parameter.axes in HEADS

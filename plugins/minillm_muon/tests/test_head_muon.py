@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm_core import PlanError
+from minillm_core import PlanError, Plugin
 from minillm_kit import NumPyOps
 from minillm_muon.head_muon import HeadMuon
 from minillm_muon.muon import Muon, newton_schulz
@@ -85,8 +85,18 @@ def test_neurons_and_factors_are_those_of_a_part(planned: Any, drawn: Any, stepp
         np.testing.assert_allclose(part, weight - 0.02 * (even + 0.1 * weight), rtol=1e-9)
 
 
+class ForMLPs(Plugin, api=1):
+    """A rule of Muon's name that takes no heads."""
+
+    def optimizer_factory(self, optimizer):
+        optimizer.rule("muon", lr=0.1)
+        optimizer.assign("muon", lambda _, p: p.role.startswith("mlp."))
+
+
 def test_what_cannot_be_split_is_refused(planned: Any) -> None:
-    with pytest.raises(PlanError, match="no stage of its rule 'adamw' works on any"):
+    with pytest.raises(PlanError, match="builds on the rule 'muon'.*"):
         planned({"head_muon": HeadMuon()})
+    with pytest.raises(PlanError, match="splits '.*q.weight' into matrices.* the rule 'adamw'"):
+        planned({"other": ForMLPs(), "head_muon": HeadMuon()})
     with pytest.raises(PlanError, match="does not divide the 2 heads of 'k'"):
         planned({"muon": Muon(), "head_muon": HeadMuon(heads=4)})
