@@ -12,10 +12,11 @@ from minillm_core.nn.reference import call_reference, json_arguments, reference_
 from minillm_core.optim.narrow import NARROW, Kept, kept, packed, unpacked
 from minillm_core.optim.schedules import Schedule
 
-AVERAGE = "average"
-"""The stage behind the write: its update and its param both are the new parameter, which it gives back."""
+BEHIND = ("lookahead", "average")
+"""The stages behind the write: their update and their param both are the new parameter. The first gives
+the one at which the next gradients are taken; the second gives it back."""
 
-ANCHORS = ("momentum", "orthogonalise", "precondition", "scale", "decay", "write", AVERAGE)
+ANCHORS = ("momentum", "orthogonalise", "precondition", "scale", "decay", "write", *BEHIND)
 """The stages of a rule, in order."""
 
 GRADIENT = "gradient"

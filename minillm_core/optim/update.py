@@ -10,7 +10,7 @@ from typing import Any
 
 from minillm_core.errors import PluginCodeError
 from minillm_core.optim.groups import Group
-from minillm_core.optim.stage import AVERAGE, Stage
+from minillm_core.optim.stage import BEHIND, Stage
 from minillm_core.text import few
 
 State = dict[str, dict[str, dict[str, Any]]]
@@ -120,7 +120,7 @@ def update(
             flat = {entry: flattened(ops, group, one) for entry, one in old.get(anchor, {}).items()}
             held = stage.unpacked(ops, flat, axes)
             before = versions((p, *held.values()))
-            made = stage.apply(ops, u, u if anchor == AVERAGE else p, held, given)
+            made = stage.apply(ops, u, u if anchor in BEHIND else p, held, given)
             _check(made, u, stage, owner, where)
             if versions((p, *held.values())) != before:
                 did = "changed param or state in place in"

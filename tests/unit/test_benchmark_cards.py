@@ -39,6 +39,7 @@ WITHOUT = {
     "two_step_embed",
     "muon_eq",
     "uw_floor",
+    "snoo",
     "yarn_rope",
 }
 """One that does nothing until it is told what; those that change no training; ``fim``, which is for

@@ -316,7 +316,8 @@ class OptimizerBuilder(Builder):
             name: of the rule.
             lr: its peak learning rate, times the run's schedule; or a schedule of its own.
             weight_decay: of its own; None: train.weight_decay.
-            stages: anchor (momentum, orthogonalise, precondition, scale, decay, write, average) -> stage.
+            stages: anchor (momentum, orthogonalise, precondition, scale, decay, write, lookahead,
+                average) -> stage.
 
         Raises:
             PlanError: the rule exists, or there is no such anchor.

@@ -23,6 +23,7 @@ test_swa = conformance("swa", pairs=2)
 test_mars = conformance("mars", pairs=2)
 test_shampoo = conformance("shampoo", {"iterations": 4}, pairs=2)
 test_soap = conformance("soap", pairs=2)
+test_snoo = conformance("snoo", pairs=2)
 
 
 def test_no_plugin_is_left_out() -> None:
