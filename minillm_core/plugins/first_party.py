@@ -33,7 +33,7 @@ _OFFERED = {
     ),
     "minillm-optim": (
         "adafactor adam8bit ademamix agc cautious_adam early_stop ema lion mars schedule_free "
-        "shampoo snoo soap swa"
+        "shampoo snoo soap soap_muon swa"
     ),
     "minillm-track[tensorboard]": "tensorboard",
     "minillm-track[trackio]": "trackio",

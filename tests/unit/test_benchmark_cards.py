@@ -40,6 +40,7 @@ WITHOUT = {
     "muon_eq",
     "uw_floor",
     "snoo",
+    "soap_muon",
     "yarn_rope",
 }
 """One that does nothing until it is told what; those that change no training; ``fim``, which is for

@@ -24,6 +24,7 @@ test_mars = conformance("mars", pairs=2)
 test_shampoo = conformance("shampoo", {"iterations": 4}, pairs=2)
 test_soap = conformance("soap", pairs=2)
 test_snoo = conformance("snoo", pairs=2)
+test_soap_muon = conformance("soap_muon", pairs=2)
 
 
 def test_no_plugin_is_left_out() -> None:
