@@ -367,6 +367,8 @@ def _optimizer_reports(
     slots: builders.OptimizerSlots, model: builders.ModelSlots
 ) -> Iterator[SlotReport]:
     """Report the rules with their stages, then each parameter and the claims on it, slot by slot."""
+    if slots.schedule.held:
+        yield _claim(slots.schedule, shapes=False)
     followers = Counter(_followed(slots, name) for name in slots.parameters)
     for name in sorted(slots.rules):
         count = followers[name]

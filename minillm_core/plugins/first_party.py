@@ -32,8 +32,8 @@ _OFFERED = {
         "cautious_wd head_muon muon muon_eq normuon polar_express role_lr two_step_embed uw_floor"
     ),
     "minillm-optim": (
-        "adafactor adam8bit ademamix agc cautious_adam early_stop ema lion mars schedule_free "
-        "shampoo snoo soap soap_muon swa"
+        "adafactor adam8bit ademamix agc cautious_adam early_stop ema infinite_lr lion mars "
+        "power_cooldown schedule_free shampoo snoo soap soap_muon swa"
     ),
     "minillm-track[tensorboard]": "tensorboard",
     "minillm-track[trackio]": "trackio",

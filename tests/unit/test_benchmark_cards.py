@@ -41,6 +41,8 @@ WITHOUT = {
     "uw_floor",
     "snoo",
     "soap_muon",
+    "power_cooldown",
+    "infinite_lr",
     "yarn_rope",
 }
 """One that does nothing until it is told what; those that change no training; ``fim``, which is for

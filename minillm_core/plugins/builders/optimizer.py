@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -100,6 +101,7 @@ class OptimizerSlots:
         self.tables: Claims[str, ByRows] = Claims("opt.rows[{}]")
         self.views: Claims[str, Function] = Claims("opt.view[{}]")
         self.blocks: Claims[str, Blocks] = Claims("opt.split[{}]")
+        self.schedule: Claim[Function] = Claim("opt.schedule")
 
     def resolve(self) -> tuple[Group, ...]:
         """Resolve to the groups of every parameter; every clash is an error."""
@@ -519,6 +521,28 @@ class OptimizerBuilder(Builder):
                 fix = "Param(..., rows='ids') in a module of model.stream, or leave it out"
                 raise _not_by_rows(claim, name, why, (), fix=fix)
         return len(chosen)
+
+    def schedule(self, function: Callable[..., float], **arguments: Any) -> None:
+        """Claim: the run's schedule behind its warm-up, in the place of train.schedule.
+
+        Called as ``function(x, **arguments)`` with x from 0, the warm-up's end, to 1, the run's: the
+        share of a peak that every ``scheduled`` rate has there, train.lr's among them.
+        ::
+
+            optimizer.schedule(falling, power=1.2)  # (1 - x) ** 1.2
+
+        Args:
+            function: of a module.
+            arguments: its keyword arguments, JSON.
+
+        Raises:
+            PlanError: the function cannot be referred to, or gives no number that is finite.
+        """
+        curve = self._function("opt.schedule", function, arguments)
+        for x in (0.0, 0.5, 1.0):
+            if not math.isfinite(made := curve.call(x)):
+                raise self._refusal("opt.schedule", f"{made} at {x:g} of what follows the warm-up")
+        self._slots.schedule.add(self._owner, curve)
 
     def split(self, rule: str, where: Where, blocks: int) -> int:
         """Claim per parameter: the rows of those for which ``where(name, info)`` are so many matrices.

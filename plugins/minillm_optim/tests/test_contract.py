@@ -25,6 +25,8 @@ test_shampoo = conformance("shampoo", {"iterations": 4}, pairs=2)
 test_soap = conformance("soap", pairs=2)
 test_snoo = conformance("snoo", pairs=2)
 test_soap_muon = conformance("soap_muon", pairs=2)
+test_power_cooldown = conformance("power_cooldown", pairs=2)
+test_infinite_lr = conformance("infinite_lr", pairs=2)
 
 
 def test_no_plugin_is_left_out() -> None:
