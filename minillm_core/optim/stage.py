@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from minillm_core.nn.reference import call_reference, json_arguments, reference_of, resolve
+from minillm_core.nn.reference import json_arguments, reference_of, resolve
 from minillm_core.optim.narrow import NARROW, Kept, kept, packed, unpacked
 from minillm_core.optim.schedules import Schedule
 
@@ -54,14 +54,14 @@ class Stage:
 
     def shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         """Map each entry to its shape for a parameter of ``shape``; a scalar has as many axes, all 1."""
-        return {entry: _shape(kind, shape) for entry, kind in self.state}
+        return {entry: self._shape(kind, shape) for entry, kind in self.state}
 
     def kept(self, shape: tuple[int, ...]) -> dict[str, Kept]:
         """Map what is kept of the entries between updates to shapes and dtypes."""
         found: dict[str, Kept] = {}
         for entry, kind in self.state:
             narrow = kind in NARROW
-            found |= kept(entry, kind, shape) if narrow else {entry: Kept(_shape(kind, shape))}
+            found |= kept(entry, kind, shape) if narrow else {entry: Kept(self._shape(kind, shape))}
         return found
 
     def packed(self, ops: Any, state: Mapping[str, Any], axes: int) -> dict[str, Any]:
@@ -101,6 +101,13 @@ class Stage:
         named.update((argument, given[argument]) for argument in self.supplied)
         return self.function(ops, update, param, state, **named)
 
+    def _shape(self, kind: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        known = {"like": shape, "scalar": (1,) * len(shape), **dict.fromkeys(NARROW, shape)}
+        if kind in known:
+            return known[kind]
+        takes = inspect.signature(function := resolve(kind)).parameters
+        return tuple(function(shape, **{k: v for k, v in self.arguments if k in takes}))
+
     def data(self) -> dict[str, Any]:
         """Return it as JSON."""
         return {
@@ -111,11 +118,6 @@ class Stage:
             "values": dict(self.values),
             **({"every": self.every} if self.every > 1 else {}),
         }
-
-
-def _shape(kind: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    known = {"like": shape, "scalar": (1,) * len(shape), **dict.fromkeys(NARROW, shape)}
-    return known[kind] if kind in known else tuple(call_reference(kind, shape))
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,8 @@ def stage(
 
     Args:
         function: of a module; pure; returns new arrays.
-        state: entry -> "like" (the parameter's shape), "scalar", or a function of the shape; float32.
+        state: entry -> "like" (the parameter's shape), "scalar", or a function of the shape, and of
+            those of the stage's constants that it names (``rank``), to another shape; float32.
             "like:bfloat16" and "like:int8" are kept in those dtypes between updates (the second with
             a float32 scale for each 256 numbers), and are float32 for the function as well.
         needs: "element", or "matrix" where whole matrices must be at hand, stacked (N, R, C).

@@ -32,8 +32,9 @@ _OFFERED = {
         "cautious_wd head_muon muon muon_eq normuon polar_express role_lr two_step_embed uw_floor"
     ),
     "minillm-optim": (
-        "adafactor adam8bit ademamix agc cautious_adam early_stop ema infinite_lr lion mars "
-        "power_cooldown schedule_free shampoo snoo soap soap_muon swa"
+        "adafactor adam8bit ademamix agc cautious_adam early_stop ema ema_nesterov "
+        "embed_grad_shrink freeze galore infinite_lr lion mars power_cooldown schedule_free "
+        "shampoo snoo soap soap_muon swa"
     ),
     "minillm-track[tensorboard]": "tensorboard",
     "minillm-track[trackio]": "trackio",

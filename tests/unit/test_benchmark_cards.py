@@ -43,6 +43,10 @@ WITHOUT = {
     "soap_muon",
     "power_cooldown",
     "infinite_lr",
+    "galore",
+    "freeze",
+    "embed_grad_shrink",
+    "ema_nesterov",
     "yarn_rope",
 }
 """One that does nothing until it is told what; those that change no training; ``fim``, which is for

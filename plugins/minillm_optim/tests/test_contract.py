@@ -27,6 +27,10 @@ test_snoo = conformance("snoo", pairs=2)
 test_soap_muon = conformance("soap_muon", pairs=2)
 test_power_cooldown = conformance("power_cooldown", pairs=2)
 test_infinite_lr = conformance("infinite_lr", pairs=2)
+test_galore = conformance("galore", pairs=2)
+test_freeze = conformance("freeze", pairs=2)
+test_embed_grad_shrink = conformance("embed_grad_shrink", pairs=2)
+test_ema_nesterov = conformance("ema_nesterov", pairs=2)
 
 
 def test_no_plugin_is_left_out() -> None:
