@@ -158,23 +158,18 @@ def apart(ops: Any, group: Group, stack: Any) -> list[Any]:
 
 def in_blocks(ops: Any, group: Group, stack: Any) -> Any:
     """Cut each member (R, C) of a stack into its blocks: (N * blocks, R / blocks, C)."""
-    if group.blocks == 1:
-        return stack
-    return ops.reshape(stack, (stack.shape[0] * group.blocks, *group.shape))
+    return ops.reshape(stack, (-1, *group.shape)) if group.blocks > 1 else stack
 
 
 def flattened(ops: Any, group: Group, kept: Any) -> Any:
     """Turn what is kept of members in blocks, (N, blocks, ...), into a stack of all blocks."""
-    if group.blocks == 1:
-        return kept
-    return ops.reshape(kept, (kept.shape[0] * group.blocks, *kept.shape[2:]))
+    return ops.reshape(kept, (-1, *kept.shape[2:])) if group.blocks > 1 else kept
 
 
 def by_block(ops: Any, group: Group, stack: Any) -> Any:
     """Invert :func:`flattened`."""
-    if group.blocks == 1:
-        return stack
-    return ops.reshape(stack, (len(group.members), group.blocks, *stack.shape[1:]))
+    shape = (-1, group.blocks, *stack.shape[1:])
+    return ops.reshape(stack, shape) if group.blocks > 1 else stack
 
 
 def multipliers(ops: Any, group: Group, values: Mapping[str, Any]) -> dict[str, Any]:

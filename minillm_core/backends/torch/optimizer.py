@@ -47,7 +47,9 @@ def is_plain_adamw(group: Group) -> bool:
 
 def _changed(group: Group) -> list[str]:
     """List the plugins whose stages are in a group's rule, up to the write."""
-    return sorted({owner for anchor, owner, _ in group.rule.stages if anchor not in BEHIND} - {"core"})
+    return sorted(
+        {owner for anchor, owner, _ in group.rule.stages if anchor not in BEHIND} - {"core"}
+    )
 
 
 def _split(group: Group) -> tuple[Group, Group]:

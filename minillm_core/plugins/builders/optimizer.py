@@ -113,7 +113,7 @@ class OptimizerSlots:
         for rule, one, _, _ in self.joined:
             if rule not in (*self.rules, EVERY):
                 raise self.lacks(rule, one.owner, f"opt.rule[{rule}].{GRADIENT}")
-        for name, claim in sorted(self.blocks.items()):
+        for claim in self.blocks.values():
             for owner, blocks in claim.held.items():
                 if blocks.rule not in self.rules:
                     raise self.lacks(blocks.rule, owner, f"opt.split({blocks.rule})")

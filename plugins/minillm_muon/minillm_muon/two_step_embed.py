@@ -25,9 +25,9 @@ class TwoStepEmbed(Plugin, api=1):
     """Embedding and head are updated in every other step, by the gradients of both."""
 
     roles: tuple[str, ...] = option(
-        ("embedding", "head"),
+        ("embedding.token", "head"),
         min_length=1,
-        help="roles of the parameters; embedding are all tables, embedding.token is one of them",
+        help='roles of the parameters; "embedding" are plugins\' tables as well',
     )
 
     def optimizer_factory(self, optimizer):

@@ -25,9 +25,7 @@ def muon(param: np.ndarray, grads: list[np.ndarray]) -> np.ndarray:
     mean, tall = np.zeros_like(param), max(1, param.shape[0] / param.shape[1]) ** 0.5
     for grad in grads:
         mean = 0.95 * mean + 0.05 * grad
-        (direction,), _ = newton_schulz(
-            OPS, (0.05 * grad + 0.95 * mean)[None], None, {}, steps=5
-        )
+        (direction,), _ = newton_schulz(OPS, (0.05 * grad + 0.95 * mean)[None], None, {}, steps=5)
         param = param - 0.02 * (tall * direction + 0.1 * param)
     return param
 
@@ -94,9 +92,9 @@ class ForMLPs(Plugin, api=1):
 
 
 def test_what_cannot_be_split_is_refused(planned: Any) -> None:
-    with pytest.raises(PlanError, match="builds on the rule 'muon'.*"):
+    with pytest.raises(PlanError, match="builds on the rule 'muon'"):
         planned({"head_muon": HeadMuon()})
-    with pytest.raises(PlanError, match="splits '.*q.weight' into matrices.* the rule 'adamw'"):
+    with pytest.raises(PlanError, match=r"splits '.*q.weight' into matrices.* the rule 'adamw'"):
         planned({"other": ForMLPs(), "head_muon": HeadMuon()})
     with pytest.raises(PlanError, match="does not divide the 2 heads of 'k'"):
         planned({"muon": Muon(), "head_muon": HeadMuon(heads=4)})

@@ -52,7 +52,9 @@ class Freeze(Plugin, api=1):
                 where="opt.set",
                 fix="they are trained in between, or leave one of them out",
             )
-        chosen = {info.lr_mul for name, info in optimizer.parameters.items() if self._chosen(name, info)}
+        chosen = {
+            info.lr_mul for name, info in optimizer.parameters.items() if self._chosen(name, info)
+        }
         for factor in sorted(chosen):  # a parameter's own, where it is trained
             optimizer.set(
                 lambda name, info, own=factor: self._chosen(name, info) and info.lr_mul == own,

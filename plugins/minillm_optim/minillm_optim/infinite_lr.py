@@ -27,7 +27,9 @@ ALPHA = 10.0
 class InfiniteLR(Plugin, api=1):
     """Rates cool down to a constant, are held there, and are annealed at the end."""
 
-    cooldown: float = option(0.6, ge=0, lt=1, help="share behind the warm-up that falls to constant")
+    cooldown: float = option(
+        0.6, ge=0, lt=1, help="share behind the warm-up that falls to constant"
+    )
     form: Literal["cosine", "inverse_root"] = option("cosine", help="how it falls there")
     constant: float = option(0.55, gt=0, le=1, help="the rate that is held, a share of the peak")
     annealing: float = option(0.15, ge=0, lt=1, help="share, the last, that falls to least")

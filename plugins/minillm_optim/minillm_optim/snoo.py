@@ -53,8 +53,6 @@ def outer(
     slow = ops.where(state["begun"] > 0, state["slow"], param)
     difference = slow - param
     mean = state["momentum"] * momentum + difference
-    if lr == 1 and momentum == 0:
-        new = param  # s - (s - f) would round
-    else:
-        new = slow - (difference + mean * momentum) * lr
+    inner = lr == 1 and momentum == 0  # s - (s - f) would round
+    new = param if inner else slow - (difference + mean * momentum) * lr
     return new, {"slow": new, "momentum": mean, "begun": ops.ones_like(state["begun"])}

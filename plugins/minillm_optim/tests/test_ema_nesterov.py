@@ -70,5 +70,5 @@ def test_there_is_one_look_ahead_and_one_view(planned: Any) -> None:
         planned({"e": EMANesterov(), "snoo": Snoo()})
     with pytest.raises(PlanError, match=r"opt.view\[embedding.weight\] is claimed by both"):
         planned({"e": EMANesterov(), "ema": EMA()})
-    with pytest.raises(PlanError, match="start=0.8 is not before"):
+    with pytest.raises(PlanError, match=r"start=0.8 is not before"):
         planned({"e": EMANesterov(start=0.8)})

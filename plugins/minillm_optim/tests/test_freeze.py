@@ -61,7 +61,8 @@ def test_moments_follow_while_the_rate_is_0(planned: Any, drawn: Any, stepped: A
 def test_for_good_they_are_in_no_group(planned: Any) -> None:
     plan = planned({"muon": Muon(), "freeze": Freeze(of=("layers.0.*", "embedding.*"))})
     assert plan.frozen == {
-        name for name, info in plan.parameters.items()
+        name
+        for name, info in plan.parameters.items()
         if name.startswith("layers.0.") or info.role == "embedding.token"
     }
     (note,) = plan.notes
@@ -69,9 +70,9 @@ def test_for_good_they_are_in_no_group(planned: Any) -> None:
 
 
 def test_what_cannot_be_frozen_is_refused(planned: Any) -> None:
-    with pytest.raises(PlanError, match="'layers.9.*' is no parameter's name or role"):
+    with pytest.raises(PlanError, match=r"'layers.9.*' is no parameter's name or role"):
         planned({"freeze": Freeze(of=("norm", "layers.9.*"))})
-    with pytest.raises(PlanError, match="until=0.6 is not before freeze.after=0.4"):
+    with pytest.raises(PlanError, match=r"until=0.6 is not before freeze.after=0.4"):
         planned({"freeze": Freeze(until=0.6, after=0.4)})
     with pytest.raises(PlanError, match=r"lr_mul is claimed by both .freeze. and .role_lr."):
         planned({"freeze": Freeze(of=("norm",), until=0.5), "role_lr": RoleLR(norm=2.0)})

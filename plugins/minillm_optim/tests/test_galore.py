@@ -59,11 +59,19 @@ def test_updates_are_the_papers(
     rng = np.random.default_rng(1)
     params, grads = drawn(plan, rng), [drawn(plan, rng) for _ in range(5)]
     got, state = stepped(plan, params, grads, RATES)
-    for name in ("layers.0.attention.q.weight", "layers.1.mlp.down.weight", "layers.0.mlp.up.weight"):
+    for name in (
+        "layers.0.attention.q.weight",
+        "layers.1.mlp.down.weight",
+        "layers.0.mlp.up.weight",
+    ):
         want = by_hand(params[name], [one[name] for one in grads], rank, every)
         np.testing.assert_allclose(got[name], want, rtol=1e-7, atol=1e-9)
     shapes = {
-        entry: {one["precondition"][entry].shape[1:] for one in state.values() if "basis" in one["precondition"]}
+        entry: {
+            one["precondition"][entry].shape[1:]
+            for one in state.values()
+            if "basis" in one["precondition"]
+        }
         for entry in ("m", "v", "basis")
     }
     k = min(rank, 8), min(rank, 16)  # keys and values are (8, 16)

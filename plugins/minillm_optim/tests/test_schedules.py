@@ -72,7 +72,7 @@ def test_a_run_has_one_schedule_and_says_whose(planned: Any) -> None:
     assert plan.data()["schedules"]["run"]["curve"][0] == "power_cooldown"
     assert "curve" not in planned({}, *RATE).data()["schedules"]["run"]
     assert ("power_cooldown", "opt.schedule") in [(p.owner, p.slot) for p in plan.placements]
-    with pytest.raises(PlanError, match="slot opt.schedule is claimed by both 'i' and 'p'"):
+    with pytest.raises(PlanError, match=r"slot opt.schedule is claimed by both 'i' and 'p'"):
         planned({"p": PowerCooldown(), "i": InfiniteLR()})
     with pytest.raises(PlanError, match="are more than the run"):
         planned({"i": InfiniteLR(cooldown=0.9)})
@@ -80,5 +80,7 @@ def test_a_run_has_one_schedule_and_says_whose(planned: Any) -> None:
 
 def test_a_rate_of_its_own_does_not_follow_it(planned: Any) -> None:
     plan = planned({"free": ScheduleFree(lr=0.5), "p": PowerCooldown()}, *RATE)
-    (name,) = (one for one in plan.schedules if one.endswith("schedule_free.lr") or one == "free.lr")
+    (name,) = (
+        one for one in plan.schedules if one.endswith("schedule_free.lr") or one == "free.lr"
+    )
     np.testing.assert_allclose(rates(plan, name)[10:], 0.5)
