@@ -22,9 +22,10 @@ ANCHORS = ("momentum", "orthogonalise", "precondition", "scale", "decay", "write
 GRADIENT = "gradient"
 """The chain before them: stages that plugins add to rules, each given what the one before it gave."""
 
-SUPPLIED = ("lr_mul", "wd_mul", "updates", "due")
-"""Arguments that the core supplies: a factor a parameter, a number or float32 (N, 1, ...); how many
-updates there were, this one included, 0-d float32; and whether it is the turn of a stage with ``every``."""
+SUPPLIED = ("lr_mul", "wd_mul", "layer_grad_norm", "updates", "due")
+"""Arguments that the core supplies: a factor a parameter, a number or float32 (N, 1, ...); the norm of the
+gradients of its whole layer, clipped as they are, 0-d or (N, 1, ...); how many updates there were, this one
+included, 0-d float32; and whether it is the turn of a stage with ``every``."""
 
 NEEDS = ("element", "matrix")
 
@@ -173,7 +174,9 @@ def stage(
             of its own, and what is left out costs nothing.
         arguments: its keyword arguments: numbers are constants of the compiled step, schedules
             are inputs of it; INHERITED is the argument of the stage that this one replaces.
-            ``lr_mul``, ``wd_mul``, ``updates`` and ``due`` are supplied where the function names them.
+            ``lr_mul``, ``wd_mul``, ``updates`` and ``due`` are supplied where the function names them;
+            and ``layer_grad_norm``, 0-d or (N, 1, ...): the norm of the gradients of all parameters of
+            its layer together, or of itself where it is in no layer.
 
     Raises:
         ValueError: an argument that the function does not take, lacks, or that is not JSON; a state

@@ -32,6 +32,20 @@ def clip_factor(ops: Any, norm: Any, clip: float) -> Any:
     return ops.minimum(clip / (norm + EPSILON), ops.ones_like(norm))
 
 
+def layer_of(name: str) -> str:
+    """Name the layer that a parameter is in; one that is in none is its own: ``layers.0``, ``head.weight``."""
+    first, _, rest = name.partition(".")
+    return f"{first}.{rest.partition('.')[0]}" if first == "layers" else name
+
+
+def layer_grad_norms(ops: Any, grads: Mapping[str, Any], factor: Any) -> dict[str, Any]:
+    """Compute the norm of each layer's gradients together, times ``factor``: layer -> 0-d float32."""
+    layers: dict[str, list[Any]] = {}
+    for name, grad in grads.items():
+        layers.setdefault(layer_of(name), []).append(grad)
+    return {layer: global_norm(ops, those) * factor for layer, those in layers.items()}
+
+
 def initial_state(groups: Mapping[str, Group], zeros: Callable[..., Any]) -> State:
     """Make the state of a run's start: zeros everywhere, ``zeros(shape)`` and ``zeros(shape, dtype)``."""
     return {
@@ -101,12 +115,17 @@ def update(
     """
     new_params: dict[str, Any] = {}
     new_state: State = {}
+    stages = [stage for group in groups.values() for _, _, stage in group.rule.stages]
+    by_layer = any("layer_grad_norm" in stage.supplied for stage in stages)
+    norms = layer_grad_norms(ops, grads, factor) if by_layer else {}
     for key, group in groups.items():
         names = [member.name for member in group.members]
         gradients = [ops.astype(grads[name], "float32") for name in names]
         u = in_blocks(ops, group, joined(ops, group, gradients)) * factor
         p = in_blocks(ops, group, joined(ops, group, [params[name] for name in names]))
         given = {**values, "updates": updates, **multipliers(ops, group, values)}
+        if by_layer:
+            given["layer_grad_norm"] = each(ops, group, [norms[layer_of(name)] for name in names])
         old, axes = state.get(key, {}), int(group.rule.stacked)
         new: dict[str, dict[str, Any]] = {}
         for anchor, owner, stage in group.rule.stages:
@@ -176,16 +195,24 @@ def multipliers(ops: Any, group: Group, values: Mapping[str, Any]) -> dict[str, 
     """Make lr_mul and wd_mul: a number, or 0-d, where all members agree, else float32 (N, 1, ...)."""
     given = {}
     for field in ("lr_mul", "wd_mul"):
-        factors = [getattr(m, field) for m in group.members for _ in range(group.blocks)]
-        shape = (len(factors),) + (1,) * len(group.shape)
+        factors = [getattr(member, field) for member in group.members]
         if len(set(factors)) == 1:
             given[field] = multiplier(factors[0], values)
         elif any(isinstance(factor, str) for factor in factors):
             scalars = [ops.scalar(multiplier(factor, values)) for factor in factors]
-            given[field] = ops.reshape(ops.stack(scalars, 0), shape)
+            given[field] = each(ops, group, scalars)
         else:
-            given[field] = ops.constant(factors, shape)
+            numbers = [factor for factor in factors for _ in range(group.blocks)]
+            given[field] = ops.constant(numbers, (len(numbers),) + (1,) * len(group.shape))
     return given
+
+
+def each(ops: Any, group: Group, scalars: list[Any]) -> Any:
+    """Give each member of a group its 0-d array: (N, 1, ...) for the blocks of a stack; one alone as it is."""
+    if not group.rule.stacked:
+        return scalars[0]
+    repeated = [scalar for scalar in scalars for _ in range(group.blocks)]
+    return ops.reshape(ops.stack(repeated, 0), (-1,) + (1,) * len(group.shape))
 
 
 def multiplier(factor: float | str, values: Mapping[str, Any]) -> Any:

@@ -33,8 +33,8 @@ _OFFERED = {
     ),
     "minillm-optim": (
         "adafactor adam8bit ademamix agc cautious_adam early_stop ema ema_nesterov "
-        "embed_grad_shrink freeze galore infinite_lr lion mars power_cooldown schedule_free "
-        "shampoo snoo soap soap_muon swa"
+        "embed_grad_shrink freeze galore infinite_lr layer_clip lion mars power_cooldown "
+        "schedule_free shampoo snoo soap soap_muon swa"
     ),
     "minillm-track[tensorboard]": "tensorboard",
     "minillm-track[trackio]": "trackio",

@@ -47,6 +47,7 @@ WITHOUT = {
     "freeze",
     "embed_grad_shrink",
     "ema_nesterov",
+    "layer_clip",
     "yarn_rope",
 }
 """One that does nothing until it is told what; those that change no training; ``fim``, which is for

@@ -31,6 +31,7 @@ test_galore = conformance("galore", pairs=2)
 test_freeze = conformance("freeze", pairs=2)
 test_embed_grad_shrink = conformance("embed_grad_shrink", pairs=2)
 test_ema_nesterov = conformance("ema_nesterov", pairs=2)
+test_layer_clip = conformance("layer_clip", pairs=2)
 
 
 def test_no_plugin_is_left_out() -> None:
