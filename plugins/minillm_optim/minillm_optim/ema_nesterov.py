@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from minillm_core import PlanError, Plugin, option, plateaus, scheduled, stage
+from minillm_optim.snoo import unless_still
 
 __all__ = ["EMANesterov", "ahead", "behind"]
 
@@ -60,12 +61,14 @@ def ahead(
     beta: Any,
     on: Any,
     gamma: float,
+    lr_mul: Any,
 ) -> Any:
     """param x', weights x, mean m (...), begun (1, ...) -> y; and the new x and m."""
     before = ops.where(state["begun"] > 0, state["weights"], param)
     mean = state["mean"] * gamma + (param - before) * (1 - gamma)
     begun = ops.ones_like(state["begun"])
-    return param + mean * (beta * on), {"weights": param, "mean": mean, "begun": begun}
+    point = unless_still(ops, param + mean * (beta * on), param, lr_mul)
+    return point, {"weights": param, "mean": mean, "begun": begun}
 
 
 def behind(ops: Any, param: Any, state: Mapping[str, Any]) -> Any:

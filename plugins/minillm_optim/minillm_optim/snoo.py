@@ -10,7 +10,8 @@
 It is Lookahead, and DiLoCo of one worker, with a momentum: eta 1 and mu 0 are the inner optimizer alone, bit by
 bit. modded-nanogpt's second track (record of 2025-09-16) has it beside Muon and Adam, with the numbers that are
 the defaults here. Slow weights begin as those behind the first update, and outer steps are behind the updates
-K + 1, 2 K + 1 ...; there all of it is one update earlier. Two numbers a weight more are kept: s and m.
+K + 1, 2 K + 1 ...; there all of it is one update earlier. Two numbers a weight more are kept: s and m. A parameter
+whose rate is 0 (``freeze``) stays.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 from minillm_core import Plugin, option, stage
 
-__all__ = ["Snoo", "outer"]
+__all__ = ["Snoo", "outer", "unless_still"]
 
 
 class Snoo(Plugin, api=1):
@@ -48,6 +49,7 @@ def outer(
     *,
     lr: float,
     momentum: float,
+    lr_mul: Any,
 ) -> Any:
     """param, slow, momentum (...), begun (1, ...) -> the parameter after an outer step; and slow is that."""
     slow = ops.where(state["begun"] > 0, state["slow"], param)
@@ -55,4 +57,12 @@ def outer(
     mean = state["momentum"] * momentum + difference
     inner = lr == 1 and momentum == 0  # s - (s - f) would round
     new = param if inner else slow - (difference + mean * momentum) * lr
+    new = unless_still(ops, new, param, lr_mul)
     return new, {"slow": new, "momentum": mean, "begun": ops.ones_like(state["begun"])}
+
+
+def unless_still(ops: Any, new: Any, param: Any, lr_mul: Any) -> Any:
+    """Return new, or param (...) where the factor on its rate is 0: a number, 0-d or (N, 1, ...)."""
+    if isinstance(lr_mul, (int, float)):
+        return new if lr_mul else param
+    return ops.where(lr_mul == 0, param, new)

@@ -10,7 +10,9 @@ import pytest
 from minillm_core import PlanError
 from minillm_muon.muon import Muon
 from minillm_muon.role_lr import RoleLR
+from minillm_optim.ema_nesterov import EMANesterov
 from minillm_optim.freeze import Freeze
+from minillm_optim.snoo import Snoo
 
 STEPS = 10
 RATES = ("train.lr=0.01", "train.warmup=0", "train.schedule=constant")
@@ -31,7 +33,10 @@ def moves(planned: Any, drawn: Any, stepped: Any, plugins: Any, name: str) -> li
     ("until", "after", "trained"),
     [(0.3, None, range(3, 10)), (None, 0.6, range(6)), (0.2, 0.5, range(2, 5))],
 )
-@pytest.mark.parametrize("plugins", [{}, {"muon": Muon()}])
+@pytest.mark.parametrize(
+    "plugins",
+    [{}, {"muon": Muon()}, {"snoo": Snoo(every=2)}, {"ahead": EMANesterov(start=0, stop=1)}],
+)
 def test_steps_of_a_share_are_left_out(
     planned: Any, drawn: Any, stepped: Any, until: Any, after: Any, trained: range, plugins: Any
 ) -> None:
