@@ -57,6 +57,7 @@ APART: Mapping[str, str] = {
     "qat.layers": "[1]",
     "qat.targets": '["q", "k", "v", "o"]',
     "agc.rules": '["muon"]',
+    "layer_clip.rules": '["muon"]',
     "cautious_wd.rules": '["adamw"]',
     "key_offset.layers": "[1]",
 }
