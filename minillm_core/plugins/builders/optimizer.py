@@ -543,6 +543,7 @@ class OptimizerBuilder(Builder):
             if not math.isfinite(made := curve.call(x)):
                 raise self._refusal("opt.schedule", f"{made} at {x:g} of what follows the warm-up")
         self._slots.schedule.add(self._owner, curve)
+        self.note(f"rates follow it, and not train.schedule={self._slots.train.schedule}")
 
     def split(self, rule: str, where: Where, blocks: int) -> int:
         """Claim per parameter: the rows of those for which ``where(name, info)`` are so many matrices.

@@ -69,6 +69,7 @@ def test_without_annealing_it_has_no_end(planned: Any) -> None:
 def test_a_run_has_one_schedule_and_says_whose(planned: Any) -> None:
     plan = planned({"power_cooldown": PowerCooldown()}, *RATE)
     assert "power_cooldown after 10% warm-up" in str(plan)
+    assert plan.notes == ("power_cooldown: rates follow it, and not train.schedule=cosine",)
     assert plan.data()["schedules"]["run"]["curve"][0] == "power_cooldown"
     assert "curve" not in planned({}, *RATE).data()["schedules"]["run"]
     assert ("power_cooldown", "opt.schedule") in [(p.owner, p.slot) for p in plan.placements]
