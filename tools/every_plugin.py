@@ -19,15 +19,22 @@ __all__ = ["ALONE", "APART", "MIXERS", "SPARSE", "Form", "all_at_once", "forms"]
 
 OPTIONS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "bigram_hash": ({}, {"signs": 64, "behind_attention": True}),
+    "cautious_wd": ({}, {"rules": ["adamw"], "squared": ["adamw"]}),
     "domain_tokens": ({"domains": ["code", "text"]},),
+    "freeze": ({"of": ["norm"], "after": 0.5}, {"of": ["layers.0.*"]}),
+    "galore": ({"rank": 4, "every": 2},),
+    "head_muon": ({}, {"heads": 1, "of": ["q", "k", "v"]}),
+    "infinite_lr": ({}, {"form": "inverse_root"}),
     "moe": ({}, {"chosen": 2, "layers": "all"}),
     "muon": ({}, {"momentum_start": 0.85, "cooldown": 0.5, "adjust": "match_rms"}),
+    "muon_eq": ({}, {"of": "both"}),
     "normuon": ({}, {"neurons": "rows"}),
     "qk_norm": ({}, {"gains": True}),
     "role_lr": ({"embedding": 10, "betas": {"head": [0.5, 0.9]}, "decay": {"down": 0}},),
     "smear": ({}, {"across": True}),
     "softcap": ({}, {"form": "tanh"}),
     "unet_skip": ({}, {"attention": False}),
+    "uw_floor": ({}, {"rows": True, "rules": ["*"]}),
     "value_embeds": ({}, {"mix": "lambdas"}),
     "windows": (
         {"start": 8, "window": 32, "block": 8},
@@ -50,6 +57,8 @@ APART: Mapping[str, str] = {
     "qat.layers": "[1]",
     "qat.targets": '["q", "k", "v", "o"]',
     "agc.rules": '["muon"]',
+    "layer_clip.rules": '["muon"]',
+    "cautious_wd.rules": '["adamw"]',
     "key_offset.layers": "[1]",
 }
 """Settings with which those that cannot be in one layer are in one model."""
@@ -59,12 +68,13 @@ MIXERS = ("attn_sink", "diff_attn", "forgetting_attn", "gated_delta", "mla")
 """Plugins with a function of attention, or an attention, of their own: a layer has one at most."""
 
 ALONE = (
-    *("adafactor", "adam8bit", "ademamix", "cautious_adam", "ema", "lion", "lora", "mars"),
-    *("schedule_free", "shampoo", "soap", "swa"),
+    *("adafactor", "adam8bit", "ademamix", "cautious_adam", "ema", "ema_nesterov", "galore"),
+    *("infinite_lr", "lion", "lora", "mars", "schedule_free", "shampoo", "snoo", "soap"),
+    *("soap_muon", "swa"),
     *MIXERS,
 )
-"""Plugins with a rule, or none, for what others have rules for, with an average, or with an attention of
-their own: no model has all of them."""
+"""Plugins with a rule, or none, for what others have rules for, with an average, a look-ahead, a schedule or
+a momentum where another has one, or with an attention of their own: no model has all of them."""
 
 
 READING = ("jest", "rho1")

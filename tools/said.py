@@ -33,19 +33,45 @@ YES: tuple[Said, ...] = (
     Said("Key offset", "`attn.qk.shift`, `attn.rope.expects`", "minillm_modded.key_offset"),
     Said("MUDD or DenseFormer, one input a block", "`model.tap`, `model.residual`"),
     Said("LoRA, and its merged export", "`model.linear`, `folded`", "minillm_hf.lora"),
-    Said("Freezing layers", "`optimizer.freeze`"),
+    Said("Freezing layers", "`optimizer.freeze`", "minillm_optim.freeze"),
     Said(
-        "Freezing from a share of the run on, or until one", "`optimizer.set(lr_mul=plateaus(...))`"
+        "Freezing from a share of the run on, or until one",
+        "`optimizer.set(lr_mul=plateaus(...))`",
+        "minillm_optim.freeze",
     ),
+    Said("A schedule of the run's rates", "`optimizer.schedule`", "minillm_optim.power_cooldown"),
     Said("Lion", "`optimizer.rule`", "minillm_optim.lion"),
     Said("Adafactor", "`optimizer.rule`, `needs=`", "minillm_optim.adafactor"),
     Said("Shampoo", "`optimizer.rule`, `every=`", "minillm_optim.shampoo"),
     Said("SOAP", "`optimizer.rule`, `every=`", "minillm_optim.soap"),
+    Said("SOAP before Muon's orthogonalisation", "`optimizer.extend`", "minillm_optim.soap_muon"),
+    Said("Muon by heads or pairs of heads", "`optimizer.split`", "minillm_muon.head_muon"),
+    Said(
+        "A floor under updates, in lengths of weights",
+        "`optimizer.extend`",
+        "minillm_muon.uw_floor",
+    ),
+    Said("Tables updated in every other step", "`every=`, `due`", "minillm_muon.two_step_embed"),
+    Said("GaLore", "`every=`, state of a shape by `rank`", "minillm_optim.galore"),
     Said("Sign of the momentum, with row norms", "`optimizer.rule`"),
+    Said("Lookahead, an outer Nesterov step (Snoo)", "`lookahead`", "minillm_optim.snoo"),
+    Said(
+        "Gradients at another point than is evaluated (EMA-Nesterov)",
+        "`lookahead`, `optimizer.view`",
+        "minillm_optim.ema_nesterov",
+    ),
     Said("Schedule-free AdamW", "`optimizer.view`", "minillm_optim.schedule_free"),
     Said("EMA of the weights", "`optimizer.view`, `average`", "minillm_optim.ema"),
     Said("SWA, LAWA", "`optimizer.view`, `average`", "minillm_optim.swa"),
     Said("Clipping a parameter's gradient", "`optimizer.gradient`", "minillm_optim.agc"),
+    Said(
+        "Clipping by the norm of a layer",
+        "`optimizer.gradient`, `layer_grad_norm`",
+        "minillm_optim.layer_clip",
+    ),
+    Said(
+        "Shrinking the embedding's gradient", "`model.embed.mix`", "minillm_optim.embed_grad_shrink"
+    ),
     Said(
         "AdamW with moments of 8 or 16 bits", '`state={"m": "like:int8"}`', "minillm_optim.adam8bit"
     ),
@@ -85,14 +111,6 @@ PARTLY: tuple[tuple[str, str], ...] = (
     (
         "MUDD with inputs of q, k and v apart",
         "the inputs of attention and MLP can differ (`model.norm` reads taps), those of q, k and v cannot",
-    ),
-    (
-        "GaLore",
-        "a stage with `every=` and `ops.qr`; gradients and moments keep the parameter's shape",
-    ),
-    (
-        "Clipping by the norm of a layer",
-        "a stage sees one parameter, or those of one shape together",
     ),
 )
 """What is said with a loss."""

@@ -35,6 +35,7 @@ class Member:
     overrides: tuple[tuple[str, Any], ...] = ()  # stage argument -> number, of this parameter alone
     rows: ByRows | None = None  # None: every row in every step
     view: Function | None = None  # what is evaluated in its place; None: it itself
+    blocks: int = 1  # its rows are so many matrices, one above the other
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,23 @@ class Group:
     members: tuple[Member, ...]
 
     @property
+    def blocks(self) -> int:
+        """Matrices in each member."""
+        return self.members[0].blocks
+
+    @property
     def shape(self) -> tuple[int, ...]:
-        """Of one member."""
-        return self.members[0].shape
+        """What the stages see of one member: all of it, or one of its blocks."""
+        whole = self.members[0].shape
+        return whole if self.blocks == 1 else (whole[0] // self.blocks, *whole[1:])
 
     def kept(self) -> dict[str, dict[str, Kept]]:
-        """Map anchor -> entry -> (N, ...) of the stack; without N where the rule does not stack."""
+        """Map anchor -> entry -> (N, ...) of the stack; without N where the rule does not stack.
+
+        Of a member in blocks it is (N, blocks, ...).
+        """
         n = (len(self.members),) if self.rule.stacked else ()
+        n += (self.blocks,) if self.blocks > 1 else ()
         found = {
             anchor: {
                 entry: one._replace(shape=(*n, *one.shape))
@@ -72,9 +83,11 @@ class Group:
             {"name": m.name, "lr_mul": m.lr_mul, "wd_mul": m.wd_mul, "overrides": dict(m.overrides)}
             | ({"rows": dict(vars(m.rows))} if m.rows else {})
             | ({"view": m.view._asdict()} if m.view else {})
+            | ({"blocks": m.blocks} if m.blocks > 1 else {})
             for m in self.members
         ]
-        return {"rule": self.rule.name, "shape": list(self.shape), "members": members}
+        shape = list(self.members[0].shape)
+        return {"rule": self.rule.name, "shape": shape, "members": members}
 
 
 def groups_of(assigned: Mapping[str, tuple[Rule, Member]]) -> tuple[Group, ...]:
@@ -83,7 +96,7 @@ def groups_of(assigned: Mapping[str, tuple[Rule, Member]]) -> tuple[Group, ...]:
     for name in sorted(assigned):
         rule, member = assigned[name]
         alone = () if rule.stacked else (name,)
-        key = (rule.name, member.shape, member.overrides, alone)
+        key = (rule.name, member.shape, member.blocks, member.overrides, alone)
         buckets.setdefault(key, []).append((rule, member))
     groups = []
     for entries in buckets.values():

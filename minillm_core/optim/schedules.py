@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
+from minillm_core.nn.reference import Function
+
 
 @dataclass(frozen=True)
 class TrainSchedule:
@@ -20,13 +22,15 @@ class TrainSchedule:
     shape: str  # a key of SHAPES
     warmup: float  # fraction of the run
     cooldown: float = 0.2  # fraction of what follows the warm-up, for shapes that have one
+    curve: Function | None = None  # a plugin's, in the place of the shape
 
     def factor(self, progress: float) -> float:
         """Return the factor at ``progress`` in (0, 1]."""
         if progress < self.warmup:
             return progress / self.warmup
         rest = 1.0 - self.warmup
-        return SHAPES[self.shape]((progress - self.warmup) / rest if rest else 0.0, self.cooldown)
+        x = (progress - self.warmup) / rest if rest else 0.0
+        return SHAPES[self.shape](x, self.cooldown) if self.curve is None else self.curve.call(x)
 
 
 def _cosine(x: float, cooldown: float) -> float:

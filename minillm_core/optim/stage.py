@@ -8,22 +8,24 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from minillm_core.nn.reference import call_reference, json_arguments, reference_of, resolve
+from minillm_core.nn.reference import json_arguments, reference_of, resolve
 from minillm_core.optim.narrow import NARROW, Kept, kept, packed, unpacked
 from minillm_core.optim.schedules import Schedule
 
-AVERAGE = "average"
-"""The stage behind the write: its update and its param both are the new parameter, which it gives back."""
+BEHIND = ("lookahead", "average")
+"""The stages behind the write: their update and their param both are the new parameter. The first gives
+the one at which the next gradients are taken; the second gives it back."""
 
-ANCHORS = ("momentum", "orthogonalise", "precondition", "scale", "decay", "write", AVERAGE)
+ANCHORS = ("momentum", "orthogonalise", "precondition", "scale", "decay", "write", *BEHIND)
 """The stages of a rule, in order."""
 
 GRADIENT = "gradient"
 """The chain before them: stages that plugins add to rules, each given what the one before it gave."""
 
-SUPPLIED = ("lr_mul", "wd_mul", "updates", "due")
-"""Arguments that the core supplies: a factor a parameter, a number or float32 (N, 1, ...); how many
-updates there were, this one included, 0-d float32; and whether it is the turn of a stage with ``every``."""
+SUPPLIED = ("lr_mul", "wd_mul", "layer_grad_norm", "updates", "due")
+"""Arguments that the core supplies: a factor a parameter, a number or float32 (N, 1, ...); the norm of the
+gradients of its whole layer, clipped as they are, 0-d or (N, 1, ...); how many updates there were, this one
+included, 0-d float32; and whether it is the turn of a stage with ``every``."""
 
 NEEDS = ("element", "matrix")
 
@@ -53,14 +55,14 @@ class Stage:
 
     def shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         """Map each entry to its shape for a parameter of ``shape``; a scalar has as many axes, all 1."""
-        return {entry: _shape(kind, shape) for entry, kind in self.state}
+        return {entry: self._shape(kind, shape) for entry, kind in self.state}
 
     def kept(self, shape: tuple[int, ...]) -> dict[str, Kept]:
         """Map what is kept of the entries between updates to shapes and dtypes."""
         found: dict[str, Kept] = {}
         for entry, kind in self.state:
             narrow = kind in NARROW
-            found |= kept(entry, kind, shape) if narrow else {entry: Kept(_shape(kind, shape))}
+            found |= kept(entry, kind, shape) if narrow else {entry: Kept(self._shape(kind, shape))}
         return found
 
     def packed(self, ops: Any, state: Mapping[str, Any], axes: int) -> dict[str, Any]:
@@ -100,6 +102,13 @@ class Stage:
         named.update((argument, given[argument]) for argument in self.supplied)
         return self.function(ops, update, param, state, **named)
 
+    def _shape(self, kind: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        known = {"like": shape, "scalar": (1,) * len(shape), **dict.fromkeys(NARROW, shape)}
+        if kind in known:
+            return known[kind]
+        takes = inspect.signature(function := resolve(kind)).parameters
+        return tuple(function(shape, **{k: v for k, v in self.arguments if k in takes}))
+
     def data(self) -> dict[str, Any]:
         """Return it as JSON."""
         return {
@@ -110,11 +119,6 @@ class Stage:
             "values": dict(self.values),
             **({"every": self.every} if self.every > 1 else {}),
         }
-
-
-def _shape(kind: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    known = {"like": shape, "scalar": (1,) * len(shape), **dict.fromkeys(NARROW, shape)}
-    return known[kind] if kind in known else tuple(call_reference(kind, shape))
 
 
 @dataclass(frozen=True)
@@ -159,7 +163,8 @@ def stage(
 
     Args:
         function: of a module; pure; returns new arrays.
-        state: entry -> "like" (the parameter's shape), "scalar", or a function of the shape; float32.
+        state: entry -> "like" (the parameter's shape), "scalar", or a function of the shape, and of
+            those of the stage's constants that it names (``rank``), to another shape; float32.
             "like:bfloat16" and "like:int8" are kept in those dtypes between updates (the second with
             a float32 scale for each 256 numbers), and are float32 for the function as well.
         needs: "element", or "matrix" where whole matrices must be at hand, stacked (N, R, C).
@@ -169,7 +174,9 @@ def stage(
             of its own, and what is left out costs nothing.
         arguments: its keyword arguments: numbers are constants of the compiled step, schedules
             are inputs of it; INHERITED is the argument of the stage that this one replaces.
-            ``lr_mul``, ``wd_mul``, ``updates`` and ``due`` are supplied where the function names them.
+            ``lr_mul``, ``wd_mul``, ``updates`` and ``due`` are supplied where the function names them;
+            and ``layer_grad_norm``, 0-d or (N, 1, ...): the norm of the gradients of all parameters of
+            its layer together, or of itself where it is in no layer.
 
     Raises:
         ValueError: an argument that the function does not take, lacks, or that is not JSON; a state

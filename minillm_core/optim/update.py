@@ -10,7 +10,7 @@ from typing import Any
 
 from minillm_core.errors import PluginCodeError
 from minillm_core.optim.groups import Group
-from minillm_core.optim.stage import AVERAGE, Stage
+from minillm_core.optim.stage import BEHIND, Stage
 from minillm_core.text import few
 
 State = dict[str, dict[str, dict[str, Any]]]
@@ -30,6 +30,20 @@ def clip_factor(ops: Any, norm: Any, clip: float) -> Any:
     if not clip:
         return ops.ones_like(norm)
     return ops.minimum(clip / (norm + EPSILON), ops.ones_like(norm))
+
+
+def layer_of(name: str) -> str:
+    """Name the layer that a parameter is in; one that is in none is its own: ``layers.0``, ``head.weight``."""
+    first, _, rest = name.partition(".")
+    return f"{first}.{rest.partition('.')[0]}" if first == "layers" else name
+
+
+def layer_grad_norms(ops: Any, grads: Mapping[str, Any], factor: Any) -> dict[str, Any]:
+    """Compute the norm of each layer's gradients together, times ``factor``: layer -> 0-d float32."""
+    layers: dict[str, list[Any]] = {}
+    for name, grad in grads.items():
+        layers.setdefault(layer_of(name), []).append(grad)
+    return {layer: global_norm(ops, those) * factor for layer, those in layers.items()}
 
 
 def initial_state(groups: Mapping[str, Group], zeros: Callable[..., Any]) -> State:
@@ -101,11 +115,17 @@ def update(
     """
     new_params: dict[str, Any] = {}
     new_state: State = {}
+    stages = [stage for group in groups.values() for _, _, stage in group.rule.stages]
+    by_layer = any("layer_grad_norm" in stage.supplied for stage in stages)
+    norms = layer_grad_norms(ops, grads, factor) if by_layer else {}
     for key, group in groups.items():
         names = [member.name for member in group.members]
-        u = joined(ops, group, [ops.astype(grads[name], "float32") for name in names]) * factor
-        p = joined(ops, group, [params[name] for name in names])
+        gradients = [ops.astype(grads[name], "float32") for name in names]
+        u = in_blocks(ops, group, joined(ops, group, gradients)) * factor
+        p = in_blocks(ops, group, joined(ops, group, [params[name] for name in names]))
         given = {**values, "updates": updates, **multipliers(ops, group, values)}
+        if by_layer:
+            given["layer_grad_norm"] = each(ops, group, [norms[layer_of(name)] for name in names])
         old, axes = state.get(key, {}), int(group.rule.stacked)
         new: dict[str, dict[str, Any]] = {}
         for anchor, owner, stage in group.rule.stages:
@@ -116,9 +136,10 @@ def update(
                 for _ in names:  # a resumed run may be judged before the next turn
                     witness(f"stage:{where}")
                 continue
-            held = stage.unpacked(ops, old.get(anchor, {}), axes)
+            flat = {entry: flattened(ops, group, one) for entry, one in old.get(anchor, {}).items()}
+            held = stage.unpacked(ops, flat, axes)
             before = versions((p, *held.values()))
-            made = stage.apply(ops, u, u if anchor == AVERAGE else p, held, given)
+            made = stage.apply(ops, u, u if anchor in BEHIND else p, held, given)
             _check(made, u, stage, owner, where)
             if versions((p, *held.values())) != before:
                 did = "changed param or state in place in"
@@ -126,7 +147,8 @@ def update(
             u, entries = made
             _check_state(entries, held, stage, owner, where)
             if entries:
-                new[anchor] = stage.packed(ops, entries, axes)
+                kept = stage.packed(ops, entries, axes)
+                new[anchor] = {entry: by_block(ops, group, one) for entry, one in kept.items()}
             for _ in names:
                 witness(f"stage:{where}")
         if new:
@@ -150,7 +172,23 @@ def apart(ops: Any, group: Group, stack: Any) -> list[Any]:
     if not group.rule.stacked:
         return [stack]
     rows = ops.split(stack, len(group.members), 0)
-    return [ops.reshape(row, group.shape) for row in rows]
+    return [ops.reshape(row, group.members[0].shape) for row in rows]
+
+
+def in_blocks(ops: Any, group: Group, stack: Any) -> Any:
+    """Cut each member (R, C) of a stack into its blocks: (N * blocks, R / blocks, C)."""
+    return ops.reshape(stack, (-1, *group.shape)) if group.blocks > 1 else stack
+
+
+def flattened(ops: Any, group: Group, kept: Any) -> Any:
+    """Turn what is kept of members in blocks, (N, blocks, ...), into a stack of all blocks."""
+    return ops.reshape(kept, (-1, *kept.shape[2:])) if group.blocks > 1 else kept
+
+
+def by_block(ops: Any, group: Group, stack: Any) -> Any:
+    """Invert :func:`flattened`."""
+    shape = (-1, group.blocks, *stack.shape[1:])
+    return ops.reshape(stack, shape) if group.blocks > 1 else stack
 
 
 def multipliers(ops: Any, group: Group, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,15 +196,23 @@ def multipliers(ops: Any, group: Group, values: Mapping[str, Any]) -> dict[str, 
     given = {}
     for field in ("lr_mul", "wd_mul"):
         factors = [getattr(member, field) for member in group.members]
-        shape = (len(factors),) + (1,) * len(group.shape)
         if len(set(factors)) == 1:
             given[field] = multiplier(factors[0], values)
         elif any(isinstance(factor, str) for factor in factors):
             scalars = [ops.scalar(multiplier(factor, values)) for factor in factors]
-            given[field] = ops.reshape(ops.stack(scalars, 0), shape)
+            given[field] = each(ops, group, scalars)
         else:
-            given[field] = ops.constant(factors, shape)
+            numbers = [factor for factor in factors for _ in range(group.blocks)]
+            given[field] = ops.constant(numbers, (len(numbers),) + (1,) * len(group.shape))
     return given
+
+
+def each(ops: Any, group: Group, scalars: list[Any]) -> Any:
+    """Give each member of a group its 0-d array: (N, 1, ...) for the blocks of a stack; one alone as it is."""
+    if not group.rule.stacked:
+        return scalars[0]
+    repeated = [scalar for scalar in scalars for _ in range(group.blocks)]
+    return ops.reshape(ops.stack(repeated, 0), (-1,) + (1,) * len(group.shape))
 
 
 def multiplier(factor: float | str, values: Mapping[str, Any]) -> Any:

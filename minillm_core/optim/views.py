@@ -7,7 +7,8 @@ from typing import Any
 
 from minillm_core.optim.groups import Group, Member
 from minillm_core.optim.rows import LAST, RowRule
-from minillm_core.optim.update import State, by_parameter, dtype_name
+from minillm_core.optim.stage import Stage
+from minillm_core.optim.update import State, by_block, by_parameter, dtype_name, flattened
 
 VIEW = "view:"
 """Prefix of a parameter's name in a witness: its view was computed."""
@@ -38,9 +39,16 @@ def views_of(
         PluginCodeError: a view is no array like its parameter, or was written in place.
     """
     viewed = {key: one for key, one in groups.items() if any(m.view for m in one.members)}
+    ops = framework.ops
+
+    def widened(group: Group, stage: Stage, kept: Mapping[str, Any]) -> dict[str, Any]:
+        flat = {entry: flattened(ops, group, one) for entry, one in kept.items()}
+        wide = stage.unpacked(ops, flat, int(group.rule.stacked))
+        return {entry: by_block(ops, group, one) for entry, one in wide.items()}
+
     wide: State = {
         key: {
-            anchor: stage.unpacked(framework.ops, state[key][anchor], int(group.rule.stacked))
+            anchor: widened(group, stage, state[key][anchor])
             for anchor, _, stage in group.rule.stages
             if anchor in state.get(key, {})
         }
@@ -64,7 +72,7 @@ def _view(framework: Any, member: Member, param: Any, held: Mapping[str, Any]) -
     view = member.view
     assert view is not None
     before = framework.versions((param, *held.values()))
-    made, where = view.call(framework.ops, param, held), f"opt.view[{member.name}]"
+    made, where = _seen(framework.ops, member, param, held), f"opt.view[{member.name}]"
     if framework.versions((param, *held.values())) != before:
         did = "changed param or state in place in"
         raise view.broken(where, "return a new array instead", did)
@@ -75,6 +83,17 @@ def _view(framework: Any, member: Member, param: Any, held: Mapping[str, Any]) -
         raise view.broken(where, fix, did)
     framework.witness(f"{VIEW}{member.name}")
     return made
+
+
+def _seen(ops: Any, member: Member, param: Any, held: Mapping[str, Any]) -> Any:
+    """Compute a view; of a parameter in blocks (R / blocks, C) block by block."""
+    view, blocks = member.view, member.blocks
+    assert view is not None
+    if blocks == 1:
+        return view.call(ops, param, held)
+    parts = ops.split(param, blocks, 0)
+    own = [{entry: one[i] for entry, one in held.items()} for i in range(blocks)]
+    return ops.concat([view.call(ops, *one) for one in zip(parts, own, strict=True)], 0)
 
 
 def evaluated(arrays: Mapping[str, Any]) -> dict[str, Any]:

@@ -86,9 +86,10 @@ def build_plan(
     parameters = _parameters_of(model, {*BATCH, *(name for name, _, _ in fields)})
     inits = state.model.init.resolve({name: info.role for name, info in parameters.items()})
     parameters |= _started(parameters, inits)
-    state.optimizer = builders.OptimizerSlots(parameters, values, config.train)
+    train, heads = config.train, (config.model.heads, config.model.kv_heads)
+    state.optimizer = builders.OptimizerSlots(parameters, values, train, heads)
     state.fill(manager, "optimizer_factory", builders.OptimizerBuilder, state.optimizer)
-    groups = state.optimizer.resolve()
+    groups, curve = state.optimizer.resolve(), state.optimizer.schedule.resolve()
     trained = {m.name: parameters[m.name] for group in groups for m in group.members}
     check_reads(spec, table, {*BATCH, *values.held, *(name for name, _, _ in fields)})
     state.fill(manager, "kernel_provider", builders.KernelBuilder, kernels)
@@ -105,7 +106,7 @@ def build_plan(
         parameters=parameters,
         inits={name: init for name, (_, init) in inits.items()},
         groups=groups,
-        schedule=TrainSchedule(config.train.schedule, config.train.warmup, config.train.cooldown),
+        schedule=TrainSchedule(train.schedule, train.warmup, train.cooldown, curve),
         schedules=dict(sorted(values.held.items())),
         batch_fields=fields,
         arrangement=arrangement,
@@ -116,7 +117,7 @@ def build_plan(
         references=tuple(one for _, _, one in state.loss.references.resolve()),
         plugins=tuple(_planned(one, model, trained, table) for one in manager.plugins),
         placements=placements,
-        digests=_digests(manager, spec, parameters, rules, (arrangement, shaping), sourcing),
+        digests=_digests(manager, spec, parameters, rules, (arrangement, shaping, curve), sourcing),
         core_version=version("minillm-core"),
         export=_export(manager, placements, spec.training_alone),
         table=table,

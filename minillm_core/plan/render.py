@@ -168,8 +168,9 @@ def _run(plan: Plan, estimate: Estimate) -> str:
         parts.append(f"{train.steps:,} steps, {amount(tokens)} tokens, {compute}FLOP")
     if train.minutes is not None:
         parts.append(f"{train.minutes:g} minutes")
-    shape = f"{train.schedule} after {train.warmup:.0%} warm-up"
-    if train.schedule == "wsd":
+    curve = plan.schedule.curve
+    shape = f"{curve.owner if curve else train.schedule} after {train.warmup:.0%} warm-up"
+    if train.schedule == "wsd" and not curve:
         shape += f", {train.cooldown:.0%} cooldown"
     return f"{' or '.join(parts)}; {shape}"
 

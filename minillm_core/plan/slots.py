@@ -367,6 +367,8 @@ def _optimizer_reports(
     slots: builders.OptimizerSlots, model: builders.ModelSlots
 ) -> Iterator[SlotReport]:
     """Report the rules with their stages, then each parameter and the claims on it, slot by slot."""
+    if slots.schedule.held:
+        yield _claim(slots.schedule, shapes=False)
     followers = Counter(_followed(slots, name) for name in slots.parameters)
     for name in sorted(slots.rules):
         count = followers[name]
@@ -437,6 +439,8 @@ def _parameter_claims(
         yield _claim(claim, default, usual=untouched, heading=f"opt.set[{key}]")
     if (table := slots.tables[name]).held:
         yield _claim(table, "every row", evidence=f"{ROWS}{name}", shapes=False)
+    if (blocks := slots.blocks[name]).held:
+        yield _claim(blocks, "one matrix", shapes=False, heading="opt.split")
     if (view := slots.views[name]).held and FROZEN not in rules:
         yield _claim(view, evidence=f"{VIEW}{name}", shapes=False, heading="opt.view")
 

@@ -28,9 +28,13 @@ _OFFERED = {
         "attn_scale backout bigram_hash embed_norm embed_skip half_rope key_offset moe mtp paired_heads qk_norm relu2 "
         "residual_decay smear softcap sparse_gate sparse_rows unet_skip value_embeds windows xsa zero_init"
     ),
-    "minillm-muon": "cautious_wd muon normuon polar_express role_lr",
+    "minillm-muon": (
+        "cautious_wd head_muon muon muon_eq normuon polar_express role_lr two_step_embed uw_floor"
+    ),
     "minillm-optim": (
-        "adafactor adam8bit ademamix agc cautious_adam early_stop ema lion mars schedule_free shampoo soap swa"
+        "adafactor adam8bit ademamix agc cautious_adam early_stop ema ema_nesterov "
+        "embed_grad_shrink freeze galore infinite_lr layer_clip lion mars power_cooldown "
+        "schedule_free shampoo snoo soap soap_muon swa"
     ),
     "minillm-track[tensorboard]": "tensorboard",
     "minillm-track[trackio]": "trackio",

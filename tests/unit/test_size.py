@@ -11,7 +11,7 @@ import pytest
 
 from tools.size import File, count, packages, summary
 
-CEILING = 23_700
+CEILING = 23_800
 """Lines of code that the core may have.
 
 It is what the core has today, rounded up to the next hundred; each step lowers the number. The aim is
@@ -97,6 +97,9 @@ saved (100); stages with turns: which are due, a graph for each on both framewor
 23,500 to 23,700: processes that train together. The seam, and who brings it (60); parts of a step, figures and
 statistics over all, evaluation in parts (50); a clock, a signal, verdicts and a folder that all agree on (70);
 what is refused (25).
+
+23,700 to 23,800: parameters in blocks (the claim and what it refuses: 40, stacks that are cut, views by block:
+30), a schedule by a plugin (20), norms of layers (20), and what the optimizer's builder knows (10).
 """
 
 SOURCE = '''\

@@ -17,7 +17,7 @@ from minillm_core.backends.torch.rows import RowTables
 from minillm_core.backends.torch.transfer import overwrite
 from minillm_core.optim.groups import Group
 from minillm_core.optim.rows import groups_of_whole
-from minillm_core.optim.stage import AVERAGE
+from minillm_core.optim.stage import BEHIND
 from minillm_core.optim.update import (
     State,
     by_parameter,
@@ -47,14 +47,16 @@ def is_plain_adamw(group: Group) -> bool:
 
 def _changed(group: Group) -> list[str]:
     """List the plugins whose stages are in a group's rule, up to the write."""
-    return sorted({owner for anchor, owner, _ in group.rule.stages if anchor != AVERAGE} - {"core"})
+    return sorted(
+        {owner for anchor, owner, _ in group.rule.stages if anchor not in BEHIND} - {"core"}
+    )
 
 
 def _split(group: Group) -> tuple[Group, Group]:
     """Split a group's rule into what it does up to the write, and what behind it."""
     parts = [[], []]
     for one in group.rule.stages:
-        parts[one[0] == AVERAGE].append(one)
+        parts[one[0] in BEHIND].append(one)
     first, behind = (replace(group, rule=replace(group.rule, stages=tuple(p))) for p in parts)
     return first, behind
 
@@ -167,7 +169,8 @@ class Optimizer:
             params, state = params | last, state | states
         skip = found > 0
         for name, new in params.items():
-            overwrite(masters[name], new, skip)
+            if masters[name] is not new:
+                overwrite(masters[name], new, skip)
         for key, anchors in state.items():
             for anchor, entries in anchors.items():
                 for entry, new in entries.items():

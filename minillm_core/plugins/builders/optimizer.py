@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from minillm_core.errors import PlanError
 from minillm_core.nn.node import Setting
@@ -30,6 +31,9 @@ EVERY = "*"
 
 ROWS = "rows:"
 """Before a table's name, the evidence of rows that were updated: how many, over all steps; alone, the steps."""
+
+FIELDS = ("lr_mul", "wd_mul", "betas")
+"""What ``optimizer.set`` sets."""
 
 FROZEN = "frozen"
 """In the place of a rule's name: none changes the parameter."""
@@ -69,11 +73,24 @@ class Joined:
         return f"{GRADIENT}[{self.name}]"
 
 
+class Blocks(NamedTuple):
+    """The claim that a parameter's rows are several matrices."""
+
+    rule: str  # that works on them
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.count} matrices of its rows"
+
+
 class OptimizerSlots:
     """The slots of the optimizer, and their resolution."""
 
-    def __init__(self, parameters: Mapping[str, ParamInfo], values: ValueTable, train: Any) -> None:
+    def __init__(
+        self, parameters: Mapping[str, ParamInfo], values: ValueTable, train: Any, heads: Any
+    ) -> None:
         self.parameters, self.values, self.train = parameters, values, train
+        self.heads: tuple[int, int] = heads  # of queries, of keys and values
         core = ("core", core_rule(train))
         self.rules: dict[str, tuple[str, dict[str, Draft]]] = {DEFAULT_RULE: core}
         self.extensions: Claims[tuple[str, str], Draft] = Claims("opt.extend({}, {})")
@@ -83,6 +100,8 @@ class OptimizerSlots:
         self.multipliers: Claims[tuple[str, str], Any] = Claims("opt.set[{}].{}")
         self.tables: Claims[str, ByRows] = Claims("opt.rows[{}]")
         self.views: Claims[str, Function] = Claims("opt.view[{}]")
+        self.blocks: Claims[str, Blocks] = Claims("opt.split[{}]")
+        self.schedule: Claim[Function] = Claim("opt.schedule")
 
     def resolve(self) -> tuple[Group, ...]:
         """Resolve to the groups of every parameter; every clash is an error."""
@@ -94,6 +113,10 @@ class OptimizerSlots:
         for rule, one, _, _ in self.joined:
             if rule not in (*self.rules, EVERY):
                 raise self.lacks(rule, one.owner, f"opt.rule[{rule}].{GRADIENT}")
+        for claim in self.blocks.values():
+            for owner, blocks in claim.held.items():
+                if blocks.rule not in self.rules:
+                    raise self.lacks(blocks.rule, owner, f"opt.split({blocks.rule})")
         self.pass_over()
         rules = {name: self.rule(name) for name in sorted(self.rules)}
         assigned: dict[str, tuple[Rule, Member]] = {}
@@ -118,6 +141,10 @@ class OptimizerSlots:
                 raise refusal.concerning(name, claim.where, plugins=(claim.owner,))
             rows = self.tables[name].resolve()
             more = {"overrides": overrides, "rows": rows, "view": self.views[name].resolve()}
+            if (blocks := self.blocks[name].resolve()) is not None:
+                if blocks.rule != rule or not rules[rule].stacked:
+                    raise self.whole(name, rule)
+                more["blocks"] = blocks.count
             member = Member(name, parameter.shape, **factors, **more)
             assigned[name] = (rules[rule], member)
         if not assigned and (owners := {self.assigned[name].owner for name in self.parameters}):
@@ -150,11 +177,11 @@ class OptimizerSlots:
         freezes, rows = self.assigned[name].owner, self.tables[name]
         if rows.held:
             raise _not_by_rows(rows, name, f"'{freezes}' freezes it", (freezes,))
-        for field in ("lr_mul", "wd_mul", "betas"):
-            claim = self.multipliers[name, field]
+        claims = {f"sets {field}": self.multipliers[name, field] for field in FIELDS}
+        for did, claim in (claims | {"splits rows": self.blocks[name]}).items():
             for owner in claim.held.keys() - {self.parameters[name].owner}:
                 raise PlanError(
-                    f"plugin '{owner}' sets {field} of '{name}', which '{freezes}' freezes",
+                    f"plugin '{owner}' {did} of '{name}', which '{freezes}' freezes",
                     where=claim.where,
                     fix=f"leave out '{owner}' or '{freezes}'",
                 ).concerning(name, claim.where, plugins=(owner, freezes))
@@ -169,6 +196,15 @@ class OptimizerSlots:
                     why = resolve(table.rule)(group).refuses()
                 if why is not None:
                     raise _not_by_rows(self.tables[name], name, why, owners - {"core"})
+
+    def whole(self, name: str, rule: str) -> PlanError:
+        """Make the error of blocks of a parameter whose rule sees no matrices."""
+        claim = self.blocks[name]
+        return PlanError(
+            f"plugin '{claim.owner}' splits '{name}' into matrices, and it follows the rule '{rule}'",
+            where=claim.where,
+            fix=f"leave out '{claim.owner}', or what keeps '{name}' from a rule that works on matrices",
+        ).concerning(name, claim.where, plugins=(claim.owner,))
 
     def lacks(self, rule: str, owner: str, where: str) -> PlanError:
         """Make the error of a plugin that builds on a rule which is not there."""
@@ -242,8 +278,13 @@ class OptimizerBuilder(Builder):
 
     Attributes:
         parameters: name -> ParamInfo, every parameter of the model.
+        lr: train.lr.
+        betas: train.betas.
+        epsilon: train.epsilon.
         weight_decay: train.weight_decay.
         warmup: train.warmup, the share of the run over which its rates rise.
+        heads: H.
+        kv_heads: K.
     """
 
     _slots: OptimizerSlots
@@ -251,8 +292,12 @@ class OptimizerBuilder(Builder):
     def __init__(self, owner: str, values: ValueTable, slots: OptimizerSlots) -> None:
         super().__init__(owner, values, slots)
         self.parameters = dict(slots.parameters)
+        self.lr: float = slots.train.lr
+        self.betas: tuple[float, float] = slots.train.betas
+        self.epsilon: float = slots.train.epsilon
         self.weight_decay: float = slots.train.weight_decay
         self.warmup: float = slots.train.warmup
+        self.heads, self.kv_heads = slots.heads
 
     def rule(
         self,
@@ -273,7 +318,8 @@ class OptimizerBuilder(Builder):
             name: of the rule.
             lr: its peak learning rate, times the run's schedule; or a schedule of its own.
             weight_decay: of its own; None: train.weight_decay.
-            stages: anchor (momentum, orthogonalise, precondition, scale, decay, write, average) -> stage.
+            stages: anchor (momentum, orthogonalise, precondition, scale, decay, write, lookahead,
+                average) -> stage.
 
         Raises:
             PlanError: the rule exists, or there is no such anchor.
@@ -474,6 +520,60 @@ class OptimizerBuilder(Builder):
                 why = "its module does not say that its rows are looked up by a batch field alone"
                 fix = "Param(..., rows='ids') in a module of model.stream, or leave it out"
                 raise _not_by_rows(claim, name, why, (), fix=fix)
+        return len(chosen)
+
+    def schedule(self, function: Callable[..., float], **arguments: Any) -> None:
+        """Claim: the run's schedule behind its warm-up, in the place of train.schedule.
+
+        Called as ``function(x, **arguments)`` with x from 0, the warm-up's end, to 1, the run's: the
+        share of a peak that every ``scheduled`` rate has there, train.lr's among them.
+        ::
+
+            optimizer.schedule(falling, power=1.2)  # (1 - x) ** 1.2
+
+        Args:
+            function: of a module.
+            arguments: its keyword arguments, JSON.
+
+        Raises:
+            PlanError: the function cannot be referred to, or gives no number that is finite.
+        """
+        curve = self._function("opt.schedule", function, arguments)
+        for x in (0.0, 0.5, 1.0):
+            if not math.isfinite(made := curve.call(x)):
+                raise self._refusal("opt.schedule", f"{made} at {x:g} of what follows the warm-up")
+        self._slots.schedule.add(self._owner, curve)
+        self.note(f"rates follow it, and not train.schedule={self._slots.train.schedule}")
+
+    def split(self, rule: str, where: Where, blocks: int) -> int:
+        """Claim per parameter: the rows of those for which ``where(name, info)`` are so many matrices.
+
+        All stages of the rule see each block of rows as a matrix of its own: a parameter (R, C) is a
+        stack of (R / blocks, C), which is orthogonalised, normed and measured block by block; its state
+        is kept so, (blocks, ...) in a checkpoint.
+        ::
+
+            optimizer.split("muon", lambda name, p: p.role == "attention.q", optimizer.heads)
+
+        Args:
+            rule: the one that they follow, a stage of which ``needs`` matrices.
+            where: called with each parameter's name and facts, at once.
+            blocks: how many, 1 or more; they divide the rows.
+
+        Returns:
+            How many parameters they are.
+
+        Raises:
+            PlanError: there is no such parameter, or its rows cannot be divided so; while resolving,
+                where one follows another rule, or one that needs no matrices.
+        """
+        chosen = self._chosen(where, "opt.split")
+        for name in chosen:
+            shape = self.parameters[name].shape
+            if blocks < 1 or len(shape) != 2 or shape[0] % blocks:
+                what = f"'{name}' of shape {shape} in {blocks} blocks of rows"
+                raise self._refusal("opt.split", what, fix="a number that divides a matrix's rows")
+            self._slots.blocks[name].add(self._owner, Blocks(rule, blocks))
         return len(chosen)
 
     def view(self, where: Where, function: Callable[..., Any], **arguments: Any) -> int:

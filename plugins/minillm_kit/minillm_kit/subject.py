@@ -59,7 +59,7 @@ ODD: Mapping[str, Any] = {
 STIR = np.float32(0.1)
 """The distance that a weight is moved, in standard deviations."""
 
-RULE = re.compile(r"(?:opt\.(?:extend|assign)\(|.*, as of )(\w+)")
+RULE = re.compile(r"(?:opt\.(?:extend|assign|split)\(|.*, as of )(\w+)")
 """The slot where a plugin builds on a rule, a table or frequencies that are missing."""
 
 

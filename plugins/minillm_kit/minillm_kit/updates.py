@@ -41,8 +41,13 @@ def updates(subject: Subject) -> str:
     ]
     views = sum(view.owner == subject.name for view in plan.views.values())
     mine += [f"{views} views"] if views else []
+    slots = {(one.owner, one.slot): one.what for one in plan.placements}
+    if (split := slots.get((subject.name, "opt.split"))) is not None:
+        mine.append(f"{split} in blocks of rows")
     if not mine:
-        raise NotApplicable("it brings no stage of an optimizer, and no view of parameters")
+        raise NotApplicable(
+            "it brings no stage of an optimizer, no blocks and no view of parameters"
+        )
     batches = subject.batches(plan, BEFORE + 1)
     looked_at = (0, BEFORE) if cycles_of(plan.groups) else (BEFORE,)  # a turn, and none
     for backend in subject.backends:

@@ -11,7 +11,7 @@ import pytest
 from minillm_core import Plugin
 from minillm_core.config.load import load
 from minillm_core.optim.groups import Group
-from minillm_core.optim.update import initial_state, update
+from minillm_core.optim.update import cycles_of, due_at, initial_state, update
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_kit import NumPyOps
@@ -45,14 +45,23 @@ def drawn() -> Callable[[Plan, np.random.Generator], Arrays]:
 
 @pytest.fixture(scope="session")
 def stepped() -> Callable[..., tuple[Arrays, Any]]:
-    """Parameters and state after one update for each of the gradients, in float64."""
+    """Parameters and state after one update for each of the gradients, from the first on, in float64; values of all, or of each."""
 
-    def run(plan: Plan, params: Arrays, grads: list[Arrays], values: dict[str, float]) -> Any:
+    def run(
+        plan: Plan,
+        params: Arrays,
+        grads: list[Arrays],
+        values: dict[str, float] | list[dict[str, float]],
+        state: Any = None,
+        first: int = 1,
+    ) -> Any:
         ops: Any = NumPyOps()
         groups: dict[str, Group] = {str(i): group for i, group in enumerate(plan.groups)}
-        state = initial_state(groups, np.zeros)
-        for step, grad in enumerate(grads, 1):
-            params, state = update(ops, groups, params, grad, 1.0, state, float(step), values)
+        state = initial_state(groups, np.zeros) if state is None else state
+        for step, grad in enumerate(grads, first):
+            now = values[step - first] if isinstance(values, list) else values
+            due, count = due_at(cycles_of(plan.groups), step - 1), np.float64(step)
+            params, state = update(ops, groups, params, grad, 1.0, state, count, now, due=due)
         return params, state
 
     return run

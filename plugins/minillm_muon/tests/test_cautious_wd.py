@@ -72,6 +72,36 @@ def test_weights_that_grow_do_not_decay(planned: Any, drawn: Any, stepped: Any) 
     np.testing.assert_allclose(got[name], want, atol=1e-6)
 
 
+@pytest.mark.parametrize("squared", [(), ("adamw",)])
+def test_adamw_decays_as_record_50_does(
+    planned: Any, drawn: Any, stepped: Any, squared: tuple[str, ...]
+) -> None:
+    """Several updates of AdamW with a rate that falls; the record's decay is lr^2 wd."""
+    cautious_wd = CautiousWD(rules=("adamw",), squared=squared)
+    plan = planned({"cautious_wd": cautious_wd}, "train.weight_decay=0.5", "train.lr=0.02")
+    rng, name, shares = np.random.default_rng(1), "embedding.weight", (1.0, 0.5, 0.25)
+    params, grads = drawn(plan, rng), [drawn(plan, rng) for _ in shares]
+    faded = {one for one in plan.schedules if one.endswith("fading")}
+    values = [{"train.lr": 0.02 * s, **dict.fromkeys(faded, s)} for s in shares]
+    got, _ = stepped(plan, params, grads, values)
+    p, m, v = params[name], 0.0, 0.0
+    for t, (share, grad) in enumerate(zip(shares, (one[name] for one in grads), strict=True), 1):
+        m, v = 0.9 * m + 0.1 * grad, 0.95 * v + 0.05 * grad**2
+        u = m / (1 - 0.9**t) / (np.sqrt(v / (1 - 0.95**t)) + 1e-8)
+        decay = 0.5 * (share if squared else 1.0)
+        p = p - 0.02 * share * (u + decay * p * (u * p > 0))
+    np.testing.assert_allclose(got[name], p, rtol=1e-10)
+    assert bool(faded) == bool(squared)
+    for at in (0.1, 0.9):
+        now = plan.values(at)
+        assert all(now[one] == pytest.approx(now["train.lr"] / 0.02) for one in faded)
+
+
+def test_squared_names_one_of_the_rules(planned: Any) -> None:
+    with pytest.raises(PlanError, match="squared names adamw, and"):
+        planned({"cautious_wd": CautiousWD(squared=("adamw",))})
+
+
 @pytest.mark.parametrize(
     ("rules", "said"),
     [(("muon",), "--plugins muon,cautious_wd"), (("*", "adamw"), "claims slot .* twice")],

@@ -16,6 +16,10 @@ test_muon_in_shapes = conformance("muon", {"momentum_start": 0.85, "cooldown": 0
 test_normuon = conformance("normuon")
 test_polar_express = conformance("polar_express")
 test_role_lr = conformance("role_lr", {"embedding": 10, "betas": {"head": [0.5, 0.9]}})
+test_head_muon = conformance("head_muon", pairs=2)
+test_two_step_embed = conformance("two_step_embed", pairs=2)
+test_muon_eq = conformance("muon_eq", pairs=2)
+test_uw_floor = conformance("uw_floor", pairs=2)
 
 
 def test_no_plugin_is_left_out() -> None:

@@ -23,6 +23,15 @@ test_swa = conformance("swa", pairs=2)
 test_mars = conformance("mars", pairs=2)
 test_shampoo = conformance("shampoo", {"iterations": 4}, pairs=2)
 test_soap = conformance("soap", pairs=2)
+test_snoo = conformance("snoo", {"every": 1}, pairs=2)
+test_soap_muon = conformance("soap_muon", {"every": 1}, pairs=2)
+test_power_cooldown = conformance("power_cooldown", pairs=2)
+test_infinite_lr = conformance("infinite_lr", pairs=2)
+test_galore = conformance("galore", {"rank": 4, "iterations": 1, "every": 1}, pairs=2)
+test_freeze = conformance("freeze", pairs=2)
+test_embed_grad_shrink = conformance("embed_grad_shrink", pairs=2)
+test_ema_nesterov = conformance("ema_nesterov", pairs=2)
+test_layer_clip = conformance("layer_clip", pairs=2)
 
 
 def test_no_plugin_is_left_out() -> None:

@@ -43,7 +43,7 @@ def begun(text: Path, tmp_path: Path) -> Any:
     """``begun("ema", "torch")``: a run in memory or in a folder, not trained yet."""
 
     def begin(plugins: str, backend: str, out: str | None = None, **settings: Any) -> Run:
-        more = {key.replace("_", ".", 1): value for key, value in settings.items()}
+        more = {k if "." in k else k.replace("_", ".", 1): v for k, v in settings.items()}
         given = {**SMALL, "data.val": str(text.parent / "held.txt"), "backend": backend, **more}
         config = load(preset="tiny", plugins=plugins, data=str(text), settings=given)
         return Run(build_plan(config), out=tmp_path / out if out else None, cache=tmp_path / "c")
@@ -126,6 +126,46 @@ def test_init_takes_what_was_evaluated_and_a_branch_what_was_trained(
     assert "left behind, since this model has no place for it: optimizer.average" in said
     assert "view." not in said
     assert run.step == 14
+
+
+BY_MUON = "muon,polar_express,normuon,muon_eq,head_muon,uw_floor,two_step_embed,role_lr"
+STACKS = {
+    "muon": (f"{BY_MUON},snoo,layer_clip,power_cooldown,freeze,embed_grad_shrink,ema", {}),
+    "soap_muon": ("muon,soap_muon,head_muon,cautious_wd,ema_nesterov,infinite_lr", {}),
+    "galore": ("galore,two_step_embed,snoo,cautious_wd", {"galore.rank": 4, "galore.every": 3}),
+}
+"""What goes together; a branch from step 5 begins between the two steps of a table."""
+
+
+@BACKENDS
+@pytest.mark.parametrize("stack", STACKS)
+def test_techniques_go_together_and_a_branch_goes_on_as_its_run(
+    begun: Any, tmp_path: Path, backend: str, stack: str
+) -> None:
+    plugins, given = STACKS[stack]
+    options = {
+        **{"head_muon.heads": 1, "snoo.every": 3, "layer_clip.most": 0.1, "muon.lr": 0.01},
+        **{
+            "freeze.of": ["norm"],
+            "freeze.until": 0.5,
+            "soap_muon.every": 3,
+            "role_lr.embedding": 3.0,
+        },
+    }
+    options = {k: v for k, v in options.items() if k.partition(".")[0] in plugins.split(",")}
+    run = begun(plugins, backend, "run", **options, **given, **{"model.tied": False})
+    start = {name: array.copy() for name, array in run._job.trainer.arrays().items()}
+    run.train()
+    out, origin = str(tmp_path / "branch"), f"{tmp_path / 'run'}@5"
+    assert main(["train", "--branch", origin, "--out", out, "--steps", "14"]) == 0
+    ours, theirs = (raw_and_viewed(tmp_path / one, 14) for one in ("branch", "run"))
+    for mine, its in zip(ours, theirs, strict=True):
+        assert mine.keys() == its.keys()
+        assert all(np.array_equal(mine[key], its[key]) for key in its)
+    moved = {
+        key for key, array in theirs[0].items() if not np.array_equal(array, start[f"model.{key}"])
+    }
+    assert moved == {*theirs[0]}
 
 
 @pytest.mark.slow

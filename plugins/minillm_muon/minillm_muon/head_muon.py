@@ -1,0 +1,48 @@
+"""Muon head by head: each head, or pair of heads, of Q and K is orthogonalised by itself.
+
+modded-nanogpt's record of 2026-04-08 (track 1, number 80) treats the rows of each pair of neighbouring heads
+as one matrix, since heads learn different things: (H D, C) is H / heads matrices (heads D, C), each with its
+own polar decomposition, so that no head's gradient makes another's update smaller. Pairs are what
+``paired_heads`` interleaves; with all heads in one group it is Muon.
+
+The whole rule sees the parts: Muon's scale sqrt(max(1, rows / cols)) and NorMuon's neurons are those of a part.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Literal
+
+from minillm_core import PlanError, Plugin, option
+
+__all__ = ["HeadMuon"]
+
+
+HEADS = (("heads", "dim"), ("kv_heads", "dim"))
+"""The axes of a matrix whose rows are heads."""
+
+
+class HeadMuon(Plugin, api=1):
+    """Muon orthogonalises each pair of heads, or each head, of Q and K by itself."""
+
+    heads: int = option(2, ge=1, help="neighbouring heads in one matrix: 2 are a pair, 1 is alone")
+    of: tuple[Literal["q", "k", "v"], ...] = option(
+        ("q", "k"), min_length=1, help="projections whose rows are heads, such as [q, k, v]"
+    )
+
+    def optimizer_factory(self, optimizer):
+        for one in dict.fromkeys(self.of):
+            there = optimizer.heads if one == "q" else optimizer.kv_heads
+            if there % self.heads:
+                raise PlanError(
+                    f"head_muon.heads={self.heads} does not divide the {there} heads of '{one}'",
+                    where=f"opt.split[attention.{one}]",
+                    fix="head_muon.heads=1, or leave it out of head_muon.of",
+                )
+            where = partial(_projects, one)
+            optimizer.split("muon", where, there // self.heads)
+
+
+def _projects(one: str, name: str, parameter: Any) -> bool:
+    """Return whether a parameter's rows are the heads of Q, K or V."""
+    return parameter.role == f"attention.{one}" and parameter.axes in HEADS

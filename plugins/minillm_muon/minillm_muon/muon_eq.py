@@ -1,0 +1,60 @@
+"""MuonEq: the momentum's rows, or columns, have one length before they are orthogonalised (arXiv:2603.28254).
+
+    u <- momentum's update, Muon's own
+    u_i <- u_i / |u_i|                             rows: MuonEq-R;  columns: MuonEq-C
+    u  <- Newton-Schulz, or Polar Express, of that
+
+Orthogonalisation makes singular values alike in few steps only where they are not too far apart, and rows of
+very different lengths put them apart: so the rows are made alike first, at the cost of a reduction and without
+state. NorMuon makes them alike behind it, by their history; the two go together. ``both`` divides rows and then
+columns, the paper's MuonEq-RC.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from minillm_core import INHERITED, Plugin, option, stage
+from minillm_muon.muon import nesterov
+
+__all__ = ["MuonEq", "equilibrated"]
+
+LEAST = 1e-7  # of a length: a row without a gradient stays 0
+
+AXES = {"rows": (-1,), "columns": (-2,), "both": (-1, -2)}
+"""What is summed over for a length, one after the other."""
+
+
+class MuonEq(Plugin, api=1):
+    """Rows of Muon's momentum are made equally long before it is orthogonalised."""
+
+    of: Literal["rows", "columns", "both"] = option(
+        "rows", help="what is normalised: rows, columns, or rows and then columns"
+    )
+
+    def optimizer_factory(self, optimizer):
+        momentum = stage(
+            equilibrated,
+            state={"momentum": "like"},
+            needs="matrix",
+            momentum=INHERITED,
+            axes=AXES[self.of],
+        )
+        optimizer.extend("muon", "momentum", momentum)
+
+
+def equilibrated(
+    ops: Any,
+    update: Any,
+    param: Any,
+    state: dict[str, Any],
+    *,
+    momentum: Any,
+    axes: tuple[int, ...],
+) -> Any:
+    """update, momentum (N, R, C) -> Nesterov's look-ahead of the running mean, its rows of length 1."""
+    made, new = nesterov(ops, update, param, state, momentum=momentum)
+    for axis in axes:
+        length = ops.sqrt(ops.sum(ops.square(made), axis, keepdims=True))  # (N, R, 1) or (N, 1, C)
+        made = made / ops.maximum(length, LEAST)
+    return made, new

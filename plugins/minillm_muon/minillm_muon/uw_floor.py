@@ -1,0 +1,51 @@
+"""The u/w floor: an update is at least a share of the weights' length, in the place of weight decay.
+
+    u <- u max(1, floor |w| / |u|)              | | is a matrix's Frobenius norm, or a row's
+    p <- p - lr u
+
+modded-nanogpt's optimization track (its results of 2026-05-01 and 2026-06-19: 0.35 and, by rows, 0.3825): as
+weights grow, their updates grow with them, and a matrix keeps turning by lr floor radians a step where weight
+decay would have to hold its length. It joins Muon behind its scale, as the last thing before the write: a rule
+with it has no weight decay, and a floor of 0 is a rule without decay. By rows, only those whose own update is too
+small are lengthened, which changes the update's direction as well; the published run then sets the matrix's
+length to what it was, which is not done here.
+
+``cautious_wd`` wants the same place: name the other rules there (``cautious_wd.rules=["adamw"]``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minillm_core import Plugin, option, stage
+
+__all__ = ["UWFloor", "floored"]
+
+LEAST = 1e-8  # of lengths: an update of 0 stays 0
+
+
+class UWFloor(Plugin, api=1):
+    """Updates are at least a share of the weights' length, in the place of weight decay."""
+
+    floor: float = option(0.35, ge=0, help="least length of an update, in lengths of the weights")
+    rows: bool = option(False, help="each row of a matrix for itself, not the matrix as a whole")
+    rules: tuple[str, ...] = option(
+        ("muon",), min_length=1, help='update rules; "*" is all there are'
+    )
+
+    def optimizer_factory(self, optimizer):
+        for rule in self.rules:
+            least = stage(floored, needs="matrix", floor=self.floor, rows=self.rows)
+            optimizer.extend(rule, "decay", least)
+
+
+def floored(
+    ops: Any, update: Any, param: Any, state: dict[str, Any], *, floor: float, rows: bool
+) -> Any:
+    """update, param (N, ..., C) -> the update, lengthened where it is shorter than its share of param."""
+    axes = -1 if rows else tuple(range(1, update.ndim))
+
+    def length(x: Any) -> Any:
+        return ops.maximum(ops.sqrt(ops.sum(ops.square(x), axes, keepdims=True)), LEAST)
+
+    return update * ops.maximum(length(param) * floor / length(update), 1.0), state

@@ -1,0 +1,75 @@
+"""Freezing: parameters that keep their values, for the whole run, up to a share of it or from one on.
+
+    freeze.of=["layers.[0-3].*"]                        for good: no gradient, no optimizer state
+    freeze.of=["embedding.*"] freeze.until=0.1          trained from a tenth of the run on
+    freeze.of=["norm"] freeze.after=0.5                 trained up to its half
+
+With a share the rate is 0 where they are frozen (and the decay, which it multiplies): the gradient is still
+computed, and moments follow it, so that a parameter that is thawed goes on as one that was trained. For good, it is
+left out of the backward pass, and a rule of another plugin for it is passed over with a note.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import Any
+
+from minillm_core import PlanError, Plugin, option, plateaus
+
+__all__ = ["Freeze"]
+
+
+class Freeze(Plugin, api=1):
+    """Parameters by their names or roles keep their values, for good or for a share of the run."""
+
+    of: tuple[str, ...] = option(
+        ("embedding.*",),
+        min_length=1,
+        help='patterns of names or roles: "layers.[0-3].*", "attention.q", "norm"',
+    )
+    until: float | None = option(
+        None, gt=0, lt=1, help="share of the run up to which they are frozen; none: no thawing"
+    )
+    after: float | None = option(
+        None, gt=0, lt=1, help="share of the run from which on they are; none: to the end as before"
+    )
+
+    def optimizer_factory(self, optimizer):
+        for pattern in self.of:
+            if not any(_fits(pattern, *one) for one in optimizer.parameters.items()):
+                roles = sorted({info.role for info in optimizer.parameters.values()})
+                raise PlanError(
+                    f"freeze.of={pattern!r} is no parameter's name or role",
+                    where="opt.freeze",
+                    fix=f"roles are {', '.join(roles)}; names are such as {next(iter(optimizer.parameters))}",
+                )
+        if self.until is None and self.after is None:
+            optimizer.freeze(self._chosen, over=True)
+            return
+        if self.until is not None and self.after is not None and self.until >= self.after:
+            raise PlanError(
+                f"freeze.until={self.until} is not before freeze.after={self.after}",
+                where="opt.set",
+                fix="they are trained in between, or leave one of them out",
+            )
+        chosen = {
+            info.lr_mul for name, info in optimizer.parameters.items() if self._chosen(name, info)
+        }
+        for factor in sorted(chosen):  # a parameter's own, where it is trained
+            optimizer.set(
+                lambda name, info, own=factor: self._chosen(name, info) and info.lr_mul == own,
+                lr_mul=self._between(factor),
+            )
+
+    def _chosen(self, name: str, info: Any) -> bool:
+        return any(_fits(pattern, name, info) for pattern in self.of)
+
+    def _between(self, factor: float) -> Any:
+        """Schedule a factor on the rate: 0 where they are frozen."""
+        begin = [(0.0, factor)] if self.until is None else [(0.0, 0.0), (self.until, factor)]
+        end = [] if self.after is None else [(self.after, 0.0)]
+        return plateaus(*begin, *end)
+
+
+def _fits(pattern: str, name: str, info: Any) -> bool:
+    return fnmatchcase(name, pattern) or fnmatchcase(info.role, pattern)

@@ -1,0 +1,120 @@
+"""GaLore: AdamW's moments are kept of a low-rank projection of the gradient (arXiv:2403.03507).
+
+    r = P^T g                                       g (R, C), R <= C, P (R, rank), r (rank, C); a tall g is transposed
+    m <- beta1 m + (1 - beta1) r                    v <- beta2 v + (1 - beta2) r^2
+    u  = scale P (m^ / (sqrt(v^) + epsilon))        m^, v^: divided by 1 - beta^t
+    p <- p - lr (u + wd p)
+
+In every ``every``-th update P becomes orthonormal columns near the largest left singular vectors of that g: by
+orthogonal iteration, P <- the orthonormal factor of (g g^T + damping |g|^2 1) P, ``iterations`` times, from the P
+before, or 1's first columns at the first; the paper takes the SVD. Moments stay as they are when it turns, as in
+the paper. Epsilon is 1e-8 and 1e-4 of the largest sqrt(v^) of a matrix, so that directions which a gradient of
+less rank has not stay still.
+
+The hidden matrices follow it; the rest stays with AdamW. State: 2 rank (R + C) numbers less R rank a matrix, where
+AdamW keeps 2 R C. With the rank of the matrix P is a turn of all of space, and nothing is left out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minillm_core import Plugin, option, scheduled, stage
+from minillm_optim.adaptive import ADAMS_LR, unbiased
+from minillm_optim.scope import in_scope
+from minillm_optim.soap import EPSILON, RELATIVE, TINY
+
+__all__ = ["GaLore", "adam_of_projection", "turned_to"]
+
+
+class GaLore(Plugin, api=1):
+    """AdamW on a low-rank projection of the hidden matrices' gradients, moments included."""
+
+    lr: float = option(ADAMS_LR, gt=0, help="peak learning rate")
+    rank: int = option(128, ge=1, help="of the projection; the smaller side of a matrix at most")
+    every: int = option(200, ge=1, help="updates from one projection to the next")
+    scale: float = option(0.25, gt=0, help="factor on the update (the paper's alpha)")
+    iterations: int = option(2, ge=1, help="of orthogonal iteration, at each new projection")
+    damping: float = option(1e-3, gt=0, lt=1, help="added to g g^T, in squared norms of g")
+    beta1: float = option(0.9, ge=0, lt=1, help="of the mean of gradients")
+    beta2: float = option(0.999, ge=0, lt=1, help="of the mean of their squares")
+    weight_decay: float | None = option(
+        None, ge=0, help="decoupled, times the learning rate; none: train.weight_decay"
+    )
+
+    def optimizer_factory(self, optimizer):
+        adam = stage(
+            adam_of_projection,
+            state={"m": of_moments, "v": of_moments, "basis": of_basis},
+            needs="matrix",
+            every=self.every,
+            rank=self.rank,
+            scale=self.scale,
+            iterations=self.iterations,
+            damping=self.damping,
+            beta1=self.beta1,
+            beta2=self.beta2,
+        )
+        optimizer.rule(
+            "galore", lr=scheduled(self.lr), weight_decay=self.weight_decay, precondition=adam
+        )
+        optimizer.assign("galore", in_scope("hidden"))
+
+
+def of_basis(shape: tuple[int, int], rank: int) -> tuple[int, int]:
+    """Return the shape of P: the smaller side, rank."""
+    return min(shape), min(rank, *shape)
+
+
+def of_moments(shape: tuple[int, int], rank: int) -> tuple[int, int]:
+    """Return the shape of a projected gradient: rank, the larger side."""
+    return min(rank, *shape), max(shape)
+
+
+def turned_to(ops: Any, g: Any, basis: Any, *, iterations: int, damping: float) -> Any:
+    """Update g (N, R, C), R <= C, basis (N, R, rank) -> orthonormal, nearer to g's largest left singular vectors."""
+    size = ops.maximum(ops.sum(ops.square(g), (-2, -1), keepdims=True), TINY)
+    for _ in range(iterations):
+        damped = g @ (ops.matrix_transpose(g) @ basis) + basis * (size * damping)
+        q, r = ops.qr(damped / size)
+        diagonal = ops.sum(r * eye(ops, *r.shape[-2:]), -2, keepdims=True)  # (N, 1, rank)
+        basis = ops.where(diagonal < 0, -q, q)  # a column's sign is the framework's
+    return basis
+
+
+def eye(ops: Any, rows: int, columns: int) -> Any:
+    """1's first rows and columns, (1, rows, columns)."""
+    same = ops.expand_dims(ops.arange(rows), 1) == ops.expand_dims(ops.arange(columns), 0)
+    return ops.expand_dims(ops.astype(same, "float32"), 0)
+
+
+def adam_of_projection(
+    ops: Any,
+    update: Any,
+    param: Any,
+    state: dict[str, Any],
+    *,
+    rank: int,
+    scale: float,
+    iterations: int,
+    damping: float,
+    beta1: float,
+    beta2: float,
+    updates: Any,
+    due: bool,
+) -> Any:
+    """update (N, R, C); m, v (N, rank, C), basis (N, R, rank) where R <= C -> Adam's update of rank ``rank``."""
+    tall = update.shape[-2] > update.shape[-1]
+    g = ops.matrix_transpose(update) if tall else update
+    basis = state["basis"]
+    if due:
+        first = eye(ops, *basis.shape[-2:])  # state begins at 0
+        start = ops.where(updates > 1, basis, first)
+        basis = turned_to(ops, g, start, iterations=iterations, damping=damping)
+    low = ops.matrix_transpose(basis) @ g
+    m = state["m"] * beta1 + low * (1 - beta1)
+    v = state["v"] * beta2 + ops.square(low) * (1 - beta2)
+    root = ops.sqrt(unbiased(ops, v, beta2, updates))
+    floor = ops.max(ops.max(root, -1, keepdims=True), -2, keepdims=True) * RELATIVE + EPSILON
+    made = basis @ (unbiased(ops, m, beta1, updates) / (root + floor)) * scale
+    return (ops.matrix_transpose(made) if tall else made), {"m": m, "v": v, "basis": basis}

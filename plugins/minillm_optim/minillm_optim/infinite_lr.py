@@ -1,0 +1,76 @@
+"""The infinite schedule: down to a rate that can be held as long as there is data (arXiv:2403.08763).
+
+    warm-up      the run's own, to the peak
+    cooldown     from the peak to ``constant`` of it, along half a cosine or an inverse root:
+                 1 + (constant - 1) h(y) / h(1),  h(y) = 1 / sqrt(1 + 10 y) - 1,  y from 0 to 1
+    constant     held: a run can be branched from there and go on with other text, with no warm-up again
+    annealing    constant (least / constant)^y in the last part of the run, from where it is evaluated
+
+Shares are of what follows the warm-up, where the paper counts steps: ``--branch RUN@STEP`` with
+``infinite_lr.annealing=0`` goes on without an end, and another branch anneals. The defaults are the paper's
+rates: 0.55 and 0.1 of the peak.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from minillm_core import PlanError, Plugin, option
+
+__all__ = ["InfiniteLR", "phased"]
+
+ALPHA = 10.0
+"""Of the inverse root: how much of the way down is at its beginning."""
+
+
+class InfiniteLR(Plugin, api=1):
+    """Rates cool down to a constant, are held there, and are annealed at the end."""
+
+    cooldown: float = option(
+        0.6, ge=0, lt=1, help="share behind the warm-up that falls to constant"
+    )
+    form: Literal["cosine", "inverse_root"] = option("cosine", help="how it falls there")
+    constant: float = option(0.55, gt=0, le=1, help="the rate that is held, a share of the peak")
+    annealing: float = option(0.15, ge=0, lt=1, help="share, the last, that falls to least")
+    least: float = option(0.1, gt=0, le=1, help="the rate at the end, a share of the peak")
+
+    def optimizer_factory(self, optimizer):
+        if self.cooldown + self.annealing > 1:
+            raise PlanError(
+                f"infinite_lr.cooldown={self.cooldown} and infinite_lr.annealing={self.annealing} "
+                "are more than the run",
+                where="opt.schedule",
+                fix="shares of the run that are 1 together, or less",
+            )
+        optimizer.schedule(
+            phased,
+            cooldown=self.cooldown,
+            form=self.form,
+            constant=self.constant,
+            annealing=self.annealing,
+            least=self.least,
+        )
+
+
+def phased(
+    x: float, *, cooldown: float, form: str, constant: float, annealing: float, least: float
+) -> float:
+    """Return the share of a peak at x of what follows the warm-up."""
+    if x < cooldown:
+        return 1.0 + (constant - 1.0) * FORMS[form](x / cooldown)
+    if annealing and x > 1.0 - annealing:
+        return constant * (least / constant) ** ((x - 1.0 + annealing) / annealing)
+    return constant
+
+
+def _cosine(y: float) -> float:
+    return 0.5 * (1.0 - math.cos(math.pi * y))
+
+
+def _inverse_root(y: float) -> float:
+    return ((1.0 + ALPHA * y) ** -0.5 - 1.0) / ((1.0 + ALPHA) ** -0.5 - 1.0)
+
+
+FORMS = {"cosine": _cosine, "inverse_root": _inverse_root}
+"""From 0 to 1: which share of the way down lies behind."""

@@ -1,0 +1,44 @@
+"""Clipping by layers: the gradients of a layer have a norm of ``most`` together, at most.
+
+    g <- g min(1, most / |G|)              | |: Euclidean, of all gradients G of the parameter's layer
+
+A layer is a block, with its attention, MLP and norms; the embedding, the head and what else is in no block are
+layers of their own. Where one layer's gradients jump, the others keep theirs, which clipping by the global norm
+makes smaller as well (``train.clip``; it comes first, and 0 leaves it out). It joins the gradients of every rule.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minillm_core import Plugin, option, stage
+
+__all__ = ["LayerClip", "clip_layer"]
+
+EPSILON = 1e-6  # beside a norm, as torch's clip_grad_norm_ has it
+
+
+class LayerClip(Plugin, api=1):
+    """The gradients of each layer are clipped by the norm that they have together."""
+
+    most: float = option(0.5, gt=0, help="largest norm of a layer's gradients together")
+    rules: tuple[str, ...] = option(
+        ("*",), min_length=1, help='update rules; "*" is all there are, ["muon"] leaves out AdamW'
+    )
+
+    def optimizer_factory(self, optimizer):
+        for rule in self.rules:
+            optimizer.gradient(rule, stage(clip_layer, most=self.most), before=("agc",))
+
+
+def clip_layer(
+    ops: Any,
+    update: Any,
+    param: Any,
+    state: dict[str, Any],
+    *,
+    most: float,
+    layer_grad_norm: Any,
+) -> Any:
+    """update (...), layer_grad_norm 0-d or (N, 1, ...) -> the update, as its layer's gradients are clipped."""
+    return update * ops.minimum(most / (layer_grad_norm + EPSILON), 1.0), state

@@ -1,0 +1,35 @@
+"""Power cooldown: the rate is flat, and then falls as a power of what is left (modded-nanogpt's PowerCool).
+
+    factor(x) = min(1, ((end - x) / cooldown)^power)        x: share of the run behind the warm-up, 0 to 1
+
+min(lr, c (t_end - t)^1.2) of the optimization track's results since 2026-05-09, c so that the fall begins
+``cooldown`` before ``end``. Power 1 and end 1 are train.schedule=wsd with that train.cooldown; a power above 1
+is steep first, and comes near 0 slowly. With an end above 1 the run stops on the way down, as theirs do, and
+with one below 1 it ends in steps of 0.
+"""
+
+from __future__ import annotations
+
+from minillm_core import Plugin, option
+
+__all__ = ["PowerCooldown", "falling"]
+
+
+class PowerCooldown(Plugin, api=1):
+    """The run's rates are flat and then fall as a power of what is left of the run."""
+
+    power: float = option(1.2, gt=0, help="of the share that is left; 1 is linear, as wsd")
+    cooldown: float = option(
+        0.8, gt=0, le=1, help="share of what follows the warm-up over which rates fall"
+    )
+    end: float = option(
+        1.0, gt=0, le=2, help="where they would be 0, a share of what follows the warm-up"
+    )
+
+    def optimizer_factory(self, optimizer):
+        optimizer.schedule(falling, power=self.power, cooldown=self.cooldown, end=self.end)
+
+
+def falling(x: float, *, power: float, cooldown: float, end: float) -> float:
+    """Return the share of a peak at x of what follows the warm-up."""
+    return min(1.0, max(0.0, end - x) / cooldown) ** power

@@ -1,0 +1,79 @@
+"""SOAP-Muon: Muon whose momentum is divided by its usual size in SOAP's bases first.
+
+    m <- mu m + (1 - mu) g,  n = (1 - mu) g + mu m                Muon's momentum
+    L <- beta L + (1 - beta) g g^T,   R <- beta R + (1 - beta) g^T g
+    v <- beta v + (1 - beta) (P^T n Q)^2                          P, Q: orthonormal, near the eigenvectors of L, R
+    u  = NewtonSchulz(P ((P^T n Q) / (sqrt(v) + epsilon)) Q^T)    then Muon's scale and decay
+
+(N. Vyas, "SOAP-Muon"; modded-nanogpt's optimization track since 2026-05-04, from 2026-06-09 on all hidden matrices
+and with bases turned in every update, ``soap_muon.every=1``, as its best results.) Bases, how they turn and their
+start are SOAP's: see there. The published code restores the length of n behind the division; orthogonalisation,
+which is next, does not see it. Statistics take the gradient before the bases are used, there behind it.
+
+It takes the place of Muon's momentum: ``muon_eq`` wants the same one. State beside Muon's: a number a weight, and
+four square matrices. A QR of each side in every turn: dear without many updates between turns.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minillm_core import INHERITED, Plugin, option, stage
+from minillm_optim.shampoo import identity, of_columns, of_rows, statistics
+from minillm_optim.soap import EPSILON, RELATIVE, turned
+
+__all__ = ["SOAPMuon", "divided_in_eigenbasis"]
+
+
+class SOAPMuon(Plugin, api=1):
+    """Muon whose momentum is divided by its usual size in SOAP's bases first."""
+
+    beta: float = option(0.9, ge=0, lt=1, help="of the statistics and of squares")
+    every: int = option(10, ge=1, help="updates from one turn of the bases to the next")
+    damping: float = option(
+        1e-3, gt=0, lt=1, help="added to the diagonals, in norms of a statistic"
+    )
+
+    def optimizer_factory(self, optimizer):
+        shapes = {"left": of_rows, "right": of_columns}
+        bases = {f"{side}_basis": shape for side, shape in shapes.items()}
+        momentum = stage(
+            divided_in_eigenbasis,
+            state={"momentum": "like", "v": "like"} | shapes | bases,
+            needs="matrix",
+            every=self.every,
+            momentum=INHERITED,
+            beta=self.beta,
+            damping=self.damping,
+        )
+        optimizer.extend("muon", "momentum", momentum)
+
+
+def divided_in_eigenbasis(
+    ops: Any,
+    update: Any,
+    param: Any,
+    state: dict[str, Any],
+    *,
+    momentum: Any,
+    beta: float,
+    damping: float,
+    updates: Any,
+    due: bool,
+) -> Any:
+    """update, momentum, v (N, R, C); left (N, R, R), right (N, C, C), and their bases -> what Muon orthogonalises."""
+    left, right = statistics(ops, update, state, beta)
+    p, q = (  # state begins at 0, bases at 1
+        ops.where(updates > 1, state[f"{side}_basis"], identity(ops, state[f"{side}_basis"]))
+        for side in ("left", "right")
+    )
+    if due:
+        p, q = turned(ops, left, p, damping), turned(ops, right, q, damping)
+    mean = state["momentum"] * momentum + update * (1 - momentum)
+    ahead = ops.matrix_transpose(p) @ (update * (1 - momentum) + mean * momentum) @ q
+    v = state["v"] * beta + ops.square(ahead) * (1 - beta)
+    root = ops.sqrt(v)
+    floor = ops.max(ops.max(root, -1, keepdims=True), -2, keepdims=True) * RELATIVE + EPSILON
+    made = p @ (ahead / (root + floor)) @ ops.matrix_transpose(q)
+    new = {"momentum": mean, "v": v, "left": left, "right": right}
+    return made, new | {"left_basis": p, "right_basis": q}

@@ -1,0 +1,65 @@
+"""Snoo against torch's SGD as its published code uses it, beside AdamW and Muon, and where it is neither."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from minillm_muon.muon import Muon
+from minillm_muon.two_step_embed import TwoStepEmbed
+from minillm_optim.ema import EMA
+from minillm_optim.snoo import Snoo
+
+RATES = {"train.lr": 0.01, "muon.lr": 0.02}
+STEPS = 8
+
+
+@pytest.mark.parametrize("rule", [{}, {"muon": Muon()}])
+@pytest.mark.parametrize("every", [1, 3])
+def test_outer_steps_are_those_of_torchs_sgd(
+    planned: Any, drawn: Any, stepped: Any, rule: dict[str, Any], every: int
+) -> None:
+    """The inner updates are those of a run without it, from the weights that the outer step left."""
+    plain = planned(rule)
+    plan = planned(rule | {"snoo": Snoo(every=every, lr=0.7, momentum=0.4)})
+    rng = np.random.default_rng(0)
+    now, grads = drawn(plan, rng), [drawn(plan, rng) for _ in range(STEPS)]
+    got, held, free = now, None, None
+    slow, sgd = {}, None
+    for step, grad in enumerate(grads, 1):
+        values = plain.values(step / STEPS)
+        now, free = stepped(plain, now, [grad], values, state=free, first=step)
+        if sgd is None:
+            slow = {name: torch.tensor(array.copy()) for name, array in now.items()}
+            sgd = torch.optim.SGD(slow.values(), lr=0.7, momentum=0.4, nesterov=True)
+        if (step - 1) % every == 0:
+            for name, tensor in slow.items():
+                tensor.grad = tensor - torch.tensor(now[name])
+            sgd.step()
+            now = {name: tensor.numpy().copy() for name, tensor in slow.items()}
+        got, held = stepped(plan, got, [grad], values, state=held, first=step)
+        for name, array in now.items():
+            np.testing.assert_allclose(got[name], array, rtol=1e-9, atol=1e-12)
+
+
+def test_a_rate_of_one_without_momentum_is_the_inner_optimizer(
+    planned: Any, drawn: Any, stepped: Any
+) -> None:
+    plan = planned({"snoo": Snoo(every=2, lr=1.0, momentum=0.0)})
+    rng = np.random.default_rng(1)
+    params, grads = drawn(plan, rng), [drawn(plan, rng) for _ in range(STEPS)]
+    want, _ = stepped(planned({}), params, grads, RATES)
+    got, _ = stepped(plan, params, grads, RATES)
+    for name, array in want.items():
+        np.testing.assert_array_equal(got[name], array)
+
+
+def test_it_goes_with_an_average_and_with_a_write_of_another(planned: Any) -> None:
+    plugins = {"muon": Muon(), "ema": EMA(), "two": TwoStepEmbed(), "snoo": Snoo()}
+    for name, rule in planned(plugins).rules.items():
+        owners = {anchor: owner for anchor, owner, _ in rule.stages}
+        assert (owners["lookahead"], owners["average"]) == ("snoo", "ema")
+        assert owners["write"] == {"adamw": "core", "muon": "muon", "two_step": "two"}[name]
