@@ -51,11 +51,12 @@ APART: Mapping[str, str] = {
     "qat.targets": '["q", "k", "v", "o"]',
     "agc.rules": '["muon"]',
     "key_offset.layers": "[1]",
+    "mudd.ways": '["q", "k", "v"]',
 }
 """Settings with which those that cannot be in one layer are in one model."""
 
 
-MIXERS = ("attn_sink", "diff_attn", "forgetting_attn", "gated_delta", "mla")
+MIXERS = ("attn_sink", "dc_mha", "diff_attn", "forgetting_attn", "gated_delta", "mla")
 """Plugins with a function of attention, or an attention, of their own: a layer has one at most."""
 
 ALONE = (

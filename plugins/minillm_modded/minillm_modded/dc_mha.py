@@ -50,12 +50,17 @@ class Composed(Module):
         super().__init__()
         heads = geometry.heads
         self.count, self.rank = heads * geometry.head_dim, rank
-        given = {"rank": rank, "hidden": hidden or 4 * heads, "lr_mul": lr_mul}
-        self.query_scores, self.key_scores = Weights(geometry, **given), Weights(geometry, **given)
-        self.query_weights, self.key_weights = Weights(geometry, **given), Weights(geometry, **given)
-        role: dict[str, Any] = {"role": "gate", "lr_mul": lr_mul, "wd_mul": 0.0}
-        self.base_scores = Param((heads, heads), axes=("heads", "heads"), init=zeros, **role)
-        self.base_weights = Param((heads, heads), axes=("heads", "heads"), init=zeros, **role)
+        hidden = hidden or 4 * heads
+        self.query_scores = Weights(geometry, rank, hidden, lr_mul)
+        self.key_scores = Weights(geometry, rank, hidden, lr_mul)
+        self.query_weights = Weights(geometry, rank, hidden, lr_mul)
+        self.key_weights = Weights(geometry, rank, hidden, lr_mul)
+        self.base_scores = Param(
+            (heads, heads), init=zeros, role="gate", lr_mul=lr_mul, wd_mul=0.0
+        )
+        self.base_weights = Param(
+            (heads, heads), init=zeros, role="gate", lr_mul=lr_mul, wd_mul=0.0
+        )
 
     def flops(self, keys: float) -> float:
         """Count a token's, forward and backward: the two products, and four composes of low rank."""
@@ -118,11 +123,11 @@ class Weights(Module):
     def __init__(self, geometry: Any, rank: int, hidden: int, lr_mul: float) -> None:
         super().__init__()
         self.rank, self.heads, self.eps = rank, geometry.heads, geometry.norm_eps
-        width, role = rank * geometry.heads, {"role": "gate", "lr_mul": lr_mul}
-        self.up = Linear(geometry.dim, hidden, axes=("hidden", "dim"), **role)
-        self.first = Linear(hidden, width, axes=("heads", "hidden"), **role)
-        self.second = Linear(hidden, width, axes=("heads", "hidden"), init=zeros, **role)
-        self.gate = Linear(geometry.dim, geometry.heads, axes=("heads", "dim"), init=zeros, **role)
+        dim, heads = geometry.dim, geometry.heads
+        self.up = Linear(dim, hidden, role="gate", lr_mul=lr_mul)
+        self.first = Linear(hidden, rank * heads, role="gate", lr_mul=lr_mul)
+        self.second = Linear(hidden, rank * heads, role="gate", init=zeros, lr_mul=lr_mul)
+        self.gate = Linear(dim, heads, role="gate", init=zeros, lr_mul=lr_mul)
 
     def forward(self, x: Any) -> Any:
         """x (B, T, C) -> (B, T, 2 R + 1, H)."""

@@ -87,10 +87,9 @@ class Coefficients(Module):
     ) -> None:
         super().__init__()
         width, self.scale, self.eps = hidden or count, scale, geometry.norm_eps
-        role: dict[str, Any] = {"role": "gate", "lr_mul": lr_mul}
-        self.up = Linear(geometry.dim, width, axes=("mixed", "dim"), **role)
-        self.down = Linear(width, count, axes=("sources", "mixed"), init=zeros, **role)
-        self.bias = Param((count,), axes=("sources",), init=zeros, wd_mul=0.0, **role)
+        self.up = Linear(geometry.dim, width, role="gate", lr_mul=lr_mul)
+        self.down = Linear(width, count, role="gate", init=zeros, lr_mul=lr_mul)
+        self.bias = Param((count,), init=zeros, role="gate", lr_mul=lr_mul, wd_mul=0.0)
 
     def forward(self, x: Any) -> Any:
         """x (B, T, C) -> (B, T, N)."""
