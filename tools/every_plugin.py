@@ -63,9 +63,10 @@ ALONE = (
     *("adafactor", "adam8bit", "ademamix", "cautious_adam", "ema", "lion", "lora", "mars"),
     *("schedule_free", "shampoo", "soap", "swa"),
     *MIXERS,
+    "hyper_connections",
 )
 """Plugins with a rule, or none, for what others have rules for, with an average, or with an attention of
-their own: no model has all of them."""
+their own, or with lanes in the place of the stream: no model has all of them."""
 
 
 READING = ("jest", "rho1")

@@ -53,8 +53,8 @@ class BlockSpec:
 
     @property
     def computed(self) -> set[str]:
-        """The names of the streams that are computed at its sites."""
-        sites = filter(None, (self.site_in, self.site_mid, self.site_out))
+        """The names of the streams that are computed in it."""
+        sites = filter(None, (self.site_in, self.site_mid, self.site_out, *self.apart))
         return {node.name for site in sites for node in site.computed}
 
     def reads(self) -> tuple[str, ...]:

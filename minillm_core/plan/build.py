@@ -178,7 +178,8 @@ def _block(slots: builders.AttentionSlots, model: builders.ModelSlots) -> BlockS
 
 def _no_input(site: SiteSpec, by: Node | Omitted, layer: int) -> PlanError:
     """Refuse an input of a part that a plugin leaves out or replaces."""
-    who, part = site.terms[0][1], "mlp" if site.name.endswith(".mlp") else "attention"
+    (who, *_) = (*(owner for _, owner, _ in site.terms), *(one.owner for one in site.computed))
+    part = "mlp" if site.name.endswith(".mlp") else "attention"
     return PlanError(
         f"plugin '{who}' gives {site.name} an input of its own, and '{by.owner}' {_done_to(by)} "
         f"that {part}",
@@ -403,6 +404,7 @@ def check_reads(spec: DecoderSpec, table: SlotTable, known: set[str]) -> None:
             )
     for index, block in enumerate(spec.blocks):
         sites = {"in": block.site_in, "mid": block.site_mid, "out": block.site_out}
+        sites |= {one.name.removeprefix(f"layers.{index}."): one for one in block.apart}
         for place, later in PLACES.items():
             _check_computed(sites.get(place), known)
             _check_held(table, index + later, known)

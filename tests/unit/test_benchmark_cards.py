@@ -33,6 +33,7 @@ WITHOUT = {
         "diff_attn",
         "forgetting_attn",
         "gated_delta",
+        "hyper_connections",
         "key_offset",
         "mla",
         "mudd",

@@ -217,10 +217,10 @@ class ModelBuilder(Builder):
         """Term: what its forward reads -> an array, computed once a micro-batch, known as ``name``.
 
         A stream may read other streams, x0 and the batch; blocks and sites read it by its name.
-        With ``at`` it is computed at that residual site, from the stream there: coefficients that
-        depend on the data, of many sources at once, or a further lane beside the stream, updated
-        wherever a sublayer joins. Its forward may name x (B, T, C), the stream before the site's
-        sum, and sublayer, what joins at .mid and .out; it is read at the same site and behind it.
+        With ``at`` it is computed there, from the stream x (B, T, C) as it comes to that place:
+        coefficients that depend on the data, of many sources at once; or further lanes beside the
+        stream, which streams at .mid and .out make anew of the earlier ones and of sublayer, what
+        joins there. It is read at the same place and behind it, by its name.
 
         ::
 
@@ -230,7 +230,7 @@ class ModelBuilder(Builder):
         Args:
             name: of the array.
             cls: a Module.
-            at: a residual site; None: before the blocks.
+            at: a residual site, layers.i.attention or layers.i.mlp; None: before the blocks.
             reads: argument of ``forward`` -> the name at hand, where it is another for this stream.
             arguments: of the Module's constructor, JSON.
 
@@ -240,8 +240,10 @@ class ModelBuilder(Builder):
         self._named("model.streams", name)
         own, streams = (), self._slots.streams
         if at is not None:
-            own = (*self._site(at).always, "x")
-            self._slots.computed[name], streams.times[name] = at, self._site(at).order
+            part = re.fullmatch(r"layers\.\d+\.(attention|mlp)", at) and self._slots.inputs.get(at)
+            entries = part or self._site(at)
+            own = (*entries.always, "x")
+            self._slots.computed[name], streams.times[name] = at, entries.order
         node = self._node(f"model.streams[{name}]", own, cls, arguments, reads=reads)
         streams.add(self._owner, name, replace(node, name=name))
 

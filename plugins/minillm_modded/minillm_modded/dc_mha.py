@@ -91,7 +91,8 @@ class Composed(Module):
             ops.astype(a, "float32"), self.base_scores, self.query_scores(x), all_scores
         )
         a = ops.where(mask, a, HIDDEN)
-        a = ops.exp(a - ops.logsumexp(a, -1, keepdims=True))
+        a = ops.exp(a - ops.stop_gradient(ops.max(a, -1, keepdims=True)))
+        a = a / ops.sum(a, -1, keepdims=True)
         a = self.compose(a, self.base_weights, self.query_weights(x), all_weights)
         a = ops.astype_like(ops.reshape(a, (B, K, H // K * T, S)), v)
         y = ops.reshape(a @ ops.permute_dims(v, (0, 2, 1, 3)), (B, H, T, D))
