@@ -26,7 +26,9 @@ class HyperConnections(Plugin, api=1, identity_at_init=True):
     """Several lanes of the stream, mixed by learned weights before and behind each sublayer."""
 
     lanes: int = option(4, ge=2, le=16, help="n, the stream among them")
-    dynamic: bool = option(True, help="weights depend on the token; false: they are the same for all")
+    dynamic: bool = option(
+        True, help="weights depend on the token; false: they are the same for all"
+    )
     lr_mul: float = option(1.0, gt=0, help="factor on the learning rate of the weights")
 
     def build_model(self, model):
@@ -73,14 +75,18 @@ class Mixing(Module):
     def __init__(self, geometry: Any, lanes: int, own: int, dynamic: bool, lr_mul: float) -> None:
         super().__init__()
         self.lanes, self.dynamic, self.eps = lanes, dynamic, geometry.norm_eps
-        start = [[float(i == own), *(float(i == j) for j in range(lanes)), 1.0] for i in range(lanes)]
+        start = [
+            [float(i == own), *(float(i == j) for j in range(lanes)), 1.0] for i in range(lanes)
+        ]
         self.start = tuple(number for row in start for number in row)
         self.static = Param(
             (lanes, lanes + 2), init=zeros, role="scalar", lr_mul=lr_mul, wd_mul=0.0
         )
         if dynamic:
             self.weight = Linear(geometry.dim, lanes + 2, role="gate", init=zeros, lr_mul=lr_mul)
-            self.scale_in = Param((1,), init=Constant(0.01), role="scalar", lr_mul=lr_mul, wd_mul=0.0)
+            self.scale_in = Param(
+                (1,), init=Constant(0.01), role="scalar", lr_mul=lr_mul, wd_mul=0.0
+            )
             self.scale_out = Param(
                 (1,), init=Constant(0.01), role="scalar", lr_mul=lr_mul, wd_mul=0.0
             )

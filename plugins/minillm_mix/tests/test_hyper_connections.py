@@ -39,9 +39,7 @@ def test_lanes_are_the_papers(lab: Any, lanes: int, dynamic: bool) -> None:
             node = block.given[part].computed[f"hyper_{part}_{layer}"]
             own = (2 * layer + index) % lanes
             found = [[matrices(node, H[r, t], own) for t in range(T)] for r in range(B)]
-            given = np.stack(
-                [[found[r][t][0] @ H[r, t] for t in range(T)] for r in range(B)]
-            )
+            given = np.stack([[found[r][t][0] @ H[r, t] for t in range(T)] for r in range(B)])
             y = getattr(model, part)(layer, given)
             H = np.stack(
                 [

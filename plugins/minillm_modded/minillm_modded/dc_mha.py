@@ -55,9 +55,7 @@ class Composed(Module):
         self.key_scores = Weights(geometry, rank, hidden, lr_mul)
         self.query_weights = Weights(geometry, rank, hidden, lr_mul)
         self.key_weights = Weights(geometry, rank, hidden, lr_mul)
-        self.base_scores = Param(
-            (heads, heads), init=zeros, role="gate", lr_mul=lr_mul, wd_mul=0.0
-        )
+        self.base_scores = Param((heads, heads), init=zeros, role="gate", lr_mul=lr_mul, wd_mul=0.0)
         self.base_weights = Param(
             (heads, heads), init=zeros, role="gate", lr_mul=lr_mul, wd_mul=0.0
         )

@@ -19,9 +19,7 @@ def parts(node: Any, x: np.ndarray, heads: int) -> tuple[np.ndarray, np.ndarray,
     """w1 and w2 (R, H), d (H,) of a token x (C,)."""
     h = x @ node.up.weight.T
     h = h * 0.5 * (1 + np.tanh(np.sqrt(2 / np.pi) * (h + 0.044715 * h**3)))
-    w1, w2 = (
-        (h @ one.weight.T).reshape(RANK, heads) for one in (node.first, node.second)
-    )
+    w1, w2 = ((h @ one.weight.T).reshape(RANK, heads) for one in (node.first, node.second))
     return w1 / np.sqrt((w1**2).mean(-1, keepdims=True) + 1e-5), w2, np.tanh(x @ node.gate.weight.T)
 
 
@@ -85,7 +83,9 @@ def test_it_is_the_papers_whole_and_continued(
         mask = np.arange(start, end)[:, None] >= np.arange(end)
         y, *new = core(q[:, now], k[:, :end], v[:, :end], x[:, now], mask, SIZE**-0.5, *kept)
         pieces.append(y)
-        kept = [n if o is None else np.concatenate([o, n], 1) for o, n in zip(kept, new, strict=True)]
+        kept = [
+            n if o is None else np.concatenate([o, n], 1) for o, n in zip(kept, new, strict=True)
+        ]
     got = np.concatenate(pieces, 1)
     for row in range(2):
         expected = definition(q[row], k[row], v[row], x[row], core)

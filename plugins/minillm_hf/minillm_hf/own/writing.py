@@ -632,7 +632,10 @@ class Writer:
         own = {"carry": carry, "sublayer": "y", "x": carry}
         computed = []
         for node in spec.computed:
-            at, path = f'self.{attribute}.computed["{node.name}"]', f'{attribute}.computed.{node.name}"'
+            at, path = (
+                f'self.{attribute}.computed["{node.name}"]',
+                f'{attribute}.computed.{node.name}"',
+            )
             call = self._call(at, node, own, reads.local, name=name + path)
             run.append(f"{reads.make(node.name)} = {call}")
             computed.append(f'"{node.name}": {self._made(node)}')
