@@ -24,8 +24,6 @@ from minillm_core.ops.arrays import visible
 TAPPED = ("k", "q", "v", "y")
 """Arrays that later layers may read, as ``attention.v``: those of the call, and y before Wo."""
 
-NOTHING: Mapping[str, Any] = {}
-
 CORE_GIVES = ("q", "k", "v", "mask", "distance", "window", "documents", "scale")
 """What the function of attention is given: all of the call that it answers; and x, beside these."""
 
@@ -123,14 +121,15 @@ class Attention(Module):
         self.stretch = 1 if self.layout is None else self.layout.stretch
         self.rope = rope_of(geometry, spec.rope, geometry.positions * self.stretch)
 
-    def forward(self, x: Any, scope: Scope, apart: Mapping[str, Any] = NOTHING) -> Any:
+    def forward(self, x: Any, scope: Scope, apart: Mapping[str, Any] | None = None) -> Any:
         """Attend: x (B, T, C) -> (B, T, C); ``scope`` holds what the nodes read besides.
 
         ``apart``: of q, k and v, those with an input of their own, (B, T, C).
         """
         ops, (B, T, _) = self.ops, x.shape
+        given = {"q": x, "k": x, "v": x, **(apart or {})}
         q, k, v = (
-            ops.reshape(leaf(apart.get(name, x), scope), (B, T, -1, self.head_dim))
+            ops.reshape(leaf(given[name], scope), (B, T, -1, self.head_dim))
             for name, leaf in (("q", self.q), ("k", self.k), ("v", self.v))
         )
         for node in self.qk.values():

@@ -412,18 +412,6 @@ def _no_leaf(
     return PlanError(what, where=node.slot, fix=fix)
 
 
-def _no_reads(leaf: str, node: Node, above: Any) -> PlanError:
-    """Refuse further reads in the product of a leaf whose module hands it nothing but x."""
-    owner = getattr(above, "owner", None)
-    return PlanError(
-        f"plugin '{node.owner}' reads '{node.external[0]}' in the product of '{leaf}', and "
-        + (f"plugin '{owner}', whose leaf it is, gives it" if owner else "that is given")
-        + " x and the weight alone",
-        where=node.slot,
-        fix="leaves of the plain attention (q, k, v, o) and SwiGLU (gate, up, down) read more",
-    )
-
-
 def decoder(spec: DecoderSpec, *, checkpointing: bool = False) -> Any:
     """Build the model on the current framework, every module knowing its path and claims; seal it.
 
@@ -443,11 +431,15 @@ def decoder(spec: DecoderSpec, *, checkpointing: bool = False) -> Any:
             raise _no_leaf(leaf, node, built, leaves)
         leaves[leaf].product = node.make(spec.geometry)
         if node.external:
-            above = leaf.rpartition(".")[0]
-            if not isinstance(built[above], (Attention, SwiGLU)):
-                raise _no_reads(leaf, node, built[above])
-            block = built[".".join(leaf.split(".")[:2])]
-            block.inputs = tuple(sorted({*block.inputs, *node.external}))
+            block, _, name = leaf.rpartition(".")[0].rpartition(".")
+            if not isinstance(built[f"{block}.{name}"], (Attention, SwiGLU)):
+                raise PlanError(
+                    f"plugin '{node.owner}' reads '{node.external[0]}' in the product of '{leaf}', "
+                    "to which its module hands x and the weight alone",
+                    where=node.slot,
+                    fix="those of the plain attention (q, k, v, o) and SwiGLU (gate, up, down) read more",
+                )
+            built[block].inputs = tuple(sorted({*built[block].inputs, *node.external}))
     modules = dict(named_modules(model))
     for path, module in modules.items():
         module.path = path

@@ -391,9 +391,7 @@ def check_reads(spec: DecoderSpec, table: SlotTable, known: set[str]) -> None:
     """
     _check_held(table, EMBED, known)
     known.add("x0")
-    for node in spec.streams:
-        _check_node(node, known)
-        _check_new(node, known)
+    _check_streams(spec.streams, known)
     computed = set[str]().union(*(block.computed for block in spec.blocks))
     for name, site in spec.taps:
         if name in known | computed:
@@ -406,31 +404,26 @@ def check_reads(spec: DecoderSpec, table: SlotTable, known: set[str]) -> None:
         sites = {"in": block.site_in, "mid": block.site_mid, "out": block.site_out}
         sites |= {one.name.removeprefix(f"layers.{index}."): one for one in block.apart}
         for place, later in PLACES.items():
-            _check_computed(sites.get(place), known)
+            _check_streams(getattr(sites.get(place), "computed", ()), known)
             _check_held(table, index + later, known)
         here = {f"layers.{index}.{tap}" for tap in block.taps}
         known |= here | {name for name, site in spec.taps if site in here}
-    _check_computed(spec.final, known)
+    _check_streams(spec.final.computed if spec.final else (), known)
     _check_held(table, AFTER, known)
     _check_held(table, LOSS, known | _referred(table, known))
 
 
-def _check_computed(site: SiteSpec | None, known: set[str]) -> None:
-    """Add the streams that are computed at a site, each behind those that it reads."""
-    for node in () if site is None else site.computed:
+def _check_streams(streams: Iterable[Node], known: set[str]) -> None:
+    """Check streams, each behind those that it reads; their names are known from there on."""
+    for node in streams:
         _check_node(node, known)
-        _check_new(node, known)
-
-
-def _check_new(node: Node, known: set[str]) -> None:
-    """Add the name of a stream."""
-    if node.name in known:
-        raise PlanError(
-            f"plugin '{node.owner}': stream '{node.name}' has the name of a batch field, or of a tap",
-            where=node.slot,
-            fix="give one of them another name",
-        ).concerning(plugins=(node.owner,))
-    known.add(node.name)
+        if node.name in known:
+            raise PlanError(
+                f"plugin '{node.owner}': stream '{node.name}' has the name of a batch field",
+                where=node.slot,
+                fix="give one of them another name",
+            ).concerning(plugins=(node.owner,))
+        known.add(node.name)
 
 
 def _referred(table: SlotTable, known: set[str]) -> set[str]:
@@ -445,7 +438,7 @@ def _referred(table: SlotTable, known: set[str]) -> set[str]:
     return {*held}
 
 
-def _check_held(table: SlotTable, order: int, known: set[str]) -> None:
+def _check_held(table: SlotTable, order: float, known: set[str]) -> None:
     """Check all that is computed at one time."""
     held = list(table.held(order))
     for _, holder in held:

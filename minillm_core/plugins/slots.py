@@ -31,6 +31,12 @@ PLACES: Mapping[str, float] = {"in": 0.0, "attention": 0.2, "mid": 0.4, "mlp": 0
 """Place in a layer -> what is added to the layer's time, in the order of a step."""
 
 
+def time_of(place: str) -> float:
+    """Return when a step computes ``layers.3.mid``, or what is inside ``layers.3.attention``; else AFTER."""
+    _, layer, name, *_ = [*place.split("."), "", "", ""]
+    return int(layer) + PLACES[name] if name in PLACES and layer.isdigit() else AFTER
+
+
 def way_out(one: str, other: str, layered: Collection[str] = ()) -> str:
     """Word the fix of a conflict between two plugins.
 

@@ -11,7 +11,7 @@ import pytest
 
 from tools.size import File, count, packages, summary
 
-CEILING = 23_500
+CEILING = 23_700
 """Lines of code that the core may have.
 
 It is what the core has today, rounded up to the next hundred; each step lowers the number. The aim is
@@ -93,6 +93,10 @@ that build on another's frequencies (15). Refusing a slot of a replaced attentio
 23,300 to 23,500: the chain of gradients and its report (60); state in bfloat16 and in 8 bits, packed, counted,
 saved (100); stages with turns: which are due, a graph for each on both frameworks, their count in a checkpoint
 (60); claims that outrank others (25); `ops.qr` (10).
+
+23,500 to 23,700: names for the inputs of nodes. Inputs of attention, q, k, v and MLP apart from the stream, and
+what they refuse (75); streams that are computed at a site, handed on by blocks and checked in the order of a
+layer's places (65); products of leaves that read more (30).
 """
 
 SOURCE = '''\

@@ -14,9 +14,7 @@ from minillm_core.nn.node import ModelShape, Node, Setting
 from minillm_core.nn.residual import Learned, SiteSpec
 from minillm_core.plugins.builders.base import Anchor, Builder, Sealed, ValueTable
 from minillm_core.plugins.slots import (
-    AFTER,
     EMBED,
-    PLACES,
     STREAMS,
     Chain,
     Claim,
@@ -24,6 +22,7 @@ from minillm_core.plugins.slots import (
     Terms,
     filled_at,
     in_order,
+    time_of,
 )
 
 SITES: Mapping[str, tuple[str, ...]] = {
@@ -35,12 +34,6 @@ SITES: Mapping[str, tuple[str, ...]] = {
 
 
 Sum = Terms[Setting | Learned | Node]
-
-
-def _sum(where: str, sources: tuple[str, ...], **more: Any) -> Sum:
-    """Declare a sum over sources of coefficient x source; ``sources`` are there with 1 unless claimed."""
-    more |= {"kind": "claim", "why": "claims it", "shared": True}
-    return Terms(where, always=dict.fromkeys(sources, "1"), **more)
 
 
 class InitSlots:
@@ -95,12 +88,18 @@ class ModelSlots:
         sublayers = [(part, i) for i in range(g.layers) for part in parts]
 
         def claim(part: str, i: int) -> Claim[Any]:
-            where, also = f"model.{part}[{i}]", (f"layers.{i}.{part}",)
-            order = i + PLACES[part]
-            return Claim(where, layered=layered, order=order, default=parts[part], also=also)
+            where, place = f"model.{part}[{i}]", f"layers.{i}.{part}"
+            here: dict[str, Any] = {"layered": layered, "order": time_of(place)}
+            return Claim(where, default=parts[part], also=(place,), **here)
 
         def norm(site: str, **more: Any) -> Claim[Any]:
             return Claim(f"model.norm[{site}]", default="RMSNorm", also=(site,), **more)
+
+        def summed(slot: str, site: str, sources: tuple[str, ...], *also: str) -> Sum:
+            at = {} if site == "final" else {"layered": layered, "order": time_of(site)}
+            always, why = dict.fromkeys(sources, "1"), "claims it"
+            where = f"model.{slot}[{site}]"
+            return Terms(where, also=also, always=always, shared=True, kind="claim", why=why, **at)
 
         self.embed = Chain("model.embed", ("mix", "norm"), order=EMBED)
         self.streams: Terms[Node] = Terms("model.streams", order=STREAMS)
@@ -109,30 +108,18 @@ class ModelSlots:
             (part, i): claim(part, i) for part, i in sublayers
         }
         self.norm: dict[str, Claim[Node | Omitted]] = {
-            f"layers.{i}.{part}": norm(
-                f"layers.{i}.{part}", layered=layered, order=i + PLACES[part]
-            )
-            for part, i in sublayers
+            place: norm(place, layered=layered, order=time_of(place))
+            for place in (f"layers.{i}.{part}" for part, i in sublayers)
         } | {"final": norm("final")}
-        sites = {
-            f"layers.{i}.{at}": (sources, {"layered": layered, "order": i + PLACES[at]})
-            for i in range(g.layers)
-            for at, sources in SITES.items()
-        } | {"final": (("carry",), {})}
         self.residual: dict[str, Sum] = {
-            site: _sum(f"model.residual[{site}]", sources, also=(site,), **more)
-            for site, (sources, more) in sites.items()
-        }
-        self.inputs: dict[str, Sum] = {
-            f"layers.{i}.{part}": _sum(
-                f"model.input[layers.{i}.{part}]",
-                ("carry",),
-                layered=layered,
-                order=i + PLACES[part.partition(".")[0]],
+            site: summed("residual", site, sources, site)
+            for site, sources in (
+                *((f"layers.{i}.{at}", its) for i in range(g.layers) for at, its in SITES.items()),
+                ("final", ("carry",)),
             )
-            for i in range(g.layers)
-            for part in INPUTS
         }
+        parts_given = (f"layers.{i}.{part}" for i in range(g.layers) for part in INPUTS)
+        self.inputs: dict[str, Sum] = {p: summed("input", p, ("carry",)) for p in parts_given}
         self.computed: dict[str, str] = {}  # stream -> the residual site where it is computed
         self.linear: dict[str, Claim[Node]] = {}  # leaf -> its product
         self.taps: set[str] = set()  # sites that are read further on
@@ -425,19 +412,15 @@ class ModelBuilder(Builder):
         there. A model directory is then written without it; such a product reads nothing more.
         """
         node = self._node(f"model.linear[{leaf}]", ("x", "weight"), cls, arguments, reads=reads)
-        folds = hasattr(cls, "folded") and node.external
-        if node.reads[:2] != ("x", "weight") or folds:
-            first = "(x, weight)" if folds else "x and weight first"
+        folds = hasattr(cls, "folded")
+        if node.reads[:2] != ("x", "weight") or (folds and node.external):
             raise self._refusal(
                 node.slot,
-                f"{cls.__name__}.forward takes ({', '.join(node.reads)}), and is called with {first}"
-                + " alone, since it has folded" * bool(folds),
+                f"{cls.__name__}.forward takes ({', '.join(node.reads)}), and is called with "
+                f"(x, weight) {'alone, which are folded' if folds else 'first'}",
             )
-        place = re.match(r"layers\.(\d+)\.(attention|mlp)\b", leaf)
-        order = int(place[1]) + PLACES[place[2]] if place else AFTER
-        claim: Claim[Node] = Claim(
-            f"model.linear[{leaf}]", default="x W^T", also=(leaf,), order=order
-        )
+        order = time_of(leaf)
+        claim: Claim[Node] = Claim(node.slot, default="x W^T", also=(leaf,), order=order)
         self._slots.linear.setdefault(leaf, claim).add(self._owner, node)
 
     def init(self, parameter: str, init: Any, **arguments: Any) -> None:

@@ -32,7 +32,7 @@ def test_lanes_are_the_papers(lab: Any, lanes: int, dynamic: bool) -> None:
     plan = lab.plan(HyperConnections(lanes=lanes, dynamic=dynamic), layers=3)
     model, batch = lab.model(plan), lab.batch()
     x0 = model.net.embedding(batch["ids"])
-    B, T, C = x0.shape
+    B, T, _C = x0.shape
     H = np.repeat(x0[:, :, None], lanes, 2)  # (B, T, n, C)
     for layer, block in enumerate(model.net.layers):
         for index, part in enumerate(("attention", "mlp")):
@@ -61,5 +61,5 @@ def test_at_first_every_lane_is_the_stream(lab: Any) -> None:
 
 
 def test_a_layer_without_attention_has_no_lanes_to_mix(lab: Any) -> None:
-    with pytest.raises(PlanError, match="gives layers.3.attention an input of its own"):
+    with pytest.raises(PlanError, match=r"gives layers\.3\.attention an input of its own"):
         lab.plan(HyperConnections(), UNetSkip(attention=False))

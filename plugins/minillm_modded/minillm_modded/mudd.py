@@ -23,7 +23,7 @@ from pydantic import Field
 
 from minillm_core import Layers, Linear, Module, Param, PlanError, Plugin, option, zeros
 
-__all__ = ["Coefficient", "Coefficients", "MUDD"]
+__all__ = ["MUDD", "Coefficient", "Coefficients"]
 
 Way = Literal["q", "k", "v", "residual"]
 WAYS: tuple[Way, ...] = ("q", "k", "v", "residual")

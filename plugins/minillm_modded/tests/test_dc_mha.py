@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm_core.errors import PlanError
 from minillm_core import ModelShape
+from minillm_core.errors import PlanError
 from minillm_modded.dc_mha import DCMHA, Composed
 from minillm_modded.paired_heads import PairedHeads
 
