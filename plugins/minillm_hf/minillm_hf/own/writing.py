@@ -107,7 +107,7 @@ class Writer:
         read = (n for n in plan.spec.streams if f"streams.{n.name}" not in plan.spec.training_alone)
         self.streams = {node.name: node for node in read}
         self.aliases = dict(plan.spec.taps)
-        self.products = {f"{leaf}": node for leaf, node in plan.spec.linears if node.external}
+        self.products = {leaf: node for leaf, node in plan.spec.linears if node.external}
         self.handed_on = _handed_on(plan.spec)
         self.declared = {name: owner for name, owner, _ in plan.batch_fields}
         self.classes: list[Class] = []
@@ -544,7 +544,8 @@ class Writer:
                 own_inputs = [one for one in "qkv" if one in apart]
                 for one in own_inputs:
                     variable = input_of(one, x, f"{one}_in")
-                    run.append(f"{variable} = {normed(variable)}")
+                    if (value := normed(variable)) != variable:
+                        run.append(f"{variable} = {value}")
                 cls, arguments, read = self._attention(layer, spec.attention, inner, own_inputs)
                 named.append(cls)
                 names = ", ".join(one.partition("=")[0] for one in arguments.split(", "))
@@ -677,7 +678,7 @@ class Writer:
                 key = f"{key}_{owner}"
             added.append(scaled(key, reads.local(source), coefficient))
         first, *rest = added
-        if first != into:
+        if first not in (into, "carry" if into == "x" else into):  # x is the carry until then
             run.append(f"{into} = {first}")
         run += [f"{into} = {into} + {one}" for one in rest]
         if not made and not computed:
