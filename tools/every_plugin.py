@@ -51,7 +51,7 @@ APART: Mapping[str, str] = {
     "qat.targets": '["q", "k", "v", "o"]',
     "agc.rules": '["muon"]',
     "key_offset.layers": "[1]",
-    "mudd.ways": '["q", "k", "v"]',
+    "mudd.ways": '["q", "v"]',
 }
 """Settings with which those that cannot be in one layer are in one model."""
 

@@ -26,9 +26,7 @@ YES: tuple[Said, ...] = (
     Said("Differential attention", "`attn.core`", "minillm_mix.diff_attn"),
     Said("Attention sinks, softmax-off-by-one", "`attn.core`", "minillm_mix.attn_sink"),
     Said("Forgetting attention", "`attn.core`, `keeps`", "minillm_mix.forgetting_attn"),
-    Said(
-        "Scores composed across heads (DC-MHA)", "`attn.core`, `keeps`", "minillm_modded.dc_mha"
-    ),
+    Said("Scores composed across heads (DC-MHA)", "`attn.core`, `keeps`", "minillm_modded.dc_mha"),
     Said("MLA", "`model.attention`, `keeps`", "minillm_mix.mla"),
     Said("Gated delta rule", "`model.attention`, `recurrent`", "minillm_mix.gated_delta"),
     Said("Another attention in some layers", "`model.attention`, beside any preset"),
@@ -44,7 +42,11 @@ YES: tuple[Said, ...] = (
         "`model.stream(at=)`, `model.input`, `model.residual`",
         "minillm_mix.hyper_connections",
     ),
-    Said("Later attentions read one stream", "`model.tap`, `model.input`", "minillm_modded.cached_stream"),
+    Said(
+        "Later attentions read one stream",
+        "`model.tap`, `model.input`",
+        "minillm_modded.cached_stream",
+    ),
     Said("LoRA, and its merged export", "`model.linear`, `folded`", "minillm_hf.lora"),
     Said("Freezing layers", "`optimizer.freeze`"),
     Said(

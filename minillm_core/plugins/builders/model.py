@@ -410,6 +410,12 @@ class ModelBuilder(Builder):
         A class whose product is linear in x may have ``folded(weight, own)``, of NumPy arrays: the
         weight (O, C) whose plain product is the same, ``own`` being its parameters by their names
         there. A model directory is then written without it; such a product reads nothing more.
+
+        Args:
+            leaf: its path.
+            cls: a Module.
+            reads: argument of ``forward`` -> the name at hand, where it is another at this leaf.
+            arguments: of the Module's constructor, JSON.
         """
         node = self._node(f"model.linear[{leaf}]", ("x", "weight"), cls, arguments, reads=reads)
         folds = hasattr(cls, "folded")

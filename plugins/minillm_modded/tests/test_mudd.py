@@ -9,6 +9,7 @@ import pytest
 
 from minillm_core.errors import PlanError
 from minillm_core.nn.node import Scope
+from minillm_modded.cached_stream import CachedStream
 from minillm_modded.mudd import MUDD, WAYS
 
 
@@ -62,6 +63,12 @@ def test_few_sources_and_few_blocks_are_mixed(lab: Any) -> None:
         "layers.2.out",
     }
     assert plan.parameters["layers.3.site_in.computed.mudd_3.down.weight"].shape == (3, 3)
+
+
+def test_who_sets_the_attentions_input_would_go_unheard(lab: Any) -> None:
+    with pytest.raises(PlanError, match=r"\[carry\] is claimed by both 'cachedstream' and 'mudd'"):
+        lab.plan(MUDD(), CachedStream())
+    lab.plan(MUDD(ways=("v", "residual")), CachedStream())
 
 
 def test_one_block_has_nothing_to_mix(lab: Any) -> None:
