@@ -49,7 +49,7 @@ class Composed(Module):
     def __init__(self, geometry: Any, rank: int, hidden: int | None, lr_mul: float) -> None:
         super().__init__()
         heads = geometry.heads
-        self.count, self.rank = heads * geometry.head_dim, rank
+        self.count, self.heads, self.rank = heads * geometry.head_dim, heads, rank
         hidden = hidden or 4 * heads
         self.query_scores = Weights(geometry, rank, hidden, lr_mul)
         self.key_scores = Weights(geometry, rank, hidden, lr_mul)
@@ -61,8 +61,8 @@ class Composed(Module):
         )
 
     def flops(self, keys: float) -> float:
-        """Count a token's, forward and backward: the two products, and four composes of low rank."""
-        return (12 * self.count + 48 * self.rank * self.query_scores.heads) * keys
+        """Count a token's, forward and backward: the two products, and four of (H, H) with (H, keys)."""
+        return (12 * self.count + 24 * self.heads**2) * keys
 
     def forward(
         self,
@@ -99,21 +99,20 @@ class Composed(Module):
     def compose(self, a: Any, base: Any, of_query: Any, of_key: Any) -> Any:
         """a float32 (B, H, T, S), base (H, H), of_query (B, T, 2 R + 1, H), of_key (B, S, 2 R + 1, H) -> a."""
         ops: Any = self.ops
-        B, H, T, S = a.shape
-        flat = ops.reshape(a, (B, H, T * S))
-        fixed = ops.matrix_transpose(ops.astype(base, "float32")) @ flat  # (B, H, T S)
-        by_query = self.mixed(ops.permute_dims(a, (0, 2, 1, 3)), of_query)  # (B, T, H, S)
-        by_key = self.mixed(ops.permute_dims(a, (0, 3, 1, 2)), of_key)  # (B, S, H, T)
-        a = a + ops.reshape(fixed, (B, H, T, S)) + ops.permute_dims(by_query, (0, 2, 1, 3))
+        flat = ops.reshape(a, (*a.shape[:2], -1))  # (B, H, T S)
+        fixed = ops.matrix_transpose(ops.astype(base, "float32")) @ flat
+        by_query = self.matrix(of_query) @ ops.permute_dims(a, (0, 2, 1, 3))  # (B, T, H, S)
+        by_key = self.matrix(of_key) @ ops.permute_dims(a, (0, 3, 1, 2))  # (B, S, H, T)
+        a = a + ops.reshape(fixed, a.shape) + ops.permute_dims(by_query, (0, 2, 1, 3))
         return a + ops.permute_dims(by_key, (0, 2, 3, 1))
 
-    def mixed(self, a: Any, weights: Any) -> Any:
-        """a (B, N, H, M), weights (B, N, 2 R + 1, H) of its N tokens -> what is added to a."""
+    def matrix(self, weights: Any) -> Any:
+        """weights (B, N, 2 R + 1, H) of N tokens -> w2^T w1 + diag(tanh d), float32 (B, N, H, H)."""
         ops: Any = self.ops
-        weights, rank = ops.astype(weights, "float32"), self.rank
-        low = weights[:, :, :rank] @ a  # (B, N, R, M)
-        opened = ops.expand_dims(weights[:, :, 2 * rank], -1)  # (B, N, H, 1)
-        return ops.matrix_transpose(weights[:, :, rank : 2 * rank]) @ low + opened * a
+        weights, rank, heads = ops.astype(weights, "float32"), self.rank, ops.arange(self.heads)
+        alone = ops.astype(ops.expand_dims(heads, 1) == heads, "float32")  # (H, H)
+        opened = ops.expand_dims(weights[:, :, 2 * rank], -1) * alone
+        return ops.matrix_transpose(weights[:, :, rank : 2 * rank]) @ weights[:, :, :rank] + opened
 
 
 class Weights(Module):
