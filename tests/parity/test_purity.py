@@ -68,9 +68,13 @@ class Lane(Module):
     def __init__(self, geometry: Any) -> None:
         super().__init__()
         self.scale = Param((geometry.dim,), init=Normal(1.0), role="scalar")
+        self.mix = Param((geometry.dim, geometry.dim), init=Normal(0.2), role="gate")
 
     def forward(self, x: Any, sublayer: Any, side: Any) -> Any:
-        return side + self.scale * self.ops.tanh(x + sublayer)
+        opened = self.ops.tanh(x[..., :1, None])  # (B, T, 1, 1)
+        # a sum over (B, T) of what is transposed: the gradient is a transposed view on torch
+        mixed = (opened + self.ops.matrix_transpose(self.mix)) @ (x + sublayer)[..., None]
+        return side + self.scale * self.ops.tanh(mixed[..., 0])
 
 
 class Opening(Module):
