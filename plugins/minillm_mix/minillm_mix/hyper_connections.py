@@ -83,7 +83,9 @@ class Mixing(Module):
             (lanes, lanes + 2), init=zeros, role="scalar", lr_mul=lr_mul, wd_mul=0.0
         )
         if dynamic:
-            self.weight = Linear(geometry.dim, lanes + 2, role="gate", init=zeros, lr_mul=lr_mul)
+            self.weight = Linear(
+                geometry.dim, lanes + 2, role="gate", init=zeros, lr_mul=lr_mul, share=float(lanes)
+            )  # of every lane
             self.scale_in = Param(
                 (1,), init=Constant(0.01), role="scalar", lr_mul=lr_mul, wd_mul=0.0
             )
