@@ -1,6 +1,6 @@
 """Decoding with a cache beside computing the text again for each token, on this machine.
 
-    python -m benchmarks.decoding                  # every attention of minillm-mix, 1,024 tokens, torch
+    python -m benchmarks.decoding                  # attentions and lanes, 1,024 tokens, torch
     python -m benchmarks.decoding mla --backend mlx --tokens 256
 
 A model with its initial values continues one sequence token by token. *Cached* is the sum over all tokens;
@@ -21,7 +21,10 @@ from minillm_core import Plan, build_plan, load
 from minillm_core.backends.base import lone_row
 from minillm_core.inspection import trainer
 
-PLUGINS = ("", "value_residual", "diff_attn", "attn_sink", "forgetting_attn", "mla", "gated_delta")
+PLUGINS = (
+    *("", "value_residual", "diff_attn", "attn_sink", "forgetting_attn", "mla", "gated_delta"),
+    *("dc_mha", "hyper_connections", "mudd"),
+)
 SIZES = {"model.layers": 4, "model.dim": 256, "model.heads": 8, "model.kv_heads": 8}
 EVERY = 64
 

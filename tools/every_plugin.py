@@ -60,11 +60,12 @@ APART: Mapping[str, str] = {
     "layer_clip.rules": '["muon"]',
     "cautious_wd.rules": '["adamw"]',
     "key_offset.layers": "[1]",
+    "mudd.ways": '["q", "v"]',
 }
 """Settings with which those that cannot be in one layer are in one model."""
 
 
-MIXERS = ("attn_sink", "diff_attn", "forgetting_attn", "gated_delta", "mla")
+MIXERS = ("attn_sink", "dc_mha", "diff_attn", "forgetting_attn", "gated_delta", "mla")
 """Plugins with a function of attention, or an attention, of their own: a layer has one at most."""
 
 ALONE = (
@@ -72,9 +73,11 @@ ALONE = (
     *("infinite_lr", "lion", "lora", "mars", "schedule_free", "shampoo", "snoo", "soap"),
     *("soap_muon", "swa"),
     *MIXERS,
+    "hyper_connections",
 )
 """Plugins with a rule, or none, for what others have rules for, with an average, a look-ahead, a schedule or
-a momentum where another has one, or with an attention of their own: no model has all of them."""
+a momentum where another has one, with an attention of their own, or with lanes in the place of the stream: no
+model has all of them."""
 
 
 READING = ("jest", "rho1")

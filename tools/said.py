@@ -26,12 +26,27 @@ YES: tuple[Said, ...] = (
     Said("Differential attention", "`attn.core`", "minillm_mix.diff_attn"),
     Said("Attention sinks, softmax-off-by-one", "`attn.core`", "minillm_mix.attn_sink"),
     Said("Forgetting attention", "`attn.core`, `keeps`", "minillm_mix.forgetting_attn"),
-    Said("Scores composed across heads (DC-MHA)", "`attn.core`"),
+    Said("Scores composed across heads (DC-MHA)", "`attn.core`, `keeps`", "minillm_modded.dc_mha"),
     Said("MLA", "`model.attention`, `keeps`", "minillm_mix.mla"),
     Said("Gated delta rule", "`model.attention`, `recurrent`", "minillm_mix.gated_delta"),
     Said("Another attention in some layers", "`model.attention`, beside any preset"),
     Said("Key offset", "`attn.qk.shift`, `attn.rope.expects`", "minillm_modded.key_offset"),
-    Said("MUDD or DenseFormer, one input a block", "`model.tap`, `model.residual`"),
+    Said(
+        "MUDD, inputs of q, k, v and the stream apart",
+        "`model.stream(at=)`, `model.input`, `model.tap`, `model.residual`",
+        "minillm_modded.mudd",
+    ),
+    Said("DenseFormer", "`model.tap`, `model.residual`"),
+    Said(
+        "Hyper-connections, static and dynamic",
+        "`model.stream(at=)`, `model.input`, `model.residual`",
+        "minillm_mix.hyper_connections",
+    ),
+    Said(
+        "Later attentions read one stream",
+        "`model.tap`, `model.input`",
+        "minillm_modded.cached_stream",
+    ),
     Said("LoRA, and its merged export", "`model.linear`, `folded`", "minillm_hf.lora"),
     Said("Freezing layers", "`optimizer.freeze`", "minillm_optim.freeze"),
     Said(
@@ -102,15 +117,6 @@ PARTLY: tuple[tuple[str, str], ...] = (
         "Mamba, RWKV",
         "linear attention and delta rules are products over chunks; a scan over tokens has no op of its own: "
         "`ops.scan` is written out in the compiled step",
-    ),
-    (
-        "Hyper-connections",
-        "static ones as sums of taps of earlier layers; a site reads no tap of its own layer, and there is "
-        "one stream",
-    ),
-    (
-        "MUDD with inputs of q, k and v apart",
-        "the inputs of attention and MLP can differ (`model.norm` reads taps), those of q, k and v cannot",
     ),
 )
 """What is said with a loss."""

@@ -10,6 +10,7 @@ out     = y Wo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -120,11 +121,16 @@ class Attention(Module):
         self.stretch = 1 if self.layout is None else self.layout.stretch
         self.rope = rope_of(geometry, spec.rope, geometry.positions * self.stretch)
 
-    def forward(self, x: Any, scope: Scope) -> Any:
-        """Attend: x (B, T, C) -> (B, T, C); ``scope`` holds what the nodes read besides."""
+    def forward(self, x: Any, scope: Scope, apart: Mapping[str, Any] | None = None) -> Any:
+        """Attend: x (B, T, C) -> (B, T, C); ``scope`` holds what the nodes read besides.
+
+        ``apart``: of q, k and v, those with an input of their own, (B, T, C).
+        """
         ops, (B, T, _) = self.ops, x.shape
+        given = {"q": x, "k": x, "v": x, **(apart or {})}
         q, k, v = (
-            ops.reshape(leaf(x), (B, T, -1, self.head_dim)) for leaf in (self.q, self.k, self.v)
+            ops.reshape(leaf(given[name], scope), (B, T, -1, self.head_dim))
+            for name, leaf in (("q", self.q), ("k", self.k), ("v", self.v))
         )
         for node in self.qk.values():
             q, k = scope.apply(node, {"q": q, "k": k, "x": x})
@@ -150,7 +156,7 @@ class Attention(Module):
             y = scope.apply(node, {"y": y, "q": q, "k": k, "v": v, "x": x})
         arrays = {"k": k, "q": q, "v": v, "y": y}
         scope.tapped |= {f"attention.{name}": arrays[name] for name in self.taps}
-        return self.o(ops.reshape(y, (B, T, -1)))
+        return self.o(ops.reshape(y, (B, T, -1)), scope)
 
     def attend(self, call: Call, x: Any, scope: Scope) -> Any:
         """Call the kernel, or a plugin's function, inside its layout: (B, T, H, D) -> (B, T, H, D)."""

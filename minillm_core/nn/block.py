@@ -1,7 +1,7 @@
 """One block: attention and MLP, each added to the residual stream at a site.
 
-Blocks are pure: ``f(x, *reads) -> (x, *taps, *terms, *statistics)``, one flat tuple, sorted within
-each kind. Nothing is written to a context inside a block, nothing is captured: a checkpoint would
+Blocks are pure: ``f(x, *reads) -> (x, *taps, *streams, *terms, *statistics)``, one flat tuple, sorted
+within each kind. Nothing is written to a context inside a block, nothing is captured: a checkpoint would
 drop the gradients of what it does not see.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from minillm_core.errors import PlanError
 from minillm_core.nn.attention import TAPPED, Attention, AttentionSpec
 from minillm_core.nn.layers import RMSNorm, SwiGLU
 from minillm_core.nn.module import Module
@@ -18,6 +19,10 @@ from minillm_core.nn.residual import Site, SiteSpec
 
 GATHERED = "loss.gather"
 """The entry of a batch with the positions of its loss, int32 (S,), sorted and distinct: no field has such a name."""
+
+
+INPUTS = ("attention", "attention.q", "attention.k", "attention.v", "mlp")
+"""What a part of a layer is given, where that is not the stream: q, k and v apart from their attention."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +44,18 @@ class BlockSpec:
     site_mid: SiteSpec | None = None  # None: carry + sublayer
     site_out: SiteSpec | None = None
     taps: tuple[str, ...] = ()  # of this block's "in", "mid", "out", "attention.v" ..., sorted
+    apart: tuple[SiteSpec, ...] = ()  # what parts are given in the place of the stream, by INPUTS
 
     @property
     def core_attention(self) -> AttentionSpec | None:
         """The core's attention with its slots; None: a plugin's own, or none."""
         return self.attention if isinstance(self.attention, AttentionSpec) else None
+
+    @property
+    def computed(self) -> set[str]:
+        """The names of the streams that are computed in it."""
+        sites = filter(None, (self.site_in, self.site_mid, self.site_out, *self.apart))
+        return {node.name for site in sites for node in site.computed}
 
     def reads(self) -> tuple[str, ...]:
         """List the block's inputs besides x, sorted: exactly what its parts declare."""
@@ -72,7 +84,7 @@ def joined(site: Site | None, x: Any, y: Any, scope: Scope) -> Any:
 
 
 class Block(Module):
-    """A block: x (B, T, C) and reads -> (x, *taps, *terms, *statistics)."""
+    """A block: x (B, T, C) and reads -> (x, *taps, *streams, *terms, *statistics)."""
 
     def __init__(self, geometry: ModelShape, spec: BlockSpec) -> None:
         super().__init__()
@@ -95,6 +107,11 @@ class Block(Module):
             else:
                 self.mlp = spec.mlp.make(geometry)
         self.plain_mlp = spec.mlp is None
+        self.given = {
+            one.name.rpartition(".")[2]: Site(geometry, one) for one in spec.apart
+        }  # by the last part of the name
+        if {*self.given}.intersection("qkv"):
+            check_shared(self.attention_norm)
         self.site_in = Site(geometry, spec.site_in) if spec.site_in else None
         self.site_mid = Site(geometry, spec.site_mid) if spec.site_mid else None
         self.site_out = Site(geometry, spec.site_out) if spec.site_out else None
@@ -109,9 +126,13 @@ class Block(Module):
         at["in"] = x = joined(self.site_in, x, None, scope)
         y = None
         if self.attention is not None:
-            h = normed(self.attention_norm, x, scope)
+            a = self.input("attention", x, scope)
+            h = normed(self.attention_norm, a, scope)
             if self.plain_attention:
-                y = self.attention(h, scope)
+                apart = {one: self.input(one, a, scope) for one in "qkv" if one in self.given}
+                for one, given in apart.items():
+                    apart[one] = normed(self.attention_norm, given, scope)
+                y = self.attention(h, scope, apart)
             else:
                 y = scope.apply(self.attention, {"x": h})
         at["mid"] = x = joined(self.site_mid, x, y, scope)
@@ -119,8 +140,28 @@ class Block(Module):
             x = self.ops.take_rows(self.ops.reshape(x, (-1, x.shape[-1])), rows)  # (S, C)
         y = None
         if self.mlp is not None:
-            h = normed(self.mlp_norm, x, scope)
-            y = self.mlp(h) if self.plain_mlp else scope.apply(self.mlp, {"x": h})
+            h = normed(self.mlp_norm, self.input("mlp", x, scope), scope)
+            y = self.mlp(h, scope) if self.plain_mlp else scope.apply(self.mlp, {"x": h})
         at["out"] = x = joined(self.site_out, x, y, scope)
         emitted = [scope.emitted[name] for name in (*self.term_names, *self.statistic_names)]
-        return (x, *[at[tap] for tap in self.taps], *emitted)
+        streams = [scope.reads[name] for name in self.stream_names]
+        return (x, *[at[tap] for tap in self.taps], *streams, *emitted)
+
+    def input(self, part: str, x: Any, scope: Scope) -> Any:
+        """Return what a part is given before its norm, (B, T, C): x, or a sum of its own."""
+        return self.given[part](x, None, scope) if part in self.given else x
+
+
+def check_shared(norm: Any) -> None:
+    """Refuse a norm that cannot be applied several times: to the inputs of q, k and v apart.
+
+    Raises:
+        PlanError: it looks back, keeps or emits arrays, of which there would be several.
+    """
+    if norm is not None and any((norm.lookback, norm.keeps, norm.terms, norm.statistics)):
+        raise PlanError(
+            f"{type(norm).__name__} of plugin '{norm.owner}' is the norm of several inputs, and "
+            "looks back, keeps or emits arrays",
+            where="model.norm",
+            fix="leave it out, or what gives q, k or v an input of its own",
+        )

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from minillm_core.errors import PlanError, PluginCodeError
-from minillm_core.nn.attention import AttentionSpec
+from minillm_core.nn.attention import Attention, AttentionSpec
 from minillm_core.nn.block import GATHERED, Block, BlockSpec, Omitted, norm_of, normed
 from minillm_core.nn.decoding import check_lookbacks
-from minillm_core.nn.layers import Embedding, Linear, head_of
+from minillm_core.nn.layers import Embedding, Linear, SwiGLU, head_of
 from minillm_core.nn.module import Module, declared, named_modules, seal
 from minillm_core.nn.node import ModelShape, Node, Scope, Setting, call_names, inputs_of
 from minillm_core.nn.param import Param
@@ -153,12 +153,16 @@ class DecoderSpec:
         nodes += tuple(term.node for term in loss.terms)
         sites = last.site_out, self.final
         free = not any(isinstance(one, Node) for one in nodes) and last.mlp is None
+        mlp = f"layers.{len(self.blocks) - 1}.mlp"  # reads of its products are of all positions
+        free = free and not any(one.name == mlp for one in last.apart)
+        free = free and not any(n.external for leaf, n in self.linears if leaf.startswith(mlp))
         return loss.gather is not None and free and sites == (None, None) and "out" not in last.taps
 
     @property
     def training_alone(self) -> tuple[str, ...]:
         """Paths of modules that the loss alone reads: their parameters are in no export."""
-        read = inputs_of((self.embed, self.blocks, self.final, self.final_norm))
+        parts = self.embed, self.blocks, self.final, self.final_norm, self.linears
+        read = inputs_of(parts)
         unread = []
         for node in reversed(self.streams):  # each after those that it reads
             if node.name in read:
@@ -361,9 +365,10 @@ class Decoder(Module):
         statistics: dict[str, Any] = {}
         for block in self.layers:
             x, *rest = scope.run_block(block, x, checkpointing=self.checkpointing)
-            names = (*block.tap_names, *block.term_names, *block.statistic_names)
+            read = (*block.tap_names, *block.stream_names)
+            names = (*read, *block.term_names, *block.statistic_names)
             for name, value in zip(names, rest, strict=True):
-                if name in block.tap_names:
+                if name in read:
                     for known_as in (name, *self.tap_aliases.get(name, ())):
                         scope.reads[known_as] = value
                 elif name in block.term_names:
@@ -425,12 +430,27 @@ def decoder(spec: DecoderSpec, *, checkpointing: bool = False) -> Any:
         if leaf not in leaves:
             raise _no_leaf(leaf, node, built, leaves)
         leaves[leaf].product = node.make(spec.geometry)
+        if node.external:
+            block, _, name = leaf.rpartition(".")[0].rpartition(".")
+            if not isinstance(built[f"{block}.{name}"], (Attention, SwiGLU)):
+                raise PlanError(
+                    f"plugin '{node.owner}' reads '{node.external[0]}' in the product of '{leaf}', "
+                    "to which its module hands x and the weight alone",
+                    where=node.slot,
+                    fix="those of the plain attention (q, k, v, o) and SwiGLU (gate, up, down) read more",
+                )
+            built[block].inputs = tuple(sorted({*built[block].inputs, *node.external}))
     modules = dict(named_modules(model))
     for path, module in modules.items():
         module.path = path
         _check_emits(path, module)
     check_lookbacks(modules)
-    for index, block in enumerate(model.layers):
+    further = inputs_of((spec.final, spec.final_norm, spec.loss))
+    for index, block in reversed([*enumerate(model.layers)]):
+        computed = spec.blocks[index].computed
+        block.inputs = tuple(name for name in block.inputs if name not in computed)
+        block.stream_names = tuple(sorted(computed & further))
+        further |= {*block.inputs}
         below = [m for path, m in modules.items() if path.startswith(f"layers.{index}.")]
         block.tap_names = tuple(f"layers.{index}.{tap}" for tap in block.taps)
         block.term_names = emissions(below, "terms")

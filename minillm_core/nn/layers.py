@@ -6,14 +6,15 @@ from typing import Any
 
 from minillm_core.nn.init import Init, Normal, fan_in, fan_in_residual, ones
 from minillm_core.nn.module import Module
-from minillm_core.nn.node import ModelShape
+from minillm_core.nn.node import ModelShape, Scope
 from minillm_core.nn.param import Param
 
 
 class Linear(Module):
     """A linear layer: x (..., C) -> x @ weight.T (..., O), on the framework's own linear class.
 
-    ``product`` is a plugin's claim on this leaf (FP8, LoRA): ``product(x, weight) -> (..., O)``.
+    ``product`` is a plugin's claim on this leaf (FP8, LoRA): ``product(x, weight) -> (..., O)``, and
+    with what it reads besides where the caller has a scope, as the core's attention and SwiGLU do.
     ``share`` is that of the tokens which are multiplied here, for the count of FLOPs: less than 1 in
     an expert.
 
@@ -58,10 +59,12 @@ class Linear(Module):
         )
         self.product: Any = None
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Any, scope: Scope | None = None) -> Any:
         """Multiply x (..., C) -> (..., O)."""
         if self.product is None:
             return self.ops.linear(x, self.weight)
+        if scope is not None:
+            return scope.apply(self.product, {"x": x, "weight": self.weight})
         self.framework.witness(f"node:{self.product.path}")
         return self.product(x, self.weight)
 
@@ -129,6 +132,6 @@ class SwiGLU(Module):
             init=fan_in_residual(hidden, geometry.layers),
         )
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Any, scope: Scope | None = None) -> Any:
         """Apply the MLP: x (B, T, C) -> (B, T, C)."""
-        return self.down(self.ops.swiglu(self.gate(x), self.up(x)))
+        return self.down(self.ops.swiglu(self.gate(x, scope), self.up(x, scope)), scope)

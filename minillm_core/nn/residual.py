@@ -1,4 +1,8 @@
-"""Residual sites: one update of the stream, the sum over sources of coefficient x source."""
+"""Residual sites: one update of the stream, the sum over sources of coefficient x source.
+
+What a part is given may be such a sum as well, which the stream does not get: attention, its q, k
+and v, and the MLP.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +28,19 @@ class Learned:
 class SiteSpec:
     """A residual site: source -> coefficient, sources sorted, since float sums depend on the order."""
 
-    name: str  # layers.i.in, .mid, .out, final
+    name: str  # layers.i.in, .mid, .out, final; or of an input: layers.i.attention, .attention.q, .mlp
     terms: tuple[tuple[str, str, Setting | Learned | Node], ...] = field(default=())
     """(source, owner, coefficient); sources: carry, sublayer, a stream, a tap, which may be there for
     several owners."""
+    computed: tuple[Node, ...] = ()
+    """Streams that are computed here, before the sum, each behind those that it reads."""
 
     @property
     def inputs(self) -> set[str]:
         """The site's inputs besides carry and sublayer."""
         names = {source for source, _, _ in self.terms} - {"carry", "sublayer"}
-        return names.union(*(inputs_of(coefficient) for _, _, coefficient in self.terms))
+        coefficients = tuple(coefficient for _, _, coefficient in self.terms)
+        return names | inputs_of((*coefficients, *self.computed))
 
 
 class LearnedScalar(Module):
@@ -74,16 +81,25 @@ class Site(Module):
                 scalar.bound, scalar.owner = (), owner
                 coefficients[key] = scalar
         self.added, self.settings, self.coefficients = tuple(added), settings, coefficients
+        zeros = {key for key, setting in settings.items() if setting.constant == 0}
+        self.dropped = zeros.intersection(self.claimed) if added else set()
+        self.computed = {node.name: node.make(geometry) for node in spec.computed}
 
     def forward(self, carry: Any, sublayer: Any, scope: Scope) -> Any:
         """Sum the sources; carry and sublayer have coefficient 1 unless claimed."""
         own = {"carry": carry, "sublayer": sublayer, "x": carry}
-        x = self.scaled("carry", carry, own, scope) if "carry" in self.claimed else carry
-        if sublayer is not None:
-            claimed = "sublayer" in self.claimed
-            x = x + (self.scaled("sublayer", sublayer, own, scope) if claimed else sublayer)
+        for name, node in self.computed.items():
+            scope.reads[name] = scope.apply(node, own)
+        parts = []
+        for key, value in (("carry", carry), ("sublayer", sublayer)):
+            if value is not None and key not in self.dropped:
+                claimed = key in self.claimed
+                parts.append(self.scaled(key, value, own, scope) if claimed else value)
         for source, key in self.added:
-            x = x + self.scaled(key, scope.reads[source], own, scope)
+            parts.append(self.scaled(key, scope.reads[source], own, scope))
+        x, *rest = parts
+        for part in rest:
+            x = x + part
         return x
 
     def scaled(self, key: str, value: Any, own: dict[str, Any], scope: Scope) -> Any:

@@ -14,13 +14,14 @@ from typing import Any
 from minillm_core.config.load import Loaded
 from minillm_core.config.schema import Config
 from minillm_core.errors import PlanError
-from minillm_core.nn.block import BlockSpec, Omitted
+from minillm_core.nn.block import INPUTS, BlockSpec, Omitted
 from minillm_core.nn.decoder import DecoderSpec, decoder, layer_geometry
 from minillm_core.nn.init import Init
 from minillm_core.nn.module import declared, named_modules
 from minillm_core.nn.node import Node
 from minillm_core.nn.param import Param
 from minillm_core.nn.reference import Function, place_of, resolve
+from minillm_core.nn.residual import SiteSpec
 from minillm_core.optim.schedules import TrainSchedule
 from minillm_core.plan.plan import BATCH, Export, Plan, PlannedPlugin, as_json
 from minillm_core.plan.slots import (
@@ -37,7 +38,7 @@ from minillm_core.plugins.builders.data import Shaping
 from minillm_core.plugins.builders.loss import Reference
 from minillm_core.plugins.layers import Layers
 from minillm_core.plugins.manager import LoadedPlugin, Manager, load
-from minillm_core.plugins.slots import AFTER, EMBED, LOSS, slots_in, way_out
+from minillm_core.plugins.slots import AFTER, EMBED, LOSS, PLACES, slots_in, way_out
 from minillm_core.plugins.sourcing import Sourcing
 from minillm_core.text import did_you_mean, nearest
 
@@ -154,6 +155,12 @@ def _block(slots: builders.AttentionSlots, model: builders.ModelSlots) -> BlockS
     at, claimed = f"layers.{index}", model.sublayer["attention", index].resolve()
     attention: Any = slots.resolve() if claimed is None else claimed
     mlp = model.sublayer["mlp", index].resolve()
+    apart = tuple(filter(None, (model.site(f"{at}.{part}") for part in INPUTS)))
+    for one in apart:
+        part = one.name.removeprefix(f"{at}.")
+        by = mlp if part == "mlp" else attention
+        if isinstance(by, Omitted) or (isinstance(by, Node) and "." in part):
+            raise _no_input(one, by, index)
     for part, place, site in ((attention, "attention", "mid"), (mlp, "mlp", "out")):
         if isinstance(part, Omitted):
             _check_absent(part.owner, place, at, site, model)
@@ -166,7 +173,20 @@ def _block(slots: builders.AttentionSlots, model: builders.ModelSlots) -> BlockS
         site_mid=model.site(f"{at}.mid"),
         site_out=model.site(f"{at}.out"),
         taps=_taps(at, attention, model),
+        apart=apart,
     )
+
+
+def _no_input(site: SiteSpec, by: Node | Omitted, layer: int) -> PlanError:
+    """Refuse an input of a part that a plugin leaves out or replaces."""
+    (who, *_) = (*(owner for _, owner, _ in site.terms), *(one.owner for one in site.computed))
+    part = "mlp" if site.name.endswith(".mlp") else "attention"
+    return PlanError(
+        f"plugin '{who}' gives {site.name} an input of its own, and '{by.owner}' {_done_to(by)} "
+        f"that {part}",
+        where=f"model.{part}[{layer}]",
+        fix=f"give them different layers, or leave out '{who}' or '{by.owner}'",
+    ).concerning(plugins=(who, by.owner))
 
 
 def _taps(at: str, attention: Any, model: builders.ModelSlots) -> tuple[str, ...]:
@@ -372,7 +392,31 @@ def check_reads(spec: DecoderSpec, table: SlotTable, known: set[str]) -> None:
     """
     _check_held(table, EMBED, known)
     known.add("x0")
-    for node in spec.streams:
+    _check_streams(spec.streams, known)
+    computed = set[str]().union(*(block.computed for block in spec.blocks))
+    for name, site in spec.taps:
+        if name in known | computed:
+            raise PlanError(
+                f"the tap '{name}' of {site} has a name that is taken",
+                where="model.taps",
+                fix="give one of them another name",
+            )
+    for index, block in enumerate(spec.blocks):
+        sites = {"in": block.site_in, "mid": block.site_mid, "out": block.site_out}
+        sites |= {one.name.removeprefix(f"layers.{index}."): one for one in block.apart}
+        for place, later in PLACES.items():
+            _check_streams(getattr(sites.get(place), "computed", ()), known)
+            _check_held(table, index + later, known)
+        here = {f"layers.{index}.{tap}" for tap in block.taps}
+        known |= here | {name for name, site in spec.taps if site in here}
+    _check_streams(spec.final.computed if spec.final else (), known)
+    _check_held(table, AFTER, known)
+    _check_held(table, LOSS, known | _referred(table, known))
+
+
+def _check_streams(streams: Iterable[Node], known: set[str]) -> None:
+    """Check streams, each behind those that it reads; their names are known from there on."""
+    for node in streams:
         _check_node(node, known)
         if node.name in known:
             raise PlanError(
@@ -381,19 +425,6 @@ def check_reads(spec: DecoderSpec, table: SlotTable, known: set[str]) -> None:
                 fix="give one of them another name",
             ).concerning(plugins=(node.owner,))
         known.add(node.name)
-    for name, site in spec.taps:
-        if name in known:
-            raise PlanError(
-                f"the tap '{name}' of {site} has a name that is taken",
-                where="model.taps",
-                fix="give one of them another name",
-            )
-    for index, block in enumerate(spec.blocks):
-        _check_held(table, index, known)
-        here = {f"layers.{index}.{tap}" for tap in block.taps}
-        known |= here | {name for name, site in spec.taps if site in here}
-    _check_held(table, AFTER, known)
-    _check_held(table, LOSS, known | _referred(table, known))
 
 
 def _referred(table: SlotTable, known: set[str]) -> set[str]:
@@ -408,7 +439,7 @@ def _referred(table: SlotTable, known: set[str]) -> set[str]:
     return {*held}
 
 
-def _check_held(table: SlotTable, order: int, known: set[str]) -> None:
+def _check_held(table: SlotTable, order: float, known: set[str]) -> None:
     """Check all that is computed at one time."""
     held = list(table.held(order))
     for _, holder in held:

@@ -185,14 +185,14 @@ def _evaluation(settings: EvalConfig) -> str:
 
 
 def _block(plan: Plan, index: int) -> str:
-    """Word a layer: its sublayers, then the owners of its norms and of its residual sites."""
+    """Word a layer: its sublayers, then the owners of its norms, residual sites, inputs and streams."""
     owners: dict[str, set[str]] = {}
-    for report, holder in plan.table.held(index):
+    for report, holder in (one for one in plan.table.held() if int(one[0].order) == index):
         owners.setdefault(report.slot.partition("[")[0], set()).add(holder.owner)
     inside = {o for slot, those in owners.items() if slot.startswith("layers.") for o in those}
     attention = _place(plan, f"model.attention[{index}]", "attention", inside)
     parts = [attention, _place(plan, f"model.mlp[{index}]", "MLP")]
-    for name in ("norm", "residual"):
+    for name in ("norm", "residual", "input", "streams"):
         parts += [f"{name} by {owner}" for owner in sorted(owners.get(f"model.{name}", ()))]
     return ", ".join(parts)
 

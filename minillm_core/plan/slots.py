@@ -161,7 +161,7 @@ class SlotReport:
     refused: tuple[Refused, ...] = ()
     also: tuple[str, ...] = ()  # further names that find it
     usual: bool = False  # as it is for every parameter that no plugin and no module mentions
-    order: int = field(default=AFTER, compare=False, repr=False)
+    order: float = field(default=AFTER, compare=False, repr=False)
     """When a step computes it: see :class:`Slot`."""
     shapes: bool = field(default=False, compare=False, repr=False)
     """The model's function differs by it."""
@@ -208,7 +208,7 @@ class SlotTable:
     def __getitem__(self, slot: str) -> SlotReport:
         return self._named[slot]
 
-    def held(self, order: int | None = None) -> Iterator[tuple[SlotReport, Holder]]:
+    def held(self, order: float | None = None) -> Iterator[tuple[SlotReport, Holder]]:
         """Yield the plugins' entries that take part in the run; ``order``: only those computed then."""
         for report in self.reports:
             if report.kind != "parameter" and order in (None, report.order):
@@ -218,7 +218,7 @@ class SlotTable:
         """Yield each node with its layer, in the order of a step."""
         for report, holder in sorted(self.held(), key=lambda pair: pair[0].order):
             if holder.node is not None:
-                yield holder.node, report.order if 0 <= report.order < AFTER else None
+                yield holder.node, int(report.order) if 0 <= report.order < AFTER else None
 
     def placements(self) -> Iterator[Placement]:
         """Yield each slot with each plugin that fills it, claims on parameters counted."""
@@ -319,7 +319,8 @@ def _terms(terms: Terms[Any]) -> Iterator[SlotReport]:
     def report(key: str | None, *held: Holder) -> SlotReport:
         slot = terms.where if key is None else f"{terms.where}[{key}]"
         also = () if key is None else tuple(f"{name}[{key}]" for name in terms.also)
-        return _report(terms, terms.kind, held, slot=slot, also=also)
+        order = terms.times.get(key, terms.order)
+        return _report(terms, terms.kind, held, slot=slot, also=also, order=order)
 
     if not terms.keyed:
         held = []

@@ -23,10 +23,10 @@ _OFFERED = {
     "minillm-hf": "llama3_rope lora qat qkv_bias yarn_rope",
     "minillm-liger[cuda]": "liger",
     "minillm-metal": "metal",
-    "minillm-mix": "attn_sink diff_attn forgetting_attn gated_delta mla value_residual",
+    "minillm-mix": "attn_sink diff_attn forgetting_attn gated_delta hyper_connections mla value_residual",
     "minillm-modded": (
-        "attn_scale backout bigram_hash embed_norm embed_skip half_rope key_offset moe mtp paired_heads qk_norm relu2 "
-        "residual_decay smear softcap sparse_gate sparse_rows unet_skip value_embeds windows xsa zero_init"
+        "attn_scale backout bigram_hash cached_stream dc_mha embed_norm embed_skip half_rope key_offset moe mtp mudd "
+        "paired_heads qk_norm relu2 residual_decay smear softcap sparse_gate sparse_rows unet_skip value_embeds windows xsa zero_init"
     ),
     "minillm-muon": (
         "cautious_wd head_muon muon muon_eq normuon polar_express role_lr two_step_embed uw_floor"

@@ -27,6 +27,15 @@ EMBED, STREAMS, AFTER = -2, -1, 1 << 30
 LOSS = AFTER + 1
 """The times of a step outside its layers, the loss last; a layer's own time is its number."""
 
+PLACES: Mapping[str, float] = {"in": 0.0, "attention": 0.2, "mid": 0.4, "mlp": 0.6, "out": 0.8}
+"""Place in a layer -> what is added to the layer's time, in the order of a step."""
+
+
+def time_of(place: str) -> float:
+    """Return when a step computes ``layers.3.mid``, or what is inside ``layers.3.attention``; else AFTER."""
+    _, layer, name, *_ = [*place.split("."), "", "", ""]
+    return int(layer) + PLACES[name] if name in PLACES and layer.isdigit() else AFTER
+
 
 def way_out(one: str, other: str, layered: Collection[str] = ()) -> str:
     """Word the fix of a conflict between two plugins.
@@ -81,7 +90,7 @@ class Slot:
     ] = ()  # of a slot that each layer has, plugins with an option ``layers``
     default: str = "none"  # what the core does there, in words
     also: tuple[str, ...] = ()  # further names by which it is found
-    order: int = AFTER  # when a step computes it: EMBED, STREAMS, its layer's number, or AFTER them
+    order: float = AFTER  # when a step computes it: EMBED, STREAMS, in its layer, or AFTER them
     shapes: bool = True  # the model's function differs by it; not by a loss or an optimizer
     listed: bool = True  # a plan lists what plugins put there
     owners: set[str] = field(default_factory=set, init=False)  # the plugins that fill it
@@ -282,6 +291,8 @@ class Terms(Slot, Generic[T]):
     shared: bool = False  # several plugins may add to a key that is not the core's
     kind: str = "term"  # of the places: a sum's key that the core holds is claimed, not added
     why: str | Callable[[str], str] = "adds it"  # why an entry is there; or a function of its key
+    times: dict[Hashable, float] = field(default_factory=dict, init=False)
+    """Of entries that a step computes at another time than ``order``."""
     held: dict[Hashable, tuple[str, T]] = field(default_factory=dict, init=False)
 
     def add(self, owner: str, key: Hashable, value: T) -> None:

@@ -216,6 +216,83 @@ def slowed(frequencies: np.ndarray, by: int) -> np.ndarray:
     return frequencies / by
 
 
+class Lane(Module):
+    """A further lane beside the stream, made anew where a sublayer joins."""
+
+    lookback = 1
+
+    def forward(self, x: Any, sublayer: Any, lane: Any) -> Any:
+        return 0.5 * lane + before(self.ops, sublayer) + 0.1 * x
+
+
+class Weights(Module):
+    """Two coefficients (B, T, 2) of the stream at a place, and of a lane."""
+
+    def __init__(self, geometry: Any) -> None:
+        super().__init__()
+        self.mix = Linear(geometry.dim, 2, role="gate", init=Normal(0.5))
+
+    def forward(self, x: Any, lane: Any) -> Any:
+        return self.ops.tanh(self.mix(x + lane))
+
+
+class Taken(Module):
+    """One of them, (B, T, 1)."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self.index = index
+
+    def forward(self, weights: Any) -> Any:
+        return weights[..., self.index : self.index + 1]
+
+
+class GatedBy(Module):
+    """y opened by one of them."""
+
+    def forward(self, y: Any, mix: Any) -> Any:
+        return y * (1.0 + mix[..., :1, None])
+
+
+class Opened(Module):
+    """The product of a leaf, opened by a lane and a value of the schedule."""
+
+    def forward(self, x: Any, weight: Any, lane: Any, lr: Any) -> Any:
+        opened = self.ops.sigmoid(self.ops.mean(lane, -1, keepdims=True)) * (1.0 + lr)
+        return self.ops.linear(x, weight) * opened
+
+
+class Lanes(Plugin, api=1):
+    """Lanes beside the stream, inputs apart from it, and products that read them."""
+
+    def build_attention(self, attn: Any) -> None:
+        if attn.layer == 1:
+            attn.out.gate(GatedBy)
+
+    def build_model(self, model: Any) -> None:
+        lane = "x0"
+        for at in ("layers.0.mid", "layers.0.out", "layers.1.mid"):
+            name = f"lane_{at[7]}_{at[9:]}"
+            model.stream(name, Lane, at=at, reads={"lane": lane})
+            model.residual(at, name, 0.25)
+            lane = name
+        reads = {"lane": "lane_0_out"}
+        model.stream("mix", Weights, at="layers.1.attention", reads=reads)
+        model.input("layers.1.attention", "carry", Taken, reads={"weights": "mix"}, index=1)
+        model.input("layers.1.attention", "lane_0_out")
+        early = model.tap("layers.0.mid")
+        model.input("layers.1.attention.q", early, Taken, reads={"weights": "mix"}, index=0)
+        model.input("layers.1.attention.k", "carry", 0.0)
+        model.input("layers.1.attention.k", "x0")
+        model.input("layers.1.attention.v", "lane_0_mid", Learned(0.5))
+        model.input("layers.0.mlp", "lane_0_mid", piecewise((0, 0.5), (1, 1.0)))
+        product = {"lane": "lane_0_out", "lr": "train.lr"}
+        for leaf in ("attention.q", "attention.o", "mlp.down"):
+            model.linear(f"layers.1.{leaf}", Opened, reads=product)
+        model.stream("last", Lane, at="final", reads={"lane": lane, "sublayer": "x0"})
+        model.residual("final", "last")
+
+
 class Window(Plugin, api=1):
     """Windows, scales and rotations: numbers, values of the schedule, staged values."""
 
@@ -453,6 +530,8 @@ SETS: dict[str, tuple[tuple[str, ...], dict[str, type[Plugin]], dict[str, Any]]]
     "gated": ((), {"gated": Gated}, {}),
     "claimed": ((), {"claimed": Claimed}, {}),
     "residual": ((), {"residual": Residual}, {}),
+    "lanes": ((), {"lanes": Lanes}, {}),
+    "lanes, checkpointing": ((), {"lanes": Lanes}, {"train_checkpointing": True}),
     "window": ((), {"window": Window}, {"model_layers": 3}),
     "positions": ((), {"positions": Positions}, {}),
     "layouts": ((), {"layouts": Layouts}, {}),
@@ -550,6 +629,7 @@ LOOKERS = [
     ("tapped", Shared),
     ("claimed", Own),
     ("residual", Weigh),
+    ("lanes", Lane),
     ("positions", Counted),
 ]
 

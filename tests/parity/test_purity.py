@@ -62,6 +62,39 @@ class Router(Module):
         }
 
 
+class Lane(Module):
+    """A lane beside the stream, made anew at a site of what joins there."""
+
+    def __init__(self, geometry: Any) -> None:
+        super().__init__()
+        self.scale = Param((geometry.dim,), init=Normal(1.0), role="scalar")
+        self.mix = Param((geometry.dim, geometry.dim), init=Normal(0.2), role="gate")
+
+    def forward(self, x: Any, sublayer: Any, side: Any) -> Any:
+        opened = self.ops.tanh(x[..., :1, None])  # (B, T, 1, 1)
+        # a sum over (B, T) of what is transposed: the gradient is a transposed view on torch
+        mixed = (opened + self.ops.matrix_transpose(self.mix)) @ (x + sublayer)[..., None]
+        return side + self.scale * self.ops.tanh(mixed[..., 0])
+
+
+class Opening(Module):
+    """A coefficient (B, T, 1) of a lane."""
+
+    def __init__(self, geometry: Any) -> None:
+        super().__init__()
+        self.gate = Linear(geometry.dim, 1, role="gate", init=Normal(0.5))
+
+    def forward(self, carry: Any, lane: Any) -> Any:
+        return self.ops.tanh(self.gate(carry + lane))
+
+
+class Lent(Module):
+    """A product with something of a lane."""
+
+    def forward(self, x: Any, weight: Any, lane: Any) -> Any:
+        return self.ops.linear(x + 0.5 * lane, weight)
+
+
 class Everything(Plugin, api=1):
     """Uses all that a block may read and emit."""
 
@@ -78,6 +111,11 @@ class Everything(Plugin, api=1):
         model.residual("final", same, Learned(-0.5))
         model.residual("layers.1.out", "side", 0.5)
         model.residual("final", "x0", Learned(0.125))
+        model.stream("lane", Lane, at="layers.0.mid")
+        model.stream("next_lane", Lane, at="layers.1.out", reads={"side": "lane"})
+        model.residual("final", "next_lane", 0.5)
+        model.input("layers.2.attention.v", "lane", Opening, reads={"lane": "next_lane"})
+        model.linear("layers.2.mlp.up", Lent)
 
     def compute_loss(self, loss: Any) -> None:
         loss.term("balance", emitted="balance", weight=self.term)

@@ -11,7 +11,7 @@ import pytest
 
 from tools.size import File, count, packages, summary
 
-CEILING = 23_800
+CEILING = 24_000
 """Lines of code that the core may have.
 
 It is what the core has today, rounded up to the next hundred; each step lowers the number. The aim is
@@ -100,6 +100,10 @@ what is refused (25).
 
 23,700 to 23,800: parameters in blocks (the claim and what it refuses: 40, stacks that are cut, views by block:
 30), a schedule by a plugin (20), norms of layers (20), and what the optimizer's builder knows (10).
+
+23,800 to 24,000: names for the inputs of nodes. Inputs of attention, q, k, v and MLP apart from the stream, and
+what they refuse (75); streams that are computed at a site, handed on by blocks and checked in the order of a
+layer's places (65); products of leaves that read more (30).
 """
 
 SOURCE = '''\

@@ -220,7 +220,9 @@ class TorchTrainer(TorchModel, Trainer):
     def _gradients_of(self, objective: Tensor) -> tuple[Tensor, ...]:
         parameters = [*self.weights.trained.values()]
         # materialize_grads: zeros where a stage leaves a parameter out, so that sums keep their places
-        return torch.autograd.grad(objective, parameters, materialize_grads=True)
+        found = torch.autograd.grad(objective, parameters, materialize_grads=True)
+        # that of a transposed parameter is a transposed view, which the fused AdamW of a CPU reads as it lies
+        return tuple(grad.contiguous() for grad in found)
 
     def _accumulate(self, objective: Tensor, *, first: bool, only: bool) -> None:
         """Add up the gradients of micro-batches, in float32."""

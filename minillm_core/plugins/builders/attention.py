@@ -15,7 +15,7 @@ from minillm_core.nn.reference import Function
 from minillm_core.nn.rope import RopeSpec, Staged
 from minillm_core.optim.schedules import Schedule, Stages
 from minillm_core.plugins.builders.base import Anchor, Builder, Sealed, ValueTable
-from minillm_core.plugins.slots import Chain, Claim, Terms, slots_in, way_out
+from minillm_core.plugins.slots import Chain, Claim, Terms, slots_in, time_of, way_out
 
 
 class AttentionSlots:
@@ -29,7 +29,8 @@ class AttentionSlots:
 
     def __init__(self, geometry: ModelShape, base: float, layered: Collection[str] = ()) -> None:
         self.geometry, self.base, self.layered = geometry, base, layered
-        self.layer = order = geometry.layer or 0
+        self.layer = geometry.layer or 0
+        order = time_of(f"layers.{self.layer}.attention")
         dim, at = geometry.head_dim, f"layers.{geometry.layer}.attention"
         formula = f"base^(-2i/{dim}), i < {dim // 2}, base {base:,g}"
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from minillm_core.errors import PlanError
-from minillm_core.nn.block import Omitted
+from minillm_core.nn.block import INPUTS, Omitted
 from minillm_core.nn.init import Init, Referenced
 from minillm_core.nn.node import ModelShape, Node, Setting
 from minillm_core.nn.residual import Learned, SiteSpec
@@ -22,6 +22,7 @@ from minillm_core.plugins.slots import (
     Terms,
     filled_at,
     in_order,
+    time_of,
 )
 
 SITES: Mapping[str, tuple[str, ...]] = {
@@ -30,6 +31,9 @@ SITES: Mapping[str, tuple[str, ...]] = {
     "out": ("carry", "sublayer"),
 }
 """Residual site of a layer -> the sources that are there with 1 unless they are claimed."""
+
+
+Sum = Terms[Setting | Learned | Node]
 
 
 class InitSlots:
@@ -84,15 +88,18 @@ class ModelSlots:
         sublayers = [(part, i) for i in range(g.layers) for part in parts]
 
         def claim(part: str, i: int) -> Claim[Any]:
-            where, also = f"model.{part}[{i}]", (f"layers.{i}.{part}",)
-            return Claim(where, layered=layered, order=i, default=parts[part], also=also)
+            where, place = f"model.{part}[{i}]", f"layers.{i}.{part}"
+            here: dict[str, Any] = {"layered": layered, "order": time_of(place)}
+            return Claim(where, default=parts[part], also=(place,), **here)
 
         def norm(site: str, **more: Any) -> Claim[Any]:
             return Claim(f"model.norm[{site}]", default="RMSNorm", also=(site,), **more)
 
-        def residual(site: str, sources: tuple[str, ...], **more: Any) -> Terms[Any]:
-            more |= {"kind": "claim", "why": "claims it", "also": (site,), "shared": True}
-            return Terms(f"model.residual[{site}]", always=dict.fromkeys(sources, "1"), **more)
+        def summed(slot: str, site: str, sources: tuple[str, ...], *also: str) -> Sum:
+            at = {} if site == "final" else {"layered": layered, "order": time_of(site)}
+            always, why = dict.fromkeys(sources, "1"), "claims it"
+            where = f"model.{slot}[{site}]"
+            return Terms(where, also=also, always=always, shared=True, kind="claim", why=why, **at)
 
         self.embed = Chain("model.embed", ("mix", "norm"), order=EMBED)
         self.streams: Terms[Node] = Terms("model.streams", order=STREAMS)
@@ -101,30 +108,41 @@ class ModelSlots:
             (part, i): claim(part, i) for part, i in sublayers
         }
         self.norm: dict[str, Claim[Node | Omitted]] = {
-            f"layers.{i}.{part}": norm(f"layers.{i}.{part}", layered=layered, order=i)
-            for part, i in sublayers
+            place: norm(place, layered=layered, order=time_of(place))
+            for place in (f"layers.{i}.{part}" for part, i in sublayers)
         } | {"final": norm("final")}
-        self.residual: dict[str, Terms[Setting | Learned | Node]] = {
-            f"layers.{i}.{at}": residual(f"layers.{i}.{at}", sources, layered=layered, order=i)
-            for i in range(g.layers)
-            for at, sources in SITES.items()
-        } | {"final": residual("final", ("carry",))}
+        self.residual: dict[str, Sum] = {
+            site: summed("residual", site, sources, site)
+            for site, sources in (
+                *((f"layers.{i}.{at}", its) for i in range(g.layers) for at, its in SITES.items()),
+                ("final", ("carry",)),
+            )
+        }
+        parts_given = (f"layers.{i}.{part}" for i in range(g.layers) for part in INPUTS)
+        self.inputs: dict[str, Sum] = {p: summed("input", p, ("carry",)) for p in parts_given}
+        self.computed: dict[str, str] = {}  # stream -> the residual site where it is computed
         self.linear: dict[str, Claim[Node]] = {}  # leaf -> its product
         self.taps: set[str] = set()  # sites that are read further on
         self.init = InitSlots()
 
     def site(self, name: str) -> SiteSpec | None:
-        """Resolve a residual site; None: no plugin claims anything there."""
-        entries = tuple((key, owner, value) for key, owner, value in self.residual[name].resolve())
-        return SiteSpec(name, entries) if entries else None
+        """Resolve a residual site, or an input; None: no plugin claims anything there."""
+        held = self.residual[name] if name in self.residual else self.inputs[name]
+        entries = tuple((key, owner, value) for key, owner, value in held.resolve())
+        computed = self.ordered_streams(name)
+        return SiteSpec(name, entries, computed) if entries or computed else None
 
-    def ordered_streams(self) -> tuple[Node, ...]:
+    def ordered_streams(self, site: str | None = None) -> tuple[Node, ...]:
         """Order the streams so that each finds the streams that it reads.
+
+        Args:
+            site: where they are computed; None: before the blocks.
 
         Raises:
             PlanError: they read each other in a circle.
         """
-        nodes = {name: node for name, _, node in self.streams.resolve()}
+        streams = self.streams.resolve()
+        nodes = {name: node for name, _, node in streams if self.computed.get(name) == site}
         order, circle = in_order({name: node.external for name, node in nodes.items()})
         if circle:
             raise PlanError(
@@ -174,21 +192,47 @@ class ModelBuilder(Builder):
         self.rope_base = slots.rope_base
         self.embed = Embed(self, slots.embed)
 
-    def stream(self, name: str, cls: type, **arguments: Any) -> None:
+    def stream(
+        self,
+        name: str,
+        cls: type,
+        *,
+        at: str | None = None,
+        reads: Mapping[str, str] | None = None,
+        **arguments: Any,
+    ) -> None:
         """Term: what its forward reads -> an array, computed once a micro-batch, known as ``name``.
 
         A stream may read other streams, x0 and the batch; blocks and sites read it by its name.
+        With ``at`` it is computed there, from the stream x (B, T, C) as it comes to that place:
+        coefficients that depend on the data, of many sources at once; or further lanes beside the
+        stream, which streams at .mid and .out make anew of the earlier ones and of sublayer, what
+        joins there. It is read at the same place and behind it, by its name.
 
         ::
 
             model.stream("bigram_table", BigramEmbedding, buckets=65536)
+            model.stream("mix_3", Coefficients, at="layers.3.in")
+
+        Args:
+            name: of the array.
+            cls: a Module.
+            at: a residual site, layers.i.attention or layers.i.mlp; None: before the blocks.
+            reads: argument of ``forward`` -> the name at hand, where it is another for this stream.
+            arguments: of the Module's constructor, JSON.
 
         Raises:
-            PlanError: the name is one that slots or the batch give, or no identifier.
+            PlanError: the name is one that slots or the batch give, or no identifier; no such site.
         """
         self._named("model.streams", name)
-        node = self._node(f"model.streams[{name}]", (), cls, arguments)
-        self._slots.streams.add(self._owner, name, replace(node, name=name))
+        own, streams = (), self._slots.streams
+        if at is not None:
+            part = re.fullmatch(r"layers\.\d+\.(attention|mlp)", at) and self._slots.inputs.get(at)
+            entries = part or self._site(at)
+            own = (*entries.always, "x")
+            self._slots.computed[name], streams.times[name] = at, entries.order
+        node = self._node(f"model.streams[{name}]", own, cls, arguments, reads=reads)
+        streams.add(self._owner, name, replace(node, name=name))
 
     def tap(self, site: str, *, name: str | None = None) -> str:
         """Read the residual stream after ``site`` (layers.i.in, .mid, .out) further on, or layers.i.attention.v.
@@ -230,7 +274,15 @@ class ModelBuilder(Builder):
         self._slots.tap_names.add(self._owner, name, site)
         return name
 
-    def residual(self, site: str, source: str, coefficient: Any = 1.0, **arguments: Any) -> None:
+    def residual(
+        self,
+        site: str,
+        source: str,
+        coefficient: Any = 1.0,
+        *,
+        reads: Mapping[str, str] | None = None,
+        **arguments: Any,
+    ) -> None:
         """Term per (site, source): x, carry, sublayer (B, T, C) -> a coefficient.
 
         What goes on after a site is the sum over its sources of coefficient x source. The coefficients
@@ -240,21 +292,73 @@ class ModelBuilder(Builder):
             site: layers.i.in, .mid (attention joins), .out (the MLP joins), or final.
             source: carry, sublayer (both there with 1 unless claimed), x0, a stream, a tap.
             coefficient: a number, a schedule, a Learned, or a Module class.
+            reads: argument of ``forward`` -> the name at hand, where it is another at this site.
             arguments: of the Module's constructor, JSON.
 
         ::
 
             model.residual("layers.3.in", "x0", Learned(0.0, lr_mul=5.0))
         """
-        entries = self._site(site)
+        self._add(self._site(site), "residual", site, source, coefficient, reads, arguments)
+
+    def input(
+        self,
+        part: str,
+        source: str,
+        coefficient: Any = 1.0,
+        *,
+        reads: Mapping[str, str] | None = None,
+        **arguments: Any,
+    ) -> None:
+        """Term per (part, source): x, carry (B, T, C) -> a coefficient.
+
+        What a part is given, before its norm, in the place of the stream, which stays as it is: the
+        sum over its sources of coefficient x source. The coefficient of carry, which is the stream
+        there, is a claim; for q, k and v the carry is what their attention is given. They have its
+        norm, each apart.
+
+        ::
+
+            model.input("layers.3.attention.v", "x0", Learned(0.0))
+
+        Args:
+            part: layers.i.attention, .attention.q, .attention.k, .attention.v or .mlp.
+            source: carry (there with 1 unless claimed), x0, a stream, a tap of an earlier layer.
+            coefficient: a number, a schedule, a Learned, or a Module class.
+            reads: argument of ``forward`` -> the name at hand, where it is another at this part.
+            arguments: of the Module's constructor, JSON.
+
+        Raises:
+            PlanError: no such part; while resolving, where another plugin leaves it out.
+        """
+        if part not in self._slots.inputs:
+            raise PlanError(
+                f"plugin '{self._owner}': there is no part '{part}' with an input",
+                fix=f"parts are layers.i.attention, .attention.q, .attention.k, .attention.v and "
+                f".mlp (i < {self.layers})",
+            )
+        held = self._slots.inputs[part]
+        self._add(held, "input", part, source, coefficient, reads, arguments)
+
+    def _add(
+        self,
+        entries: Sum,
+        slot: str,
+        site: str,
+        source: str,
+        coefficient: Any,
+        reads: Mapping[str, str] | None,
+        arguments: dict[str, Any],
+    ) -> None:
+        """Add a source to a sum."""
         where = f"{entries.where}[{source}]"
         if isinstance(coefficient, Learned):
             value: Setting | Learned | Node = coefficient
         elif isinstance(coefficient, type):
             own = ("x", "carry", "sublayer")
-            value = self._node(where, own, coefficient, arguments)
+            value = self._node(where, own, coefficient, arguments, reads=reads)
         else:
-            value = self._setting(f"residual.{source}", coefficient, site)
+            value = self._setting(f"{slot}.{source}", coefficient, site)
         entries.add(self._owner, source, value)
 
     def attention(self, layer: int, cls: type | None, **arguments: Any) -> None:
@@ -286,8 +390,18 @@ class ModelBuilder(Builder):
             raise PlanError(f"plugin '{self._owner}': there is no norm at '{site}'")
         self._place(self._slots.norm[site], cls, arguments)
 
-    def linear(self, leaf: str, cls: type, **arguments: Any) -> None:
+    def linear(
+        self,
+        leaf: str,
+        cls: type,
+        *,
+        reads: Mapping[str, str] | None = None,
+        **arguments: Any,
+    ) -> None:
         """Claim: x (..., C), weight (O, C) -> (..., O), the product of a leaf of that name.
+
+        Its forward takes x and weight first. In the plain attention (q, k, v, o) and SwiGLU (gate,
+        up, down) it may name more behind them: fields, streams, taps, schedule values.
 
         ::
 
@@ -295,16 +409,24 @@ class ModelBuilder(Builder):
 
         A class whose product is linear in x may have ``folded(weight, own)``, of NumPy arrays: the
         weight (O, C) whose plain product is the same, ``own`` being its parameters by their names
-        there. A model directory is then written without it.
+        there. A model directory is then written without it; such a product reads nothing more.
+
+        Args:
+            leaf: its path.
+            cls: a Module.
+            reads: argument of ``forward`` -> the name at hand, where it is another at this leaf.
+            arguments: of the Module's constructor, JSON.
         """
-        node = self._node(f"model.linear[{leaf}]", ("x", "weight"), cls, arguments)
-        if node.reads != ("x", "weight"):
+        node = self._node(f"model.linear[{leaf}]", ("x", "weight"), cls, arguments, reads=reads)
+        folds = hasattr(cls, "folded")
+        if node.reads[:2] != ("x", "weight") or (folds and node.external):
             raise self._refusal(
                 node.slot,
                 f"{cls.__name__}.forward takes ({', '.join(node.reads)}), and is called with "
-                "(x, weight)",
+                f"(x, weight) {'alone, which are folded' if folds else 'first'}",
             )
-        claim: Claim[Node] = Claim(f"model.linear[{leaf}]", default="x W^T", also=(leaf,))
+        order = time_of(leaf)
+        claim: Claim[Node] = Claim(node.slot, default="x W^T", also=(leaf,), order=order)
         self._slots.linear.setdefault(leaf, claim).add(self._owner, node)
 
     def init(self, parameter: str, init: Any, **arguments: Any) -> None:

@@ -6,6 +6,7 @@ from minillm_core import (
     EVERYTHING,
     Buffer,
     Constant,
+    Learned,
     Linear,
     Module,
     Normal,
@@ -57,6 +58,16 @@ class Slots(Plugin, api=1):
         model.residual("final", "early", 0.3)
         model.linear("layers.0.attention.o", Product, factor=0.5)
         model.linear("layers.1.mlp.up", Product, factor=0.25)
+        model.stream("lane", Lane, at="layers.0.mid")
+        model.input("layers.0.mlp", "lane", 0.5)
+        model.residual("layers.1.mid", "lane", 0.2)
+        model.stream("opening", Opening, at="layers.2.attention")
+        model.input("layers.2.attention", "carry", 0.0)
+        model.input("layers.2.attention", "lane")
+        model.input("layers.2.attention.v", "x0", Taken, reads={"numbers": "opening"})
+        model.linear("layers.2.attention.q", Lent, reads={"number": "train.lr", "other": "lane"})
+        model.stream("last", Lane, at="final", reads={"sublayer": "early"})
+        model.residual("final", "last", Learned(0.5))
 
     def compute_loss(self, loss):
         loss.term("size", Size, weight=0.1)
@@ -150,6 +161,34 @@ class Product(Module):
 
     def forward(self, x, weight):
         return self.ops.linear(x, weight) * (self.own * self.factor)
+
+
+class Lane(Module):
+    lookback = 1
+
+    def forward(self, x, sublayer):
+        first = self.ops.zeros_like(sublayer[:, :1])
+        return x + self.ops.concat([first, sublayer], 1)[:, : x.shape[1]]
+
+
+class Opening(Module):
+    def __init__(self, geometry):
+        super().__init__()
+        self.gate = Linear(geometry.dim, 2, role="gate", init=Normal(0.5))
+
+    def forward(self, x, lane):
+        return self.ops.sigmoid(self.gate(x + lane))
+
+
+class Taken(Module):
+    def forward(self, numbers, carry):
+        return numbers[..., 1:] * carry[..., :1]
+
+
+class Lent(Module):
+    def forward(self, x, weight, number, other):
+        more = self.ops.mean(other, -1, keepdims=True) * self.ops.like(number, other)
+        return self.ops.linear(x, weight) * (1.0 + more)
 
 
 class Size(Module):

@@ -40,7 +40,7 @@ def test_later_values_are_mixed_with_the_sources(lab: Any, beside: Any, source: 
     seen: list[np.ndarray] = []
     for attention in scope_free:
         own = attention.v.forward
-        attention.v.__dict__["forward"] = lambda x, own=own: seen.append(own(x)) or seen[-1]
+        attention.v.__dict__["forward"] = lambda x, _, own=own: seen.append(own(x)) or seen[-1]
     model.hidden(lab.batch())
     for layer in range(source + 1, 4):
         term = scope_free[layer].v_terms["valueresidual"]

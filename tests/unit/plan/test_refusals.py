@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from types import new_class
 from typing import Any
@@ -13,6 +14,7 @@ from minillm_core.config.schema import Config
 from minillm_core.errors import PlanError, PluginCodeError
 from minillm_core.nn.attention import Layout
 from minillm_core.nn.init import zeros
+from minillm_core.nn.layers import Linear
 from minillm_core.nn.module import Module
 from minillm_core.nn.param import Param
 from minillm_core.ops.select import Candidate
@@ -807,3 +809,118 @@ def test_progress_is_refused_where_a_run_goes_by_the_clock(
     build_plan(config, [LoadedPlugin.of("early", plugin(on_batch=lambda self, batch: batch))])
     by_steps = small_config("train.steps=9")
     assert build_plan(by_steps, [LoadedPlugin.of("late", late)]).on_batch == ("late",)
+
+
+class Lane(Module):
+    def forward(self, x, lane):
+        return x + lane
+
+
+class Kept(Module):
+    keeps = ("mean",)
+
+    def forward(self, x, mean):
+        return x, x
+
+
+class Further(Module):
+    def forward(self, x, weight, x0):
+        return self.ops.linear(x, weight) + x0
+
+
+class Folded(Further):
+    def folded(self, weight, own):
+        return weight
+
+
+class Leafy(Module):
+    def __init__(self, geometry):
+        super().__init__()
+        self.up = Linear(geometry.dim, geometry.dim, role="mlp.up")
+
+    def forward(self, x):
+        return self.up(x)
+
+
+def lanes(*steps: tuple[Any, ...]) -> Made:
+    """A plugin that calls its builder so."""
+
+    def build(m):
+        for name, *arguments in steps:
+            *given, named = arguments if isinstance(arguments[-1], dict) else (*arguments, {})
+            getattr(m, name)(*given, **named)
+
+    return model(build)
+
+
+@pytest.mark.parametrize(
+    ("steps", "what"),
+    [
+        ([("stream", "lane", Lane, {"at": "layers.9.in"})], "no residual site 'layers.9.in'"),
+        (
+            [("stream", "lane", Lane, {"at": "layers.0.attention.q"})],
+            "no residual site 'layers.0.attention.q'",
+        ),
+        ([("stream", "lane", Lane, {"at": "layers.0.in"})], "read each other in a circle"),
+        (
+            [
+                ("stream", "lane", Late, {"at": "layers.1.in"}),
+                ("stream", "next", Lane, {"at": "layers.0.out"}),
+            ],
+            "reads 'lane', which nothing provides there",
+        ),
+        (
+            [
+                ("stream", "lane", Late, {"at": "layers.0.mid"}),
+                ("input", "layers.0.attention", "lane"),
+            ],
+            "reads 'lane', which nothing provides there",
+        ),
+        (
+            [
+                ("stream", "lane", Late, {"at": "layers.0.out"}),
+                ("linear", "layers.0.mlp.up", Further, {"reads": {"x0": "lane"}}),
+            ],
+            "reads 'lane', which nothing provides there",
+        ),
+        (
+            [
+                ("stream", "lane", Late, {"at": "layers.0.out"}),
+                ("tap", "layers.1.mid", {"name": "lane"}),
+            ],
+            "tap 'lane' of layers.1.mid has a name that is taken",
+        ),
+        ([("stream", "documents_", Late), ("stream", "documents_", Late)], "twice"),
+        ([("input", "layers.0.attention.o", "x0")], "no part 'layers.0.attention.o'"),
+        (
+            [("input", "layers.0.mlp", "x0"), ("mlp", 0, None)],
+            "gives layers.0.mlp an input of its own, and 'p' leaves out that mlp",
+        ),
+        (
+            [("input", "layers.0.attention.q", "x0"), ("attention", 0, Late)],
+            "gives layers.0.attention.q an input of its own, and 'p' replaces that attention",
+        ),
+        (
+            [("input", "layers.0.attention.k", "x0"), ("norm", "layers.0.attention", Kept)],
+            "is the norm of several inputs, and looks back",
+        ),
+        ([("linear", "layers.0.mlp.up", Folded)], "(x, weight) alone, which are folded"),
+        (
+            [("mlp", 0, Leafy), ("linear", "layers.0.mlp.up", Further)],
+            "reads 'x0' in the product of 'layers.0.mlp.up', to which its module hands x",
+        ),
+    ],
+)
+def test_lanes_inputs_and_products_that_cannot_be(
+    planned: Planned, steps: list[tuple[Any, ...]], what: str
+) -> None:
+    with pytest.raises(PlanError, match=re.escape(what)):
+        planned(p=lanes(*steps)())
+
+
+def test_two_plugins_claim_one_input(planned: Planned) -> None:
+    first, second = (lanes(("input", "layers.0.mlp", "carry", n))() for n in (0.5, 0.25))
+    with pytest.raises(PlanError, match=r"\[carry\] is claimed by both 'first' and 'second'"):
+        planned(first=first, second=second)
+    both = (lanes(("input", "layers.0.mlp", "x0", n))() for n in (0.5, 0.25))
+    planned(**dict(zip(("first", "second"), both, strict=True)))  # a source is added to

@@ -38,15 +38,15 @@ class Linear(nn.Linear):
 
 
 class ReplacedLinear(Module):
-    """A linear layer whose product is another part's: ``product(x, weight)``."""
+    """A linear layer whose product is another part's: ``product(x, weight)``, and what it reads."""
 
     def __init__(self, in_features, out_features, product):
         super().__init__()
         self.weight = Param((out_features, in_features))
         self.product = product
 
-    def forward(self, x):
-        return self.product(x, self.weight)
+    def forward(self, x, *more):
+        return self.product(x, self.weight, *more)
 
 
 class RMSNorm(Module):
@@ -86,10 +86,11 @@ class Learned(Module):
 
 
 class Site(Module):
-    """A residual site: the coefficients of what it adds up, by source."""
+    """A sum of sources: what is computed for it, and its coefficients by source."""
 
-    def __init__(self, **coefficients):
+    def __init__(self, computed=None, /, **coefficients):
         super().__init__()
+        self.computed = computed or {}
         self.coefficients = coefficients
 
     def forward(self, source, *arguments):

@@ -46,7 +46,8 @@ AT_HAND = ("ids", "documents", "positions")
 
 RESERVED = names(
     "B T C H K D q k v x y z h ops ids keys values queries kept seen call "
-    "carry cache start every fields positions self at_in at_mid at_q at_k at_v at_y mask distance"
+    "carry cache start every fields positions self at_in at_mid at_q at_k at_v at_y mask distance "
+    "q_in k_in v_in given"
 )
 """Names of variables in what is written."""
 
@@ -106,6 +107,8 @@ class Writer:
         read = (n for n in plan.spec.streams if f"streams.{n.name}" not in plan.spec.training_alone)
         self.streams = {node.name: node for node in read}
         self.aliases = dict(plan.spec.taps)
+        self.products = {leaf: node for leaf, node in plan.spec.linears if node.external}
+        self.handed_on = _handed_on(plan.spec)
         self.declared = {name: owner for name, owner, _ in plan.batch_fields}
         self.classes: list[Class] = []
         self.ropes: list[str] = []
@@ -304,11 +307,12 @@ class Writer:
     # ---- attention
 
     def _attention(
-        self, layer: int, spec: Any, taps: Sequence[str]
+        self, layer: int, spec: Any, taps: Sequence[str], apart: Sequence[str]
     ) -> tuple[Class, str, list[str]]:
         """Write a layer's attention: its class, its arguments, and what it reads.
 
-        ``taps``: of q, k, v and y, those that later layers read.
+        ``taps``: of q, k, v and y, those that later layers read; ``apart``: of q, k and v, those
+        with an input of their own.
         """
         check_known(spec)
         reads = Reads(self, "attention")
@@ -350,7 +354,15 @@ class Writer:
             return self._call(at, node, own, reads.local, name=name, shape="(B, T)")
 
         run += ["ops, (B, T, _) = self.ops, x.shape"]
-        run += [f"{one} = ops.reshape(self.{one}(x), (B, T, -1, self.head_dim))" for one in "qkv"]
+
+        def product(leaf: str, x: str) -> str:
+            node = self.products.get(f"layers.{layer}.attention.{leaf}")
+            more = [reads.local(one) for one in node.reads[2:]] if node is not None else []
+            return f"self.{leaf}({', '.join([x, *more])})"
+
+        for one in "qkv":
+            made = product(one, f"{one}_in" if one in apart else "x")
+            run.append(f"{one} = ops.reshape({made}, (B, T, -1, self.head_dim))")
         rotated = "q, k = ops.rotate(q, k, self.rope(positions))"
         for node in spec.before_rope:
             run.append(f"q, k = {call('qk', node, {'q': 'q', 'k': 'k', 'x': 'x'})}")
@@ -428,13 +440,14 @@ class Writer:
         for node in spec.out:
             own = {one: one for one in "yqkvx"}
             run.append(f"y = {call('out', node, own)}")
-        results = ["self.o(ops.reshape(y, (B, T, -1)))", *taps]
+        results = [product("o", "ops.reshape(y, (B, T, -1))"), *taps]
         run.append(f"return {', '.join(results)}")
         text = (
             "class @NAME@(Module):\n"
             '    """Causal self-attention of @LAYERS@: x (B, T, C) -> (B, T, C)."""\n\n'
             f"    def __init__(self, geometry, {', '.join(arguments)}):\n{make.block(8)}\n\n"
-            f"    def forward(self, x, positions, cache{reads.parameters}):\n{run.block(8)}"
+            f"    def forward(self, x, positions, cache{''.join(f', {one}_in' for one in apart)}"
+            f"{reads.parameters}):\n{run.block(8)}"
         )
         return self._class("Attention", text, layer), _given(arguments), reads.names
 
@@ -479,19 +492,36 @@ class Writer:
         make += ["super().__init__()", 'self.name = f"layers.{geometry.layer}"']
         named: list[Class] = []
 
-        def norm(attribute: str, claim: Any) -> str:
-            """Write the norm before a sublayer; return what it makes of x."""
+        def norm(attribute: str, claim: Any) -> Callable[[str], str]:
+            """Write the norm before a sublayer; return what it makes of a variable."""
             if isinstance(claim, Omitted):
-                return "x"
+                return lambda x: x
             if claim is None:
                 parts.add("RMSNorm")
                 make.append(f"self.{attribute} = RMSNorm(geometry)")
-                return f"self.{attribute}(x)"
+                return lambda x: f"self.{attribute}({x})"
             make.append(f"self.{attribute} = {self._made(claim)}")
             name = f'f"{{self.name}}.{attribute}"'
-            return self._call(f"self.{attribute}", claim, {"x": "x"}, reads.local, name=name)
+            at = f"self.{attribute}"
+            return lambda x: self._call(at, claim, {"x": x}, reads.local, name=name)
 
-        self._site("site_in", spec.site_in, None, reads, make, run)
+        apart = {one.name.rpartition(".")[2]: one for one in spec.apart}
+        given: dict[str, str] = {}
+
+        def input_of(part: str, x: str, into: str) -> str:
+            """Write what a part is given; return the variable that holds it."""
+            if part not in apart:
+                return x
+            at = f'given["{part}"]'
+            made = self._site(at, apart[part], None, reads, run, into=into, carry=x)
+            given.update({part: made} if made else {})
+            return into
+
+        def site(attribute: str, spec: Any, sublayer: str | None) -> None:
+            if made := self._site(attribute, spec, sublayer, reads, run):
+                make.append(f"self.{attribute} = {made}")
+
+        site("site_in", spec.site_in, None)
         inner = [one for one in "kqvy" if f"attention.{one}" in spec.taps]
         tapped = {"in": "at_in", "mid": "at_mid"}
         tapped |= {f"attention.{one}": f"at_{one}" for one in inner}
@@ -501,7 +531,9 @@ class Writer:
             run.append("at_in = x")
         y = None
         if not isinstance(spec.attention, Omitted):
-            h = norm("attention_norm", spec.attention_norm)
+            normed = norm("attention_norm", spec.attention_norm)
+            x = input_of("attention", "x", "given")
+            h = normed(x)
             if isinstance(spec.attention, Node):
                 make.append(f"self.attention = {self._made(spec.attention)}")
                 run.append(f"h = {h}")
@@ -509,23 +541,30 @@ class Writer:
                 own = {"x": "h"}
                 y = self._call("self.attention", spec.attention, own, reads.local, name=name)
             else:
-                cls, arguments, read = self._attention(layer, spec.attention, inner)
+                own_inputs = [one for one in "qkv" if one in apart]
+                for one in own_inputs:
+                    variable = input_of(one, x, f"{one}_in")
+                    if (value := normed(variable)) != variable:
+                        run.append(f"{variable} = {value}")
+                cls, arguments, read = self._attention(layer, spec.attention, inner, own_inputs)
                 named.append(cls)
-                given = ", ".join(arguments.split(", "))
-                names = ", ".join(one.partition("=")[0] for one in given.split(", "))
+                names = ", ".join(one.partition("=")[0] for one in arguments.split(", "))
                 passed = ", ".join(f"{n}={n}" for n in names.split(", "))
                 make.append(f"self.attention = @{self.classes.index(cls)}@(geometry, {passed})")
-                more = "".join(f", {reads.local(one)}" for one in read)
+                more = "".join(f", {one}_in" for one in own_inputs)
+                more += "".join(f", {reads.local(one)}" for one in read)
                 y = f"self.attention({h}, positions, cache{more})"
                 if inner:
                     run.append(f"{', '.join(['h', *(f'at_{one}' for one in inner)])} = {y}")
                     y = "h"
-        self._site("site_mid", spec.site_mid, y, reads, make, run)
+        site("site_mid", spec.site_mid, y)
         if "mid" in spec.taps:
             run.append("at_mid = x")
         y = None
         if not isinstance(spec.mlp, Omitted):
-            h = norm("mlp_norm", spec.mlp_norm)
+            h = norm("mlp_norm", spec.mlp_norm)(input_of("mlp", "x", "given"))
+            if further := [one for one in self.products if one.startswith(f"layers.{layer}.mlp")]:
+                raise CannotWriteError(f"the product of {further[0]} reads more than x")
             if spec.mlp is None:
                 parts.add("SwiGLU")
                 make.append("self.mlp = SwiGLU(geometry)")
@@ -534,9 +573,13 @@ class Writer:
                 make.append(f"self.mlp = {self._made(spec.mlp)}")
                 name = 'f"{self.name}.mlp"'
                 y = self._call("self.mlp", spec.mlp, {"x": h}, reads.local, name=name)
-        self._site("site_out", spec.site_out, y, reads, make, run)
+        site("site_out", spec.site_out, y)
+        if given:
+            made = ", ".join(f'"{part}": {one}' for part, one in given.items())
+            make.append(f"self.given = {{{made}}}")
         taps = [tapped[one] for one in spec.taps if one in tapped]
-        run.append(f"return {', '.join(['x', *taps])}")
+        streams = self.handed_on[layer]
+        run.append(f"return {', '.join(['x', *taps, *map(reads.local, streams)])}")
         for part in parts:
             self.copier.take_part(part)
         names = [one.partition("=")[0] for one in arguments.split(", ")] if arguments else []
@@ -547,16 +590,17 @@ class Writer:
             f"    def forward(self, x, positions, cache{reads.parameters}):\n{run.block(8)}"
         )
         cls = self._class("Block", text, layer)
-        given = "".join(f", {one}" for one in [arguments] if one)
+        with_arguments = "".join(f", {one}" for one in [arguments] if one)
         more = "".join(f", {self._read(one)}" for one in reads.names)
         results = [
             "x",
             *(identifier(f"layers.{layer}.{one}") for one in spec.taps if one in tapped),
+            *map(_variable, streams),
         ]
         self.calls.append(f"{', '.join(results)} = self.layers[{layer}](x, positions, cache{more})")
         if "out" in spec.taps:
             self.calls.append(f"{identifier(f'layers.{layer}.out')} = x")
-        return f"@{self.classes.index(cls)}@(replace(geometry, layer={layer}){given})"
+        return f"@{self.classes.index(cls)}@(replace(geometry, layer={layer}){with_arguments})"
 
     def _site(
         self,
@@ -564,24 +608,38 @@ class Writer:
         spec: Any,
         sublayer: str | None,
         reads: Reads,
-        make: Lines,
         run: Lines,
         *,
-        name: str = "self.name",
-    ) -> None:
-        """Write a residual site: the sum over sources of coefficient x source, in x."""
+        into: str = "x",
+        carry: str = "x",
+        name: str = 'f"{self.name}.',
+    ) -> str:
+        """Write a sum over sources of coefficient x source, into a variable; return its module's construction.
+
+        ``carry``: the variable with the stream there; ``name``: how the text of a path here begins.
+        """
         if spec is None:
             if sublayer is not None:
                 run.append(f"x = x + {sublayer}")
-            return
+            return ""
         check_known(spec)
         sources = [source for source, _, _ in spec.terms]
         made: dict[str, str] = {}
         if sublayer is not None:
             run.append(f"y = {sublayer}")
-        node_reads_carry = any(isinstance(one, Node) for _, _, one in spec.terms)
-        if node_reads_carry:
-            run.append("carry = x")
+        if carry == into and any(isinstance(one, Node) for _, _, one in spec.terms):
+            run.append(f"carry = {carry}")
+            carry = "carry"
+        own = {"carry": carry, "sublayer": "y", "x": carry}
+        computed = []
+        for node in spec.computed:
+            at, path = (
+                f'self.{attribute}.computed["{node.name}"]',
+                f'{attribute}.computed.{node.name}"',
+            )
+            call = self._call(at, node, own, reads.local, name=name + path)
+            run.append(f"{reads.make(node.name)} = {call}")
+            computed.append(f'"{node.name}": {self._made(node)}')
 
         def scaled(key: str, value: str, coefficient: Any) -> str:
             if isinstance(coefficient, Setting):
@@ -594,7 +652,6 @@ class Writer:
                     raise CannotWriteError(
                         f"the coefficient of {key} looks back on earlier columns"
                     )
-                own = {"carry": "carry", "sublayer": "y", "x": "carry"}
                 given = [own[r] if r in own else reads.local(r) for r in coefficient.reads]
                 outline = _outline(coefficient, self.plan)
                 first = "[0]" * bool(outline.terms or outline.statistics)
@@ -608,24 +665,28 @@ class Writer:
             return f"{value} * self.{attribute}({repr_of(key)})"
 
         by_source = {source: one for source, _, one in spec.terms}
-        if "carry" in by_source:
-            run.append(f"x = {scaled('carry', 'x', by_source['carry'])}")
-        if sublayer is not None:
-            value = (
-                scaled("sublayer", "y", by_source["sublayer"]) if "sublayer" in by_source else "y"
-            )
-            run.append(f"x = x + {value}")
-        for source, owner, coefficient in spec.terms:
-            if source in ("carry", "sublayer"):
-                continue
+        others = [one for one in spec.terms if one[0] not in ("carry", "sublayer")]
+        added = []
+        for source, value in (("carry", carry), ("sublayer", sublayer and "y")):
+            coefficient = by_source.get(source)
+            gone = others and isinstance(coefficient, Setting) and coefficient.constant == 0
+            if value is not None and not gone:
+                added.append(scaled(source, value, coefficient) if coefficient else value)
+        for source, owner, coefficient in others:
             key = source.replace(".", "_")
             if sources.count(source) > 1:
                 key = f"{key}_{owner}"
-            run.append(f"x = x + {scaled(key, reads.local(source), coefficient)}")
-        if made:
-            self.copier.take_part("Site")
-            coefficients = ", ".join(f"{key}={made[key]}" for key in made)
-            make.append(f"self.{attribute} = Site({coefficients})")
+            added.append(scaled(key, reads.local(source), coefficient))
+        first, *rest = added
+        if first not in (into, "carry" if into == "x" else into):  # x is the carry until then
+            run.append(f"{into} = {first}")
+        run += [f"{into} = {into} + {one}" for one in rest]
+        if not made and not computed:
+            return ""
+        self.copier.take_part("Site")
+        parts = [f"{{{', '.join(computed)}}}"] if computed else []
+        parts += [f"{key}={made[key]}" for key in made]
+        return f"Site({', '.join(parts)})"
 
     # ---- the decoder
 
@@ -658,8 +719,9 @@ class Writer:
             streams.append(f"{_variable(node.name)} = {given}")
         blocks = [self._block(layer, block) for layer, block in enumerate(spec.blocks)]
         reads = Reads(self, "decoder")
-        reads.local = self._read  # type: ignore[method-assign]
-        self._site("site_final", spec.final, None, reads, make, after)
+        reads.local = lambda name: reads.made.get(name) or self._read(name)  # type: ignore[method-assign]
+        if made := self._site("site_final", spec.final, None, reads, after, name='"'):
+            make.append(f"self.site_final = {made}")
         if not isinstance(spec.final_norm, Omitted):
             if spec.final_norm is None:
                 take("RMSNorm")
@@ -743,6 +805,7 @@ class Writer:
     def _fields(self) -> Iterator[str]:
         """Write the batch fields that parts read, and check that all that they read is known."""
         taps = {f"layers.{i}.{tap}" for i, b in enumerate(self.spec.blocks) for tap in b.taps}
+        taps |= {name for names in self.handed_on for name in names}
         for name in self.needed:
             known = (name in AT_HAND, name in self.declared, name in self.streams, name == "x0")
             if not any(known) and name not in taps and name not in self.aliases:
@@ -826,6 +889,7 @@ class Reads:
     def __init__(self, writer: Writer, kind: str) -> None:
         self.writer, self.kind = writer, kind
         self.locals: dict[str, str] = {}
+        self.made: dict[str, str] = {}  # streams that are computed here -> their variables
 
     @property
     def names(self) -> list[str]:
@@ -841,16 +905,26 @@ class Reads:
         """Name something that is read; a schedule's value is a constant."""
         if (value := self.writer._value(name)) is not None:
             return value.replace("ops.", "self.ops.")
+        if name in self.made:
+            return self.made[name]
         if name not in self.locals:
-            taken = {*self.locals.values(), *RESERVED}
-            stem = "earlier" if "." in name else re.sub(r"_\d+$", "", identifier(name))
-            stem = {"positions": "positions_of_rows"}.get(stem, stem)
-            count, made = 1, stem
-            while made in taken:
-                count += 1
-                made = f"{stem}_{count}"
-            self.locals[name] = made
+            self.locals[name] = self._variable(name)
         return self.locals[name]
+
+    def make(self, name: str) -> str:
+        """Name the variable of a stream that is computed here."""
+        self.made[name] = made = self._variable(name)
+        return made
+
+    def _variable(self, name: str) -> str:
+        taken = {*self.locals.values(), *self.made.values(), *RESERVED}
+        stem = "earlier" if "." in name else re.sub(r"_\d+$", "", identifier(name))
+        stem = {"positions": "positions_of_rows"}.get(stem, stem)
+        count, made = 1, stem
+        while made in taken:
+            count += 1
+            made = f"{stem}_{count}"
+        return made
 
 
 def sizes_of(plan: Plan) -> dict[str, Any]:
@@ -915,6 +989,19 @@ def _path(leaf: str) -> str:
 def _resolved(named: str) -> type:
     module, _, name = named.partition(":")
     return getattr(sys.modules[module], name)
+
+
+def _handed_on(spec: Any) -> list[tuple[str, ...]]:
+    """List, by layer, the streams computed in it that later parts of the model read."""
+    found: list[tuple[str, ...]] = []
+    later = {*spec.final.inputs} if spec.final is not None else set()
+    later |= {*getattr(spec.final_norm, "inputs", ())}
+    for index, block in reversed([*enumerate(spec.blocks)]):
+        found.append(tuple(sorted(block.computed & later)))
+        later |= {*block.reads()}
+        for leaf, node in spec.linears:
+            later |= {*node.external} if leaf.startswith(f"layers.{index}.") else set()
+    return found[::-1]
 
 
 def _outline(node: Node, plan: Plan) -> Any:

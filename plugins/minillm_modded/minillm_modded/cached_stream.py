@@ -1,0 +1,47 @@
+"""Cached stream: the last attentions all read the stream that the first of them read (modded-nanogpt, record 77).
+
+    attention_i reads norm_i(x_f)        i > f, x_f: the stream that enters block f
+
+MLPs and the sums go on as they are. What the last attentions look for is settled by two thirds of the depth;
+what is written behind that is for the prediction, and in their way. f is 8 of 11 in the record, where this took
+the place of hyper-connections.
+"""
+
+from __future__ import annotations
+
+from minillm_core import PlanError, Plugin, option
+
+__all__ = ["CachedStream"]
+
+
+class CachedStream(Plugin, api=1):
+    """Attentions behind a block read the stream that entered it."""
+
+    first: int | None = option(
+        None, help="block whose stream all later attentions read; none: behind two thirds"
+    )
+
+    def build_model(self, model):
+        if model.layers < 2:
+            raise PlanError(
+                f"cached_stream needs an attention behind another, and the model has {model.layers}",
+                where=f"model.layers={model.layers}",
+                fix="model.layers=2 or more, or leave cached_stream out",
+            )
+        first = self._first(model.layers)
+        cached = model.tap(f"layers.{first}.in")
+        for layer in range(first + 1, model.layers):
+            model.input(f"layers.{layer}.attention", "carry", 0.0)
+            model.input(f"layers.{layer}.attention", cached)
+
+    def _first(self, layers: int) -> int:
+        """Return the index of the block; never the last, behind which there is none."""
+        if self.first is None:
+            return min(2 * layers // 3 + 1, layers - 2)
+        if not -layers <= self.first < layers or self.first % layers == layers - 1:
+            raise PlanError(
+                f"cached_stream.first={self.first} is not before the last of {layers} blocks",
+                where=f"cached_stream.first={self.first}",
+                fix=f"a block from 0 to {layers - 2}",
+            )
+        return self.first % layers

@@ -1,0 +1,136 @@
+"""DC-MHA: heads' scores, and their weights, are composed of each other's for each token (arXiv:2405.08553).
+
+    A'_h = A_h + sum over g of B_gh A_g + sum over r of w2_rh (sum over g of w1_rg A_g) + tanh(d_h) A_h + the same by key
+    y    = compose(softmax(compose(scale q k^T)))  v
+
+A_h is (T, S), the scores of head h before the softmax and its weights after it, each with a compose of its
+own. w1, w2 (rank x heads) and d are of the query's token, and once more of the key's: w1 and w2 from
+GELU(x W), w1 normed over the heads, d = x W_d. So a head may look where another does, or hand on what
+another finds, from token to token. B, w2 and d start at 0: the model begins as it is without (the
+publication draws them small). GELU is the approximation by tanh.
+
+Keys' w1, w2 and d are kept for each token while decoding, beside keys and values. No kernel computes
+this: (B, H, T, S) numbers are held several times, so that it belongs on few layers, or windows
+(modded-nanogpt, record 85: one layer of 11, weights alone). A layer with paired heads has two positions of a
+token, and is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minillm_core import Layers, Linear, Module, Param, Plugin, option, zeros
+from minillm_modded.mudd import gelu
+
+__all__ = ["DCMHA", "Composed", "Weights"]
+
+HIDDEN = -1e30
+"""The score of a key that a query does not see: finite, so that no gradient is NaN."""
+
+
+class DCMHA(Plugin, api=1, identity_at_init=True):
+    """Scores and weights of attention are composed across heads, by token."""
+
+    rank: int = option(2, ge=1, help="rank of what is composed by token")
+    hidden: int | None = option(None, ge=1, help="width of W; none: 4 for each head")
+    lr_mul: float = option(1.0, gt=0, help="factor on the learning rate of what composes")
+    layers: Layers = option("all", help='layers that do: "all", [0, -1], "every:2"')
+
+    def build_attention(self, attn):
+        if attn.layer in self.layers.resolve(attn.layers):
+            attn.core(Composed, rank=self.rank, hidden=self.hidden, lr_mul=self.lr_mul)
+
+
+class Composed(Module):
+    """Softmax attention whose scores and weights are composed across heads."""
+
+    keeps = ("key_scores", "key_weights")
+
+    def __init__(self, geometry: Any, rank: int, hidden: int | None, lr_mul: float) -> None:
+        super().__init__()
+        heads = geometry.heads
+        self.count, self.heads, self.rank = heads * geometry.head_dim, heads, rank
+        hidden = hidden or 4 * heads
+        self.query_scores = Weights(geometry, rank, hidden, lr_mul)
+        self.key_scores = Weights(geometry, rank, hidden, lr_mul)
+        self.query_weights = Weights(geometry, rank, hidden, lr_mul)
+        self.key_weights = Weights(geometry, rank, hidden, lr_mul)
+        self.base_scores = Param((heads, heads), init=zeros, role="gate", lr_mul=lr_mul, wd_mul=0.0)
+        self.base_weights = Param(
+            (heads, heads), init=zeros, role="gate", lr_mul=lr_mul, wd_mul=0.0
+        )
+
+    def flops(self, keys: float) -> float:
+        """Count a token's, forward and backward: the two products, and four of (H, H) with (H, keys)."""
+        return (12 * self.count + 24 * self.heads**2) * keys
+
+    def forward(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        x: Any,
+        mask: Any,
+        scale: float,
+        key_scores: Any,
+        key_weights: Any,
+    ) -> tuple[Any, Any, Any]:
+        """q (B, T, H, D), k and v (B, S, K, D), x (B, T, C) -> y (B, T, H, D), what keys keep of x twice."""
+        ops: Any = self.ops
+        (B, T, H, D), (S, K) = q.shape, k.shape[1:3]
+        of_scores, of_weights = self.key_scores(x), self.key_weights(x)  # (B, T, 2 R + 1, H)
+        all_scores, all_weights = of_scores, of_weights  # (B, S, 2 R + 1, H)
+        if key_scores is not None:
+            all_scores = ops.concat([key_scores, of_scores], 1)
+            all_weights = ops.concat([key_weights, of_weights], 1)
+        grouped = ops.reshape(ops.permute_dims(q * scale, (0, 2, 1, 3)), (B, K, H // K * T, D))
+        a = ops.reshape(grouped @ ops.permute_dims(k, (0, 2, 3, 1)), (B, H, T, S))
+        a = self.compose(
+            ops.astype(a, "float32"), self.base_scores, self.query_scores(x), all_scores
+        )
+        a = ops.where(mask, a, HIDDEN)
+        a = ops.exp(a - ops.stop_gradient(ops.max(a, -1, keepdims=True)))
+        a = a / ops.sum(a, -1, keepdims=True)
+        a = self.compose(a, self.base_weights, self.query_weights(x), all_weights)
+        a = ops.astype_like(ops.reshape(a, (B, K, H // K * T, S)), v)
+        y = ops.reshape(a @ ops.permute_dims(v, (0, 2, 1, 3)), (B, H, T, D))
+        return ops.permute_dims(y, (0, 2, 1, 3)), of_scores, of_weights
+
+    def compose(self, a: Any, base: Any, of_query: Any, of_key: Any) -> Any:
+        """a float32 (B, H, T, S), base (H, H), of_query (B, T, 2 R + 1, H), of_key (B, S, 2 R + 1, H) -> a."""
+        ops: Any = self.ops
+        flat = ops.reshape(a, (*a.shape[:2], -1))  # (B, H, T S)
+        fixed = ops.matrix_transpose(ops.astype(base, "float32")) @ flat
+        by_query = self.matrix(of_query) @ ops.permute_dims(a, (0, 2, 1, 3))  # (B, T, H, S)
+        by_key = self.matrix(of_key) @ ops.permute_dims(a, (0, 3, 1, 2))  # (B, S, H, T)
+        a = a + ops.reshape(fixed, a.shape) + ops.permute_dims(by_query, (0, 2, 1, 3))
+        return a + ops.permute_dims(by_key, (0, 2, 3, 1))
+
+    def matrix(self, weights: Any) -> Any:
+        """weights (B, N, 2 R + 1, H) of N tokens -> w2^T w1 + diag(tanh d), float32 (B, N, H, H)."""
+        ops: Any = self.ops
+        weights, rank, heads = ops.astype(weights, "float32"), self.rank, ops.arange(self.heads)
+        alone = ops.astype(ops.expand_dims(heads, 1) == heads, "float32")  # (H, H)
+        opened = ops.expand_dims(weights[:, :, 2 * rank], -1) * alone
+        return ops.matrix_transpose(weights[:, :, rank : 2 * rank]) @ weights[:, :, :rank] + opened
+
+
+class Weights(Module):
+    """x (B, T, C) -> w1, w2 and tanh(d) of each token, (B, T, 2 R + 1, H)."""
+
+    def __init__(self, geometry: Any, rank: int, hidden: int, lr_mul: float) -> None:
+        super().__init__()
+        self.rank, self.heads, self.eps = rank, geometry.heads, geometry.norm_eps
+        dim, heads = geometry.dim, geometry.heads
+        self.up = Linear(dim, hidden, role="gate", lr_mul=lr_mul)
+        self.first = Linear(hidden, rank * heads, role="gate", lr_mul=lr_mul)
+        self.second = Linear(hidden, rank * heads, role="gate", init=zeros, lr_mul=lr_mul)
+        self.gate = Linear(dim, heads, role="gate", init=zeros, lr_mul=lr_mul)
+
+    def forward(self, x: Any) -> Any:
+        """x (B, T, C) -> (B, T, 2 R + 1, H)."""
+        ops: Any = self.ops
+        hidden, shape = gelu(ops, self.up(x)), (*x.shape[:2], self.rank, self.heads)
+        first = ops.rms_norm(ops.reshape(self.first(hidden), shape), None, self.eps)
+        second = ops.reshape(self.second(hidden), shape)
+        return ops.concat([first, second, ops.expand_dims(ops.tanh(self.gate(x)), 2)], 2)
