@@ -119,10 +119,10 @@ class _Parent:
             answer = self._process.stdout.readline()
             if not answer:
                 raise RuntimeError(f"the process that forks has ended: {self._process.wait()}")
+            if (code := json.loads(answer)) is None:
+                raise TimeoutError(f"{module} still ran after {seconds} s")
             said = [Path(folder, name).read_text(errors="replace") for name in STREAMS]
-        if (code := json.loads(answer)) is None:
-            raise TimeoutError(f"{module} still ran after {seconds} s")
-        return Ended(code, *said)
+            return Ended(code, *said)
 
 
 STREAMS = ("stdout", "stderr")
