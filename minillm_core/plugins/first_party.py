@@ -32,6 +32,7 @@ _OFFERED = {
     "minillm-optim": (
         "adafactor adam8bit ademamix agc cautious_adam early_stop ema lion mars schedule_free shampoo soap swa"
     ),
+    "minillm-track": "throttle",
     "minillm-track[tensorboard]": "tensorboard",
     "minillm-track[trackio]": "trackio",
     "minillm-track[wandb]": "wandb",
