@@ -84,7 +84,8 @@ def seen(arrays: Any) -> dict[str, np.ndarray]:
         ("mlx", ("muon",), {"model_tied": True}),
         ("mlx", (), {"train_dtype": "bfloat16"}),
         pytest.param(
-            *("torch", ("muon",), {"train_compile": "on", "model_layers": 1}), marks=pytest.mark.slow
+            *("torch", ("muon",), {"train_compile": "on", "model_layers": 1}),
+            marks=pytest.mark.slow,
         ),
         pytest.param("mlx", ("muon",), {"train_compile": "on"}, marks=pytest.mark.slow),
         pytest.param("torch", ("muon",), {"train_dtype": "float16"}, marks=pytest.mark.slow),

@@ -142,7 +142,9 @@ class OptimizerSlots:
             now = f"follow{'s' * one} the rule '{rule}'"
             if rule == FROZEN:
                 now = "is frozen" if one else "are frozen"
-            text = f"{counted(count, 'parameter')} that '{other}' assigns to the rule '{left}' {now}"
+            text = (
+                f"{counted(count, 'parameter')} that '{other}' assigns to the rule '{left}' {now}"
+            )
             self.values.notes[owner, text] = None
 
     def check_unset(self, name: str) -> None:

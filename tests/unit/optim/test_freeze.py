@@ -160,7 +160,9 @@ def test_a_claim_over_others_passes_them_over_and_says_so(planned: Planned, free
         assert rules["layers.0.attention.v.weight"] == "plain"
 
 
-@pytest.mark.parametrize(("freezes", "now"), [(True, "is frozen"), (False, "follows the rule 'adamw'")])
+@pytest.mark.parametrize(
+    ("freezes", "now"), [(True, "is frozen"), (False, "follows the rule 'adamw'")]
+)
 def test_one_that_is_passed_over_is_one_parameter(
     planned: Planned, freezes: bool, now: str
 ) -> None:
