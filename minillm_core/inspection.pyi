@@ -104,6 +104,7 @@ from minillm_core.optim.update import (
     apart as apart,
     cycles_of as cycles_of,
     due_at as due_at,
+    initial_state as initial_state,
     joined as joined,
     update as update,
 )

@@ -25,6 +25,7 @@ from minillm_core.plugins.builders import ParamInfo
 from minillm_core.plugins.builders.base import RESERVED, Anchor, Builder
 from minillm_core.plugins.hookspecs import HOOKS, Hooks
 from minillm_core.train import events
+from minillm_kit import small, stepping
 from tools.markdown import called, entry, fields, link, table
 from tools.reading import doc_of, members, prose
 from tools.said import said
@@ -222,7 +223,17 @@ def tests() -> str:
     sizes = ", ".join(f"`{name}={value}`" for name, value in vars(minillm_kit.GEOMETRY).items())
     about = f"### `GEOMETRY`\n\nWhat `run_module` gives for `geometry`: {sizes}."
     step = "### `Step`\n\n" + doc_of(minillm_kit.Step).summary
-    return "\n\n".join((*parts[:2], about, parts[2], step, fields(minillm_kit.Step), parts[3]))
+    more = [
+        entry(called(f"{name}.{one}", getattr(module, one)), getattr(module, one))
+        for name, module, ones in (
+            ("small", small, ("plan", "model", "batch", "node")),
+            ("stepping", stepping, ("plan", "drawn", "stepped")),
+        )
+        for one in ones
+    ]
+    return "\n\n".join(
+        (*parts[:2], about, parts[2], step, fields(minillm_kit.Step), parts[3], *more)
+    )
 
 
 def reserved() -> str:

@@ -122,7 +122,12 @@ PARTLY: tuple[tuple[str, str], ...] = (
 """What is said with a loss."""
 
 NOT: tuple[tuple[str, str], ...] = (
-    ("Sharding, activation offload", "what a run is laid out on is the core's"),
+    ("Sharding", "what a run is laid out on is the core's"),
+    (
+        "Activation offload",
+        "a step's forward pass is one graph: what is saved can leave the device at its end alone, and the peak "
+        "is there already (docs/experiments.md); train.checkpointing recomputes blocks, --memory splits rows",
+    ),
     ("Untying the head at a share of the run", "the parameters of a run are those of its plan"),
     ("Data by the loss that was seen", "batches are made ahead, and a resumed run makes the same"),
 )

@@ -185,6 +185,14 @@ class RunOptions:
     ] = None
     backend: Backend = None
     device: Device = None
+    memory: Annotated[
+        str | None,
+        _machine(
+            "SIZE",
+            "Memory that a step may take, as `minillm plan` counts it, such as 20GiB: a step's rows are "
+            "split into micro-batches that fit. Default: train.rows and train.accumulate as they are.",
+        ),
+    ] = None
     deterministic: Annotated[
         bool,
         switch("--deterministic", "Make results repeatable bit for bit on the same GPU.", _MACHINE),
@@ -249,6 +257,7 @@ class RunOptions:
             branch=self.branch,
             command=tuple(command or ()),
             task=self.task,
+            memory=self.memory,
         )
 
 
@@ -357,7 +366,7 @@ PlanOptions = Annotated[RunOptions, Without("prompts")]
 """What is planned and not run."""
 
 StudyOptions = Annotated[
-    RunOptions, Without("plugins task init out resume branch steps prompts deterministic")
+    RunOptions, Without("plugins task init out resume branch steps prompts memory deterministic")
 ]
 """What is trained to be measured: the command has plugins and steps of its own."""
 

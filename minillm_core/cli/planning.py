@@ -28,6 +28,7 @@ from minillm_core.plan.render import amount, columns, plan_document, render_plan
 from minillm_core.plugins.cards import BadCard, card_sources, read_cards
 from minillm_core.text import plain
 from minillm_core.train.initial import read_initial
+from minillm_core.train.memory import fit_memory
 from minillm_core.train.request import Prepared, RunRequest, prepare
 from minillm_core.train.settings import settings
 from minillm_core.train.speeds import Expected, expected, known_tokens
@@ -47,11 +48,11 @@ def answer(asked: RunRequest, diff: tuple[str, str] | None, *, as_json: bool) ->
     if diff:
         _show_diff(asked, *diff, json=as_json)
         return
-    prepared = prepare(asked, to_run=False)
+    prepared = fit_memory(prepare(asked, to_run=False))
     plan = _plan(prepared)
     of_vocabulary = vocabulary_note(plan.estimate())
     _say_notes([prepared], [plan], *filter(None, (of_vocabulary,)))
-    dtype = _dtype(prepared)
+    dtype = prepared.dtype
     costs, lines = _costs(prepared, plan, dtype)
     if as_json:
         document = plan_document(plan) | {"settings": settings(prepared.loaded)}
@@ -89,12 +90,6 @@ def _say_notes(each: Sequence[Prepared], plans: Sequence[Plan], *more: str) -> N
     notes = [prepared.loaded.notes for prepared in each] + [plan.notes for plan in plans] + kernels
     for note in dict.fromkeys(chain(*notes, more)):
         say(f"note: {note}")
-
-
-def _dtype(prepared: Prepared) -> str | None:
-    """Return the dtype that ``auto`` means here; None: as the settings say, or float32."""
-    on_gpu = prepared.detected is not None and prepared.detected.device != "cpu"
-    return "bfloat16" if on_gpu and prepared.loaded.config.train.dtype == "auto" else None
 
 
 def settings_table(loaded: Loaded) -> Table:

@@ -26,7 +26,7 @@ def why_command(
             "model.mlp[3], opt.rule\\[muon].",  # escaped: this is rich's markup
         ),
     ],
-    run: Annotated[RunOptions, Without("prompts branch")],
+    run: Annotated[RunOptions, Without("prompts branch memory")],
     everything: Annotated[
         bool, switch("--all", "Show every parameter's defaults as well, as --json does.")
     ] = False,

@@ -17,6 +17,7 @@ EXAMPLES = examples(
     "minillm train --branch runs/both@2000 --out runs/lower train.lr=0.0005",
     "minillm train -c runs/both/run.toml",
     "minillm train --preset gpt2-124m --plugins muon --gpus 2",
+    "minillm train --preset gpt2-124m --data my_texts/ --memory 20GiB",
     'minillm train --data my_texts/ --prompt "Once upon a time" eval.samples=1',
     "minillm train -c run.toml --plugins ./my_trick.py:MyTrick my_trick.width=8",
 )

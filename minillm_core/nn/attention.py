@@ -133,7 +133,7 @@ class Attention(Module):
             for name, leaf in (("q", self.q), ("k", self.k), ("v", self.v))
         )
         for node in self.qk.values():
-            q, k = scope.apply(node, {"q": q, "k": k, "x": x})
+            q, k = scope.apply(node, {"q": q, "k": k, "x": x}, like=("q", "k"))
         if self.positions is None:
             positions = scope.positions(ops)
         else:
@@ -141,7 +141,7 @@ class Attention(Module):
         if not self.rope_after:
             q, k = ops.rotate(q, k, self.rope.at(scope.reads)(positions))
         for node in self.shift.values():
-            q, k = scope.apply(node, {"q": q, "k": k, "x": x})
+            q, k = scope.apply(node, {"q": q, "k": k, "x": x}, like=("q", "k"))
         added = [scope.apply(node, {"v": v, "x": x}) for node in self.v_terms.values()]
         for term in added:  # each computed from the value before the sum
             v = v + term
@@ -153,7 +153,7 @@ class Attention(Module):
         y = self.attend(call, x, scope)  # (B, T, H, D)
 
         for node in self.out.values():
-            y = scope.apply(node, {"y": y, "q": q, "k": k, "v": v, "x": x})
+            y = scope.apply(node, {"y": y, "q": q, "k": k, "v": v, "x": x}, like=("y",))
         arrays = {"k": k, "q": q, "v": v, "y": y}
         scope.tapped |= {f"attention.{name}": arrays[name] for name in self.taps}
         return self.o(ops.reshape(y, (B, T, -1)), scope)
@@ -188,7 +188,7 @@ class Attention(Module):
             at = ops.arange(keys)
             own["distance"] = ops.expand_dims(at[keys - queries :], 1) - at  # int32 (T, S)
             own["mask"] = visible(own["distance"], call.window, call.documents)
-        return scope.apply(core, own)
+        return scope.apply(core, own, like=("q",))
 
 
 def entered(geometry: ModelShape, layout: Any) -> ModelShape:

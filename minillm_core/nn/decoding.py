@@ -78,10 +78,10 @@ class CachedScope(Scope):
         reads = {name: self.reads[name] for name in block.inputs}
         return block.within(x, CachedScope(reads, self.cache))
 
-    def apply(self, node: Any, own: dict[str, Any]) -> Any:
+    def apply(self, node: Any, own: dict[str, Any], like: tuple[str, ...] = ()) -> Any:
         """Run ``node.forward`` on its lookback and the new columns; return its results for the new."""
         if not node.lookback:
-            result = super().apply(node, own)
+            result = super().apply(node, own, like)
             self.keep(node)
             return result
         names, cache = self.reads | own, self.cache

@@ -225,8 +225,15 @@ class Scope:
         self.emitted: dict[str, Any] = {}
         self.tapped: dict[str, Any] = {}  # of a block: "in", "attention.v" ... -> array
 
-    def apply(self, node: Any, own: dict[str, Any]) -> Any:
-        """Run ``node.forward`` on its arguments by name; set its terms and statistics aside."""
+    def apply(self, node: Any, own: dict[str, Any], like: tuple[str, ...] = ()) -> Any:
+        """Run ``node.forward`` on its arguments by name; set its terms and statistics aside.
+
+        Args:
+            node: a node.
+            own: what its slot gives, by name.
+            like: those of them whose shapes the slot's result has, in the order of its parts; none:
+                any shape.
+        """
         names = self.reads | own | self.kept(node)
         given = [names[name] for name in node.bound]
         before = node.framework.versions(given)
@@ -235,7 +242,7 @@ class Scope:
             raise _did(
                 node, "changed an argument in place in", "return new arrays: x * 2, not x *= 2"
             )
-        _check_arrays(node, own, result)
+        _check_arrays(node, [own[name] for name in like], result)
         return result
 
     def run_block(self, block: Any, x: Any, *, checkpointing: bool) -> tuple[Any, ...]:
@@ -274,23 +281,17 @@ class Scope:
         return result
 
 
-ALIKE = {"y": ("y",), "scale": ("q",), "q": ("q", "k")}
-"""What a slot gives -> arguments whose shapes the result has; the first holds. By ``scale`` the
-function of attention is known, the others are chains, which hand on what they are handed."""
-
-
-def _check_arrays(node: Any, own: Mapping[str, Any], result: Any) -> None:
+def _check_arrays(node: Any, like: Collection[Any], result: Any) -> None:
     """Refuse a node's result that is no array, or has another shape than it must have.
 
     Raises:
         PluginCodeError: the core would fail on it later, or worse, would not fail.
     """
     parts = result if isinstance(result, (tuple, list)) else (result,)
-    alike = next((names for given, names in ALIKE.items() if given in own), ())
     given = [_shape(part) for part in parts]
-    wanted = [_shape(own[name]) for name in alike] or given
+    wanted = [_shape(array) for array in like] or given
     if given != wanted or str in map(type, given):
-        fix = " and ".join(map(str, wanted)) if alike else "an array"
+        fix = " and ".join(map(str, wanted)) if like else "an array"
         did = f"returned {' and '.join(map(str, given))} from"
         raise _did(node, did, f"return {fix}")
 

@@ -36,6 +36,7 @@ _OFFERED = {
         "embed_grad_shrink freeze galore infinite_lr layer_clip lion mars power_cooldown "
         "schedule_free shampoo snoo soap soap_muon swa"
     ),
+    "minillm-track": "throttle",
     "minillm-track[tensorboard]": "tensorboard",
     "minillm-track[trackio]": "trackio",
     "minillm-track[wandb]": "wandb",

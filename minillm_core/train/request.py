@@ -46,6 +46,7 @@ class RunRequest:
     branch: str | None = None  # RUN[@STEP] that a new run begins with
     command: tuple[str, ...] = ()  # as it was typed
     task: str | None = None  # the one of the plugins that --task named
+    memory: str | None = None  # what a step may take: "20GiB"
 
     @property
     def sources(self) -> dict[str, Any]:
@@ -69,6 +70,12 @@ class Prepared:
     plugins: tuple[LoadedPlugin, ...] = ()
     detected: detect.Detected | None = None  # None: nothing is installed that could train
     request: RunRequest | None = None  # None: the plan was made by the caller
+
+    @property
+    def dtype(self) -> str | None:
+        """The dtype that ``auto`` means here; None: as the settings say, or float32."""
+        on_gpu = self.detected is not None and self.detected.device != "cpu"
+        return "bfloat16" if on_gpu and self.loaded.config.train.dtype == "auto" else None
 
 
 def load_settings(request: RunRequest, *, to_run: bool, fit: bool = True) -> Prepared:
@@ -241,6 +248,7 @@ def train(
     shown_by = LineDisplay if rank else display
     with stop_on_signals(patient=False) as stop, shown_by(say) as shown, ExitStack() as stack:
         from minillm_core.train.errors import interrupted, resume_line
+        from minillm_core.train.memory import fit_memory
         from minillm_core.train.session import Session
         from minillm_core.train.settings import fit_vocabulary
 
@@ -263,7 +271,7 @@ def train(
         try:
             if prepared.branch is None and not (resume and (place / RUN).exists()):
                 prepared = replace(prepared, loaded=fit_vocabulary(prepared.loaded))
-            if session.bind(prepared):
+            if session.bind(fit_memory(prepared)):
                 session.run()
             ranks.agreed()  # rank 0 has written everything: where one process ends, its launcher ends all
         except KeyboardInterrupt:

@@ -7,7 +7,7 @@ before a faster BLAS has been put under MLX.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -366,3 +366,13 @@ def lab() -> Any:
         assert_gradients = staticmethod(assert_gradients)
 
     return Lab
+
+
+@pytest.fixture
+def aot() -> Iterator[Callable[..., Any]]:
+    """torch.compile without code generation; where nothing is compiled it is not called."""
+    import torch
+
+    torch.compiler.reset()
+    yield lambda function, **more: torch.compile(function, backend="aot_eager", **more)
+    torch.compiler.reset()

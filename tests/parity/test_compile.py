@@ -220,7 +220,7 @@ def test_a_step_asks_for_no_number(
 def test_a_process_may_compile_many_trainers(lab: Any) -> None:
     options = {"compiler": partial(torch.compile, backend="aot_eager")}
     losses = []
-    for hidden in range(8, 8 + 10 * 4, 4):  # dynamo compiles one code object eight times at most
+    for hidden in range(8, 8 + 9 * 4, 4):  # dynamo compiles one code object eight times at most
         plan = lab.plan("muon", model_layers=1, model_hidden=hidden, train_compile="on")
         run = lab.trainer(plan, **options)
         losses += lab.losses(run, plan, [[lab.batch(plan)]])

@@ -107,14 +107,6 @@ CASES = {
 }
 
 
-@pytest.fixture
-def aot() -> Any:
-    """torch.compile without code generation; where nothing is compiled it is not called."""
-    torch.compiler.reset()
-    yield lambda function, **more: torch.compile(function, backend="aot_eager", **more)
-    torch.compiler.reset()
-
-
 @BACKENDS
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 1.0])

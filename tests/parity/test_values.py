@@ -245,3 +245,20 @@ def test_values_are_inputs_of_mlxs_graph(lab: Any) -> None:
         found.append(lab.losses(run, plan, [[batch]] * 3))
         assert run.traces == (1 if compiled == "on" else 3)
     np.testing.assert_allclose(*found, atol=1e-5)
+
+
+class Named(Plugin, api=1):
+    """A stream with a name that torch's Module has a method of, and a learned share of it."""
+
+    stream: str
+
+    def build_model(self, model: Any) -> None:
+        model.stream(self.stream, Ramp)
+        model.residual("layers.0.out", self.stream, Learned(0.5))
+
+
+@pytest.mark.parametrize("stream", ["half", "type", "forward"])
+def test_a_stream_may_be_named_like_a_method_of_torchs_module(lab: Any, stream: str) -> None:
+    named, other = (lab.plan(plugins={"p": Named(stream=one)}) for one in (stream, "ramp"))
+    found = [lab.losses(lab.trainer(one), one, [[lab.batch(one)]] * 2) for one in (named, other)]
+    assert found[0] == found[1]

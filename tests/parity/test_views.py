@@ -83,7 +83,10 @@ def seen(arrays: Any) -> dict[str, np.ndarray]:
         ("torch", ("lion",), {}),
         ("mlx", ("muon",), {"model_tied": True}),
         ("mlx", (), {"train_dtype": "bfloat16"}),
-        pytest.param("torch", ("muon",), {"train_compile": "on"}, marks=pytest.mark.slow),
+        pytest.param(
+            *("torch", ("muon",), {"train_compile": "on", "model_layers": 1}),
+            marks=pytest.mark.slow,
+        ),
         pytest.param("mlx", ("muon",), {"train_compile": "on"}, marks=pytest.mark.slow),
         pytest.param("torch", ("muon",), {"train_dtype": "float16"}, marks=pytest.mark.slow),
     ],
@@ -107,7 +110,7 @@ def test_the_view_is_evaluated_and_training_goes_on_from_the_parameters(
         with torch.compiler.set_stance("fail_on_recompile" if index > 1 else "default"):
             found.append(run.read(run.step(micro, values, lab.supervised(micro))).loss)
     # bit by bit as if nothing had been evaluated, or kept; compiled, torch rounds otherwise each time
-    rtol, atol = (1e-5, 1e-6) if (backend, *settings) == ("torch", "train_compile") else (0, 0)
+    rtol, atol = (1e-5, 1e-6) if backend == "torch" and "train_compile" in settings else (0, 0)
     np.testing.assert_allclose(found, expected, rtol, atol)
     bare, arrays = alone.arrays(), run.arrays()
     for name, array in bare.items():

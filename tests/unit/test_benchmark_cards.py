@@ -19,7 +19,7 @@ from minillm_core.plugins.manager import find
 from tools.repository import ours
 
 WITHOUT = {
-    *("role_lr", "tensorboard", "trackio", "wandb"),
+    *("role_lr", "tensorboard", "throttle", "trackio", "wandb"),
     *("fim", "domain_tokens", "jest", "rho1", "source_weights"),
     *("length_curriculum", "ema", "lion", "schedule_free", "swa"),
     *("metal", "triton"),  # kernels: what is computed is the same

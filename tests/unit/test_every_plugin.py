@@ -37,7 +37,7 @@ def test_what_is_left_out_says_why() -> None:
     assert {form.name: form.left_out for form in forms() if form.left_out} == {
         **dict.fromkeys(("liger", "triton"), "it runs on cuda alone"),
         "metal": "it runs on gpu alone",
-        **dict.fromkeys(("early_stop", "tensorboard", "trackio", "wandb"), listens),
+        **dict.fromkeys(("early_stop", "tensorboard", "throttle", "trackio", "wandb"), listens),
         **dict.fromkeys(
             (
                 *("best_fit", "domain_tokens", "eos_align", "fim"),

@@ -11,7 +11,7 @@ import pytest
 
 from tools.size import File, count, packages, summary
 
-CEILING = 24_000
+CEILING = 24_100
 """Lines of code that the core may have.
 
 It is what the core has today, rounded up to the next hundred; each step lowers the number. The aim is
@@ -104,6 +104,9 @@ what is refused (25).
 23,800 to 24,000: names for the inputs of nodes. Inputs of attention, q, k, v and MLP apart from the stream, and
 what they refuse (75); streams that are computed at a site, handed on by blocks and checked in the order of a
 layer's places (65); products of leaves that read more (30).
+
+24,000 to 24,100: --memory, a step's rows in micro-batches that fit (60). It comes between settings and plan, where
+no hook is: a plugin is asked by a plan whose sizes are settled.
 """
 
 SOURCE = '''\

@@ -46,7 +46,10 @@ def _searched(value: Any) -> Any:
     if isinstance(value, (list, tuple)) and any(isinstance(v, nn.Module) for v in value):
         return nn.ModuleList(value)
     if isinstance(value, dict) and any(isinstance(v, nn.Module) for v in value.values()):
-        return nn.ModuleDict(value)
+        held = nn.ModuleDict()
+        for name, module in value.items():  # ModuleDict itself refuses names of its methods: half
+            setattr(held, name, module)
+        return held
     return value
 
 

@@ -19,7 +19,7 @@ from minillm_core.optim.schedules import Schedule, Scheduled, Stages
 from minillm_core.optim.stage import ANCHORS, GRADIENT, Draft, Rule, stage
 from minillm_core.plugins.builders.base import Builder, ValueTable, offered_twice
 from minillm_core.plugins.slots import Chain, Claim, Claims
-from minillm_core.text import did_you_mean, few, listed
+from minillm_core.text import counted, did_you_mean, few, listed
 
 Where = Callable[[str, "ParamInfo"], bool]
 
@@ -165,8 +165,13 @@ class OptimizerSlots:
             for other in [one for one in held if one != owner and (name, one) not in self.over]:
                 passed[owner, held[owner], other, held.pop(other)] += 1
         for (owner, rule, other, left), count in passed.items():
-            now = "are frozen" if rule == FROZEN else f"follow the rule '{rule}'"
-            text = f"{count} parameters that '{other}' assigns to the rule '{left}' {now}"
+            one = count == 1
+            now = f"follow{'s' * one} the rule '{rule}'"
+            if rule == FROZEN:
+                now = "is frozen" if one else "are frozen"
+            text = (
+                f"{counted(count, 'parameter')} that '{other}' assigns to the rule '{left}' {now}"
+            )
             self.values.notes[owner, text] = None
 
     def check_unset(self, name: str) -> None:

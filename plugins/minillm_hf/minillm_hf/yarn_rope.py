@@ -60,7 +60,19 @@ class YarnRope(Plugin, api=1, export="llama"):
 def yarn(
     frequencies: np.ndarray, factor: float, length: int, fast: float, slow: float, truncate: bool
 ) -> np.ndarray:
-    """Scale radians a position, a geometric sequence: float64 (D/2,) -> (D/2,)."""
+    """Scale radians a position, a geometric sequence and then perhaps zeros: float64 (D/2,) -> (D/2,).
+
+    Raises:
+        PlanError: fewer than two pairs turn: nothing tells the sequence's step.
+    """
+    turning = int(np.count_nonzero(frequencies))
+    if turning < 2:
+        raise PlanError(
+            f"YaRN slows pairs of features that turn with the position, and {turning} of the "
+            f"{len(frequencies)} do in this layer",
+            where="yarn_rope",
+            fix="leave yarn_rope out of this layer (yarn_rope.layers), or the plugin that stops them",
+        )
     step = math.log(frequencies[0] / frequencies[1])  # 2 log(base) / D
 
     def pair(turns: float) -> float:

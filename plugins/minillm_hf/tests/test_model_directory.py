@@ -402,6 +402,30 @@ def test_rotary_scaling_is_not_dropped(folder: Path, planned: Planned) -> None:
         assert "yarn_rope.original_max_position_embeddings=64" in str(refused.value.fix)
 
 
+class Still(Plugin, api=1):
+    """Positions turn one pair of features, or none."""
+
+    turning: int = 0
+
+    def build_attention(self, attn):
+        attn.rope.frequencies(still, turning=self.turning)
+
+
+def still(head_dim: int, turning: int) -> np.ndarray:
+    return 0.5 ** np.arange(head_dim // 2) * (np.arange(head_dim // 2) < turning)
+
+
+@pytest.mark.parametrize("turning", [0, 1, 2])
+def test_yarn_needs_pairs_that_turn(planned: Planned, turning: int) -> None:
+    plugins = {"still": Still(turning=turning), "yarn_rope": YarnRope()}
+    if turning == 2:
+        assert planned(**plugins)
+        return
+    with pytest.raises(PlanError, match=f"turn with the position, and {turning} of the") as refused:
+        planned(**plugins)
+    assert "yarn_rope.layers" in str(refused.value.fix)
+
+
 @pytest.mark.parametrize(
     ("layers", "plugins"),
     [("every:2", {}), ("all", {"qk": QK()})],

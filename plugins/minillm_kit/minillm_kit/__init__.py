@@ -10,6 +10,8 @@ From the outside in:
 
 - :func:`run_module` and :func:`one_step` (helpers.py) are for tests of an author's own, against a
   reference: a module alone, and a training step with all its inputs and outputs, as NumPy arrays.
+  ``from minillm_kit import small, stepping``: plans of a few plugins with what their models compute
+  (small.py), and updates by their optimizers' stages (stepping.py), both in NumPy float64.
 - :func:`conformance` (pytest_plugin.py) makes one pytest test a check, so that each can be run
   alone by its name.
 - :func:`check_plugin` (runner.py) runs the checks in order, with a callback before each, and gives

@@ -153,7 +153,12 @@ def chosen(subject: Subject) -> list[str]:
     names = subject.partners()
     if subject.pairs is None or len(names) <= subject.pairs:
         return names
-    return sorted(names, key=lambda spec: _distance(subject, spec))[: subject.pairs]
+    found: dict[int, list[str]] = {kind: [] for kind in (REFUSED, SAME_SLOT, SAME_SITE, ELSEWHERE)}
+    for spec in names:
+        found[_distance(subject, spec)].append(spec)
+        if len(found[REFUSED]) == subject.pairs:
+            break  # nothing comes before these
+    return [spec for kind in found.values() for spec in kind][: subject.pairs]
 
 
 def _distance(subject: Subject, spec: str) -> int:

@@ -1,11 +1,11 @@
-"""The effects of a plugin on a fresh process: :func:`ask` starts one, which prints one JSON document.
+"""The effects of a plugin on a fresh process: :func:`ask` has one answer, which prints one JSON document.
 
     python -B -m minillm_kit.probe import SPEC            what its import does
     python -B -m minillm_kit.probe plan SPEC JSON         plans before, with and after it
     python -B -m minillm_kit.probe train SPEC JSON torch  what planning and steps change
 
 JSON holds what else a ``Subject`` takes. Each question has a process of its own, since a module is
-imported for the first time only once; what the answer needs is imported there when it is needed.
+imported for the first time only once; :data:`IMPORTED` is there already, and computes nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from minillm_core.commands import plain
+from minillm_kit import fresh
 from minillm_kit.check import Failed
 
 PATIENCE = 180
@@ -40,29 +40,35 @@ FORBIDDEN = {
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_APPEND
 
 
+IMPORTED: Mapping[str, tuple[str, ...]] = {
+    "torch": ("minillm_kit.on_torch", "torch._dynamo"),
+    "mlx": ("minillm_kit.on_mlx",),
+}
+"""Word of a question -> modules that its process has imported before the plugin."""
+
+
 def ask(*question: str, environment: Mapping[str, str], hash_seed: int = 1) -> dict[str, Any]:
     """Ask in a process of its own, and return the answer.
 
     Raises:
         Failed: the process ended with an error, or did not end.
     """
-    command = [sys.executable, "-B", "-m", "minillm_kit.probe", *question]
+    more = (name for word in question for name in IMPORTED.get(word, ()))
     try:
-        ended = subprocess.run(
-            command,
-            env={**environment, "PYTHONHASHSEED": str(hash_seed)},
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
+        ended = fresh.run(
+            "minillm_kit.probe",
+            *question,
+            environment={**environment, "PYTHONHASHSEED": str(hash_seed)},
+            seconds=PATIENCE,
+            imported=("minillm_kit.subject", *more),
         )
-    except subprocess.TimeoutExpired:
+    except TimeoutError:
         raise Failed(
             f"not done after {PATIENCE} seconds", cause="work at import: leave it to a hook"
         ) from None
-    if ended.returncode:
+    if ended.code:
         last = plain((ended.stderr.strip().splitlines() or ["no output"])[-1])
-        raise Failed(f"exit {ended.returncode}: {last}", cause="it raised in a fresh process")
+        raise Failed(f"exit {ended.code}: {last}", cause="it raised in a fresh process")
     return json.loads(ended.stdout.splitlines()[-1])
 
 

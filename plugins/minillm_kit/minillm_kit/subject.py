@@ -220,21 +220,8 @@ class Subject:
         if self._beside is not None:
             found = (find_plugin(spec, where="beside") for spec in self._beside)
             return tuple(with_options(one, {}) for one in found)
-        held: tuple[LoadedPlugin, ...] = ()
-        while rule := self._missing_rule(held):
-            held = (*held, with_options(find_plugin(rule), {}))
-        return held
-
-    def _missing_rule(self, held: tuple[LoadedPlugin, ...]) -> str | None:
-        """Name the installed plugin that provides a rule which the plan lacks; None: there is none."""
-        try:
-            build_plan(settings(), (self.loaded, *held))
-        except PlanError as error:
-            missing = RULE.match(error.where or "")
-            there = {self.name, *(one.name for one in held)}
-            if missing and missing[1] not in there and installed_plugins(only=missing[1]):
-                return missing[1]
-        return None
+        names = built_on(self.loaded) if self.options else _built_on_by_default(self.found)
+        return tuple(with_options(find_plugin(name), {}) for name in names)
 
     def with_companions(self, other: Subject) -> tuple[LoadedPlugin, ...]:
         """Return another plugin and those that it builds on, without those that are here already."""
@@ -326,6 +313,32 @@ class Subject:
         moments = after("optimizer.precondition.m.", arrays)
         grads = {name: value.astype(np.float64) / share for name, value in moments.items()}
         return loss, grads, states(arrays)
+
+
+@cache
+def _built_on_by_default(found: FoundPlugin) -> tuple[str, ...]:
+    """Return :func:`built_on` of a plugin with its default options: every plugin's pairs ask for it."""
+    return built_on(with_options(found, {}))
+
+
+def built_on(plugin: LoadedPlugin) -> tuple[str, ...]:
+    """Name the installed plugins that provide what a plugin extends, in the order of need."""
+    held: tuple[LoadedPlugin, ...] = ()
+    while name := _missing(plugin, held):
+        held = (*held, with_options(find_plugin(name), {}))
+    return tuple(one.name for one in held)
+
+
+def _missing(plugin: LoadedPlugin, held: tuple[LoadedPlugin, ...]) -> str | None:
+    """Name the installed plugin that provides a rule which the plan lacks; None: there is none."""
+    try:
+        build_plan(settings(), (plugin, *held))
+    except PlanError as error:
+        missing = RULE.match(error.where or "")
+        there = {plugin.name, *(one.name for one in held)}
+        if missing and missing[1] not in there and installed_plugins(only=missing[1]):
+            return missing[1]
+    return None
 
 
 def after(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

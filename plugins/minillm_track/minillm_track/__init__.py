@@ -1,1 +1,1 @@
-"""Experiment trackers as observers."""
+"""Observers of a run: experiment trackers, and pauses between steps."""

@@ -11,6 +11,7 @@ from minillm_kit import conformance
 pytestmark = pytest.mark.slow
 
 test_tensorboard = conformance("tensorboard")
+test_throttle = conformance("throttle", pairs=2)
 test_trackio = conformance("trackio")
 test_wandb = conformance("wandb")
 

@@ -52,8 +52,8 @@ AGREED = {
     ("kernels", "bench"): {"--json"},
 }
 MORE = {
-    ("train",): {"--config", "--init", "--prompt", "-v", "--verbose"},
-    ("plan",): {"--config", "--init"},
+    ("train",): {"--memory", "--config", "--init", "--prompt", "-v", "--verbose"},
+    ("plan",): {"--memory", "--config", "--init"},
     ("eval",): {"--backend", "--device", "--plugins", "--chats", "--pattern", "--limit"}
     | {"--tasks", "--task-path", "--shots"},
     ("generate",): {"--backend", "--device", "--plugins", "--json"},

@@ -224,8 +224,15 @@ def add(y: Any) -> Any:
 def test_what_a_slot_cannot_use_is_its_plugin_s_fault(give: Any, reads: Any, said: str) -> None:
     own = {"y": Y.copy()} if "y" in reads else {"q": Q, "k": K}
     with pytest.raises(PluginCodeError, match=f"plugin 'trick' {said} Called.forward") as error:
-        Scope({}).apply(called(give, reads), own)
+        Scope({}).apply(called(give, reads), own, like=tuple(own))
     assert error.value.where == "layers.0.mlp"
+
+
+def test_a_shape_is_held_where_the_slot_asks_for_it_and_not_by_names_of_arguments() -> None:
+    names = {"scale": 1.0, "y": Y, "q": Q}
+    assert Scope({}).apply(called(lambda y: y[0], ("y",)), names).shape == Y[0].shape
+    with pytest.raises(PluginCodeError, match=r"return \(2, 3, 2, 4\)"):
+        Scope({}).apply(called(lambda y: y, ("y",)), names, like=("q",))
 
 
 class TwoOwners(Module):

@@ -160,6 +160,24 @@ def test_a_claim_over_others_passes_them_over_and_says_so(planned: Planned, free
         assert rules["layers.0.attention.v.weight"] == "plain"
 
 
+@pytest.mark.parametrize(
+    ("freezes", "now"), [(True, "is frozen"), (False, "follows the rule 'adamw'")]
+)
+def test_one_that_is_passed_over_is_one_parameter(
+    planned: Planned, freezes: bool, now: str
+) -> None:
+    class Narrow(Plugin, api=1):
+        """Queries and values of the first layer."""
+
+        def optimizer_factory(self, optimizer):
+            optimizer.rule("plain", lr=0.1)
+            wanted = [f"layers.0.attention.{one}.weight" for one in "qv"]
+            optimizer.assign("plain", lambda name, _: name in wanted)
+
+    plan = planned(over=Over(freezes=freezes), narrow=Narrow())
+    assert f"over: 1 parameter that 'narrow' assigns to the rule 'plain' {now}" in plan.notes
+
+
 def test_who_takes_everything_leaves_nothing_or_clashes(planned: Planned) -> None:
     with pytest.raises(PlanError, match="plugin 'assigns' put nothing into the plan"):
         planned(over=Over(), assigns=Assigns())

@@ -278,7 +278,10 @@ class Module(nn.Module):
         elif isinstance(value, list) and any(isinstance(one, nn.Module) for one in value):
             value = nn.ModuleList(value)
         elif isinstance(value, dict) and any(isinstance(one, nn.Module) for one in value.values()):
-            value = nn.ModuleDict(value)
+            held = nn.ModuleDict()
+            for key, module in value.items():  # ModuleDict itself refuses names of its methods
+                setattr(held, key, module)
+            value = held
         super().__setattr__(name, value)
 
     def __getattr__(self, name):

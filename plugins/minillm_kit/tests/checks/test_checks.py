@@ -174,7 +174,7 @@ def test_what_the_loss_alone_reads_is_left_out_of_an_export(rule: Path) -> None:
 
 
 def test_an_import_that_hangs_is_ended(plugin: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "PATIENCE", 0.01)
+    monkeypatch.setattr(probe, "PATIENCE", 0)
     found = outcomes(Subject(plugin()), "import")["import"]
     assert found.verdict == "failed"
     assert "not done after" in found.found

@@ -1,0 +1,77 @@
+"""Steps of an optimizer for tests of an author's own: a plan's update from gradients that the test makes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from minillm_core import Plan, Plugin, build_plan, load
+from minillm_core.inspection import (
+    Group,
+    LoadedPlugin,
+    cycles_of,
+    due_at,
+    initial_state,
+    read_value,
+    update,
+)
+from minillm_kit.oracle import NumPyOps
+
+__all__ = ["SIZES", "drawn", "plan", "stepped"]
+
+Arrays = dict[str, np.ndarray]
+"""Parameter -> its array."""
+
+SIZES = {"model.layers": 2, "model.dim": 16, "model.hidden": 40, "model.vocab": 32}
+"""Of the model: square, wide and tall matrices."""
+
+
+def plan(plugins: Mapping[str, Plugin], *settings: str) -> Plan:
+    """Plan a model of :data:`SIZES` with plugins by the names that they get.
+
+    ::
+
+        stepping.plan({"muon": Muon()}, "train.weight_decay=0")
+    """
+    given = dict(one.split("=", 1) for one in settings)
+    values = {key: read_value(text) for key, text in given.items()}
+    config = load(preset="tiny", settings={**SIZES, **values}).config
+    return build_plan(config, [LoadedPlugin.of(name, one) for name, one in plugins.items()])
+
+
+def drawn(plan: Plan, rng: np.random.Generator) -> Arrays:
+    """Draw an array from a normal distribution for every parameter."""
+    return {name: rng.standard_normal(info.shape) for name, info in plan.parameters.items()}
+
+
+def stepped(
+    plan: Plan,
+    params: Arrays,
+    grads: Sequence[Arrays],
+    values: Mapping[str, float] | Sequence[Mapping[str, float]],
+    state: Any = None,
+    first: int = 1,
+) -> tuple[Arrays, Any]:
+    """Make one update for each of the gradients by the plan's stages, in NumPy float64.
+
+    Args:
+        plan: groups with their rules.
+        params: parameters at the start.
+        grads: one of each update, not clipped.
+        values: schedule value -> number, of all updates, or of each.
+        state: as it came back of the updates before; None: that of a run's start.
+        first: number of the first of these updates, counted from 1.
+
+    Returns:
+        The parameters and the state of the optimizer: group -> anchor -> entry -> array.
+    """
+    ops: Any = NumPyOps()
+    groups: dict[str, Group] = {str(i): group for i, group in enumerate(plan.groups)}
+    state = initial_state(groups, np.zeros) if state is None else state
+    for step, grad in enumerate(grads, first):
+        now = values if isinstance(values, Mapping) else values[step - first]
+        due, count = due_at(cycles_of(plan.groups), step - 1), np.float64(step)
+        params, state = update(ops, groups, params, grad, 1.0, state, count, now, due=due)
+    return params, state
