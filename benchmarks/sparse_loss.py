@@ -41,7 +41,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7, help="turns of each")
     parser.add_argument("--cache", type=Path, default=Path("~/.cache/minillm").expanduser())
     given = parser.parse_args()
-    settings = {key: read_value(text) for key, text in (one.split("=", 1) for one in given.set)}
+    every = {key: read_value(text) for key, text in (one.split("=", 1) for one in given.set)}
+    options = {key: value for key, value in every.items() if key.startswith("sparse_loss.")}
+    settings = {key: value for key, value in every.items() if key not in options}
     if given.tokenizer:
         settings["data.tokenizer"] = given.tokenizer
     found = []
@@ -50,7 +52,7 @@ def main() -> None:
             one: dict[str, Any] = {"data": Path(data).name, "rows": rows}
             request = Request(given.steps, given.repeats)
             try:
-                one |= pair(data, ROWS[rows], given.preset, settings, request, given.cache)
+                one |= pair(data, ROWS[rows], given.preset, settings, options, request, given.cache)
             except Exception as error:
                 traceback.print_exc()
                 one["failed"] = f"{type(error).__name__}: {error}"
@@ -65,13 +67,16 @@ def pair(
     rows: Sequence[str],
     preset: str,
     settings: dict[str, Any],
+    options: dict[str, Any],
     request: Request,
     cache: Path,
 ) -> dict[str, Any]:
     """Time a file with and without; the figures of both and their ratio, as JSON."""
     plans = {
-        name: build_plan(load(preset, plugins=["sft", *rows, *more], data=data, settings=settings))
-        for name, more in (("sparse", ["sparse_loss"]), ("dense", []))
+        name: build_plan(
+            load(preset, plugins=["sft", *rows, *more], data=data, settings=settings | own)
+        )
+        for name, more, own in (("sparse", ["sparse_loss"], options), ("dense", [], {}))
     }
     result = bench(request, plans, choose(probe()), cache=cache, say=print)
     for one in result["sets"].values():
