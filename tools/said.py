@@ -37,6 +37,9 @@ YES: tuple[Said, ...] = (
     Said(
         "Freezing from a share of the run on, or until one", "`optimizer.set(lr_mul=plateaus(...))`"
     ),
+    Said(
+        "Untying the head at a share of the run", "`optimizer.follow`", "minillm_modded.untie_head"
+    ),
     Said("Lion", "`optimizer.rule`", "minillm_optim.lion"),
     Said("Adafactor", "`optimizer.rule`, `needs=`", "minillm_optim.adafactor"),
     Said("Shampoo", "`optimizer.rule`, `every=`", "minillm_optim.shampoo"),
@@ -99,7 +102,6 @@ PARTLY: tuple[tuple[str, str], ...] = (
 
 NOT: tuple[tuple[str, str], ...] = (
     ("Sharding, activation offload", "what a run is laid out on is the core's"),
-    ("Untying the head at a share of the run", "the parameters of a run are those of its plan"),
     ("Data by the loss that was seen", "batches are made ahead, and a resumed run makes the same"),
 )
 """What cannot be said."""

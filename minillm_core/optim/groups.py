@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from minillm_core.nn.reference import Function
+from minillm_core.optim.follow import Follow
 from minillm_core.optim.narrow import Kept
 from minillm_core.optim.stage import Rule
 
@@ -35,6 +36,7 @@ class Member:
     overrides: tuple[tuple[str, Any], ...] = ()  # stage argument -> number, of this parameter alone
     rows: ByRows | None = None  # None: every row in every step
     view: Function | None = None  # what is evaluated in its place; None: it itself
+    follows: Follow | None = None  # the parameter that it is at first; None: it itself
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ class Group:
             {"name": m.name, "lr_mul": m.lr_mul, "wd_mul": m.wd_mul, "overrides": dict(m.overrides)}
             | ({"rows": dict(vars(m.rows))} if m.rows else {})
             | ({"view": m.view._asdict()} if m.view else {})
+            | ({"follows": dict(vars(m.follows))} if m.follows else {})
             for m in self.members
         ]
         return {"rule": self.rule.name, "shape": list(self.shape), "members": members}

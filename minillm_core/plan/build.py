@@ -6,7 +6,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
@@ -16,11 +16,12 @@ from minillm_core.config.schema import Config
 from minillm_core.errors import PlanError
 from minillm_core.nn.block import BlockSpec, Omitted
 from minillm_core.nn.decoder import DecoderSpec, decoder, layer_geometry
-from minillm_core.nn.init import Init
+from minillm_core.nn.init import Init, Same
 from minillm_core.nn.module import declared, named_modules
 from minillm_core.nn.node import Node
 from minillm_core.nn.param import Param
 from minillm_core.nn.reference import Function, place_of, resolve
+from minillm_core.optim.groups import Group
 from minillm_core.optim.schedules import TrainSchedule
 from minillm_core.plan.plan import BATCH, Export, Plan, PlannedPlugin, as_json
 from minillm_core.plan.slots import (
@@ -89,6 +90,8 @@ def build_plan(
     state.optimizer = builders.OptimizerSlots(parameters, values, config.train)
     state.fill(manager, "optimizer_factory", builders.OptimizerBuilder, state.optimizer)
     groups = state.optimizer.resolve()
+    same = dict(_led(groups, model, inits))
+    parameters, inits = parameters | _started(parameters, same), inits | same
     trained = {m.name: parameters[m.name] for group in groups for m in group.members}
     check_reads(spec, table, {*BATCH, *values.held, *(name for name, _, _ in fields)})
     state.fill(manager, "kernel_provider", builders.KernelBuilder, kernels)
@@ -492,6 +495,30 @@ def _started(
     return {
         name: replace(parameters[name], init=as_json(init)) for name, (_, init) in inits.items()
     }
+
+
+def _led(
+    groups: Iterable[Group], model: Any, inits: Mapping[str, tuple[str, Init]]
+) -> Iterator[tuple[str, tuple[str, Init]]]:
+    """Give parameters that follow another its initial values: parameter -> (owner, initialiser).
+
+    Raises:
+        PlanError: a plugin claims others for one of them.
+    """
+    drawn = {name: param.init for name, _, _, param in declared(model, Param)}
+    drawn |= {name: init for name, (_, init) in inits.items()}
+    for member in (member for group in groups for member in group.members):
+        if (follow := member.follows) is None:
+            continue
+        if member.name in inits:
+            owner = inits[member.name][0]
+            raise PlanError(
+                f"plugin '{owner}' gives initial values to '{member.name}', which is "
+                f"'{follow.leader}' at first, by '{follow.owner}'",
+                where=f"model.init[{member.name}]",
+                fix=way_out(owner, follow.owner),
+            ).concerning(member.name, plugins=(owner, follow.owner))
+        yield member.name, (follow.owner, Same(follow.leader, drawn[follow.leader]))
 
 
 def owners_of(model: Any) -> dict[str, str]:

@@ -20,6 +20,7 @@ from minillm_core.nn.node import ModelShape, Node, Setting, inputs_of
 from minillm_core.nn.param import Param, State
 from minillm_core.nn.reference import Function
 from minillm_core.ops.select import Candidate
+from minillm_core.optim.follow import Follow
 from minillm_core.optim.groups import ByRows, Group
 from minillm_core.optim.schedules import Schedule, Stages, TrainSchedule
 from minillm_core.optim.stage import Rule
@@ -201,6 +202,12 @@ class Plan:
         """What is evaluated in the place of parameters: ``optimizer.view``."""
         members = (member for group in self.groups for member in group.members)
         return {member.name: member.view for member in members if member.view}
+
+    @cached_property
+    def follows(self) -> Mapping[str, Follow]:
+        """Parameters that are another one until a share of the run: ``optimizer.follow``."""
+        members = (member for group in self.groups for member in group.members)
+        return {member.name: member.follows for member in members if member.follows}
 
     @property
     def staged(self) -> tuple[str, ...]:

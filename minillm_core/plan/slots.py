@@ -23,6 +23,7 @@ from minillm_core.nn.node import ModelShape, Node, Setting, inputs_of
 from minillm_core.nn.reference import Function
 from minillm_core.nn.residual import Learned
 from minillm_core.ops.select import Candidate
+from minillm_core.optim.follow import FOLLOW
 from minillm_core.optim.stage import ANCHORS, Draft, Stage
 from minillm_core.optim.views import VIEW
 from minillm_core.plugins import builders
@@ -439,6 +440,8 @@ def _parameter_claims(
         yield _claim(table, "every row", evidence=f"{ROWS}{name}", shapes=False)
     if (view := slots.views[name]).held and FROZEN not in rules:
         yield _claim(view, evidence=f"{VIEW}{name}", shapes=False, heading="opt.view")
+    if (follow := slots.follows[name]).held:
+        yield _claim(follow, "itself", evidence=f"{FOLLOW}{name}", shapes=False)
 
 
 def _declared(init: Mapping[str, Any]) -> str:

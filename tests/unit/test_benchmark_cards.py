@@ -35,6 +35,7 @@ WITHOUT = {
         "mla",
         "value_residual",
     ),
+    "untie_head",
     "yarn_rope",
 }
 """One that does nothing until it is told what; those that change no training; ``fim``, which is for

@@ -11,7 +11,7 @@ import pytest
 
 from tools.size import File, count, packages, summary
 
-CEILING = 23_500
+CEILING = 23_700
 """Lines of code that the core may have.
 
 It is what the core has today, rounded up to the next hundred; each step lowers the number. The aim is
@@ -93,6 +93,9 @@ that build on another's frequencies (15). Refusing a slot of a replaced attentio
 23,300 to 23,500: the chain of gradients and its report (60); state in bfloat16 and in 8 bits, packed, counted,
 saved (100); stages with turns: which are due, a graph for each on both frameworks, their count in a checkpoint
 (60); claims that outrank others (25); `ops.qr` (10).
+
+23,500 to 23,700: parameters that are another one until a share of the run. The claim and what it refuses (75);
+gradients that are one on both frameworks (35), initial values (25), what a run from other weights takes (30).
 """
 
 SOURCE = '''\
