@@ -51,6 +51,7 @@ APART: Mapping[str, str] = {
     "qat.targets": '["q", "k", "v", "o"]',
     "agc.rules": '["muon"]',
     "key_offset.layers": "[1]",
+    "zero_init.attention": "false",
 }
 """Settings with which those that cannot be in one layer are in one model."""
 
@@ -61,10 +62,12 @@ MIXERS = ("attn_sink", "diff_attn", "forgetting_attn", "gated_delta", "mla")
 ALONE = (
     *("adafactor", "adam8bit", "ademamix", "cautious_adam", "ema", "lion", "lora", "mars"),
     *("schedule_free", "shampoo", "soap", "swa"),
+    *("batch_schedule", "layer_drop", "untie_head"),
     *MIXERS,
 )
 """Plugins with a rule, or none, for what others have rules for, with an average, or with an attention of
-their own: no model has all of them."""
+their own; with batches of several sizes, without an attention that others are in, with a head whose betas
+are the embedding's: no model has all of them."""
 
 
 READING = ("jest", "rho1")

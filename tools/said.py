@@ -40,6 +40,16 @@ YES: tuple[Said, ...] = (
     Said(
         "Untying the head at a share of the run", "`optimizer.follow`", "minillm_modded.untie_head"
     ),
+    Said(
+        "Batches that grow, with their rates",
+        "`data.shapes`, `optimizer.rates`",
+        "minillm_modded.batch_schedule",
+    ),
+    Said(
+        "Layers without attention or MLP",
+        "`model.attention(layer, None)`",
+        "minillm_modded.layer_drop",
+    ),
     Said("Lion", "`optimizer.rule`", "minillm_optim.lion"),
     Said("Adafactor", "`optimizer.rule`, `needs=`", "minillm_optim.adafactor"),
     Said("Shampoo", "`optimizer.rule`, `every=`", "minillm_optim.shampoo"),

@@ -20,13 +20,16 @@ class TrainSchedule:
     shape: str  # a key of SHAPES
     warmup: float  # fraction of the run
     cooldown: float = 0.2  # fraction of what follows the warm-up, for shapes that have one
+    rates: Schedule | None = None  # a plugin's factor
 
     def factor(self, progress: float) -> float:
         """Return the factor at ``progress`` in (0, 1]."""
+        more = 1.0 if self.rates is None else self.rates.at(progress, self)
         if progress < self.warmup:
-            return progress / self.warmup
+            return progress / self.warmup * more
         rest = 1.0 - self.warmup
-        return SHAPES[self.shape]((progress - self.warmup) / rest if rest else 0.0, self.cooldown)
+        x = (progress - self.warmup) / rest if rest else 0.0
+        return SHAPES[self.shape](x, self.cooldown) * more
 
 
 def _cosine(x: float, cooldown: float) -> float:

@@ -108,7 +108,12 @@ def build_plan(
         parameters=parameters,
         inits={name: init for name, (_, init) in inits.items()},
         groups=groups,
-        schedule=TrainSchedule(config.train.schedule, config.train.warmup, config.train.cooldown),
+        schedule=TrainSchedule(
+            config.train.schedule,
+            config.train.warmup,
+            config.train.cooldown,
+            state.optimizer.rates.resolve(),
+        ),
         schedules=dict(sorted(values.held.items())),
         batch_fields=fields,
         arrangement=arrangement,

@@ -274,7 +274,17 @@ class Plan:
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
-LATER = ("rows", "weights", "weight_field", "norm_eps", "template", "ends", "gather", "core")
+LATER = (
+    "rows",
+    "weights",
+    "weight_field",
+    "norm_eps",
+    "template",
+    "ends",
+    "gather",
+    "core",
+    "rates",
+)
 """Fields of a spec that older plans do not have: at their defaults they are left out, so that the
 hashes of those plans stay what they were."""
 LATER_SETTINGS = ("head_dim", "norm_eps")

@@ -24,6 +24,7 @@ from minillm_core.nn.reference import Function
 from minillm_core.nn.residual import Learned
 from minillm_core.ops.select import Candidate
 from minillm_core.optim.follow import FOLLOW
+from minillm_core.optim.schedules import Piecewise, Plateaus
 from minillm_core.optim.stage import ANCHORS, Draft, Stage
 from minillm_core.optim.views import VIEW
 from minillm_core.plugins import builders
@@ -88,7 +89,8 @@ class SlotState:
         layers = (replace(geometry, layer=i) for i in range(geometry.layers))
         attention = tuple(builders.AttentionSlots(layer, base, layered) for layer in layers)
         model, row = builders.ModelSlots(geometry, base, layered), config.train.seq_len
-        loss, data = builders.LossSlots(row, config.train.rows), builders.DataSlots(config)
+        data = builders.DataSlots(config)
+        loss = builders.LossSlots(row, config.train.rows, geometry.dim)
         return cls(attention, model, loss, data, layered=layered)
 
     def fill(self, manager: Manager, hook: str, builder: type[Builder], *slots: Any) -> None:
@@ -375,6 +377,8 @@ def _optimizer_reports(
         provider = Holder(slots.rules[name][0], what, "provides it")
         yield SlotReport(f"opt.rule[{name}]", "claim", (provider,), also=(name,))
         yield from _stages(name, slots, followed=count > 0 or name == DEFAULT_RULE)
+    if slots.rates.held:
+        yield _claim(slots.rates)
     for info in slots.parameters.values():
         claims = tuple(_parameter_claims(info, slots, model))
         yield _parameter(info, claims, model)
@@ -597,6 +601,9 @@ def words(value: Any) -> str:
         case Term():
             source = value.emitted if value.node is None else words(value.node)
             return f"{source}, weight {words(value.weight)}"
+        case Plateaus() | Piecewise():
+            knots = ", ".join(f"{number:g} from {at:.3g}" for at, number in value.knots)
+            return f"{type(value).__name__.lower()}: {knots} of the run"
         case RowChoice():
             return f"{words(value.node)}, keeps {value.keep:.0%}"
         case Gathering():

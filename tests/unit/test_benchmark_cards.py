@@ -35,7 +35,7 @@ WITHOUT = {
         "mla",
         "value_residual",
     ),
-    "untie_head",
+    *("batch_schedule", "layer_drop", "logit_rescale", "seq_schedule", "untie_head", "value_init"),
     "yarn_rope",
 }
 """One that does nothing until it is told what; those that change no training; ``fim``, which is for

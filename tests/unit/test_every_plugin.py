@@ -41,7 +41,14 @@ def test_what_is_left_out_says_why() -> None:
         **dict.fromkeys(
             (
                 *("best_fit", "domain_tokens", "eos_align", "fim"),
-                *("length_buckets", "length_curriculum", "sft", "shuffle_rows", "source_weights"),
+                *(
+                    "length_buckets",
+                    "length_curriculum",
+                    "seq_schedule",
+                    "sft",
+                    "shuffle_rows",
+                    "source_weights",
+                ),
             ),
             chooses,
         ),

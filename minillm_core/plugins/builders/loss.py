@@ -10,7 +10,7 @@ from minillm_core.nn.decoder import Gathering, LossSpec, RowChoice, Target, Term
 from minillm_core.nn.node import Node
 from minillm_core.ops.form import LossForm, SigmoidCap, TanhCap
 from minillm_core.optim.schedules import stages
-from minillm_core.plugins.builders.base import Builder
+from minillm_core.plugins.builders.base import Builder, ValueTable
 from minillm_core.plugins.slots import LOSS, Claim, Terms, way_out
 
 TRAINING = ("smoothing", "z")
@@ -50,10 +50,11 @@ class LossSlots:
     Args:
         length: tokens of a row.
         rows: of a micro-batch.
+        dim: width of the stream.
     """
 
-    def __init__(self, length: int, rows: int) -> None:
-        self.length, self.rows_there = length, rows
+    def __init__(self, length: int, rows: int, dim: int) -> None:
+        self.length, self.rows_there, self.dim = length, rows, dim
         self.form: dict[str, Claim[Any]] = {
             name: Claim(
                 f"loss.logits[{name}]",
@@ -93,9 +94,17 @@ class LossSlots:
 
 
 class LossBuilder(Builder):
-    """The loss, as one plugin sees it. The main target is the next token, with weight 1."""
+    """The loss, as one plugin sees it. The main target is the next token, with weight 1.
+
+    Attributes:
+        dim: C, the width of the stream.
+    """
 
     _slots: LossSlots
+
+    def __init__(self, owner: str, values: ValueTable, slots: LossSlots) -> None:
+        super().__init__(owner, values, slots)
+        self.dim = slots.dim
 
     def logits(
         self,

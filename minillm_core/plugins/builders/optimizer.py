@@ -15,7 +15,14 @@ from minillm_core.optim.adamw import adam, decay, write
 from minillm_core.optim.follow import Follow
 from minillm_core.optim.groups import ByRows, Group, Member, groups_of
 from minillm_core.optim.rows import RowRule
-from minillm_core.optim.schedules import Plateaus, Schedule, Scheduled, Stages
+from minillm_core.optim.schedules import (
+    Cosine,
+    Piecewise,
+    Plateaus,
+    Schedule,
+    Scheduled,
+    Stages,
+)
 from minillm_core.optim.stage import ANCHORS, GRADIENT, Draft, Rule, stage
 from minillm_core.plugins.builders.base import Builder, ValueTable, offered_twice
 from minillm_core.plugins.slots import Chain, Claim, Claims
@@ -85,6 +92,7 @@ class OptimizerSlots:
         self.tables: Claims[str, ByRows] = Claims("opt.rows[{}]")
         self.views: Claims[str, Function] = Claims("opt.view[{}]")
         self.follows: Claims[str, Follow] = Claims("opt.follow[{}]")
+        self.rates: Claim[Schedule] = Claim("opt.rates", default="1", shapes=False)
 
     def resolve(self) -> tuple[Group, ...]:
         """Resolve to the groups of every parameter; every clash is an error."""
@@ -488,6 +496,26 @@ class OptimizerBuilder(Builder):
                 if value is not None:
                     self._slots.multipliers[name, field].add(self._owner, value)
         return len(chosen)
+
+    def rates(self, factor: Schedule) -> None:
+        """Claim: a factor on the run's schedule, and so on every learning rate that follows it.
+
+        They are train.lr, that of any rule with a number for its rate, and what is ``scheduled``; other
+        schedules are as they were. Decoupled decay is multiplied by the rate, so it has the factor too.
+        ::
+
+            optimizer.rates(plateaus((0, 1.0), (0.5, 1.4)))
+
+        Args:
+            factor: piecewise, cosine or plateaus.
+
+        Raises:
+            PlanError: another schedule, or a number: that is train.lr.
+        """
+        if not isinstance(factor, (Piecewise, Cosine, Plateaus)) or isinstance(factor, Stages):
+            fix = "piecewise(...), cosine(...) or plateaus(...)"
+            raise self._refusal("opt.rates", f"{factor!r} is no factor over the run", fix=fix)
+        self._slots.rates.add(self._owner, factor)
 
     def rows(self, where: Where, rule: type[RowRule], *, buckets: int = 8) -> int:
         """Claim per parameter: those for which ``where(name, info)`` are updated by the rows that a step sees.

@@ -4,8 +4,8 @@
     head, embedding           after it: each begins with what both were, Adam's moments among them
 
 A tied matrix learns from both of its uses, and half the numbers are to be found (Press and Wolf,
-arXiv:1608.05859); late in a run the two want to differ. Record 51 (by ChrisJMcCormick) tied the
-head of the speedrun again, record 53 (by classiclarryd) lets go of it.
+arXiv:1608.05859); late in a run the two want to differ. Record 51 tied the head of the
+speedrun again, and later ones let go of it (by classiclarryd).
 
 The plan's parameters do not change in a run: both matrices are there from the start, and as many bytes
 of gradients and moments; what is saved is nothing, what is gained is the loss. Until they part, the

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,11 +52,17 @@ class Lab:
     """Makes them."""
 
     @staticmethod
-    def plan(*plugins: Plugin, seq_len: int | None = None, **sizes: Any) -> Plan:
+    def plan(
+        *plugins: Plugin,
+        seq_len: int | None = None,
+        train: Mapping[str, Any] | None = None,
+        **sizes: Any,
+    ) -> Plan:
         """The small model with these plugins, each named after its class; ``layers=3`` and so on."""
         sizes = {f"model.{key}": value for key, value in {**SIZES, **sizes}.items()}
         if seq_len is not None:
             sizes["train.seq_len"] = seq_len
+        sizes |= {f"train.{key}": value for key, value in (train or {}).items()}
         config = load(
             preset="tiny",
             assignments=[f"{key}={str(value).lower()}" for key, value in sizes.items()],
