@@ -20,6 +20,7 @@ __all__ = ["ALONE", "APART", "MIXERS", "SPARSE", "Form", "all_at_once", "forms"]
 OPTIONS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "bigram_hash": ({}, {"signs": 64, "behind_attention": True}),
     "domain_tokens": ({"domains": ["code", "text"]},),
+    "logit_rescale": ({"scale": 2.0},),
     "moe": ({}, {"chosen": 2, "layers": "all"}),
     "muon": ({}, {"momentum_start": 0.85, "cooldown": 0.5, "adjust": "match_rms"}),
     "normuon": ({}, {"neurons": "rows"}),
@@ -70,7 +71,7 @@ their own; with batches of several sizes, without an attention that others are i
 are the embedding's: no model has all of them."""
 
 
-READING = ("jest", "rho1")
+READING = ("distill", "jest", "rho1")
 """Plugins that cannot run without the folder of another run; their own tests train one first."""
 
 

@@ -67,7 +67,7 @@ YES: tuple[Said, ...] = (
         "Tokens by their own and a reference's loss (Rho-1)", "`loss.weights`", "minillm_data.rho1"
     ),
     Said("Rows by them (JEST)", "`loss.rows`", "minillm_data.jest"),
-    Said("Distillation", "`loss.reference`, `loss.term`", "title=distil.py"),
+    Said("Distillation", "`loss.reference`, `loss.term`", "minillm_data.distill"),
     Said("Further tokens, by the head", "`loss.target`", "minillm_modded.mtp"),
     Said("Further tokens, by heads of their own", "`loss.term`, which an export leaves out"),
     Said("Weights of tokens from the data", "`data.source(fields=)`", "title=answers.py"),

@@ -262,7 +262,7 @@ class Decoder(Module):
         terms = {}
         for term in self.loss.terms:
             if term.node is not None:
-                own = {"x": hidden, "head": self.head_weight()}
+                own = {"x": hidden, "head": head, "form": form.evaluated()}
                 value = scope.apply(self.terms_nodes[term.key], own)
             else:
                 value = sum(scope.emitted[name] for name in self.term_sources[term.key])

@@ -17,7 +17,7 @@ CORE = "minillm-core"
 _OFFERED = {
     "minillm-chat": "sft sparse_loss",
     "minillm-data": (
-        "best_fit domain_tokens eos_align fim jest length_buckets length_curriculum rho1 shuffle_rows "
+        "best_fit distill domain_tokens eos_align fim jest length_buckets length_curriculum rho1 shuffle_rows "
         "source_weights"
     ),
     "minillm-hf": "llama3_rope lora qat qkv_bias yarn_rope",

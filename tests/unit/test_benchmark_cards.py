@@ -20,7 +20,7 @@ from tools.repository import ours
 
 WITHOUT = {
     *("role_lr", "tensorboard", "trackio", "wandb"),
-    *("fim", "domain_tokens", "jest", "rho1", "source_weights"),
+    *("fim", "domain_tokens", "distill", "jest", "rho1", "source_weights"),
     *("length_curriculum", "ema", "lion", "schedule_free", "swa"),
     *("metal", "triton"),  # kernels: what is computed is the same
     *("llama3_rope", "lora", "qat", "qkv_bias", "sft", "sparse_loss", "sparse_rows"),

@@ -196,10 +196,11 @@ class LossBuilder(Builder):
         emitted: str | None = None,
         **arguments: Any,
     ) -> None:
-        """Term: x (B, T, C) after the last norm, head (V, C) -> a scalar, a mean over its micro-batch; in training.
+        """Term: x (B, T, C) after the last norm, head (V, C), form -> a scalar, a mean over its micro-batch; in training.
 
         It is reported apart, unweighted, as ``terms`` in metrics.jsonl; the objective has it times
-        ``weight`` and its micro-batch's share of supervised tokens. Its parameters, and those of streams
+        ``weight`` and its micro-batch's share of supervised tokens. ``form`` says how held-out text is
+        judged: ``ops.logits(x, head, form)`` has every plugin's cap and scale. Its parameters, and those of streams
         that it alone reads, are left out of an exported model.
 
         Args:
@@ -220,7 +221,7 @@ class LossBuilder(Builder):
             raise PlanError(f"plugin '{self._owner}', loss.term: give a Module or emitted=")
         node = None
         if cls is not None:
-            node = self._loss_node(f"loss.term[{key}]", ("x", "head"), cls, arguments, key)
+            node = self._loss_node(f"loss.term[{key}]", ("x", "head", "form"), cls, arguments, key)
         setting = self._setting(f"loss.{key}", weight)
         self._slots.terms.add(self._owner, key, Term(key, self._owner, setting, node, emitted))
 
