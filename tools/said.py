@@ -69,6 +69,11 @@ YES: tuple[Said, ...] = (
     Said("Rows by them (JEST)", "`loss.rows`", "minillm_data.jest"),
     Said("Distillation", "`loss.reference`, `loss.term`", "minillm_data.distill"),
     Said("Further tokens, by the head", "`loss.target`", "minillm_modded.mtp"),
+    Said(
+        "The token that begins the next one",
+        "`loss.target`, `pieces` of `on_batch`",
+        "minillm_modded.prefix_tokens",
+    ),
     Said("Further tokens, by heads of their own", "`loss.term`, which an export leaves out"),
     Said("Weights of tokens from the data", "`data.source(fields=)`", "title=answers.py"),
     Said("Best-fit packing", "`data.packer`", "minillm_data.best_fit"),

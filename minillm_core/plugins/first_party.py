@@ -26,9 +26,9 @@ _OFFERED = {
     "minillm-mix": "attn_sink diff_attn forgetting_attn gated_delta mla value_residual",
     "minillm-modded": (
         "attn_scale backout batch_schedule bigram_hash embed_norm embed_skip half_rope "
-        "key_offset layer_drop logit_rescale moe mtp paired_heads qk_norm relu2 residual_decay "
-        "seq_schedule smear softcap sparse_gate sparse_rows unet_skip untie_head value_embeds "
-        "value_init windows xsa zero_init"
+        "key_offset layer_drop logit_rescale moe mtp paired_heads prefix_tokens qk_norm relu2 "
+        "residual_decay seq_schedule smear softcap sparse_gate sparse_rows unet_skip "
+        "untie_head value_embeds value_init windows xsa zero_init"
     ),
     "minillm-muon": "cautious_wd muon normuon polar_express role_lr",
     "minillm-optim": (

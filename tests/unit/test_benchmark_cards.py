@@ -35,7 +35,8 @@ WITHOUT = {
         "mla",
         "value_residual",
     ),
-    *("batch_schedule", "layer_drop", "logit_rescale", "seq_schedule", "untie_head", "value_init"),
+    *("batch_schedule", "layer_drop", "logit_rescale", "prefix_tokens", "seq_schedule"),
+    *("untie_head", "value_init"),
     "yarn_rope",
 }
 """One that does nothing until it is told what; those that change no training; ``fim``, which is for
