@@ -80,6 +80,11 @@ YES: tuple[Said, ...] = (
     Said("Length curriculum", "`data.shapes`", "minillm_data.length_curriculum"),
     Said("Batches that grow", "`data.shapes`, or train.stages", "title=growing.py"),
     Said("Training on answers", "`data.source`, `data.special`", "minillm_chat.sft"),
+    Said(
+        "Stochastic depth",
+        '`model.residual(site, "sublayer", cls)`, `on_batch`',
+        "minillm_mix.stochastic_depth",
+    ),
     Said("Fill in the middle", "`data.special`, `on_batch`", "minillm_data.fim"),
     Said("Tokens dropped or reordered", "`on_batch`"),
     Said("Quantisation-aware training", "`model.linear`, `surrogate=True`", "minillm_hf.qat"),

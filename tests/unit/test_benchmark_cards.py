@@ -36,7 +36,7 @@ WITHOUT = {
         "value_residual",
     ),
     *("batch_schedule", "layer_drop", "logit_rescale", "prefix_tokens", "seq_schedule"),
-    *("untie_head", "value_init"),
+    *("stochastic_depth", "untie_head", "value_init"),
     "yarn_rope",
 }
 """One that does nothing until it is told what; those that change no training; ``fim``, which is for
