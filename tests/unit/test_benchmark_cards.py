@@ -31,6 +31,7 @@ WITHOUT = {
         "diff_attn",
         "forgetting_attn",
         "gated_delta",
+        "iha",
         "key_offset",
         "mla",
         "value_residual",
