@@ -1,6 +1,7 @@
 """Decoding with a KV cache: the training model's own forward pass over the new columns alone.
 
-Attention caches keys and values as the kernel takes them, rotated and laid out. A node with a
+Attention caches keys and values as the kernel takes them, rotated and laid out, and of those within its
+window alone. A node with a
 ``lookback`` sees the new columns of each argument behind so many cached ones, and its results for
 those are dropped; one that ``keeps`` arrays gets those of all earlier columns back. There is no second forward pass for generation.
 """
@@ -130,7 +131,10 @@ class CachedScope(Scope):
         return ops.arange(self.cache.columns + self.cache.new)[self.cache.columns :]
 
     def with_cached_keys(self, attention: Attention, call: Call) -> Call:
-        """Return the call with the keys, values and documents of all columns, cached and new.
+        """Return the call with the keys, values and documents of all columns that it may see, cached and new.
+
+        Within a window the kernel sees no others, so no more are cached; a plugin's function may keep
+        arrays of its own beside them, of all columns.
 
         Raises:
             PluginCodeError: a layout made another number of positions than it declares.
@@ -149,7 +153,7 @@ class CachedScope(Scope):
             attention.ops,
             attention.path,
             (call.k, call.v, call.documents),
-            EVERYTHING,
+            call.window - 1 if isinstance(call.window, int) and not attention.core else EVERYTHING,
             columns,
         )
         return call._replace(k=k, v=v, documents=documents)
