@@ -58,16 +58,14 @@ class Pseudo(Layout):
         super().__init__()
         self.stretch = self.pseudo = pseudo
         heads, kv_heads = geometry.heads, geometry.kv_heads
-        given: dict[str, Any] = {"role": "scalar", "lr_mul": lr_mul, "wd_mul": 0.0}
-
-        def mixture(count: int) -> Param:
-            return Param((pseudo * count, count), axes=("pseudo", "heads"), init=zeros, **given)
-
-        self.q, self.k = mixture(heads), mixture(kv_heads)
-        self.v = mixture(kv_heads) if values else None
+        self.q = mixture(heads, pseudo, lr_mul)
+        self.k = mixture(kv_heads, pseudo, lr_mul)
+        self.v = mixture(kv_heads, pseudo, lr_mul) if values else None
         self.own = Buffer((pseudo * heads, heads), lambda: first(heads, pseudo))
         self.own_kv = Buffer((pseudo * kv_heads, kv_heads), lambda: first(kv_heads, pseudo))
-        self.collapse = Param((pseudo, heads), init=Constant(1.0 / pseudo), **given)
+        self.collapse = Param(
+            (pseudo, heads), init=Constant(1.0 / pseudo), role="scalar", lr_mul=lr_mul, wd_mul=0.0
+        )
 
     def enter(self, call: Any) -> Any:
         """Mix, and lay the pseudo-heads of a token side by side."""
@@ -110,6 +108,13 @@ class Pseudo(Layout):
         """Documents (B, T) -> (B, P T)."""
         each = self.ops.stack([documents] * self.pseudo, -1)
         return self.ops.reshape(each, (documents.shape[0], -1))
+
+
+def mixture(heads: int, pseudo: int, lr_mul: float) -> Param:
+    """(P M, M): what a pseudo-head takes of each head beside what it is at first."""
+    shape = (pseudo * heads, heads)
+    axes = ("pseudo", "heads")
+    return Param(shape, axes=axes, init=zeros, role="scalar", lr_mul=lr_mul, wd_mul=0.0)
 
 
 def first(heads: int, pseudo: int) -> np.ndarray:
