@@ -63,7 +63,7 @@ MIXERS = ("attn_sink", "diff_attn", "forgetting_attn", "gated_delta", "mla")
 ALONE = (
     *("adafactor", "adam8bit", "ademamix", "cautious_adam", "ema", "lion", "lora", "mars"),
     *("schedule_free", "shampoo", "soap", "swa"),
-    *("batch_schedule", "iha", "layer_drop", "untie_head"),
+    *("batch_schedule", "iha", "layer_drop", "layer_loop", "untie_head"),
     *MIXERS,
 )
 """Plugins with a rule, or none, for what others have rules for, with an average, or with an attention of

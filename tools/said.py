@@ -27,6 +27,7 @@ YES: tuple[Said, ...] = (
     Said("Attention sinks, softmax-off-by-one", "`attn.core`", "minillm_mix.attn_sink"),
     Said("Forgetting attention", "`attn.core`, `keeps`", "minillm_mix.forgetting_attn"),
     Said("Scores composed across heads (DC-MHA)", "`attn.core`"),
+    Said("Layers that run several times", "`model.loop`", "minillm_mix.layer_loop"),
     Said("Interleaved heads (IHA)", "`attn.layout`", "minillm_mix.iha"),
     Said("MLA", "`model.attention`, `keeps`", "minillm_mix.mla"),
     Said("Gated delta rule", "`model.attention`, `recurrent`", "minillm_mix.gated_delta"),

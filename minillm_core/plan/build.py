@@ -15,7 +15,7 @@ from minillm_core.config.load import Loaded
 from minillm_core.config.schema import Config
 from minillm_core.errors import PlanError
 from minillm_core.nn.block import BlockSpec, Omitted
-from minillm_core.nn.decoder import DecoderSpec, decoder, layer_geometry
+from minillm_core.nn.decoder import DecoderSpec, Loop, decoder, layer_geometry
 from minillm_core.nn.init import Init, Same
 from minillm_core.nn.module import declared, named_modules
 from minillm_core.nn.node import Node
@@ -84,6 +84,7 @@ def build_plan(
     build_nodes_once(spec, table, manager)
     model = decoder(spec)
     _check_terms(model, spec)
+    _check_loop(model, spec.loop)
     parameters = _parameters_of(model, {*BATCH, *(name for name, _, _ in fields)})
     inits = state.model.init.resolve({name: info.role for name, info in parameters.items()})
     parameters |= _started(parameters, inits)
@@ -153,6 +154,7 @@ def _model(config: Config, manager: Manager, state: SlotState) -> DecoderSpec:
         final_norm=model.norm["final"].resolve(),
         loss=state.loss.resolve(),
         linears=tuple((leaf, model.linear[leaf].resolve()) for leaf in sorted(model.linear)),
+        loop=model.loop.resolve(),
     )
 
 
@@ -524,6 +526,19 @@ def _led(
                 fix=way_out(owner, follow.owner),
             ).concerning(member.name, plugins=(owner, follow.owner))
         yield member.name, (follow.owner, Same(follow.leader, drawn[follow.leader]))
+
+
+def _check_loop(model: Any, loop: Loop | None) -> None:
+    """Refuse blocks that run several times and emit what the loss or State takes once."""
+    if loop is None:
+        return
+    for block in model.layers[loop.first : loop.last + 1]:
+        if names := (*block.term_names, *block.statistic_names):
+            raise PlanError(
+                f"plugin '{loop.owner}' runs {block.path} several times, which emits '{names[0]}' once",
+                where="model.loop",
+                fix=f"other layers, or leave out '{loop.owner}'",
+            ).concerning("model.loop", plugins=(loop.owner,))
 
 
 def owners_of(model: Any) -> dict[str, str]:

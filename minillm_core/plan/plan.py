@@ -204,6 +204,15 @@ class Plan:
         return {member.name: member.view for member in members if member.view}
 
     @cached_property
+    def turns(self) -> Mapping[int, tuple[float, int]]:
+        """Layer that runs several times -> how often on the mean over the steps, and at most: ``model.loop``."""
+        if (loop := self.spec.loop) is None:
+            return {}
+        steps = self.config.train.steps or 100
+        found = [int(loop.times.of(self.values(step / steps))) for step in range(1, steps + 1)]
+        return dict.fromkeys(range(loop.first, loop.last + 1), (sum(found) / steps, max(found)))
+
+    @cached_property
     def follows(self) -> Mapping[str, Follow]:
         """Parameters that are another one until a share of the run: ``optimizer.follow``."""
         members = (member for group in self.groups for member in group.members)
@@ -284,6 +293,7 @@ LATER = (
     "gather",
     "core",
     "rates",
+    "loop",
 )
 """Fields of a spec that older plans do not have: at their defaults they are left out, so that the
 hashes of those plans stay what they were."""

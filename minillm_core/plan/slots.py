@@ -17,7 +17,7 @@ from minillm_core.config.schema import Config
 from minillm_core.errors import PlanError
 from minillm_core.nn.attention import DocumentMask
 from minillm_core.nn.block import Omitted
-from minillm_core.nn.decoder import Gathering, RowChoice, Target, Term
+from minillm_core.nn.decoder import Gathering, Loop, RowChoice, Target, Term
 from minillm_core.nn.init import Init
 from minillm_core.nn.node import ModelShape, Node, Setting, inputs_of
 from minillm_core.nn.reference import Function
@@ -591,6 +591,8 @@ def words(value: Any) -> str:
             return f"learned, from {value.start:g}"
         case Omitted():
             return "none"
+        case Loop():
+            return f"layers {value.first} to {value.last}, {words(value.times)} times"
         case DocumentMask():
             return "apart"
         case Init():

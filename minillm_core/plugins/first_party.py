@@ -23,7 +23,7 @@ _OFFERED = {
     "minillm-hf": "llama3_rope lora qat qkv_bias yarn_rope",
     "minillm-liger[cuda]": "liger",
     "minillm-metal": "metal",
-    "minillm-mix": "attn_sink diff_attn forgetting_attn gated_delta iha mla stochastic_depth value_residual",
+    "minillm-mix": "attn_sink diff_attn forgetting_attn gated_delta iha layer_loop mla stochastic_depth value_residual",
     "minillm-modded": (
         "attn_scale backout batch_schedule bigram_hash embed_norm embed_skip half_rope "
         "key_offset layer_drop logit_rescale moe mtp paired_heads prefix_tokens qk_norm relu2 "

@@ -32,6 +32,7 @@ WITHOUT = {
         "forgetting_attn",
         "gated_delta",
         "iha",
+        "layer_loop",
         "key_offset",
         "mla",
         "value_residual",

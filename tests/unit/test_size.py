@@ -11,7 +11,7 @@ import pytest
 
 from tools.size import File, count, packages, summary
 
-CEILING = 23_700
+CEILING = 23_800
 """Lines of code that the core may have.
 
 It is what the core has today, rounded up to the next hundred; each step lowers the number. The aim is
@@ -95,7 +95,11 @@ saved (100); stages with turns: which are due, a graph for each on both framewor
 (60); claims that outrank others (25); `ops.qr` (10).
 
 23,500 to 23,700: parameters that are another one until a share of the run. The claim and what it refuses (75);
-gradients that are one on both frameworks (35), initial values (25), what a run from other weights takes (30).
+gradients that are one on both frameworks (35), initial values (25), what a run from other weights takes (30);
+a factor on the run's schedule (25); the form of logits for terms, the bytes of ids for on_batch (15).
+
+23,700 to 23,800: blocks that run several times (the claim and what it refuses 35, the order of blocks and a
+KV cache for each turn 35, their FLOPs and activations 20).
 """
 
 SOURCE = '''\
