@@ -15,7 +15,7 @@ from minillm_kit.runner import as_typed
 from minillm_kit.subject import Subject
 from tools.repository import ours
 
-__all__ = ["ALONE", "APART", "MIXERS", "SPARSE", "Form", "all_at_once", "forms"]
+__all__ = ["ALONE", "APART", "MIXERS", "SPARSE", "WHOLE", "Form", "all_at_once", "forms"]
 
 OPTIONS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "bigram_hash": ({}, {"signs": 64, "behind_attention": True}),
@@ -60,10 +60,14 @@ APART: Mapping[str, str] = {
 MIXERS = ("attn_sink", "diff_attn", "forgetting_attn", "gated_delta", "mla")
 """Plugins with a function of attention, or an attention, of their own: a layer has one at most."""
 
+WHOLE = ("iha", "layer_drop", "layer_loop", "untie_head")
+"""Plugins that do to whole layers, or to the head, what others of them cannot stand beside."""
+
 ALONE = (
     *("adafactor", "adam8bit", "ademamix", "cautious_adam", "ema", "lion", "lora", "mars"),
     *("schedule_free", "shampoo", "soap", "swa"),
-    *("batch_schedule", "iha", "layer_drop", "layer_loop", "untie_head"),
+    "batch_schedule",
+    *WHOLE,
     *MIXERS,
 )
 """Plugins with a rule, or none, for what others have rules for, with an average, or with an attention of
