@@ -15,7 +15,7 @@ from minillm_kit.runner import as_typed
 from minillm_kit.subject import Subject
 from tools.repository import ours
 
-__all__ = ["ALONE", "APART", "MIXERS", "SPARSE", "Form", "all_at_once", "forms"]
+__all__ = ["ALONE", "APART", "MIXERS", "SPARSE", "WHOLE", "Form", "all_at_once", "forms"]
 
 OPTIONS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "bigram_hash": ({}, {"signs": 64, "behind_attention": True}),
@@ -25,6 +25,7 @@ OPTIONS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "galore": ({"rank": 4, "every": 2},),
     "head_muon": ({}, {"heads": 1, "of": ["q", "k", "v"]}),
     "infinite_lr": ({}, {"form": "inverse_root"}),
+    "logit_rescale": ({"scale": 2.0},),
     "moe": ({}, {"chosen": 2, "layers": "all"}),
     "muon": ({}, {"momentum_start": 0.85, "cooldown": 0.5, "adjust": "match_rms"}),
     "muon_eq": ({}, {"of": "both"}),
@@ -61,6 +62,7 @@ APART: Mapping[str, str] = {
     "cautious_wd.rules": '["adamw"]',
     "key_offset.layers": "[1]",
     "mudd.ways": '["q", "v"]',
+    "zero_init.attention": "false",
 }
 """Settings with which those that cannot be in one layer are in one model."""
 
@@ -68,19 +70,24 @@ APART: Mapping[str, str] = {
 MIXERS = ("attn_sink", "dc_mha", "diff_attn", "forgetting_attn", "gated_delta", "mla")
 """Plugins with a function of attention, or an attention, of their own: a layer has one at most."""
 
+WHOLE = ("iha", "layer_drop", "layer_loop", "untie_head")
+"""Plugins that do to whole layers, or to the head, what others of them cannot stand beside."""
+
 ALONE = (
     *("adafactor", "adam8bit", "ademamix", "cautious_adam", "ema", "ema_nesterov", "galore"),
     *("infinite_lr", "lion", "lora", "mars", "schedule_free", "shampoo", "snoo", "soap"),
-    *("soap_muon", "swa"),
+    *("soap_muon", "swa", "batch_schedule"),
+    *WHOLE,
     *MIXERS,
     "hyper_connections",
 )
 """Plugins with a rule, or none, for what others have rules for, with an average, a look-ahead, a schedule or
-a momentum where another has one, with an attention of their own, or with lanes in the place of the stream: no
-model has all of them."""
+a momentum where another has one, with an attention of their own, or with lanes in the place of the stream;
+with batches of several sizes, without an attention that others are in, with a head whose betas are the
+embedding's: no model has all of them."""
 
 
-READING = ("jest", "rho1")
+READING = ("distill", "jest", "rho1")
 """Plugins that cannot run without the folder of another run; their own tests train one first."""
 
 

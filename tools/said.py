@@ -27,6 +27,8 @@ YES: tuple[Said, ...] = (
     Said("Attention sinks, softmax-off-by-one", "`attn.core`", "minillm_mix.attn_sink"),
     Said("Forgetting attention", "`attn.core`, `keeps`", "minillm_mix.forgetting_attn"),
     Said("Scores composed across heads (DC-MHA)", "`attn.core`, `keeps`", "minillm_modded.dc_mha"),
+    Said("Layers that run several times", "`model.loop`", "minillm_mix.layer_loop"),
+    Said("Interleaved heads (IHA)", "`attn.layout`", "minillm_mix.iha"),
     Said("MLA", "`model.attention`, `keeps`", "minillm_mix.mla"),
     Said("Gated delta rule", "`model.attention`, `recurrent`", "minillm_mix.gated_delta"),
     Said("Another attention in some layers", "`model.attention`, beside any preset"),
@@ -55,6 +57,19 @@ YES: tuple[Said, ...] = (
         "minillm_optim.freeze",
     ),
     Said("A schedule of the run's rates", "`optimizer.schedule`", "minillm_optim.power_cooldown"),
+    Said(
+        "Untying the head at a share of the run", "`optimizer.follow`", "minillm_modded.untie_head"
+    ),
+    Said(
+        "Batches that grow, with their rates",
+        "`data.shapes`, `optimizer.rates`",
+        "minillm_modded.batch_schedule",
+    ),
+    Said(
+        "Layers without attention or MLP",
+        "`model.attention(layer, None)`",
+        "minillm_modded.layer_drop",
+    ),
     Said("Lion", "`optimizer.rule`", "minillm_optim.lion"),
     Said("Adafactor", "`optimizer.rule`, `needs=`", "minillm_optim.adafactor"),
     Said("Shampoo", "`optimizer.rule`, `every=`", "minillm_optim.shampoo"),
@@ -95,14 +110,24 @@ YES: tuple[Said, ...] = (
         "Tokens by their own and a reference's loss (Rho-1)", "`loss.weights`", "minillm_data.rho1"
     ),
     Said("Rows by them (JEST)", "`loss.rows`", "minillm_data.jest"),
-    Said("Distillation", "`loss.reference`, `loss.term`", "title=distil.py"),
+    Said("Distillation", "`loss.reference`, `loss.term`", "minillm_data.distill"),
     Said("Further tokens, by the head", "`loss.target`", "minillm_modded.mtp"),
+    Said(
+        "The token that begins the next one",
+        "`loss.target`, `pieces` of `on_batch`",
+        "minillm_modded.prefix_tokens",
+    ),
     Said("Further tokens, by heads of their own", "`loss.term`, which an export leaves out"),
     Said("Weights of tokens from the data", "`data.source(fields=)`", "title=answers.py"),
     Said("Best-fit packing", "`data.packer`", "minillm_data.best_fit"),
     Said("Length curriculum", "`data.shapes`", "minillm_data.length_curriculum"),
     Said("Batches that grow", "`data.shapes`, or train.stages", "title=growing.py"),
     Said("Training on answers", "`data.source`, `data.special`", "minillm_chat.sft"),
+    Said(
+        "Stochastic depth",
+        '`model.residual(site, "sublayer", cls)`, `on_batch`',
+        "minillm_mix.stochastic_depth",
+    ),
     Said("Fill in the middle", "`data.special`, `on_batch`", "minillm_data.fim"),
     Said("Tokens dropped or reordered", "`on_batch`"),
     Said("Quantisation-aware training", "`model.linear`, `surrogate=True`", "minillm_hf.qat"),
@@ -128,7 +153,6 @@ NOT: tuple[tuple[str, str], ...] = (
         "a step's forward pass is one graph: what is saved can leave the device at its end alone, and the peak "
         "is there already (docs/experiments.md); train.checkpointing recomputes blocks, --memory splits rows",
     ),
-    ("Untying the head at a share of the run", "the parameters of a run are those of its plan"),
     ("Data by the loss that was seen", "batches are made ahead, and a resumed run makes the same"),
 )
 """What cannot be said."""

@@ -86,6 +86,7 @@ class Decoding(ABC):
 class Model(ABC):
     """A model on one device, to be evaluated and sampled from."""
 
+    plan: Plan
     binding: Binding
     model: Any  # the framework's own module: torch.nn.Module, mlx.nn.Module
 

@@ -405,6 +405,11 @@ def bytes_per_token(tokenizer: Tokenizer, vocab: int | None = None) -> np.ndarra
     return lengths[: vocab or tokenizer.size]
 
 
+def bytes_by_id(tokenizer: Tokenizer, vocab: int) -> tuple[bytes, ...]:
+    """Return the UTF-8 bytes that each id below ``vocab`` stands for, none for special and unused ids."""
+    return tuple(tokenizer._bytes.get(index, b"") for index in range(vocab))
+
+
 def _byte_level() -> Callable[[str], bytes]:
     """Make the map from a byte-level token to its bytes.
 

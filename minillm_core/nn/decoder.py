@@ -131,6 +131,28 @@ def target_weights(ops: Any, weights: list[Any], count: int) -> Any:
 
 
 @dataclass(frozen=True)
+class Loop:
+    """Blocks that run several times, one after the other, with one set of parameters."""
+
+    owner: str
+    first: int
+    last: int  # itself one of them
+    times: Setting  # whole, in all
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The schedule value that it reads."""
+        return self.times.inputs
+
+    def order(self, layers: int, values: Mapping[str, Any]) -> list[tuple[int, int]]:
+        """List the blocks as they run: (layer, which of its turns, from 0)."""
+        turns = range(int(self.times.of(values)))
+        looped = [(layer, turn) for turn in turns for layer in range(self.first, self.last + 1)]
+        before, behind = range(self.first), range(self.last + 1, layers)
+        return [*((i, 0) for i in before), *looped, *((i, 0) for i in behind)]
+
+
+@dataclass(frozen=True)
 class DecoderSpec:
     """The whole model, resolved: what :func:`decoder` builds on any framework."""
 
@@ -144,6 +166,7 @@ class DecoderSpec:
     final_norm: Node | Omitted | None
     loss: LossSpec
     linears: tuple[tuple[str, Node], ...] = ()  # leaf -> what replaces its product
+    loop: Loop | None = None  # None: each block runs once
 
     @property
     def narrows(self) -> bool:
@@ -154,7 +177,7 @@ class DecoderSpec:
         sites = last.site_out, self.final
         free = not any(isinstance(one, Node) for one in nodes) and last.mlp is None
         mlp = f"layers.{len(self.blocks) - 1}.mlp"  # reads of its products are of all positions
-        free = free and not any(one.name == mlp for one in last.apart)
+        free = free and self.loop is None and not any(one.name == mlp for one in last.apart)
         free = free and not any(n.external for leaf, n in self.linears if leaf.startswith(mlp))
         return loss.gather is not None and free and sites == (None, None) and "out" not in last.taps
 
@@ -210,7 +233,7 @@ class Decoder(Module):
         self.keep = spec.loss.kept
         self.weights = spec.loss.weights and spec.loss.weights.make(g)
         self.loss = spec.loss
-        self.checkpointing = checkpointing
+        self.checkpointing, self.loop = checkpointing, spec.loop
         self.narrow = spec.narrows and not checkpointing
         if self.narrow:
             self.layers[-1].inputs += (GATHERED,)
@@ -266,7 +289,7 @@ class Decoder(Module):
         terms = {}
         for term in self.loss.terms:
             if term.node is not None:
-                own = {"x": hidden, "head": self.head_weight()}
+                own = {"x": hidden, "head": head, "form": form.evaluated()}
                 value = scope.apply(self.terms_nodes[term.key], own)
             else:
                 value = sum(scope.emitted[name] for name in self.term_sources[term.key])
@@ -363,8 +386,9 @@ class Decoder(Module):
         for name, node in self.streams.items():
             scope.reads[name] = scope.apply(node, {})
         statistics: dict[str, Any] = {}
-        for block in self.layers:
-            x, *rest = scope.run_block(block, x, checkpointing=self.checkpointing)
+        for layer, turn in self.order(values):
+            block = self.layers[layer]
+            x, *rest = scope.run_block(block, x, checkpointing=self.checkpointing, turn=turn)
             read = (*block.tap_names, *block.stream_names)
             names = (*read, *block.term_names, *block.statistic_names)
             for name, value in zip(names, rest, strict=True):
@@ -381,6 +405,12 @@ class Decoder(Module):
         for name in self.statistic_names:
             statistics[name] = self.ops.stop_gradient(scope.emitted[name])
         return x, scope, statistics
+
+    def order(self, values: Mapping[str, Any]) -> list[tuple[int, int]]:
+        """List the blocks as they run: (layer, which of its turns, from 0)."""
+        if self.loop is None:
+            return [(layer, 0) for layer in range(len(self.layers))]
+        return self.loop.order(len(self.layers), values)
 
     def head_weight(self) -> Any:
         """Return the head, or the embedding that it is tied to, (V, C)."""

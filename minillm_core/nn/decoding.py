@@ -1,6 +1,7 @@
 """Decoding with a KV cache: the training model's own forward pass over the new columns alone.
 
-Attention caches keys and values as the kernel takes them, rotated and laid out. A node with a
+Attention caches keys and values as the kernel takes them, rotated and laid out, and of those within its
+window alone. A node with a
 ``lookback`` sees the new columns of each argument behind so many cached ones, and its results for
 those are dropped; one that ``keeps`` arrays gets those of all earlier columns back. There is no second forward pass for generation.
 """
@@ -69,14 +70,20 @@ class KVCache:
 class CachedScope(Scope):
     """A scope of columns that follow those in a :class:`KVCache`."""
 
-    def __init__(self, reads: dict[str, Any], cache: KVCache) -> None:
+    def __init__(self, reads: dict[str, Any], cache: KVCache, turn: int = 0) -> None:
         super().__init__(reads)
-        self.cache = cache
+        self.cache, self.turn = cache, turn
 
-    def run_block(self, block: Any, x: Any, *, checkpointing: bool) -> tuple[Any, ...]:
+    def place(self, module: Any) -> str:
+        """Return the key of a module's columns; a block that runs again has others for each turn."""
+        return f"{module.path}@{self.turn}" if self.turn else module.path
+
+    def run_block(
+        self, block: Any, x: Any, *, checkpointing: bool, turn: int = 0
+    ) -> tuple[Any, ...]:
         """Run a block on the same cache; there is no backward pass to recompute for."""
         reads = {name: self.reads[name] for name in block.inputs}
-        return block.within(x, CachedScope(reads, self.cache))
+        return block.within(x, CachedScope(reads, self.cache, turn))
 
     def apply(self, node: Any, own: dict[str, Any], like: tuple[str, ...] = ()) -> Any:
         """Run ``node.forward`` on its lookback and the new columns; return its results for the new."""
@@ -87,7 +94,7 @@ class CachedScope(Scope):
         names, cache = self.reads | own, self.cache
         given = (names[name] for name in node.bound)
         result = self.split_emitted(
-            node, node(*cache.append(node.ops, node.path, given, node.lookback, cache.new))
+            node, node(*cache.append(node.ops, self.place(node), given, node.lookback, cache.new))
         )
         earlier = min(node.lookback, cache.columns)
         if isinstance(result, (tuple, list)):
@@ -96,7 +103,7 @@ class CachedScope(Scope):
 
     def kept(self, node: Any) -> dict[str, Any]:
         """Return what the node returned for the cached columns; None where there are none."""
-        held = self.cache.kept.get(node.path, [None] * len(node.keeps))
+        held = self.cache.kept.get(self.place(node), [None] * len(node.keeps))
         return dict(zip(node.keeps, held, strict=True)) if node.keeps else {}
 
     def keep(self, node: Any) -> None:
@@ -119,8 +126,8 @@ class CachedScope(Scope):
                     fix=f"return what it keeps of the new columns alone, {columns} and so on",
                 )
         appended = [None if name in node.recurrent else value for name, value in new.items()]
-        self.cache.append(node.ops, node.path, appended, EVERYTHING, self.cache.new)
-        kept = self.cache.fresh[node.path]
+        self.cache.append(node.ops, self.place(node), appended, EVERYTHING, self.cache.new)
+        kept = self.cache.fresh[self.place(node)]
         for index, name in enumerate(new):
             if name in node.recurrent:
                 kept[index] = new[name]
@@ -130,7 +137,10 @@ class CachedScope(Scope):
         return ops.arange(self.cache.columns + self.cache.new)[self.cache.columns :]
 
     def with_cached_keys(self, attention: Attention, call: Call) -> Call:
-        """Return the call with the keys, values and documents of all columns, cached and new.
+        """Return the call with the keys, values and documents of all columns that it may see, cached and new.
+
+        Within a window the kernel sees no others, so no more are cached; a plugin's function may keep
+        arrays of its own beside them, of all columns.
 
         Raises:
             PluginCodeError: a layout made another number of positions than it declares.
@@ -147,9 +157,9 @@ class CachedScope(Scope):
             )
         k, v, documents = self.cache.append(
             attention.ops,
-            attention.path,
+            self.place(attention),
             (call.k, call.v, call.documents),
-            EVERYTHING,
+            call.window - 1 if isinstance(call.window, int) and not attention.core else EVERYTHING,
             columns,
         )
         return call._replace(k=k, v=v, documents=documents)

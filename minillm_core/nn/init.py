@@ -23,6 +23,10 @@ class Init:
         """Draw a float32 array of ``shape``."""
         raise NotImplementedError
 
+    def first(self, seed: int, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """Draw the values of a parameter at the start of a run, from the stream of its name."""
+        return self.draw(generator(seed, name), shape)
+
     def data(self) -> dict[str, Any]:
         """Return the initialiser as JSON: its name and its numbers."""
         return {"init": type(self).__name__.lower(), **asdict(self)}
@@ -78,6 +82,22 @@ class Referenced(Init):
         if value.shape != shape:
             raise ValueError(f"{self.reference} returned shape {value.shape}, not {shape}")
         return value.astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Same(Init):
+    """The values of another parameter of this shape, bit by bit."""
+
+    parameter: str
+    init: Init  # of that one
+
+    def first(self, seed: int, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """Draw the other's values."""
+        return self.init.first(seed, self.parameter, shape)
+
+    def data(self) -> dict[str, Any]:
+        """Return the initialiser as JSON."""
+        return {"init": "same", "parameter": self.parameter}
 
 
 def fan_in(inputs: int) -> Normal:

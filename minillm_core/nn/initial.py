@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from minillm_core.nn.init import Init, generator
+from minillm_core.nn.init import Init
 from minillm_core.nn.module import declared
 from minillm_core.nn.param import Buffer, Param, State
 
@@ -19,7 +19,7 @@ def _drawn(
     """Yield (name, module, attribute, first value) of every Param or State."""
     for name, module, attribute, one in declared(model, kind):
         init = inits.get(name, one.init) if kind is Param else one.init
-        yield name, module, attribute, init.draw(generator(seed, name), one.shape)
+        yield name, module, attribute, init.first(seed, name, one.shape)
 
 
 def initial_values(
@@ -71,7 +71,7 @@ def witness_inits(
     """
     for name, module, attribute, param in declared(model, Param):
         if name in inits:
-            drawn = inits[name].draw(generator(seed, name), param.shape)
+            drawn = inits[name].first(seed, name, param.shape)
             if _digest(host(getattr(module, attribute))) == _digest(drawn):
                 witness(f"init:{name}")
 

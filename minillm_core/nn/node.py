@@ -245,8 +245,13 @@ class Scope:
         _check_arrays(node, [own[name] for name in like], result)
         return result
 
-    def run_block(self, block: Any, x: Any, *, checkpointing: bool) -> tuple[Any, ...]:
-        """Run a block on exactly what it reads; with ``checkpointing`` recompute it in the backward pass."""
+    def run_block(
+        self, block: Any, x: Any, *, checkpointing: bool, turn: int = 0
+    ) -> tuple[Any, ...]:
+        """Run a block on exactly what it reads; with ``checkpointing`` recompute it in the backward pass.
+
+        ``turn`` counts the times that it runs: a KV cache has columns for each.
+        """
         reads = [self.reads[name] for name in block.inputs]
         if checkpointing:
             return block.framework.checkpoint(block, x, *reads)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from minillm_core.nn.reference import Function
+from minillm_core.optim.follow import Follow
 from minillm_core.optim.narrow import Kept
 from minillm_core.optim.stage import Rule
 
@@ -36,6 +37,7 @@ class Member:
     rows: ByRows | None = None  # None: every row in every step
     view: Function | None = None  # what is evaluated in its place; None: it itself
     blocks: int = 1  # its rows are so many matrices, one above the other
+    follows: Follow | None = None  # the parameter that it is at first; None: it itself
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ class Group:
             | ({"rows": dict(vars(m.rows))} if m.rows else {})
             | ({"view": m.view._asdict()} if m.view else {})
             | ({"blocks": m.blocks} if m.blocks > 1 else {})
+            | ({"follows": dict(vars(m.follows))} if m.follows else {})
             for m in self.members
         ]
         shape = list(self.members[0].shape)

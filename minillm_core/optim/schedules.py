@@ -23,14 +23,18 @@ class TrainSchedule:
     warmup: float  # fraction of the run
     cooldown: float = 0.2  # fraction of what follows the warm-up, for shapes that have one
     curve: Function | None = None  # a plugin's, in the place of the shape
+    rates: Schedule | None = None  # a plugin's factor
 
     def factor(self, progress: float) -> float:
         """Return the factor at ``progress`` in (0, 1]."""
+        more = 1.0 if self.rates is None else self.rates.at(progress, self)
         if progress < self.warmup:
-            return progress / self.warmup
+            return progress / self.warmup * more
         rest = 1.0 - self.warmup
         x = (progress - self.warmup) / rest if rest else 0.0
-        return SHAPES[self.shape](x, self.cooldown) if self.curve is None else self.curve.call(x)
+        if self.curve is not None:
+            return self.curve.call(x) * more
+        return SHAPES[self.shape](x, self.cooldown) * more
 
 
 def _cosine(x: float, cooldown: float) -> float:

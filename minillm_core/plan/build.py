@@ -6,7 +6,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
@@ -15,13 +15,14 @@ from minillm_core.config.load import Loaded
 from minillm_core.config.schema import Config
 from minillm_core.errors import PlanError
 from minillm_core.nn.block import INPUTS, BlockSpec, Omitted
-from minillm_core.nn.decoder import DecoderSpec, decoder, layer_geometry
-from minillm_core.nn.init import Init
+from minillm_core.nn.decoder import DecoderSpec, Loop, decoder, layer_geometry
+from minillm_core.nn.init import Init, Same
 from minillm_core.nn.module import declared, named_modules
 from minillm_core.nn.node import Node
 from minillm_core.nn.param import Param
 from minillm_core.nn.reference import Function, place_of, resolve
 from minillm_core.nn.residual import SiteSpec
+from minillm_core.optim.groups import Group
 from minillm_core.optim.schedules import TrainSchedule
 from minillm_core.plan.plan import BATCH, Export, Plan, PlannedPlugin, as_json
 from minillm_core.plan.slots import (
@@ -84,6 +85,7 @@ def build_plan(
     build_nodes_once(spec, table, manager)
     model = decoder(spec)
     _check_terms(model, spec)
+    _check_loop(model, spec.loop)
     parameters = _parameters_of(model, {*BATCH, *(name for name, _, _ in fields)})
     inits = state.model.init.resolve({name: info.role for name, info in parameters.items()})
     parameters |= _started(parameters, inits)
@@ -91,6 +93,8 @@ def build_plan(
     state.optimizer = builders.OptimizerSlots(parameters, values, train, heads)
     state.fill(manager, "optimizer_factory", builders.OptimizerBuilder, state.optimizer)
     groups, curve = state.optimizer.resolve(), state.optimizer.schedule.resolve()
+    same = dict(_led(groups, model, inits))
+    parameters, inits = parameters | _started(parameters, same), inits | same
     trained = {m.name: parameters[m.name] for group in groups for m in group.members}
     check_reads(spec, table, {*BATCH, *values.held, *(name for name, _, _ in fields)})
     state.fill(manager, "kernel_provider", builders.KernelBuilder, kernels)
@@ -107,7 +111,11 @@ def build_plan(
         parameters=parameters,
         inits={name: init for name, (_, init) in inits.items()},
         groups=groups,
-        schedule=TrainSchedule(train.schedule, train.warmup, train.cooldown, curve),
+        schedule=TrainSchedule(
+            *(train.schedule, train.warmup, train.cooldown),
+            curve=curve,
+            rates=state.optimizer.rates.resolve(),
+        ),
         schedules=dict(sorted(values.held.items())),
         batch_fields=fields,
         arrangement=arrangement,
@@ -147,6 +155,7 @@ def _model(config: Config, manager: Manager, state: SlotState) -> DecoderSpec:
         final_norm=model.norm["final"].resolve(),
         loss=state.loss.resolve(),
         linears=tuple((leaf, model.linear[leaf].resolve()) for leaf in sorted(model.linear)),
+        loop=model.loop.resolve(),
     )
 
 
@@ -524,6 +533,43 @@ def _started(
     return {
         name: replace(parameters[name], init=as_json(init)) for name, (_, init) in inits.items()
     }
+
+
+def _led(
+    groups: Iterable[Group], model: Any, inits: Mapping[str, tuple[str, Init]]
+) -> Iterator[tuple[str, tuple[str, Init]]]:
+    """Give parameters that follow another its initial values: parameter -> (owner, initialiser).
+
+    Raises:
+        PlanError: a plugin claims others for one of them.
+    """
+    drawn = {name: param.init for name, _, _, param in declared(model, Param)}
+    drawn |= {name: init for name, (_, init) in inits.items()}
+    for member in (member for group in groups for member in group.members):
+        if (follow := member.follows) is None:
+            continue
+        if member.name in inits:
+            owner = inits[member.name][0]
+            raise PlanError(
+                f"plugin '{owner}' gives initial values to '{member.name}', which is "
+                f"'{follow.leader}' at first, by '{follow.owner}'",
+                where=f"model.init[{member.name}]",
+                fix=way_out(owner, follow.owner),
+            ).concerning(member.name, plugins=(owner, follow.owner))
+        yield member.name, (follow.owner, Same(follow.leader, drawn[follow.leader]))
+
+
+def _check_loop(model: Any, loop: Loop | None) -> None:
+    """Refuse blocks that run several times and emit what the loss or State takes once."""
+    if loop is None:
+        return
+    for block in model.layers[loop.first : loop.last + 1]:
+        if names := (*block.term_names, *block.statistic_names):
+            raise PlanError(
+                f"plugin '{loop.owner}' runs {block.path} several times, which emits '{names[0]}' once",
+                where="model.loop",
+                fix=f"other layers, or leave out '{loop.owner}'",
+            ).concerning("model.loop", plugins=(loop.owner,))
 
 
 def owners_of(model: Any) -> dict[str, str]:

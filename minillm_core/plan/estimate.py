@@ -204,7 +204,7 @@ def _parts(plan: Plan, model: Any, scores: int) -> Iterator[Part]:
         name = _part_of(info)
         parameters[name] += info.size
         if len(info.shape) > 1 and not info.role.startswith("embedding"):
-            count = round(info.size * shares.get(info.name, 1.0))
+            count = round(info.size * shares.get(info.name, 1.0) * turns_of(plan, info.name))
             multiplied[name] += count
             still[name] += count if info.name in plan.frozen else 0
         # lookups and scales of one axis are free
@@ -217,6 +217,12 @@ def _parts(plan: Plan, model: Any, scores: int) -> Iterator[Part]:
         )
         if parameters[name] or flops:
             yield Part(name, parameters[name], multiplied[name], flops)
+
+
+def turns_of(plan: Plan, parameter: str) -> float:
+    """Return how often a step multiplies by a parameter's block, on the mean."""
+    layer = parameter.split(".")[1] if parameter.startswith("layers.") else "-1"
+    return plan.turns.get(int(layer), (1.0, 1))[0]
 
 
 def _with_selection(plan: Plan, parts: list[Part]) -> Iterator[Part]:
@@ -272,7 +278,8 @@ def _scores(plan: Plan, model: Any) -> tuple[int, tuple[str, ...]]:
             continue
         keys = sum(min(length * stretch, most) * n for length, n in tokens.items())
         each = keys / tokens.total()
-        total += round(12 * width * each if count is None else stretch * count(each))
+        one = 12 * width * each if count is None else stretch * count(each)
+        total += round(one * plan.turns.get(index, (1, 1))[0])
     return round(total), tuple(uncounted)
 
 
@@ -318,7 +325,11 @@ def _held(plan: Plan, one: Reference, itemsize: int) -> int:
 def _activations(plan: Plan, model: Any) -> int:
     """Count the numbers kept for the backward pass, a token."""
     dim = plan.spec.geometry.dim
-    blocks = [_kept(block, dim) for block in model.layers]
+    blocks = [
+        _kept(block, dim)
+        for index, block in enumerate(model.layers)
+        for _ in range(plan.turns.get(index, (1, 1))[1])
+    ]
     if plan.config.train.checkpointing:
         blocks = [dim] * len(blocks) + [max(blocks)]  # every input, and one block at a time
     ends = 2 * dim  # what enters the first block, and the last norm

@@ -20,6 +20,7 @@ from minillm_core.nn.node import ModelShape, Node, Setting, inputs_of
 from minillm_core.nn.param import Param, State
 from minillm_core.nn.reference import Function
 from minillm_core.ops.select import Candidate
+from minillm_core.optim.follow import Follow
 from minillm_core.optim.groups import ByRows, Group
 from minillm_core.optim.schedules import Schedule, Stages, TrainSchedule
 from minillm_core.optim.stage import Rule
@@ -202,6 +203,21 @@ class Plan:
         members = (member for group in self.groups for member in group.members)
         return {member.name: member.view for member in members if member.view}
 
+    @cached_property
+    def turns(self) -> Mapping[int, tuple[float, int]]:
+        """Layer that runs several times -> how often on the mean over the steps, and at most: ``model.loop``."""
+        if (loop := self.spec.loop) is None:
+            return {}
+        steps = self.config.train.steps or 100
+        found = [int(loop.times.of(self.values(step / steps))) for step in range(1, steps + 1)]
+        return dict.fromkeys(range(loop.first, loop.last + 1), (sum(found) / steps, max(found)))
+
+    @cached_property
+    def follows(self) -> Mapping[str, Follow]:
+        """Parameters that are another one until a share of the run: ``optimizer.follow``."""
+        members = (member for group in self.groups for member in group.members)
+        return {member.name: member.follows for member in members if member.follows}
+
     @property
     def staged(self) -> tuple[str, ...]:
         """Values that change the compiled step."""
@@ -269,7 +285,7 @@ class Plan:
 
 LATER = (
     *("rows", "weights", "weight_field", "norm_eps", "template", "ends", "gather", "core", "curve"),
-    *("apart", "computed"),
+    *("apart", "computed", "rates", "loop"),
 )
 """Fields of a spec that older plans do not have: at their defaults they are left out, so that the
 hashes of those plans stay what they were."""

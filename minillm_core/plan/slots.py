@@ -17,12 +17,14 @@ from minillm_core.config.schema import Config
 from minillm_core.errors import PlanError
 from minillm_core.nn.attention import DocumentMask
 from minillm_core.nn.block import Omitted
-from minillm_core.nn.decoder import Gathering, RowChoice, Target, Term
+from minillm_core.nn.decoder import Gathering, Loop, RowChoice, Target, Term
 from minillm_core.nn.init import Init
 from minillm_core.nn.node import ModelShape, Node, Setting, inputs_of
 from minillm_core.nn.reference import Function
 from minillm_core.nn.residual import Learned
 from minillm_core.ops.select import Candidate
+from minillm_core.optim.follow import FOLLOW
+from minillm_core.optim.schedules import Piecewise, Plateaus
 from minillm_core.optim.stage import ANCHORS, Draft, Stage
 from minillm_core.optim.views import VIEW
 from minillm_core.plugins import builders
@@ -87,7 +89,8 @@ class SlotState:
         layers = (replace(geometry, layer=i) for i in range(geometry.layers))
         attention = tuple(builders.AttentionSlots(layer, base, layered) for layer in layers)
         model, row = builders.ModelSlots(geometry, base, layered), config.train.seq_len
-        loss, data = builders.LossSlots(row, config.train.rows), builders.DataSlots(config)
+        data = builders.DataSlots(config)
+        loss = builders.LossSlots(row, config.train.rows, geometry.dim)
         return cls(attention, model, loss, data, layered=layered)
 
     def fill(self, manager: Manager, hook: str, builder: type[Builder], *slots: Any) -> None:
@@ -377,6 +380,8 @@ def _optimizer_reports(
         provider = Holder(slots.rules[name][0], what, "provides it")
         yield SlotReport(f"opt.rule[{name}]", "claim", (provider,), also=(name,))
         yield from _stages(name, slots, followed=count > 0 or name == DEFAULT_RULE)
+    if slots.rates.held:
+        yield _claim(slots.rates)
     for info in slots.parameters.values():
         claims = tuple(_parameter_claims(info, slots, model))
         yield _parameter(info, claims, model)
@@ -444,6 +449,8 @@ def _parameter_claims(
         yield _claim(blocks, "one matrix", shapes=False, heading="opt.split")
     if (view := slots.views[name]).held and FROZEN not in rules:
         yield _claim(view, evidence=f"{VIEW}{name}", shapes=False, heading="opt.view")
+    if (follow := slots.follows[name]).held:
+        yield _claim(follow, "itself", evidence=f"{FOLLOW}{name}", shapes=False)
 
 
 def _declared(init: Mapping[str, Any]) -> str:
@@ -589,6 +596,8 @@ def words(value: Any) -> str:
             return f"learned, from {value.start:g}"
         case Omitted():
             return "none"
+        case Loop():
+            return f"layers {value.first} to {value.last}, {words(value.times)} times"
         case DocumentMask():
             return "apart"
         case Init():
@@ -599,6 +608,9 @@ def words(value: Any) -> str:
         case Term():
             source = value.emitted if value.node is None else words(value.node)
             return f"{source}, weight {words(value.weight)}"
+        case Plateaus() | Piecewise():
+            knots = ", ".join(f"{number:g} from {at:.3g}" for at, number in value.knots)
+            return f"{type(value).__name__.lower()}: {knots} of the run"
         case RowChoice():
             return f"{words(value.node)}, keeps {value.keep:.0%}"
         case Gathering():

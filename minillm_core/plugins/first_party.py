@@ -17,16 +17,21 @@ CORE = "minillm-core"
 _OFFERED = {
     "minillm-chat": "sft sparse_loss",
     "minillm-data": (
-        "best_fit domain_tokens eos_align fim jest length_buckets length_curriculum rho1 shuffle_rows "
+        "best_fit distill domain_tokens eos_align fim jest length_buckets length_curriculum rho1 shuffle_rows "
         "source_weights"
     ),
     "minillm-hf": "llama3_rope lora qat qkv_bias yarn_rope",
     "minillm-liger[cuda]": "liger",
     "minillm-metal": "metal",
-    "minillm-mix": "attn_sink diff_attn forgetting_attn gated_delta hyper_connections mla value_residual",
+    "minillm-mix": (
+        "attn_sink diff_attn forgetting_attn gated_delta hyper_connections iha layer_loop mla stochastic_depth "
+        "value_residual"
+    ),
     "minillm-modded": (
-        "attn_scale backout bigram_hash cached_stream dc_mha embed_norm embed_skip half_rope key_offset moe mtp mudd "
-        "paired_heads qk_norm relu2 residual_decay smear softcap sparse_gate sparse_rows unet_skip value_embeds windows xsa zero_init"
+        "attn_scale backout batch_schedule bigram_hash cached_stream dc_mha embed_norm embed_skip half_rope "
+        "key_offset layer_drop logit_rescale moe mtp mudd paired_heads prefix_tokens qk_norm relu2 "
+        "residual_decay seq_schedule smear softcap sparse_gate sparse_rows unet_skip "
+        "untie_head value_embeds value_init windows xsa zero_init"
     ),
     "minillm-muon": (
         "cautious_wd head_muon muon muon_eq normuon polar_express role_lr two_step_embed uw_floor"

@@ -50,12 +50,14 @@ class Hooks:
         vocab: int,
         progress: float,
         specials: dict[str, int],
+        pieces: tuple[bytes, ...],
     ) -> dict[str, Any]:
         """While running, in the loader's thread: a NumPy batch in phase train, eval or decode.
 
         ids are below ``vocab``, which is model.vocab. ``progress`` is the batch's place in the run:
         its step over train.steps, up to 1; in the other phases 1. ``specials``: name -> id of the
-        special tokens that plugins asked for, and ``end_of_text``.
+        special tokens that plugins asked for, and ``end_of_text``. ``pieces``: the bytes of each id, in
+        phase train, none of special and unused ones; empty where the tokenizer is not known.
         """
         raise NotImplementedError
 

@@ -36,6 +36,7 @@ def batch_hook(
     progress: Callable[[], float] = lambda: 1.0,
     specials: Mapping[str, int] | None = None,
     given: Sequence[Field] = (),
+    pieces: tuple[bytes, ...] = (),
 ) -> OnBatch | None:
     """Join all ``on_batch`` into one function, called in ``order``; None where there is none.
 
@@ -52,6 +53,7 @@ def batch_hook(
         progress: called once for each batch of phase train: its place in the run.
         specials: the ids of the special tokens that plugins asked for, by name.
         given: fields that a source gives, 0 where the batch is from none, as in phase decode.
+        pieces: the bytes of each id, ``vocab`` of them; none where no tokenizer is known.
     """
     declared: dict[str, list[Field]] = {}
     for _, owner, one in fields:
@@ -75,6 +77,7 @@ def batch_hook(
                     vocab=vocab,
                     progress=share,
                     specials=dict(specials or {}),
+                    pieces=pieces,
                 )
             try:
                 _fields(checked(batch, vocab), declared.get(one.name, ()))
@@ -105,6 +108,7 @@ def plan_hook(
     streams: Streams | None = None,
     progress: Callable[[], float] = lambda: 1.0,
     specials: Mapping[str, int] | None = None,
+    pieces: tuple[bytes, ...] = (),
 ) -> OnBatch | None:
     """Join the plugins' ``on_batch`` into one function of (batch, phase), as a run of the plan does.
 
@@ -115,6 +119,7 @@ def plan_hook(
         streams: default: new ones, for other phases than train, where they begin anew every batch.
         progress: as for :func:`batch_hook`.
         specials: as for :func:`batch_hook`; default: as a tokenizer has them that is trained here.
+        pieces: as for :func:`batch_hook`.
 
     Returns:
         The function, which raises PluginCodeError where a plugin raises or returns no batch of the
@@ -124,7 +129,7 @@ def plan_hook(
     plugins, streams = plan.active if plugins is None else plugins, streams or Streams(config.seed)
     vocab, fields, asked = config.model.vocab, plan.batch_fields, plan.sourcing
     specials = asked.ids if specials is None else specials
-    more = progress, specials, asked.batch_fields
+    more = progress, specials, asked.batch_fields, pieces
     return batch_hook(plan.on_batch, plugins, seen, vocab, streams, fields, *more)
 
 

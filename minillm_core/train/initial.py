@@ -30,6 +30,7 @@ from minillm_core.config.origins import Layer, Setting
 from minillm_core.config.schema import Config
 from minillm_core.data import Corpus, Tokenizer
 from minillm_core.errors import ConfigError, DataError, Refusal
+from minillm_core.optim.follow import tied
 from minillm_core.optim.views import VIEWED, evaluated
 from minillm_core.plan import Plan, build_plan
 from minillm_core.text import few
@@ -106,8 +107,10 @@ class Initial:
 
     def load(self, trainer: Trainer) -> Iterator[str]:
         """Give the trainer the weights; yields lines to print."""
-        trainer.load(trainer.arrays() | self.fitted.arrays)
+        arrays, lines = followed(trainer.plan, 0.0, self.fitted.arrays)
+        trainer.load(trainer.arrays() | arrays)
         yield f"the weights are those of {self.directory.published or self.directory.path}"
+        yield from lines
         yield from self.directory.notes
         if own := self.fitted.initial:
             yield f"not in there, and as new: {few(own)}"
@@ -138,6 +141,32 @@ class SavedDirectory(SavedModel):
     def arrays(self) -> dict[str, np.ndarray]:
         """Give the parameters that were read."""
         return self.initial.fitted.arrays
+
+
+def followed(
+    plan: Plan, progress: float, arrays: Mapping[str, np.ndarray]
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Put weights and state of leaders into the places of parameters that still follow them.
+
+    Args:
+        plan: its ``follows``.
+        progress: where the run begins.
+        arrays: as a checkpoint names them.
+
+    Returns:
+        The arrays, and lines to print of what is not taken.
+    """
+    found, lines = dict(arrays), []
+    for name, leader in tied(plan.follows, plan.values(progress)).items():
+        ours = {key: array for key, array in arrays.items() if key.endswith(f".{leader}")}
+        led = {f"{key.removesuffix(leader)}{name}": array for key, array in ours.items()}
+        if any(not np.array_equal(arrays.get(key, array), array) for key, array in led.items()):
+            share = f"{plan.follows[name].until:.3g} of the run"
+            lines.append(
+                f"{name} begins as {leader}, which it is until {share}: its own is left behind"
+            )
+        found |= led
+    return found, lines
 
 
 def open_directory(
@@ -263,7 +292,7 @@ class Branch(RunFolder):
             weights = {n: array for n, array in read.items() if n.startswith(("model.", "state."))}
             seen = [name for name in held if name.startswith(VIEWED)]
             how = (f"{len(seen)} weights are those that it evaluates (opt.view)",) if seen else ()
-            return Position(), (*self._take(trainer, weights), *how)
+            return Position(), (*self._take(trainer, weights, budget.progress(1, 0.0)), *how)
         position = Position.of(self.checkpoint.scalars)
         position.saved = None  # in the new folder nothing is saved yet
         if budget.spent(position.step, position.elapsed):
@@ -275,12 +304,16 @@ class Branch(RunFolder):
         same_seed = self.config.seed == config.seed
         if not same_seed:
             held = {name: array for name, array in held.items() if not name.startswith("random.")}
-        notes = [*self._take(trainer, held), *self._place(position, corpus, same_seed)]
+        progress = budget.progress(position.step + 1, position.elapsed)
+        notes = [*self._take(trainer, held, progress), *self._place(position, corpus, same_seed)]
         return position, tuple(notes)
 
-    def _take(self, trainer: Trainer, old: Mapping[str, np.ndarray]) -> Iterator[str]:
+    def _take(
+        self, trainer: Trainer, old: Mapping[str, np.ndarray], progress: float
+    ) -> Iterator[str]:
         """Give the trainer what fits by name and shape, and say what does not."""
-        new = trainer.arrays()
+        new, own = trainer.arrays(), old
+        old, lines = followed(trainer.plan, progress, own)
         fits = {
             name: array
             for name, array in old.items()
@@ -295,6 +328,7 @@ class Branch(RunFolder):
         trainer.resume(new | fits)
         verb = "with the weights of" if self.weights_only else "branched from"
         yield f"{verb} step {self.checkpoint.step:,} of {self.out}"
+        yield from lines
         anew = sorted(name for name in new if name not in fits)
         if weights := [name for name in anew if name.startswith(("model.", "state."))]:
             yield f"weights that start anew: {few(weights)}"
@@ -302,7 +336,7 @@ class Branch(RunFolder):
         if state and not self.weights_only:
             yield f"optimizer state that starts anew: {few(state)}"
         derived = ("random.", VIEWED)
-        if left := sorted(n for n in old if n not in new and not n.startswith(derived)):
+        if left := sorted(n for n in own if n not in new and not n.startswith(derived)):
             yield f"left behind, since this model has no place for it: {few(left)}"
 
     def _place(self, position: Position, corpus: Corpus, same_seed: bool) -> Iterator[str]:

@@ -14,6 +14,7 @@ from minillm_core.backends.ranks import ALONE, Ranks
 from minillm_core.config.load import Loaded
 from minillm_core.config.schema import Config
 from minillm_core.data import Corpus, OnBatch, open_corpus
+from minillm_core.data.tokenizer import bytes_by_id
 from minillm_core.errors import PlanError
 from minillm_core.plan import Plan
 from minillm_core.plugins.manager import LoadedPlugin
@@ -56,6 +57,8 @@ class Job:
 
     def hook(self, **more: Any) -> OnBatch | None:
         """Join the plugins' ``on_batch``: see :func:`~minillm_core.train.hooks.plan_hook`."""
+        tokenizer, vocab = self.corpus.tokenizer, self.config.model.vocab
+        more["pieces"] = bytes_by_id(tokenizer, vocab) if tokenizer else ()
         return plan_hook(self.plan, seen=self.seen, specials=self.corpus.specials, **more)
 
     @property

@@ -25,6 +25,7 @@ from minillm_core.plugins.manager import load as load_plugins
 from minillm_core.plugins.plugin import Plugin
 from minillm_core.plugins.streams import Streams
 from minillm_core.train.hooks import batch_hook
+from minillm_kit.subject import spelt
 
 if TYPE_CHECKING:
     import torch
@@ -259,7 +260,8 @@ def completed(plan: Plan, batch: Batch, phase: str = "train") -> Batch:
     begins = np.random.default_rng(11).random(batch["ids"].shape) < 0.2
     batch = batch | {"documents": np.cumsum(begins, axis=1).astype(np.int32)}
     ours = load_plugins([p.name for p in plan.plugins], {p.name: p.options for p in plan.plugins})
-    hook = batch_hook(plan.on_batch, ours, Counter(), plan.config.model.vocab, Streams(0))
+    pieces = spelt(plan)
+    hook = batch_hook(plan.on_batch, ours, Counter(), len(pieces), Streams(0), pieces=pieces)
     return hook(batch, phase) if hook else batch
 
 

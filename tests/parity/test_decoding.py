@@ -687,6 +687,21 @@ def test_the_cache_holds_what_is_kept_and_no_more(lab: Any) -> None:
     assert held["norm"] == [(1, LENGTH, 32)] * 2
 
 
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+def test_a_layer_with_a_window_caches_no_more_than_it(lab: Any, backend: str) -> None:
+    case = case_of(lab, "window", backend)  # of 3 keys, of 5 by a dynamic schedule, of 4 in the end
+    decoding = case.decoding()
+    for at in range(LENGTH):
+        logits = decoding.feed(cut(case.row, at, at + 1))
+        np.testing.assert_allclose(logits, case.whole[at], rtol=0, atol=case.level)
+        kept = decoding.cache.kept
+        sizes = [kept[f"layers.{layer}.attention"][0].shape[1] for layer in range(3)]
+        assert sizes == [min(at + 1, 2), at + 1, min(at + 1, 3)]
+    again = case.decoding()
+    again.feed(case.row)  # a prompt as a whole
+    assert again.cache.kept["layers.0.attention"][0].shape[1] == 2
+
+
 def test_a_feed_that_raises_leaves_the_sequence_as_it_was(lab: Any) -> None:
     case = case_of(lab, "bigram", "torch")
     decoding = case.decoding()

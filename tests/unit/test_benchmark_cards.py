@@ -20,7 +20,7 @@ from tools.repository import ours
 
 WITHOUT = {
     *("role_lr", "tensorboard", "throttle", "trackio", "wandb"),
-    *("fim", "domain_tokens", "jest", "rho1", "source_weights"),
+    *("fim", "domain_tokens", "distill", "jest", "rho1", "source_weights"),
     *("length_curriculum", "ema", "lion", "schedule_free", "swa"),
     *("metal", "triton"),  # kernels: what is computed is the same
     *("llama3_rope", "lora", "qat", "qkv_bias", "sft", "sparse_loss", "sparse_rows"),
@@ -34,6 +34,8 @@ WITHOUT = {
         "forgetting_attn",
         "gated_delta",
         "hyper_connections",
+        "iha",
+        "layer_loop",
         "key_offset",
         "mla",
         "mudd",
@@ -52,6 +54,8 @@ WITHOUT = {
     "embed_grad_shrink",
     "ema_nesterov",
     "layer_clip",
+    *("batch_schedule", "layer_drop", "logit_rescale", "prefix_tokens", "seq_schedule"),
+    *("stochastic_depth", "untie_head", "value_init"),
     "yarn_rope",
 }
 """One that does nothing until it is told what; those that change no training; ``fim``, which is for

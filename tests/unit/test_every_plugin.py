@@ -41,11 +41,18 @@ def test_what_is_left_out_says_why() -> None:
         **dict.fromkeys(
             (
                 *("best_fit", "domain_tokens", "eos_align", "fim"),
-                *("length_buckets", "length_curriculum", "sft", "shuffle_rows", "source_weights"),
+                *(
+                    "length_buckets",
+                    "length_curriculum",
+                    "seq_schedule",
+                    "sft",
+                    "shuffle_rows",
+                    "source_weights",
+                ),
             ),
             chooses,
         ),
-        **dict.fromkeys(("jest", "rho1"), "it reads a model that was trained before"),
+        **dict.fromkeys(("distill", "jest", "rho1"), "it reads a model that was trained before"),
     }
     names, _ = all_at_once()
     shown = {form.name for form in forms() if form.left_out is None}

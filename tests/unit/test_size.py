@@ -11,7 +11,7 @@ import pytest
 
 from tools.size import File, count, packages, summary
 
-CEILING = 24_100
+CEILING = 24_400
 """Lines of code that the core may have.
 
 It is what the core has today, rounded up to the next hundred; each step lowers the number. The aim is
@@ -107,6 +107,13 @@ layer's places (65); products of leaves that read more (30).
 
 24,000 to 24,100: --memory, a step's rows in micro-batches that fit (60). It comes between settings and plan, where
 no hook is: a plugin is asked by a plan whose sizes are settled.
+
+24,100 to 24,300: parameters that are another one until a share of the run. The claim and what it refuses (75);
+gradients that are one on both frameworks (35), initial values (25), what a run from other weights takes (30);
+a factor on the run's schedule (25); the form of logits for terms, the bytes of ids for on_batch (15).
+
+24,300 to 24,400: blocks that run several times (the claim and what it refuses 35, the order of blocks and a
+KV cache for each turn 35, their FLOPs and activations 20).
 """
 
 SOURCE = '''\

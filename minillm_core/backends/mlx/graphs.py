@@ -14,6 +14,7 @@ import mlx.core as mx
 from minillm_core.backends.mlx.model import Arrays, MLXModel, place
 from minillm_core.backends.mlx.rows import RowTables
 from minillm_core.backends.steps import TERM, next_loss_scale
+from minillm_core.optim.follow import FOLLOW, shared
 from minillm_core.optim.groups import Group
 from minillm_core.optim.update import clip_factor, global_norm, update
 
@@ -130,8 +131,11 @@ class Graphs:
         given: Arrays,
         mean: Any,
     ) -> Stepped:
-        ops, grads = self.framework.ops, sums["grads"]
-        norm = global_norm(ops, grads.values())
+        ops, follows = self.framework.ops, self.plan.follows
+        grads, counted = shared(ops, follows, sums["grads"], given)
+        for name in follows:
+            self.framework.witness(f"{FOLLOW}{name}")
+        norm = global_norm(ops, counted)
         unscale = 1.0 / state["scaler"]["scale"] if state["scaler"] else None
         norm = norm if unscale is None else norm * unscale
         factor = clip_factor(ops, norm, self.plan.config.train.clip)

@@ -32,6 +32,7 @@ from minillm_core.backends.torch.optimizer import Optimizer
 from minillm_core.backends.torch.transfer import Later, foreach_copy_, overwrite
 from minillm_core.nn.block import GATHERED
 from minillm_core.nn.initial import initial_arrays
+from minillm_core.optim.follow import FOLLOW, tied
 from minillm_core.optim.views import VIEWED
 from minillm_core.plan import Plan
 from minillm_core.plugins.builders.optimizer import ROWS
@@ -127,7 +128,8 @@ class TorchTrainer(TorchModel, Trainer):
             grads = dict(zip(self.weights.trained, self.gradients or (), strict=True))
             self.statistics.over(self.ranks, grads, figures, self.reduced)
             self.gradients = [*grads.values()]
-        later = self._update(figures, given, len(micro) * self.ranks.size)
+        batches = len(micro) * self.ranks.size
+        later = self._update(figures, given, batches, tied(self.plan.follows, values))
         timer("")
         return later
 
@@ -152,12 +154,25 @@ class TorchTrainer(TorchModel, Trainer):
         self.compile_seconds += time.perf_counter() - began
 
     def _update(
-        self, figures: dict[str, Tensor], given: dict[str, Tensor], micro_batches: int
+        self,
+        figures: dict[str, Tensor],
+        given: dict[str, Tensor],
+        micro_batches: int,
+        one: Mapping[str, str],
     ) -> Later:
-        """Change the state of training, unless a figure or the gradients' norm is not finite."""
+        """Change the state of training, unless a figure or the gradients' norm is not finite.
+
+        Parameters of ``one`` are those that they are mapped to; sums of gradients count once.
+        """
         assert self.gradients is not None
         grads = dict(zip(self.weights.trained, self.gradients, strict=True))
-        norm, unscale = self.optimizer.norm(grads), None
+        self.framework.seen.update(f"{FOLLOW}{name}" for name in self.plan.follows)
+        for name, leader in one.items():
+            grads[leader].add_(grads[name])
+        counted = {name: grad for name, grad in grads.items() if name not in one}
+        for name, leader in one.items():
+            grads[name].copy_(grads[leader])
+        norm, unscale = self.optimizer.norm(counted), None
         if self.scaler:
             figures["scale"] = self.scaler["scale"]
             unscale = 1.0 / self.scaler["scale"]

@@ -16,7 +16,7 @@ from minillm_core.text import did_you_mean, plain
 
 RESERVED = frozenset(
     {"x", "y", "q", "k", "v", "carry", "sublayer", "x0"}
-    | {"ids", "labels", "documents", "positions", "weights", "normaliser", "head", "losses"}
+    | {"ids", "labels", "documents", "positions", "weights", "normaliser", "head", "losses", "form"}
     | {"mask", "distance", "window", "scale"}
 )
 """Names that slots and the batch give; a stream or a field may not take one."""

@@ -10,7 +10,7 @@ from minillm_core.nn.decoder import Gathering, LossSpec, RowChoice, Target, Term
 from minillm_core.nn.node import Node
 from minillm_core.ops.form import LossForm, SigmoidCap, TanhCap
 from minillm_core.optim.schedules import stages
-from minillm_core.plugins.builders.base import Builder
+from minillm_core.plugins.builders.base import Builder, ValueTable
 from minillm_core.plugins.slots import LOSS, Claim, Terms, way_out
 
 TRAINING = ("smoothing", "z")
@@ -50,10 +50,11 @@ class LossSlots:
     Args:
         length: tokens of a row.
         rows: of a micro-batch.
+        dim: width of the stream.
     """
 
-    def __init__(self, length: int, rows: int) -> None:
-        self.length, self.rows_there = length, rows
+    def __init__(self, length: int, rows: int, dim: int) -> None:
+        self.length, self.rows_there, self.dim = length, rows, dim
         self.form: dict[str, Claim[Any]] = {
             name: Claim(
                 f"loss.logits[{name}]",
@@ -93,9 +94,17 @@ class LossSlots:
 
 
 class LossBuilder(Builder):
-    """The loss, as one plugin sees it. The main target is the next token, with weight 1."""
+    """The loss, as one plugin sees it. The main target is the next token, with weight 1.
+
+    Attributes:
+        dim: C, the width of the stream.
+    """
 
     _slots: LossSlots
+
+    def __init__(self, owner: str, values: ValueTable, slots: LossSlots) -> None:
+        super().__init__(owner, values, slots)
+        self.dim = slots.dim
 
     def logits(
         self,
@@ -187,10 +196,11 @@ class LossBuilder(Builder):
         emitted: str | None = None,
         **arguments: Any,
     ) -> None:
-        """Term: x (B, T, C) after the last norm, head (V, C) -> a scalar, a mean over its micro-batch; in training.
+        """Term: x (B, T, C) after the last norm, head (V, C), form -> a scalar, a mean over its micro-batch; in training.
 
         It is reported apart, unweighted, as ``terms`` in metrics.jsonl; the objective has it times
-        ``weight`` and its micro-batch's share of supervised tokens. Its parameters, and those of streams
+        ``weight`` and its micro-batch's share of supervised tokens. ``form`` says how held-out text is
+        judged: ``ops.logits(x, head, form)`` has every plugin's cap and scale. Its parameters, and those of streams
         that it alone reads, are left out of an exported model.
 
         Args:
@@ -211,7 +221,7 @@ class LossBuilder(Builder):
             raise PlanError(f"plugin '{self._owner}', loss.term: give a Module or emitted=")
         node = None
         if cls is not None:
-            node = self._loss_node(f"loss.term[{key}]", ("x", "head"), cls, arguments, key)
+            node = self._loss_node(f"loss.term[{key}]", ("x", "head", "form"), cls, arguments, key)
         setting = self._setting(f"loss.{key}", weight)
         self._slots.terms.add(self._owner, key, Term(key, self._owner, setting, node, emitted))
 

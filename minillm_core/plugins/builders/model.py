@@ -9,9 +9,11 @@ from typing import Any
 
 from minillm_core.errors import PlanError
 from minillm_core.nn.block import INPUTS, Omitted
+from minillm_core.nn.decoder import Loop
 from minillm_core.nn.init import Init, Referenced
 from minillm_core.nn.node import ModelShape, Node, Setting
 from minillm_core.nn.residual import Learned, SiteSpec
+from minillm_core.optim.schedules import Schedule, Stages
 from minillm_core.plugins.builders.base import Anchor, Builder, Sealed, ValueTable
 from minillm_core.plugins.slots import (
     EMBED,
@@ -122,6 +124,7 @@ class ModelSlots:
         self.inputs: dict[str, Sum] = {p: summed("input", p, ("carry",)) for p in parts_given}
         self.computed: dict[str, str] = {}  # stream -> the residual site where it is computed
         self.linear: dict[str, Claim[Node]] = {}  # leaf -> its product
+        self.loop: Claim[Loop] = Claim("model.loop", default="each block once")
         self.taps: set[str] = set()  # sites that are read further on
         self.init = InitSlots()
 
@@ -428,6 +431,36 @@ class ModelBuilder(Builder):
         order = time_of(leaf)
         claim: Claim[Node] = Claim(node.slot, default="x W^T", also=(leaf,), order=order)
         self._slots.linear.setdefault(leaf, claim).add(self._owner, node)
+
+    def loop(self, first: int, last: int, times: int | Schedule) -> None:
+        """Claim: blocks ``first`` to ``last`` run ``times`` times, one round after the other.
+
+        ::
+
+            model.loop(2, 5, stages((0, 1), (0.75, 2)))
+
+        A round begins with what the one before it gave, and reads streams, taps and x0 as the first one
+        does; what is tapped within is that of the last round. Parameters are those of one round, and get
+        the gradients of all. In decoding each round has a KV cache of its own. A model is evaluated and
+        written from with as many rounds as the run ends with.
+
+        Args:
+            first: of the blocks.
+            last: of them, itself one.
+            times: in all, whole; ``stages`` give each number a step of its own.
+
+        Raises:
+            PlanError: no such blocks, or no such number; while resolving, where a node of one of them
+                emits terms or statistics, which there is one of.
+        """
+        first, last = self._layer(first), self._layer(last)
+        staged = isinstance(times, Stages) and min(times.all()) >= 1
+        if first > last or not (staged or (isinstance(times, int) and times >= 1)):
+            what = f"layers {first} to {last}, {times!r} times"
+            fix = "layers that rise; 2, or stages((0, 1), (0.75, 2))"
+            raise self._refusal("model.loop", what, fix=fix)
+        setting = self._setting("loop", times)
+        self._slots.loop.add(self._owner, Loop(self._owner, first, last, setting))
 
     def init(self, parameter: str, init: Any, **arguments: Any) -> None:
         """Claim: (rng, shape) -> float32, a parameter's initial values; or an initialiser.

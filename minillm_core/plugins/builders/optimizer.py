@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, NamedTuple
 
@@ -13,9 +13,17 @@ from minillm_core.errors import PlanError
 from minillm_core.nn.node import Setting
 from minillm_core.nn.reference import Function, reference_of, resolve
 from minillm_core.optim.adamw import adam, decay, write
+from minillm_core.optim.follow import Follow
 from minillm_core.optim.groups import ByRows, Group, Member, groups_of
 from minillm_core.optim.rows import RowRule
-from minillm_core.optim.schedules import Schedule, Scheduled, Stages
+from minillm_core.optim.schedules import (
+    Cosine,
+    Piecewise,
+    Plateaus,
+    Schedule,
+    Scheduled,
+    Stages,
+)
 from minillm_core.optim.stage import ANCHORS, GRADIENT, Draft, Rule, stage
 from minillm_core.plugins.builders.base import Builder, ValueTable, offered_twice
 from minillm_core.plugins.slots import Chain, Claim, Claims
@@ -102,6 +110,8 @@ class OptimizerSlots:
         self.views: Claims[str, Function] = Claims("opt.view[{}]")
         self.blocks: Claims[str, Blocks] = Claims("opt.split[{}]")
         self.schedule: Claim[Function] = Claim("opt.schedule")
+        self.follows: Claims[str, Follow] = Claims("opt.follow[{}]")
+        self.rates: Claim[Schedule] = Claim("opt.rates", default="1", shapes=False)
 
     def resolve(self) -> tuple[Group, ...]:
         """Resolve to the groups of every parameter; every clash is an error."""
@@ -153,9 +163,57 @@ class OptimizerSlots:
                 where=f"opt.assign[{FROZEN}]",
                 fix="leave a part of the model to be trained, or add a plugin that brings one (lora)",
             ).concerning(plugins=tuple(sorted(owners)))
+        self.lead(assigned)
         groups = groups_of(assigned)
         self.check_rows(groups)
         return groups
+
+    def lead(self, assigned: dict[str, tuple[Rule, Member]]) -> None:
+        """Let parameters follow others: the same rule, and the others' factors until they part.
+
+        Where factors differ both have them as schedules, so that both are updated by the same kernels.
+        """
+        for name, claim in self.follows.items():
+            follow = claim.resolve()
+            why = self.apart(name, follow, assigned)
+            if why is not None:
+                what = f"plugin '{claim.owner}' lets '{name}' follow '{follow.leader}': {why}"
+                fix = f"leave out '{claim.owner}', or what tells the two apart"
+                refusal = PlanError(what, where=claim.where, fix=fix)
+                raise refusal.concerning(name, claim.where, plugins=(claim.owner,))
+            factors: dict[str, dict[str, Any]] = {name: {"follows": follow}, follow.leader: {}}
+            for field in ("lr_mul", "wd_mul"):
+                own, led = (getattr(assigned[n][1], field) for n in (name, follow.leader))
+                if own != led:
+                    for one, after in ((name, own), (follow.leader, led)):
+                        knots = (0.0, led), (follow.until, after)
+                        value = f"{claim.owner}.{one}.{field}"
+                        factors[one][field] = self.values.add(claim.owner, value, Plateaus(knots))
+            for one, more in factors.items():
+                rule, member = assigned[one]
+                assigned[one] = (rule, replace(member, **more))
+
+    def apart(
+        self, name: str, follow: Follow, assigned: Mapping[str, tuple[Rule, Member]]
+    ) -> str | None:
+        """Say why a parameter cannot follow another; None: it can."""
+        for one in (name, follow.leader):
+            if one not in assigned:
+                return f"'{self.assigned[one].owner}' freezes '{one}'"
+            if assigned[one][1].rows:
+                return f"'{self.tables[one].owner}' updates '{one}' by rows"
+        if follow.leader in self.follows:
+            return f"'{follow.leader}' follows another itself"
+        (rule, own), (other, led) = assigned[name], assigned[follow.leader]
+        if rule.name != other.name:
+            return f"they have the rules '{rule.name}' and '{other.name}'"
+        if own.overrides != led.overrides:
+            return "they have other betas"
+        for field in ("lr_mul", "wd_mul"):
+            factors = {getattr(own, field), getattr(led, field)}
+            if len(factors) > 1 and any(isinstance(factor, str) for factor in factors):
+                return f"the {field} of one has a schedule that the other's has not"
+        return None
 
     def pass_over(self) -> None:
         """Drop the claims that others outrank, and note it; two that outrank each other stay a clash."""
@@ -490,6 +548,26 @@ class OptimizerBuilder(Builder):
                     self._slots.multipliers[name, field].add(self._owner, value)
         return len(chosen)
 
+    def rates(self, factor: Schedule) -> None:
+        """Claim: a factor on the run's schedule, and so on every learning rate that follows it.
+
+        They are train.lr, that of any rule with a number for its rate, and what is ``scheduled``; other
+        schedules are as they were. Decoupled decay is multiplied by the rate, so it has the factor too.
+        ::
+
+            optimizer.rates(plateaus((0, 1.0), (0.5, 1.4)))
+
+        Args:
+            factor: piecewise, cosine or plateaus.
+
+        Raises:
+            PlanError: another schedule, or a number: that is train.lr.
+        """
+        if not isinstance(factor, (Piecewise, Cosine, Plateaus)) or isinstance(factor, Stages):
+            fix = "piecewise(...), cosine(...) or plateaus(...)"
+            raise self._refusal("opt.rates", f"{factor!r} is no factor over the run", fix=fix)
+        self._slots.rates.add(self._owner, factor)
+
     def rows(self, where: Where, rule: type[RowRule], *, buckets: int = 8) -> int:
         """Claim per parameter: those for which ``where(name, info)`` are updated by the rows that a step sees.
 
@@ -617,6 +695,45 @@ class OptimizerBuilder(Builder):
         for name in chosen:
             self._slots.views[name].add(self._owner, viewed)
         return len(chosen)
+
+    def follow(self, parameter: str, leader: str, *, until: float = 1.0) -> None:
+        """Claim per parameter: it is ``leader`` until a share of the run, and goes by itself after it.
+
+        Both begin with the leader's initial values. Until then both get the sum of their gradients,
+        which counts once in the norm, and the leader's factors, so that they stay equal bit by bit, as
+        one parameter that is used twice; after it each has its own gradient and its own factors, and
+        the state of the rule that both had. Where a run begins with other weights (--init, --branch)
+        before that share, the leader's take its place, its moments too.
+
+        Args:
+            parameter: its name.
+            leader: another parameter of that shape, which follows none; both have one rule.
+            until: share of the run; 1: to the end.
+
+        Raises:
+            PlanError: no such parameters, or a share outside the run; while resolving, where the two
+                have other rules or betas, or one is frozen or updated by rows.
+
+        ::
+
+            optimizer.follow("head.weight", "embedding.weight", until=2 / 3)
+        """
+        slot = f"opt.follow[{parameter}]"
+        for name in (parameter, leader):
+            if name not in self.parameters:
+                fix = f"{did_you_mean(name, self.parameters)}names are such as {few([*self.parameters])}"
+                raise self._refusal(slot, f"'{name}' is no parameter", fix=fix)
+        shapes = [self.parameters[name].shape for name in (parameter, leader)]
+        if parameter == leader or shapes[0] != shapes[1]:
+            what = f"'{leader}' {shapes[1]} cannot stand for '{parameter}' {shapes[0]}"
+            raise self._refusal(slot, what, fix="another parameter, of the same shape")
+        if not 0 < until <= 1:
+            raise self._refusal(slot, f"until={until}", fix="a share of the run, such as 2 / 3")
+        together = Plateaus(((0.0, 1.0), (float(until), 0.0)))
+        value = self._values.add(self._owner, f"{self._owner}.{parameter}.tied", together)
+        self._slots.follows[parameter].add(
+            self._owner, Follow(self._owner, leader, float(until), value)
+        )
 
     def _assigned(self, slot: str, rule: str, where: Where, over: bool) -> int:
         chosen = self._chosen(where, slot)

@@ -12,6 +12,7 @@ pytestmark = pytest.mark.slow
 
 test_best_fit = conformance("best_fit")
 test_domain_tokens = conformance("domain_tokens", {"domains": ["code", "wiki"], "cooldown": 0.5})
+test_distill = conformance("distill", {"direction": "reverse"}, pairs=2)
 test_eos_align = conformance("eos_align", {"max_document": 7})
 test_fim = conformance("fim", {"rate": 1.0})
 test_length_buckets = conformance("length_buckets", {"documents": 5})

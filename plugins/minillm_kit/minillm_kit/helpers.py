@@ -82,6 +82,8 @@ def numpy_ops() -> NumPyOps:
 
 def _wide(value: Any) -> Any:
     array = np.asarray(value)
+    if array.dtype.kind == "O":  # the form of a loss
+        return value
     return array.astype(np.float64) if array.dtype.kind == "f" else array
 
 

@@ -25,7 +25,7 @@ from minillm_core.inspection import (
     unmet,
 )
 from minillm_kit.check import Failed, NotApplicable
-from minillm_kit.subject import Batch, Subject
+from minillm_kit.subject import Batch, Subject, spelt
 
 if TYPE_CHECKING:
     from minillm_core.inspection import StepBatch
@@ -173,7 +173,8 @@ def _batches(subject: Subject, plan: minillm.Plan) -> str:
 
 def _hook(subject: Subject) -> OnBatch:
     """Return its ``on_batch`` as a run begins to call it."""
-    hook = batch_hook(subject.plan(), [subject.loaded, *subject.companions])
+    plan = subject.plan()
+    hook = batch_hook(plan, [subject.loaded, *subject.companions], pieces=spelt(plan))
     assert hook is not None
     return hook
 

@@ -49,7 +49,8 @@ def only_declared(subject: Subject) -> str:
             f"slots are filled in the name of {others[0]}", cause="it uses another's builder"
         )
     written = "a hook writes to an object of the core's"
-    claimed = {slot.removeprefix("model.init[").rstrip("]") for slot in mine}
+    starts = "model.init[", "opt.follow["  # a follower begins as its leader does
+    claimed = {slot.partition("[")[2].rstrip("]") for slot in mine if slot.startswith(starts)}
     for name, parameter in plain.parameters.items():
         now = ours.parameters.get(name, parameter)
         if now.owner == parameter.owner and name not in claimed and now != parameter:

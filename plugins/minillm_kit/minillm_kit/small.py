@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +45,12 @@ class SmallModel:
         return float(getattr(place, f"site_{site}").coefficients[source].scalar[0])
 
 
-def plan(*plugins: Plugin, seq_len: int | None = None, **sizes: Any) -> Plan:
+def plan(
+    *plugins: Plugin,
+    seq_len: int | None = None,
+    train: Mapping[str, Any] | None = None,
+    **sizes: Any,
+) -> Plan:
     """Plan a model of :data:`SIZES` with plugins, each named after its class.
 
     ::
@@ -54,11 +60,13 @@ def plan(*plugins: Plugin, seq_len: int | None = None, **sizes: Any) -> Plan:
     Args:
         plugins: made, with their options.
         seq_len: T, the length of a row; None: that of preset tiny.
+        train: settings of the table ``train``.
         sizes: in the place of :data:`SIZES`.
     """
     settings = {f"model.{key}": value for key, value in {**SIZES, **sizes}.items()}
     if seq_len is not None:
         settings["train.seq_len"] = seq_len
+    settings |= {f"train.{key}": value for key, value in (train or {}).items()}
     config = load(preset="tiny", settings=settings).config
     return build_plan(config, [LoadedPlugin.of(type(p).__name__.lower(), p) for p in plugins])
 

@@ -275,7 +275,7 @@ class Subject:
         self, plan: Plan, batch: Batch, *others: LoadedPlugin, phase: str = "train"
     ) -> Batch:
         """Return a batch as a run's first ``on_batch`` leaves it."""
-        hook = batch_hook(plan, (self.loaded, *self.companions, *others))
+        hook = batch_hook(plan, (self.loaded, *self.companions, *others), pieces=spelt(plan))
         return hook({**batch}, phase) if hook else batch
 
     def train(
@@ -349,3 +349,8 @@ def after(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray
 def states(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the modules' state among a trainer's arrays, by their whole names."""
     return {name: array for name, array in arrays.items() if name.startswith("state.")}
+
+
+def spelt(plan: Plan) -> tuple[bytes, ...]:
+    """Stand in for the bytes of a tokenizer's ids: numbers to the base 3, the first id being special."""
+    return (b"", *(np.base_repr(index, 3).encode() for index in range(1, plan.config.model.vocab)))

@@ -21,10 +21,13 @@ test_forgetting_attn_with_rope = conformance(
 test_gated_delta = conformance("gated_delta", {"chunk": 4}, pairs=2, backend="torch")
 test_gated_delta_on_mlx = conformance("gated_delta", {"chunk": 4}, pairs=2, backend="mlx")
 test_hyper_connections = conformance("hyper_connections", pairs=2)
+test_iha = conformance("iha", pairs=2)
+test_layer_loop = conformance("layer_loop", pairs=2)
 test_mla = conformance("mla", pairs=2)
 test_mla_with_a_latent_of_queries = conformance(
     "mla", {"q_rank": 12, "kv_rank": 10, "rope_dim": 6}, pairs=2
 )
+test_stochastic_depth = conformance("stochastic_depth", {"drop": 0.5}, pairs=2)
 test_value_residual = conformance("value_residual", pairs=2)
 
 

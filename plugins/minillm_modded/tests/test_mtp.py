@@ -107,7 +107,7 @@ def test_an_end_outside_the_run_is_refused() -> None:
     from minillm_core.plugins.builders import LossBuilder, LossSlots
     from minillm_core.plugins.builders.base import ValueTable
 
-    builder = LossBuilder("mine", ValueTable(), LossSlots(LENGTH, rows=2))
+    builder = LossBuilder("mine", ValueTable(), LossSlots(LENGTH, rows=2, dim=8))
     with pytest.raises(PlanError, match=r"until=1.5"):
         builder.target(0.5, offset=2, until=1.5)
 

@@ -165,6 +165,11 @@ def look_back(node, cache, name, *given, shape, emits=False):
     return result[:, -shape[1] :] if result.ndim > 1 else result[-shape[1] :]
 
 
+def random_stream(name: str = "") -> np.random.Generator:
+    """Make random numbers: a model is read in phases that draw none."""
+    raise RuntimeError("random numbers are drawn in training alone")
+
+
 class PlanError(ValueError):
     """A part that cannot be of these sizes."""
 

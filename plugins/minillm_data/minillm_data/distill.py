@@ -1,0 +1,80 @@
+"""Learn a teacher's distribution of every next token (Hinton et al., arXiv:1503.02531).
+
+    loss = CE(labels) + weight t^2 mean KL,     p = softmax(teacher / t),  q = softmax(model / t)
+
+    forward     KL(p, q) = sum p (log p - log q)      cover all that the teacher holds likely
+    reverse     KL(q, p) = sum q (log q - log p)      nothing that the teacher holds unlikely (arXiv:2306.08543)
+
+The teacher is a trained run with the same tokenizer, frozen. A temperature t above 1 shows how
+it ranks the unlikely ones; t^2 gives back the size that gradients lose by it, so that ``weight`` means
+the same at any t. The mean is over the supervised tokens. Logits of both are as each is judged: a
+cap or a scale of the model's own counts (``softcap``, ``logit_rescale``).
+
+``only=true`` leaves the labels out: every one of them weighs nothing, and the teacher alone teaches.
+The loss that is reported is still that of the labels, so runs can be compared.
+
+What it costs: a forward pass of the teacher, and both models' logits of a micro-batch at once, several
+times B T V numbers of 4 bytes: small vocabularies, or fewer rows with train.accumulate.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from minillm_core import FrozenModel, Module, Plugin, option
+
+__all__ = ["Distill", "Divergence"]
+
+
+class Distill(Plugin, api=1):
+    """The model's distribution of each token is drawn to that of a trained one, the teacher."""
+
+    model: str = option("runs/teacher", help="the teacher: a run's folder", min_length=1)
+    weight: float = option(1.0, gt=0, help="of the divergence; the labels' loss has 1")
+    temperature: float = option(2.0, gt=0, help="logits of both are divided by it")
+    direction: Literal["forward", "reverse"] = option(
+        "forward", help="whose likely tokens count: the teacher's, or the model's own"
+    )
+    only: bool = option(False, help="learn from the teacher alone, not from the labels")
+
+    def compute_loss(self, loss):
+        loss.reference("distill_teacher", FrozenModel(self.model), gives="logits")
+        given = {"temperature": self.temperature, "reverse": self.direction == "reverse"}
+        loss.term("distill", Divergence, weight=self.weight, **given)
+        if self.only:
+            loss.weights(Nothing)
+
+
+class Divergence(Module):
+    """x (B, T, C), head (V, C), form, teacher (B, T, V), labels (B, T) -> t^2 mean KL, nats."""
+
+    reads: ClassVar = {"teacher": "distill_teacher"}
+
+    def __init__(self, temperature: float, reverse: bool) -> None:
+        super().__init__()
+        self.temperature, self.reverse = temperature, reverse
+
+    def forward(self, x: Any, head: Any, form: Any, teacher: Any, labels: Any) -> Any:
+        """Over supervised positions; 0 where there is none."""
+        ops: Any = self.ops
+        ours = ops.logits(ops.reshape(x, (-1, x.shape[-1])), head, form)  # (N, V), float32
+        theirs = ops.reshape(teacher, ours.shape)
+        log_q, log_p = (self.log_softmax(one / self.temperature) for one in (ours, theirs))
+        first, second = (log_q, log_p) if self.reverse else (log_p, log_q)
+        apart = ops.sum(ops.exp(first) * (first - second), -1)  # (N,)
+        there = ops.astype(ops.reshape(labels, (-1,)) >= 0, "float32")
+        count = ops.sum(there)
+        mean = ops.sum(apart * there) / ops.maximum(count, ops.like(1.0, count))
+        return mean * self.temperature**2
+
+    def log_softmax(self, logits: Any) -> Any:
+        """(N, V) -> (N, V)."""
+        return logits - self.ops.logsumexp(logits, -1, keepdims=True)
+
+
+class Nothing(Module):
+    """losses (B, T) -> 0 for each."""
+
+    def forward(self, losses: Any) -> Any:
+        """losses (B, T) -> (B, T)."""
+        return losses * 0.0

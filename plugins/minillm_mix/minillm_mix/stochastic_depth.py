@@ -1,0 +1,83 @@
+"""Stochastic depth: in training, blocks are left out at random, late ones more often (arXiv:1603.09382).
+
+    x <- x + b_l / (1 - p_l) (attention, then MLP)       b_l ~ Bernoulli(1 - p_l), for each row
+    p_l = drop l / (L - 1)                               layers l = 0 .. L - 1: none at the first
+
+Every depth up to the whole is trained, so that no block relies on the one before it alone; it is a
+regulariser, for texts that are read often. Divided by 1 - p_l a block adds what it would on the average,
+and the whole model is evaluated and written from as it is. ``rescale=false`` does not divide, and
+``by="batch"`` draws once for a micro-batch: so it is in slowrun, whose runs read 100 million tokens over
+and over.
+
+Draws come from the run's seed, batch by batch, in the loader's thread: a resumed run has the same. A
+block that is left out is computed all the same, and multiplied by 0: nothing is saved.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+
+from minillm_core import Layers, Module, PlanError, Plugin, option, random_stream
+
+__all__ = ["Kept", "StochasticDepth"]
+
+FIELD = "depth_drawn"
+
+
+class StochasticDepth(Plugin, api=1):
+    """Rows pass over blocks at random in training, over the last ones most often."""
+
+    drop: float = option(0.1, gt=0, lt=1, help="share of rows that pass over the last block")
+    by: Literal["row", "batch"] = option(
+        "row", help="what is drawn for: each row, or a micro-batch"
+    )
+    rescale: bool = option(True, help="divide what is kept by its share")
+    layers: Layers = option("all", help='layers that may be left out: "all", [-1], "every:2"')
+
+    def build_data(self, data):
+        data.field(FIELD, "float32")
+
+    def on_batch(self, batch, phase):
+        shape = batch["ids"].shape
+        if phase != "train":
+            return {**batch, FIELD: np.ones(shape, np.float32)}  # above every share
+        drawn = random_stream().random(shape if self.by == "row" else (1, shape[1]), np.float32)
+        return {**batch, FIELD: np.broadcast_to(drawn, shape).copy()}
+
+    def build_model(self, model):
+        late = [layer for layer in self.layers.resolve(model.layers) if layer > 0]
+        if not late:
+            raise PlanError(
+                "stochastic_depth leaves no block out: the first is always there",
+                where=f"stochastic_depth.layers={self.layers} model.layers={model.layers}",
+                fix="more layers, or leave stochastic_depth out",
+            )
+        for layer in late:
+            share = self.drop * layer / (model.layers - 1)
+            given = {"share": share, "column": layer, "rescale": self.rescale}
+            model.residual(f"layers.{layer}.mid", "sublayer", Kept, **given)
+            model.residual(f"layers.{layer}.out", "sublayer", Kept, **given)
+
+
+class Kept(Module):
+    """depth_drawn float32 (B, T), even on [0, 1) -> the block's coefficient (B, 1, 1): 0 where it is left out.
+
+    Args:
+        share: of rows that pass over the block.
+        column: whose draw is the block's; rows with fewer columns begin again.
+        rescale: whether what is kept is divided by 1 - share.
+    """
+
+    def __init__(self, share: float, column: int, rescale: bool) -> None:
+        super().__init__()
+        self.share, self.column, self.rescale = share, column, rescale
+
+    def forward(self, x: Any, depth_drawn: Any) -> Any:
+        """x (B, T, C), depth_drawn (B, T) -> (B, 1, 1)."""
+        ops: Any = self.ops
+        column = self.column % depth_drawn.shape[1]
+        drawn = depth_drawn[:, column : column + 1, None]
+        kept = ops.where(drawn >= 1.0, 1.0, 1.0 / (1.0 - self.share) if self.rescale else 1.0)
+        return ops.astype_like(ops.where(drawn < self.share, 0.0, kept), x)

@@ -1,0 +1,121 @@
+"""Layers that run again, against a deeper model whose layers have the same weights; decoding; what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minillm_core import Module, Plugin
+from minillm_core.backends.native import Continuation
+from minillm_core.errors import PlanError
+from minillm_core.nn.node import Scope
+from minillm_kit import last_logits
+from minillm_kit.subject import Subject
+from minillm_mix.layer_loop import LayerLoop
+
+ORDER = (0, 1, 2, 1, 2, 1, 2, 3)
+"""Of four layers, the middle ones three times."""
+
+
+class Noisy(Module):
+    """y, and a term."""
+
+    terms = ("noise",)
+
+    def forward(self, y: Any) -> Any:
+        """y (B, T, H, D) -> y, a number."""
+        return y, self.ops.sum(y)
+
+
+class Emits(Plugin, api=1):
+    """Emits a term in every layer."""
+
+    def build_attention(self, attn):
+        attn.out.gate(Noisy)
+
+    def compute_loss(self, loss):
+        loss.term("noise", emitted="noise")
+
+
+def test_the_stream_passes_the_layers_again(lab: Any) -> None:
+    plan = lab.plan(LayerLoop(first=1, last=2, times=3))
+    model, batch = lab.model(plan), lab.batch()
+    x = model.net.embedding(batch["ids"])
+    for layer in ORDER:
+        x = x + model.attention(layer, x)
+        x = x + model.mlp(layer, x)
+    np.testing.assert_allclose(model.hidden(batch), model.net.norm(x), rtol=1e-12)
+    assert plan.parameters.keys() == lab.plan().parameters.keys()
+    before = model.net.hidden(batch, plan.values(0.5))[0]  # three quarters of the run are not over
+    assert np.abs(before - model.hidden(batch)).max() > 0.01
+
+
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+def test_gradients_are_those_of_a_deeper_model_added_up(backend: str) -> None:
+    pytest.importorskip("torch" if backend == "torch" else "mlx.core")
+    subject = Subject("layer_loop", {"first": 0, "last": 1, "times": 2, "start": 0})
+    plan, deep = subject.plan(), subject.plan(without=True, **{"model.layers": 4})
+    (batch,) = subject.batches(plan, 1)
+    run, deeper = (subject.trainer(one, backend, stirred=True) for one in (plan, deep))
+    arrays = run.arrays()
+    twice = deeper.arrays()
+    for name in deep.parameters:
+        parts = name.split(".")
+        if parts[0] == "layers":
+            parts[1] = str(int(parts[1]) % 2)
+        twice[f"model.{name}"] = arrays["model." + ".".join(parts)]
+    deeper.resume(twice)
+    values = {**plan.values(0.5), "train.lr": 0.0}
+    total = int((batch["labels"] >= 0).sum())
+    results = [one.read(one.step([batch], values, total)) for one in (run, deeper)]
+    assert results[0].loss == pytest.approx(results[1].loss, rel=1e-6)
+    assert plan.config.train.clip == 0
+    ours, theirs = run.arrays(), deeper.arrays()
+    for name in plan.parameters:  # the first moments are gradients, but for a factor
+        if not name.startswith("layers."):
+            continue
+        again = name.replace(f"layers.{name[7]}", f"layers.{int(name[7]) + 2}", 1)
+        key = "optimizer.precondition.m."
+        summed = theirs[key + name] + theirs[key + again]
+        np.testing.assert_allclose(ours[key + name], summed, rtol=2e-3, atol=2e-6, err_msg=name)
+        assert np.abs(summed).max() > 1e-4
+
+
+def test_every_round_has_a_cache_of_its_own(lab: Any) -> None:
+    plan = lab.plan(LayerLoop(first=1, last=2, times=3))
+    model, batch = lab.model(plan), lab.batch(rows=1)
+    logits = last_logits(plan, model.net)
+    sequence = Continuation(logits, model.net.geometry)
+    for at in range(9):
+        one = {name: array[:, at : at + 1] for name, array in batch.items()}
+        whole = {name: array[:, : at + 1] for name, array in batch.items()}
+        np.testing.assert_allclose(sequence.feed(one), logits(whole, Scope), rtol=1e-9, atol=1e-10)
+    kept = {path for path in sequence.cache.kept if path.startswith("layers.1.attention")}
+    assert kept == {f"layers.1.attention{turn}" for turn in ("", "@1", "@2")}
+
+
+def test_a_plan_counts_the_rounds(lab: Any) -> None:
+    plain = lab.plan().estimate()
+    always = lab.plan(LayerLoop(first=1, last=2, times=3, start=0)).estimate()
+    late = lab.plan(LayerLoop(first=1, last=2, times=3, start=0.5)).estimate()
+    layer = (
+        sum(part.flops for part in plain.parts if part.name.startswith(("attention", "mlp"))) // 4
+    )
+    assert always.flops_per_token - plain.flops_per_token == pytest.approx(4 * layer, rel=1e-3)
+    assert late.flops_per_token - plain.flops_per_token == pytest.approx(2 * layer, rel=1e-2)
+    assert always.memory["activations"] == late.memory["activations"] > plain.memory["activations"]
+
+
+@pytest.mark.parametrize(
+    ("plugins", "said"),
+    [
+        ((LayerLoop(first=3, last=1),), "cannot run layers 3 to 1"),
+        ((LayerLoop(last=4),), "cannot run layers 2 to 4"),
+        ((LayerLoop(), Emits()), "runs layers.2 several times, which emits"),
+    ],
+)
+def test_what_cannot_run_again_is_refused(lab: Any, plugins: tuple[Any, ...], said: str) -> None:
+    with pytest.raises(PlanError, match=said):
+        lab.plan(*plugins)

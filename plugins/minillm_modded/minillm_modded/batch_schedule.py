@@ -1,0 +1,80 @@
+"""Batches grow and the learning rate with them (modded-nanogpt, record 46, by varunneal).
+
+    share of the run    0 .. 1/3    .. 2/3    .. 1
+    rows                1/3         2/3       1        of train.rows
+    learning rate       1           1.52      1.73     times the run's schedule
+
+Early gradients say the same in a small batch as in a large one, and a small one has more updates for its
+tokens; late ones are noise, which a large batch averages. The records' batches have 8, 16 and 24
+rows, and their rates are 2^0.6 and 3^0.5 of the first: between the square root of the batch
+(Adam, arXiv:2205.10287) and the batch itself. nanochat left it out as too complex; here each size is
+compiled before the first step.
+
+``train.rows`` is what the memory holds: the largest batch. ``train.lr`` is the first rate, that of the
+smallest one. ``lengths`` gives rows other lengths as well, in the place of `seq_schedule`, which has
+batches of one number of tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from minillm_core import PlanError, Plugin, option, plateaus
+
+__all__ = ["BatchSchedule", "stage_of"]
+
+Positive = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class BatchSchedule(Plugin, api=1):
+    """Batches of a third, two thirds and all rows, a third of the run each, with rates that grow too."""
+
+    parts: tuple[Positive, ...] = option(
+        (1.0, 2.0, 3.0), min_length=2, help="sizes of batches; the largest has train.rows rows"
+    )
+    rates: tuple[Positive, ...] = option(
+        (1.0, 1.52, 1.73), min_length=2, help="factors on every learning rate, stage by stage"
+    )
+    lengths: tuple[Share, ...] | None = option(
+        None, help="of rows, in shares of train.seq_len, as [0.4375, 1, 1]; none: as they are"
+    )
+
+    @model_validator(mode="after")
+    def _one_for_each_stage(self) -> BatchSchedule:
+        counts = {len(self.parts), len(self.rates), len(self.lengths or self.parts)}
+        if len(counts) > 1:
+            raise ValueError("parts, rates and lengths have one number for each stage")
+        return self
+
+    def build_data(self, data):
+        shares = self.lengths or [1.0] * len(self.parts)
+        shapes = [
+            (max(1, round(data.rows * part / max(self.parts))), max(1, round(data.seq_len * share)))
+            for part, share in zip(self.parts, shares, strict=True)
+        ]
+        if len(set(shapes)) == 1:
+            raise PlanError(
+                f"batch_schedule: batches of {list(self.parts)} parts all have {shapes[0][0]} rows",
+                where=f"train.rows={data.rows}",
+                fix=f"train.rows={round(max(self.parts) / min(self.parts))} or more, or leave it out",
+            )
+        data.shapes(stage_of, shapes, stages=len(shapes))
+
+    def optimizer_factory(self, optimizer):
+        knots = [(index / len(self.rates), rate) for index, rate in enumerate(self.rates)]
+        if len(set(self.rates)) > 1:
+            optimizer.rates(plateaus(*knots))
+        elif self.rates[0] != 1:
+            raise PlanError(
+                f"batch_schedule.rates={list(self.rates)} are one factor throughout",
+                where="batch_schedule.rates",
+                fix="train.lr has it; or rates that differ",
+            )
+
+
+def stage_of(step: int, steps: int, seed: int, *, stages: int) -> int:
+    """Return which of so many equal stages a step, from 1, is in: as ``plateaus`` counts them."""
+    return (step * stages - 1) // steps

@@ -1,0 +1,79 @@
+"""A token's beginning counts for something: the prefix token is predicted too (modded-nanogpt, record 88, by jvarho).
+
+    loss = CE(next) + w CE(prefix of next),     prefix: the longest token whose bytes begin those of next
+
+" thinking" begins with " think", so a model that expects " think" there is not all wrong, and learns so:
+what the tokenizer hides, that the two begin alike, is said by the loss. The prefix is shorter than the
+token; one of a single byte has none, nor have special tokens. It reads no token more than the next one,
+and one head and one hidden state serve both.
+
+The weight is 0.25 for a third of the run and falls to 0 in the second; from there on the step
+is compiled without it. Which tokens begin which is the tokenizer's matter, so that a run on shards needs
+theirs (``data.tokenizer``). Beside ``mtp`` both add targets, as in the records. Evaluation and generation
+know nothing of it.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from pydantic import model_validator
+
+from minillm_core import DataError, Plugin, option, piecewise
+
+__all__ = ["PrefixTokens", "prefixes"]
+
+FIELD = "prefix_token"
+
+
+class PrefixTokens(Plugin, api=1):
+    """The longest token that begins the next one is predicted as well, with a weight that falls to 0."""
+
+    weight: float = option(0.25, gt=0, help="of the prefix at first; the next token has 1")
+    hold: float = option(1 / 3, ge=0, lt=1, help="share of the run for which the weight stays")
+    end: float = option(2 / 3, gt=0, le=1, help="share of the run at which it has fallen to 0")
+
+    @model_validator(mode="after")
+    def _holds_before_it_ends(self) -> PrefixTokens:
+        if self.hold >= self.end:
+            raise ValueError("hold is less than end: the weight falls between them")
+        return self
+
+    def build_data(self, data):
+        data.field(FIELD, "int32")
+
+    def compute_loss(self, loss):
+        falls = piecewise((self.hold, self.weight), (self.end, 0.0))
+        loss.target(falls, field=FIELD, until=self.end)
+
+    def on_batch(self, batch, phase, pieces):
+        labels = batch["labels"]
+        if phase != "train":
+            return {**batch, FIELD: np.full_like(labels, -1)}
+        if not pieces:
+            raise DataError(
+                "prefix_tokens needs the bytes of tokens, and the run knows no tokenizer",
+                where="data.tokenizer",
+                fix="data.tokenizer=FILE, the one that the shards were written with",
+            )
+        return {**batch, FIELD: np.where(labels >= 0, prefixes(pieces)[labels], -1)}
+
+
+@lru_cache(maxsize=2)
+def prefixes(pieces: tuple[bytes, ...]) -> np.ndarray:
+    """int32 (V,): the id whose bytes are the longest that begin each id's and are fewer; -1: none.
+
+    Args:
+        pieces: the bytes of each id, none of special ones. Of ids with the same bytes the lowest is meant.
+    """
+    ids: dict[bytes, int] = {}
+    for index, piece in enumerate(pieces):
+        ids.setdefault(piece, index)
+    ids.pop(b"", None)
+    found = np.full(len(pieces), -1, np.int32)
+    for index, piece in enumerate(pieces):
+        ends = range(len(piece) - 1, 0, -1)
+        found[index] = next((ids[piece[:end]] for end in ends if piece[:end] in ids), -1)
+    found.flags.writeable = False
+    return found
