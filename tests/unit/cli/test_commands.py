@@ -52,7 +52,7 @@ AGREED = {
     ("kernels", "bench"): {"--json"},
 }
 MORE = {
-    ("train",): {"--memory", "--config", "--init", "--prompt", "-v", "--verbose"},
+    ("train",): {"--gpus", "--memory", "--config", "--init", "--prompt", "-v", "--verbose"},
     ("plan",): {"--memory", "--config", "--init"},
     ("eval",): {"--backend", "--device", "--plugins", "--chats", "--pattern", "--limit"}
     | {"--tasks", "--task-path", "--shots"},

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from minillm_core import Plugin, build_plan, load
+from minillm_core.backends.ranks import ALONE
 from minillm_core.data.documents import Documents
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.train.feed import Feed
@@ -41,7 +42,13 @@ def job() -> Any:
     rng = np.random.default_rng(0)
     train = Documents.of([rng.integers(0, 4096, n) for n in rng.integers(1, 40, 60)], 4096)
     corpus = SimpleNamespace(train=train, parts=())
-    parts = {"config": plan.config, "plan": plan, "corpus": corpus, "seen": Counter()}
+    parts = {
+        "config": plan.config,
+        "plan": plan,
+        "corpus": corpus,
+        "seen": Counter(),
+        "ranks": ALONE,
+    }
     return SimpleNamespace(**parts, hook=partial(plan_hook, plan))
 
 
