@@ -70,7 +70,7 @@ APART: Mapping[str, str] = {
 MIXERS = ("attn_sink", "dc_mha", "diff_attn", "forgetting_attn", "gated_delta", "mla")
 """Plugins with a function of attention, or an attention, of their own: a layer has one at most."""
 
-WHOLE = ("iha", "layer_drop", "layer_loop", "untie_head")
+WHOLE = ("hyper_connections", "iha", "layer_drop", "layer_loop", "untie_head")
 """Plugins that do to whole layers, or to the head, what others of them cannot stand beside."""
 
 ALONE = (
@@ -79,7 +79,6 @@ ALONE = (
     *("soap_muon", "swa", "batch_schedule"),
     *WHOLE,
     *MIXERS,
-    "hyper_connections",
 )
 """Plugins with a rule, or none, for what others have rules for, with an average, a look-ahead, a schedule or
 a momentum where another has one, with an attention of their own, or with lanes in the place of the stream;

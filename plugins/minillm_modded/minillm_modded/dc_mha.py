@@ -28,7 +28,7 @@ HIDDEN = -1e30
 """The score of a key that a query does not see: finite, so that no gradient is NaN."""
 
 
-class DCMHA(Plugin, api=1, identity_at_init=True):
+class DCMHA(Plugin, api=1):
     """Scores and weights of attention are composed across heads, by token."""
 
     rank: int = option(2, ge=1, help="rank of what is composed by token")
