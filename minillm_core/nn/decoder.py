@@ -427,17 +427,21 @@ def as_numbers(node: Any, result: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _no_leaf(
-    leaf: str, node: Node, built: Mapping[str, Any], leaves: Mapping[str, Any]
+    spec: DecoderSpec, leaf: str, node: Node, built: Mapping[str, Any], leaves: Mapping[str, Any]
 ) -> PlanError:
     """Refuse a claim on the product of what is no leaf; name the plugin whose module is in its place."""
     above = leaf
     while above and above not in built:
         above = above.rpartition(".")[0]
-    owner = getattr(built.get(above), "owner", None)
+    owner, verb = getattr(built.get(above), "owner", None), "made"
+    if above.startswith("layers.") and leaf != above:
+        _, layer, part = leaf.split(".")[:3]
+        if isinstance(omitted := getattr(spec.blocks[int(layer)], part, None), Omitted):
+            above, owner, verb = f"layers.{layer}.{part}", omitted.owner, "left out"
     fix = "leaves are " + ", ".join(sorted(leaves)[:4]) + ", ..."
     what = f"plugin '{node.owner}' replaces the product of '{leaf}', which is no leaf"
     if owner:
-        what = f"{what}: '{above}' is made by plugin '{owner}'"
+        what = f"{what}: '{above}' is {verb} by plugin '{owner}'"
         fix = f"leave out '{owner}' or '{node.owner}', or keep '{node.owner}' out of it; {fix}"
     return PlanError(what, where=node.slot, fix=fix)
 
@@ -458,7 +462,7 @@ def decoder(spec: DecoderSpec, *, checkpointing: bool = False) -> Any:
     leaves = {path: m for path, m in built.items() if isinstance(m, Linear)}
     for leaf, node in spec.linears:
         if leaf not in leaves:
-            raise _no_leaf(leaf, node, built, leaves)
+            raise _no_leaf(spec, leaf, node, built, leaves)
         leaves[leaf].product = node.make(spec.geometry)
         if node.external:
             block, _, name = leaf.rpartition(".")[0].rpartition(".")

@@ -33,7 +33,10 @@ def sets() -> list[Any]:
     tried = [one for one in forms() if one.name in declared()]
     ours = {one.name for one in tried}
     alone = [*tried, *(Form(name) for name in declared() if name not in ours)]
-    together = tuple(Form(name) for name in declared() if name not in WHOLE)
+    # mixed into every layer's stream mudd would claim what others add to
+    options = {"mudd": {"ways": ["q", "v"]}}
+    beside = [name for name in declared() if name not in WHOLE]
+    together = tuple(Form(name, options.get(name, {})) for name in beside)
     return [*(pytest.param((one,), id=str(one)) for one in alone), pytest.param(together, id="all")]
 
 

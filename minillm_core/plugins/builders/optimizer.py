@@ -755,8 +755,10 @@ class OptimizerBuilder(Builder):
         chosen = [name for name, info in self.parameters.items() if where(name, info)]
         if not chosen:
             roles = sorted({info.role for info in self.parameters.values()})
+            own = sorted({info.owner for info in self.parameters.values()} - {"core"})
             raise PlanError(
                 f"plugin '{self._owner}', {slot}: no parameter fits",
+                where=f"parameters of their own have {', '.join(own)}" if own else None,
                 fix=f"roles are {', '.join(roles)}; names are such as {few([*self.parameters])}",
             )
         return chosen
