@@ -6,7 +6,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
@@ -93,6 +93,7 @@ def build_plan(
     state.optimizer = builders.OptimizerSlots(parameters, values, train, heads)
     state.fill(manager, "optimizer_factory", builders.OptimizerBuilder, state.optimizer)
     groups, curve = state.optimizer.resolve(), state.optimizer.schedule.resolve()
+    outrank = {owner for _, owner in state.optimizer.over}
     same = dict(_led(groups, model, inits))
     parameters, inits = parameters | _started(parameters, same), inits | same
     trained = {m.name: parameters[m.name] for group in groups for m in group.members}
@@ -124,7 +125,7 @@ def build_plan(
         on_batch=on_batch,
         candidates=tuple(kernels[key] for key in sorted(kernels)),
         references=tuple(one for _, _, one in state.loss.references.resolve()),
-        plugins=tuple(_planned(one, model, trained, table) for one in manager.plugins),
+        plugins=tuple(_planned(one, model, trained, table, outrank) for one in manager.plugins),
         placements=placements,
         digests=_digests(manager, spec, parameters, rules, (arrangement, shaping, curve), sourcing),
         core_version=version("minillm-core"),
@@ -565,11 +566,13 @@ def _check_loop(model: Any, loop: Loop | None) -> None:
         return
     for block in model.layers[loop.first : loop.last + 1]:
         if names := (*block.term_names, *block.statistic_names):
+            owner = owners_of(model).get(names[0].rpartition(".")[0], "core")
             raise PlanError(
-                f"plugin '{loop.owner}' runs {block.path} several times, which emits '{names[0]}' once",
+                f"plugin '{loop.owner}' runs {block.path} several times, where '{owner}' emits "
+                f"'{names[0]}' once",
                 where="model.loop",
-                fix=f"other layers, or leave out '{loop.owner}'",
-            ).concerning("model.loop", plugins=(loop.owner,))
+                fix=f"other layers, or leave out '{loop.owner}' or '{owner}'",
+            ).concerning("model.loop", plugins=(loop.owner, owner))
 
 
 def owners_of(model: Any) -> dict[str, str]:
@@ -585,7 +588,11 @@ def owners_of(model: Any) -> dict[str, str]:
 
 
 def _planned(
-    plugin: LoadedPlugin, model: Any, trained: Mapping[str, builders.ParamInfo], table: SlotTable
+    plugin: LoadedPlugin,
+    model: Any,
+    trained: Mapping[str, builders.ParamInfo],
+    table: SlotTable,
+    outrank: Set[str],
 ) -> PlannedPlugin:
     """Record a plugin with the evidence that a run must show: minillm_core.train.evidence looks for it.
 
@@ -600,8 +607,10 @@ def _planned(
     keys += table.evidence(name)
     keys = keys or [f"slot:{p.slot}" for p in table.placements() if p.owner == name and p.settled]
     if not keys:
+        others = ", ".join(sorted(outrank - {name}))
+        why = f": what it claims of parameters is that of {others}" if others else ""
         raise PlanError(
-            f"plugin '{name}' put nothing into the plan",
+            f"plugin '{name}' put nothing into the plan{why}",
             where=plugin.source,
             fix=f"look at its options (minillm plugins info {named}), or leave it out",
         ).concerning(plugins=(name,))
