@@ -15,7 +15,7 @@ from typing import Any
 
 from minillm_core.backends.detect import Detected, probe
 from minillm_core.errors import BackendError
-from minillm_core.plugins.discover import entry_points
+from minillm_core.plugins.discover import offered
 from minillm_core.plugins.first_party import installing
 
 GROUP = "minillm.ranks"
@@ -100,17 +100,27 @@ def join(detected: Detected) -> Ranks:
     return engine(detected.backend)(detected)
 
 
-def launch(detected: Detected, gpus: int, arguments: Sequence[str]) -> int:
-    """Start a command in a process for each of some GPUs of this machine; return its exit code.
+def launch(detected: Detected, gpus: int, arguments: Sequence[str]) -> int | None:
+    """Start a command in a process for each of some GPUs of this machine, unless this is one of them.
 
     Args:
         detected: the command's backend and device.
         gpus: how many.
         arguments: of the command, ``train`` first.
 
+    Returns:
+        Its exit code; None: the command is to run in this process, alone or as one of those.
+
     Raises:
-        BackendError: there are not so many, or the backend is started by a launcher of its own.
+        BackendError: there are not so many GPUs, or this is one of another number of processes.
     """
+    _, size = launched()
+    if size > 1 and size != gpus:
+        raise BackendError(
+            f"--gpus {gpus} in one of {size} processes",
+            where=f"--gpus {gpus}",
+            fix="leave --gpus out where a launcher has started the processes",
+        )
     here = probe().nvidia
     if detected.device != "cuda" or gpus > here:
         raise BackendError(
@@ -119,7 +129,7 @@ def launch(detected: Detected, gpus: int, arguments: Sequence[str]) -> int:
             fix="a smaller number; processes on CPUs are started by torchrun, those of MLX by mlx.launch "
             "(docs/scale.md)",
         )
-    return engine(detected.backend).launch(gpus, arguments)
+    return engine(detected.backend).launch(gpus, arguments) if gpus > size else None
 
 
 def engine(backend: str) -> Any:
@@ -127,12 +137,12 @@ def engine(backend: str) -> Any:
 
     Raises:
         BackendError: no installed distribution brings it.
+        PluginError: several do.
     """
-    found = [one for one in entry_points(group=GROUP) if one.name == backend]
-    if not found:
+    if (found := offered(GROUP, backend, f"train on {backend} in several processes")) is None:
         raise BackendError(
             f"training in several processes on {backend} needs a distribution that is not installed",
             where=f"entry points of {GROUP}",
             fix=installing([FIRST_PARTY]),
         )
-    return found[0].load()
+    return found.load()

@@ -23,7 +23,7 @@ from minillm_core.data import Tokenizer
 from minillm_core.errors import PlanError, PluginError, Refusal
 from minillm_core.plan import Plan
 from minillm_core.plan.plan import OWN, Export
-from minillm_core.plugins.discover import entry_points
+from minillm_core.plugins.discover import entry_points, offered
 from minillm_core.plugins.first_party import installing
 from minillm_core.text import listed
 
@@ -202,14 +202,8 @@ def format_of(layout: str) -> DirectoryFormat | None:
     Raises:
         PluginError: several distributions offer it, or what is offered is no format.
     """
-    found = [one for one in offers() if one.name == layout]
-    if len({one.value for one in found}) > 1:
-        raise PluginError(
-            f"several distributions have the layout {layout}",
-            where=", ".join(sorted(one.value for one in found)),
-            fix="uninstall the one that you did not mean",
-        )
-    return _load(found[0]) if found else None
+    found = offered(GROUP, layout, f"have the layout {layout}")
+    return None if found is None else _load(found)
 
 
 def read_directory(path: Path) -> ModelDirectory | None:

@@ -13,7 +13,6 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from minillm_core.backends.ranks import said_by
 from minillm_core.cli.commands import CommandGroup, Group, group_command
 from minillm_core.cli.console import explain, nothing_more_to, say
 from minillm_core.cli.options import Debug, Help, help_without_command
@@ -127,6 +126,8 @@ def _run(argv: Sequence[str] | None) -> int:
     except BaseException as error:
         if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
             return _closed_pipe()  # typer's answer to one is an exit
+        from minillm_core.backends.ranks import said_by  # a help page needs it not
+
         text, code = explain(error, debug=debug)
         say(said_by() + text)
         if argv is None and code in _BY_SIGNAL:

@@ -67,6 +67,9 @@ RunPlugins = Annotated[
 Steps = Annotated[int | None, _setting("N", "Number of optimizer steps.")]
 Backend = Annotated[str | None, _machine("auto|torch|mlx", "Framework to use.")]
 Device = Annotated[str | None, _machine("NAME", "cpu, cuda, cuda:1 or mps; gpu for mlx.")]
+Gpus = Annotated[
+    int | None, _machine("N", "Train on N NVIDIA GPUs of this machine, a process each.", min=1)
+]
 Verbose = Annotated[
     bool,
     switch(

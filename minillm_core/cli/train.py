@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
-from minillm_core.cli.options import RunOptions, Verbose, examples, value
+from minillm_core.cli.options import Gpus, RunOptions, Verbose, examples
 
 EXAMPLES = examples(
     "minillm train",
@@ -23,12 +21,6 @@ EXAMPLES = examples(
 )
 
 
-Gpus = Annotated[
-    int | None,
-    value("N", "Train on N NVIDIA GPUs of this machine, a process each.", "Machine", min=1),
-]
-
-
 def train(
     context: typer.Context, run: RunOptions, verbose: Verbose = False, gpus: Gpus = None
 ) -> None:
@@ -40,9 +32,10 @@ def train(
     from minillm_core.train import request
 
     prepared = request.prepare(run.request(command=context.obj), to_run=True, fit=False)
-    if gpus is not None and ranks.launched()[1] == 1:
+    if gpus is not None:
         assert prepared.detected is not None
-        raise typer.Exit(ranks.launch(prepared.detected, gpus, context.obj[1:]))
+        if (code := ranks.launch(prepared.detected, gpus, context.obj[1:])) is not None:
+            raise typer.Exit(code)
 
     from minillm_core.cli.console import say
     from minillm_core.config.folders import cache_folder

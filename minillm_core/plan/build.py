@@ -6,7 +6,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
@@ -93,7 +93,7 @@ def build_plan(
     state.optimizer = builders.OptimizerSlots(parameters, values, train, heads)
     state.fill(manager, "optimizer_factory", builders.OptimizerBuilder, state.optimizer)
     groups, curve = state.optimizer.resolve(), state.optimizer.schedule.resolve()
-    outrank = {owner for _, owner in state.optimizer.over}
+    outranked = state.optimizer.outranked
     same = dict(_led(groups, model, inits))
     parameters, inits = parameters | _started(parameters, same), inits | same
     trained = {m.name: parameters[m.name] for group in groups for m in group.members}
@@ -125,7 +125,10 @@ def build_plan(
         on_batch=on_batch,
         candidates=tuple(kernels[key] for key in sorted(kernels)),
         references=tuple(one for _, _, one in state.loss.references.resolve()),
-        plugins=tuple(_planned(one, model, trained, table, outrank) for one in manager.plugins),
+        plugins=tuple(
+            _planned(one, model, trained, table, outranked.get(one.name, ()))
+            for one in manager.plugins
+        ),
         placements=placements,
         digests=_digests(manager, spec, parameters, rules, (arrangement, shaping, curve), sourcing),
         core_version=version("minillm-core"),
@@ -592,11 +595,12 @@ def _planned(
     model: Any,
     trained: Mapping[str, builders.ParamInfo],
     table: SlotTable,
-    outrank: Set[str],
+    over: Collection[str],
 ) -> PlannedPlugin:
     """Record a plugin with the evidence that a run must show: minillm_core.train.evidence looks for it.
 
     Numbers are evidence of a plugin that put nothing else in: they are true once planned.
+    ``over``: the plugins whose claims of parameters outranked its own.
 
     Raises:
         PlanError: it put nothing into the plan.
@@ -607,8 +611,7 @@ def _planned(
     keys += table.evidence(name)
     keys = keys or [f"slot:{p.slot}" for p in table.placements() if p.owner == name and p.settled]
     if not keys:
-        others = ", ".join(sorted(outrank - {name}))
-        why = f": what it claims of parameters is that of {others}" if others else ""
+        why = f": what it claims of parameters is that of {', '.join(sorted(over))}" if over else ""
         raise PlanError(
             f"plugin '{name}' put nothing into the plan{why}",
             where=plugin.source,

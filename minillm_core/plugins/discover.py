@@ -15,6 +15,7 @@ from importlib.metadata import Distribution, EntryPoint, EntryPoints, distributi
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+from minillm_core.errors import PluginError
 from minillm_core.plugins.manifest import (
     RESERVED,
     Manifest,
@@ -120,6 +121,27 @@ def entry_points(*, group: str) -> EntryPoints:
     is no UTF-8, or one line that is no ``name = value``, would end every command.
     """
     return EntryPoints(_scan(group)[0])
+
+
+def offered(group: str, name: str, what: str) -> EntryPoint | None:
+    """Find the entry point of a name; None: no installed distribution offers it.
+
+    Args:
+        group: of entry points.
+        name: the entry point's.
+        what: what those that offer it do, for the error: ``have the layout llama``.
+
+    Raises:
+        PluginError: several distributions offer it.
+    """
+    found = [one for one in entry_points(group=group) if one.name == name]
+    if len({one.value for one in found}) > 1:
+        raise PluginError(
+            f"several distributions {what}",
+            where=", ".join(sorted(one.value for one in found)),
+            fix="uninstall the one that you did not mean",
+        )
+    return found[0] if found else None
 
 
 def unreadable() -> list[PluginEntry]:

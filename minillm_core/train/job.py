@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +58,14 @@ class Job:
 
     def hook(self, **more: Any) -> OnBatch | None:
         """Join the plugins' ``on_batch``: see :func:`~minillm_core.train.hooks.plan_hook`."""
+        more |= {"seen": self.seen, "specials": self.corpus.specials, "pieces": self.pieces}
+        return plan_hook(self.plan, **more)
+
+    @cached_property
+    def pieces(self) -> tuple[bytes, ...]:
+        """The bytes of each id, as ``on_batch`` is given them; none where no plugin has the hook."""
         tokenizer, vocab = self.corpus.tokenizer, self.config.model.vocab
-        more["pieces"] = bytes_by_id(tokenizer, vocab) if tokenizer else ()
-        return plan_hook(self.plan, seen=self.seen, specials=self.corpus.specials, **more)
+        return bytes_by_id(tokenizer, vocab) if tokenizer and self.plan.on_batch else ()
 
     @property
     def plugins(self) -> tuple[LoadedPlugin, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, redirect_stdout
+from contextlib import ExitStack, nullcontext, redirect_stdout
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -252,7 +252,7 @@ def train(
         from minillm_core.train.session import Session
         from minillm_core.train.settings import fit_vocabulary
 
-        with shown.phase(f"joining {size} processes"):
+        with shown.phase(f"joining {size} processes") if size > 1 else nullcontext():
             ranks = join(detected)
         stack.callback(ranks.close)
         here = replace(detected, device=ranks.device or detected.device)

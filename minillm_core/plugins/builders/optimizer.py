@@ -105,6 +105,7 @@ class OptimizerSlots:
         self.joined: list[tuple[str, Joined, tuple[str, ...], tuple[str, ...]]] = []
         self.assigned: Claims[str, str] = Claims("opt.assign[{}]")
         self.over: dict[tuple[str, str], None] = {}  # parameter, plugin whose claim outranks others
+        self.outranked: dict[str, set[str]] = {}  # plugin: those whose claims dropped its own
         self.multipliers: Claims[tuple[str, str], Any] = Claims("opt.set[{}].{}")
         self.tables: Claims[str, ByRows] = Claims("opt.rows[{}]")
         self.views: Claims[str, Function] = Claims("opt.view[{}]")
@@ -223,6 +224,7 @@ class OptimizerSlots:
             for other in [one for one in held if one != owner and (name, one) not in self.over]:
                 passed[owner, held[owner], other, held.pop(other)] += 1
         for (owner, rule, other, left), count in passed.items():
+            self.outranked.setdefault(other, set()).add(owner)
             one = count == 1
             now = f"follow{'s' * one} the rule '{rule}'"
             if rule == FROZEN:

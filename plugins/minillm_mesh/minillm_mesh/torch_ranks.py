@@ -137,18 +137,13 @@ def _met() -> Iterator[None]:
     """Say of an error of a collective what it nearly always is: another process has ended."""
     try:
         yield
-    except dist.DistError as error:
-        raise MinillmError(
-            "the communication with the other processes broke: one of them has ended",
-            where=str(error).splitlines()[0][:200],
-            fix="its own message says why; --resume goes on from the last checkpoint",
-        ) from error
-    except RuntimeError as error:  # gloo's
-        if "onnection" not in str(error) and "peer" not in str(error):
+    except RuntimeError as error:  # torch's own, or gloo's, which has no class
+        text, ours = str(error), isinstance(error, dist.DistError)
+        if not ours and "onnection" not in text and "peer" not in text:
             raise
         raise MinillmError(
             "another process of the run has ended",
-            where=str(error).splitlines()[0][:200],
+            where=text.splitlines()[0][:200],
             fix="its own message says why; --resume goes on from the last checkpoint",
         ) from error
 

@@ -113,7 +113,7 @@ def test_a_plan_counts_the_rounds(lab: Any) -> None:
     [
         ((LayerLoop(first=3, last=1),), "cannot run layers 3 to 1"),
         ((LayerLoop(last=4),), "cannot run layers 2 to 4"),
-        ((LayerLoop(), Emits()), "runs layers.2 several times, which emits"),
+        ((LayerLoop(), Emits()), "runs layers.2 several times, where 'emits' emits"),
     ],
 )
 def test_what_cannot_run_again_is_refused(lab: Any, plugins: tuple[Any, ...], said: str) -> None:

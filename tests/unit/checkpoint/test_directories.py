@@ -21,6 +21,7 @@ from minillm_core.errors import PlanError, PluginError, Refusal
 from minillm_core.nn.module import Module
 from minillm_core.plan import Plan
 from minillm_core.plan.render import exportable
+from minillm_core.plugins import discover
 from minillm_core.plugins.plugin import Plugin
 from minillm_core.train.initial import initial_layer
 from minillm_core.train.run import Run
@@ -59,7 +60,8 @@ def offer(monkeypatch: pytest.MonkeyPatch) -> Offer:
     def put(*layouts: tuple[str, str]) -> None:
         made = [EntryPoint(one, f"{__name__}:{name}", directories.GROUP) for one, name in layouts]
         monkeypatch.setattr(EntryPoint, "load", lambda one: globals()[one.value.split(":")[1]])
-        monkeypatch.setattr(directories, "entry_points", lambda group: made)
+        for where in (directories, discover):
+            monkeypatch.setattr(where, "entry_points", lambda group: made)
 
     return put
 

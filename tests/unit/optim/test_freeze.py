@@ -123,6 +123,13 @@ def test_a_plan_with_other_settings_has_the_same_frozen(planned: Planned) -> Non
     assert replace(plan, groups=plan.groups[:1]).frozen > plan.frozen
 
 
+class Idle(Plugin, api=1):
+    """Puts nothing in, for a reason of its own."""
+
+    def optimizer_factory(self, optimizer):
+        pass
+
+
 class Over(Plugin, api=1):
     """Takes queries and keys from whoever assigns them."""
 
@@ -179,8 +186,11 @@ def test_one_that_is_passed_over_is_one_parameter(
 
 
 def test_who_takes_everything_leaves_nothing_or_clashes(planned: Planned) -> None:
-    with pytest.raises(PlanError, match="plugin 'assigns' put nothing into the plan"):
+    for_over = "into the plan: what it claims of parameters is that of over"
+    with pytest.raises(PlanError, match=f"plugin 'assigns' put nothing {for_over}"):
         planned(over=Over(), assigns=Assigns())
+    with pytest.raises(PlanError, match=r"plugin 'idle' put nothing into the plan\n"):
+        planned(over=Over(), idle=Idle())
     with pytest.raises(PlanError, match="claimed by both 'again' and 'over'"):
         planned(over=Over(), again=Over(freezes=False))
     with pytest.raises(PlanError, match="claimed by both 'assigns' and 'over'"):
