@@ -100,7 +100,7 @@ def default_preset(
 ) -> tuple[str, str]:
     """Choose the preset where none is named: tiny on a CPU, small on a GPU; and the reason.
 
-    Where no backend can be had the plan alone can still be made: tiny.
+    Without an installed backend a plan can still be made: tiny.
     """
     try:
         detected = choose(machine, backend, device)

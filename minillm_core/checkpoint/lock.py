@@ -3,7 +3,7 @@
 The kernel's lock (``flock``) decides: it is gone the moment its process is, however that died, and
 a number that another process got since means nothing to it. The file's content is for people.
 
-Some file systems have no ``flock``. There the content decides: the file belongs to whoever made it
+Some file systems have no ``flock``. There the content decides: the file belongs to the process that made it
 (``O_EXCL``), until that process is dead. Only its own host can tell; another host's is refused.
 
     free      -> made by this process                          held
@@ -167,7 +167,7 @@ def lock(out: Path, say: Callable[[str], None] | None = None) -> Iterator[Held]:
     try:
         yield Held(out, owner, handle)
     finally:
-        # The name goes first: whoever opened the file before finds out that it is not it any more.
+        # The name goes first: a process that has it open finds out that it is another file now.
         if held and _is_at(path, handle):
             path.unlink(missing_ok=True)
         forget()

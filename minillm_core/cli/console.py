@@ -25,7 +25,7 @@ _DOCUMENTS: ContextVar[TextIO | None] = ContextVar("where documents go", default
 
 
 def say(text: str) -> None:
-    """Write a message to stderr; a run goes on where nobody reads it any more (``|& head``)."""
+    """Write a message to stderr; a run continues where the pipe has been closed (``|& head``)."""
     try:
         print(printable(text), file=sys.stderr, flush=True)
     except BrokenPipeError:
@@ -36,7 +36,7 @@ def write(text: str, end: str = "\n") -> None:
     """Write to stdout at once; what its encoding cannot spell becomes a question mark.
 
     Raises:
-        BrokenPipeError: nobody reads it any more.
+        BrokenPipeError: its reader has closed the pipe.
         MinillmError: it cannot be written to, as to a file on a full disk.
     """
     encoding = sys.stdout.encoding or "utf-8"

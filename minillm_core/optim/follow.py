@@ -1,4 +1,4 @@
-"""The seam of parameters that are another one until a share of the run, and go by themselves after it.
+"""The seam of parameters that are tied to another one until a share of the run, and untied after it.
 
 Until then both get the sum of their gradients and take the same step from the same state, so that they
 stay equal bit by bit; nothing has to be copied when they part.
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 FOLLOW = "follow:"
-"""Before a parameter's name in a witness: it was asked whether it still follows."""
+"""Before a parameter's name in a witness: a step has looked up whether it is still tied."""
 
 
 @dataclass(frozen=True)
 class Follow:
-    """The claim that a parameter is another one."""
+    """The claim that a parameter is tied to another one."""
 
     owner: str
     leader: str  # the other parameter

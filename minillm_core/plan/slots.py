@@ -496,7 +496,7 @@ def hook_reports(
 ) -> Iterator[SlotReport]:
     """Report ``on_batch`` in the order of its calls, ``on_evaluated`` and ``on_event``."""
     order = "who writes a field comes before who reads it"
-    apart = "is told of every event, apart from the others"
+    apart = "gets every event, apart from the others"
     # the first evaluation may come after the steps that evidence waits for
     for hook, value, plugins, why, evidence in (
         ("on_batch", "batches", batchers, order, "batch:{}"),

@@ -36,7 +36,7 @@ class Hooks:
 
     @hookspec
     def kernel_provider(self, kernels: builders.KernelBuilder) -> None:
-        """While planning: candidates for ops, which are asked when the plan is bound to a device."""
+        """While planning: candidates for ops, which are chosen from when the plan is bound to a device."""
 
     @hookspec
     def build_data(self, data: builders.DataBuilder) -> None:

@@ -160,7 +160,7 @@ def prepare(request: RunRequest, *, to_run: bool, fit: bool = True) -> Prepared:
 
     Raises:
         ConfigError: a setting cannot be used.
-        BackendError: a backend or device cannot be had.
+        BackendError: a backend or device is not available.
         PluginError: a plugin is unknown or broken, or does not run here.
         PluginCodeError: a plugin's own code raised.
     """

@@ -161,7 +161,7 @@ def open_run(
 
     Raises:
         Refusal: OUT holds no run or no such checkpoint, or plugins that shaped its model, its data or
-            its loss cannot be had.
+            its loss is not known.
         NoCheckpoint: none verifies.
         PluginCodeError: a plugin's own code raised.
     """
@@ -176,7 +176,7 @@ def _planned(folder: RunFolder, specs: Mapping[str, Spec], say: Callable[[str], 
     """Plan a run anew, with its plugins; without those that are not installed and shaped nothing.
 
     Raises:
-        PluginError: a plugin cannot be had, and the record does not show that it shaped nothing.
+        PluginError: a plugin is not available, and the record does not show that it shaped nothing.
         Refusal: the plan is not the one that the run was trained by.
     """
     record, config = folder.record, folder.config
@@ -283,7 +283,7 @@ def inference_plan(plan: Plan, detected: Detected, say: Callable[[str], None]) -
     """Reduce a run's plan to what reading needs, where this machine does not serve the rest.
 
     Left out are such plugins' kernels and initial values, kernels of others that do not serve, and
-    a policy for kernels that cannot be had: each is said in one line.
+    a policy for kernels that are not available: each gets one line.
 
     Args:
         plan: the run's.

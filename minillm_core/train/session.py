@@ -134,10 +134,10 @@ class Session:
         with self._building(plugins, f"importing {detected.backend}", "while kernels are chosen"):
             backend = (self.create or create_backend)(detected, plan)
         with self._building(plugins, "reading the data", "while documents are read"):
-            heard = {"say": notes.append, "detail": details.append}
+            reports = {"say": notes.append, "detail": details.append}
             if not self.ranks.leads:  # its cache has the tokens then
                 self.ranks.agreed()
-            corpus = read_corpus(config, self.cache, shown, asked=plan.sourcing, **heard)
+            corpus = read_corpus(config, self.cache, shown, asked=plan.sourcing, **reports)
             if self.ranks.leads:
                 self.ranks.agreed()
         if (chosen := tuned(prepared, plan, corpus)) is not None:

@@ -1,6 +1,6 @@
 """The length and the rate of a run that tunes a trained model, where neither is given.
 
-A few readings of the documents, since more make a good model worse. A branch goes on with the rates of its
+A few readings of the documents, since more make a good model worse. A branch continues with the rates of its
 run: those of AdamW and of every plugin's rule follow one schedule, which falls to 0 over the tuning, from
 a tenth or, where tuning is more than a tenth of all steps, from its share of them. A run that starts from
 the weights of another has schedules of its own, and a tenth of its train.lr.

@@ -107,7 +107,7 @@ class Builder(Sealed):
         self._owner, self._values, self._slots = owner, values, slots
 
     def note(self, text: str) -> None:
-        """Tell whoever plans or starts a run something, once: ``note: NAME: text``.
+        """Print a note once, while a run is planned or started: ``note: NAME: text``.
 
         For what is not wrong and not what people would expect, such as options that do nothing at
         the sizes of this run.

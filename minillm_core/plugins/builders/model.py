@@ -473,7 +473,7 @@ class ModelBuilder(Builder):
         self._slots.init.claims[parameter].add(self._owner, value)
 
     def init_role(self, role: str, init: Any, **arguments: Any) -> None:
-        """Claim: the same for every parameter with a role (attention.o), whoever declares it."""
+        """Claim: the same for every parameter with a role (attention.o), whichever plugin declares it."""
         value = self._init(f"model.init_role[{role}]", init, arguments)
         self._slots.init.roles.append((self._owner, role, value, filled_at()))
 

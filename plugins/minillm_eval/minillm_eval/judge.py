@@ -76,7 +76,7 @@ def judge_tasks(
     Raises:
         Refusal: the harness is not installed; or a task is unknown, or cannot be asked: it runs what
             the model writes, or needs images.
-        DataError: its data cannot be had.
+        DataError: its data is not available.
     """
     try:
         version("lm-eval")
@@ -181,7 +181,7 @@ def _refusals(names: Sequence[str]) -> Iterator[None]:
         yield
     except OSError as error:  # what the hub's client and the network raise, missing files too
         raise DataError(
-            f"the data of a task cannot be had: {plain(str(error) or type(error).__name__, 300)}",
+            f"the data of a task is not available: {plain(str(error) or type(error).__name__, 300)}",
             where=where,
             fix="a connection to the hub, or HF_HOME of a machine that has fetched them",
         ) from error

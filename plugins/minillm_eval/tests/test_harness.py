@@ -187,7 +187,7 @@ def test_limit_and_shots_and_what_cannot_be_asked(
     assert ["shots", "2"] in lines
     assert "measuring continuations" not in printed.out
     assert main([*words, "--tasks", "hellaswag"]) == 2
-    assert "the data of a task cannot be had" in capsys.readouterr().err
+    assert "the data of a task is not available" in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -298,7 +298,7 @@ def _puts(folder: Path, config: Mapping[str, Any], bos: str) -> bool:
         with path.open("rb") as file:
             processor = parse_json(file.read(LARGEST_TOKENIZER + 1)).get("post_processor")
     except (OSError, ValueError):
-        return False  # whoever reads the tokenizer says what is wrong with it
+        return False  # reading the tokenizer reports what is wrong with it
     several = processor.get("processors") if isinstance(processor, dict) else None
     for one in several if isinstance(several, list) else [processor]:
         parts = one.get("single") if isinstance(one, dict) else None

@@ -51,7 +51,7 @@ def run(
         arguments: of it.
         environment: of the process, instead of this one's.
         seconds: after which it is killed.
-        imported: modules that it imports in any case, whatever it is asked.
+        imported: modules that it imports in any case, before the first command.
 
     Raises:
         TimeoutError: it was killed.
@@ -129,7 +129,7 @@ STREAMS = ("stdout", "stderr")
 
 
 def _end(process: Any) -> None:
-    """End a parent: it leaves when nobody can ask any more."""
+    """End a parent: it exits when its standard input is closed."""
     with suppress(OSError):
         process.stdin.close()
     process.stdout.close()
@@ -181,7 +181,7 @@ def _answer(asked: dict[str, Any], began: Mapping[str, str]) -> int:
         os.dup2(written, number)
         os.close(written)
     nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)  # this process's is the pipe on which its parent is asked
+    os.dup2(nothing, 0)  # this process inherited the pipe of its parent's commands
     os.close(nothing)
     os.chdir(asked["folder"])
     sys.path[0] = asked["folder"]

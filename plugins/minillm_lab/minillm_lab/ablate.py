@@ -119,8 +119,8 @@ def readied(
     binding, *_ = [bind(variant.plan, detected) for variant in design.variants]
     notes: list[str] = list(loaded.notes)
     plans = [variant.plan for variant in design.variants]
-    heard = {"say": request.say, "note": notes.append}
-    corpus = open_corpus(config, cache=request.cache, plans=plans, **heard)
+    reports = {"say": request.say, "note": notes.append}
+    corpus = open_corpus(config, cache=request.cache, plans=plans, **reports)
     out = request.out or choose_folder(request.runs)
     if (out / RUN).exists():
         raise Refusal(

@@ -1,6 +1,6 @@
 """A kernel of this distribution: the body of a Metal function in source/, launched by MLX.
 
-On a Mac ``mx.fast.metal_kernel`` launches it. Elsewhere whoever proves it says what does:
+On a Mac ``mx.fast.metal_kernel`` launches it. Elsewhere a test chooses the launcher:
 :data:`launcher` is set by :func:`minillm_metal.emulator.emulated`.
 """
 

@@ -35,7 +35,9 @@ class ForgettingAttn(Plugin, api=1):
         attn.core(Forgetting, bias=self.bias, lr_mul=self.lr_mul)
         if not self.rope:
             attn.rope.frequencies(at_rest)
-            attn.rope.scaling(as_they_are)  # so that nobody rescales what does not turn
+            attn.rope.scaling(
+                as_they_are
+            )  # so that no plugin rescales frequencies that are not used
 
 
 def at_rest(head_dim: int) -> np.ndarray:

@@ -68,7 +68,7 @@ class MUDD(Plugin, api=1, identity_at_init=True):
         def add(slot: Any, place: str, source: str, index: int, start: float) -> None:
             slot(place, source, Coefficient, reads={"mixed": name}, index=index, start=start)
 
-        if {"q", "k", "v"} <= {*ways}:  # whoever else sets what attention is given would go unheard
+        if {"q", "k", "v"} <= {*ways}:  # another plugin's inputs of attention would have no effect
             model.input(f"layers.{block}.attention", "carry", 1.0)
         for at, way in enumerate(ways):
             if way == "residual":

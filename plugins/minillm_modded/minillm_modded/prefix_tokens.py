@@ -2,8 +2,8 @@
 
     loss = CE(next) + w CE(prefix of next),     prefix: the longest token whose bytes begin those of next
 
-" thinking" begins with " think", so a model that expects " think" there is not all wrong, and learns so:
-what the tokenizer hides, that the two begin alike, is said by the loss. The prefix is shorter than the
+" thinking" begins with " think", so a model that expects " think" there is not all wrong. A tokenizer hides
+that the two begin alike; this term of the loss rewards it. The prefix is shorter than the
 token; one of a single byte has none, nor have special tokens. It reads no token more than the next one,
 and one head and one hidden state serve both.
 

@@ -7,8 +7,9 @@ so that they learn from batches of twice the tokens while Muon's matrices learn 
 is in few tokens, and its update is the one that moves most memory. The record's Adam had betas 0.7 and 0.95
 with it, from 0.8 before (``role_lr.betas``), and a batch of two thirds.
 
-Rate, betas, epsilon and decay are those of the run's AdamW, which counts its own updates, half as many. Each step's gradient is clipped by that step's global norm; a step
-that is left out, since it was not finite, adds nothing. One number a weight more is kept: s.
+Rate, betas, epsilon and decay are those of the run's AdamW, which counts its own updates, half as many. Each
+step's gradient is clipped by that step's global norm; a step that is skipped because it was not finite adds
+nothing. The state has one more number a weight: s.
 """
 
 from __future__ import annotations

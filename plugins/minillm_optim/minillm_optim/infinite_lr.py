@@ -3,11 +3,11 @@
     warm-up      the run's own, to the peak
     cooldown     from the peak to ``constant`` of it, along half a cosine or an inverse root:
                  1 + (constant - 1) h(y) / h(1),  h(y) = 1 / sqrt(1 + 10 y) - 1,  y from 0 to 1
-    constant     held: a run can be branched from there and go on with other text, with no warm-up again
+    constant     held: a branch of the run can continue from there on other text, without a new warm-up
     annealing    constant (least / constant)^y in the last part of the run, from where it is evaluated
 
 Shares are of what follows the warm-up, where the paper counts steps: ``--branch RUN@STEP`` with
-``infinite_lr.annealing=0`` goes on without an end, and another branch anneals. The defaults are the paper's
+``infinite_lr.annealing=0`` never anneals, and another branch anneals. The defaults are the paper's
 rates: 0.55 and 0.1 of the peak.
 """
 

@@ -119,7 +119,7 @@ class Splits(Plugin, api=1):
     needs: str = option("matrix", help="element or matrix")
     blocks: int = option(2, help="of rows")
     role: str = option("mlp.up", help="of what is split")
-    rule: str = option("plain", help="that it is said of")
+    rule: str = option("plain", help="whose rows it splits")
     frozen: bool = option(False, help="what is split is frozen")
 
     def optimizer_factory(self, optimizer: Any) -> None:

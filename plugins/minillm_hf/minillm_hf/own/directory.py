@@ -103,7 +103,7 @@ def _written(plan: Plan, specials: Mapping[str, int]) -> dict[str, str]:
             for name, framework in FRAMEWORKS.items()
         }
     except Exception as error:
-        # Whatever a plugin's source leads to: the run can be trained, and is told that it has no export.
+        # Any error of a plugin's source: the run can be trained, and its plan notes that it has no export.
         known = isinstance(error, (CannotWriteError, PlanError))
         why = error if known else f"{type(error).__name__}: {error}"
         raise PlanError(

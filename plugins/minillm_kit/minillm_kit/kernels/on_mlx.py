@@ -165,7 +165,7 @@ def _pulled_back(
         terms = [
             (y.astype(mx.float32) * mx.array(c)).sum()
             for y, c in pairs
-            if c.shape in ((), tuple(y.shape))  # another shape is said by its caller
+            if c.shape in ((), tuple(y.shape))  # its caller refuses another shape
         ]
         return sum(terms, mx.array(0.0)), outputs
 

@@ -73,7 +73,7 @@ class TorchCalls:
         pairs = [
             (y, c)
             for y, c in zip(outputs, upstream, strict=False)
-            if y.requires_grad and c.shape in ((), y.shape)  # another shape is said by its caller
+            if y.requires_grad and c.shape in ((), y.shape)  # its caller refuses another shape
         ]
         ups = [
             placed.upstream(f"the upstream gradient {i}", y, c) for i, (y, c) in enumerate(pairs)
