@@ -103,6 +103,7 @@ def without_pickle(script: str, argument: str) -> None:
     assert done.returncode == 0, done.stderr[-4000:]
 
 
+@pytest.mark.slow
 def test_every_command_does_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINILLM_CACHE", str(tmp_path / "cache"))
     text = tmp_path / "text.txt"

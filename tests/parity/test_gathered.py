@@ -118,9 +118,8 @@ def test_loss_and_gradients_are_those_of_every_position(
     check_gradients(lab, dense, sparse, share, lambda plan: lab.trainer(plan, backend))
 
 
-@pytest.mark.parametrize(
-    "backend", [pytest.param("torch", marks=pytest.mark.slow), pytest.param("mlx")]
-)
+@pytest.mark.slow
+@BACKENDS
 def test_a_compiled_step_has_those_gradients(lab: Any, backend: str, aot: Any) -> None:
     plugins, more = {"demanding": Demanding(weighs=True, staged=True)}, {}
     settings = {"train_clip": 0.0, "train_compile": "on", "model_layers": 1}

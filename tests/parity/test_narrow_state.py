@@ -31,7 +31,7 @@ class Narrow(Plugin, api=1):
         optimizer.gradient("adamw", draft)
 
 
-@pytest.mark.parametrize("compiled", ["off", "on"])
+@pytest.mark.parametrize("compiled", ["off", pytest.param("on", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("needs", ["element", "matrix"])
 @pytest.mark.parametrize(("kind", "dtype"), [("like:int8", "int8"), ("like:bfloat16", "int16")])
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -182,7 +182,7 @@ class Same(Plugin, api=1):
 def test_what_is_for_training_alone_is_off_elsewhere(plan_of: Any, backend: str) -> None:
     found = []
     for plugin in (Doubler(), Same()):
-        plan = plan_of({"one": plugin})
+        plan = plan_of({"one": plugin}, train_compile="off")
         run = create(Detected(backend, "cpu", "test"), plan).trainer(plan, 0)
         row = lone_row(np.arange(5, dtype=np.int32))
         batch = {**row, "labels": np.roll(row["ids"], -1, 1)}
