@@ -160,6 +160,9 @@ def attempt(planned: list[Trial], jobs: int) -> tuple[list[Row], Cells]:
 def main() -> int:
     options = parser(__doc__, both=True)
     options.add_argument("--tried", type=int, default=1, help="trials of each form and backend")
+    options.add_argument(
+        "--alternate", action="store_true", help="each form on one of the backends, by turns"
+    )
     options.add_argument("--only", metavar="NAME", help="one plugin, or 'all at once'")
     given = options.parse_args()
     left_out = {form.name: form.left_out for form in forms() if form.left_out}
@@ -171,6 +174,14 @@ def main() -> int:
         for backend in backends:
             together = (one.run for one in planned if one.plugin == TOGETHER)
             warm(next(run for run in together if run.backend == backend))
+        if given.alternate:  # all at once comes last, and is tried on each
+            planned = [
+                one
+                for one in planned
+                if one.plugin == TOGETHER
+                or backends[(one.number // given.tried + given.seed) % len(backends)]
+                == one.run.backend
+            ]
         if given.only:
             planned = [one for one in planned if one.plugin == given.only]
         rows, cells = attempt(planned, given.jobs)
