@@ -26,7 +26,7 @@ from minillm_core.optim.schedules import (
 )
 from minillm_core.optim.stage import ANCHORS, GRADIENT, Draft, Rule, stage
 from minillm_core.plugins.builders.base import Builder, ValueTable, offered_twice
-from minillm_core.plugins.slots import Chain, Claim, Claims
+from minillm_core.plugins.slots import Chain, Claim, Claims, way_out
 from minillm_core.text import counted, did_you_mean, few, listed
 
 Where = Callable[[str, "ParamInfo"], bool]
@@ -299,6 +299,15 @@ class OptimizerSlots:
                     text = f"replaces {anchor} of every rule: '{name}' keeps no {listed(state)}"
                     self.values.notes[claim.owner, text] = None
                 held[anchor] = (claim.owner, drafted)
+        (writes, of_write), (looks, _) = held["write"], held.get("lookahead", held["write"])
+        if (beside := [entry for entry, _ in of_write.stage.state]) and looks != writes:
+            where = f"opt.extend({name}, lookahead)"
+            what = (
+                f"'{looks}' moves parameters behind the write of '{writes}', which keeps "
+                f"{listed(beside)} for where it left them"
+            )
+            refusal = PlanError(what, where=where, fix=way_out(looks, writes))
+            raise refusal.concerning(where, plugins=(looks, writes))
         stages = []
         chain = {one.anchor: (one.owner, one.draft) for _, one in self.chain(name).resolve()}
         own = {anchor: held[anchor] for anchor in ANCHORS if anchor in held}
@@ -414,6 +423,10 @@ class OptimizerBuilder(Builder):
             rule: its name, or ``"*"``: every rule that there is.
             anchor: which stage; one that the rule has is replaced.
             draft: INHERITED among its arguments is what the replaced stage was given.
+
+        Raises:
+            PlanError: while resolving: a lookahead of a rule whose write, another plugin's, has state:
+                that would be of parameters which have moved since.
         """
         if anchor == GRADIENT:
             fix = f"optimizer.gradient({rule!r}, stage(...)), which several plugins may"

@@ -1,6 +1,7 @@
 """Training in several processes: who communicates, by what, and how they are started.
 
-torch_ranks     collectives by torch.distributed (NCCL on GPUs, gloo on CPUs), and torchrun's launcher
+torch_ranks     collectives by torch.distributed (NCCL on GPUs, gloo on CPUs)
+launcher        the processes of ``minillm train --gpus``: started together, ended together
 mlx_ranks       collectives by mx.distributed
 alive           a watch on the other processes: one that is stopped or hangs is named, and ends the run
 """

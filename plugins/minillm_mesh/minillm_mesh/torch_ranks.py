@@ -1,4 +1,4 @@
-"""Processes that train together on torch: NCCL between GPUs, gloo between CPUs, torchrun's launcher.
+"""Processes that train together on torch: NCCL between GPUs, gloo between CPUs.
 
 Nothing here is of minillm's own making between machines: torchrun brings the processes together,
 torch.distributed adds arrays up.
@@ -7,10 +7,7 @@ torch.distributed adds arrays up.
 from __future__ import annotations
 
 import json
-import logging
 import os
-import sys
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -97,39 +94,18 @@ class TorchRanks(Ranks):
 
     @staticmethod
     def launch(processes: int, arguments: Sequence[str]) -> int:
-        """Start ``minillm`` with these arguments in several processes here, by torchrun's launcher.
+        """Start ``minillm`` with these arguments in several processes on this machine.
 
         Args:
             processes: how many.
             arguments: of the command, ``train`` first.
 
         Returns:
-            The exit code of the process that failed first, 75 after a signal; 0.
+            What one process would have returned: see :func:`minillm_mesh.launcher.launch`.
         """
-        from torch.distributed.elastic.multiprocessing.api import SignalException
-        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-        from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+        from minillm_mesh.launcher import launch
 
-        # its own words on a signal or a failure say nothing that the processes have not said
-        logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=processes,
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
-            run_id=uuid.uuid4().hex,
-            max_restarts=0,
-            monitor_interval=0.1,
-        )
-        try:
-            elastic_launch(config, sys.executable)("-m", "minillm_core", *arguments)
-        except ChildFailedError as error:
-            _, first = error.get_first_failure()
-            return first.exitcode if first.exitcode > 0 else 1
-        except SignalException:  # it was passed on: rank 0 has saved, and has said so
-            return 75
-        return 0
+        return launch(processes, ["-m", "minillm_core", *arguments])
 
 
 @contextmanager

@@ -20,7 +20,8 @@ numbers in it:
 
 The rate rises over the run's own warm-up (train.warmup) and stays: its cooldown (train.schedule) has no
 part in it. A run need not know its end, and can be evaluated anywhere as if the rate had come down there.
-The authors advise rates of 1 to 10 times AdamW's, and beta1 of 0.95 to 0.98 for long runs.
+The authors advise rates of 1 to 10 times AdamW's, and beta1 of 0.95 to 0.98 for long runs. What moves the
+parameter behind the write (``snoo``, ``ema_nesterov``) is refused: z and x would be around where it was.
 """
 
 from __future__ import annotations

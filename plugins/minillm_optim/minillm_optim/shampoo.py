@@ -22,6 +22,7 @@ matrix. State: two numbers a weight, and four square matrices.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from minillm_core import Plugin, option, scheduled, stage
@@ -84,7 +85,7 @@ def of_columns(shape: tuple[int, int]) -> tuple[int, int]:
     return shape[1], shape[1]
 
 
-def statistics(ops: Any, update: Any, state: dict[str, Any], beta2: float) -> tuple[Any, Any]:
+def statistics(ops: Any, update: Any, state: Mapping[str, Any], beta2: float) -> tuple[Any, Any]:
     """update g (N, R, C) -> the running means of g g^T (N, R, R) and g^T g (N, C, C), this one included."""
     turned = ops.matrix_transpose(update)
     left = state["left"] * beta2 + (update @ turned) * (1 - beta2)

@@ -11,7 +11,8 @@ It is Lookahead, and DiLoCo of one worker, with a momentum: eta 1 and mu 0 are t
 bit. modded-nanogpt's second track (record of 2025-09-16) has it beside Muon and Adam, with the numbers that are
 the defaults here. Slow weights begin as those behind the first update, and outer steps are behind the updates
 K + 1, 2 K + 1 ...; there all of it is one update earlier. Two numbers a weight more are kept: s and m. A parameter
-whose rate is 0 (``freeze``) stays.
+whose rate is 0 (``freeze``) stays. It is refused beside ``schedule_free``, which keeps points of its own around
+the parameter: those would be of a place that the outer step has left.
 """
 
 from __future__ import annotations

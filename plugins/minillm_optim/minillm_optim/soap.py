@@ -18,6 +18,7 @@ matrices.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from minillm_core import Plugin, option, scheduled, stage
@@ -25,10 +26,14 @@ from minillm_optim.adaptive import ADAMS_LR, unbiased
 from minillm_optim.scope import in_scope
 from minillm_optim.shampoo import identity, norm, of_columns, of_rows, statistics
 
-__all__ = ["SOAP", "adam_in_eigenbasis", "turned"]
+__all__ = ["SOAP", "STATISTICS", "adam_in_eigenbasis", "divided", "followed", "into", "turned"]
 
 EPSILON, RELATIVE = 1e-8, 1e-4
 TINY = 1e-30  # of norms
+
+SIDES: Mapping[str, Any] = {"left": of_rows, "right": of_columns}
+STATISTICS = {**SIDES, **{f"{side}_basis": shape for side, shape in SIDES.items()}}
+"""Entries of a stage's state: L and R, and a basis of each."""
 
 
 class SOAP(Plugin, api=1):
@@ -46,11 +51,9 @@ class SOAP(Plugin, api=1):
     )
 
     def optimizer_factory(self, optimizer):
-        shapes = {"left": of_rows, "right": of_columns}
-        bases = {f"{side}_basis": shape for side, shape in shapes.items()}
         adam = stage(
             adam_in_eigenbasis,
-            state={"m": "like", "v": "like"} | shapes | bases,
+            state={"m": "like", "v": "like"} | STATISTICS,
             needs="matrix",
             every=self.every,
             beta1=self.beta1,
@@ -72,6 +75,37 @@ def turned(ops: Any, statistic: Any, basis: Any, damping: float) -> Any:
     return ops.where(diagonal < 0, -q, q)
 
 
+def followed(
+    ops: Any,
+    update: Any,
+    state: Mapping[str, Any],
+    beta: float,
+    damping: float,
+    updates: Any,
+    due: bool,
+) -> tuple[dict[str, Any], Any, Any]:
+    """update (N, R, C) -> :data:`STATISTICS` with it, and the bases P (N, R, R), Q (N, C, C), turned where due."""
+    left, right = statistics(ops, update, state, beta)
+    p, q = (  # state begins at 0, bases at 1
+        ops.where(updates > 1, state[f"{side}_basis"], identity(ops, state[f"{side}_basis"]))
+        for side in SIDES
+    )
+    if due:
+        p, q = turned(ops, left, p, damping), turned(ops, right, q, damping)
+    return {"left": left, "right": right, "left_basis": p, "right_basis": q}, p, q
+
+
+def into(ops: Any, x: Any, p: Any, q: Any) -> Any:
+    """x (N, R, C) -> P^T x Q."""
+    return ops.matrix_transpose(p) @ x @ q
+
+
+def divided(ops: Any, x: Any, root: Any, p: Any, q: Any) -> Any:
+    """x and its usual size (N, R, C), both in the bases -> P (x / (root + epsilon)) Q^T."""
+    floor = ops.max(ops.max(root, -1, keepdims=True), -2, keepdims=True) * RELATIVE + EPSILON
+    return p @ (x / (root + floor)) @ ops.matrix_transpose(q)
+
+
 def adam_in_eigenbasis(
     ops: Any,
     update: Any,
@@ -85,18 +119,9 @@ def adam_in_eigenbasis(
     due: bool,
 ) -> Any:
     """update, m, v (N, R, C); left (N, R, R), right (N, C, C), and their bases -> Adam's update, turned back."""
-    left, right = statistics(ops, update, state, beta2)
-    p, q = (  # state begins at 0, bases at 1
-        ops.where(updates > 1, state[f"{side}_basis"], identity(ops, state[f"{side}_basis"]))
-        for side in ("left", "right")
-    )
-    if due:
-        p, q = turned(ops, left, p, damping), turned(ops, right, q, damping)
+    kept, p, q = followed(ops, update, state, beta2, damping, updates, due)
     m = state["m"] * beta1 + update * (1 - beta1)
-    v = state["v"] * beta2 + ops.square(ops.matrix_transpose(p) @ update @ q) * (1 - beta2)
+    v = state["v"] * beta2 + ops.square(into(ops, update, p, q)) * (1 - beta2)
     root = ops.sqrt(unbiased(ops, v, beta2, updates))
-    floor = ops.max(ops.max(root, -1, keepdims=True), -2, keepdims=True) * RELATIVE + EPSILON
-    mean = ops.matrix_transpose(p) @ unbiased(ops, m, beta1, updates) @ q
-    made = p @ (mean / (root + floor)) @ ops.matrix_transpose(q)
-    new = {"m": m, "v": v, "left": left, "right": right}
-    return made, new | {"left_basis": p, "right_basis": q}
+    mean = into(ops, unbiased(ops, m, beta1, updates), p, q)
+    return divided(ops, mean, root, p, q), {"m": m, "v": v} | kept

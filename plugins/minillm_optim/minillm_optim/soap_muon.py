@@ -19,8 +19,7 @@ from __future__ import annotations
 from typing import Any
 
 from minillm_core import INHERITED, Plugin, option, stage
-from minillm_optim.shampoo import identity, of_columns, of_rows, statistics
-from minillm_optim.soap import EPSILON, RELATIVE, turned
+from minillm_optim.soap import STATISTICS, divided, followed, into
 
 __all__ = ["SOAPMuon", "divided_in_eigenbasis"]
 
@@ -35,11 +34,9 @@ class SOAPMuon(Plugin, api=1):
     )
 
     def optimizer_factory(self, optimizer):
-        shapes = {"left": of_rows, "right": of_columns}
-        bases = {f"{side}_basis": shape for side, shape in shapes.items()}
         momentum = stage(
             divided_in_eigenbasis,
-            state={"momentum": "like", "v": "like"} | shapes | bases,
+            state={"momentum": "like", "v": "like"} | STATISTICS,
             needs="matrix",
             every=self.every,
             momentum=INHERITED,
@@ -62,18 +59,8 @@ def divided_in_eigenbasis(
     due: bool,
 ) -> Any:
     """update, momentum, v (N, R, C); left (N, R, R), right (N, C, C), and their bases -> what Muon orthogonalises."""
-    left, right = statistics(ops, update, state, beta)
-    p, q = (  # state begins at 0, bases at 1
-        ops.where(updates > 1, state[f"{side}_basis"], identity(ops, state[f"{side}_basis"]))
-        for side in ("left", "right")
-    )
-    if due:
-        p, q = turned(ops, left, p, damping), turned(ops, right, q, damping)
+    kept, p, q = followed(ops, update, state, beta, damping, updates, due)
     mean = state["momentum"] * momentum + update * (1 - momentum)
-    ahead = ops.matrix_transpose(p) @ (update * (1 - momentum) + mean * momentum) @ q
+    ahead = into(ops, update * (1 - momentum) + mean * momentum, p, q)
     v = state["v"] * beta + ops.square(ahead) * (1 - beta)
-    root = ops.sqrt(v)
-    floor = ops.max(ops.max(root, -1, keepdims=True), -2, keepdims=True) * RELATIVE + EPSILON
-    made = p @ (ahead / (root + floor)) @ ops.matrix_transpose(q)
-    new = {"momentum": mean, "v": v, "left": left, "right": right}
-    return made, new | {"left_basis": p, "right_basis": q}
+    return divided(ops, ahead, ops.sqrt(v), p, q), {"momentum": mean, "v": v} | kept

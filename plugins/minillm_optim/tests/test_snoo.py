@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from minillm_core import PlanError
 from minillm_muon.muon import Muon
 from minillm_muon.two_step_embed import TwoStepEmbed
 from minillm_optim.ema import EMA
+from minillm_optim.schedule_free import ScheduleFree
 from minillm_optim.snoo import Snoo
 
 RATES = {"train.lr": 0.01, "muon.lr": 0.02}
@@ -63,3 +65,15 @@ def test_it_goes_with_an_average_and_with_a_write_of_another(planned: Any) -> No
         owners = {anchor: owner for anchor, owner, _ in rule.stages}
         assert (owners["lookahead"], owners["average"]) == ("snoo", "ema")
         assert owners["write"] == {"adamw": "core", "muon": "muon", "two_step": "two"}[name]
+
+
+@pytest.mark.parametrize("scope", ["all", "hidden"])
+def test_it_does_not_move_what_a_write_keeps_points_beside(planned: Any, scope: str) -> None:
+    """Schedule-free's z and its average are of the parameter that its write left."""
+    with pytest.raises(
+        PlanError, match=r"'snoo' moves parameters behind the write of 'free'"
+    ) as found:
+        planned({"free": ScheduleFree(scope=scope), "snoo": Snoo()})
+    assert "peak, total and z" in str(found.value)
+    assert found.value.plugins == ("free", "snoo")
+    assert "leave out 'free' or 'snoo'" in str(found.value.fix)

@@ -1,7 +1,7 @@
 """What the writer of modeling files knows: fields of a model's specification, attributes of a module.
 
 Whatever is not listed is refused by its name where it is filled: a slot that is added to the core stands
-in no file until it is written in writing.py and listed here.
+in no file until it is written (attention, blocks, decoder) and listed here.
 """
 
 from __future__ import annotations

@@ -1,0 +1,129 @@
+"""The processes of a run on this machine: started together, ended together, by one exit code.
+
+torch's multiprocessing starts them, each in a session of its own: a Ctrl-C comes to this process alone, which
+passes it on. What they print goes to the terminal as it is; each says which rank it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from tempfile import TemporaryDirectory
+
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
+from torch.distributed.elastic.multiprocessing.api import SignalException, SubprocessContext
+
+GRACE = 30
+"""Seconds that a process has for its end where another one failed, or at the second signal."""
+
+SAVING = 24 * 3600
+"""Seconds that it has at the first signal, which asks it to save: as long as that takes."""
+
+LOOK = 0.1
+"""Seconds between two looks at the processes."""
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""What torch's multiprocessing listens for: an exception where this process is."""
+
+
+def launch(processes: int, command: Sequence[str]) -> int:
+    """Run a Python command in several processes on this machine until all have ended.
+
+    Args:
+        processes: how many.
+        command: behind ``python``: ``-m minillm_core train ...``.
+
+    Returns:
+        What one process would have returned. 0 where all did. Where one failed its code, 128 and the
+        signal's number where a signal ended it; the others are ended then. After a signal to this process,
+        which is passed on to all, the code of rank 0: 75 where it has saved, 130 where nothing was.
+    """
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    shared = {
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # rank 0 is to connect, not to serve
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+    }
+    ranks = range(processes)
+    with _as_before(), TemporaryDirectory(prefix="minillm-ranks-") as logs:
+        try:
+            context = start_processes(
+                "minillm",
+                sys.executable,
+                dict.fromkeys(ranks, tuple(command)),
+                {rank: {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in ranks},
+                DefaultLogsSpecs(log_dir=logs),
+            )
+        except SignalException:
+            return 130
+        assert isinstance(context, SubprocessContext)
+        try:
+            return _failed(context) or 0
+        except SignalException as first:
+            return _stopped(context, first)
+        finally:
+            context.close(signal.SIGKILL)  # a third signal leaves nothing behind
+
+
+@contextmanager
+def _as_before() -> Iterator[None]:
+    """Silence torch's own words, which say less than the processes; put back what listens for signals."""
+    log = logging.getLogger("torch.distributed.elastic")
+    level, handlers = log.level, {number: signal.getsignal(number) for number in SIGNALS}
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _failed(context: SubprocessContext) -> int:
+    """Wait until all have ended, or one failed and the others were ended; the code of the one that failed."""
+    while not any(codes := _codes(context)) and None in codes:
+        time.sleep(LOOK)
+    if not any(codes):
+        return 0
+    for rank, code in enumerate(codes):
+        if code is not None and code < 0:
+            name = signal.Signals(-code).name
+            sys.stderr.write(f"rank {rank}: ended by {name}, which came from outside of the run\n")
+            if name == "SIGKILL":
+                sys.stderr.write("  fix:   look for a lack of memory (dmesg); --resume goes on\n")
+    context.close(signal.SIGTERM, GRACE)
+    failed = [code for code in codes if code]
+    # 1 is also what a process says that has lost another one
+    return _as_shells(next((code for code in failed if code != 1), 1))
+
+
+def _stopped(context: SubprocessContext, first: SignalException) -> int:
+    """Pass a signal on, and a second one; the code of rank 0."""
+    try:
+        context.close(first.sigval, SAVING)
+    except SignalException as second:
+        context.close(second.sigval, GRACE)
+    codes = [130 if code is None or code < 0 else code for code in _codes(context)]
+    return codes[0] or next(filter(None, codes), 0)
+
+
+def _codes(context: SubprocessContext) -> list[int | None]:
+    """Return the exit code of each rank, None while it runs."""
+    return [one.proc.poll() for _, one in sorted(context.subprocess_handlers.items())]
+
+
+def _as_shells(code: int) -> int:
+    """Return an exit code as a shell has it: 128 and the number of a signal."""
+    return code if code > 0 else 128 - code
+
+
+__all__ = ["launch"]
