@@ -1,5 +1,7 @@
 """Training in several processes: who communicates, by what, and how they are started.
 
+layout          which rank updates what, of a plan: pure
+torch_share     updates divided so: gradients to their owners, new weights to all
 torch_ranks     collectives by torch.distributed (NCCL on GPUs, gloo on CPUs), and torchrun's launcher
 mlx_ranks       collectives by mx.distributed
 alive           a watch on the other processes: one that is stopped or hangs is named, and ends the run
