@@ -120,7 +120,7 @@ def train(plan: minillm.Plan, backend: str, ranks: Ranks, how: str = "off") -> d
     for step, micro in zip(range(STEPS), batches(plan), strict=False):
         supervised = sum(int((one["labels"] >= 0).sum()) for one in micro)
         part = part_of(micro, ranks.size, ranks.rank)
-        found = made.read(made.step(part, plan.values(step / STEPS), supervised))
+        found = made.read(made.step(part, plan.values((step + 1) / STEPS), supervised))
         figures.append([found.loss, found.grad_norm, sum(found.terms.values())])
     nats, _ = made.evaluate(next(batches(plan)))
     arrays = dict(made.arrays())
@@ -137,11 +137,11 @@ def train(plan: minillm.Plan, backend: str, ranks: Ranks, how: str = "off") -> d
 
 
 def main(
-    backend: str, out: str, split: str, names: str = ",".join(CASES), how: str = "off"
+    backend: str, out: str, split: str, names: str = "cases", how: str = "off"
 ) -> None:
     """Train every case together and alone, and write how far they are apart."""
     ranks, found = join(Detected(backend, "cpu", "")), {}
-    for name in names.split(","):
+    for name in {"cases": [*CASES], "more": [*MORE]}.get(names) or names.split(","):
         plan = plan_of(name, split)
         alone = train(plan, backend, ALONE) if ranks.leads else None
         found[name] = {}
