@@ -13,6 +13,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ MORE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "lora": ("lora", {}),
     "bfloat16": ("muon", {"train.dtype": "bfloat16"}),
     "float16": ("muon", {"train.dtype": "float16"}),
-    "compiled": ("muon", {"train.compile": "on"}),
+    "compiled": ("muon,layer_clip", {"train.compile": "on", "model.layers": 2}),
 }
 """What only divided updates treat in a way of their own."""
 
@@ -112,7 +113,12 @@ def train(plan: minillm.Plan, backend: str, ranks: Ranks, how: str = "off") -> d
         Losses, norms and terms by step, what a checkpoint would hold (of divided updates on rank 0
         alone), the bits of weights and what evaluation sees, and bytes of the update's own arrays.
     """
-    made: Any = trainer(plan, backend, seed=1)
+    compiler = None
+    if plan.config.train.compile == "on":  # traced into whole graphs, which are run as they are
+        import torch
+
+        compiler = partial(torch.compile, backend="eager")
+    made: Any = trainer(plan, backend, seed=1, compiler=compiler)
     made.join(ranks)
     if how == "updates":
         made.shard()
@@ -136,9 +142,7 @@ def train(plan: minillm.Plan, backend: str, ranks: Ranks, how: str = "off") -> d
     }
 
 
-def main(
-    backend: str, out: str, split: str, names: str = "cases", how: str = "off"
-) -> None:
+def main(backend: str, out: str, split: str, names: str = "cases", how: str = "off") -> None:
     """Train every case together and alone, and write how far they are apart."""
     ranks, found = join(Detected(backend, "cpu", "")), {}
     for name in {"cases": [*CASES], "more": [*MORE]}.get(names) or names.split(","):
