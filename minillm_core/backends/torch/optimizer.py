@@ -120,11 +120,13 @@ class Optimizer:
 
         Layers are all that the plan has, where a stage takes the norms of their gradients; else none.
         """
-        found = dict.fromkeys(["", *self.layers], self.framework.ops.zeros(()))
-        if counted:
-            found[""] = self.norm(counted).square()
-        of_layers = layer_grad_norms(self.framework.ops, grads if self.layers else {}, 1.0)
-        return found | {layer: norm.square() for layer, norm in of_layers.items()}
+        ops = self.framework.ops
+        norms = {"": self.norm(counted)} if counted else {}
+        norms |= layer_grad_norms(ops, grads if self.layers else {}, 1.0)
+        return {
+            layer: norms[layer].square() if layer in norms else ops.zeros(())
+            for layer in ("", *self.layers)
+        }
 
     @torch.no_grad()
     def step(

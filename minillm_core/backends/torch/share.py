@@ -33,7 +33,7 @@ class Share(Protocol):
         """Write every rank's masters into the parameters of all, in their dtype."""
         ...
 
-    def part(self, name: str, whole: Any) -> Any | None:
+    def part(self, name: str, whole: Any) -> Any:
         """Take this rank's part of an array; None: it has none. What is not divided is returned as it is."""
         ...
 

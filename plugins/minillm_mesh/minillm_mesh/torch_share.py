@@ -122,12 +122,13 @@ class TorchShare:
     @torch.no_grad()
     def gather(self, masters: Mapping[str, Tensor]) -> None:
         """Write every rank's masters into the parameters of all."""
-        foreach_copy_([*self.sending.values()], [masters[name] for name in self.sending])
+        if self.sending:  # not of more ranks than there are rows
+            foreach_copy_([*self.sending.values()], [masters[name] for name in self.sending])
         with met():
             all_gather(self.received, self.sent)
         foreach_copy_(self.copies, self.arrived)
 
-    def part(self, name: str, whole: Any) -> Any | None:
+    def part(self, name: str, whole: Any) -> Any:
         """Take this rank's part of an array of a checkpoint; None: it has none."""
         if (part := self.mine.get(name)) is not None:
             return part.of(whole)

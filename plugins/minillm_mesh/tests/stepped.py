@@ -73,7 +73,7 @@ SPLITS = {"micro": (2, 4), "rows": (8, 1)}  # rows and micro-batches of a step
 
 def plan_of(name: str, split: str) -> minillm.Plan:
     """Plan a case: tiny, with steps that can be divided."""
-    plugins, options = (CASES | MORE)[name]
+    plugins, options = {**CASES, **MORE}[name]
     rows, accumulate = SPLITS[split]
     preset = "speedrun" if name == "speedrun" else "tiny"
     sizes = {"train.rows": rows, "train.accumulate": accumulate}
