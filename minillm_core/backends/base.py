@@ -169,9 +169,20 @@ class Trainer(Model):
         """Train together with other processes from here on: each steps its part of the micro-batches.
 
         Gradients, figures and statistics are added up over all of them before the update, which each
-        makes by itself.
+        makes by itself, unless they :meth:`shard` it.
         """
         self.ranks = ranks
+
+    def shard(self) -> None:
+        """Make a share of each update alone from here on, and keep the state of that alone; the others do too.
+
+        Every rank calls it at the same moment, and :meth:`snapshot`, whose arrays rank 0 alone gets.
+        """
+        raise NotImplementedError
+
+    def own(self) -> dict[str, np.ndarray]:
+        """Return what of a snapshot's arrays this process updates: without shares everything. Waits."""
+        return self.arrays()
 
     @abstractmethod
     def snapshot(self) -> Snapshot:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from minillm_core.backends.detect import Detected, probe
-from minillm_core.errors import BackendError
+from minillm_core.errors import BackendError, ConfigError
 from minillm_core.plugins.discover import offered
 from minillm_core.plugins.first_party import installing
 
@@ -38,6 +38,8 @@ class Ranks:
     size: int = 1
     device: str | None = None
     how: str = ""
+    undivided: str = "its processes cannot divide updates"
+    """Why :meth:`share` cannot be called; empty: it can."""
 
     @property
     def leads(self) -> bool:
@@ -64,6 +66,19 @@ class Ranks:
         """Return rank 0's value, of JSON's types, on every rank. The others wait for it."""
         return value
 
+    def share(self, groups: Mapping[str, Any], parameters: Mapping[str, Any]) -> Any:
+        """Divide the updates of a trainer's parameters among the ranks.
+
+        Args:
+            groups: key -> group, of all that is updated.
+            parameters: name -> the framework's own, in the compute dtype.
+
+        Returns:
+            This rank's share, in the framework's terms: of torch a
+            :class:`~minillm_core.backends.torch.share.Share`.
+        """
+        raise NotImplementedError
+
     def close(self) -> None:
         """End the communication."""
 
@@ -81,6 +96,19 @@ def launched() -> tuple[int, int]:
     if rank and not size and (hosts := here("MLX_HOSTFILE") or here("MLX_IBV_DEVICES")):
         size = str(len(json.loads(Path(hosts).read_text())))
     return (int(rank), int(size)) if rank and size else (0, 1)
+
+
+def divides(asked: str, ranks: Ranks) -> bool:
+    """Decide whether each rank makes its share of an update alone: ``mesh.shard``.
+
+    Raises:
+        ConfigError: that is asked for, and cannot be.
+    """
+    why = "one process trains" if ranks.size == 1 else ranks.undivided
+    if asked == "updates" and why:
+        fix = "mesh.shard=auto divides updates where that can be done"
+        raise ConfigError(f"updates cannot be divided: {why}", where="mesh.shard=updates", fix=fix)
+    return asked != "off" and not why
 
 
 def said_by() -> str:

@@ -94,6 +94,7 @@ def update(
     witness: Callable[[str], None] = lambda key: None,
     versions: Callable[[Iterable[Any]], tuple[int, ...]] = lambda arrays: (),
     due: Set[int] | None = None,
+    norms: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, Any], State]:
     """Compute one optimizer step.
 
@@ -109,6 +110,7 @@ def update(
         witness: called with every stage that ran, at trace time.
         versions: how often arrays were written in place, where that can be told.
         due: of :func:`due_at`; None: every stage has its turn.
+        norms: layer -> 0-d norm of its gradients, where ``grads`` are not all of them.
 
     Raises:
         PluginCodeError: a stage gave something else than it should, or wrote in place.
@@ -117,7 +119,10 @@ def update(
     new_state: State = {}
     stages = [stage for group in groups.values() for _, _, stage in group.rule.stages]
     by_layer = any("layer_grad_norm" in stage.supplied for stage in stages)
-    norms = layer_grad_norms(ops, grads, factor) if by_layer else {}
+    if norms is not None:
+        norms = {layer: norm * factor for layer, norm in norms.items()}
+    else:
+        norms = layer_grad_norms(ops, grads, factor) if by_layer else {}
     for key, group in groups.items():
         names = [member.name for member in group.members]
         gradients = [ops.astype(grads[name], "float32") for name in names]

@@ -83,6 +83,7 @@ class CheckpointManager:
     emit: Callable[[Event], None] = lambda event: None  # takes an event for each save that ended
     say: Callable[[str], None] = lambda line: None
     check: Callable[[], None] = lambda: None  # raises where a save would hold what it should not
+    agree: Callable[[bool], bool] = bool  # rank 0's answer, where others bring what it saves
     trainer: Trainer | None = None  # is saved, and put back
     writer: Writer | None = None  # None: nothing is ever saved
     constants: Mapping[str, Any] = field(default_factory=dict)  # scalars of every checkpoint
@@ -125,25 +126,30 @@ class CheckpointManager:
         if self.writer:
             self.writer.close(now=now)
 
-    def save(self, position: Position) -> None:
-        """Begin a save, unless there is one of this step, or no step was finite yet.
+    def save(self, position: Position, *, due: bool = True) -> None:
+        """Begin a save if it is due, unless there is one of this step, or no step was finite yet.
 
         It takes a snapshot and has it written; the save before it is waited for.
         """
-        self.check()
+        if due:
+            self.check()
         learnt = position.step > len(position.guarded)
-        if not self.writer or not self.trainer or not learnt or self.begun == position.step:
+        due = due and bool(self.writer) and learnt and self.begun != position.step
+        if not self.agree(due) or not self.trainer:
             return
         self.begun = position.step
         snapshot = self.trainer.snapshot()
+        if not self.writer:
+            return
         if snapshot.note:
             self.say(f"step {position.step}: {snapshot.note}")
         self.writer.submit(position.step, snapshot, {**position.data(), **self.constants})
 
     def evaluated(self, position: Position, evaluated: Evaluated) -> None:
         """Save the step of an evaluation that is the best so far, where the best is kept."""
-        if self.best and self.best.beaten_by(evaluated):
-            self.save(position)
+        better = bool(self.best and self.best.beaten_by(evaluated))
+        self.save(position, due=better)
+        if self.best and better:
             self.best.mark()
 
     def report(self, position: Position, *, wait: bool = False, last: bool = False) -> None:

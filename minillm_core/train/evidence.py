@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from minillm_core.backends.base import Trainer
+from minillm_core.backends.ranks import ALONE, Ranks
 from minillm_core.errors import NoEvidence
 from minillm_core.train.events import Event, Stepped
 from minillm_core.train.hooks import Raised
@@ -44,6 +45,7 @@ class Evidence:
         seen: live counts of ``batch:`` and ``event:`` keys.
         say: prints a line about missing evidence.
         raised: live; plugin -> what its observer raised.
+        ranks: those that each make their share of the updates; all of them observe.
     """
 
     def __init__(
@@ -54,15 +56,18 @@ class Evidence:
         seen: Counter[str],
         say: Callable[[str], None],
         raised: Mapping[str, Raised] | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
+        self._ranks, self._elsewhere = ranks, Counter[str]()
         self._raised = {} if raised is None else raised
         self._expected = {name: tuple(keys) for name, keys in sorted(expected.items())}
         self._trainer, self._seen, self._say = trainer, seen, say
         keys = {key for keys in self._expected.values() for key in keys}
         self._initial: dict[str, np.ndarray] = {}
         if names := [key.partition(":")[2] for key in keys if key.startswith("parameter:")]:
-            arrays = trainer.arrays()  # the only question that costs a copy from the device
-            self._initial = {name: np.array(arrays[f"model.{name}"]) for name in names}
+            arrays = trainer.own()  # the only question that costs a copy from the device
+            held = {name: arrays.get(f"model.{name}") for name in names}
+            self._initial = {name: np.array(one) for name, one in held.items() if one is not None}
         self._records: dict[str, dict[str, Any]] | None = None
         self._steps = 0  # of this process: a resumed run is looked at again
 
@@ -70,7 +75,9 @@ class Evidence:
     def of(cls, job: Job, say: Callable[[str], None]) -> Self:
         """Make the evidence that a job's plan expects of its plugins; ``say`` prints a line."""
         expected = {planned.name: planned.expected for planned in job.plan.plugins}
-        return cls(expected, job.trainer, seen=job.seen, say=say, raised=job.raised)
+        ranks = job.ranks if job.shard else ALONE
+        more = {"seen": job.seen, "say": say, "raised": job.raised, "ranks": ranks}
+        return cls(expected, job.trainer, **more)
 
     def __call__(self, event: Event) -> None:
         """Look once, after ten steps.
@@ -83,14 +90,25 @@ class Evidence:
         self._steps += 1
         if self._steps < STEPS:
             return
+        self.gather()
         self._records = self._look()
-        for name, record in self._records.items():
+        for name, record in self._records.items() if self._ranks.leads else ():
             if not record["shown"]:
                 raise self._nothing_of(name)
             # a plugin may offer kernels for many devices; one that serves here is enough
             missing = [key for key in record.get("missing", ()) if not key.startswith("kernel:")]
             if missing:
                 self._say(f"warning: plugin '{name}' did not show everywhere: {_few(missing)}")
+
+    def gather(self) -> None:
+        """Take what the other ranks saw of their shares; once, and all at the same step."""
+        if self._ranks.size > 1 and not self._elsewhere and self._expected:
+            keys = sorted({key for keys in self._expected.values() for key in keys})
+            here = Counter(self._trainer.witnesses()) + self._moved()
+            each = self._ranks.gathered([here[key] for key in keys])
+            sums = zip(keys, map(sum, zip(*each, strict=True)), strict=True)
+            found = {key: int(count) for key, count in sums if not here[key]}
+            self._elsewhere.update({"": 1} | found)
 
     def records(self) -> dict[str, dict[str, Any]]:
         """Map each plugin to ``{"shown": bool, "what": [...]}``, with ``missing`` where something is.
@@ -146,7 +164,7 @@ class Evidence:
     def _look(self) -> dict[str, dict[str, Any]]:
         if not self._expected:
             return {}
-        counts = Counter(self._trainer.witnesses()) + self._seen + self._moved()
+        counts = Counter(self._trainer.witnesses()) + self._seen + self._moved() + self._elsewhere
         counts.update(
             key for keys in self._expected.values() for key in keys if key.startswith("slot:")
         )
@@ -170,7 +188,7 @@ class Evidence:
         """
         if not self._initial:
             return Counter()
-        arrays = self._trainer.arrays()
+        arrays = self._trainer.own()
         names = {key.removeprefix("model.") for key in arrays if key.startswith("model.")}
         moments: dict[str, list[bool]] = {name: [] for name in self._initial}
         for key, array in arrays.items():

@@ -82,7 +82,8 @@ class Loop:
         self.guard = Guard(self.checkpoints, self.emit, self.say, self.spike)
         self._spent_before = self.position.elapsed
         self._clock_began: float | None = None  # set when the first step, which compiles, is over
-        self._shared = (self._spent_before, False)  # of several ranks: elapsed, whether to end
+        # of several ranks: elapsed, whether to end, whether to save after the next step
+        self._shared = (self._spent_before, False, False)
         self._pending: _Queued | None = None
         self._part = self.budget.part(EVALUATIONS, self.position.step, self.position.elapsed)
         self._at = f"at step {self.position.step + 1}"  # the work under way, for errors
@@ -166,8 +167,9 @@ class Loop:
     def _agree(self) -> None:
         """Let all ranks take the clock of the first, and the signal of any."""
         if self.ranks.size > 1:
-            found = self.ranks.gathered([self._elapsed_here, self.stop.requested])
-            self._shared = found[0][0], any(ending for _, ending in found)
+            save = self._is_to_be_saved(self.position.step + 1)
+            found = self.ranks.gathered([self._elapsed_here, self.stop.requested, save])
+            self._shared = found[0][0], any(one[1] for one in found), bool(found[0][2])
 
     @property
     def _elapsed_here(self) -> float:
@@ -198,7 +200,8 @@ class Loop:
                 continue  # or while its batch was waited for
             step = self.position.step
             self.checkpoints.report(self.position)
-            save, evaluate = self._is_to_be_saved(step), self._evaluates(step)
+            save = self._shared[2] if self.ranks.size > 1 else self._is_to_be_saved(step)
+            evaluate = self._evaluates(step)
             if save or evaluate:
                 self._pause(save=save, evaluate=evaluate)
             yield
@@ -226,7 +229,7 @@ class Loop:
         now = self.clock()
         took, self._looked = now - self._looked, now
         last = Last(self._saved_share, now - self._saved_at, took + self.checkpoints.seconds)
-        return self.cadence.saves(step, self.progress, last)
+        return self.cadence.saves(step, self.budget.progress(step, self.elapsed), last)
 
     def _is_over(self) -> bool:
         """Tell whether the budget is spent, also once the last step, maybe a spike, is read."""

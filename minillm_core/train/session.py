@@ -18,7 +18,7 @@ from minillm_core import disk
 from minillm_core.backends.base import Backend
 from minillm_core.backends.bind import create as create_backend
 from minillm_core.backends.detect import Detected
-from minillm_core.backends.ranks import ALONE, Ranks
+from minillm_core.backends.ranks import ALONE, Ranks, divides
 from minillm_core.checkpoint import best, layout
 from minillm_core.checkpoint import commit as saving
 from minillm_core.checkpoint.directories import export_checked
@@ -118,6 +118,7 @@ class Session:
         check_support(plugins, detected.backend, detected.device)
         plan = export_checked(build_plan(loaded, plugins) if plan is None else plan)
         errors.check_ranks(plan, self.ranks.size)
+        shard = divides(config.mesh.shard, self.ranks)
         warnings, notes, details = [], list(loaded.notes), []
         chosen_here = earlier is None and branch is None  # else it is the earlier run's preset
         if chosen_here and loaded.origins.get("preset") == "device":  # its first note says why
@@ -164,10 +165,12 @@ class Session:
             notes += resume.another_place(earlier, trainer.binding)
         about = notes, details, warnings, initial, branch
         if self.ranks.size > 1:
+            does = "updates its share alone, mesh.shard=updates" if shard else "mesh.shard=off"
             notes.append(
-                f"{self.ranks.size} processes by {self.ranks.how}: each takes its part of every step's rows"
+                f"{self.ranks.size} processes by {self.ranks.how}: each takes its part of every step's "
+                f"rows ({does})"
             )
-        job = Job(plan, corpus, trainer, *about, started=started, ranks=self.ranks)
+        job = Job(plan, corpus, trainer, *about, started=started, ranks=self.ranks, shard=shard)
         if branch:
             job.begins, job.branched = branch.load(trainer, corpus, config, budget)
         if earlier and (why := resume.finished(earlier, budget)) is not None:
@@ -248,6 +251,8 @@ class Session:
                     )
             if position.saved is None:
                 self._load_initial(job)
+            if job.shard:
+                job.trainer.shard()
             evidence = Evidence.of(job, self.shown.say)
             yield from self._train(job, None, position, before, evidence, {})
             evidence.warn()
@@ -306,6 +311,8 @@ class Session:
             scalars = {**position.data(), **constants}
             saving.commit(out, position.step, job.trainer.arrays(), scalars)
             position.saved = position.step
+        if job.shard:
+            job.trainer.shard()
         evidence = Evidence.of(job, say)
         with record.unwritable(out / TOML):
             disk.replace(out / TOML, document.settings_file(job, earlier).encode())
@@ -376,7 +383,7 @@ class Session:
         evaluating = Stopwatch(shown.clock)
         with ExitStack() as stack:
             observers, checks = [shown, trend, self._emitted.append], []
-            if self.ranks.leads:
+            if self.ranks.leads or job.shard:
                 observers.insert(0, evidence)
             if held is not None:
                 metrics = Metrics(held.out / METRICS, every=config.log.every)
@@ -393,7 +400,8 @@ class Session:
                 for one in (*checks, job.corpus.check_unchanged):
                     one()
 
-            checkpoints = CheckpointManager(emit, shown.say, check, trainer=trainer)
+            agree = self.ranks.agreed if job.shard else bool
+            checkpoints = CheckpointManager(emit, shown.say, check, trainer=trainer, agree=agree)
             if held is not None:
                 checkpoints.open(held.out, config, feed, constants, self.evaluations)
                 checkpoints.begun = position.saved
@@ -495,6 +503,7 @@ class Session:
                     running.throw(error)
             spent = shown.clock() - began
         yield from self._drained()
+        evidence.gather()
         self.outcome = describe.Outcome(
             steps=loop.position.step,
             evaluated=self.evaluations[-1] if self.evaluations else None,

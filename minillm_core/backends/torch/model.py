@@ -21,6 +21,7 @@ from minillm_core.backends.native import NativeModel, evaluating
 from minillm_core.backends.steps import Statistics
 from minillm_core.backends.torch.compiling import own_code
 from minillm_core.backends.torch.ops import TorchOps
+from minillm_core.backends.torch.share import Share
 from minillm_core.backends.torch.transfer import batch_to, foreach_copy_, numbers_to
 from minillm_core.nn.module import Framework, declared, record
 from minillm_core.nn.param import Buffer, Param, State
@@ -153,14 +154,26 @@ class Weights:
                     self.masters[name] = self.masters[name].cpu()
         self.trained = {n: p for n, p in self.parameters.items() if n not in frozen}
         self.by_rows: Set[str] = frozenset()  # tables of which a step has some rows alone
+        self.share: Share | None = None  # None: this process updates everything
+
+    def divide(self, share: Share) -> None:
+        """Keep the masters alone that are this rank's, or no rank's since they are frozen."""
+        self.share = share
+        for name in self.trained:
+            mine = share.part(f"model.{name}", self.masters.pop(name))
+            if mine is not None:
+                self.masters[name] = mine.clone() if self.narrow else mine
 
     @torch.no_grad()
     def refresh(self, *, every: bool = False) -> None:
         """Fill the compute copies of trained parameters, or of every one, from their masters."""
-        if self.narrow:
+        if self.share is not None:
+            self.share.gather(self.masters)
+        elif self.narrow:
             names = [name for name in self.trained if name not in self.by_rows]
             copies = [self.trained[name].data for name in names]
             foreach_copy_(copies, [self.masters[name] for name in names])
+        if self.narrow:
             for name in self.parameters.keys() - self.trained if every else ():
                 self.parameters[name].data.copy_(self.masters[name])
 

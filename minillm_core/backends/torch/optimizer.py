@@ -25,10 +25,12 @@ from minillm_core.optim.update import (
     cycles_of,
     due_at,
     initial_state,
+    layer_grad_norms,
+    layer_of,
     multiplier,
     update,
 )
-from minillm_core.optim.views import views_of
+from minillm_core.optim.views import VIEWED, views_of
 from minillm_core.plan import Plan
 from minillm_core.text import few
 
@@ -70,6 +72,8 @@ class Optimizer:
         framework: ops and witness.
         compiler: compiles the stages of the groups that no fused kernel serves; None: eager.
         fused: use torch's fused AdamW for groups that follow plain AdamW.
+
+    Of divided weights it updates this rank's share.
     """
 
     def __init__(
@@ -82,7 +86,8 @@ class Optimizer:
         fused: bool,
     ) -> None:
         self.weights, self.framework, self.clip = weights, framework, plan.config.train.clip
-        self.groups = groups = groups_of_whole(plan)
+        every, self.share = groups_of_whole(plan), weights.share
+        self.groups = groups = every if self.share is None else {**self.share.groups}
         self.tables = RowTables(plan, weights, framework, compiler)
         self.updates = framework.ops.zeros(())
         self.state: State = initial_state(groups, framework.ops.zeros)
@@ -92,8 +97,11 @@ class Optimizer:
         self.staged = {k: g for k, g in groups.items() if k not in self.fused}
         self.behind = {key: last for key, (_, last) in split.items() if last.rule.stages}
         self.placed: dict[str, Tensor] | None = None  # while views are in place, what they replace
-        self.notes = _notes(groups.values()) if fused else ()
-        self.cycles = cycles_of((*self.staged.values(), *self.behind.values()))
+        self.notes = _notes(every.values()) if fused else ()
+        self.cycles = cycles_of(every.values())
+        stages = (stage for group in every.values() for _, _, stage in group.rule.stages)
+        by_layer = any("layer_grad_norm" in stage.supplied for stage in stages)
+        self.layers = sorted({layer_of(name) for name in weights.trained}) if by_layer else []
         self.steps = torch.zeros((), dtype=torch.int64)  # on the host, updates that failed included
         self.compiler, self.compiled = compiler, dict[Set[int], Callable[..., None]]()
         self.by_stages = bool(self.staged or self.behind)
@@ -107,6 +115,20 @@ class Optimizer:
         return torch.linalg.vector_norm(torch.stack(foreach_norm(list(grads.values()))))
 
     @torch.no_grad()
+    def squares(self, grads: Tensors, counted: Tensors) -> dict[str, Tensor]:
+        """Sum the squares of this rank's gradients, 0-d: of those that count under "", and by layer.
+
+        Layers are all that the plan has, where a stage takes the norms of their gradients; else none.
+        """
+        ops = self.framework.ops
+        norms = {"": self.norm(counted)} if counted else {}
+        norms |= layer_grad_norms(ops, grads if self.layers else {}, 1.0)
+        return {
+            layer: norms[layer].square() if layer in norms else ops.zeros(())
+            for layer in ("", *self.layers)
+        }
+
+    @torch.no_grad()
     def step(
         self,
         grads: Tensors,
@@ -114,6 +136,7 @@ class Optimizer:
         norm: Tensor,
         unscale: Tensor | None,
         found: Tensor,
+        norms: Tensors | None = None,
     ) -> None:
         """Update masters, state and compute copies; never waits.
 
@@ -123,6 +146,7 @@ class Optimizer:
             norm: 0-d, the gradients' norm, unscaled.
             unscale: 0-d, 1 / loss scale; None: 1.
             found: 0-d float32, 1 where this update must not happen: all stays as it is.
+            norms: layer -> 0-d, the norm of its gradients; None: ``grads`` are those of all layers.
         """
         factor = clip_factor(self.framework.ops, norm, self.clip)
         factor = factor if unscale is None else factor * unscale
@@ -132,7 +156,8 @@ class Optimizer:
             self.tables.step(grads, factor, self.updates, values, found)
         self.updates.add_(1.0 - found)
         if self.by_stages:
-            self._run(self.due, grads, factor, values, found)
+            self._run(self.due, grads, factor, values, found, norms)
+        if self.cycles:
             self.steps += 1
         self.weights.refresh()
 
@@ -144,7 +169,8 @@ class Optimizer:
     @torch.no_grad()
     def warm(self, grads: Tensors, values: Tensors, one: Tensor) -> None:
         """Compile the next step's stages, and change nothing; ``one`` is 0-d float32."""
-        self._run(self.due, grads, one, values, one)
+        norms = None if self.share is None else dict.fromkeys(self.layers, one)
+        self._run(self.due, grads, one, values, one, norms)
 
     def _run(self, due: Set[int], *arguments: Any) -> None:
         """Run the stages; each set of turns is a graph of its own."""
@@ -159,10 +185,16 @@ class Optimizer:
         return self.compiled[due](*arguments)
 
     def _stages(
-        self, due: Set[int], grads: Tensors, factor: Tensor, values: Tensors, found: Tensor
+        self,
+        due: Set[int],
+        grads: Tensors,
+        factor: Tensor,
+        values: Tensors,
+        found: Tensor,
+        norms: Tensors | None,
     ) -> None:
         masters, of = self.weights.masters, self.framework
-        more = (self.state, self.updates, values, of.witness, of.versions, due)
+        more = (self.state, self.updates, values, of.witness, of.versions, due, norms)
         params, state = update(of.ops, self.staged, masters, grads, factor, *more)
         if self.behind:  # what the kernel wrote takes the place of an update
             last, states = update(of.ops, self.behind, masters, masters, 1.0, *more)
@@ -221,8 +253,11 @@ class Optimizer:
         """Let the parameters be what is evaluated, until the next step: views, and whole tables."""
         self.tables.place(self.updates)
         if self.placed is None:
-            self.placed = {}
-            for name, view in self.views():
+            self.placed, views = {}, self.views()
+            if self.share is not None:
+                own = {f"{VIEWED}{name}": view for name, view in views}
+                views = self.share.spread(own, VIEWED)
+            for name, view in views:
                 parameter = self.weights.parameters[name]
                 self.placed[name] = parameter.data
                 parameter.data = view.to(parameter.dtype)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from minillm_core.backends.torch import transfer
 from minillm_core.backends.torch.compiling import own_code
 from minillm_core.backends.torch.model import TorchFramework, TorchModel
 from minillm_core.backends.torch.optimizer import Optimizer
+from minillm_core.backends.torch.share import Share
 from minillm_core.backends.torch.transfer import Later, foreach_copy_, overwrite
 from minillm_core.nn.block import GATHERED
 from minillm_core.nn.initial import initial_arrays
@@ -63,13 +65,16 @@ class TorchTrainer(TorchModel, Trainer):
         compiler: Callable[..., Any] = torch.compile,
     ) -> None:
         super().__init__(plan, binding, model, framework, compiler=compiler)
-        self.optimizer = Optimizer(
+        self._optimizer = partial(
+            Optimizer,
             plan,
             self.weights,
             framework,
             compiler=compiler if binding.compile else None,
             fused=fused,
         )
+        self.optimizer = self._optimizer()
+        self.share: Share | None = None
         self.binding = replace(binding, notes=(*binding.notes, *self.optimizer.notes))
         self.scaler = loss_scale(framework.ops) if binding.dtype == "float16" else {}
         self.reduced: dict[str, Tensor] = {}  # the step's statistics
@@ -124,7 +129,7 @@ class TorchTrainer(TorchModel, Trainer):
             earlier = self.reduced if index else None
             self.reduced = self.statistics.merged(earlier, loss.statistics)
         timer("optimizer")
-        if self.ranks.size > 1:
+        if self.ranks.size > 1 and self.share is None:
             grads = dict(zip(self.weights.trained, self.gradients or (), strict=True))
             self.statistics.over(self.ranks, grads, figures, self.reduced)
             self.gradients = [*grads.values()]
@@ -165,14 +170,26 @@ class TorchTrainer(TorchModel, Trainer):
         Parameters of ``one`` are those that they are mapped to; sums of gradients count once.
         """
         assert self.gradients is not None
-        grads = dict(zip(self.weights.trained, self.gradients, strict=True))
+        share, norms = self.share, None
+        if share is None:
+            grads = dict(zip(self.weights.trained, self.gradients, strict=True))
+        else:
+            grads = share.scattered()
+            one = {name: leader for name, leader in one.items() if name in grads}
         self.framework.seen.update(f"{FOLLOW}{name}" for name in self.plan.follows)
         for name, leader in one.items():
             grads[leader].add_(grads[name])
         counted = {name: grad for name, grad in grads.items() if name not in one}
         for name, leader in one.items():
             grads[name].copy_(grads[leader])
-        norm, unscale = self.optimizer.norm(counted), None
+        if share is None:
+            norm = self.optimizer.norm(counted)
+        else:  # figures, statistics and norms of all ranks in one collective
+            squares = self.optimizer.squares(grads, counted)
+            self.statistics.over(self.ranks, squares, figures, self.reduced)
+            norms = {layer: torch.sqrt(square) for layer, square in squares.items()}
+            norm = norms.pop("")
+        unscale = None
         if self.scaler:
             figures["scale"] = self.scaler["scale"]
             unscale = 1.0 / self.scaler["scale"]
@@ -185,11 +202,12 @@ class TorchTrainer(TorchModel, Trainer):
                 for name, new in next_loss_scale(self.framework.ops, self.scaler, found).items():
                     self.scaler[name].copy_(new)
         due = self.optimizer.due
-        if self.optimizer.cycles and self.binding.compile and due not in self.optimizer.compiled:
+        staged = self.optimizer.cycles and self.optimizer.by_stages
+        if staged and self.binding.compile and due not in self.optimizer.compiled:
             what = f"the update of each {min(due)} steps" if due else "the updates in between"
             with self._compiling(what):
                 self.optimizer.warm(grads, given, norm.new_ones(()))
-        self.optimizer.step(grads, given, norm, unscale, found)
+        self.optimizer.step(grads, given, norm, unscale, found, norms)
         with torch.no_grad():
             skip = found > 0
             fresh = self.statistics.next_states(self.reduced, lambda total: total / micro_batches)
@@ -241,8 +259,10 @@ class TorchTrainer(TorchModel, Trainer):
 
     def _accumulate(self, objective: Tensor, *, first: bool, only: bool) -> None:
         """Add up the gradients of micro-batches, in float32."""
-        fresh = self._gradients_of(objective)
+        fresh: Sequence[Tensor] = self._gradients_of(objective)
         with torch.no_grad():
+            if self.share is not None:
+                fresh, only = self.share.cut(fresh), False
             if only and fresh[0].dtype == torch.float32:
                 self.gradients = list(fresh)
             elif self.gradients is None:
@@ -269,7 +289,11 @@ class TorchTrainer(TorchModel, Trainer):
         """Copy arrays into the tensors of the same names."""
         self.optimizer.leave()
         self.optimizer.tables.leave()
+        if self.share is not None:
+            arrays = {name: self.share.part(name, arrays[name]) for name in held}
         super().fill(held, arrays)
+        if self.share is not None:
+            self.optimizer.place()
 
     def views(self) -> Iterator[tuple[str, Tensor]]:
         """Compute what is evaluated in the place of parameters, float32, one after the other."""
@@ -281,6 +305,9 @@ class TorchTrainer(TorchModel, Trainer):
         tables = self.optimizer.tables.arrays(self.optimizer.updates)
         with torch.no_grad():
             views = {f"{VIEWED}{name}": view for name, view in self.views()}
+        if self.share is not None:
+            brought = self.share.whole(self._everything() | views | drawn)
+            return Snapshot(lambda: brought)
         taken = self.snapshots.take(self._everything() | tables | views | drawn)
         return replace(taken, bring=lambda: packed(taken.bring()))
 
@@ -293,6 +320,27 @@ class TorchTrainer(TorchModel, Trainer):
         """Restore what :meth:`arrays` gave."""
         self.fill(self._everything(), unpacked(arrays, self.plan.by_rows))
         self.random.load(arrays)
+
+    def own(self) -> dict[str, np.ndarray]:
+        """Return what this process updates, and its state."""
+        own = self.share is not None
+        return transfer.brought(self._everything()) if own else self.arrays()
+
+    @torch.no_grad()
+    def shard(self) -> None:
+        """Divide the updates among the ranks."""
+        self.optimizer.leave()
+        old, groups = self._everything(), self.optimizer.groups
+        self.share = share = self.ranks.share(groups, self.weights.trained)
+        self.gradients = share.sums
+        self.weights.divide(share)
+        self.optimizer = self._optimizer()
+        for name, tensor in self._everything().items():
+            tensor.copy_(share.part(name, old[name]))
+        self.optimizer.place()  # at once: one rank may sample without the others
+        if self.device.type == "cuda":  # what is now the others' was needed up to here
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self.device)
 
     def restart(self, seed: int) -> None:
         """Begin anew with the initial values of a seed."""

@@ -89,12 +89,12 @@ class Snapshots:
     def take(self, tensors: Mapping[str, Tensor]) -> Snapshot:
         """Take a snapshot; waits on CUDA only where clones would leave too little memory for the next steps."""
         if self.device.type != "cuda":
-            return Snapshot(_brought(tensors).copy)
+            return Snapshot(brought(tensors).copy)
         size = sum(tensor.nbytes for tensor in tensors.values() if tensor.is_cuda)
         if self._has_room_for(size) and (clones := _clones(tensors)) is not None:
             return Snapshot(self._bringer(clones))
         return Snapshot(
-            _brought(tensors).copy,
+            brought(tensors).copy,
             f"training waited while {size / 2**30:.2f} GiB to be saved were copied from the GPU: "
             "it has no room for a second copy of them",
         )
@@ -133,6 +133,6 @@ def _clones(tensors: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
     return dict(zip(tensors, clones, strict=True))
 
 
-def _brought(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+def brought(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
     """Copy tensors to the host now."""
     return {name: tensor.to("cpu", copy=True).numpy() for name, tensor in tensors.items()}

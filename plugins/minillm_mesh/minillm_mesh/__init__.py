@@ -1,5 +1,7 @@
 """Training in several processes: who communicates, by what, and how they are started.
 
+layout          which rank updates what, of a plan: pure
+torch_share     updates divided so: gradients to their owners, new weights to all
 torch_ranks     collectives by torch.distributed (NCCL on GPUs, gloo on CPUs)
 launcher        the processes of ``minillm train --gpus``: started together, ended together
 mlx_ranks       collectives by mx.distributed

@@ -23,6 +23,8 @@ class MLXRanks(Ranks):
         BackendError: the processes do not find each other.
     """
 
+    undivided = "on MLX each process makes the whole update"
+
     def __init__(self, detected: Detected) -> None:
         _, size = launched()
         try:

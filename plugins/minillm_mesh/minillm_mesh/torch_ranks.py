@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -19,9 +18,10 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from minillm_core import MinillmError
-from minillm_core.inspection import Detected, Ranks
+from minillm_core.inspection import Detected, Group, Ranks
 from minillm_mesh.alive import Watch
+from minillm_mesh.errors import met
+from minillm_mesh.torch_share import TorchShare
 
 TIMEOUT = timedelta(hours=24)
 """Of a collective on the host: rank 0 may write a checkpoint, or a long sample. The watch is quicker."""
@@ -36,6 +36,8 @@ class TorchRanks(Ranks):
         detected: the command's backend and device; of a GPU each process takes that of its number.
     """
 
+    undivided = ""
+
     def __init__(self, detected: Detected) -> None:
         kind = detected.device.partition(":")[0]
         local = int(os.environ.get("LOCAL_RANK", "0"))
@@ -43,7 +45,7 @@ class TorchRanks(Ranks):
             self.device = f"cuda:{local}"
             torch.cuda.set_device(local)
         backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
-        with _met():
+        with met():
             store, self.rank, self.size = next(rendezvous("env://"))
             watched = next(rendezvous("env://"))[0]
             dist.init_process_group(
@@ -62,7 +64,7 @@ class TorchRanks(Ranks):
 
     def _reduced(self, arrays: Sequence[Tensor], how: dist.ReduceOp.RedOpType) -> list[Tensor]:
         flat = torch.cat([one.reshape(-1) for one in arrays])  # (N,)
-        with _met():
+        with met():
             dist.all_reduce(flat, how)
         parts = flat.split([one.numel() for one in arrays])
         return [part.view(one.shape) for part, one in zip(parts, arrays, strict=True)]
@@ -71,7 +73,7 @@ class TorchRanks(Ranks):
         """Bring numbers of every rank together, by gloo."""
         mine = torch.tensor(numbers, dtype=torch.float64)
         each = [torch.empty_like(mine) for _ in range(self.size)]
-        with _met():
+        with met():
             dist.all_gather(each, mine)
         return [tuple(one.tolist()) for one in each]
 
@@ -79,13 +81,19 @@ class TorchRanks(Ranks):
         """Return rank 0's value, sent as JSON."""
         text = json.dumps(value).encode() if self.leads else b""
         size = torch.tensor([len(text)])
-        with _met():
+        with met():
             dist.broadcast(size, 0)
             sent = torch.empty(int(size), dtype=torch.uint8)
             if self.leads:
                 sent.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
             dist.broadcast(sent, 0)
         return json.loads(sent.numpy().tobytes())
+
+    def share(
+        self, groups: Mapping[str, Group], parameters: Mapping[str, torch.nn.Parameter]
+    ) -> TorchShare:
+        """Divide the updates: see :mod:`minillm_mesh.layout`."""
+        return TorchShare(groups, parameters, self.rank, self.size)
 
     def close(self) -> None:
         """Leave the group."""
@@ -106,22 +114,6 @@ class TorchRanks(Ranks):
         from minillm_mesh.launcher import launch
 
         return launch(processes, ["-m", "minillm_core", *arguments])
-
-
-@contextmanager
-def _met() -> Iterator[None]:
-    """Say of an error of a collective what it nearly always is: another process has ended."""
-    try:
-        yield
-    except RuntimeError as error:  # torch's own, or gloo's, which has no class
-        text, ours = str(error), isinstance(error, dist.DistError)
-        if not ours and "onnection" not in text and "peer" not in text:
-            raise
-        raise MinillmError(
-            "another process of the run has ended",
-            where=text.splitlines()[0][:200],
-            fix="its own message says why; --resume goes on from the last checkpoint",
-        ) from error
 
 
 __all__ = ["TorchRanks"]

@@ -1,10 +1,10 @@
 """Steps of several plans in the processes of one launcher; rank 0 writes their losses as JSON.
 
-    torchrun --nproc-per-node 2 stepped.py torch OUT.json SPLIT
+    torchrun --nproc-per-node 2 stepped.py torch OUT.json SPLIT NAMES off,updates
     mlx.launch -n 2 -- python stepped.py mlx OUT.json SPLIT
 
-Every process makes the same global batches; a plan is trained twice, by all processes together and by
-rank 0 alone.
+Every process makes the same global batches; a plan is trained by rank 0 alone, and by all processes
+together, where updates are not divided and where they are.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +54,26 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         {"model.kv_heads": 4, "windows.block": 8, "windows.start": 8, "windows.window": 24},
     ),
 }
+MORE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "ema": ("ema", {}),
+    "schedule_free": ("schedule_free", {}),
+    "soap": ("soap", {}),
+    "adam8bit": ("adam8bit", {}),
+    "layer_clip": ("layer_clip", {}),
+    "untie_head": ("untie_head", {"untie_head.until": 0.5}),
+    "lora": ("lora", {}),
+    "bfloat16": ("muon", {"train.dtype": "bfloat16"}),
+    "float16": ("muon", {"train.dtype": "float16"}),
+    "compiled": ("muon,layer_clip", {"train.compile": "on", "model.layers": 2}),
+}
+"""What only divided updates treat in a way of their own."""
+
 SPLITS = {"micro": (2, 4), "rows": (8, 1)}  # rows and micro-batches of a step
 
 
 def plan_of(name: str, split: str) -> minillm.Plan:
     """Plan a case: tiny, with steps that can be divided."""
-    plugins, options = CASES[name]
+    plugins, options = {**CASES, **MORE}[name]
     rows, accumulate = SPLITS[split]
     preset = "speedrun" if name == "speedrun" else "tiny"
     sizes = {"train.rows": rows, "train.accumulate": accumulate}
@@ -91,40 +106,70 @@ def batches(plan: minillm.Plan) -> Iterator[tuple[dict[str, np.ndarray], ...]]:
         yield tuple(micro)
 
 
-def train(
-    plan: minillm.Plan, backend: str, ranks: Ranks
-) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Train a plan for some steps: losses, norms and terms, and what a checkpoint would hold."""
-    made = trainer(plan, backend, seed=1)
+def train(plan: minillm.Plan, backend: str, ranks: Ranks, how: str = "off") -> dict[str, Any]:
+    """Train a plan for some steps.
+
+    Returns:
+        Losses, norms and terms by step, what a checkpoint would hold (of divided updates on rank 0
+        alone), the bits of weights and what evaluation sees, and bytes of the update's own arrays.
+    """
+    compiler = None
+    if plan.config.train.compile == "on":  # traced into whole graphs, which are run as they are
+        import torch
+
+        compiler = partial(torch.compile, backend="eager")
+    made: Any = trainer(plan, backend, seed=1, compiler=compiler)
     made.join(ranks)
+    if how == "updates":
+        made.shard()
     figures = []
     for step, micro in zip(range(STEPS), batches(plan), strict=False):
         supervised = sum(int((one["labels"] >= 0).sum()) for one in micro)
         part = part_of(micro, ranks.size, ranks.rank)
-        found = made.read(made.step(part, plan.values(step / STEPS), supervised))
+        found = made.read(made.step(part, plan.values((step + 1) / STEPS), supervised))
         figures.append([found.loss, found.grad_norm, sum(found.terms.values())])
-    return np.array(figures), dict(made.arrays())
+    nats, _ = made.evaluate(next(batches(plan)))
+    arrays = dict(made.arrays())
+    weights = [arrays[name] for name in sorted(arrays)]
+    if backend == "torch":
+        weights = [one.detach().float().numpy() for one in made.weights.parameters.values()]
+    return {
+        "figures": np.array(figures),
+        "arrays": arrays,
+        "nats": nats,
+        "digest": hashlib.sha256(b"".join(map(np.ndarray.tobytes, weights))).hexdigest(),
+        "bytes": sum(a.nbytes for name, a in made.own().items() if name[:5] in ("model", "optim")),
+    }
 
 
-def main(backend: str, out: str, split: str, names: str = ",".join(CASES)) -> None:
+def main(backend: str, out: str, split: str, names: str = "cases", how: str = "off") -> None:
     """Train every case together and alone, and write how far they are apart."""
     ranks, found = join(Detected(backend, "cpu", "")), {}
-    for name in names.split(","):
+    for name in {"cases": [*CASES], "more": [*MORE]}.get(names) or names.split(","):
         plan = plan_of(name, split)
-        figures, arrays = train(plan, backend, ranks)
-        digest = hashlib.sha256(b"".join(arrays[k].tobytes() for k in sorted(arrays))).hexdigest()
-        same = len({*map(str, ranks.gathered([int(digest[:12], 16)]))}) == 1
-        alone, theirs = train(plan, backend, ALONE) if ranks.leads else (figures, arrays)
-        found[name] = {
-            "losses": figures[:, 0].tolist(),
-            "alone": alone[:, 0].tolist(),
-            "figures": float(np.abs(figures - alone).max()),
-            "arrays": max(
-                float(np.abs(arrays[k] - theirs[k]).max()) for k in arrays if "random" not in k
-            ),
-            "same": same,
-        }
-        ranks.agreed()
+        alone = train(plan, backend, ALONE) if ranks.leads else None
+        found[name] = {}
+        for kind in how.split(","):
+            ranks.agreed()
+            met = train(plan, backend, ranks, kind)
+            each = ranks.gathered([int(met["digest"][:12], 16), met["nats"]])
+            sizes = ranks.gathered([met["bytes"]])
+            if alone is not None:
+                assert met["arrays"].keys() == alone["arrays"].keys()
+                found[name][kind] = {
+                    "losses": met["figures"][:, 0].tolist(),
+                    "alone": alone["figures"][:, 0].tolist(),
+                    "figures": float(np.abs(met["figures"] - alone["figures"]).max()),
+                    "nats": abs(met["nats"] / alone["nats"] - 1),
+                    "arrays": max(
+                        float(np.abs(array - alone["arrays"][key]).max())
+                        for key, array in met["arrays"].items()
+                        if "random" not in key
+                    ),
+                    "same": len({*each}) == 1,
+                    "bytes": [int(one) for (one,) in sizes],
+                    "all": alone["bytes"],
+                }
     if ranks.leads:
         Path(out).write_text(json.dumps(found))
     ranks.close()

@@ -70,14 +70,37 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+def stepped(size: int, split: str, out: Path, *more: str) -> Mapping[str, Any]:
+    """Train plans in some processes, and by one: see stepped.py."""
+    run(size, str(STEPPED), "torch", str(out), split, *more)
+    return json.loads(out.read_text())
+
+
 @pytest.mark.parametrize(("size", "split"), [(2, "micro"), (2, "rows"), (4, "micro")])
 def test_any_number_of_ranks_trains_alike(size: int, split: str, tmp_path: Path) -> None:
-    run(size, str(STEPPED), "torch", str(tmp_path / "found.json"), split)
-    found: Mapping[str, Any] = json.loads((tmp_path / "found.json").read_text())
+    found = stepped(size, split, tmp_path / "found.json", "cases", "off,updates")
     assert {"plain", "muon", "moe", "speedrun"} <= found.keys()
-    for name, case in found.items():
+    for name, met in found.items():
+        for how, case in met.items():
+            assert case["same"], f"{name}, {how}: the ranks have not the same weights"
+            assert case["figures"] < 1e-5, f"{name}, {how}: {case['figures']} from one process"
+            assert case["nats"] < 1e-6, f"{name}, {how}: evaluated apart"
+        shares = met["updates"]["bytes"]
+        assert met["off"]["bytes"] == [met["updates"]["all"]] * size
+        assert max(shares) < 1.1 * met["updates"]["all"] / size, f"{name}: {shares}"
+
+
+def test_divided_updates_are_those_of_every_kind_of_parameter(tmp_path: Path) -> None:
+    """Views, followers, narrow and other state, turns, frozen parameters, dtypes, compiled stages."""
+    found = stepped(2, "micro", tmp_path / "found.json", "more", "off,updates")
+    for name, met in found.items():
+        off, case = met["off"], met["updates"]
         assert case["same"], f"{name}: the ranks have not the same weights"
-        assert case["figures"] < 1e-5, f"{name}: {case['figures']} from one process"
+        assert case["losses"] == pytest.approx(off["losses"], abs=2e-6), name
+        assert case["nats"] == pytest.approx(off["nats"], abs=2e-6), name
+        # of a checkpoint: another order of addition is another bit of gradients that are nearly 0
+        assert case["arrays"] <= 1.5 * off["arrays"] + 1e-6, name
+        assert max(case["bytes"]) < off["bytes"][0], name
 
 
 def start(out: Path, text: Path, *more: str) -> subprocess.Popen[str]:
@@ -108,8 +131,8 @@ def test_a_run_is_stopped_and_goes_on_in_another_number_of_processes(
     one, mixed = tmp_path / "one", tmp_path / "mixed"
     train(1, one, text, *steps)
     given, done = [*SETTINGS, "--data", str(text), "--out", str(mixed)], 0
-    for size, until in ((2, 10), (1, 30)):
-        more = ("--resume",) if done else ()
+    for size, shard, until in ((2, "updates", 10), (1, "auto", 20), (4, "auto", 40)):
+        more = (*(("--resume",) if done else ()), f"mesh.shard={shard}")
         command = ["-m", "minillm_core", "train", *given, *steps, *more]
         process = torchrun(size, *command)
         wait_for(mixed, until, process)
@@ -119,7 +142,10 @@ def test_a_run_is_stopped_and_goes_on_in_another_number_of_processes(
         assert f"resumed after step {done}" in said or not done
         done = max(losses(mixed))
         assert until <= done < 60
-    assert f"resumed after step {done}" in train(2, mixed, text, "--resume", *steps)
+    said = train(2, mixed, text, "--resume", *steps, "mesh.shard=off")
+    assert f"resumed after step {done}" in said
+    assert "mesh.shard=off" in said
+    assert json.loads((mixed / "run.json").read_text())["shard"] == "off"
     alike(one, mixed)
 
 
@@ -145,14 +171,27 @@ def test_a_process_that_is_stopped_is_named(text: Path, tmp_path: Path) -> None:
 
 
 def test_a_process_that_is_killed_ends_the_run(text: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    process = start(out, text, "--steps", "60", "checkpoint.every=5")
+    out, straight = tmp_path / "run", tmp_path / "straight"
+    steps = ("--steps", "60", "checkpoint.every=5", "checkpoint.minutes=0", "--deterministic")
+    process = start(out, text, *steps)
     wait_for(out, 12, process)
     os.kill(workers(process)[1], signal.SIGKILL)
     said, _ = process.communicate(timeout=120)
     assert process.returncode != 0, said
-    train(2, out, text, "--resume", "--steps", "60")
+    train(2, out, text, "--resume", *steps)
     assert sorted(losses(out)) == list(range(1, 61))
+    train(2, straight, text, *steps)  # at one number of processes the same bits
+    assert losses(out) == losses(straight)
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        saved = [one / "checkpoints" / "step-00000060" / file for one in (out, straight)]
+        assert saved[0].read_bytes() == saved[1].read_bytes(), file
+
+
+def test_updates_of_one_process_are_not_divided(text: Path, tmp_path: Path) -> None:
+    said = train(1, tmp_path / "run", text, "mesh.shard=updates", code=2)
+    assert "updates cannot be divided: one process trains" in said
+    assert "mesh.shard=auto" in said
+    assert not (tmp_path / "run").exists()
 
 
 def test_what_cannot_be_divided_is_refused(text: Path, tmp_path: Path) -> None:

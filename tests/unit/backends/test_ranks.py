@@ -8,7 +8,7 @@ import pytest
 
 from minillm_core.backends import ranks
 from minillm_core.backends.detect import Detected, Machine
-from minillm_core.errors import BackendError
+from minillm_core.errors import BackendError, ConfigError
 
 CUDA = Detected("torch", "cuda", "named")
 
@@ -63,3 +63,39 @@ def test_other_numbers_are_refused(
 ) -> None:
     with pytest.raises(BackendError, match=said):
         launch(gpus, size=size, detected=Detected("torch", device, "named"))
+
+
+class Some(ranks.Ranks):
+    """Two processes that can divide updates, or cannot."""
+
+    size = 2
+
+    def __init__(self, undivided: str) -> None:
+        self.undivided = undivided
+
+
+@pytest.mark.parametrize(
+    ("asked", "here", "divided"),
+    [
+        ("auto", ranks.ALONE, False),
+        ("auto", Some(""), True),
+        ("updates", Some(""), True),
+        ("off", Some(""), False),
+        ("auto", Some("they cannot"), False),
+        ("off", ranks.ALONE, False),
+    ],
+)
+def test_updates_are_divided_where_they_can_be(
+    asked: str, here: ranks.Ranks, divided: bool
+) -> None:
+    assert ranks.divides(asked, here) is divided
+
+
+@pytest.mark.parametrize(
+    ("here", "why"), [(ranks.ALONE, "one process trains"), (Some("they cannot"), "they cannot")]
+)
+def test_divided_updates_that_cannot_be_are_refused(here: ranks.Ranks, why: str) -> None:
+    with pytest.raises(ConfigError, match=f"updates cannot be divided: {why}") as caught:
+        ranks.divides("updates", here)
+    assert caught.value.where == "mesh.shard=updates"
+    assert "mesh.shard=auto" in (caught.value.fix or "")

@@ -1,0 +1,29 @@
+"""What an error of a collective nearly always is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch.distributed as dist
+
+from minillm_core import MinillmError
+
+
+@contextmanager
+def met() -> Iterator[None]:
+    """Say of an error of a collective what it nearly always is: another process has ended."""
+    try:
+        yield
+    except RuntimeError as error:  # torch's own, or gloo's, which has no class
+        text, ours = str(error), isinstance(error, dist.DistError)
+        if not ours and "onnection" not in text and "peer" not in text:
+            raise
+        raise MinillmError(
+            "another process of the run has ended",
+            where=text.splitlines()[0][:200],
+            fix="its own message says why; --resume goes on from the last checkpoint",
+        ) from error
+
+
+__all__ = ["met"]

@@ -1,0 +1,235 @@
+"""Updates divided among the processes of torch: gradients to their owners, new values back to all.
+
+A step of P numbers on n ranks sends, from each of them,
+
+    reduce-scatter of gradients, float32            4 (n - 1) / n P bytes
+    all-gather of weights, in the compute dtype     2 (n - 1) / n P bytes in bfloat16, 4 in float32
+    all-reduce of figures, statistics and norms     a few hundred bytes
+
+where an all-reduce of gradients alone sends 8 (n - 1) / n P. Both run over one flat buffer, laid out rank
+by rank, each rank's section as long as the longest. Micro-batches add their gradients up in it; once they
+are scattered its memory takes the weights that come back. State and masters exist on the owner alone.
+
+Gradients are not scattered while the backward pass of earlier layers still runs: it is one compiled
+graph for the whole model, which gives all gradients at its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch import _foreach_copy_ as foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
+
+from minillm_core.inspection import Group
+from minillm_mesh.errors import met
+from minillm_mesh.layout import Layout, Part, layout
+
+ALIGNED = 16
+"""Numbers to which the place of a part is rounded up: 32 bytes in bfloat16, for vectorised kernels."""
+
+BUCKET = 2**26
+"""Bytes that are brought together at once outside steps."""
+
+# torch 2.13 has new names for both, and warns of the old ones
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+MODEL, OPTIMIZER, VIEW = "model.", "optimizer.", "view."
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array that one rank has, under its name in a checkpoint."""
+
+    name: str
+    part: Part  # of the parameter that it belongs to
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes, rounded up so that the next one behind it is aligned."""
+        return -(-prod(self.shape) * self.dtype.itemsize // 16) * 16
+
+
+class TorchShare:
+    """One rank's share of the updates: see :class:`minillm_core.backends.torch.share.Share`.
+
+    Args:
+        groups: key -> group, of all that is updated.
+        parameters: name -> parameter, in the compute dtype.
+        rank: of this process.
+        size: how many there are.
+    """
+
+    def __init__(
+        self,
+        groups: Mapping[str, Group],
+        parameters: Mapping[str, torch.nn.Parameter],
+        rank: int,
+        size: int,
+    ) -> None:
+        self.rank, self.size = rank, size
+        parts: Layout = layout(groups.values(), size)
+        by_rank = [_local(groups, those) for those in parts]
+        self.groups = by_rank[rank]
+        self.shapes = {m.name: m.shape for group in groups.values() for m in group.members}
+        self.held = [_arrays(*one) for one in zip(by_rank, parts, strict=True)]
+        self.mine = {one.name: one.part for one in self.held[rank]}
+        first = next(iter(parameters.values()))
+        device, self.dtype = first.device, first.dtype
+        # one section a rank, and where each part begins in its own
+        ends = [[*accumulate(_rounded(part.size) for part in those)] for those in parts]
+        section = _rounded(max([1, *(end[-1] for end in ends if end)]))
+        self.flat = torch.zeros(size * section, device=device)
+        self.reduced = torch.zeros(section, device=device)
+        begins = [[0, *end[:-1]] for end in ends]
+        order = {name: at for at, name in enumerate(parameters)}
+        every = [
+            (owner * section + begin, part)
+            for owner, those in enumerate(parts)
+            for begin, part in zip(begins[owner], those, strict=True)
+        ]
+        own = list(zip(begins[rank], parts[rank], strict=True))
+        self.pieces = [(order[part.name], part) for _, part in every]
+        self.sums = [_view(self.flat, begin, part) for begin, part in every]
+        self.gradients = {part.name: _view(self.reduced, begin, part) for begin, part in own}
+        # weights travel in the same memory
+        self.received = self.flat.view(self.dtype)[: self.flat.numel()]
+        self.sent = self.reduced.view(self.dtype)[:section]
+        self.sending = {part.name: _view(self.sent, begin, part) for begin, part in own}
+        self.arrived = [_view(self.received, begin, part) for begin, part in every]
+        self.copies = [part.of(parameters[part.name].data) for _, part in every]
+
+    def cut(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Cut whole gradients into the parts of all ranks, rank by rank: views."""
+        return [part.of(gradients[at]) for at, part in self.pieces]
+
+    def scattered(self) -> dict[str, Tensor]:
+        """Add up gradients over all ranks; return this rank's, in memory that the next step writes."""
+        with met():
+            reduce_scatter(self.reduced, self.flat)
+        return dict(self.gradients)
+
+    @torch.no_grad()
+    def gather(self, masters: Mapping[str, Tensor]) -> None:
+        """Write every rank's masters into the parameters of all."""
+        if self.sending:  # not of more ranks than there are rows
+            foreach_copy_([*self.sending.values()], [masters[name] for name in self.sending])
+        with met():
+            all_gather(self.received, self.sent)
+        foreach_copy_(self.copies, self.arrived)
+
+    def part(self, name: str, whole: Any) -> Any:
+        """Take this rank's part of an array of a checkpoint; None: it has none."""
+        if (part := self.mine.get(name)) is not None:
+            return part.of(whole)
+        return None if name.removeprefix(MODEL) in self.shapes else whole
+
+    def spread(self, tensors: Mapping[str, Tensor], kind: str) -> Iterator[tuple[str, Tensor]]:
+        """Yield what each rank has of a kind, by parameter."""
+        for array, tensor in self._brought(tensors, kind):
+            yield array.part.name, tensor
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+        """Bring all that ranks have to rank 0; a bucket is on the device at a time."""
+        found: dict[str, np.ndarray] = {}
+        for array, tensor in self._brought(tensors, to_host=self.rank == 0):
+            if self.rank == 0 and array.part.first is None:
+                found[array.name] = tensor.numpy()
+            elif self.rank == 0:
+                host = tensor.numpy()
+                shape = self.shapes[array.part.name]
+                held = found.setdefault(array.name, np.empty(shape, host.dtype))
+                array.part.of(held)[...] = host
+        if self.rank == 0:
+            alike = tensors.keys() - self.mine.keys()
+            found |= {name: tensors[name].to("cpu", copy=True).numpy() for name in alike}
+        return found
+
+    def _brought(
+        self, tensors: Mapping[str, Tensor], kind: str = "", *, to_host: bool = False
+    ) -> Iterator[tuple[Array, Tensor]]:
+        """Yield what each rank has, on all of them."""
+        for owner, arrays in enumerate(self.held):
+            for bucket in _buckets([one for one in arrays if one.name.startswith(kind)]):
+                ends = list(accumulate(one.nbytes for one in bucket))
+                buffer = self.flat.new_empty(ends[-1], dtype=torch.uint8)
+                begins = [0, *ends[:-1]]
+                if owner == self.rank:
+                    for one, begin in zip(bucket, begins, strict=True):
+                        _typed(buffer, begin, one).copy_(tensors[one.name])
+                with met():
+                    dist.broadcast(buffer, owner)
+                buffer = buffer.cpu() if to_host else buffer
+                yield from (
+                    (one, _typed(buffer, begin, one))
+                    for one, begin in zip(bucket, begins, strict=True)
+                )
+
+
+def _local(groups: Mapping[str, Group], parts: Sequence[Part]) -> dict[str, Group]:
+    """Return what one rank updates, as groups of its own parts."""
+    shapes = {part.name: part.shape for part in parts}
+    found = {}
+    for key, group in groups.items():
+        members = [replace(m, shape=shapes[m.name]) for m in group.members if m.name in shapes]
+        if members:
+            found[key] = replace(group, members=tuple(members))
+    return found
+
+
+def _arrays(groups: Mapping[str, Group], parts: Sequence[Part]) -> list[Array]:
+    """List the arrays of a rank: masters, views and state."""
+    by_name = {part.name: part for part in parts}
+    found = [Array(f"{MODEL}{part.name}", part, part.shape, torch.float32) for part in parts]
+    for group in groups.values():
+        for member in group.members:
+            part = by_name[member.name]
+            if member.view:
+                found.append(Array(f"{VIEW}{member.name}", part, part.shape, torch.float32))
+            for anchor, entries in group.kept().items():
+                for entry, kept in entries.items():
+                    name = f"{OPTIMIZER}{anchor}.{entry}.{member.name}"
+                    shape = kept.shape[1:] if group.rule.stacked else kept.shape
+                    # NumPy has no bfloat16: a checkpoint has its bits
+                    kind = "int16" if kept.dtype == "bfloat16" else kept.dtype
+                    found.append(Array(name, part, shape, getattr(torch, kind)))
+    return found
+
+
+def _buckets(arrays: Sequence[Array]) -> Iterator[list[Array]]:
+    """Yield arrays in the order that they have, together where they are small."""
+    bucket: list[Array] = []
+    for one in arrays:
+        if bucket and sum(held.nbytes for held in bucket) + one.nbytes > BUCKET:
+            yield bucket
+            bucket = []
+        bucket.append(one)
+    if bucket:
+        yield bucket
+
+
+def _typed(buffer: Tensor, begin: int, one: Array) -> Tensor:
+    """View bytes from ``begin`` on as an array."""
+    size = prod(one.shape) * one.dtype.itemsize
+    return buffer[begin : begin + size].view(one.dtype).view(one.shape)
+
+
+def _view(flat: Tensor, begin: int, part: Part) -> Tensor:
+    return flat[begin : begin + part.size].view(part.shape)
+
+
+def _rounded(size: int) -> int:
+    return -(-size // ALIGNED) * ALIGNED
+
+
+__all__ = ["TorchShare"]
