@@ -220,6 +220,17 @@ class LogConfig(Section):
     every: int = Field(1, ge=1, description="steps between step events")
 
 
+class MeshConfig(Section):
+    """What several processes divide among them; no plan depends on it."""
+
+    shard: Literal["auto", "off", "updates"] = Field(
+        "auto",
+        description="updates: each process updates its own part of the parameters, and keeps the "
+        "optimizer's state of that part alone; off: each updates all; auto: updates, where several "
+        "processes train on torch",
+    )
+
+
 class Config(Section):
     """Every setting of a run, without the origins."""
 
@@ -230,6 +241,7 @@ class Config(Section):
     eval: EvalConfig
     checkpoint: CheckpointConfig
     log: LogConfig
+    mesh: MeshConfig = MeshConfig()
     plugins: dict[str, dict[str, Any]] = Field(
         default_factory=dict, description="plugin name -> its options as given, not yet typed"
     )
