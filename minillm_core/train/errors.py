@@ -185,7 +185,7 @@ def check_ranks(plan: Plan, ranks: int) -> None:
                 f"{ranks} processes cannot divide a step of {shape.accumulate} micro-batches of "
                 f"{shape.rows} rows",
                 where="train.accumulate, train.rows",
-                fix=f"make either a multiple of {ranks}",
+                fix=f"make either a multiple of {ranks}, or take {_fitting(train, ranks)} processes",
             )
     if ranks > 1 and train.spike:
         raise ConfigError(
@@ -193,6 +193,15 @@ def check_ranks(plan: Plan, ranks: int) -> None:
             where=f"train.spike={train.spike:g}",
             fix="train.spike=0",
         )
+
+
+def _fitting(train: TrainConfig, ranks: int) -> str:
+    """Name the numbers of processes next to one that can divide every step of a run."""
+    sizes = [(shape.accumulate, shape.rows) for shape in train.shapes]
+    most = max(max(size) for size in sizes)
+    fit = [n for n in range(1, most + 1) if all(a % n == 0 or r % n == 0 for a, r in sizes)]
+    below, above = (n for n in fit if n < ranks), (n for n in fit if n > ranks)
+    return " or ".join(f"{n:,}" for n in (max(below), min(above, default=None)) if n)
 
 
 def _tokens(train: TrainConfig) -> int:
