@@ -7,15 +7,15 @@ seconds are those of the cost model (cost.py).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
 from rich.table import Table
 
 from minillm_core import Plan
-from minillm_core.commands import amount, columns, counted, listed, sized
+from minillm_core.commands import amount, columns, counted, sized
 from minillm_core.inspection import Group
 from minillm_mesh.cost import (
     CARDS,
@@ -32,6 +32,7 @@ from minillm_mesh.cost import (
     sent,
     times,
 )
+from minillm_mesh.layout import ITERATIONS, Part, layout
 
 MASTER = 4  # bytes of a number in float32
 COMPUTE = {"float32": 4, "bfloat16": 2, "float16": 2}  # dtype -> bytes of a number
@@ -39,75 +40,61 @@ COMPUTE = {"float32": 4, "bfloat16": 2, "float16": 2}  # dtype -> bytes of a num
 BACKWARD = 2 / 3
 """Share of a micro-batch's computing that is its backward pass."""
 
-ITERATIONS = 5
-"""Of a matrix stage that has no argument ``steps``: three products each, as Newton-Schulz has."""
-
 SHARDED, REPLICATED = "sharded", "replicated"
 
 
 @dataclass(frozen=True)
 class Owned:
-    """What the rank that has most of them looks after of the updates."""
+    """What a rank looks after of the updates: of each figure that of the rank which has most."""
 
     matrices: int  # updated whole
     of_matrices: int  # there are
     parameters: int  # numbers
-    state: Mapping[str, int]  # rule -> bytes
-    flops: float  # of its matrix stages
+    state: Mapping[str, int]  # rule -> bytes, of the rank that has most bytes
+    flops: float  # of matrix stages
 
 
 def owned(plan: Plan, ranks: int) -> Owned:
-    """Divide the updates: matrices whole, by their cost; all else in equal parts.
-
-    Args:
-        plan: groups.
-        ranks: 1: everything is of one.
-    """
-    load = [0.0] * ranks
-    held = [[0, 0, dict[str, int]()] for _ in range(ranks)]  # matrices, numbers, state
-    even, parts, count = 0.0, dict[str, float](), 0
-    whole: list[tuple[float, int, str, float]] = []
-    for group in plan.groups:
-        name, bytes_each = group.rule.name, _state(group) / len(group.members)
-        for member in group.members:
-            size = math.prod(member.shape)
-            if group.rule.stacked:
-                whole.append((_flops(group), size, name, bytes_each))
-            else:
-                even += size / ranks
-                parts[name] = parts.get(name, 0.0) + bytes_each / ranks
-    for flops, size, name, state in sorted(whole, key=lambda one: -one[0]):
-        owner = min(range(ranks), key=load.__getitem__)
-        load[owner] += flops
-        mine: Any = held[owner]
-        mine[0], mine[1] = mine[0] + 1, mine[1] + size
-        mine[2][name] = mine[2].get(name, 0) + state
-        count += 1
-    most: Any = max(held, key=lambda one: (sum(one[2].values()), one[1]))  # type: ignore[union-attr]
-    names = sorted({*parts, *most[2]})
-    state = {name: round(parts.get(name, 0) + most[2].get(name, 0)) for name in names}
-    return Owned(most[0], count, round(even + most[1]), state, max(load))
+    """Look at the parts that ranks update; 1: everything is of one."""
+    groups = {member.name: group for group in plan.groups for member in group.members}
+    shares = layout(plan.groups, ranks)
+    states = [_states(share, groups) for share in shares]
+    whole = [[part for part in share if groups[part.name].rule.stacked] for share in shares]
+    return Owned(
+        matrices=max(map(len, whole)),
+        of_matrices=sum(map(len, whole)),
+        parameters=max(sum(part.size for part in share) for share in shares),
+        state=max(states, key=lambda state: sum(state.values())),
+        flops=max(sum(_flops(groups[part.name]) for part in parts) for parts in whole),
+    )
 
 
-def _state(group: Group) -> int:
-    return sum(one.nbytes for entries in group.kept().values() for one in entries.values())
+def _states(parts: Iterable[Part], groups: Mapping[str, Group]) -> dict[str, int]:
+    """Count the bytes of the state that parts have, by rule."""
+    found: dict[str, float] = {}
+    for part in parts:
+        group = groups[part.name]
+        bytes_kept = sum(one.nbytes for its in group.kept().values() for one in its.values())
+        numbers = len(group.members) * math.prod(group.members[0].shape)
+        name = group.rule.name
+        found[name] = found.get(name, 0.0) + bytes_kept * part.size / max(numbers, 1)
+    return {name: round(size) for name, size in found.items()}
 
 
 def _flops(group: Group) -> float:
-    """Count those of one member's matrix stages: of each iteration x x^T, its square, and the product with x."""
-    rows, cols = group.shape[0], math.prod(group.shape[1:])
-    short, long = sorted((rows, cols))
-    each = 4 * short * short * long + 2 * short**3
+    """Count those of one member's matrix stages: three products an iteration, as Newton-Schulz has."""
+    shape = group.shape
+    short, long = sorted((shape[0], math.prod(shape[1:])))
     turns = sum(
-        dict(stage.arguments).get("steps", ITERATIONS)
+        dict(stage.arguments).get("steps", ITERATIONS) / stage.every
         for _, _, stage in group.rule.stages
         if stage.needs == "matrix"
     )
-    return float(group.blocks * turns * each)
+    return group.blocks * turns * (4 * short * short * long + 2 * short**3)
 
 
 @dataclass(frozen=True)
-class Layout:
+class Divided:
     """One way of dividing a run: what a card holds, does and sends."""
 
     updates: str  # SHARDED, REPLICATED
@@ -166,14 +153,14 @@ class Forecast:
         return rows, micro, self.plan.tokens_per_step / self.ranks
 
     @cached_property
-    def layouts(self) -> dict[str, Layout]:
+    def layouts(self) -> dict[str, Divided]:
         """The layout of the settings first, then the other."""
         asked = self.plan.config.mesh.shard
         first = (REPLICATED, SHARDED) if asked == "off" else (SHARDED, REPLICATED)
         return {name: self._layout(name) for name in first}
 
     @property
-    def chosen(self) -> Layout:
+    def chosen(self) -> Divided:
         """The layout of the settings."""
         return next(iter(self.layouts.values()))
 
@@ -222,12 +209,12 @@ class Forecast:
         memory.add_row("all", sized(one.bytes), sized(other.bytes))
         yield memory
         moved = columns("sent a step by a card", "collective", ">bytes", ">time", "beside")
-        for layout in (one, other):
-            for exchange in layout.work.exchanges:
+        for each in (one, other):
+            for exchange in each.work.exchanges:
                 size = sized(sent(exchange.kind, exchange.size, self.ranks))
-                taken = f"{1e3 * layout.times.alone[exchange.what]:.3g} ms"
+                taken = f"{1e3 * each.times.alone[exchange.what]:.3g} ms"
                 beside = "backward pass" if exchange.beside else "nothing"
-                what = f"{layout.updates}: {exchange.what}"
+                what = f"{each.updates}: {exchange.what}"
                 moved.add_row(what, exchange.kind, size, taken, beside)
         yield moved
         assumed = columns("assumed", ">", "by")
@@ -235,7 +222,7 @@ class Forecast:
             assumed.add_row(name, value if isinstance(value, str) else f"{value:g}", why)
         yield assumed
 
-    def _facts(self, one: Layout, other: Layout) -> Iterator[tuple[str, str]]:
+    def _facts(self, one: Divided, other: Divided) -> Iterator[tuple[str, str]]:
         card, ranks = self.card, self.ranks
         hosts = math.ceil(ranks / card.host)
         yield f"{ranks:,} GPUs", f"{card.name}, {counted(hosts, 'host')} of {min(ranks, card.host)}"
@@ -265,10 +252,10 @@ class Forecast:
         if one.bytes > card.memory:
             yield "does not fit", f"{sized(one.bytes)} of {sized(card.memory)} a card: fewer train.rows"
 
-    def _updates(self, layout: Layout) -> str:
-        if layout.updates == REPLICATED:
+    def _updates(self, one: Divided) -> str:
+        if one.updates == REPLICATED:
             return "each rank updates every parameter, and has all of the optimizer's state"
-        mine, trained = layout.owned, self.plan.num_parameters - self.plan.num_frozen
+        mine, trained = one.owned, self.plan.num_parameters - self.plan.num_frozen
         matrices = ""
         if mine.of_matrices:
             matrices = f"{mine.matrices} of {mine.of_matrices} matrices whole, "
@@ -277,11 +264,11 @@ class Forecast:
             f"their state ({mine.parameters / max(trained, 1):.1%}), at most"
         )
 
-    def _layout(self, updates: str) -> Layout:
+    def _layout(self, updates: str) -> Divided:
         alone = updates == REPLICATED or self.ranks == 1
         mine = owned(self.plan, 1 if alone else self.ranks)
         work = self._work(mine, 1, self._exchanges(updates))
-        return Layout(updates, mine, self._memory(updates, mine), work, times(work, self.ranks, self.card))
+        return Divided(updates, mine, self._memory(updates, mine), work, times(work, self.ranks, self.card))
 
     def _work(self, mine: Owned, parts: int, exchanges: tuple[Exchange, ...]) -> Work:
         """Count what a card does that owns ``mine``, of ``parts`` ranks' tokens."""
