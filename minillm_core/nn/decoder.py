@@ -87,6 +87,11 @@ class LossSpec:
         """The share of a micro-batch's rows that is trained on."""
         return 1.0 if self.rows is None else self.rows.keep
 
+    @property
+    def whole(self) -> Node | None:
+        """The node that chooses rows, or weighs positions, of a whole micro-batch; None: there is none."""
+        return self.weights if self.rows is None else self.rows.node
+
     def present(self, values: Mapping[str, Any]) -> tuple[Target, ...]:
         """Return the further targets that are present at these staged values."""
         return tuple(t for t in self.targets if t.stage is None or values[t.stage])

@@ -179,13 +179,19 @@ def check_ranks(plan: Plan, ranks: int) -> None:
             where=", ".join(plan.by_rows),
             fix="--plugins -sparse_rows, or one process",
         )
-    for shape in train.shapes:
+    for shape in plan.course:
         if shape.accumulate % ranks and shape.rows % ranks:
             raise ConfigError(
                 f"{ranks} processes cannot divide a step of {shape.accumulate} micro-batches of "
                 f"{shape.rows} rows",
                 where="train.accumulate, train.rows",
-                fix=f"make either a multiple of {ranks}, or take {_fitting(train, ranks)} processes",
+                fix=f"make either a multiple of {ranks}, or take {_fitting(plan, ranks)} processes",
+            )
+        if shape.accumulate % ranks and (whole := plan.spec.loss.whole):
+            raise PlanError(
+                "what is trained on is chosen in a whole micro-batch, which cannot be divided",
+                where=f"loss of '{whole.owner}', {ranks} processes",
+                fix=f"make train.accumulate a multiple of {ranks}",
             )
     if ranks > 1 and train.spike:
         raise ConfigError(
@@ -195,9 +201,9 @@ def check_ranks(plan: Plan, ranks: int) -> None:
         )
 
 
-def _fitting(train: TrainConfig, ranks: int) -> str:
+def _fitting(plan: Plan, ranks: int) -> str:
     """Name the numbers of processes next to one that can divide every step of a run."""
-    sizes = [(shape.accumulate, shape.rows) for shape in train.shapes]
+    sizes = [(shape.accumulate, shape.rows) for shape in plan.course]
     most = max(max(size) for size in sizes)
     fit = [n for n in range(1, most + 1) if all(a % n == 0 or r % n == 0 for a, r in sizes)]
     below, above = (n for n in fit if n < ranks), (n for n in fit if n > ranks)

@@ -301,9 +301,8 @@ class Forecast:
                 held[name] = mine.state[rule]
         if updates == SHARDED and self.ranks > 1 and COMPUTE[self.dtype] < MASTER:
             held["master weights"] = mine.parameters * MASTER
-        if self.ranks > 1:
-            numbers = self.plan.num_parameters - self.plan.num_frozen
-            held["exchanged"] = numbers * MASTER
+        if self.ranks > 1:  # what comes back: the sums, or those of the rank's own part
+            held["gradients, summed"] = mine.parameters * MASTER
         return {name: size for name, size in held.items() if size}
 
     def _assumed(self) -> Iterator[tuple[str, Any, str]]:
