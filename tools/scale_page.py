@@ -69,8 +69,16 @@ def fsdp(parameters: float, layers: int, micro_batches: int, weight: float) -> t
     turns = layers * micro_batches
     share = 1 - 1 / turns
     return (
-        Exchange("weights", "all-gather", 2 * weight * parameters * micro_batches, 2 * turns, share),
-        Exchange("gradients", "reduce-scatter", FLOAT32 * parameters * micro_batches, turns, share * 2 / 3),
+        Exchange(
+            "weights", "all-gather", 2 * weight * parameters * micro_batches, 2 * turns, share
+        ),
+        Exchange(
+            "gradients",
+            "reduce-scatter",
+            FLOAT32 * parameters * micro_batches,
+            turns,
+            share * 2 / 3,
+        ),
     )
 
 
@@ -143,9 +151,17 @@ def predicted() -> str:
         found = seconds("all-reduce", mib * 2**20, 2, H200)
         sets = "reached" if mib == 512 else ""
         reduced.append(
-            (f"{mib} MiB", f"{1e3 * found:.3f}", f"{1e3 * measured:.3f}", f"{found / measured:.3f}", sets)
+            (
+                f"{mib} MiB",
+                f"{1e3 * found:.3f}",
+                f"{1e3 * measured:.3f}",
+                f"{found / measured:.3f}",
+                sets,
+            )
         )
-    collectives = table(("all-reduce over 2 H200", "predicted, ms", "measured, ms", "ratio", "sets"), reduced)
+    collectives = table(
+        ("all-reduce over 2 H200", "predicted, ms", "measured, ms", "ratio", "sets"), reduced
+    )
     sources = "; ".join(dict.fromkeys(point.source for point in POINTS))
     return f"{table(head, rows)}\n\nSources: {sources}.\n\n{collectives}"
 

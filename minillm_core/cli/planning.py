@@ -48,11 +48,15 @@ def answer(
     as_json: bool,
 ) -> None:
     """Show a plan and its costs, and those on several GPUs, or what differs between two plugin sets."""
-    if given := " ".join(f"--{k} {v}" for k, v in (("gpus", gpus), ("card", card)) if v is not None):
-        if diff or gpus is None:
-            what = "compares plans, which know nothing of GPUs" if diff else "is that of --gpus"
-            first = "--diff" if diff else "--card"
-            raise Refusal(f"{first} {what}", where=given, fix="leave one out, or add --gpus N")
+    given = {"--gpus": gpus, "--card": card}
+    if diff or gpus is None:
+        for flag in (flag for flag, value in given.items() if value is not None):
+            what = "--diff compares plans, which do not depend on GPUs"
+            raise Refusal(
+                what if diff else "--card names the GPU of --gpus, which is not there",
+                where=f"{flag} {given[flag]}",
+                fix=f"leave {flag} out" if diff else "--gpus 8, say",
+            )
     if diff and asked.plugins is not None:
         raise Refusal(
             "--diff names both sets of plugins",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from minillm_core.errors import (
     MinillmError,
     OutOfMemory,
     PlanError,
+    Refusal,
     Stopped,
 )
 from minillm_core.plugins.manager import LoadedPlugin
@@ -199,6 +200,21 @@ def check_ranks(plan: Plan, ranks: int) -> None:
             where=f"train.spike={train.spike:g}",
             fix="train.spike=0",
         )
+
+
+AXES: Mapping[str, tuple[int, int]] = {"data": (4, 2), "rows": (4, 1)}
+"""Ways in which two processes divide a step, by whole micro-batches and by rows -> rows, micro-batches."""
+
+
+def axes_of(plan: Plan) -> dict[str, str | None]:
+    """Map each way of dividing a step to why a plan is refused there; None: it is not."""
+    found: dict[str, str | None] = dict.fromkeys(AXES)
+    for axis, (rows, accumulate) in AXES.items():
+        try:
+            check_ranks(plan.with_train(rows=rows, accumulate=accumulate), 2)
+        except Refusal as refusal:
+            found[axis] = refusal.what
+    return found
 
 
 def _fitting(plan: Plan, ranks: int) -> str:

@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -38,9 +38,6 @@ from minillm_kit import fresh
 from minillm_kit.check import Failed, NotApplicable
 from minillm_kit.probe import prepared
 from minillm_kit.subject import Batch, Subject, supervised
-
-if TYPE_CHECKING:
-    from minillm_core.inspection import Trainer
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -64,7 +61,9 @@ class Axis:
 
     name: str
     divides: str  # for people
-    settings: Mapping[str, Any] = field(default_factory=dict)  # of the small model, as Subject.plan takes them
+    settings: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # of the small model, as Subject.plan takes them
 
 
 AXES = (
@@ -155,7 +154,7 @@ def steps_of(subject: Subject, plan: Plan, *, equal: bool) -> list[list[Batch]]:
     for number, batch in enumerate(each):
         rows, columns = np.indices(batch["labels"].shape)
         few = (rows >= 2) | (number % count > 0)
-        hidden = columns < 2 * len(rows) if equal else few & (columns % 3 > 0)
+        hidden = columns < 2 * rows.shape[0] if equal else few & (columns % 3 > 0)
         batch["labels"] = np.where(hidden, np.int32(-1), batch["labels"])
     return [each[step * count : (step + 1) * count] for step in range(STEPS)]
 
@@ -186,7 +185,9 @@ def compared(start: Arrays, one: Arrays, other: Arrays) -> dict[str, tuple[float
 
 def worst(found: Mapping[str, tuple[float, float]]) -> tuple[str, float, float]:
     """Return what is furthest out of its bound, or least within."""
-    share = {name: error / bound if bound else float(error > 0) for name, (error, bound) in found.items()}
+    share = {
+        name: error / bound if bound else float(error > 0) for name, (error, bound) in found.items()
+    }
     name = max(share, key=share.__getitem__)
     return (name, *found[name])
 
@@ -222,7 +223,9 @@ def tried(subject: Subject, axis: Axis, ranks: Ranks) -> dict[str, Any]:
     if error > bound:  # rounding may be all that there is
         _, _, again = train(subject, plan, turned(steps), ALONE)
         own = compared(start, expected, again)
-        found = {key: (apart, max(most, AGAIN * own[key][0])) for key, (apart, most) in found.items()}
+        found = {
+            key: (apart, max(most, AGAIN * own[key][0])) for key, (apart, most) in found.items()
+        }
         name, error, bound = worst(found)
     return {
         "losses": [alone, losses],

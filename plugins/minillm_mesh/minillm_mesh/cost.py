@@ -136,7 +136,9 @@ def _number(key: str, text: str) -> float:
     return number
 
 
-def _refused(part: str, what: str, known: Mapping[str, Card] | list[str] | tuple[str, ...]) -> ConfigError:
+def _refused(
+    part: str, what: str, known: Mapping[str, Card] | list[str] | tuple[str, ...]
+) -> ConfigError:
     close = nearest(part.partition("=")[0], known)
     fix = f"did you mean {close}?" if close else f"one of {', '.join(known)}"
     return ConfigError(what, where=f"--card {plain(part)}", fix=fix)
@@ -240,7 +242,9 @@ def times(work: Work, ranks: int, card: Card) -> Times:
     """
     if not 1 <= ranks <= MOST:
         fix = f"1 to {MOST:,}"
-        raise ConfigError("the cost model is not meant for so many", where=f"--gpus {ranks}", fix=fix)
+        raise ConfigError(
+            "the cost model is not meant for so many", where=f"--gpus {ranks}", fix=fix
+        )
     rate = card.flops * card.utilisation
     computing = work.flops / rate
     update = work.update_flops / rate + work.update_bytes / card.bandwidth

@@ -250,7 +250,10 @@ class Forecast:
             f"{sized(other.bytes)} a card",
         )
         if one.bytes > card.memory:
-            yield "does not fit", f"{sized(one.bytes)} of {sized(card.memory)} a card: fewer train.rows"
+            yield (
+                "does not fit",
+                f"{sized(one.bytes)} of {sized(card.memory)} a card: fewer train.rows",
+            )
 
     def _updates(self, one: Divided) -> str:
         if one.updates == REPLICATED:
@@ -268,7 +271,9 @@ class Forecast:
         alone = updates == REPLICATED or self.ranks == 1
         mine = owned(self.plan, 1 if alone else self.ranks)
         work = self._work(mine, 1, self._exchanges(updates))
-        return Divided(updates, mine, self._memory(updates, mine), work, times(work, self.ranks, self.card))
+        return Divided(
+            updates, mine, self._memory(updates, mine), work, times(work, self.ranks, self.card)
+        )
 
     def _work(self, mine: Owned, parts: int, exchanges: tuple[Exchange, ...]) -> Work:
         """Count what a card does that owns ``mine``, of ``parts`` ranks' tokens."""
