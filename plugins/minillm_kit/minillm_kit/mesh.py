@@ -98,13 +98,11 @@ def _asked(subject: Subject) -> dict[str, dict[str, Any]]:
     Raises:
         Failed: they ended with an error, or did not end.
     """
-    beside = [one.name for one in subject.companions]
-    given = json.dumps({"options": subject.options, "beside": beside})
     try:
         ended = fresh.run(
             "minillm_kit.mesh",
             subject.spec,
-            given,
+            subject.described,
             environment=dict(os.environ),
             seconds=PATIENCE,
             imported=prepared(*subject.backends),
