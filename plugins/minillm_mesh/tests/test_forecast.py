@@ -82,7 +82,7 @@ def test_more_cards_hold_less_and_send_no_less() -> None:
     linear = [one.of_linear for one in each]
     assert linear[0] == pytest.approx(1.0)
     assert linear == sorted(linear, reverse=True)
-    assert [one.chosen.times.share for one in each][0] == 0.0
+    assert each[0].chosen.times.share == 0.0
 
 
 def test_settings_choose_the_layout() -> None:
