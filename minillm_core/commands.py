@@ -9,6 +9,7 @@ torch nor mlx is imported with it, so that a command's ``--help`` comes at once.
 - Output: :func:`say` (a line on stderr), :func:`write` (text on stdout), :func:`emit` (one JSON
   document on stdout), :func:`display` (progress: a bar on a terminal, lines elsewhere).
 - Folders of the user: :func:`cache_folder`, :func:`data_folder`; and :func:`pip_line` for advice.
+- Tables and figures as the core prints them: :func:`columns`, :func:`amount` (1.05 M), :func:`sized` (MiB, GiB).
 - Text that comes from outside is printed through :func:`plain` (one line) or :func:`printable`.
 """
 

@@ -21,6 +21,11 @@ from minillm_core.config.folders import (
 from minillm_core.install import (
     pip_line as pip_line,
 )
+from minillm_core.plan.render import (
+    amount as amount,
+    columns as columns,
+    sized as sized,
+)
 from minillm_core.text import (
     counted as counted,
     few as few,

@@ -27,7 +27,9 @@ from minillm_core.backends.native import (
     materialise as materialise,
 )
 from minillm_core.backends.ranks import (
+    ALONE as ALONE,
     Ranks as Ranks,
+    join as join,
     launched as launched,
 )
 from minillm_core.config.check import (
@@ -50,6 +52,9 @@ from minillm_core.data import (
     Loader as Loader,
     OnBatch as OnBatch,
     StepBatch as StepBatch,
+)
+from minillm_core.data.batch import (
+    part_of as part_of,
 )
 from minillm_core.errors import (
     PluginCodeError as PluginCodeError,
@@ -136,6 +141,9 @@ from minillm_core.plugins.manager import (
 )
 from minillm_core.plugins.manifest import (
     read_class as read_class,
+)
+from minillm_core.train.errors import (
+    check_ranks as check_ranks,
 )
 from minillm_core.train.evidence import (
     Evidence as Evidence,

@@ -2,7 +2,8 @@
 
 A launcher (``torchrun``, ``mlx.launch``) starts the same command once a process. Entry points of the
 group ``minillm.ranks``: the name is a backend's, the value a subclass of :class:`Ranks`. Where no
-launcher says otherwise a process is alone, and nothing is imported.
+launcher says otherwise a process is alone, and nothing is imported. Those of ``minillm.forecasts`` say
+what several would cost: a function of a plan, which imports no framework.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from minillm_core.errors import BackendError, ConfigError
 from minillm_core.plugins.discover import offered
 from minillm_core.plugins.first_party import installing
 
-GROUP = "minillm.ranks"
+GROUP, FORECASTS = "minillm.ranks", "minillm.forecasts"
 FIRST_PARTY = "minillm-mesh"
 
 
@@ -167,10 +168,24 @@ def engine(backend: str) -> Any:
         BackendError: no installed distribution brings it.
         PluginError: several do.
     """
-    if (found := offered(GROUP, backend, f"train on {backend} in several processes")) is None:
+    return _brought(GROUP, backend, f"training in several processes on {backend}")
+
+
+def forecaster(backend: str) -> Any:
+    """Import the function of a plan, cards, their kind and dtype that forecasts a run on several cards.
+
+    Raises:
+        BackendError: no installed distribution brings it.
+        PluginError: several do.
+    """
+    return _brought(FORECASTS, backend, f"a forecast for several GPUs on {backend}")
+
+
+def _brought(group: str, backend: str, what: str) -> Any:
+    if (found := offered(group, backend, f"bring {what}")) is None:
         raise BackendError(
-            f"training in several processes on {backend} needs a distribution that is not installed",
-            where=f"entry points of {GROUP}",
+            f"{what} needs a distribution that is not installed",
+            where=f"entry points of {group}",
             fix=installing([FIRST_PARTY]),
         )
     return found.load()

@@ -11,6 +11,7 @@ EXAMPLES = examples(
     "minillm plan --plugins muon,paired_heads --json",
     "minillm plan --diff muon muon,paired_heads",
     "minillm plan --preset speedrun --diff '' -smear",
+    "minillm plan --preset gpt2-124m --plugins muon --gpus 8 --card h100",
 )
 
 
@@ -20,6 +21,18 @@ def plan(
         tuple[str, str] | None,
         value("A,B C,D", "Compare the plans of two plugin sets; '' adds none, -NAME removes one."),
     ] = None,
+    gpus: Annotated[
+        int | None,
+        value("N", "Show how N GPUs would divide it, and what their communication costs.", min=1),
+    ] = None,
+    card: Annotated[
+        str | None,
+        value(
+            "NAME[,KEY=NUMBER]",
+            "The GPU of --gpus: h200, h100, b200, a100, l40s, rtx4090, with numbers of your own "
+            "behind it (h100,utilisation=0.5,network=25e9). Default: h200.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what would be trained and what it costs: size, FLOPs, memory, time, disk.
@@ -28,4 +41,4 @@ def plan(
     """
     from minillm_core.cli.planning import answer
 
-    answer(run.request(), diff, as_json=as_json)
+    answer(run.request(), diff, gpus, card, as_json=as_json)

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from minillm_core.backends.bind import kernel_preflight
+from minillm_core.backends.ranks import forecaster
 from minillm_core.checkpoint.directories import export_checked
 from minillm_core.cli.console import emit, say
 from minillm_core.config.folders import cache_folder
@@ -27,6 +28,7 @@ from minillm_core.plan.estimate import vocabulary_note
 from minillm_core.plan.render import amount, columns, plan_document, render_plan, sized
 from minillm_core.plugins.cards import BadCard, card_sources, read_cards
 from minillm_core.text import plain
+from minillm_core.train.errors import check_ranks
 from minillm_core.train.initial import read_initial
 from minillm_core.train.memory import fit_memory
 from minillm_core.train.request import Prepared, RunRequest, prepare
@@ -37,8 +39,24 @@ UNSAID = "default"
 """Origins of values that no source gave: docs/settings.md lists them."""
 
 
-def answer(asked: RunRequest, diff: tuple[str, str] | None, *, as_json: bool) -> None:
-    """Show a plan and its costs, or what differs between the plans of two plugin sets."""
+def answer(
+    asked: RunRequest,
+    diff: tuple[str, str] | None,
+    gpus: int | None = None,
+    card: str | None = None,
+    *,
+    as_json: bool,
+) -> None:
+    """Show a plan and its costs, and those on several GPUs, or what differs between two plugin sets."""
+    given = {"--gpus": gpus, "--card": card}
+    if diff or gpus is None:
+        for flag in (flag for flag, value in given.items() if value is not None):
+            what = "--diff compares plans, which do not depend on GPUs"
+            raise Refusal(
+                what if diff else "--card names the GPU of --gpus, which is not there",
+                where=f"{flag} {given[flag]}",
+                fix=f"leave {flag} out" if diff else "--gpus 8, say",
+            )
     if diff and asked.plugins is not None:
         raise Refusal(
             "--diff names both sets of plugins",
@@ -50,18 +68,36 @@ def answer(asked: RunRequest, diff: tuple[str, str] | None, *, as_json: bool) ->
         return
     prepared = fit_memory(prepare(asked, to_run=False))
     plan = _plan(prepared)
-    of_vocabulary = vocabulary_note(plan.estimate())
-    _say_notes([prepared], [plan], *filter(None, (of_vocabulary,)))
-    dtype = prepared.dtype
+    of_vocabulary, dtype = vocabulary_note(plan.estimate()), prepared.dtype
+    divided = _divided(prepared, plan, gpus, card) if gpus else None
+    notes = of_vocabulary, _not_divided(plan, gpus) if gpus else None
+    _say_notes([prepared], [plan], *filter(None, notes))
     costs, lines = _costs(prepared, plan, dtype)
     if as_json:
-        document = plan_document(plan) | {"settings": settings(prepared.loaded)}
-        emit(document | {"costs": costs})
+        document = plan_document(plan) | {"settings": settings(prepared.loaded), "costs": costs}
+        emit(document | ({"mesh": divided.data()} if divided else {}))
         return
     console = Console()
     render_plan(plan, console, dtype, lines)
-    console.print()
-    console.print(settings_table(prepared.loaded))
+    for table in (*(divided.shown() if divided else ()), settings_table(prepared.loaded)):
+        console.print()
+        console.print(table)
+
+
+def _divided(prepared: Prepared, plan: Plan, gpus: int, card: str | None) -> Any:
+    """Forecast a plan on several GPUs, in the dtype that it would have there."""
+    backend = prepared.detected.backend if prepared.detected else "torch"
+    dtype = plan.config.train.dtype.replace("auto", "bfloat16")
+    return forecaster(backend)(plan, gpus, card, dtype)
+
+
+def _not_divided(plan: Plan, gpus: int) -> str | None:
+    """Word why a run would be refused on so many GPUs; None: it would not be."""
+    try:
+        check_ranks(plan, gpus)
+    except Refusal as refusal:
+        return f"{refusal.what} ({refusal.where}): {refusal.fix}; figures are of equal parts"
+    return None
 
 
 def _show_diff(asked: RunRequest, first: str, second: str, *, json: bool) -> None:

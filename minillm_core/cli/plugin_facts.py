@@ -17,17 +17,18 @@ from minillm_core.config.selection import spec_of
 from minillm_core.config.values import show
 from minillm_core.errors import Refusal
 from minillm_core.install import pip_line, unmet
-from minillm_core.plan import build_plan
+from minillm_core.plan import Plan, build_plan
 from minillm_core.plan.slots import slots_of
 from minillm_core.plugins import cards
 from minillm_core.plugins.manager import LoadedPlugin, find, with_options
 from minillm_core.plugins.options import describe_option
 from minillm_core.text import plain, rounded
+from minillm_core.train.errors import axes_of
 
 
 def answer(name: str, preset: str, *, as_json: bool) -> None:
     """Show one plugin, and the slots that it takes on a preset."""
-    shown = info(name, slots_on(preset), plugins_of(preset))
+    shown = info(name, slots_on(preset), plugins_of(preset), mesh_on(preset))
     if as_json:
         emit(shown)
         return
@@ -38,6 +39,7 @@ def info(
     named: str,
     slots: Callable[[LoadedPlugin], Sequence[str]] | None = None,
     given: Mapping[str, Mapping[str, Any]] | None = None,
+    mesh: Callable[[LoadedPlugin], Mapping[str, str | None]] | None = None,
 ) -> dict[str, Any]:
     """Describe one plugin, as a JSON object.
 
@@ -46,6 +48,7 @@ def info(
         slots: plans a preset with the plugin, and says what it takes; where that is refused,
             ``slots`` is empty and ``slots_refused`` has the reason.
         given: plugin -> options for that plan, as the preset gives them; else the defaults.
+        mesh: plans it too, and says why several processes cannot divide that, by axis.
 
     Raises:
         PluginError: unknown, broken, or of another hook API.
@@ -84,13 +87,26 @@ def info(
         return shown
     try:
         with_given = with_options(found, (given or {}).get(origin.name, {}))
-        return shown | {"slots": list(slots(with_given))}
+        divided = {} if mesh is None else {"mesh": dict(mesh(with_given))}
+        return shown | {"slots": list(slots(with_given))} | divided
     except Refusal as refusal:  # a required option, or a preset that it does not fit
         return shown | {"slots": [], "slots_refused": refusal.what}
 
 
 def slots_on(preset: str) -> Callable[[LoadedPlugin], Sequence[str]]:
-    """Make a function that plans ``preset`` with one plugin, and lists the slots that the plugin fills.
+    """Make a function that plans ``preset`` with one plugin, and lists the slots that the plugin fills."""
+    planned = _planned_on(preset)
+    return lambda plugin: slots_of(planned(plugin), plugin.name)
+
+
+def mesh_on(preset: str) -> Callable[[LoadedPlugin], Mapping[str, str | None]]:
+    """Make a function that plans ``preset`` with one plugin, and says which axes refuse it."""
+    planned = _planned_on(preset)
+    return lambda plugin: axes_of(planned(plugin))
+
+
+def _planned_on(preset: str) -> Callable[[LoadedPlugin], Plan]:
+    """Make a function that plans ``preset`` with one plugin.
 
     Of a preset that names plugins its shape and training are taken.
 
@@ -99,11 +115,7 @@ def slots_on(preset: str) -> Callable[[LoadedPlugin], Sequence[str]]:
     """
     config = load(preset=preset, default_preset=lambda: (preset, "asked for")).config
     config = config.model_copy(update={"plugins": {}})
-
-    def slots(plugin: LoadedPlugin) -> Sequence[str]:
-        return slots_of(build_plan(config, [plugin]), plugin.name)
-
-    return slots
+    return lambda plugin: build_plan(config, [plugin])
 
 
 def render_info(shown: dict[str, Any], console: Console) -> None:
@@ -144,6 +156,14 @@ def _facts(shown: dict[str, Any]) -> list[tuple[str, str]]:
     if "slots" in shown:
         slots = "\n".join(map(rounded, shown["slots"]))
         facts.append(("slots", slots or shown.get("slots_refused", "none")))
+    if mesh := shown.get("mesh"):
+        named = shown["name"] if shown["distribution"] else shown["source"]
+        lines = [
+            f"{axis}: {f'refused, {why}' if why else 'not refused'}" for axis, why in mesh.items()
+        ]
+        facts.append(
+            ("mesh", "\n".join([*lines, f"minillm plugins check {named} --only mesh tries it"]))
+        )
     return [*facts, *_cards(shown)]
 
 

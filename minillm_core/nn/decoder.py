@@ -21,6 +21,7 @@ from minillm_core.nn.layers import Embedding, Linear, SwiGLU, head_of
 from minillm_core.nn.module import Module, declared, named_modules, seal
 from minillm_core.nn.node import ModelShape, Node, Scope, Setting, call_names, inputs_of
 from minillm_core.nn.param import Param
+from minillm_core.nn.reference import resolve
 from minillm_core.nn.residual import Site, SiteSpec
 from minillm_core.ops.form import LossForm
 
@@ -86,6 +87,14 @@ class LossSpec:
     def kept(self) -> float:
         """The share of a micro-batch's rows that is trained on."""
         return 1.0 if self.rows is None else self.rows.keep
+
+    @property
+    def whole(self) -> Node | None:
+        """The node that needs a whole micro-batch: it chooses rows, or says so; None: there is none."""
+        if self.rows is not None:
+            return self.rows.node
+        weighs = self.weights and (self.weights.cls or resolve(self.weights.reference))
+        return self.weights if weighs and weighs.whole else None
 
     def present(self, values: Mapping[str, Any]) -> tuple[Target, ...]:
         """Return the further targets that are present at these staged values."""

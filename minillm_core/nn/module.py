@@ -65,6 +65,10 @@ class Module:
     """Those of ``keeps`` that are a state (B, ...) after the last column, and no column a token: what was
     returned last is handed back alone (a linear attention's memory, the tail of a convolution)."""
 
+    whole: ClassVar[bool] = False
+    """Weights of the loss (``loss.weights``) that a position has by the other rows of its micro-batch, as
+    where the highest of all are taken: processes then divide a step by whole micro-batches alone."""
+
     path: str
     """Where it stands in the model; set once that is built."""
     owner: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from minillm_core.errors import (
     MinillmError,
     OutOfMemory,
     PlanError,
+    Refusal,
     Stopped,
 )
 from minillm_core.plugins.manager import LoadedPlugin
@@ -179,13 +180,19 @@ def check_ranks(plan: Plan, ranks: int) -> None:
             where=", ".join(plan.by_rows),
             fix="--plugins -sparse_rows, or one process",
         )
-    for shape in train.shapes:
+    for shape in plan.course:
         if shape.accumulate % ranks and shape.rows % ranks:
             raise ConfigError(
                 f"{ranks} processes cannot divide a step of {shape.accumulate} micro-batches of "
                 f"{shape.rows} rows",
                 where="train.accumulate, train.rows",
-                fix=f"make either a multiple of {ranks}",
+                fix=f"make either a multiple of {ranks}, or take {_fitting(plan, ranks)} processes",
+            )
+        if shape.accumulate % ranks and (whole := plan.spec.loss.whole):
+            raise PlanError(
+                "what is trained on is chosen in a whole micro-batch, which cannot be divided",
+                where=f"loss of '{whole.owner}', {ranks} processes",
+                fix=f"make train.accumulate a multiple of {ranks}",
             )
     if ranks > 1 and train.spike:
         raise ConfigError(
@@ -193,6 +200,30 @@ def check_ranks(plan: Plan, ranks: int) -> None:
             where=f"train.spike={train.spike:g}",
             fix="train.spike=0",
         )
+
+
+AXES: Mapping[str, tuple[int, int]] = {"data": (4, 2), "rows": (4, 1)}
+"""Ways in which two processes divide a step, by whole micro-batches and by rows -> rows, micro-batches."""
+
+
+def axes_of(plan: Plan) -> dict[str, str | None]:
+    """Map each way of dividing a step to why a plan is refused there; None: it is not."""
+    found: dict[str, str | None] = dict.fromkeys(AXES)
+    for axis, (rows, accumulate) in AXES.items():
+        try:
+            check_ranks(plan.with_train(rows=rows, accumulate=accumulate), 2)
+        except Refusal as refusal:
+            found[axis] = refusal.what
+    return found
+
+
+def _fitting(plan: Plan, ranks: int) -> str:
+    """Name the numbers of processes next to one that can divide every step of a run."""
+    sizes = [(shape.accumulate, shape.rows) for shape in plan.course]
+    most = max(max(size) for size in sizes)
+    fit = [n for n in range(1, most + 1) if all(a % n == 0 or r % n == 0 for a, r in sizes)]
+    below, above = (n for n in fit if n < ranks), (n for n in fit if n > ranks)
+    return " or ".join(f"{n:,}" for n in (max(below), min(above, default=None)) if n)
 
 
 def _tokens(train: TrainConfig) -> int:

@@ -158,6 +158,7 @@ OPEN = {
     ),
     "minillm_mesh": (
         "minillm_core",
+        "minillm_core.commands",
         "minillm_core.inspection",
     ),
     "minillm_lab": (

@@ -39,6 +39,7 @@ class ExcessLoss(Module):
     """losses, reference, labels (B, T) -> float32 (B, T): supervised / chosen there, 0 elsewhere."""
 
     reads: ClassVar = {"reference": "rho1_reference"}
+    whole = True  # its share is of the micro-batch's tokens, whatever rows they are in
 
     def __init__(self, share):
         super().__init__()

@@ -81,6 +81,11 @@ frameworks.py
     - ``alike``: five steps with its own optimizer are the same on both, state included.
     - ``compiles``: compiled steps are one graph (on a CPU torch traces alone: aot_eager), and leave
       the losses and moments of eager ones.
+mesh.py
+    - ``mesh``: two processes over gloo, with very different numbers of labels, train as one: the same
+      losses, updates and State, by whole micro-batches and by rows, or a refusal by name. Without
+      minillm-mesh, without torch and outside Linux it is left out; MLX's processes are tried in the
+      tests of minillm-mesh, since its ring may hang.
 pairs.py
     - ``pairs``: with each partner the plan is the same in either order and trains five steps on
       every backend, or it is refused and names both. First come partners that it may conflict with:

@@ -53,14 +53,13 @@ def ask(*question: str, environment: Mapping[str, str], hash_seed: int = 1) -> d
     Raises:
         Failed: the process ended with an error, or did not end.
     """
-    more = (name for word in question for name in IMPORTED.get(word, ()))
     try:
         ended = fresh.run(
             "minillm_kit.probe",
             *question,
             environment={**environment, "PYTHONHASHSEED": str(hash_seed)},
             seconds=PATIENCE,
-            imported=("minillm_kit.subject", *more),
+            imported=prepared(*question),
         )
     except TimeoutError:
         raise Failed(
@@ -70,6 +69,11 @@ def ask(*question: str, environment: Mapping[str, str], hash_seed: int = 1) -> d
         last = plain((ended.stderr.strip().splitlines() or ["no output"])[-1])
         raise Failed(f"exit {ended.code}: {last}", cause="it raised in a fresh process")
     return json.loads(ended.stdout.splitlines()[-1])
+
+
+def prepared(*words: str) -> tuple[str, ...]:
+    """List the modules that the process of a question has imported before."""
+    return ("minillm_kit.subject", *(name for word in words for name in IMPORTED.get(word, ())))
 
 
 def imported(spec: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from minillm_kit import (
     frameworks,
     hooks,
     hygiene,
+    mesh,
     numbers,
     pairs,
     plan,
@@ -106,6 +107,7 @@ CHECKS = (
         frameworks.compiles,
         ("resumes", "forward"),
     ),
+    Check("mesh", "two processes train as one, along each axis", mesh.mesh, ("trains",)),
     Check("pairs", "beside others it trains, or is refused by name", pairs.pairs, ("trains",)),
 )
 """All checks, in the order of cost; what a check needs comes before it."""

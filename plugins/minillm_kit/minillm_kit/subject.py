@@ -231,9 +231,13 @@ class Subject:
 
     def probed(self, question: str, *more: str) -> dict[str, Any]:
         """Observe what the plugin does to a fresh process; see :mod:`minillm_kit.probe`."""
+        return self.ask(question, self.spec, self.described, *more)
+
+    @property
+    def described(self) -> str:
+        """The other arguments of a subject that is the same in another process, as JSON."""
         beside = [one.name for one in self.companions] if self._beside is None else self._beside
-        given = {"options": self.options, "beside": list(beside)}
-        return self.ask(question, self.spec, json.dumps(given), *more)
+        return json.dumps({"options": self.options, "beside": list(beside)})
 
     def partners(self) -> list[str]:
         """List the plugins that it can be paired with, as ``--plugins`` takes them."""

@@ -5,6 +5,9 @@ torch_share     updates divided so: gradients to their owners, new weights to al
 torch_ranks     collectives by torch.distributed (NCCL on GPUs, gloo on CPUs)
 launcher        the processes of ``minillm train --gpus``: started together, ended together
 mlx_ranks       collectives by mx.distributed
+layout          which rank updates what
+cost            the cost model: bytes, FLOPs and bandwidths -> seconds
+forecast        minillm plan --gpus N: a plan's estimate, divided, and what the cost model makes of it
 alive           a watch on the other processes: one that is stopped or hangs is named, and ends the run
 """
 

@@ -252,6 +252,17 @@ WRONG: dict[str, tuple[str, str, str]] = {
         STATEMENT,
         STATEMENT.replace("True", "True, export='llama'"),
     ),
+    "mixes the rows of a micro-batch": (
+        "mesh",
+        MIX,
+        f"{MIX}\n        mixed = mixed + 0.1 * self.gate(x) * self.ops.mean(x, 0)",
+    ),
+    "updates by its rank": (
+        "mesh",
+        STAGE,
+        "    import os\n    further = 1 + 0.1 * int(os.environ.get('RANK', '0'))\n"
+        "    return update * further + 0.1 * mean, {'mean': mean}",
+    ),
     "reads a number while traced": (
         "compiles",
         OPEN,

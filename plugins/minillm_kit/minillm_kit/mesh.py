@@ -1,0 +1,266 @@
+"""Several processes: two ranks over gloo train as one process does, or the plugin's part is refused for an axis.
+
+    python -B -m minillm_kit.mesh SPEC JSON     trains on 1 and on 2 ranks, and prints what it found as JSON
+
+An axis is a row of :data:`AXES`: how a step, or what it updates, is divided. Both ranks are forked from a
+process that has imported torch and computed nothing (fresh.py), and meet through minillm-mesh, as those of
+a launcher do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from minillm_core import Plan, Refusal
+from minillm_core.commands import pip_line, plain
+from minillm_core.inspection import (
+    ALONE,
+    Detected,
+    Ranks,
+    check_ranks,
+    entry_points,
+    join,
+    on_host,
+    part_of,
+)
+from minillm_kit import fresh
+from minillm_kit.check import Failed, NotApplicable
+from minillm_kit.probe import prepared
+from minillm_kit.subject import Batch, Subject, supervised
+
+Arrays = Mapping[str, np.ndarray]
+
+RANKS, STEPS, PATIENCE = 2, 2, 180
+"""Processes; steps, the second of them with state; seconds after which they hang."""
+
+LOSS, CHANGE, ROUNDING = 1e-6, 1e-3, 3e-7
+"""How far a loss may be from one process's, of itself; a change of a parameter or State, of its norm, since
+orthogonalisation amplifies rounding; and its value."""
+
+AGAIN = 10
+"""... or so many times as far as one process is from itself where it reads the rows in the other order:
+AdamW makes a whole step of a gradient that is rounding alone."""
+
+EQUAL = "with as many labels a rank, since its loss terms are means over a rank's rows"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One way of dividing a run."""
+
+    name: str
+    divides: str  # for people
+    settings: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # of the small model, as Subject.plan takes them
+
+
+AXES = (
+    Axis(
+        "data",
+        "whole micro-batches",
+        {"train_accumulate": 2, "mesh_shard": "off"},
+    ),
+    Axis("rows", "rows of micro-batches", {"train_rows": 4, "mesh_shard": "off"}),
+)
+"""The axes, in the order in which they are tried."""
+
+
+def mesh(subject: Subject) -> str:
+    """Train on one process and on two, divided along each axis: the same losses, updates and State."""
+    if "torch" not in subject.backends:
+        raise NotApplicable("processes of torch alone are tried, over gloo")
+    if not any(one.name == "torch" for one in entry_points(group="minillm.ranks")):
+        raise NotApplicable(f"minillm-mesh is not installed: {pip_line('minillm-mesh')}")
+    if sys.platform != "linux":
+        raise NotApplicable("its processes are forked, which is safe on Linux alone")
+    found = _asked(subject)
+    reasons = {one.get("refused") for one in found.values()}
+    if len(reasons) == 1 and None not in reasons:
+        raise NotApplicable(f"refused along {', '.join(found)}: {reasons.pop()}")
+    return "; ".join(f"{axis}: {_judged(axis, one)}" for axis, one in found.items())
+
+
+def _asked(subject: Subject) -> dict[str, dict[str, Any]]:
+    """Run both ranks; return what rank 0 found, by axis.
+
+    Raises:
+        Failed: they ended with an error, or did not end.
+    """
+    try:
+        ended = fresh.run(
+            "minillm_kit.mesh",
+            subject.spec,
+            subject.described,
+            environment=dict(os.environ),
+            seconds=PATIENCE,
+            imported=prepared(*subject.backends),
+        )
+    except TimeoutError:
+        cause = "a rank waits for another: a hook or a node computes otherwise in each process"
+        raise Failed(f"not done after {PATIENCE} seconds", cause=cause) from None
+    if ended.code:
+        last = plain((ended.stderr.strip().splitlines() or ["no output"])[-1])
+        raise Failed(f"exit {ended.code}: {last}", cause="it raised in one of two processes")
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+def _judged(axis: str, found: Mapping[str, Any]) -> str:
+    """Return a line about an axis.
+
+    Raises:
+        Failed: two ranks do not train as one process.
+    """
+    if "refused" in found:
+        return f"refused, {found['refused']}"
+    cause = (
+        "it computes a mean over its own rows, draws from a generator of the process, or keeps what it "
+        "has seen: return sums and counts, take random_stream(), and keep what is learnt in a State"
+    )
+    for step, (one, other) in enumerate(zip(*found["losses"], strict=True), 1):
+        if not abs(one - other) <= LOSS * abs(one):
+            raise Failed(
+                f"{axis}: step {step} has the loss {other:.8f}, on one process {one:.8f}",
+                cause=cause,
+            )
+    if not found["same"]:
+        raise Failed(f"{axis}: the ranks end with other weights or State", cause=cause)
+    name, apart, bound = found["worst"]
+    if not apart <= bound:
+        raise Failed(
+            f"{axis}: {name} is {apart:.1e} from one process's (bound {bound:.0e})", cause=cause
+        )
+    how = "equal to the bit" if found["bits"] else f"{apart / bound:.0e} of the bound"
+    return f"{how}, {EQUAL}" if found["equal"] else how
+
+
+def steps_of(subject: Subject, plan: Plan, *, equal: bool) -> list[list[Batch]]:
+    """Make the micro-batches of each step; ranks have very different numbers of labels, unless ``equal``."""
+    count = plan.config.train.accumulate
+    each = subject.batches(plan, STEPS * count)
+    for number, batch in enumerate(each):
+        rows, columns = np.indices(batch["labels"].shape)
+        few = (rows >= 2) | (number % count > 0)
+        hidden = columns < 2 * rows.shape[0] if equal else few & (columns % 3 > 0)
+        batch["labels"] = np.where(hidden, np.int32(-1), batch["labels"])
+    return [each[step * count : (step + 1) * count] for step in range(STEPS)]
+
+
+def train(
+    subject: Subject, plan: Plan, steps: Sequence[Sequence[Batch]], ranks: Ranks
+) -> tuple[list[float], Arrays, Arrays]:
+    """Train some steps together with other ranks; return losses, and the arrays before and after."""
+    run = subject.trainer(plan, "torch", stirred=True)
+    run.join(ranks)
+    start, losses, total = run.arrays(), [], plan.config.train.steps or 1
+    for index, micro in enumerate(steps, 1):
+        part = part_of(micro, ranks.size, ranks.rank)
+        result = run.read(run.step(part, plan.values(index / total), supervised(micro)))
+        losses.append(result.loss)
+    return losses, start, run.arrays()
+
+
+def compared(start: Arrays, one: Arrays, other: Arrays) -> dict[str, tuple[float, float]]:
+    """Map parameters and State to how far they are apart, and the bound."""
+    found = {}
+    for name in (name for name in one if name.startswith(("model.", "state."))):
+        before, after, apart = (on_host(arrays[name]) for arrays in (start, one, other))
+        error, change = float(np.linalg.norm(after - apart)), float(np.linalg.norm(after - before))
+        found[name] = error, CHANGE * change + ROUNDING * float(np.linalg.norm(after))
+    return found
+
+
+def worst(found: Mapping[str, tuple[float, float]]) -> tuple[str, float, float]:
+    """Return what is furthest out of its bound, or least within."""
+    share = {
+        name: error / bound if bound else float(error > 0) for name, (error, bound) in found.items()
+    }
+    name = max(share, key=share.__getitem__)
+    return (name, *found[name])
+
+
+def turned(steps: Sequence[Sequence[Batch]]) -> list[list[Batch]]:
+    """Return the same steps with their rows, and micro-batches, in the other order."""
+    return [
+        [{name: array[::-1].copy() for name, array in batch.items()} for batch in micro[::-1]]
+        for micro in steps
+    ]
+
+
+def tried(subject: Subject, axis: Axis, ranks: Ranks) -> dict[str, Any]:
+    """Train on these ranks, and rank 0 alone; return how far they are apart, or the refusal."""
+    try:
+        plan = subject.planned(**axis.settings)
+        check_ranks(plan, ranks.size)
+    except Refusal as refusal:
+        return {"refused": plain(refusal.what)}
+    divided = plan.config.train.accumulate % ranks.size > 0
+    equal = divided and bool(plan.spec.loss.terms)
+    steps = steps_of(subject, plan, equal=equal)
+    losses, _, arrays = train(subject, plan, steps, ranks)
+    digest = hashlib.sha256()
+    for name in sorted(name for name in arrays if not name.startswith("random.")):
+        digest.update(arrays[name].tobytes())
+    same = len({*ranks.gathered([int(digest.hexdigest()[:12], 16)])}) == 1
+    if not ranks.leads:
+        return {}
+    alone, start, expected = train(subject, plan, steps, ALONE)
+    found = compared(start, expected, arrays)
+    name, error, bound = worst(found)
+    if error > bound:  # rounding may be all that there is
+        _, _, again = train(subject, plan, turned(steps), ALONE)
+        own = compared(start, expected, again)
+        found = {
+            key: (apart, max(most, AGAIN * own[key][0])) for key, (apart, most) in found.items()
+        }
+        name, error, bound = worst(found)
+    return {
+        "losses": [alone, losses],
+        "same": same,
+        "worst": [name, error, bound],
+        "bits": all(error == 0.0 for error, _ in found.values()),
+        "equal": equal,
+    }
+
+
+def main(arguments: list[str]) -> None:
+    """Train on two ranks, one of them forked here."""
+    spec, given = arguments
+    with socket.create_server(("localhost", 0)) as held:
+        port = held.getsockname()[1]
+    met = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    child = os.fork()
+    rank = 0 if child else 1
+    os.environ.update(met, RANK=str(rank), LOCAL_RANK=str(rank))
+    code = 0
+    try:
+        with redirect_stdout(sys.stderr):  # what a hook prints is no part of the answer
+            subject = Subject(spec, **json.loads(given))
+            ranks = join(Detected("torch", "cpu", ""))
+            found = {axis.name: tried(subject, axis, ranks) for axis in AXES}
+        if child:
+            sys.stdout.write(json.dumps(found))
+        ranks.close()
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    if not child:
+        sys.stderr.flush()
+        os._exit(code)
+    _, ended = os.waitpid(child, 0)
+    sys.exit(code or os.waitstatus_to_exitcode(ended))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,263 @@
+"""The cost model: bytes, FLOPs and bandwidths -> seconds of a step, from 1 to 1,024 cards.
+
+    step      = computing + update + exposed + slowed + waiting
+    computing = FLOPs / (peak x utilisation)
+    update    = FLOPs / (peak x utilisation) + bytes / memory bandwidth
+    exposed   = what a collective takes beyond the computing beside it
+    slowed    = SLOWED x what it takes beside computing: its kernels need the same memory and cores
+    waiting   = SPREAD x E[largest of n normal numbers] x computing: all wait for the slowest
+
+A collective of S bytes over n cards on h hosts takes latency + bytes / bandwidth, as NCCL chooses it:
+
+    ring      base + hops, each of one card to the next;  2 (n - 1) / n S bytes for an all-reduce,
+              half of them for a reduce-scatter or an all-gather
+    tree      base + 2 (cards a host - 1 + log2 h hops);  2 S bytes; for an all-reduce alone
+    pairs     base + a hop to each other card;  (n - 1) / n S bytes; an all-to-all
+
+Latencies are those of NCCL's own model (``src/graph/tuning.cc``, protocol Simple). docs/scale.md sets what
+this predicts beside what was measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from statistics import NormalDist
+
+from minillm_core import ConfigError
+from minillm_core.commands import nearest, plain
+
+MOST = 1024
+"""Cards for which the model is meant."""
+
+BASE = {"ring": 8.4e-6, "tree": 0.0, "pairs": 8.4e-6}
+NVLINK = {"ring": 3.4e-6, "tree": 28e-6, "pairs": 3.4e-6}
+NETWORK = {"ring": 9.6e-6, "tree": 50e-6, "pairs": 9.6e-6}
+"""Seconds before the first byte, and a hop within a host and between hosts: NCCL's own figures."""
+
+TREE = 0.9
+"""The share of a ring's bandwidth that a tree has: NCCL's own figure."""
+
+REACHED = 0.70
+"""Of a link's bandwidth: 315 of the 450 GB/s between two H200, by all-reduces of 16 to 512 MiB."""
+
+SLOWED = 0.5
+"""Seconds of computing that a second of a collective beside it costs: 1.31 B under FSDP2, 1 to 2 cards."""
+
+SPREAD = 0.011
+"""Standard deviation of a card's step, of its time: Llama 3.1 8B under FSDP2, 8 to 128 cards."""
+
+UTILISATION = 0.45
+"""Of the peak, by one card: preset gpt2-124m compiled in bfloat16 on an H100 (README, Throughput)."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """A card and its host, by the maker's data sheets."""
+
+    name: str
+    flops: float  # dense bfloat16, FLOP/s
+    memory: float  # bytes
+    bandwidth: float  # of its memory, bytes/s
+    link: float  # to the cards of its host, bytes/s each way
+    network: float  # to other hosts, bytes/s each way; a card's share
+    host: int = 8  # cards in a host
+    utilisation: float = UTILISATION
+    reached: float = REACHED
+
+
+def _cards(*rows: tuple[str, float, float, float, float, float]) -> dict[str, Card]:
+    return {
+        name: Card(name, flops * 1e12, memory * 2**30, bandwidth * 1e12, link * 1e9, network * 1e9)
+        for name, flops, memory, bandwidth, link, network in rows
+    }
+
+
+CARDS: Mapping[str, Card] = _cards(
+    # TFLOP/s, GiB, TB/s, GB/s within a host, GB/s between
+    ("h200", 989.4, 139, 4.8, 450, 50),  # NVLink 4; ConnectX-7, 400 Gb/s a card
+    ("h100", 989.4, 80, 3.35, 450, 50),
+    ("b200", 2250, 178, 8.0, 900, 50),  # NVLink 5; DGX B200: 400 Gb/s a card
+    ("a100", 312, 80, 2.039, 300, 25),  # NVLink 3; DGX A100: 200 Gb/s a card
+    ("l40s", 362, 45, 0.864, 32, 25),  # PCIe 4 x16
+    ("rtx4090", 165.2, 24, 1.008, 32, 1.25),  # PCIe 4 x16; 10 Gb/s Ethernet
+)
+"""Name -> what its maker says."""
+
+DEFAULT = "h200"
+
+NUMBERS = tuple(one.name for one in fields(Card) if one.name != "name")
+
+
+def card_of(text: str) -> Card:
+    """Read a card: ``h100``, ``h100,utilisation=0.5``, ``flops=1e15,memory=96e9,...``.
+
+    Args:
+        text: a name of :data:`CARDS`, numbers behind it or all of them; FLOP/s, bytes, bytes/s.
+
+    Raises:
+        ConfigError: no such card or number, or one that is missing or no number above 0.
+    """
+    name, given = "", dict[str, float]()
+    for part in filter(None, (one.strip() for one in text.split(","))):
+        key, is_number, value = part.partition("=")
+        if not is_number:
+            if name or part.lower() not in CARDS:
+                raise _refused(part, f"there is no card '{plain(part)}'", [*CARDS])
+            name = part.lower()
+        elif key not in NUMBERS:
+            raise _refused(part, f"a card has no number '{plain(key)}'", NUMBERS)
+        else:
+            given[key] = _number(key, value)
+    own = replace(CARDS[name or DEFAULT], **given)  # type: ignore[arg-type]
+    if not name:
+        needed = [one.name for one in fields(Card)[1:] if one.name not in (*given, *OPTIONAL)]
+        if needed:
+            fix = f"name a card first, or add {', '.join(f'{key}=...' for key in needed)}"
+            raise ConfigError("a card is not described whole", where=f"--card {text}", fix=fix)
+        own = replace(own, name="a card of these numbers")
+    return replace(own, host=int(own.host))
+
+
+OPTIONAL = ("host", "utilisation", "reached")
+
+
+def _number(key: str, text: str) -> float:
+    most = 1.0 if key in ("utilisation", "reached") else math.inf
+    least = 1.0 if key == "host" else 0.0
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not (least <= number <= most and 0 < number < math.inf):
+        what = f"a number above 0{' and at most 1' if most == 1 else ''}"
+        raise ConfigError(f"{key} is not {what}", where=f"--card {key}={plain(text)}", fix=what)
+    return number
+
+
+def _refused(
+    part: str, what: str, known: Mapping[str, Card] | list[str] | tuple[str, ...]
+) -> ConfigError:
+    close = nearest(part.partition("=")[0], known)
+    fix = f"did you mean {close}?" if close else f"one of {', '.join(known)}"
+    return ConfigError(what, where=f"--card {plain(part)}", fix=fix)
+
+
+MOVED: Mapping[str, tuple[int, str]] = {
+    "all-reduce": (2, "ring"),
+    "reduce-scatter": (1, "ring"),
+    "all-gather": (1, "ring"),
+    "all-to-all": (1, "pairs"),
+}
+"""Collective -> how often (n - 1) / n of the bytes leave a card, and how."""
+
+
+def sent(kind: str, size: float, ranks: int) -> float:
+    """Count the bytes that each card sends in a collective of ``size`` bytes in all."""
+    return MOVED[kind][0] * (ranks - 1) / ranks * size
+
+
+def seconds(kind: str, size: float, ranks: int, card: Card) -> float:
+    """Time a collective over ``size`` bytes that lie in each card, or come to lie there, with nothing beside it.
+
+    Args:
+        kind: of :data:`MOVED`.
+        size: bytes of the whole array.
+        ranks: cards that take part, host by host.
+        card: what they are.
+    """
+    if ranks == 1 or size == 0:
+        return 0.0
+    here, hosts = min(ranks, card.host), math.ceil(ranks / card.host)
+    times, how = MOVED[kind]
+    if how == "pairs":
+        inside = sent(kind, size, ranks) * (here - 1) / (ranks - 1) / card.link
+        outside = sent(kind, size, ranks) * (ranks - here) / (ranks - 1) / card.network
+        hops = (here - 1) * NVLINK[how] + (ranks - here) * NETWORK[how]
+        return BASE[how] + hops + max(inside, outside) / card.reached
+    # in a ring over hosts each of a host's cards has a line of its own to the next host
+    bandwidth = card.reached * (card.link if hosts == 1 else min(card.link, here * card.network))
+    crossed = times * (hosts - 1)
+    hops = crossed * NETWORK[how] + (times * (ranks - 1) - crossed) * NVLINK[how]
+    ring = BASE[how] + hops + sent(kind, size, ranks) / bandwidth
+    if kind != "all-reduce":
+        return ring
+    hops = 2 * ((here - 1) * NVLINK["tree"] + math.log2(hosts) * NETWORK["tree"])
+    return min(ring, BASE["tree"] + hops + 2 * size / (TREE * bandwidth))
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A collective of every step."""
+
+    what: str  # "gradients"
+    kind: str  # of MOVED
+    size: float  # bytes of the whole array, all turns together
+    turns: int = 1  # collectives that the bytes are sent in
+    beside: float = 0.0  # share of the step's computing that runs at the same time
+
+    def seconds(self, ranks: int, card: Card) -> float:
+        """Time all its turns, with nothing beside them."""
+        return self.turns * seconds(self.kind, self.size / self.turns, ranks, card)
+
+
+@dataclass(frozen=True)
+class Work:
+    """The work of a card in a step."""
+
+    flops: float  # forward and backward
+    update_flops: float = 0.0
+    update_bytes: float = 0.0  # read and written by the update
+    exchanges: tuple[Exchange, ...] = ()
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of a step."""
+
+    computing: float  # forward and backward
+    update: float
+    exposed: float  # collectives with nothing beside them
+    slowed: float  # computing, by collectives beside it
+    waiting: float  # for the slowest
+    alone: Mapping[str, float] = field(default_factory=dict)  # exchange -> with nothing beside it
+
+    @property
+    def total(self) -> float:
+        """All together."""
+        return self.computing + self.update + self.exposed + self.slowed + self.waiting
+
+    @property
+    def share(self) -> float:
+        """The share of the step that communication costs: exposed and slowed."""
+        return (self.exposed + self.slowed) / self.total
+
+
+def times(work: Work, ranks: int, card: Card) -> Times:
+    """Time a step of ``ranks`` cards, each with this work.
+
+    Raises:
+        ConfigError: cards for which the model is not meant.
+    """
+    if not 1 <= ranks <= MOST:
+        fix = f"1 to {MOST:,}"
+        raise ConfigError(
+            "the cost model is not meant for so many", where=f"--gpus {ranks}", fix=fix
+        )
+    rate = card.flops * card.utilisation
+    computing = work.flops / rate
+    update = work.update_flops / rate + work.update_bytes / card.bandwidth
+    alone = {one.what: one.seconds(ranks, card) for one in work.exchanges}
+    exposed = slowed = 0.0
+    for one in work.exchanges:
+        hidden = min(alone[one.what], one.beside * computing)
+        exposed += alone[one.what] - hidden
+        slowed += SLOWED * hidden
+    waiting = SPREAD * slowest(ranks) * computing
+    return Times(computing, update, exposed, slowed, waiting, alone)
+
+
+def slowest(ranks: int) -> float:
+    """Return what the largest of n normal numbers is on the mean, in standard deviations (Blom 1958)."""
+    return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))

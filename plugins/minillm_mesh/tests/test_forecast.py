@@ -1,0 +1,154 @@
+"""``minillm plan --gpus N``: the plan's own estimate, divided; by hand, as JSON, at 80 columns, refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+import minillm_core as minillm
+from minillm_mesh.cost import CARDS, seconds
+from minillm_mesh.forecast import Forecast, forecast, owned
+
+NUMBERS = 123_587_328  # parameters of gpt2-124m
+
+
+def planned(plugins: str = "muon", **settings: object) -> minillm.Plan:
+    given = {key.replace("_", ".", 1): value for key, value in settings.items()}
+    return minillm.build_plan(minillm.load(preset="gpt2-124m", plugins=plugins, settings=given))
+
+
+@pytest.fixture(scope="module")
+def eight() -> Forecast:
+    """Preset gpt2-124m with muon on eight H200."""
+    return forecast(planned(), 8, None, "bfloat16")
+
+
+def test_bytes_of_a_card_by_hand(eight: Forecast) -> None:
+    one, other = eight.layouts["sharded"], eight.layouts["replicated"]
+    whole = planned().estimate("bfloat16")
+    assert other.memory["master weights"] == 4 * NUMBERS == whole.memory["master weights"]
+    assert one.memory["weights"] == 2 * NUMBERS
+    assert one.memory["gradients"] == 6 * NUMBERS  # of a micro-batch, and their sums
+    share = one.memory["master weights"] / (4 * NUMBERS)
+    assert 1 / 8 <= share <= 1.01 / 8
+    states = sum(size for name, size in one.memory.items() if name.startswith("optimizer"))
+    assert states <= 1.1 / 8 * sum(rule.state_bytes for rule in whole.rules)
+    assert one.memory["activations"] == whole.memory["activations"]  # whole micro-batches
+
+
+def test_what_is_sent_by_hand(eight: Forecast) -> None:
+    reduce, gather = eight.data()["exchanges"]
+    kinds = (reduce["collective"], gather["collective"])
+    assert kinds == ("reduce-scatter", "all-gather")
+    assert reduce["sent_bytes"] == 4 * NUMBERS * 7 / 8
+    assert gather["sent_bytes"] == pytest.approx(2 * NUMBERS * 7 / 8)
+    (all_reduce,) = eight.data()["otherwise"]["exchanges"]
+    assert all_reduce["sent_bytes"] == 2 * 4 * NUMBERS * 7 / 8
+    card = CARDS["h200"]
+    assert all_reduce["seconds"] == seconds("all-reduce", 4 * NUMBERS, 8, card)
+
+
+def test_work_by_hand(eight: Forecast) -> None:
+    data, plan = eight.data(), planned()
+    assert data["tokens"] * 8 == plan.tokens_per_step == 524_288
+    assert data["flops"] == plan.estimate().flops_per_token * 65_536
+    assert data["seconds"]["computing"] == pytest.approx(data["flops"] / (0.45 * 989.4e12))
+    assert 0 < data["communication_share"] < 0.05 < 0.9 < data["of_linear"] < 1
+    # five iterations of 4 m m n + 2 m m m; of 12 layers 4 square matrices and 3 of 768 x 2,048
+    square, oblong = 6 * 768**3, 4 * 768**2 * 2048 + 2 * 768**3
+    assert owned(plan, 1).flops == 5 * 12 * (4 * square + 3 * oblong)
+    assert owned(plan, 8).flops < 1.4 / 8 * owned(plan, 1).flops
+
+
+def test_rows_are_divided_where_micro_batches_cannot_be() -> None:
+    found = forecast(planned(train_accumulate=1), 4, "h100", "bfloat16")
+    data = found.data()
+    assert (data["rows"], data["micro_batches"]) == (8, 1)
+    alone = planned(train_accumulate=1).estimate("bfloat16").memory["activations"]
+    assert data["memory"]["activations"] == round(alone / 4)
+
+
+def test_more_cards_hold_less_and_send_no_less() -> None:
+    plan = planned(train_accumulate=64)
+    each = [forecast(plan, n, None, "bfloat16") for n in (1, 2, 4, 8, 16, 64)]
+    assert [one.chosen.bytes for one in each] == sorted(
+        (one.chosen.bytes for one in each), reverse=True
+    )
+    linear = [one.of_linear for one in each]
+    assert linear[0] == pytest.approx(1.0)
+    assert linear == sorted(linear, reverse=True)
+    assert each[0].chosen.times.share == 0.0
+
+
+def test_settings_choose_the_layout() -> None:
+    off = forecast(planned(mesh_shard="off"), 8, None, "bfloat16").data()
+    assert (off["updates"], off["otherwise"]["updates"]) == ("replicated", "sharded")
+    assert off["owned"]["parameters"] == NUMBERS
+
+
+def test_what_does_not_fit_is_said() -> None:
+    found = forecast(planned(train_rows=512), 2, "rtx4090", "bfloat16")
+    text = shown(found)
+    assert "does not fit" in text
+    assert "fewer train.rows" in text
+
+
+def shown(found: Forecast) -> str:
+    console = Console(file=io.StringIO(), width=80, color_system=None)
+    for table in found.shown():
+        console.print(table)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("gpus", [2, 8, 64, 1000])
+def test_it_fits_into_80_columns(gpus: int) -> None:
+    lines = shown(forecast(planned(), gpus, None, "bfloat16")).splitlines()
+    assert max(map(len, lines)) <= 80
+    words = " ".join(" ".join(lines).split())
+    for part in (f"{gpus:,} GPUs h200", "of linear", "mesh.shard=off about", "all-gather"):
+        assert part in words
+    for assumed in ("peak, FLOP/s", "utilisation", "within a host", "between hosts", "data sheet"):
+        assert assumed in words
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "minillm_core", "plan", "--preset", "gpt2-124m", *words]
+    return subprocess.run(line, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_the_command_has_a_new_key_and_no_framework() -> None:
+    plain, with_gpus = (command("--json", *more) for more in ((), ("--gpus", "12")))
+    one, other = json.loads(plain.stdout), json.loads(with_gpus.stdout)
+    assert other.pop("mesh")["gpus"] == 12
+    assert one == other
+    assert "12 processes cannot divide a step of 16 micro-batches of 32 rows" in with_gpus.stderr
+    assert "or take 8 or 16 processes" in with_gpus.stderr
+    watched = "import sys; from minillm_core.cli.main import main; sys.argv[1:] = sys.argv[1:]\n"
+    watched += "try: main()\nexcept SystemExit: pass\n"
+    watched += "print([n for n in ('torch', 'mlx') if n in sys.modules], file=sys.stderr)"
+    line = [sys.executable, "-c", watched, "plan", "--preset", "gpt2-124m", "--gpus", "2", "--json"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1] == "[]", done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (("--gpus", "2", "--card", "h99"), "there is no card 'h99'"),
+        (("--card", "h100"), "--card names the GPU of --gpus"),
+        (("--gpus", "2", "--diff", "muon", "lion"), "--diff compares plans"),
+        (("--gpus", "2000"), "the cost model is not meant for so many"),
+    ],
+)
+def test_the_command_refuses(words: tuple[str, ...], what: str) -> None:
+    done = command(*words)
+    assert done.returncode == 2, done.stderr
+    assert what in done.stderr
+    assert not done.stdout

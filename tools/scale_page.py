@@ -1,0 +1,194 @@
+"""The table of docs/scale.md that sets the cost model beside what was measured.
+
+python -m tools.scale_page             # print the page as it should be
+python -m tools.scale_page --write     # write it
+
+A row is a pair of measurements of one program, on few cards and on more: the first gives the computing,
+by the second the model is judged. Where the first is of several cards, the computing is what the model
+needs to come to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from minillm_mesh.cost import CARDS, Card, Exchange, Work, seconds, times
+from tools.markdown import table
+
+__all__ = ["PAGE", "POINTS", "Point", "made"]
+
+PAGE = Path(__file__).parents[1] / "docs" / "scale.md"
+BEGIN, END = "<!-- made: predicted -->\n", "<!-- /made -->"
+
+H200, H100 = CARDS["h200"], CARDS["h100"]
+BFLOAT16, FLOAT32 = 2, 4  # bytes
+
+
+@dataclass(frozen=True)
+class Point:
+    """Tokens a second and card on few cards and on more."""
+
+    what: str
+    source: str
+    card: Card
+    tokens: int  # a card and step
+    few: tuple[int, float]  # cards, tokens/s of one card
+    more: tuple[int, float]
+    exchanges: tuple[Exchange, ...]
+    calibrates: str = ""  # which constant of the model comes from it
+
+    def predicted(self) -> float:
+        """Predict the tokens a second of one of the more cards."""
+        (few, rate), (more, _) = self.few, self.more
+        flops = self._flops(lambda work: times(work, few, self.card).total, self.tokens / rate)
+        return self.tokens / times(Work(flops, exchanges=self.exchanges), more, self.card).total
+
+    def _flops(self, total: Callable[[Work], float], wanted: float) -> float:
+        """Find the FLOPs that make a step take as long as it was measured to, by halving."""
+        low, high = 0.0, wanted * self.card.flops
+        for _ in range(100):
+            middle = (low + high) / 2
+            longer = total(Work(middle, exchanges=self.exchanges)) > wanted
+            low, high = (low, middle) if longer else (middle, high)
+        return (low + high) / 2
+
+
+def ddp(parameters: float, micro_batches: int) -> tuple[Exchange, ...]:
+    """Return the all-reduce of DDP: float32, in buckets of 25 MiB beside the last backward pass."""
+    size = FLOAT32 * parameters
+    turns = max(1, round(size / (25 * 2**20)))
+    beside = (1 - 1 / turns) * 2 / 3 / micro_batches  # the last bucket has nothing beside it
+    return (Exchange("gradients", "all-reduce", size, turns, beside),)
+
+
+def fsdp(parameters: float, layers: int, micro_batches: int, weight: float) -> tuple[Exchange, ...]:
+    """Return the collectives of FSDP2 by blocks: weights twice, gradients in float32, each micro-batch."""
+    turns = layers * micro_batches
+    share = 1 - 1 / turns
+    return (
+        Exchange(
+            "weights", "all-gather", 2 * weight * parameters * micro_batches, 2 * turns, share
+        ),
+        Exchange(
+            "gradients",
+            "reduce-scatter",
+            FLOAT32 * parameters * micro_batches,
+            turns,
+            share * 2 / 3,
+        ),
+    )
+
+
+OURS = "two H200 of one host, PyTorch 2.11, bfloat16, compiled; one day"
+TITAN = "torchtitan, benchmarks/llama3_h100_202412"
+NANOGPT = "nanoGPT of 124 M, DDP"
+
+POINTS = (
+    Point(
+        f"{NANOGPT}, 65,536 tokens a card",
+        OURS, H200, 65_536, (1, 546_400), (2, 1_034_100 / 2), ddp(124e6, 1),
+    ),
+    Point(
+        f"{NANOGPT}, 32,768 tokens a card",
+        OURS, H200, 32_768, (1, 521_400), (2, 990_000 / 2), ddp(124e6, 1),
+    ),
+    Point(
+        f"{NANOGPT}, 4 x 65,536 tokens a card",
+        OURS, H200, 4 * 65_536, (1, 534_800), (2, 1_041_900 / 2), ddp(124e6, 4),
+    ),
+    Point(
+        "GPT of 1.31 B, FSDP2, 2 x 8,192 tokens a card",
+        OURS, H200, 16_384, (1, 61_900), (2, 115_700 / 2), fsdp(1.31e9, 24, 2, BFLOAT16), "slowed",
+    ),
+    Point(
+        "Llama 3.1 8B, FSDP2, compiled, 16,384 tokens a card",
+        TITAN, H100, 16_384, (8, 6_667), (128, 6_514), fsdp(8.03e9, 32, 1, BFLOAT16), "spread",
+    ),
+    Point(
+        "the same, not compiled",
+        TITAN, H100, 16_384, (8, 5_762), (128, 5_605), fsdp(8.03e9, 32, 1, BFLOAT16),
+    ),
+    Point(
+        "the same, compiled, float8",
+        TITAN, H100, 16_384, (8, 8_532), (128, 8_380), fsdp(8.03e9, 32, 1, 1),
+    ),
+    Point(
+        "Llama 3.1 8B, FSDP2, compiled, float8, 16,384 tokens a card",
+        "torchtitan, benchmarks/llama3_8b_h200_2025-06 (Trainy)",
+        H200, 16_384, (32, 10_938), (64, 10_753), fsdp(8.03e9, 32, 1, 1),
+    ),
+)  # fmt: skip
+
+SIZES = ((1, 0.027e-3), (16, 0.077e-3), (128, 0.47e-3), (512, 1.7e-3))
+"""An all-reduce over two H200: MiB, seconds."""
+
+
+def predicted() -> str:
+    """Return the table: predicted, measured, ratio."""
+    rows = []
+    for point in POINTS:
+        (few, rate), (more, measured) = point.few, point.more
+        found = point.predicted()
+        rows.append(
+            (
+                point.what,
+                f"{few} to {more} {point.card.name.upper()}",
+                f"{rate:,.0f}",
+                f"{found:,.0f}",
+                f"{measured:,.0f}",
+                f"{found / measured:.3f}",
+                point.calibrates,
+            )
+        )
+    head = (
+        "what", "cards", "tokens/s a card, few", "predicted, more", "measured, more", "ratio", "sets"
+    )  # fmt: skip
+    reduced = []
+    for mib, measured in SIZES:
+        found = seconds("all-reduce", mib * 2**20, 2, H200)
+        sets = "reached" if mib == 512 else ""
+        reduced.append(
+            (
+                f"{mib} MiB",
+                f"{1e3 * found:.3f}",
+                f"{1e3 * measured:.3f}",
+                f"{found / measured:.3f}",
+                sets,
+            )
+        )
+    collectives = table(
+        ("all-reduce over 2 H200", "predicted, ms", "measured, ms", "ratio", "sets"), reduced
+    )
+    sources = "; ".join(dict.fromkeys(point.source for point in POINTS))
+    return f"{table(head, rows)}\n\nSources: {sources}.\n\n{collectives}"
+
+
+def made(page: str) -> str:
+    """Return the page with the table as it should be.
+
+    Raises:
+        ValueError: it has no place for it.
+    """
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{PAGE.name} has no part between {BEGIN.strip()} and {END}")
+    return f"{before}{BEGIN}{predicted()}\n{END}{after}"
+
+
+def main() -> None:
+    """Print or write the page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="write docs/scale.md")
+    page = made(PAGE.read_text("utf-8"))
+    if parser.parse_args().write:
+        PAGE.write_text(page, "utf-8")
+    else:
+        print(page, end="")
+
+
+if __name__ == "__main__":
+    main()
