@@ -9,14 +9,21 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minillm_core.backends.detect import Detected, probe
 from minillm_core.errors import BackendError
 from minillm_core.plugins.discover import offered
 from minillm_core.plugins.first_party import installing
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from minillm_core.plan import Plan
+
+    Batch = Mapping[str, np.ndarray]
 
 GROUP = "minillm.ranks"
 FIRST_PARTY = "minillm-mesh"
@@ -30,12 +37,14 @@ class Ranks:
     Attributes:
         rank: of this process, from 0; rank 0 writes and prints.
         size: how many there are.
+        context: how many share each row, neighbours by rank; each computes some of its columns.
         device: of this process, as ``--device`` names it; None: that of the command.
         how: what they communicate by, for people.
     """
 
     rank: int = 0
     size: int = 1
+    context: int = 1
     device: str | None = None
     how: str = ""
 
@@ -43,6 +52,44 @@ class Ranks:
     def leads(self) -> bool:
         """This is the rank that writes and prints."""
         return self.rank == 0
+
+    @property
+    def data(self) -> tuple[int, int]:
+        """How many parts the rows of a step have, and which of them is this rank's, from 0."""
+        return self.size // self.context, self.rank // self.context
+
+    def share_rows(self, context: int) -> None:
+        """Let so many neighbours share each row from here on.
+
+        Raises:
+            BackendError: they cannot, with what to type.
+        """
+        if context > 1:
+            raise BackendError(
+                f"mesh.context={context} asks for processes that share each row, and "
+                + (f"those on {self.how} do not" if self.size > 1 else "this one is alone"),
+                where=f"mesh.context={context}",
+                fix="mesh.context=1"
+                if self.size > 1
+                else f"--gpus {context}, or torchrun --nproc-per-node {context} "
+                "-m minillm_core train ... (docs/scale.md)",
+            )
+
+    def check(self, plan: Plan) -> None:
+        """Refuse a plan whose model cannot be computed by some columns of its rows, where rows are shared.
+
+        Raises:
+            PlanError: with the plugin and the reason.
+            ConfigError: rows cannot be cut.
+        """
+
+    def columns(self, batch: Batch, plan: Plan) -> Batch:
+        """Take this rank's columns of a batch's rows: all of them, where none are shared."""
+        return batch
+
+    def scope(self, reads: dict[str, Any]) -> Any:
+        """Make the scope of a batch of which each rank has its columns: see ``Framework.scope_of``."""
+        raise NotImplementedError
 
     def total(self, arrays: Sequence[Any]) -> list[Any]:
         """Add up arrays of the framework over all ranks, to the same bits on each; does not wait for the device.

@@ -220,6 +220,17 @@ class LogConfig(Section):
     every: int = Field(1, ge=1, description="steps between step events")
 
 
+class MeshConfig(Section):
+    """What several processes divide among them; no plan depends on it."""
+
+    context: int = Field(
+        1,
+        ge=1,
+        description="context parallel: so many processes share each row, and every one computes its "
+        "columns; the number of processes and train.seq_len are multiples of it",
+    )
+
+
 class Config(Section):
     """Every setting of a run, without the origins."""
 
@@ -230,6 +241,7 @@ class Config(Section):
     eval: EvalConfig
     checkpoint: CheckpointConfig
     log: LogConfig
+    mesh: MeshConfig = MeshConfig()
     plugins: dict[str, dict[str, Any]] = Field(
         default_factory=dict, description="plugin name -> its options as given, not yet typed"
     )

@@ -18,7 +18,7 @@ HOOK_API = 1
 """The number of the hook API; a change that can break a plugin raises it, with a CHANGELOG line."""
 
 BACKENDS = ("torch", "mlx", "numpy")
-RESERVED = frozenset({"model", "train", "eval", "checkpoint", "data", "log", "plugins"})
+RESERVED = frozenset({"model", "train", "eval", "checkpoint", "data", "log", "mesh", "plugins"})
 """Names of the tables of a run's settings, which no plugin may have."""
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from minillm_core.backends.memory import memory
+from minillm_core.backends.ranks import Ranks
 from minillm_core.checkpoint import layout
 from minillm_core.config.schema import TrainConfig
 from minillm_core.errors import (
@@ -165,7 +166,7 @@ def check_step(train: TrainConfig) -> None:
         )
 
 
-def check_ranks(plan: Plan, ranks: int) -> None:
+def check_ranks(plan: Plan, ranks: Ranks) -> None:
     """Refuse steps that several processes cannot divide, and what only one can do.
 
     Raises:
@@ -173,21 +174,24 @@ def check_ranks(plan: Plan, ranks: int) -> None:
         PlanError: a plugin's part needs the whole step in one process.
     """
     train = plan.config.train
-    if ranks > 1 and plan.by_rows:
+    if ranks.size > 1 and plan.by_rows:
         raise PlanError(
             "tables that are updated by the rows which a step reads need one process",
             where=", ".join(plan.by_rows),
             fix="--plugins -sparse_rows, or one process",
         )
+    ranks.share_rows(plan.config.mesh.context)
+    ranks.check(plan)
+    parts, _ = ranks.data
     for shape in train.shapes:
-        if shape.accumulate % ranks and shape.rows % ranks:
+        if shape.accumulate % parts and shape.rows % parts:
             raise ConfigError(
-                f"{ranks} processes cannot divide a step of {shape.accumulate} micro-batches of "
+                f"{parts} processes cannot divide a step of {shape.accumulate} micro-batches of "
                 f"{shape.rows} rows",
                 where="train.accumulate, train.rows",
-                fix=f"make either a multiple of {ranks}",
+                fix=f"make either a multiple of {parts}",
             )
-    if ranks > 1 and train.spike:
+    if ranks.size > 1 and train.spike:
         raise ConfigError(
             "several processes cannot go back together to the checkpoint before a spike yet",
             where=f"train.spike={train.spike:g}",

@@ -117,7 +117,7 @@ class Session:
         errors.check_step(config.train)
         check_support(plugins, detected.backend, detected.device)
         plan = export_checked(build_plan(loaded, plugins) if plan is None else plan)
-        errors.check_ranks(plan, self.ranks.size)
+        errors.check_ranks(plan, self.ranks)
         warnings, notes, details = [], list(loaded.notes), []
         chosen_here = earlier is None and branch is None  # else it is the earlier run's preset
         if chosen_here and loaded.origins.get("preset") == "device":  # its first note says why
@@ -166,6 +166,7 @@ class Session:
         if self.ranks.size > 1:
             notes.append(
                 f"{self.ranks.size} processes by {self.ranks.how}: each takes its part of every step's rows"
+                + f", {self.ranks.context} share each" * (self.ranks.context > 1)
             )
         job = Job(plan, corpus, trainer, *about, started=started, ranks=self.ranks)
         if branch:

@@ -1,6 +1,6 @@
 """Steps of several plans in the processes of one launcher; rank 0 writes their losses as JSON.
 
-    torchrun --nproc-per-node 2 stepped.py torch OUT.json SPLIT
+    torchrun --nproc-per-node 2 stepped.py torch OUT.json SPLIT [NAMES [CONTEXT]]
     mlx.launch -n 2 -- python stepped.py mlx OUT.json SPLIT
 
 Every process makes the same global batches; a plan is trained twice, by all processes together and by
@@ -100,17 +100,21 @@ def train(
     figures = []
     for step, micro in zip(range(STEPS), batches(plan), strict=False):
         supervised = sum(int((one["labels"] >= 0).sum()) for one in micro)
-        part = part_of(micro, ranks.size, ranks.rank)
+        part = tuple(ranks.columns(one, plan) for one in part_of(micro, *ranks.data))
         found = made.read(made.step(part, plan.values(step / STEPS), supervised))
         figures.append([found.loss, found.grad_norm, sum(found.terms.values())])
     return np.array(figures), dict(made.arrays())
 
 
-def main(backend: str, out: str, split: str, names: str = ",".join(CASES)) -> None:
+def main(
+    backend: str, out: str, split: str, names: str = ",".join(CASES), context: str = "1"
+) -> None:
     """Train every case together and alone, and write how far they are apart."""
     ranks, found = join(Detected(backend, "cpu", "")), {}
+    ranks.share_rows(int(context))
     for name in names.split(","):
         plan = plan_of(name, split)
+        ranks.check(plan)
         figures, arrays = train(plan, backend, ranks)
         digest = hashlib.sha256(b"".join(arrays[k].tobytes() for k in sorted(arrays))).hexdigest()
         same = len({*map(str, ranks.gathered([int(digest[:12], 16)]))}) == 1
