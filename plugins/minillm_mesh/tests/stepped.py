@@ -70,7 +70,8 @@ def plan_of(name: str, split: str) -> minillm.Plan:
 
 def batches(plan: minillm.Plan) -> Iterator[tuple[dict[str, np.ndarray], ...]]:
     """Make the micro-batches of each step; their rows have very different numbers of labels."""
-    rng, hook = np.random.default_rng(0), batch_hook(plan)
+    pieces = tuple(bytes([one]) for one in range(128))
+    rng, hook = np.random.default_rng(0), batch_hook(plan, pieces=pieces)
     (shape,) = plan.course
     size = shape.rows, shape.seq_len
     while True:
@@ -92,16 +93,26 @@ def batches(plan: minillm.Plan) -> Iterator[tuple[dict[str, np.ndarray], ...]]:
 
 
 def train(
-    plan: minillm.Plan, backend: str, ranks: Ranks
+    plan: minillm.Plan, backend: str, ranks: Ranks, *, moved: bool = False
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Train a plan for some steps: losses, norms and terms, and what a checkpoint would hold."""
+    """Train a plan for its steps: losses, norms and terms, and what a checkpoint would hold.
+
+    ``moved``: no weight is what it begins with, so that gates that start closed are open.
+    """
     made = trainer(plan, backend, seed=1)
+    if moved:
+        arrays, rng = made.arrays(), np.random.default_rng(7)
+        for name in sorted(name for name in arrays if name.startswith("model.")):
+            off = rng.normal(0.0, 0.05, arrays[name].shape)
+            arrays[name] = (arrays[name] + off).astype(np.float32)
+        made.resume(arrays)
     made.join(ranks)
+    steps = plan.config.train.steps or 1
     figures = []
-    for step, micro in zip(range(STEPS), batches(plan), strict=False):
+    for step, micro in zip(range(steps), batches(plan), strict=False):
         supervised = sum(int((one["labels"] >= 0).sum()) for one in micro)
         part = tuple(ranks.columns(one, plan) for one in part_of(micro, *ranks.data))
-        found = made.read(made.step(part, plan.values(step / STEPS), supervised))
+        found = made.read(made.step(part, plan.values(step / steps), supervised))
         figures.append([found.loss, found.grad_norm, sum(found.terms.values())])
     return np.array(figures), dict(made.arrays())
 
