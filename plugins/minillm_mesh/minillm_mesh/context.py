@@ -97,7 +97,7 @@ class Columns:
 
     def chunked(self, x: Tensor) -> list[Tensor]:
         """Gather two chunks (2, ...) of every rank: 2 N of (...), in the order of the row."""
-        every = self.gathered(x).flatten(0, 1)
+        every = self.gathered(x).flatten(0, 1).unbind(0)  # whose gradients are stacked, not added up
         return [every[at] for at in self.order]
 
 
@@ -183,16 +183,15 @@ class ContextScope(Scope):
             both = torch.stack(documents.split(size, 1))
             documents = torch.cat(self.columns.chunked(both), 1)  # (B, S)
         window = None if attention.core is not None else call.window
-        found = []
+        found, queries = [], call.q.split(size, 1)
         for place, at in enumerate(self.columns.chunks):
             end, first = (at + 1) * size, 0
             if isinstance(window, int):  # whole blocks of 128 keys, as kernels skip them
                 first = max(0, at * size - window + 1) // 128 * 128
-            mine = slice(place * size, (place + 1) * size)
             columns = slice(place * self.chunk, (place + 1) * self.chunk)
             reads = {n: r[:, columns] if self.of_columns(r) else r for n, r in self.reads.items()}
             part = call._replace(
-                q=call.q[:, mine],
+                q=queries[place],
                 k=k[:, first:end],
                 v=v[:, first:end],
                 documents=None if documents is None else documents[:, first:end],
@@ -236,12 +235,14 @@ def check(plan: Any, size: int) -> None:
             )
     for path, module in named_modules(decoder(plan.spec)):
         owner = getattr(module, "owner", None)
+        if module.terms:
+            raise _refused(owner, f"makes {_listed(module.terms)} of whole rows", path)
         if module.keeps:
             raise _refused(owner, f"computes each column from {_listed(module.keeps)} of all before", path)
         if module.lookback >= EVERYTHING:
             raise _refused(owner, "computes each column from all of its row", path)
-        if module.lookback and (module.terms or module.statistics):
-            raise _refused(owner, "looks back, and emits numbers of whole rows", path)
+        if module.lookback and module.statistics:
+            raise _refused(owner, "looks back, and emits statistics of what it is given", path)
         if module.lookback > shortest:
             raise _refused(owner, f"looks back {module.lookback} columns, further than a row", path)
 

@@ -23,7 +23,7 @@ from minillm_core.inspection import Detected
 from minillm_core.plugins.manager import find
 from tools import every_plugin
 
-MODEL = {"build_model", "compute_loss", "on_batch"}
+MODEL = {"build_attention", "build_model", "compute_loss", "on_batch"}
 SIZES = {**TINY, "train.rows": 2, "train.accumulate": 1, "train.steps": 2}
 OTHER_SIZES = ("batch_schedule",)
 """Plugins whose steps have several sizes: batches made here have one."""
