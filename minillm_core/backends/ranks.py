@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +19,7 @@ from minillm_core.plugins.discover import offered
 from minillm_core.plugins.first_party import installing
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from minillm_core.plan import Plan
-
-    Batch = Mapping[str, np.ndarray]
 
 GROUP = "minillm.ranks"
 FIRST_PARTY = "minillm-mesh"
@@ -40,6 +36,7 @@ class Ranks:
         context: how many share each row, neighbours by rank; each computes some of its columns.
         device: of this process, as ``--device`` names it; None: that of the command.
         how: what they communicate by, for people.
+        scope: makes the scope of a batch with this rank's columns, of what is read; see ``Scope``.
     """
 
     rank: int = 0
@@ -47,6 +44,7 @@ class Ranks:
     context: int = 1
     device: str | None = None
     how: str = ""
+    scope: Callable[[dict[str, Any]], Any] | None = None
 
     @property
     def leads(self) -> bool:
@@ -65,14 +63,11 @@ class Ranks:
             BackendError: they cannot, with what to type.
         """
         if context > 1:
+            why = f"those of {self.how} do not" if self.size > 1 else "this one is alone"
             raise BackendError(
-                f"mesh.context={context} asks for processes that share each row, and "
-                + (f"those on {self.how} do not" if self.size > 1 else "this one is alone"),
+                f"{context} processes are to share each row, and {why}",
                 where=f"mesh.context={context}",
-                fix="mesh.context=1"
-                if self.size > 1
-                else f"--gpus {context}, or torchrun --nproc-per-node {context} "
-                "-m minillm_core train ... (docs/scale.md)",
+                fix=f"mesh.context=1, or processes on torch: --gpus {context}, torchrun (docs/scale.md)",
             )
 
     def check(self, plan: Plan) -> None:
@@ -83,13 +78,9 @@ class Ranks:
             ConfigError: rows cannot be cut.
         """
 
-    def columns(self, batch: Batch, plan: Plan) -> Batch:
+    def columns(self, batch: Any, plan: Plan) -> Any:
         """Take this rank's columns of a batch's rows: all of them, where none are shared."""
         return batch
-
-    def scope(self, reads: dict[str, Any]) -> Any:
-        """Make the scope of a batch of which each rank has its columns: see ``Framework.scope_of``."""
-        raise NotImplementedError
 
     def total(self, arrays: Sequence[Any]) -> list[Any]:
         """Add up arrays of the framework over all ranks, to the same bits on each; does not wait for the device.

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch import _foreach_add_ as foreach_add_  # pyright: ignore[reportPrivateImportUsage]
 
 from minillm_core.backends.base import Batch, Binding, Snapshot, StepResult, Trainer
-from minillm_core.backends.ranks import Ranks
 from minillm_core.backends.memory import memory_or_error, process_peak
+from minillm_core.backends.ranks import Ranks
 from minillm_core.backends.steps import (
     TERM,
     loss_scale,

@@ -97,7 +97,9 @@ class Columns:
 
     def chunked(self, x: Tensor) -> list[Tensor]:
         """Gather two chunks (2, ...) of every rank: 2 N of (...), in the order of the row."""
-        every = self.gathered(x).flatten(0, 1).unbind(0)  # whose gradients are stacked, not added up
+        every = (
+            self.gathered(x).flatten(0, 1).unbind(0)
+        )  # whose gradients are stacked, not added up
         return [every[at] for at in self.order]
 
 
@@ -118,7 +120,9 @@ class ContextScope(Scope):
     def positions(self, ops: Any) -> Any:
         """Return the columns' places in their rows, int32 (T / N,)."""
         row = ops.arange(2 * self.columns.size * self.chunk)
-        return torch.cat([row[at * self.chunk : (at + 1) * self.chunk] for at in self.columns.chunks])
+        return torch.cat(
+            [row[at * self.chunk : (at + 1) * self.chunk] for at in self.columns.chunks]
+        )
 
     def run_block(
         self, block: Any, x: Any, *, checkpointing: bool, turn: int = 0
@@ -224,8 +228,7 @@ def check(plan: Any, size: int) -> None:
     for what, owner in choices.items():
         if owner:
             raise _refused(owner, f"chooses {what}", "loss")
-    shortest = min(shape.seq_len for shape in plan.course)
-    for shape in plan.course:
+    for shape in {*plan.config.train.shapes, *plan.course}:
         if shape.seq_len % (2 * size):
             raise ConfigError(
                 f"rows of {shape.seq_len} tokens cannot be cut into {2 * size} chunks, two for each of "
@@ -238,13 +241,13 @@ def check(plan: Any, size: int) -> None:
         if module.terms:
             raise _refused(owner, f"makes {_listed(module.terms)} of whole rows", path)
         if module.keeps:
-            raise _refused(owner, f"computes each column from {_listed(module.keeps)} of all before", path)
+            raise _refused(
+                owner, f"computes each column from {_listed(module.keeps)} of all before", path
+            )
         if module.lookback >= EVERYTHING:
             raise _refused(owner, "computes each column from all of its row", path)
         if module.lookback and module.statistics:
             raise _refused(owner, "looks back, and emits statistics of what it is given", path)
-        if module.lookback > shortest:
-            raise _refused(owner, f"looks back {module.lookback} columns, further than a row", path)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -79,9 +79,7 @@ class TorchRanks(Ranks):
         if self.context > 1:
             rows.check(plan, self.context)
 
-    def columns(
-        self, batch: Mapping[str, np.ndarray], plan: Plan
-    ) -> Mapping[str, np.ndarray]:
+    def columns(self, batch: Mapping[str, np.ndarray], plan: Plan) -> Mapping[str, np.ndarray]:
         """Take this rank's columns of a batch's rows."""
         if self.context == 1:
             return batch

@@ -74,7 +74,9 @@ def test_rows_that_cannot_be_cut_are_refused() -> None:
 
 def test_one_process_has_no_others_to_share_with() -> None:
     ALONE.share_rows(1)
-    with pytest.raises(minillm.BackendError, match="this one is alone") as refused:
+    with pytest.raises(
+        minillm.BackendError, match="2 processes are to share each row, and this one is alone"
+    ) as refused:
         ALONE.share_rows(2)
     assert "--gpus 2" in str(refused.value.fix)
 
@@ -88,9 +90,7 @@ def torchrun(size: int, *command: str) -> None:
     line = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(size), *command]
     here = str(Path(__file__).parents[3])  # of tools
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": here}
-    done = subprocess.run(
-        line, capture_output=True, text=True, check=False, timeout=600, env=env
-    )
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=600, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
