@@ -63,6 +63,10 @@ from minillm_core.install import (
     FRAMEWORKS as FRAMEWORKS,
     unmet as unmet,
 )
+from minillm_core.nn.decoder import (
+    ahead as ahead,
+    decoder as decoder,
+)
 from minillm_core.nn.init import (
     generator as generator,
 )
@@ -73,9 +77,11 @@ from minillm_core.nn.module import (
     Framework as Framework,
     declared as declared,
     materialising as materialising,
+    named_modules as named_modules,
     record as record,
 )
 from minillm_core.nn.block import (
+    COLUMNS as COLUMNS,
     Omitted as Omitted,
 )
 from minillm_core.nn.node import (

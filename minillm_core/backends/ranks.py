@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minillm_core.backends.detect import Detected, probe
 from minillm_core.errors import BackendError, ConfigError
 from minillm_core.plugins.discover import offered
 from minillm_core.plugins.first_party import installing
+
+if TYPE_CHECKING:
+    from minillm_core.plan import Plan
 
 GROUP, FORECASTS = "minillm.ranks", "minillm.forecasts"
 FIRST_PARTY = "minillm-mesh"
@@ -31,14 +34,18 @@ class Ranks:
     Attributes:
         rank: of this process, from 0; rank 0 writes and prints.
         size: how many there are.
+        context: how many share each row, neighbours by rank; each computes some of its columns.
         device: of this process, as ``--device`` names it; None: that of the command.
         how: what they communicate by, for people.
+        scope: makes the scope of a batch with this rank's columns, of what is read; see ``Scope``.
     """
 
     rank: int = 0
     size: int = 1
+    context: int = 1
     device: str | None = None
     how: str = ""
+    scope: Callable[[dict[str, Any]], Any] | None = None
     undivided: str = "its processes cannot divide updates"
     """Why :meth:`share` cannot be called; empty: it can."""
 
@@ -46,6 +53,37 @@ class Ranks:
     def leads(self) -> bool:
         """This is the rank that writes and prints."""
         return self.rank == 0
+
+    @property
+    def data(self) -> tuple[int, int]:
+        """How many parts the rows of a step have, and which of them is this rank's, from 0."""
+        return self.size // self.context, self.rank // self.context
+
+    def share_rows(self, context: int) -> None:
+        """Let so many neighbours share each row from here on.
+
+        Raises:
+            BackendError: they cannot, with what to type.
+        """
+        if context > 1:
+            why = f"those of {self.how} do not" if self.size > 1 else "this one is alone"
+            raise BackendError(
+                f"{context} processes are to share each row, and {why}",
+                where=f"mesh.context={context}",
+                fix=f"mesh.context=1, or processes on torch: --gpus {context}, torchrun (docs/scale.md)",
+            )
+
+    def check(self, plan: Plan) -> None:
+        """Refuse a plan whose model cannot be computed by some columns of its rows, where rows are shared.
+
+        Raises:
+            PlanError: with the plugin and the reason.
+            ConfigError: rows cannot be cut.
+        """
+
+    def columns(self, batch: Any, plan: Plan) -> Any:
+        """Take this rank's columns of a batch's rows: all of them, where none are shared."""
+        return batch
 
     def total(self, arrays: Sequence[Any]) -> list[Any]:
         """Add up arrays of the framework over all ranks, to the same bits on each; does not wait for the device.

@@ -42,13 +42,16 @@ def step_result(figures: Mapping[str, float]) -> StepResult:
     )
 
 
-def warmed(plan: Plan, phase: Phase, host: Batch) -> Iterator[tuple[Mapping[str, int], int, Batch]]:
+def warmed(
+    plan: Plan, phase: Phase, host: Batch, context: int = 1
+) -> Iterator[tuple[Mapping[str, int], int, Batch]]:
     """Yield what a trainer compiles before its first step, each within its phase.
 
     Args:
         plan: with staged values, or batches of several sizes.
         phase: entered around each, with its name.
         host: a micro-batch of the run, of any size.
+        context: ranks that share each row.
 
     Returns:
         Staged values, micro-batches of a step (0: as many as the first step has), and a micro-batch of
@@ -59,7 +62,7 @@ def warmed(plan: Plan, phase: Phase, host: Batch) -> Iterator[tuple[Mapping[str,
         if shape is None:
             yield staged, 0, host
             continue
-        size = shape.rows, shape.seq_len
+        size = shape.rows, shape.seq_len // context
         batch = {name: np.resize(part, (*size, *part.shape[2:])) for name, part in host.items()}
         what = f"compiling for {shape.rows} rows of {shape.seq_len} ({number} of {len(variants)})"
         with phase(what):

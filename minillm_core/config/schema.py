@@ -224,10 +224,16 @@ class MeshConfig(Section):
     """What several processes divide among them; no plan depends on it."""
 
     shard: Literal["auto", "off", "updates"] = Field(
-        "auto",
+        default="auto",
         description="updates: each process updates its own part of the parameters, and keeps the "
         "optimizer's state of that part alone; off: each updates all; auto: updates, where several "
         "processes train on torch",
+    )
+    context: int = Field(
+        default=1,
+        ge=1,
+        description="context parallel: N processes share each row, and every one computes some of its "
+        "columns; N divides the number of processes, and 2 N train.seq_len",
     )
 
 

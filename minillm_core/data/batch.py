@@ -136,6 +136,7 @@ class Loader(Iterator[StepBatch]):
         seed: of the documents' order (data.seed).
         ranks: processes that read together, each its part of the step: see :func:`part_of`.
         rank: of this process, from 0.
+        columns: takes the process's columns of a batch of its rows.
         by: what plugins claim of order and packer.
         on_batch: ``(batch, "train") -> batch``, called for every micro-batch, in order, in the
             loader's thread.
@@ -163,6 +164,7 @@ class Loader(Iterator[StepBatch]):
         step: int = 0,
         ranks: int = 1,
         rank: int = 0,
+        columns: Callable[[Batch], Batch] = lambda batch: batch,
         by: Arrangement = PLAIN,
         on_batch: OnBatch | None = None,
         prefetch: int = 2,
@@ -186,7 +188,7 @@ class Loader(Iterator[StepBatch]):
                 supervised = sum(int(np.count_nonzero(b["labels"] >= 0)) for b in micro)
                 done += supervised > 0
                 yield StepBatch(
-                    micro=part_of(micro, ranks, rank),
+                    micro=tuple(map(columns, part_of(micro, ranks, rank))),
                     supervised=supervised,
                     real=sum(int(np.count_nonzero(b["documents"] >= 0)) for b in micro),
                     padded=sum(b["ids"].size for b in micro),

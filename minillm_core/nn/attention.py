@@ -165,14 +165,19 @@ class Attention(Module):
         if self.rope_after:
             q, k = self.ops.rotate(call.q, call.k, self.rope.at(scope.reads)(call.positions))
             call = call._replace(q=q, k=k)
-        call = scope.with_cached_keys(self, call)
+        y = scope.attend(self, call, x)
+        return y if self.layout is None else self.layout.leave(y)
+
+    def attended(self, call: Call, x: Any, scope: Scope) -> Any:
+        """Attend from queries, those of x, to all the keys that they may see: (B, T, H, D)."""
         q, scale = call.q, call.scale
         if scale is not None and not isinstance(scale, (int, float)):
             # A schedule's: kernels take a constant, and in bfloat16 the number itself would be off.
             q, scale = self.ops.like(self.ops.astype(q, "float32") * scale, q), 1.0
         call = call._replace(q=q, scale=scale)
-        y = self.by_kernel(call) if self.core is None else self.by_core(self.core, call, x, scope)
-        return y if self.layout is None else self.layout.leave(y)
+        return (
+            self.by_kernel(call) if self.core is None else self.by_core(self.core, call, x, scope)
+        )
 
     def by_kernel(self, call: Call) -> Any:
         """Attend by the kernel of the op."""

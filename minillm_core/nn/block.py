@@ -20,6 +20,9 @@ from minillm_core.nn.residual import Site, SiteSpec
 GATHERED = "loss.gather"
 """The entry of a batch with the positions of its loss, int32 (S,), sorted and distinct: no field has such a name."""
 
+COLUMNS = "row.columns"
+"""The entry of a batch that has some columns of its rows: the place of each in its row, int32 (B, T)."""
+
 
 INPUTS = ("attention", "attention.q", "attention.k", "attention.v", "mlp")
 """What a part of a layer is given, where that is not the stream: q, k and v apart from their attention."""

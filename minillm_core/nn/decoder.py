@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from minillm_core.errors import PlanError, PluginCodeError
 from minillm_core.nn.attention import Attention, AttentionSpec
-from minillm_core.nn.block import GATHERED, Block, BlockSpec, Omitted, norm_of, normed
+from minillm_core.nn.block import COLUMNS, GATHERED, Block, BlockSpec, Omitted, norm_of, normed
 from minillm_core.nn.decoding import check_lookbacks
 from minillm_core.nn.layers import Embedding, Linear, SwiGLU, head_of
 from minillm_core.nn.module import Module, declared, named_modules, seal
@@ -104,6 +104,11 @@ class LossSpec:
 def lookup(parameter: str) -> str:
     """Name the entry of a batch with the rows of a table among those that a step holds, int32 (B, T)."""
     return f"rows.{parameter}"
+
+
+def ahead(offset: int) -> str:
+    """Name the entry of a batch with the labels ``offset`` - 1 further on, where it has some columns of its rows."""
+    return f"labels.{offset}"
 
 
 def shifted(ops: Any, labels: Any, offset: int) -> Any:
@@ -272,6 +277,8 @@ class Decoder(Module):
         for target in self.loss.present(values):
             if target.field is not None:
                 targets.append(batch[target.field])
+            elif (further := batch.get(ahead(target.offset or 1))) is not None:
+                targets.append(further)
             else:
                 targets.append(shifted(ops, batch["labels"], target.offset or 1))
             weight = target.weight.of(values)
@@ -379,13 +386,14 @@ class Decoder(Module):
         self,
         batch: dict[str, Any],
         values: dict[str, Any],
-        scope_of: Callable[[dict[str, Any]], Scope] = Scope,
+        scope_of: Callable[[dict[str, Any]], Scope] | None = None,
     ) -> tuple[Any, Scope, dict[str, Any]]:
         """Compute (B, T, C) after the last norm, the scope behind the blocks, and the statistics.
 
         In training it is (S, C), at the positions of the batch that are gathered, where ``narrow`` says so.
         """
-        scope = scope_of({GATHERED: None, **batch, **values})
+        make: Any = scope_of or (self.framework.scope_of if COLUMNS in batch else Scope)
+        scope = make({GATHERED: None, **batch, **values})
         for name, ids in self.lookups.items():  # of a step: places among the rows that it holds
             scope.reads[lookup(name)] = batch.get(lookup(name), batch[ids])
         x = self.embedding(batch["ids"])

@@ -136,8 +136,8 @@ class CachedScope(Scope):
         """Return the new columns' positions from the sequence's start, int32 (T,)."""
         return ops.arange(self.cache.columns + self.cache.new)[self.cache.columns :]
 
-    def with_cached_keys(self, attention: Attention, call: Call) -> Call:
-        """Return the call with the keys, values and documents of all columns that it may see, cached and new.
+    def attend(self, attention: Attention, call: Call, x: Any) -> Any:
+        """Attend to the keys, values and documents of all columns that the new ones may see, cached and new.
 
         Within a window the kernel sees no others, so no more are cached; a plugin's function may keep
         arrays of its own beside them, of all columns.
@@ -162,7 +162,7 @@ class CachedScope(Scope):
             call.window - 1 if isinstance(call.window, int) and not attention.core else EVERYTHING,
             columns,
         )
-        return call._replace(k=k, v=v, documents=documents)
+        return attention.attended(call._replace(k=k, v=v, documents=documents), x, self)
 
 
 def latest(node: Any, y: Any, earlier: int, columns: int) -> Any:

@@ -112,6 +112,7 @@ class Framework:
     """
 
     ops: Any = None
+    scope_of: Any = None  # the scope of batches with some columns of their rows, of those reads
 
     def __init__(self, bases: Mapping[str | None, type]) -> None:
         self._bases = bases

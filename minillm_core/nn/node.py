@@ -265,9 +265,9 @@ class Scope:
         """Return the columns' positions where no plugin sets them; None: 0, 1, 2 ..."""
         return None
 
-    def with_cached_keys(self, attention: Any, call: Any) -> Any:
-        """Return the call with all keys that its queries may see; without a KV cache, its own."""
-        return call
+    def attend(self, attention: Any, call: Any, x: Any) -> Any:
+        """Attend from the call's queries, those of x, to all keys that they may see; here its own."""
+        return attention.attended(call, x, self)
 
     def split_emitted(self, node: Any, result: Any) -> Any:
         """Note that ``node`` took part; return its result without what it keeps and emits."""

@@ -180,19 +180,27 @@ def check_ranks(plan: Plan, ranks: int) -> None:
             where=", ".join(plan.by_rows),
             fix="--plugins -sparse_rows, or one process",
         )
+    context = plan.config.mesh.context if ranks > 1 else 1
+    if ranks % context:
+        raise ConfigError(
+            f"{ranks} processes, and each row is to be shared by {context} of them",
+            where=f"mesh.context={context}",
+            fix=f"a mesh.context that divides {ranks}, or a multiple of {context} processes",
+        )
+    parts = ranks // context
     for shape in plan.course:
-        if shape.accumulate % ranks and shape.rows % ranks:
+        if shape.accumulate % parts and shape.rows % parts:
             raise ConfigError(
-                f"{ranks} processes cannot divide a step of {shape.accumulate} micro-batches of "
+                f"{parts} processes cannot divide a step of {shape.accumulate} micro-batches of "
                 f"{shape.rows} rows",
                 where="train.accumulate, train.rows",
-                fix=f"make either a multiple of {ranks}, or take {_fitting(plan, ranks)} processes",
+                fix=f"make either a multiple of {parts}, or take {_fitting(plan, parts)} processes",
             )
-        if shape.accumulate % ranks and (whole := plan.spec.loss.whole):
+        if shape.accumulate % parts and (whole := plan.spec.loss.whole):
             raise PlanError(
                 "what is trained on is chosen in a whole micro-batch, which cannot be divided",
-                where=f"loss of '{whole.owner}', {ranks} processes",
-                fix=f"make train.accumulate a multiple of {ranks}",
+                where=f"loss of '{whole.owner}', {parts} processes",
+                fix=f"make train.accumulate a multiple of {parts}",
             )
     if ranks > 1 and train.spike:
         raise ConfigError(

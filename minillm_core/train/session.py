@@ -118,6 +118,8 @@ class Session:
         check_support(plugins, detected.backend, detected.device)
         plan = export_checked(build_plan(loaded, plugins) if plan is None else plan)
         errors.check_ranks(plan, self.ranks.size)
+        self.ranks.share_rows(config.mesh.context)
+        self.ranks.check(plan)
         shard = divides(config.mesh.shard, self.ranks)
         warnings, notes, details = [], list(loaded.notes), []
         chosen_here = earlier is None and branch is None  # else it is the earlier run's preset
@@ -165,10 +167,12 @@ class Session:
             notes += resume.another_place(earlier, trainer.binding)
         about = notes, details, warnings, initial, branch
         if self.ranks.size > 1:
-            does = "updates its share alone, mesh.shard=updates" if shard else "mesh.shard=off"
+            context, does = self.ranks.context, "mesh.shard=off"
+            if shard:
+                does = "updates its share alone, mesh.shard=updates"
             notes.append(
                 f"{self.ranks.size} processes by {self.ranks.how}: each takes its part of every step's "
-                f"rows ({does})"
+                f"rows{f', {context} share each' * (context > 1)} ({does})"
             )
         job = Job(plan, corpus, trainer, *about, started=started, ranks=self.ranks, shard=shard)
         if branch:

@@ -14,6 +14,7 @@ from minillm_core.backends.base import Batch, Model
 from minillm_core.backends.ranks import ALONE, Ranks
 from minillm_core.data import ValidationBatches, bytes_per_token
 from minillm_core.errors import DataError
+from minillm_core.plan import Plan
 from minillm_core.train.events import Evaluated, Event, Stepped
 from minillm_core.train.job import Job
 
@@ -143,7 +144,7 @@ def validation(
     }
     predictions = sum(one.predictions for one in whole.values())
     ranks = job.ranks
-    batches = {name: _Part(each, ranks.rank, ranks.size) for name, each in whole.items()}
+    batches = {name: _Part(each, ranks, job.plan) for name, each in whole.items()}
     return Validation(
         job.trainer,
         batches,
@@ -159,14 +160,16 @@ def validation(
 
 @dataclass(frozen=True)
 class _Part:
-    """Every ``size``-th batch of a list, from ``rank`` on; each is made anew when it is read."""
+    """A rank's batches of a list, and of these its columns; each is made anew when it is read."""
 
     whole: Sequence[Batch]
-    rank: int
-    size: int
+    ranks: Ranks
+    plan: Plan
 
     def __iter__(self) -> Iterator[Batch]:
-        return (self.whole[at] for at in range(self.rank, len(self.whole), self.size))
+        parts, own = self.ranks.data
+        every = (self.whole[at] for at in range(own, len(self.whole), parts))
+        return (self.ranks.columns(one, self.plan) for one in every)
 
 
 def bytes_of_a_token(job: Job) -> float | None:

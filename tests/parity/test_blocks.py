@@ -28,14 +28,15 @@ CPU = torch.device("cpu")
 
 
 @st.composite
-def masks(draw: Any) -> tuple[int, int | None, Any]:
-    """(T, window, documents (2, T)): documents in any order, as padding is among them."""
+def masks(draw: Any) -> tuple[int, int | None, Any, int]:
+    """(S, window, documents (2, S), keys before the first query): documents in any order, as padding is among them."""
     T = draw(st.sampled_from([BLOCK, 2 * BLOCK, 300, 4 * BLOCK, 515]))
     window = draw(st.none() | st.sampled_from([1, 2, 127, 128, 129, 255, 256, 300, T]))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     ends = np.cumsum(rng.random((2, T)) < draw(st.sampled_from([0.0, 0.004, 0.5])), axis=1)
     documents = draw(st.sampled_from([None, ends, np.where(ends == ends[:, -1:], -1, ends)]))
-    return T, window, None if documents is None else documents.astype(np.int32)
+    before = draw(st.sampled_from([0, BLOCK, T - BLOCK])) if T % BLOCK == 0 and T > BLOCK else 0
+    return T, window, None if documents is None else documents.astype(np.int32), before
 
 
 def tensor(array: Any) -> Any:
@@ -43,19 +44,19 @@ def tensor(array: Any) -> Any:
 
 
 def in_blocks(visible: Any) -> Any:
-    """bool (B, T, T) -> (B, n, BLOCK, n, BLOCK), what is beyond the row False."""
-    missing = -visible.shape[1] % BLOCK
+    """bool (B, T, S) -> (B, m, BLOCK, n, BLOCK), what is beyond the row False."""
+    missing = -visible.shape[2] % BLOCK
     visible = np.pad(visible, [(0, 0), (0, missing), (0, missing)])
-    n = visible.shape[1] // BLOCK
-    return visible.reshape(-1, n, BLOCK, n, BLOCK)
+    _, m, n = (size // BLOCK for size in visible.shape)
+    return visible.reshape(-1, m, BLOCK, n, BLOCK)
 
 
 @settings(max_examples=40)
 @given(masks())
-def test_blocks_are_listed_once_and_none_is_missed(mask: tuple[int, int | None, Any]) -> None:
-    T, window, documents = mask
-    made = blocks.block_mask(T, window, tensor(documents), CPU)
-    visible = reference.visible(T, T, window, documents).reshape(-1, T, T)
+def test_blocks_are_listed_once_and_none_is_missed(mask: tuple[int, int | None, Any, int]) -> None:
+    T, window, documents, before = mask
+    made = blocks.block_mask(T, window, tensor(documents), CPU, before=before)
+    visible = reference.visible(T, T, window, documents).reshape(-1, T, T)[:, before:]
     tiles = in_blocks(visible)
     some, every = tiles.any(axis=(2, 4)), tiles.all(axis=(2, 4))
     partial = listed(made.kv_num_blocks, made.kv_indices)
@@ -69,7 +70,7 @@ def test_blocks_are_listed_once_and_none_is_missed(mask: tuple[int, int | None, 
 
 
 def listed(count: Any, indices: Any) -> Any:
-    """(B, 1, n), (B, 1, n, n) -> bool (B, n, n): the first ``count`` of each row's indices."""
+    """(B, 1, m), (B, 1, m, n) -> bool (B, m, n): the first ``count`` of each row's indices."""
     first = np.arange(indices.shape[-1]) < count.numpy()[:, 0, :, None]
     chosen = np.zeros(first.shape, bool)
     np.put_along_axis(chosen, indices.numpy()[:, 0], first, axis=-1)
@@ -79,11 +80,12 @@ def listed(count: Any, indices: Any) -> Any:
 @settings(max_examples=15)
 @given(masks(), st.sampled_from([(2, 1), (3, 3), (4, 2)]), st.sampled_from([None, 0.1]))
 def test_it_gives_what_the_reference_gives(
-    mask: tuple[int, int | None, Any], heads: tuple[int, int], scale: float | None
+    mask: tuple[int, int | None, Any, int], heads: tuple[int, int], scale: float | None
 ) -> None:
-    T, window, documents = mask
+    T, window, documents, before = mask
     rng = np.random.default_rng(T)
     q, k, v = (rng.standard_normal((2, T, n, 16)) for n in (heads[0], heads[1], heads[1]))
+    q = q[:, before:]
     masked = {"scale": scale, "window": window}
     got = blocks.flex(*map(tensor, (q, k, v)), **masked, documents=tensor(documents))
     expected = reference.attention(q, k, v, **masked, documents=documents)

@@ -35,18 +35,20 @@ def flex(
     """Run FlexAttention over the blocks that see each other; plainly causal attention is SDPA's.
 
     About 4 B T W H D FLOPs forward, W the keys that a query sees, and next to no memory beside
-    the result. Columns that follow others (T < S, decoding) are SDPA's as well.
+    the result. Columns that follow others (T < S) are SDPA's as well, unless T and S are whole blocks:
+    those of context parallel.
     """
     queries, keys = q.shape[1], k.shape[1]
     window = None if window is None or window >= keys else window
-    if queries != keys or (window is None and documents is None):
+    apart = queries != keys and (queries % BLOCK or keys % BLOCK)
+    if apart or (window is None and documents is None):
         return sdpa(q, k, v, scale=scale, window=window, documents=documents)
     attend = flex_attention if torch.compiler.is_compiling() else _outside_a_graph(q.device.type)
     y = attend(
         q.transpose(1, 2),
         k.transpose(1, 2),
         v.transpose(1, 2),
-        block_mask=block_mask(keys, window, documents, q.device),
+        block_mask=block_mask(keys, window, documents, q.device, before=keys - queries),
         scale=scale,
         enable_gqa=q.shape[2] != k.shape[2],
     )
@@ -54,33 +56,41 @@ def flex(
 
 
 def block_mask(
-    length: int, window: int | None, documents: Tensor | None, device: torch.device
+    keys: int,
+    window: int | None,
+    documents: Tensor | None,
+    device: torch.device,
+    *,
+    before: int = 0,
 ) -> BlockMask:
-    """Find which of the ceil(T / 128)^2 blocks are seen in part, and which wholly.
+    """Find which of the blocks, m = ceil(T / 128) by n = ceil(S / 128), are seen in part, and which wholly.
 
     Args:
-        length: T.
+        keys: S.
         window: how many keys a query sees, itself included; None: all before it.
-        documents: int32 (B, T), in any order; only equal ones see each other. None: all do.
+        documents: int32 (B, S), in any order; only equal ones see each other. None: all do.
         device: where the mask lies.
+        before: keys before the first query, whole blocks: T = S - before.
     """
-    count = -(-length // BLOCK)
+    count, first = -(-keys // BLOCK), before // BLOCK
     block = torch.arange(count, dtype=torch.int32, device=device)
-    apart = block[:, None] - block  # (n, n): query's block - key's
+    apart = block[first:, None] - block  # (m, n): query's block - key's
     seen, wholly = apart >= 0, apart > 0
     if window is not None:
         seen = seen & (apart * BLOCK - (BLOCK - 1) < window)  # the nearest pair is
         wholly = wholly & (apart * BLOCK + (BLOCK - 1) < window)  # and the farthest
-    if length % BLOCK:
-        wholly = wholly & (block < count - 1)[:, None]  # the last block of queries is not full
-    seen, wholly = seen[None], wholly[None]  # (1, n, n)
+    if keys % BLOCK:
+        wholly = wholly & (block < count - 1)[first:, None]  # the last block of queries is not full
+    seen, wholly = seen[None], wholly[None]  # (1, m, n)
     if documents is not None:
         low, high = _range(documents, count)  # (B, n) each
-        meet = (low[:, :, None] <= high[:, None, :]) & (low[:, None, :] <= high[:, :, None])
-        alike = (low[:, :, None] == high[:, None, :]) & (high[:, :, None] == low[:, None, :])
+        least, most = low[:, first:, None], high[:, first:, None]  # of queries, (B, m, 1)
+        meet = (least <= high[:, None, :]) & (low[:, None, :] <= most)
+        alike = (least == high[:, None, :]) & (most == low[:, None, :])
         seen, wholly = seen & meet, wholly & alike
 
     def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        i = i + before if before else i
         sees = i >= j
         if window is not None:
             sees = sees & (i - j < window)
@@ -93,7 +103,7 @@ def block_mask(
         *_listed(wholly),
         BLOCK_SIZE=BLOCK,
         mask_mod=visible,
-        seq_lengths=(length, length),
+        seq_lengths=(keys - before, keys),
     )
 
 
@@ -108,7 +118,7 @@ def _range(documents: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """List the blocks of a mask (B, n, n): their number (B, 1, n), and indices (B, 1, n, n) first, int32."""
+    """List the blocks of a mask (B, m, n): their number (B, 1, m), and indices (B, 1, m, n) first, int32."""
     chosen = chosen[:, None].int()
     which = chosen.argsort(dim=-1, descending=True, stable=True)
     return chosen.sum(-1, dtype=torch.int32), which.int()

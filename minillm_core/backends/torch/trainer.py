@@ -16,6 +16,7 @@ from torch import _foreach_add_ as foreach_add_  # pyright: ignore[reportPrivate
 
 from minillm_core.backends.base import Batch, Binding, Snapshot, StepResult, Trainer
 from minillm_core.backends.memory import memory_or_error, process_peak
+from minillm_core.backends.ranks import Ranks
 from minillm_core.backends.steps import (
     TERM,
     loss_scale,
@@ -84,6 +85,11 @@ class TorchTrainer(TorchModel, Trainer):
         self.random, self.snapshots = Generators(self.device), transfer.Snapshots(self.device)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
+
+    def join(self, ranks: Ranks) -> None:
+        """Train together with other processes, which may share rows."""
+        super().join(ranks)
+        self.framework.scope_of = ranks.scope
 
     @memory_or_error()
     def step(
@@ -217,7 +223,7 @@ class TorchTrainer(TorchModel, Trainer):
 
     def _warm_up(self, host: Batch, given: dict[str, Tensor]) -> None:
         """Compile every variant of the step, forward and backward, and drop its results."""
-        for staged, _, sized in warmed(self.plan, self.phase, host):
+        for staged, _, sized in warmed(self.plan, self.phase, host, self.ranks.context):
             batch = self.fields(sized, staged, trained=False)
             self._gradients_of(self._graph(staged, batch, given)(batch, given).objective)
 

@@ -12,13 +12,16 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
+from minillm_core import Plan
 from minillm_core.inspection import Detected, Group, Ranks
+from minillm_mesh import context as rows
 from minillm_mesh.alive import Watch
 from minillm_mesh.errors import met
 from minillm_mesh.torch_share import TorchShare
@@ -53,6 +56,34 @@ class TorchRanks(Ranks):
             )
         self.how = "NCCL" if kind == "cuda" else "gloo"
         self._watch = Watch(PrefixStore("minillm", watched), self.rank, self.size)
+
+    def share_rows(self, context: int) -> None:
+        """Let so many neighbours share each row."""
+        if context in (1, self.context):
+            return
+        groups = []
+        for first in range(0, self.size, context):  # every rank makes all of them, in one order
+            groups.append(dist.new_group([*range(first, first + context)], timeout=TIMEOUT))
+        self.context = context
+        group, own = groups[self.rank // context], self.rank % context
+        self._columns = rows.Columns(own, context, group)
+
+    def check(self, plan: Plan) -> None:
+        """Refuse a plan whose model cannot be computed by some columns of its rows."""
+        if self.context > 1:
+            rows.check(plan, self.context)
+
+    def columns(self, batch: Mapping[str, np.ndarray], plan: Plan) -> Mapping[str, np.ndarray]:
+        """Take this rank's columns of a batch's rows."""
+        if self.context == 1:
+            return batch
+        offsets = [one.offset for one in plan.spec.loss.targets if one.offset is not None]
+        return self._columns.cut(batch, offsets)
+
+    def scope(self, reads: dict[str, Any]) -> rows.ContextScope:
+        """Make the scope of a batch of this rank's columns."""
+        batch, columns = reads["ids"].shape
+        return rows.ContextScope(reads, self._columns, (batch, columns))
 
     def total(self, arrays: Sequence[Tensor]) -> list[Tensor]:
         """Add up arrays over all ranks, in one flat float32 buffer."""

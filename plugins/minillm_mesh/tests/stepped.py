@@ -1,6 +1,6 @@
 """Steps of several plans in the processes of one launcher; rank 0 writes their losses as JSON.
 
-    torchrun --nproc-per-node 2 stepped.py torch OUT.json SPLIT NAMES off,updates
+    torchrun --nproc-per-node 2 stepped.py torch OUT.json SPLIT [NAMES [off,updates [CONTEXT]]]
     mlx.launch -n 2 -- python stepped.py mlx OUT.json SPLIT
 
 Every process makes the same global batches; a plan is trained by rank 0 alone, and by all processes
@@ -85,7 +85,8 @@ def plan_of(name: str, split: str) -> minillm.Plan:
 
 def batches(plan: minillm.Plan) -> Iterator[tuple[dict[str, np.ndarray], ...]]:
     """Make the micro-batches of each step; their rows have very different numbers of labels."""
-    rng, hook = np.random.default_rng(0), batch_hook(plan)
+    pieces = tuple(bytes([one]) for one in range(128))
+    rng, hook = np.random.default_rng(0), batch_hook(plan, pieces=pieces)
     (shape,) = plan.course
     size = shape.rows, shape.seq_len
     while True:
@@ -106,8 +107,17 @@ def batches(plan: minillm.Plan) -> Iterator[tuple[dict[str, np.ndarray], ...]]:
         yield tuple(micro)
 
 
-def train(plan: minillm.Plan, backend: str, ranks: Ranks, how: str = "off") -> dict[str, Any]:
-    """Train a plan for some steps.
+def train(
+    plan: minillm.Plan, backend: str, ranks: Ranks, how: str = "off", *, moved: bool = False
+) -> dict[str, Any]:
+    """Train a plan for its steps.
+
+    Args:
+        plan: the plan.
+        backend: the framework.
+        ranks: the processes.
+        how: "updates", divided, or "off".
+        moved: no weight is what it begins with, so that gates that start closed are open.
 
     Returns:
         Losses, norms and terms by step, what a checkpoint would hold (of divided updates on rank 0
@@ -119,14 +129,21 @@ def train(plan: minillm.Plan, backend: str, ranks: Ranks, how: str = "off") -> d
 
         compiler = partial(torch.compile, backend="eager")
     made: Any = trainer(plan, backend, seed=1, compiler=compiler)
+    if moved:
+        arrays, rng = made.arrays(), np.random.default_rng(7)
+        for name in sorted(name for name in arrays if name.startswith("model.")):
+            off = rng.normal(0.0, 0.05, arrays[name].shape)
+            arrays[name] = (arrays[name] + off).astype(np.float32)
+        made.resume(arrays)
     made.join(ranks)
     if how == "updates":
         made.shard()
+    steps = plan.config.train.steps or 1
     figures = []
-    for step, micro in zip(range(STEPS), batches(plan), strict=False):
+    for step, micro in zip(range(steps), batches(plan), strict=False):
         supervised = sum(int((one["labels"] >= 0).sum()) for one in micro)
-        part = part_of(micro, ranks.size, ranks.rank)
-        found = made.read(made.step(part, plan.values((step + 1) / STEPS), supervised))
+        part = tuple(ranks.columns(one, plan) for one in part_of(micro, *ranks.data))
+        found = made.read(made.step(part, plan.values((step + 1) / steps), supervised))
         figures.append([found.loss, found.grad_norm, sum(found.terms.values())])
     nats, _ = made.evaluate(next(batches(plan)))
     arrays = dict(made.arrays())
@@ -142,11 +159,15 @@ def train(plan: minillm.Plan, backend: str, ranks: Ranks, how: str = "off") -> d
     }
 
 
-def main(backend: str, out: str, split: str, names: str = "cases", how: str = "off") -> None:
+def main(
+    backend: str, out: str, split: str, names: str = "cases", how: str = "off", context: str = "1"
+) -> None:
     """Train every case together and alone, and write how far they are apart."""
     ranks, found = join(Detected(backend, "cpu", "")), {}
+    ranks.share_rows(int(context))
     for name in {"cases": [*CASES], "more": [*MORE]}.get(names) or names.split(","):
         plan = plan_of(name, split)
+        ranks.check(plan)
         alone = train(plan, backend, ALONE) if ranks.leads else None
         found[name] = {}
         for kind in how.split(","):

@@ -1,0 +1,265 @@
+"""Context parallel on torch: N neighbours share each row, and every one computes some of its columns.
+
+A row of T columns is cut into 2 N chunks of c. Rank r of the neighbours has chunks r and 2 N - 1 - r:
+
+    rank 0: 0 7    rank 1: 1 6    rank 2: 2 5    rank 3: 3 4        (N = 4)
+
+A query of chunk j sees j + 1/2 chunks of keys in the mean, so each rank multiplies c^2 (r + 1/2) + c^2 (2 N - 1 - r
++ 1/2) = 2 N c^2 pairs: all alike. Contiguous columns would give the last rank (2 N - 1) / N of the mean: 1.5
+times for two ranks, 1.75 for four. The op of attention takes queries that are the last T of S columns, so it is
+called exactly as in decoding, once a chunk: queries of chunk j, keys and values of chunks 0 .. j, gathered.
+
+What is computed column by column knows nothing of this. Nodes that look back n columns are called once a chunk
+too, behind the n columns before it. What needs more is refused by name before training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Function
+
+from minillm_core import EVERYTHING, ConfigError, PlanError
+from minillm_core.inspection import COLUMNS, Scope, ahead, decoder, named_modules
+
+Batch = Mapping[str, np.ndarray]
+
+_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
+
+class _Gathered(Function):
+    """(N x n, ...) of every rank's (n, ...), in the order of ranks; gradients are added up and scattered."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, size: int) -> Tensor:
+        ctx.group, ctx.size = group, size
+        whole = x.new_empty((size * x.shape[0], *x.shape[1:]))
+        _gather(whole, x.contiguous(), group=group)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None]:
+        (by,) = upstream
+        own = by.new_empty((by.shape[0] // ctx.size, *by.shape[1:]))
+        _scatter(own, by.contiguous(), group=ctx.group)
+        return own, None, None
+
+
+class Columns:
+    """The columns of rows that each of some neighbours has.
+
+    Args:
+        rank: of this process among them.
+        size: N.
+        group: theirs.
+    """
+
+    def __init__(self, rank: int, size: int, group: dist.ProcessGroup | None = None) -> None:
+        self.size, self.group = size, group
+        self.chunks = rank, 2 * size - 1 - rank
+        pairs = [(one, 2 * size - 1 - one) for one in range(size)]
+        held = [chunk for pair in pairs for chunk in pair]  # by rank, then by place
+        self.order = [held.index(chunk) for chunk in range(2 * size)]
+
+    def of(self, length: int) -> np.ndarray:
+        """Return this rank's columns of a row of ``length``: int32 (length / N,)."""
+        chunk = length // (2 * self.size)
+        return np.concatenate(
+            [np.arange(one * chunk, (one + 1) * chunk, dtype=np.int32) for one in self.chunks]
+        )
+
+    def cut(self, batch: Batch, offsets: Sequence[int]) -> Batch:
+        """Take this rank's columns of a batch, and the labels further on, (B, T / N) each.
+
+        Args:
+            batch: fields (B, T, ...).
+            offsets: of further targets: the label ``offset`` - 1 columns on.
+        """
+        labels = batch["labels"]
+        rows, length = labels.shape
+        mine, further = self.of(length), dict[str, np.ndarray]()
+        for offset in offsets:
+            moved = np.full_like(labels, -1)
+            moved[:, : max(length + 1 - offset, 0)] = labels[:, offset - 1 :]
+            further[ahead(offset)] = moved
+        whole = {**batch, **further, COLUMNS: np.tile(np.arange(length, dtype=np.int32), (rows, 1))}
+        return {name: np.ascontiguousarray(field[:, mine]) for name, field in whole.items()}
+
+    def gathered(self, x: Tensor) -> Tensor:
+        """Gather (n, ...) of every rank: (N, n, ...)."""
+        return _Gathered.apply(x, self.group, self.size).unflatten(0, (self.size, x.shape[0]))
+
+    def chunked(self, x: Tensor) -> list[Tensor]:
+        """Gather two chunks (2, ...) of every rank: 2 N of (...), in the order of the row."""
+        every = (
+            self.gathered(x).flatten(0, 1).unbind(0)
+        )  # whose gradients are stacked, not added up
+        return [every[at] for at in self.order]
+
+
+class ContextScope(Scope):
+    """A scope of a rank's columns of whole rows.
+
+    Args:
+        reads: (B, T / N, ...) each, and schedule values.
+        columns: which they are.
+        shape: (B, T / N).
+    """
+
+    def __init__(self, reads: dict[str, Any], columns: Columns, shape: tuple[int, int]) -> None:
+        super().__init__(reads)
+        self.columns, self.shape = columns, shape
+        self.chunk = shape[1] // 2  # c
+
+    def positions(self, ops: Any) -> Any:
+        """Return the columns' places in their rows, int32 (T / N,)."""
+        row = ops.arange(2 * self.columns.size * self.chunk)
+        return torch.cat(
+            [row[at * self.chunk : (at + 1) * self.chunk] for at in self.columns.chunks]
+        )
+
+    def run_block(
+        self, block: Any, x: Any, *, checkpointing: bool, turn: int = 0
+    ) -> tuple[Any, ...]:
+        """Run a block on a scope of the same columns; recomputed, it gathers again."""
+        names = block.inputs
+
+        def run(x: Any, *reads: Any) -> tuple[Any, ...]:
+            given = dict(zip(names, reads, strict=True))
+            return block.within(x, ContextScope(given, self.columns, self.shape))
+
+        reads = [self.reads[name] for name in names]
+        return block.framework.checkpoint(run, x, *reads) if checkpointing else run(x, *reads)
+
+    def of_columns(self, value: Any) -> bool:
+        """Say whether it has a column a token: (B, T / N, ...)."""
+        return tuple(getattr(value, "shape", ()))[:2] == self.shape
+
+    def apply(self, node: Any, own: dict[str, Any], like: tuple[str, ...] = ()) -> Any:
+        """Run ``node.forward``; one that looks back once a chunk, behind the columns before it."""
+        if not node.lookback:
+            return super().apply(node, own, like)
+        names = self.reads | own
+        given = [names[name] for name in node.bound]
+        before = [self.before(v, node.lookback) if self.of_columns(v) else None for v in given]
+        found = []
+        for place, at in enumerate(self.columns.chunks):
+            earlier = min(node.lookback, at * self.chunk)
+            mine = slice(place * self.chunk, (place + 1) * self.chunk)
+            behind = [
+                value if tails is None else torch.cat([tails[place], value[:, mine]], 1)
+                for value, tails in zip(given, before, strict=True)
+            ]
+            result = self.split_emitted(node, node(*behind))
+            parts = result if isinstance(result, (tuple, list)) else (result,)
+            found.append([part[:, earlier:] for part in parts])
+        joined = tuple(torch.cat(each, 1) for each in zip(*found, strict=True))
+        return joined if isinstance(result, (tuple, list)) else joined[0]
+
+    def before(self, x: Tensor, count: int) -> list[Tensor]:
+        """Bring the ``count`` columns before each of this rank's two chunks of x (B, T / N, ...).
+
+        Fewer at the row's start. No more than the ends of chunks are sent, where these suffice.
+        """
+        tail = min(count, self.chunk)
+        ends = torch.stack([one[:, -tail:] for one in x.split(self.chunk, 1)])
+        chunks = self.columns.chunked(ends)  # (B, tail, ...) each
+        needed, found = -(-count // tail), []
+        for at in self.columns.chunks:
+            row = torch.cat([x[:, :0], *chunks[max(0, at - needed) : at]], 1)
+            found.append(row[:, max(0, row.shape[1] - count) :])
+        return found
+
+    def attend(self, attention: Any, call: Any, x: Any) -> Any:
+        """Attend from this rank's chunks to the keys and values of all columns up to theirs."""
+        size = self.chunk * attention.stretch  # positions of a chunk
+        pair = torch.stack([call.k, call.v], 2)  # (B, S / N, 2, K, D)
+        whole = torch.cat(self.columns.chunked(torch.stack(pair.split(size, 1))), 1)
+        k, v = whole.unbind(2)  # (B, S, K, D) each
+        documents = call.documents
+        if documents is not None:
+            both = torch.stack(documents.split(size, 1))
+            documents = torch.cat(self.columns.chunked(both), 1)  # (B, S)
+        window = None if attention.core is not None else call.window
+        found, queries = [], call.q.split(size, 1)
+        for place, at in enumerate(self.columns.chunks):
+            end, first = (at + 1) * size, 0
+            if isinstance(window, int):  # whole blocks of 128 keys, as kernels skip them
+                first = max(0, at * size - window + 1) // 128 * 128
+            columns = slice(place * self.chunk, (place + 1) * self.chunk)
+            reads = {n: r[:, columns] if self.of_columns(r) else r for n, r in self.reads.items()}
+            part = call._replace(
+                q=queries[place],
+                k=k[:, first:end],
+                v=v[:, first:end],
+                documents=None if documents is None else documents[:, first:end],
+            )
+            found.append(attention.attended(part, x[:, columns], Scope(reads)))
+        return torch.cat(found, 1)
+
+
+def check(plan: Any, size: int) -> None:
+    """Refuse a plan whose model cannot be computed by some columns of its rows.
+
+    Args:
+        plan: the plan.
+        size: N.
+
+    Raises:
+        PlanError: with the plugin and the reason.
+        ConfigError: rows cannot be cut.
+    """
+    loss = plan.spec.loss
+    choices = {
+        "rows to train on by the losses of whole rows": loss.rows and loss.rows.node.owner,
+        "weights by the losses of whole micro-batches": loss.weights and loss.weights.owner,
+        "the supervised positions, whose number is another on each": loss.gather
+        and loss.gather.owner,
+        "fields by another model, which reads whole rows": next(
+            (one.owner for one in plan.references), None
+        ),
+    }
+    for what, owner in choices.items():
+        if owner:
+            raise _refused(owner, f"chooses {what}", "loss")
+    for shape in {*plan.config.train.shapes, *plan.course}:
+        if shape.seq_len % (2 * size):
+            raise ConfigError(
+                f"rows of {shape.seq_len} tokens cannot be cut into {2 * size} chunks, two for each of "
+                f"the {size} processes that share them",
+                where=f"train.seq_len={shape.seq_len}, mesh.context={size}",
+                fix=f"train.seq_len={-(-shape.seq_len // (2 * size)) * 2 * size}",
+            )
+    for path, module in named_modules(decoder(plan.spec)):
+        owner = getattr(module, "owner", None)
+        if module.terms:
+            raise _refused(owner, f"makes {_listed(module.terms)} of whole rows", path)
+        if module.keeps:
+            raise _refused(
+                owner, f"computes each column from {_listed(module.keeps)} of all before", path
+            )
+        if module.lookback >= EVERYTHING:
+            raise _refused(owner, "computes each column from all of its row", path)
+        if module.lookback and module.statistics:
+            raise _refused(owner, "looks back, and emits statistics of what it is given", path)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(f"'{name}'" for name in names)
+
+
+def _refused(owner: str | None, why: str, path: str) -> PlanError:
+    return PlanError(
+        f"plugin '{owner}' {why}: processes that share rows have some columns each",
+        where=path,
+        fix=f"--plugins -{owner}, or mesh.context=1",
+    )
+
+
+__all__ = ["Columns", "ContextScope", "check"]

@@ -1,0 +1,132 @@
+"""Rows that several processes share: cut, refused where a part needs whole rows, and trained as in one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import minillm_core as minillm
+from minillm_core.backends.ranks import ALONE
+from minillm_core.nn.block import COLUMNS
+from minillm_core.nn.decoder import ahead
+from minillm_mesh.context import Columns, check
+
+STEPPED, SHARED = (Path(__file__).with_name(f"{name}.py") for name in ("stepped", "shared"))
+
+REFUSED = {
+    "dc_mha": "'key_scores' and 'key_weights' of all before",
+    "forgetting_attn": "'faded' of all before",
+    "gated_delta": "'memory' and 'tail' of all before",
+    "mla": "'latent' of all before",
+    "moe": "'balance' of whole rows",
+    "sparse_loss": "the supervised positions",
+}
+
+
+@given(
+    size=st.sampled_from([1, 2, 3, 4, 8]),
+    chunk=st.integers(1, 5),
+    offset=st.integers(1, 40),
+    seed=st.integers(0, 99),
+)
+def test_every_column_is_one_processes_and_has_its_labels(
+    size: int, chunk: int, offset: int, seed: int
+) -> None:
+    length, rng = 2 * size * chunk, np.random.default_rng(seed)
+    labels = rng.integers(-1, 50, (3, length)).astype(np.int32)
+    batch = {"labels": labels, "vectors": rng.random((3, length, 2))}
+    cut = [Columns(rank, size).cut(batch, [offset]) for rank in range(size)]
+    at = [one[COLUMNS][0] for one in cut]
+    assert sorted(np.concatenate(at)) == [*range(length)]
+    work = [(own + 1).sum() for own in at]  # pairs of queries and keys
+    assert len({*work}) == 1, "all have as much to compute"
+    further = np.full_like(labels, -1)
+    further[:, : max(0, length - offset + 1)] = labels[:, offset - 1 :]
+    for one, own in zip(cut, at, strict=True):
+        np.testing.assert_array_equal(one["labels"], labels[:, own])
+        np.testing.assert_array_equal(one["vectors"], batch["vectors"][:, own])
+        np.testing.assert_array_equal(one[ahead(offset)], further[:, own])
+        assert all(field.flags.c_contiguous for field in one.values())
+
+
+def plan_of(**settings: Any) -> minillm.Plan:
+    """Plan the preset tiny."""
+    given = {key.replace("_", ".", 1): value for key, value in settings.items()}
+    return minillm.build_plan(minillm.load(preset="tiny", settings=given))
+
+
+def test_rows_that_cannot_be_cut_are_refused() -> None:
+    with pytest.raises(minillm.ConfigError, match="rows of 30 tokens") as refused:
+        check(plan_of(train_seq_len=30), 2)
+    assert refused.value.fix == "train.seq_len=32"
+    check(plan_of(train_seq_len=32), 2)
+
+
+def test_one_process_has_no_others_to_share_with() -> None:
+    ALONE.share_rows(1)
+    with pytest.raises(
+        minillm.BackendError, match="2 processes are to share each row, and this one is alone"
+    ) as refused:
+        ALONE.share_rows(2)
+    assert "--gpus 2" in str(refused.value.fix)
+
+
+def test_the_plan_does_not_depend_on_it() -> None:
+    assert plan_of(mesh_context=2).hash == plan_of().hash
+
+
+def torchrun(size: int, *command: str) -> None:
+    """Run a command in some processes."""
+    line = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(size), *command]
+    here = str(Path(__file__).parents[3])  # of tools
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": here}
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=600, env=env)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("size", "split", "names"),
+    [
+        (2, "rows", "plain,muon,paired_heads,windows,value_embeds,mtp,speedrun"),
+        (4, "micro", "plain,windows,mtp,speedrun"),
+    ],
+)
+def test_processes_that_share_rows_train_alike(
+    size: int, split: str, names: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "found.json"
+    torchrun(size, str(STEPPED), "torch", str(out), split, names, "off,updates", "2")
+    found: Mapping[str, Any] = json.loads(out.read_text())
+    assert found.keys() == {*names.split(",")}
+    for name, met in found.items():
+        for how, case in met.items():
+            assert case["same"], f"{name}, {how}: the ranks have not the same weights"
+            assert case["figures"] < 1e-5, f"{name}, {how}: {case['figures']} from one process"
+
+
+@pytest.mark.slow
+def test_every_plugin_is_computed_by_columns_or_refused(tmp_path: Path) -> None:
+    out = tmp_path / "found.json"
+    torchrun(2, str(SHARED), str(out))
+    found: Mapping[str, float | str] = json.loads(out.read_text())
+    refused = {name.partition("[")[0]: why for name, why in found.items() if isinstance(why, str)}
+    assert refused.keys() == REFUSED.keys()
+    for name, why in REFUSED.items():
+        assert why in refused[name]
+        assert f"--plugins -{name}" in refused[name]
+    trained = {name: far for name, far in found.items() if not isinstance(far, str)}
+    (together,) = (name for name in trained if name.startswith("together"))
+    assert {"paired_heads", "windows", "smear", "key_offset"} <= {*together[10:].split(", ")}
+    for name, far in trained.items():
+        assert far < 1e-5, f"{name}: {far} from one process"
