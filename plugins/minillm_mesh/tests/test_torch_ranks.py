@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -90,7 +91,7 @@ def wait_for(out: Path, step: int, process: subprocess.Popen[str]) -> None:
     """Wait until a run has made some steps."""
     end = time.monotonic() + 300
     while not (out / "metrics.jsonl").exists() or max(losses(out), default=0) < step:
-        assert process.poll() is None, process.communicate()[0]
+        assert process.poll() is None, process.stdout and process.communicate()[0]
         assert time.monotonic() < end, "the run makes no steps"
         time.sleep(0.1)
 
@@ -144,15 +145,50 @@ def test_a_process_that_is_stopped_is_named(text: Path, tmp_path: Path) -> None:
     assert time.monotonic() - began < 75
 
 
-def test_a_process_that_is_killed_ends_the_run(text: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    process = start(out, text, "--steps", "60", "checkpoint.every=5")
-    wait_for(out, 12, process)
-    os.kill(workers(process)[1], signal.SIGKILL)
-    said, _ = process.communicate(timeout=120)
-    assert process.returncode != 0, said
-    train(2, out, text, "--resume", "--steps", "60")
-    assert sorted(losses(out)) == list(range(1, 61))
+def agent(log: Path, port: int, hosts: bool, *command: str) -> subprocess.Popen[str]:
+    """Start a torchrun that stands for one of two machines; ``hosts``: it has the store where they meet."""
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "job"]
+    # nine seconds without a sign, and a machine is taken out
+    meeting += ["--rdzv-conf", f"is_host={hosts},keep_alive_interval=1,keep_alive_max_attempt=9"]
+    line = ["--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "3", *meeting, *command]
+    # pytorch's issue 135712: with a shared store no machine joins again
+    alone = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    with log.open("a") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", *line],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, **alone},
+        )
+
+
+def test_a_machine_that_is_lost_joins_again_and_the_run_goes_on(text: Path, tmp_path: Path) -> None:
+    out, logs = tmp_path / "run", [tmp_path / name for name in ("one.log", "other.log")]
+    more = ("--resume", "--steps", "60", "checkpoint.every=5", "eval.samples=0")
+    given = ["--data", str(text), "--out", str(out), *more, "eval.every=100"]
+    command = ["-m", "minillm_core", "train", *SETTINGS, *given]
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    one, other = (agent(log, port, log is logs[0], *command) for log in logs)
+    try:
+        wait_for(out, 12, one)
+        (worker,) = workers(other)
+        for pid in (other.pid, worker):  # a machine that is switched off
+            os.kill(pid, signal.SIGKILL)
+        other.wait()
+        other = agent(logs[1], port, False, *command)
+        ended = [process.wait(timeout=240) for process in (one, other)]
+    finally:
+        for left in (one, other):
+            left.terminate()
+    said = "".join(log.read_text() for log in logs)
+    assert ended == [0, 0], said
+    assert ": another process of the run has ended" in said
+    assert "resumed after step" in said
+    lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+    assert [line["step"] for line in lines if line["event"] == "step"] == list(range(1, 61))
 
 
 def test_what_cannot_be_divided_is_refused(text: Path, tmp_path: Path) -> None:
