@@ -191,6 +191,50 @@ def test_a_machine_that_is_lost_joins_again_and_the_run_goes_on(text: Path, tmp_
     assert [line["step"] for line in lines if line["event"] == "step"] == list(range(1, 61))
 
 
+LAUNCH = """
+import sys
+from minillm_mesh.torch_ranks import TorchRanks
+sys.exit(TorchRanks.launch(2, sys.argv[1:]))
+"""
+ODD = '''
+import os
+from minillm_core import Plugin
+
+class Odd(Plugin, api=1):
+    """Fails on one rank, when it is asked to."""
+
+    def on_batch(self, batch, phase):
+        if os.environ["RANK"] == os.environ.get("FAILS"):
+            raise ValueError("a mistake of one rank")
+        return batch
+'''
+
+
+def test_one_command_ends_as_one_process_does(text: Path, tmp_path: Path) -> None:
+    """What ``minillm train --gpus 2`` calls: 75 after Ctrl-C, and a plugin's 3 although one rank fails alone."""
+    out, plugin = tmp_path / "run", tmp_path / "odd.py"
+    plugin.write_text(ODD)
+    given = [*SETTINGS, "--data", str(text), "--out", str(out), "--plugins", f"{plugin}:Odd"]
+    command = [sys.executable, "-c", LAUNCH, "train", *given, "--steps", "100000"]
+    pipes: Mapping[str, Any] = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.STDOUT,
+        "text": True,
+    }
+    here = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, env=here, **pipes) as process:
+        wait_for(out, 3, process)
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=120)
+    assert process.returncode == 75, said
+    assert said.count("saving step") == 1
+    done = subprocess.run([*command, "--resume"], env=here | {"FAILS": "1"}, check=False, **pipes)
+    assert done.returncode == 3, done.stdout
+    assert "rank 1: plugin 'odd'" in done.stdout
+    assert "a mistake of one rank" in done.stdout
+    assert done.stdout.count("resumed after step") == 1
+
+
 def test_what_cannot_be_divided_is_refused(text: Path, tmp_path: Path) -> None:
     said = train(2, tmp_path / "run", text, "train.rows=3", "train.accumulate=1", code=1)
     assert "2 processes cannot divide a step of 1 micro-batches of 3 rows" in said
