@@ -21,7 +21,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from minillm_core import MinillmError
 from minillm_core.inspection import Detected, Ranks
-from minillm_mesh.alive import Watch
+from minillm_mesh.alive import Watch, meet
 
 TIMEOUT = timedelta(hours=24)
 """Of a collective on the host: rank 0 may write a checkpoint, or a long sample. The watch is quicker."""
@@ -45,12 +45,13 @@ class TorchRanks(Ranks):
         backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
         with _met():
             store, self.rank, self.size = next(rendezvous("env://"))
-            watched = next(rendezvous("env://"))[0]
+            watched = PrefixStore("minillm", next(rendezvous("env://"))[0])
+            meet(watched, self.rank, self.size)
             dist.init_process_group(
                 backend, store=store, rank=self.rank, world_size=self.size, timeout=TIMEOUT
             )
         self.how = "NCCL" if kind == "cuda" else "gloo"
-        self._watch = Watch(PrefixStore("minillm", watched), self.rank, self.size)
+        self._watch = Watch(watched, self.rank, self.size)
 
     def total(self, arrays: Sequence[Tensor]) -> list[Tensor]:
         """Add up arrays over all ranks, in one flat float32 buffer."""
