@@ -7,6 +7,7 @@ their variables, a store beside them in which they meet, and SIGTERM for all as 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import time
@@ -79,7 +80,7 @@ class Group:
 
 @dataclass(frozen=True)
 class RankedRun(TinyRun):
-    """How to start a run of several ranks over gloo, or of one process."""
+    """How to start a run of several ranks over gloo, or of one process; its tokens are its own."""
 
     def launch(
         self, out: Path, size: int, *, resume: bool = False, first: Callable[[int], None] = print
@@ -97,6 +98,7 @@ class RankedRun(TinyRun):
         arguments = self.arguments(out, resume=resume)
 
         def run(rank: int) -> int:
+            os.environ["MINILLM_CACHE"] = str(self._cache(out))
             if size > 1:
                 given = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size}
                 given |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
@@ -107,6 +109,14 @@ class RankedRun(TinyRun):
 
         ranks = [self.fork(lambda rank=n: run(rank), self.log(out)) for n in range(size)]
         return Group(ranks, store)
+
+    def tidy(self, out: Path, *, keep: bool) -> None:
+        """Remove a run, its log and its tokens, or keep the first two."""
+        shutil.rmtree(self._cache(out), ignore_errors=True)
+        super().tidy(out, keep=keep)
+
+    def _cache(self, out: Path) -> Path:
+        return self.folder / f"{out.name}-cache"
 
 
 def _serve(port: int) -> int:

@@ -247,6 +247,7 @@ class Loop:
         with self.shown.phase(f"saving step {self.position.step:,}"):
             self._pause(save=True)
             self.checkpoints.report(self.position, wait=True)
+        self.position.saved = self.ranks.agreed(self.position.saved)  # rank 0 alone writes
         raise stopped(self.stop, self.position)
 
     def _step(self, batch: StepBatch, skipped: int) -> bool:

@@ -11,13 +11,22 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import Protocol
 
-PATIENCE = 30.0
-"""Seconds without a sign of a process after which it counts as lost."""
+from minillm_core import MinillmError
+
+PATIENCE = 25.0
+"""Seconds without a sign of a process after which it counts as lost.
+
+A launcher gives a stopped process another thirty, and all is to be over within a minute.
+"""
 
 EVERY = 1.0
 """Seconds between two signs."""
+
+JOINING = 600.0
+"""Seconds in which all processes have to come; each imports a framework first, maybe over a network."""
 
 
 class Store(Protocol):
@@ -26,6 +35,32 @@ class Store(Protocol):
     def add(self, key: str, value: int, /) -> int:
         """Add to a number, 0 where there was none, and return it."""
         ...
+
+
+def meet(
+    store: Store, rank: int, size: int, *, patience: float = JOINING, every: float = 0.05
+) -> None:
+    """Wait until all processes are there, in Python: torch's own wait hears no signal of a launcher.
+
+    Args:
+        store: that all share.
+        rank: of this process.
+        size: how many there are.
+        patience: seconds.
+        every: seconds between two looks.
+
+    Raises:
+        MinillmError: some have not come; it names them.
+    """
+    store.add(f"here/{rank}", 1)
+    end = time.monotonic() + patience
+    while missing := [one for one in range(size) if store.add(f"here/{one}", 0) == 0]:
+        if time.monotonic() > end:
+            raise MinillmError(
+                f"{_ranks(missing)} did not come within {patience:.0f} s",
+                fix="look for its message, here or on its machine; start all of them with one launcher",
+            )
+        time.sleep(every)
 
 
 class Watch:
@@ -76,12 +111,14 @@ class Watch:
                 self._give_up(lost, now - since[lost[0]])
 
     def _give_up(self, lost: list[int], seconds: float) -> None:
-        names, verb = (
-            " and ".join(f"rank {rank}" for rank in lost),
-            "has" if len(lost) == 1 else "have",
-        )
-        say = f"rank {self._rank}: {names} {verb} not answered for {seconds:.0f} s: stopped, or lost\n"
+        verb = "has" if len(lost) == 1 else "have"
+        say = f"rank {self._rank}: {_ranks(lost)} {verb} not answered for {seconds:.0f} s: stopped, or lost\n"
         fix = "  fix:   --resume goes on from the last checkpoint\n"
         sys.stderr.write(say + fix)
         sys.stderr.flush()
         os._exit(1)  # the main thread may wait in a collective, where no exception reaches it
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    """Name ranks."""
+    return " and ".join(f"rank {number}" for number in numbers)

@@ -22,7 +22,7 @@ from torch.distributed.rendezvous import rendezvous
 from minillm_core import Plan
 from minillm_core.inspection import Detected, Group, Ranks
 from minillm_mesh import context as rows
-from minillm_mesh.alive import Watch
+from minillm_mesh.alive import Watch, meet
 from minillm_mesh.errors import met
 from minillm_mesh.torch_share import TorchShare
 
@@ -50,12 +50,13 @@ class TorchRanks(Ranks):
         backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
         with met():
             store, self.rank, self.size = next(rendezvous("env://"))
-            watched = next(rendezvous("env://"))[0]
+            watched = PrefixStore("minillm", next(rendezvous("env://"))[0])
+            meet(watched, self.rank, self.size)
             dist.init_process_group(
                 backend, store=store, rank=self.rank, world_size=self.size, timeout=TIMEOUT
             )
         self.how = "NCCL" if kind == "cuda" else "gloo"
-        self._watch = Watch(PrefixStore("minillm", watched), self.rank, self.size)
+        self._watch = Watch(watched, self.rank, self.size)
 
     def share_rows(self, context: int) -> None:
         """Let so many neighbours share each row."""

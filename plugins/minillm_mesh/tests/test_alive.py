@@ -9,7 +9,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from minillm_mesh.alive import Watch
+import pytest
+
+from minillm_core import MinillmError
+from minillm_mesh.alive import Watch, meet
 
 
 class Shared:
@@ -64,3 +67,16 @@ def test_a_store_that_is_closed_ends_the_watch() -> None:
     watch = Watch(Closed(), 0, 2, patience=0.1, every=0.01)
     time.sleep(0.3)
     watch.close()
+
+
+def test_all_meet_or_those_that_are_missing_are_named() -> None:
+    store = Shared()
+    others = [threading.Timer(0.1 * n, meet, (store, n, 3)) for n in (1, 2)]
+    for one in others:
+        one.start()
+    meet(store, 0, 3)
+    assert store.counts == {"here/0": 1, "here/1": 1, "here/2": 1}
+    store = Shared()
+    store.add("here/2", 1)
+    with pytest.raises(MinillmError, match="rank 1 and rank 3 did not come within 0 s"):
+        meet(store, 0, 4, patience=0.1)
