@@ -29,7 +29,7 @@ class Model:
     def witnesses(self) -> dict[str, int]:
         return self.seen
 
-    def arrays(self) -> dict[str, np.ndarray]:
+    def own(self) -> dict[str, np.ndarray]:
         self.asked += 1
         return self.state
 
