@@ -11,7 +11,7 @@ import pytest
 
 from tools.size import File, count, packages, summary
 
-CEILING = 24_400
+CEILING = 24_500
 """Lines of code that the core may have.
 
 It is what the core has today, rounded up to the next hundred; each step lowers the number. The aim is
@@ -114,6 +114,10 @@ a factor on the run's schedule (25); the form of logits for terms, the bytes of 
 
 24,300 to 24,400: blocks that run several times (the claim and what it refuses 35, the order of blocks and a
 KV cache for each turn 35, their FLOPs and activations 20).
+
+24,400 to 24,500: updates that are divided among processes: the seam of shares, torch's trainer and optimizer on
+one (85), whether and when they are (mesh.shard and what is said of it, 25), saves that all ranks bring their
+parts to (20), evidence of all ranks (20). The layout and what is sent are minillm-mesh's.
 """
 
 SOURCE = '''\
