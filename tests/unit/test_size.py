@@ -117,6 +117,10 @@ KV cache for each turn 35, their FLOPs and activations 20).
 
 24,400 to 24,500: several GPUs in `minillm plan` (options, the seam, a note: 45), and which plugins several
 processes refuse along which axis, and with what number of processes instead (45).
+
+24,500 to 24,600: updates that are divided among processes: the seam of shares, torch's trainer and optimizer on
+one (85), whether and when they are (mesh.shard and what is said of it, 25), saves that all ranks bring their
+parts to (20), evidence of all ranks (20). The layout and what is sent are minillm-mesh's.
 """
 
 SOURCE = '''\

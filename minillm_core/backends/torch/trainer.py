@@ -343,8 +343,9 @@ class TorchTrainer(TorchModel, Trainer):
         self.optimizer = self._optimizer()
         for name, tensor in self._everything().items():
             tensor.copy_(share.part(name, old[name]))
+        del old
         self.optimizer.place()  # at once: one rank may sample without the others
-        if self.device.type == "cuda":  # what is now the others' was needed up to here
+        if self.device.type == "cuda":  # the others' parts were needed up to here
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self.device)
 

@@ -77,17 +77,19 @@ def stepped(size: int, split: str, out: Path, *more: str) -> Mapping[str, Any]:
     return json.loads(out.read_text())
 
 
-@pytest.mark.parametrize(("size", "split"), [(2, "micro"), (2, "rows"), (4, "micro")])
-def test_any_number_of_ranks_trains_alike(size: int, split: str, tmp_path: Path) -> None:
-    found = stepped(size, split, tmp_path / "found.json", "cases", "off,updates")
+@pytest.mark.parametrize(
+    ("size", "split", "how"),
+    [(2, "micro", "off,updates"), (2, "rows", "updates"), (4, "micro", "updates")],
+)
+def test_any_number_of_ranks_trains_alike(size: int, split: str, how: str, tmp_path: Path) -> None:
+    found = stepped(size, split, tmp_path / "found.json", "cases", how)
     assert {"plain", "muon", "moe", "speedrun"} <= found.keys()
     for name, met in found.items():
-        for how, case in met.items():
-            assert case["same"], f"{name}, {how}: the ranks have not the same weights"
-            assert case["figures"] < 1e-5, f"{name}, {how}: {case['figures']} from one process"
-            assert case["nats"] < 1e-6, f"{name}, {how}: evaluated apart"
+        for kind, case in met.items():
+            assert case["same"], f"{name}, {kind}: the ranks have not the same weights"
+            assert case["figures"] < 1e-5, f"{name}, {kind}: {case['figures']} from one process"
+            assert case["nats"] < 1e-6, f"{name}, {kind}: evaluated apart"
         shares = met["updates"]["bytes"]
-        assert met["off"]["bytes"] == [met["updates"]["all"]] * size
         assert max(shares) < 1.1 * met["updates"]["all"] / size, f"{name}: {shares}"
 
 

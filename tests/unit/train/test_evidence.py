@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minillm_core.backends.ranks import Ranks
 from minillm_core.errors import NoEvidence
 from minillm_core.train.events import Ended, Stepped, Throughput
 from minillm_core.train.evidence import STEPS, Evidence
@@ -29,7 +30,7 @@ class Model:
     def witnesses(self) -> dict[str, int]:
         return self.seen
 
-    def arrays(self) -> dict[str, np.ndarray]:
+    def own(self) -> dict[str, np.ndarray]:
         self.asked += 1
         return self.state
 
@@ -183,3 +184,44 @@ def test_no_plugins_no_questions(model: Model, evidence) -> None:
     trained(watch)
     assert watch.records() == {}
     assert model.asked == 0
+
+
+class Two(Ranks):
+    """This rank, and one that saw the last of the keys alone."""
+
+    size = 2
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.asked = rank, 0
+
+    def gathered(self, numbers: Any) -> list[tuple[float, ...]]:
+        self.asked += 1
+        return [tuple(numbers), (0.0,) * (len(numbers) - 1) + (7.0,)]
+
+
+def test_another_rank_may_update_what_a_plugin_changes(
+    model: Any, counter: Counter, said: list[str]
+) -> None:
+    ranks, keys = Two(0), ["node:seen", "stage:muon.orthogonalise"]
+    model.seen["node:seen"] = 2
+    watch = Evidence({"muon": keys}, model, seen=counter, say=said.append, ranks=ranks)
+    assert watch.records()["muon"]["missing"] == keys[1:]  # before they meet
+    trained(watch)
+    watch.gather()  # at the end: they have met already
+    assert ranks.asked == 1
+    assert watch.records()["muon"] == {"shown": True, "what": [f"{keys[0]} x2", f"{keys[1]} x7"]}
+    assert not said
+
+
+def test_rank_0_alone_ends_a_run_without_evidence(model: Any, counter: Counter) -> None:
+    class None_(Two):
+        def gathered(self, numbers: Any) -> list[tuple[float, ...]]:
+            return [tuple(numbers), (0.0,) * len(numbers)]
+
+    def watch(rank: int) -> Evidence:
+        keys = {"muon": ["stage:muon.orthogonalise"]}
+        return Evidence(keys, model, seen=counter, say=lambda line: None, ranks=None_(rank))
+
+    trained(watch(1))
+    with pytest.raises(NoEvidence, match="'muon' was named"):
+        trained(watch(0))

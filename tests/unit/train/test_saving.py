@@ -16,7 +16,7 @@ from minillm_core.checkpoint.writer import Result
 from minillm_core.errors import DataError, MinillmError, NonFinite
 from minillm_core.train.budget import Position
 from minillm_core.train.checkpoints import CheckpointManager
-from minillm_core.train.events import Event, Saved, Unsaved
+from minillm_core.train.events import Evaluated, Event, Saved, Unsaved
 
 FULL = MinillmError("the disk is full", where="12 MB", fix="make room")
 
@@ -158,3 +158,20 @@ def test_nothing_is_saved_once_the_data_have_changed() -> None:
     with pytest.raises(DataError, match="written to"):
         checkpoints.save(Position(step=4))
     assert disk.submitted == []
+
+
+def test_other_ranks_bring_their_parts_when_rank_0_saves() -> None:
+    """They have no writer, and learn of rank 0 alone whether a save is due."""
+    taken, answers = [], iter([True, False, True])
+
+    def snapshot() -> Snapshot:
+        taken.append(True)
+        return Snapshot(dict)
+
+    trainer: Any = SimpleNamespace(snapshot=snapshot)
+    other = CheckpointManager(trainer=trainer, agree=lambda due: next(answers))
+    other.save(Position(step=4))
+    other.evaluated(Position(step=6), Evaluated(6, 1.0, None, 10))
+    assert len(taken) == 1
+    other.evaluated(Position(step=8), Evaluated(8, 1.0, None, 10))  # rank 0 keeps the best
+    assert len(taken) == 2
