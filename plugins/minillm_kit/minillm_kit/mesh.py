@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import socket
 import sys
 import traceback
@@ -255,6 +256,8 @@ def main(arguments: list[str]) -> None:
     except BaseException:
         traceback.print_exc()
         code = 1
+        if child:  # it may wait for this one, whose connections are still there
+            os.kill(child, signal.SIGKILL)
     if not child:
         sys.stderr.flush()
         os._exit(code)
