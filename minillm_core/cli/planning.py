@@ -69,7 +69,7 @@ def answer(
     prepared = fit_memory(prepare(asked, to_run=False))
     plan = _plan(prepared)
     of_vocabulary, dtype = vocabulary_note(plan.estimate()), prepared.dtype
-    divided = _divided(prepared, plan, gpus, card) if gpus else None
+    divided = _divided(plan, gpus, card) if gpus else None
     notes = of_vocabulary, _not_divided(plan, gpus) if gpus else None
     _say_notes([prepared], [plan], *filter(None, notes))
     costs, lines = _costs(prepared, plan, dtype)
@@ -84,11 +84,17 @@ def answer(
         console.print(table)
 
 
-def _divided(prepared: Prepared, plan: Plan, gpus: int, card: str | None) -> Any:
-    """Forecast a plan on several GPUs, in the dtype that it would have there."""
-    backend = prepared.detected.backend if prepared.detected else "torch"
+def _divided(plan: Plan, gpus: int, card: str | None) -> Any:
+    """Forecast a plan on several NVIDIA GPUs, in the dtype that it would have there."""
+    asked = plan.config.backend.replace("auto", "torch")
+    if asked != "torch":
+        raise Refusal(
+            f"--gpus {gpus} is of NVIDIA GPUs, which torch trains on together",
+            where=f"--backend {asked}",
+            fix="leave --backend out",
+        )
     dtype = plan.config.train.dtype.replace("auto", "bfloat16")
-    return forecaster(backend)(plan, gpus, card, dtype)
+    return forecaster(asked)(plan, gpus, card, dtype)
 
 
 def _not_divided(plan: Plan, gpus: int) -> str | None:

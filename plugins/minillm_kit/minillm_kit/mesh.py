@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import socket
 import sys
 import traceback
@@ -80,7 +81,7 @@ AXES = (
 def mesh(subject: Subject) -> str:
     """Train on one process and on two, divided along each axis: the same losses, updates and State."""
     if "torch" not in subject.backends:
-        raise NotApplicable("processes of torch alone are tried, over gloo")
+        raise NotApplicable("processes of torch alone are tried, over gloo: MLX's ring may hang")
     if not any(one.name == "torch" for one in entry_points(group="minillm.ranks")):
         raise NotApplicable(f"minillm-mesh is not installed: {pip_line('minillm-mesh')}")
     if sys.platform != "linux":
@@ -89,7 +90,7 @@ def mesh(subject: Subject) -> str:
     reasons = {one.get("refused") for one in found.values()}
     if len(reasons) == 1 and None not in reasons:
         raise NotApplicable(f"refused along {', '.join(found)}: {reasons.pop()}")
-    return "; ".join(f"{axis}: {_judged(axis, one)}" for axis, one in found.items())
+    return "torch, " + "; ".join(f"{axis}: {_judged(axis, one)}" for axis, one in found.items())
 
 
 def _asked(subject: Subject) -> dict[str, dict[str, Any]]:
@@ -255,6 +256,8 @@ def main(arguments: list[str]) -> None:
     except BaseException:
         traceback.print_exc()
         code = 1
+        if child:  # it may wait for this one, whose connections are still there
+            os.kill(child, signal.SIGKILL)
     if not child:
         sys.stderr.flush()
         os._exit(code)

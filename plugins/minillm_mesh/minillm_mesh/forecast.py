@@ -227,7 +227,8 @@ class Forecast:
         hosts = math.ceil(ranks / card.host)
         yield f"{ranks:,} GPUs", f"{card.name}, {counted(hosts, 'host')} of {min(ranks, card.host)}"
         rows, micro, tokens = self.part
-        whole = f"{micro:g} micro-batches of {rows:g} rows, " if rows.is_integer() else ""
+        many = "micro-batch" if micro == 1 else "micro-batches"
+        whole = f"{micro:g} {many} of {rows:g} rows, " if rows.is_integer() else ""
         yield (
             "layout",
             f"{ranks:,} data ranks; of a step each has {whole}{tokens:,.0f} tokens, "

@@ -142,6 +142,7 @@ def test_the_command_has_a_new_key_and_no_framework() -> None:
     ("words", "what"),
     [
         (("--gpus", "2", "--card", "h99"), "there is no card 'h99'"),
+        (("--gpus", "2", "--backend", "mlx"), "--gpus 2 is of NVIDIA GPUs"),
         (("--card", "h100"), "--card names the GPU of --gpus"),
         (("--gpus", "2", "--diff", "muon", "lion"), "--diff compares plans"),
         (("--gpus", "2000"), "the cost model is not meant for so many"),

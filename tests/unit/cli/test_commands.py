@@ -53,7 +53,7 @@ AGREED = {
 }
 MORE = {
     ("train",): {"--gpus", "--memory", "--config", "--init", "--prompt", "-v", "--verbose"},
-    ("plan",): {"--memory", "--config", "--init"},
+    ("plan",): {"--memory", "--config", "--init", "--gpus", "--card"},
     ("eval",): {"--backend", "--device", "--plugins", "--chats", "--pattern", "--limit"}
     | {"--tasks", "--task-path", "--shots"},
     ("generate",): {"--backend", "--device", "--plugins", "--json"},

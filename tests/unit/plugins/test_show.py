@@ -128,6 +128,17 @@ def test_what_a_plugin_lacks_is_shown_with_the_line_that_installs_it(make_plugin
     assert "needs no-such-thing>=2.1: pip install" in listed
 
 
+def test_info_says_along_which_axes_several_processes_are_refused(make_plugin) -> None:
+    make_plugin()
+    shown = info("trick", lambda one: [], mesh=lambda one: {"data": None, "rows": "it reads all"})
+    assert shown["mesh"] == {"data": None, "rows": "it reads all"}
+    text = printed(render_info, shown, width=200)
+    assert "data: not refused" in text
+    assert "rows: refused, it reads all" in text
+    assert "minillm plugins check trick --only mesh tries it" in text
+    assert "mesh" not in info("trick", lambda one: [])
+
+
 def test_info_of_what_does_not_fit_the_preset(make_plugin) -> None:
     make_plugin()
 

@@ -274,3 +274,25 @@ def test_a_packers_rows_are_read_twice_and_resumed(
     else:
         assert found.verdict == "failed"
         assert said in found.found
+
+
+def test_several_processes_are_left_out_where_nobody_brings_them(
+    rule: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minillm_kit.mesh.entry_points", lambda group: ())
+    (found,) = outcomes(Subject(f"{rule}:Rule", backend="torch"), "mesh").values()
+    assert found.verdict == "not applicable"
+    assert found.found.startswith("minillm-mesh is not installed: pip install")
+    (found,) = outcomes(Subject(f"{rule}:Rule", backend="mlx"), "mesh").values()
+    assert found.found.startswith("processes of torch alone are tried, over gloo")
+
+
+def test_a_plugin_that_several_processes_refuse_says_so_along_each_axis() -> None:
+    (found,) = outcomes(Subject("sparse_rows", backend="torch"), "mesh").values()
+    assert found.verdict == "not applicable"
+    assert found.found.startswith("refused along data, rows: tables that are updated by the rows")
+    (found,) = outcomes(Subject("jest", backend="torch"), "mesh").values()
+    assert found.verdict == "passed"
+    assert found.found.startswith(
+        "torch, data: equal to the bit; rows: refused, what is trained on"
+    )

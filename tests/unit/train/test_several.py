@@ -1,0 +1,49 @@
+"""What several processes are refused, by number and by axis."""
+
+from __future__ import annotations
+
+import pytest
+
+from minillm_core import ConfigError, Plan, PlanError, build_plan, load
+from minillm_core.train.errors import axes_of, check_ranks
+
+
+def planned(plugins: str | None = None, **settings: object) -> Plan:
+    given = {key.replace("_", ".", 1): value for key, value in settings.items()}
+    return build_plan(load(preset="tiny", plugins=plugins, settings=given))
+
+
+@pytest.mark.parametrize(
+    ("rows", "accumulate", "ranks", "instead"),
+    [(8, 6, 4, None), (3, 2, 4, "3"), (8, 6, 5, "4 or 6"), (1, 1, 2, "1"), (6, 4, 100, "6")],
+)
+def test_the_numbers_next_to_one_that_does_not_fit_are_named(
+    rows: int, accumulate: int, ranks: int, instead: str | None
+) -> None:
+    plan = planned(train_rows=rows, train_accumulate=accumulate)
+    if instead is None:
+        check_ranks(plan, ranks)
+        return
+    with pytest.raises(ConfigError, match="cannot divide a step") as refused:
+        check_ranks(plan, ranks)
+    assert refused.value.fix == f"make either a multiple of {ranks}, or take {instead} processes"
+    for number in map(int, instead.split(" or ")):
+        check_ranks(plan, number)
+
+
+def test_sizes_that_a_plugin_brings_are_looked_at() -> None:
+    plan = planned("batch_schedule", train_rows=6)
+    sizes = {shape.rows for shape in plan.course}
+    assert len(sizes) > 1
+    check_ranks(plan, 2)
+    with pytest.raises(ConfigError, match=f"micro-batches of {min(sizes)} rows"):
+        check_ranks(plan, 6)
+
+
+def test_axes_are_refused_one_by_one() -> None:
+    assert axes_of(planned("muon")) == {"data": None, "rows": None}
+    chosen = "what is trained on is chosen in a whole micro-batch, which cannot be divided"
+    assert axes_of(planned("jest")) == {"data": None, "rows": chosen}
+    assert axes_of(planned("rho1")) == {"data": None, "rows": chosen}
+    with pytest.raises(PlanError, match="whole micro-batch"):
+        check_ranks(planned("jest", train_rows=4), 2)
