@@ -224,10 +224,10 @@ class MeshConfig(Section):
     """What several processes divide among them; no plan depends on it."""
 
     context: int = Field(
-        1,
+        default=1,
         ge=1,
-        description="context parallel: so many processes share each row, and every one computes its "
-        "columns; the number of processes and train.seq_len are multiples of it",
+        description="context parallel: N processes share each row, and every one computes some of its "
+        "columns; N divides the number of processes, and 2 N train.seq_len",
     )
 
 

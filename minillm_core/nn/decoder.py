@@ -383,8 +383,8 @@ class Decoder(Module):
 
         In training it is (S, C), at the positions of the batch that are gathered, where ``narrow`` says so.
         """
-        scope_of = scope_of or (self.framework.scope_of if COLUMNS in batch else Scope)
-        scope = scope_of({GATHERED: None, **batch, **values})
+        make: Any = scope_of or (self.framework.scope_of if COLUMNS in batch else Scope)
+        scope = make({GATHERED: None, **batch, **values})
         for name, ids in self.lookups.items():  # of a step: places among the rows that it holds
             scope.reads[lookup(name)] = batch.get(lookup(name), batch[ids])
         x = self.embedding(batch["ids"])

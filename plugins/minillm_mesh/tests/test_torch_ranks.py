@@ -109,7 +109,10 @@ def test_a_run_is_stopped_and_goes_on_in_another_number_of_processes(
     train(1, one, text, *steps)
     given, done = [*SETTINGS, "--data", str(text), "--out", str(mixed)], 0
     for size, until in ((2, 10), (1, 30)):
-        more = ("--resume",) if done else ()
+        more = (
+            f"mesh.context={size}",
+            *(("--resume",) if done else ()),
+        )  # rows are shared at first
         command = ["-m", "minillm_core", "train", *given, *steps, *more]
         process = torchrun(size, *command)
         wait_for(mixed, until, process)
