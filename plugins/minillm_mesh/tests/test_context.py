@@ -159,7 +159,7 @@ def test_processes_that_cannot_share_rows_say_so() -> None:
         Two().share_rows(2)
     ranks = object.__new__(TorchRanks)  # without a launcher
     ranks.rank, ranks.size = 0, 4
-    with pytest.raises(minillm.ConfigError, match="4 processes, and each row .* by 3") as refused:
+    with pytest.raises(minillm.ConfigError, match=r"4 processes, and each row .* by 3") as refused:
         ranks.share_rows(3)
     assert "divides 4" in str(refused.value.fix)
 
