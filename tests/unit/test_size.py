@@ -11,7 +11,7 @@ import pytest
 
 from tools.size import File, count, packages, summary
 
-CEILING = 24_500
+CEILING = 24_700
 """Lines of code that the core may have.
 
 It is what the core has today, rounded up to the next hundred; each step lowers the number. The aim is
@@ -121,6 +121,10 @@ processes refuse along which axis, and with what number of processes instead (45
 24,500 to 24,600: updates that are divided among processes: the seam of shares, torch's trainer and optimizer on
 one (85), whether and when they are (mesh.shard and what is said of it, 25), saves that all ranks bring their
 parts to (20), evidence of all ranks (20). The layout and what is sent are minillm-mesh's.
+
+24,600 to 24,700: rows that processes share. A scope of some columns, which attends, and its place in the decoder,
+blocks and attention (40); queries that are the last of their keys, for two kernels (25); columns of a batch and
+of evaluation, and who has which rows (30).
 """
 
 SOURCE = '''\

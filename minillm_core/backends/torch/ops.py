@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 
 from minillm_core.backends.torch import loss
 from minillm_core.backends.torch.arrays import TorchArrays
@@ -128,15 +127,27 @@ def sdpa(
         y = F.scaled_dot_product_attention(
             q, k, v, is_causal=queries == keys, scale=scale, enable_gqa=grouped
         )
-    elif window is None and documents is None and q.is_cuda:
-        bias: Any = causal_lower_right(queries, keys)  # flash has it, and needs no mask
-        y = F.scaled_dot_product_attention(q, k, v, bias, scale=scale, enable_gqa=grouped)
+    elif window is None and documents is None and _flash_takes(q):
+        # its causal mask is lower-right; torch's own way to ask for that cannot be compiled
+        flash = torch.ops.aten._scaled_dot_product_flash_attention
+        y = flash(q, k, v, is_causal=True, scale=scale)[0]
     else:
         if grouped:  # no kernel but math takes a mask and groups together
             k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
         mask = _visible(queries, keys, window, documents, q.device)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
     return y.transpose(1, 2)
+
+
+def _flash_takes(q: Tensor) -> bool:
+    """Say whether FlashAttention takes queries like these, (B, H, T, D), on this device."""
+    served = q.dtype in (torch.bfloat16, torch.float16) and q.shape[-1] % 8 == 0
+    return q.is_cuda and served and q.shape[-1] <= 256 and _has_flash(str(q.device))
+
+
+@torch.compiler.assume_constant_result
+def _has_flash(device: str) -> bool:
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def attention_composed(

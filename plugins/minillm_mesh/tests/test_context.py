@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -16,10 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import minillm_core as minillm
-from minillm_core.backends.ranks import ALONE
+from minillm_core.backends.ranks import ALONE, Ranks
 from minillm_core.nn.block import COLUMNS
 from minillm_core.nn.decoder import ahead
+from minillm_kit import small
+from minillm_kit.subject import with_stand_ins
 from minillm_mesh.context import Columns, check
+from minillm_mesh.torch_ranks import TorchRanks
 
 STEPPED, SHARED = (Path(__file__).with_name(f"{name}.py") for name in ("stepped", "shared"))
 
@@ -72,6 +75,70 @@ def test_rows_that_cannot_be_cut_are_refused() -> None:
     check(plan_of(train_seq_len=32), 2)
 
 
+class Look(minillm.Module):
+    """A node that looks back, and counts what it is given."""
+
+    lookback = 1
+    statistics: ClassVar = {"seen": "sum"}
+
+    def forward(self, x: Any) -> Any:
+        """x (B, T, C) -> (B, T, C), ()."""
+        return x, self.ops.sum(x)
+
+
+class Score(minillm.Module):
+    """A node that scores by losses."""
+
+    def forward(self, losses: Any) -> Any:
+        """Losses (B, T) -> the same."""
+        return losses
+
+
+class Looks(minillm.Plugin, api=1):
+    """Looks back."""
+
+    def build_model(self, model):
+        model.embed.mix(Look)
+
+
+class Rows(minillm.Plugin, api=1):
+    """Chooses rows."""
+
+    def compute_loss(self, loss):
+        loss.rows(Score, keep=0.5)
+
+
+class Weighs(minillm.Plugin, api=1):
+    """Weighs positions."""
+
+    def compute_loss(self, loss):
+        loss.weights(Score)
+
+
+class Refers(minillm.Plugin, api=1):
+    """Reads a trained model."""
+
+    def compute_loss(self, loss):
+        loss.reference("teacher", minillm.FrozenModel("nowhere"), gives="losses")
+
+
+@pytest.mark.parametrize(
+    ("plugin", "why"),
+    [
+        (Looks(), "emits statistics of what it is given"),
+        (Rows(), "chooses rows to train on by the losses of whole rows"),
+        (Weighs(), "chooses weights by the losses of whole micro-batches"),
+        (Refers(), "chooses fields by another model"),
+    ],
+)
+def test_what_needs_whole_rows_is_refused_by_name(plugin: minillm.Plugin, why: str) -> None:
+    plan = small.plan(plugin, seq_len=16)
+    name = type(plugin).__name__.lower()
+    with pytest.raises(minillm.PlanError, match=f"plugin '{name}' .*{why}") as refused:
+        check(with_stand_ins(plan, plan.config), 2)
+    assert refused.value.fix == f"--plugins -{name}, or mesh.context=1"
+
+
 def test_one_process_has_no_others_to_share_with() -> None:
     ALONE.share_rows(1)
     with pytest.raises(
@@ -79,6 +146,22 @@ def test_one_process_has_no_others_to_share_with() -> None:
     ) as refused:
         ALONE.share_rows(2)
     assert "--gpus 2" in str(refused.value.fix)
+
+
+class Two(Ranks):
+    """Two processes that cannot share rows."""
+
+    size, how = 2, "pigeons"
+
+
+def test_processes_that_cannot_share_rows_say_so() -> None:
+    with pytest.raises(minillm.BackendError, match="those of pigeons do not"):
+        Two().share_rows(2)
+    ranks = object.__new__(TorchRanks)  # without a launcher
+    ranks.rank, ranks.size = 0, 4
+    with pytest.raises(minillm.ConfigError, match=r"4 processes, and each row .* by 3") as refused:
+        ranks.share_rows(3)
+    assert "divides 4" in str(refused.value.fix)
 
 
 def test_the_plan_does_not_depend_on_it() -> None:
@@ -99,7 +182,7 @@ def torchrun(size: int, *command: str) -> None:
     ("size", "split", "names"),
     [
         (2, "rows", "plain,muon,paired_heads,windows,value_embeds,mtp,speedrun"),
-        (4, "micro", "plain,windows,mtp,speedrun"),
+        (4, "micro", "windows,speedrun"),
     ],
 )
 def test_processes_that_share_rows_train_alike(
