@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 import minillm_core as minillm
 from minillm_core.backends.ranks import ALONE, Ranks
+from minillm_core.inspection import check_ranks
 from minillm_core.nn.block import COLUMNS
 from minillm_core.nn.decoder import ahead
 from minillm_kit import small
 from minillm_kit.subject import with_stand_ins
 from minillm_mesh.context import Columns, check
-from minillm_mesh.torch_ranks import TorchRanks
 
 STEPPED, SHARED = (Path(__file__).with_name(f"{name}.py") for name in ("stepped", "shared"))
 
@@ -157,10 +157,8 @@ class Two(Ranks):
 def test_processes_that_cannot_share_rows_say_so() -> None:
     with pytest.raises(minillm.BackendError, match="those of pigeons do not"):
         Two().share_rows(2)
-    ranks = object.__new__(TorchRanks)  # without a launcher
-    ranks.rank, ranks.size = 0, 4
     with pytest.raises(minillm.ConfigError, match=r"4 processes, and each row .* by 3") as refused:
-        ranks.share_rows(3)
+        check_ranks(plan_of(mesh_context=3), 4)
     assert "divides 4" in str(refused.value.fix)
 
 
