@@ -16,7 +16,16 @@ from benchmarks.faults import PLACES
 from benchmarks.page import Part, table
 from benchmarks.provenance import machine
 
-TRIALS = ("kills", "plugins_killed", "corruptions", "pairs", "headers", "full_disk", "faults")
+TRIALS = (
+    "kills",
+    "rank_kills",
+    "plugins_killed",
+    "corruptions",
+    "pairs",
+    "headers",
+    "full_disk",
+    "faults",
+)
 HOSTILE, COST = "hostile", "checkpoint_cost"
 HEAD = ("trial", "tried", "detected", "bit-equal", "failed")
 COST_HEAD = ("way", "MB", "stall, ms", "% of 1,000 steps", "saved, s", "loaded, s")
