@@ -1,10 +1,10 @@
 """Steps of several plans in the processes of one launcher; rank 0 writes their losses as JSON.
 
-    torchrun --nproc-per-node 2 stepped.py torch OUT.json SPLIT [NAMES [off,updates [CONTEXT]]]
+    torchrun --nproc-per-node 2 stepped.py torch OUT.json SPLIT NAMES alone,off,updates [CONTEXT]
     mlx.launch -n 2 -- python stepped.py mlx OUT.json SPLIT
 
 Every process makes the same global batches; a plan is trained by rank 0 alone, and by all processes
-together, where updates are not divided and where they are.
+together, where updates are not divided and where they are. The first of these is what others should be.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ MORE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "adam8bit": ("adam8bit", {}),
     "layer_clip": ("layer_clip", {}),
     "untie_head": ("untie_head", {"untie_head.until": 0.5}),
-    "lora": ("lora", {}),
+    "freeze": ("freeze", {}),
     "bfloat16": ("muon", {"train.dtype": "bfloat16"}),
     "float16": ("muon", {"train.dtype": "float16"}),
     "compiled": ("muon,layer_clip", {"train.compile": "on", "model.layers": 2}),
@@ -160,36 +160,44 @@ def train(
 
 
 def main(
-    backend: str, out: str, split: str, names: str = "cases", how: str = "off", context: str = "1"
+    backend: str,
+    out: str,
+    split: str,
+    names: str = "cases",
+    how: str = "alone,off",
+    context: str = "1",
 ) -> None:
-    """Train every case together and alone, and write how far they are apart."""
+    """Train every case in each way, and write how far the others are from the first."""
     ranks, found = join(Detected(backend, "cpu", "")), {}
     ranks.share_rows(int(context))
+    first, *others = how.split(",")
     for name in {"cases": [*CASES], "more": [*MORE]}.get(names) or names.split(","):
-        plan = plan_of(name, split)
+        plan, expected = plan_of(name, split), None
         ranks.check(plan)
-        alone = train(plan, backend, ALONE) if ranks.leads else None
+        if ranks.leads or first != "alone":
+            expected = train(plan, backend, ALONE if first == "alone" else ranks, first)
         found[name] = {}
-        for kind in how.split(","):
+        for kind in others:
             ranks.agreed()
             met = train(plan, backend, ranks, kind)
             each = ranks.gathered([int(met["digest"][:12], 16), met["nats"]])
             sizes = ranks.gathered([met["bytes"]])
-            if alone is not None:
-                assert met["arrays"].keys() == alone["arrays"].keys()
+            if ranks.leads and expected is not None:
+                arrays = expected["arrays"]
+                assert met["arrays"].keys() == arrays.keys()
                 found[name][kind] = {
                     "losses": met["figures"][:, 0].tolist(),
-                    "alone": alone["figures"][:, 0].tolist(),
-                    "figures": float(np.abs(met["figures"] - alone["figures"]).max()),
-                    "nats": abs(met["nats"] / alone["nats"] - 1),
+                    "expected": expected["figures"][:, 0].tolist(),
+                    "figures": float(np.abs(met["figures"] - expected["figures"]).max()),
+                    "nats": abs(met["nats"] / expected["nats"] - 1),
                     "arrays": max(
-                        float(np.abs(array - alone["arrays"][key]).max())
+                        float(np.abs(array - arrays[key]).max())
                         for key, array in met["arrays"].items()
                         if "random" not in key
                     ),
                     "same": len({*each}) == 1,
                     "bytes": [int(one) for (one,) in sizes],
-                    "all": alone["bytes"],
+                    "all": expected["bytes"],
                 }
     if ranks.leads:
         Path(out).write_text(json.dumps(found))

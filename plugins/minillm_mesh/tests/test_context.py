@@ -187,7 +187,7 @@ def test_processes_that_share_rows_train_alike(
     size: int, split: str, names: str, tmp_path: Path
 ) -> None:
     out = tmp_path / "found.json"
-    torchrun(size, str(STEPPED), "torch", str(out), split, names, "off,updates", "2")
+    torchrun(size, str(STEPPED), "torch", str(out), split, names, "alone,off,updates", "2")
     found: Mapping[str, Any] = json.loads(out.read_text())
     assert found.keys() == {*names.split(",")}
     for name, met in found.items():

@@ -79,7 +79,11 @@ def stepped(size: int, split: str, out: Path, *more: str) -> Mapping[str, Any]:
 
 @pytest.mark.parametrize(
     ("size", "split", "how"),
-    [(2, "micro", "off,updates"), (2, "rows", "updates"), (4, "micro", "updates")],
+    [
+        (2, "micro", "alone,off,updates"),
+        (2, "rows", "alone,updates"),
+        (4, "micro", "alone,updates"),
+    ],
 )
 def test_any_number_of_ranks_trains_alike(size: int, split: str, how: str, tmp_path: Path) -> None:
     found = stepped(size, split, tmp_path / "found.json", "cases", how)
@@ -97,13 +101,12 @@ def test_divided_updates_are_those_of_every_kind_of_parameter(tmp_path: Path) ->
     """Views, followers, narrow and other state, turns, frozen parameters, dtypes, compiled stages."""
     found = stepped(2, "micro", tmp_path / "found.json", "more", "off,updates")
     for name, met in found.items():
-        off, case = met["off"], met["updates"]
+        case = met["updates"]
         assert case["same"], f"{name}: the ranks have not the same weights"
-        assert case["losses"] == pytest.approx(off["losses"], abs=2e-6), name
-        assert case["nats"] == pytest.approx(off["nats"], abs=2e-6), name
-        # of a checkpoint: another order of addition is another bit of gradients that are nearly 0
-        assert case["arrays"] <= 1.5 * off["arrays"] + 1e-6, name
-        assert max(case["bytes"]) < off["bytes"][0], name
+        assert case["figures"] < 1e-5, f"{name}: {case['figures']} from undivided updates"
+        assert case["nats"] < 1e-6, f"{name}: evaluated apart"
+        assert case["arrays"] < 1e-5, f"{name}: {case['arrays']} apart in a checkpoint"
+        assert max(case["bytes"]) < 0.75 * case["all"], f"{name}: {case['bytes']}"
 
 
 def start(out: Path, text: Path, *more: str) -> subprocess.Popen[str]:
