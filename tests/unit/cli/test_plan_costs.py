@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -111,3 +112,17 @@ def test_a_checkpoint_holds_masters_and_the_state_of_the_rules() -> None:
     plan = build_plan(load(preset="tiny", default_preset=lambda: ("tiny", "")).config, [])
     assert plan.estimate().checkpoint_bytes == 12 * plan.num_parameters
     assert speeds.FILE == "speeds.json"
+
+
+def test_what_several_gpus_cost_is_brought_by_a_distribution(
+    own_cache: Path, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(
+        "minillm_core.backends.ranks.offered", lambda *given: asked.append(given[:2])
+    )
+    code, out, said = program("plan", *TINY, "--gpus", "2")
+    assert (code, out, asked) == (2, "", [("minillm.forecasts", "torch")])
+    assert "a forecast for several GPUs on torch needs a distribution that is not installed" in said
+    assert re.search("pip install .*minillm-mesh", said)
+    assert program("plan", *TINY)[0] == 0  # nobody is asked
