@@ -35,7 +35,9 @@ A framework of your own, such as the NumPy oracle of minillm-kit
     ``materialise`` makes a plan's model on it, ``materialising`` any module; ``declared`` yields what
     its modules declare, ``initial_values`` the first values of that, ``generator`` the random numbers
     of one parameter, and ``call_names`` the arguments of a ``forward``. ``Scope`` is how a decoder's
-    modules see the sequence.
+    modules see the sequence; a batch with the entry ``COLUMNS`` has some columns of its rows, and its
+    labels further on by the names of ``ahead``. ``decoder`` outlines a plan's model outside any
+    framework, and ``named_modules`` walks it.
 
 The update
     ``Group`` and ``Member`` say which parameters a rule updates together, ``groups_of`` makes them;

@@ -54,7 +54,8 @@ class Module:
     sequence behind so many earlier ones (fewer at its start), and drops what it gives for those:
     so ``forward`` is written once, for whole rows. A constructor may set it; ``EVERYTHING``: all
     columns, at the price of computing them again for each new one. A node that looks back and does
-    not say so generates from other numbers than those it was trained on."""
+    not say so generates from other numbers than those it was trained on. Processes that share rows
+    bring a node these columns, and refuse one with ``EVERYTHING``, or with ``keeps``."""
 
     keeps: ClassVar[tuple[str, ...]] = ()
     """Named arrays (B, T, ...), a column a token, that ``forward`` returns after its result, before

@@ -91,15 +91,10 @@ class Columns:
         whole = {**batch, **further, COLUMNS: np.tile(np.arange(length, dtype=np.int32), (rows, 1))}
         return {name: np.ascontiguousarray(field[:, mine]) for name, field in whole.items()}
 
-    def gathered(self, x: Tensor) -> Tensor:
-        """Gather (n, ...) of every rank: (N, n, ...)."""
-        return _Gathered.apply(x, self.group, self.size).unflatten(0, (self.size, x.shape[0]))
-
     def chunked(self, x: Tensor) -> list[Tensor]:
         """Gather two chunks (2, ...) of every rank: 2 N of (...), in the order of the row."""
-        every = (
-            self.gathered(x).flatten(0, 1).unbind(0)
-        )  # whose gradients are stacked, not added up
+        # unbound, since its gradient is one stack, and that of each index an array as large as all
+        every = _Gathered.apply(x, self.group, self.size).unbind(0)
         return [every[at] for at in self.order]
 
 
