@@ -247,7 +247,7 @@ class Config(Section):
     eval: EvalConfig
     checkpoint: CheckpointConfig
     log: LogConfig
-    mesh: MeshConfig = MeshConfig()
+    mesh: MeshConfig = MeshConfig.model_validate({})
     plugins: dict[str, dict[str, Any]] = Field(
         default_factory=dict, description="plugin name -> its options as given, not yet typed"
     )
