@@ -38,7 +38,7 @@ from minillm_core.inspection import (
 from minillm_kit import fresh
 from minillm_kit.check import Failed, NotApplicable
 from minillm_kit.probe import prepared
-from minillm_kit.subject import Batch, Subject, supervised
+from minillm_kit.subject import Batch, Subject, first_row, supervised
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -73,6 +73,7 @@ AXES = (
         "whole micro-batches",
         {"train_accumulate": 2, "mesh_shard": "off"},
     ),
+    Axis("shard", "updates", {"train_accumulate": 2, "mesh_shard": "updates"}),
     Axis("rows", "rows of micro-batches", {"train_rows": 4, "mesh_shard": "off"}),
 )
 """The axes, in the order in which they are tried."""
@@ -164,12 +165,14 @@ def train(
     """Train some steps together with other ranks; return losses, and the arrays before and after."""
     run = subject.trainer(plan, "torch", stirred=True)
     run.join(ranks)
+    if ranks.size > 1 and plan.config.mesh.shard == "updates":
+        run.shard()
     start, losses, total = run.arrays(), [], plan.config.train.steps or 1
     for index, micro in enumerate(steps, 1):
         part = part_of(micro, ranks.size, ranks.rank)
         result = run.read(run.step(part, plan.values(index / total), supervised(micro)))
         losses.append(result.loss)
-    return losses, start, run.arrays()
+    return losses, start, run.arrays() | {"logits": run.next_logits(first_row(steps[0][0]))}
 
 
 def compared(start: Arrays, one: Arrays, other: Arrays) -> dict[str, tuple[float, float]]:
@@ -210,8 +213,11 @@ def tried(subject: Subject, axis: Axis, ranks: Ranks) -> dict[str, Any]:
     equal = divided and bool(plan.spec.loss.terms)
     steps = steps_of(subject, plan, equal=equal)
     losses, _, arrays = train(subject, plan, steps, ranks)
-    digest = hashlib.sha256()
-    for name in sorted(name for name in arrays if not name.startswith("random.")):
+    digest, shared = hashlib.sha256(), plan.config.mesh.shard == "updates"
+    held = sorted(name for name in arrays if not name.startswith("random."))
+    for name in (
+        ["logits"] if shared else held
+    ):  # rank 0 alone is brought what ranks have of updates
         digest.update(arrays[name].tobytes())
     same = len({*ranks.gathered([int(digest.hexdigest()[:12], 16)])}) == 1
     if not ranks.leads:

@@ -290,9 +290,11 @@ def test_several_processes_are_left_out_where_nobody_brings_them(
 def test_a_plugin_that_several_processes_refuse_says_so_along_each_axis() -> None:
     (found,) = outcomes(Subject("sparse_rows", backend="torch"), "mesh").values()
     assert found.verdict == "not applicable"
-    assert found.found.startswith("refused along data, rows: tables that are updated by the rows")
+    assert found.found.startswith(
+        "refused along data, shard, rows: tables that are updated by the rows"
+    )
     (found,) = outcomes(Subject("jest", backend="torch"), "mesh").values()
     assert found.verdict == "passed"
     assert found.found.startswith(
-        "torch, data: equal to the bit; rows: refused, what is trained on"
+        "torch, data: equal to the bit; shard: equal to the bit; rows: refused, what is"
     )
