@@ -175,10 +175,12 @@ def test_a_process_that_is_stopped_is_named(text: Path, tmp_path: Path) -> None:
     lost = workers(process)[1]
     os.kill(lost, signal.SIGSTOP)
     began = time.monotonic()
+    assert process.stdout is not None
+    assert any("rank 0: rank 1 has not answered for" in line for line in process.stdout)
+    assert time.monotonic() - began < 60
+    os.kill(lost, signal.SIGKILL)  # what torchrun does after another half a minute
     said, _ = process.communicate(timeout=120)
-    assert "rank 0: rank 1 has not answered for" in said
-    assert process.returncode != 0
-    assert time.monotonic() - began < 75
+    assert process.returncode != 0, said
 
 
 def test_updates_of_one_process_are_not_divided(text: Path, tmp_path: Path) -> None:
