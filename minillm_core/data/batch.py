@@ -20,6 +20,7 @@ import numpy as np
 from minillm_core.data.documents import PLAIN, Arrangement, Blocked, Documents, order
 from minillm_core.data.stream import Batch, joined, open_rows, pack
 from minillm_core.errors import DataError
+from minillm_core.nn.block import LABELS
 from minillm_core.plugins.sourcing import WEIGHTS
 
 _POLL_SECONDS = 0.05
@@ -112,9 +113,13 @@ def part_of(micro: Sequence[Batch], ranks: int, rank: int) -> tuple[Batch, ...]:
             f"{len(micro)} micro-batches of {len(micro[0]['ids'])} rows, {ranks} ranks"
         )
     mine = slice(rank * rows, (rank + 1) * rows)
-    return tuple(
+    parts = [
         {name: np.ascontiguousarray(array[mine]) for name, array in one.items()} for one in micro
-    )
+    ]
+    for one, part in zip(micro, parts, strict=True):
+        labels = np.count_nonzero(one["labels"] >= 0) / ranks
+        part[LABELS] = np.full_like(part["labels"], labels, np.float32)
+    return tuple(parts)
 
 
 _Made = StepBatch | BaseException

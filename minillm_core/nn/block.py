@@ -23,6 +23,12 @@ GATHERED = "loss.gather"
 COLUMNS = "row.columns"
 """The entry of a batch that has some columns of its rows: the place of each in its row, int32 (B, T)."""
 
+LABELS = "rows.labels"
+"""The entry of a batch that has some rows of a micro-batch, float32 (B, T): each number is that of the labels
+which these rows stand for, the micro-batch's by its parts."""
+
+PARTS = (COLUMNS, LABELS)
+"""Entries of batches that several processes divide: no plan knows of them."""
 
 INPUTS = ("attention", "attention.q", "attention.k", "attention.v", "mlp")
 """What a part of a layer is given, where that is not the stream: q, k and v apart from their attention."""

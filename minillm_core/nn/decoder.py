@@ -15,7 +15,16 @@ from typing import Any, NamedTuple
 
 from minillm_core.errors import PlanError, PluginCodeError
 from minillm_core.nn.attention import Attention, AttentionSpec
-from minillm_core.nn.block import COLUMNS, GATHERED, Block, BlockSpec, Omitted, norm_of, normed
+from minillm_core.nn.block import (
+    COLUMNS,
+    GATHERED,
+    LABELS,
+    Block,
+    BlockSpec,
+    Omitted,
+    norm_of,
+    normed,
+)
 from minillm_core.nn.decoding import check_lookbacks
 from minillm_core.nn.layers import Embedding, Linear, SwiGLU, head_of
 from minillm_core.nn.module import Module, declared, named_modules, seal
@@ -221,7 +230,7 @@ class Loss(NamedTuple):
     objective: Any  # 0-d float32, scaled
     sums: Any  # float32 (1 + targets present,): nats, main target first, unweighted
     count: Any  # 0-d float32: supervised positions of the main target
-    terms: dict[str, Any]  # key -> 0-d float32, unweighted
+    terms: dict[str, tuple[Any, Any]]  # key -> unweighted, and the labels that it stands for; 0-d
     statistics: dict[str, Any]  # path.name -> array, without gradient
 
 
@@ -301,16 +310,18 @@ class Decoder(Module):
             rest = [total * ratio for total in sums[1:]]
             sums = ops.stack([ops.sum(every), *rest], 0)
         objective = total * normaliser
-        share = count * values["normaliser"]  # of the step's supervised tokens, times loss scale
+        of_rows = count if (whole := batch.get(LABELS)) is None else whole[0, 0]
         terms = {}
         for term in self.loss.terms:
             if term.node is not None:
                 own = {"x": hidden, "head": head, "form": form.evaluated()}
-                value = scope.apply(self.terms_nodes[term.key], own)
+                value, labels = scope.apply(self.terms_nodes[term.key], own), count
             else:
                 value = sum(scope.emitted[name] for name in self.term_sources[term.key])
+                labels = of_rows
             value = ops.astype(value, "float32")
-            terms[term.key] = ops.stop_gradient(value)
+            terms[term.key] = ops.stop_gradient(value), labels
+            share = labels * values["normaliser"]  # of the step's, times loss scale
             objective = objective + value * ops.like(term.weight.of(values), value) * share
         return Loss(objective, sums, count, terms, statistics)
 

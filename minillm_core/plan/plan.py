@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from minillm_core.config.schema import Config, ModelConfig, Shape
-from minillm_core.nn.block import COLUMNS, GATHERED
+from minillm_core.nn.block import GATHERED
 from minillm_core.nn.decoder import DecoderSpec, ahead, lookup
 from minillm_core.nn.init import Init
 from minillm_core.nn.node import ModelShape, Node, Setting, inputs_of
@@ -228,7 +228,7 @@ class Plan:
         """Batch fields that the model reads: all that has to reach the device."""
         offered = {*BATCH, *(name for name, _, _ in self.batch_fields)}
         always = {"ids", "labels", "weights"} | ({GATHERED} if self.spec.loss.gather else set())
-        always |= {lookup(name) for name in self.by_rows} | {COLUMNS}
+        always |= {lookup(name) for name in self.by_rows}
         always |= {ahead(one.offset) for one in self.spec.loss.targets if one.offset}
         return tuple(sorted(always | (inputs_of(self.spec) & offered)))
 

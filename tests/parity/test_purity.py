@@ -223,10 +223,10 @@ def test_a_term_counts_by_its_share_of_supervised_tokens(lab: Any, backend: str)
     model, objective, expected = materialise(plan, 0), 0.0, 0.0
     for one, count in zip(micro, counts, strict=True):
         found = model(one, lab.values_of(plan, micro))
-        objective += found.sums[0] / sum(counts) + 0.5 * found.terms["balance"] * count / sum(
-            counts
-        )
-        expected += found.terms["balance"] * count / sum(counts)
+        balance, labels = found.terms["balance"]
+        assert labels == count
+        objective += found.sums[0] / sum(counts) + 0.5 * balance * count / sum(counts)
+        expected += balance * count / sum(counts)
     assert counts[0] != counts[1]
     assert lab.exact_gradients(plan, micro)[0] == pytest.approx(float(objective), rel=1e-7)
     run = lab.trainer(plan, backend)

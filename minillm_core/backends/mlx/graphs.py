@@ -95,15 +95,15 @@ class Graphs:
         def objective(trained: Arrays) -> Any:
             place(self.weights.holders, copies | trained)
             loss = self.model(batch, values)
-            return loss.objective, loss.sums, loss.count, loss.terms, loss.statistics
+            return loss.objective, loss.sums, loss.terms, loss.statistics
 
         trained = {name: copies[name] for name in self.weights.trained}
-        (total, sums, count, terms, statistics), grads = mx.value_and_grad(objective)(trained)
+        (total, sums, terms, statistics), grads = mx.value_and_grad(objective)(trained)
         figures = {"loss": sums[0] * normaliser, "objective": total}
         for index, target in enumerate(self.plan.spec.loss.present(staged)):
             figures[TERM + target.key] = sums[index + 1] * normaliser
-        for key, value in terms.items():
-            figures[TERM + key] = value * count * normaliser
+        for key, (value, labels) in terms.items():
+            figures[TERM + key] = value * labels * normaliser
         grads = {key: grad.astype(mx.float32) for key, grad in grads.items()}
         return {"grads": grads, "figures": figures, "statistics": statistics}
 

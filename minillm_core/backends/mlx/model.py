@@ -22,6 +22,7 @@ from minillm_core.backends.mlx.ops import MLXOps
 from minillm_core.backends.native import NativeModel, evaluating
 from minillm_core.backends.steps import Statistics
 from minillm_core.errors import BackendError
+from minillm_core.nn.block import PARTS
 from minillm_core.nn.module import Framework, declared, record
 from minillm_core.nn.param import Buffer, Param, State
 from minillm_core.plan import Plan
@@ -204,7 +205,7 @@ class MLXModel(NativeModel):
 
     def moved(self, host: Batch) -> Arrays:
         """Return the fields that the model reads, as MLX's arrays."""
-        return {name: mx.array(host[name]) for name in self.plan.fields if name in host}
+        return {name: mx.array(host[name]) for name in (*self.plan.fields, *PARTS) if name in host}
 
     def numbers(self, numbers: Mapping[str, float]) -> Arrays:
         """Return each number as 0-d float32."""

@@ -23,6 +23,7 @@ from minillm_core.backends.torch.compiling import own_code
 from minillm_core.backends.torch.ops import TorchOps
 from minillm_core.backends.torch.share import Share
 from minillm_core.backends.torch.transfer import batch_to, foreach_copy_, numbers_to
+from minillm_core.nn.block import PARTS
 from minillm_core.nn.module import Framework, declared, record
 from minillm_core.nn.param import Buffer, Param, State
 from minillm_core.plan import Plan
@@ -219,7 +220,7 @@ class TorchModel(NativeModel):
 
     def moved(self, host: Batch) -> dict[str, Tensor]:
         """Move the fields that the model reads to its device."""
-        return batch_to(host, self.plan.fields, self.device)
+        return batch_to(host, (*self.plan.fields, *PARTS), self.device)
 
     def numbers(self, numbers: Mapping[str, float]) -> dict[str, Tensor]:
         """Put each number on the device as 0-d float32, in one copy."""

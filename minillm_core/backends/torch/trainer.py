@@ -124,14 +124,13 @@ class TorchTrainer(TorchModel, Trainer):
             loss = self._graph(staged, batch, given)(batch, given)
             timer("backward")
             self._accumulate(loss.objective, first=index == 0, only=len(micro) == 1)
-            share = loss.count * inverse
             _add(figures, "loss", loss.sums[0].detach() * inverse)
             _add(figures, "objective", loss.objective.detach())
             present = self.plan.spec.loss.present(staged)
             for target, total in zip(present, loss.sums[1:], strict=True):
                 _add(figures, TERM + target.key, total.detach() * inverse)
-            for key, value in loss.terms.items():
-                _add(figures, TERM + key, value * share)
+            for key, (value, labels) in loss.terms.items():
+                _add(figures, TERM + key, value * (labels * inverse))
             earlier = self.reduced if index else None
             self.reduced = self.statistics.merged(earlier, loss.statistics)
         timer("optimizer")

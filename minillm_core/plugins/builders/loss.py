@@ -196,10 +196,11 @@ class LossBuilder(Builder):
         emitted: str | None = None,
         **arguments: Any,
     ) -> None:
-        """Term: x (B, T, C) after the last norm, head (V, C), form -> a scalar, a mean over its micro-batch; in training.
+        """Term: x (B, T, C) after the last norm, head (V, C), form -> a scalar, a mean over the labels of its micro-batch; in training.
 
         It is reported apart, unweighted, as ``terms`` in metrics.jsonl; the objective has it times
-        ``weight`` and its micro-batch's share of supervised tokens. ``form`` says how held-out text is
+        ``weight`` and its micro-batch's share of supervised tokens. What nodes emit is a mean over rows.
+        Processes that divide a micro-batch by rows then add up to what one computes. ``form`` says how held-out text is
         judged: ``ops.logits(x, head, form)`` has every plugin's cap and scale. Its parameters, and those of streams
         that it alone reads, are left out of an exported model.
 

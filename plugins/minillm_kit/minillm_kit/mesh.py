@@ -53,8 +53,6 @@ AGAIN = 10
 """... or so many times as far as one process is from itself where it reads the rows in the other order:
 AdamW makes a whole step of a gradient that is rounding alone."""
 
-EQUAL = "with as many labels a rank, since its loss terms are means over a rank's rows"
-
 
 @dataclass(frozen=True)
 class Axis:
@@ -143,18 +141,17 @@ def _judged(axis: str, found: Mapping[str, Any]) -> str:
         raise Failed(
             f"{axis}: {name} is {apart:.1e} from one process's (bound {bound:.0e})", cause=cause
         )
-    how = "equal to the bit" if found["bits"] else f"{apart / bound:.0e} of the bound"
-    return f"{how}, {EQUAL}" if found["equal"] else how
+    return "equal to the bit" if found["bits"] else f"{apart / bound:.0e} of the bound"
 
 
-def steps_of(subject: Subject, plan: Plan, *, equal: bool) -> list[list[Batch]]:
-    """Make the micro-batches of each step; ranks have very different numbers of labels, unless ``equal``."""
+def steps_of(subject: Subject, plan: Plan) -> list[list[Batch]]:
+    """Make the micro-batches of each step; ranks have very different numbers of labels."""
     count = plan.config.train.accumulate
     each = subject.batches(plan, STEPS * count)
     for number, batch in enumerate(each):
         rows, columns = np.indices(batch["labels"].shape)
         few = (rows >= 2) | (number % count > 0)
-        hidden = columns < 2 * rows.shape[0] if equal else few & (columns % 3 > 0)
+        hidden = few & (columns % 3 > 0)
         batch["labels"] = np.where(hidden, np.int32(-1), batch["labels"])
     return [each[step * count : (step + 1) * count] for step in range(STEPS)]
 
@@ -209,9 +206,7 @@ def tried(subject: Subject, axis: Axis, ranks: Ranks) -> dict[str, Any]:
         check_ranks(plan, ranks.size)
     except Refusal as refusal:
         return {"refused": plain(refusal.what)}
-    divided = plan.config.train.accumulate % ranks.size > 0
-    equal = divided and bool(plan.spec.loss.terms)
-    steps = steps_of(subject, plan, equal=equal)
+    steps = steps_of(subject, plan)
     losses, _, arrays = train(subject, plan, steps, ranks)
     digest, shared = hashlib.sha256(), plan.config.mesh.shard == "updates"
     held = sorted(name for name in arrays if not name.startswith("random."))
@@ -237,7 +232,6 @@ def tried(subject: Subject, axis: Axis, ranks: Ranks) -> dict[str, Any]:
         "same": same,
         "worst": [name, error, bound],
         "bits": all(error == 0.0 for error, _ in found.values()),
-        "equal": equal,
     }
 
 
