@@ -19,6 +19,7 @@ from typing import Any, Literal, Self
 from minillm_core.backends.base import Backend, Batch, Binding, Trainer
 from minillm_core.backends.bind import create as create_backend
 from minillm_core.backends.detect import Detected, choose, probe
+from minillm_core.backends.ranks import ALONE, divides
 from minillm_core.config.folders import cache_folder
 from minillm_core.config.schema import Config
 from minillm_core.data import Corpus
@@ -110,8 +111,11 @@ def bind(plan: Plan, detected: Detected) -> Binding:
     Raises:
         PluginError: a plugin does not run there, or lacks a package.
         BackendError: a kernel cannot serve the plan, or the device is not there.
+        ConfigError: settings ask for several processes; a study is of one.
     """
     check_support(plan.active, detected.backend, detected.device)
+    divides(plan.config.mesh.shard, ALONE)
+    ALONE.share_rows(plan.config.mesh.context)
     return create_backend(detected, plan).binding
 
 

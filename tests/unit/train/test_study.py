@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from minillm_core import Evaluated, Plan, PlanError, Run, build_plan, load, studies
+from minillm_core import Evaluated, MinillmError, Plan, PlanError, Run, build_plan, load, studies
 from minillm_core.backends.bind import create
 from minillm_core.backends.detect import Detected
 
@@ -100,6 +100,14 @@ def test_steps_by_hand_take_the_batches_of_training(
     assert timed.real == 2 * supervised == 2 * micro[0]["ids"].size
     assert 0 <= timed.waited < timed.seconds
     assert values["train.lr"] > 0
+
+
+@pytest.mark.parametrize("settings", [{"mesh.shard": "updates"}, {"mesh.context": 2}])
+def test_settings_of_several_processes_are_refused(
+    planned: Callable[..., Plan], settings: dict[str, Any]
+) -> None:
+    with pytest.raises(MinillmError, match=r"one process trains|this one is alone"):
+        studies.bind(planned(**settings), DETECTED)
 
 
 def test_a_plan_that_cannot_be_trained_is_refused(study: Any, planned: Callable[..., Plan]) -> None:
