@@ -146,7 +146,7 @@ def test_checkpointing_changes_no_gradient(lab: Any, backend: str, parts: int) -
 
 @pytest.mark.slow  # MLX has a C++ compiler make its kernels
 def test_checkpointing_is_pure_when_compiled(lab: Any) -> None:
-    plan = plan_of(lab, checkpointing=True, model_layers=2, train_compile="on")
+    plan = plan_of(lab, checkpointing=True, train_compile="on")
     micro = [lab.batch(plan, unsupervised=3)]
     _, exact = lab.exact_gradients(plan, micro)
     _, found = lab.gradients(lab.trainer(plan, "mlx"), plan, micro)

@@ -107,7 +107,7 @@ CHECKS = (
         frameworks.compiles,
         ("resumes", "forward"),
     ),
-    Check("mesh", "two processes train as one, along each axis", mesh.mesh, ("trains",)),
+    Check("mesh", "two processes train as one, along each axis", mesh.mesh, ("resumes", "forward")),
     Check("pairs", "beside others it trains, or is refused by name", pairs.pairs, ("trains",)),
 )
 """All checks, in the order of cost; what a check needs comes before it."""
