@@ -336,7 +336,7 @@ def make_environment() -> Callable[..., Environment]:
 
 @pytest.fixture
 def environment(wheels: dict[str, Path], tmp_path: Path) -> Environment:
-    """One that has the wheels of the core, the kit with what it needs, and the lab, and this one's libraries."""
+    """One that has the wheels of the core, the kit with what it needs, the lab and mesh, and this one's libraries."""
     made = make(tmp_path, libraries=sysconfig.get_path("purelib"))
-    made.install(*(wheels[f"minillm-{name}"] for name in ("core", "hf", "kit", "lab")))
+    made.install(*(wheels[f"minillm-{name}"] for name in ("core", "hf", "kit", "lab", "mesh")))
     return made
