@@ -113,13 +113,13 @@ def part_of(micro: Sequence[Batch], ranks: int, rank: int) -> tuple[Batch, ...]:
             f"{len(micro)} micro-batches of {len(micro[0]['ids'])} rows, {ranks} ranks"
         )
     mine = slice(rank * rows, (rank + 1) * rows)
-    parts = [
-        {name: np.ascontiguousarray(array[mine]) for name, array in one.items()} for one in micro
-    ]
-    for one, part in zip(micro, parts, strict=True):
+
+    def part(one: Batch) -> Batch:
         labels = np.count_nonzero(one["labels"] >= 0) / ranks
-        part[LABELS] = np.full_like(part["labels"], labels, np.float32)
-    return tuple(parts)
+        cut = {name: np.ascontiguousarray(array[mine]) for name, array in one.items()}
+        return cut | {LABELS: np.full_like(cut["labels"], labels, np.float32)}
+
+    return tuple(map(part, micro))
 
 
 _Made = StepBatch | BaseException
