@@ -127,8 +127,9 @@ def sdpa(
         y = F.scaled_dot_product_attention(
             q, k, v, is_causal=queries == keys, scale=scale, enable_gqa=grouped
         )
-    elif window is None and documents is None and _flash_takes(q):
-        # its causal mask is lower-right; torch's own way to ask for that cannot be compiled
+    elif window is None and documents is None and queries >= 128 and _flash_takes(q):
+        # Its causal mask is lower-right; torch's own way to ask for that cannot be compiled. The few
+        # queries of a decoding step take a mask, which is small.
         flash = torch.ops.aten._scaled_dot_product_flash_attention
         y = flash(q, k, v, is_causal=True, scale=scale)[0]
     else:
