@@ -26,11 +26,9 @@ from torch.autograd import Function
 
 from minillm_core import EVERYTHING, ConfigError, PlanError
 from minillm_core.inspection import COLUMNS, Scope, ahead, decoder, named_modules
+from minillm_mesh.collectives import all_gather, reduce_scatter
 
 Batch = Mapping[str, np.ndarray]
-
-_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
 class _Gathered(Function):
@@ -40,14 +38,14 @@ class _Gathered(Function):
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, size: int) -> Tensor:
         ctx.group, ctx.size = group, size
         whole = x.new_empty((size * x.shape[0], *x.shape[1:]))
-        _gather(whole, x.contiguous(), group=group)
+        all_gather(whole, x.contiguous(), group=group)
         return whole
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None]:
         (by,) = upstream
         own = by.new_empty((by.shape[0] // ctx.size, *by.shape[1:]))
-        _scatter(own, by.contiguous(), group=ctx.group)
+        reduce_scatter(own, by.contiguous(), group=ctx.group)
         return own, None, None
 
 

@@ -23,7 +23,7 @@ from minillm_core import Plan
 from minillm_core.inspection import Detected, Group, Ranks
 from minillm_mesh import context as rows
 from minillm_mesh.alive import Watch, meet
-from minillm_mesh.errors import met
+from minillm_mesh.collectives import met
 from minillm_mesh.torch_share import TorchShare
 
 TIMEOUT = timedelta(hours=24)

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch import _foreach_copy_ as foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
 
 from minillm_core.inspection import Group
-from minillm_mesh.errors import met
+from minillm_mesh.collectives import all_gather, met, reduce_scatter
 from minillm_mesh.layout import Layout, Part, layout
 
 ALIGNED = 16
@@ -37,10 +37,6 @@ ALIGNED = 16
 
 BUCKET = 2**26
 """Bytes that are brought together at once outside steps."""
-
-# torch 2.13 has new names for both, and warns of the old ones
-all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 MODEL, OPTIMIZER, VIEW = "model.", "optimizer.", "view."
 

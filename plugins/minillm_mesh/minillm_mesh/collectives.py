@@ -1,4 +1,4 @@
-"""What an error of a collective nearly always is."""
+"""Collectives of torch under names that every version has, and what their errors nearly always are."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from contextlib import contextmanager
 import torch.distributed as dist
 
 from minillm_core import MinillmError
+
+# torch 2.13 has new names for both, and warns of the old ones
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 @contextmanager
@@ -26,4 +30,4 @@ def met() -> Iterator[None]:
         ) from error
 
 
-__all__ = ["met"]
+__all__ = ["all_gather", "met", "reduce_scatter"]
