@@ -246,7 +246,7 @@ import os
 from minillm_core import Plugin
 
 class Odd(Plugin, api=1):
-    """Fails on one rank, when it is asked to."""
+    """A plugin that fails on the rank that FAILS names."""
 
     def on_batch(self, batch, phase):
         if os.environ["RANK"] == os.environ.get("FAILS"):
