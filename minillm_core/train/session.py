@@ -319,7 +319,10 @@ class Session:
             job.trainer.shard()
         evidence = Evidence.of(job, say)
         with record.unwritable(out / TOML):
-            disk.replace(out / TOML, document.settings_file(job, earlier).encode())
+            disk.replace(
+                out / TOML,
+                document.settings_file(job.config, document.remarks(job, earlier)).encode(),
+            )
         run_json = record.Record(out, document.document(job, earlier, position, tokenizer))
         first = position.step
         try:

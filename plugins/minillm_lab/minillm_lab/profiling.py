@@ -7,6 +7,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
+import psutil
+
+from minillm_core.inspection import memory_limit
 from minillm_core.studies import Batch, Trainer
 
 
@@ -52,6 +55,10 @@ class Profiler(Protocol):
             BackendError: the framework cannot.
         """
 
+    def memory_bytes(self) -> int:
+        """Count the bytes that the device has, or that this process may use of them."""
+        ...
+
     def held_bytes(self) -> int | None:
         """Count the bytes allocated on the device now; None where the framework does not count."""
 
@@ -66,6 +73,11 @@ class Profiler(Protocol):
 
         Where ``held_bytes`` is None it is the whole process's, if anything, since that started.
         """
+
+
+def host_memory() -> int:
+    """Count the bytes that this process may use: the container's, or else the machine's."""
+    return memory_limit() or psutil.virtual_memory().total
 
 
 _MADE = {

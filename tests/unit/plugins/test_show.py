@@ -112,7 +112,13 @@ def test_info_shows_everything(site, good) -> None:
     text = printed(render_info, shown, width=200)
     for part in ("A trick.", "dist-trick 1.0", "trick.width", "an integer >= 1", "features read"):
         assert part in text
-    for part in ("attention.window, layers 0-3", "qwen3", "unchanged", "torch, mlx, numpy", '"all"'):
+    for part in (
+        "attention.window, layers 0-3",
+        "qwen3",
+        "unchanged",
+        "torch, mlx, numpy",
+        '"all"',
+    ):
         assert part in text
 
 
