@@ -8,9 +8,8 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from importlib.machinery import ModuleSpec
 from importlib.metadata import Distribution, EntryPoint, EntryPoints, distributions
 from pathlib import Path
@@ -163,7 +162,7 @@ def _scan(group: str) -> tuple[list[EntryPoint], list[PluginEntry]]:
             continue
         seen.add(name)
         try:
-            points += [point for point in _entry_points_of(one, folder) if point.group == group]
+            points += one.entry_points.select(group=group)
         except (ValueError, TypeError, OSError) as error:
             distribution, version = _by_folder(called)
             # importlib splits each line at "=" and does not look whether there is one
@@ -171,20 +170,6 @@ def _scan(group: str) -> tuple[list[EntryPoint], list[PluginEntry]]:
             reason = f"its entry_points.txt cannot be read: {plain(why)}"
             broken.append(PluginEntry("?", distribution, version, "", folder, broken=reason))
     return points, broken
-
-
-def _entry_points_of(one: Distribution, folder: str) -> Iterable[EntryPoint]:
-    """Read the entry points of a distribution; those of a file that has not changed are kept."""
-    try:
-        facts = os.stat(os.path.join(folder, "entry_points.txt"))
-    except OSError:  # there is none, or the folder is within an archive
-        return () if os.path.isdir(folder) else one.entry_points
-    return _parsed(folder, facts.st_mtime_ns, facts.st_size, facts.st_ino)
-
-
-@cache
-def _parsed(folder: str, *version: int) -> EntryPoints:
-    return Distribution.at(folder).entry_points
 
 
 def _by_folder(folder: str) -> tuple[str, str]:
@@ -297,12 +282,7 @@ def _identity(distribution: Distribution | None) -> tuple[str, str]:
     text = None
     if distribution is not None:
         text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO")
-    return _headers(text or "")
-
-
-@cache
-def _headers(text: str) -> tuple[str, str]:
-    headers = email.parser.HeaderParser().parsestr(text)
+    headers = email.parser.HeaderParser().parsestr((text or "").partition("\n\n")[0])
     return plain(headers.get("Name", "(nameless)")), plain(headers.get("Version", "(no version)"))
 
 
