@@ -127,8 +127,7 @@ def shifted(ops: Any, labels: Any, offset: int) -> Any:
     steps = offset - 1
     if steps >= labels.shape[1]:
         return ops.full_like(labels, -1)
-    tail = ops.full_like(labels[:, :steps], -1)
-    return ops.concat([labels[:, steps:], tail], 1)
+    return ops.concat([labels[:, steps:], ops.full_like(labels[:, :steps], -1)], 1)
 
 
 def stacked(ops: Any, targets: list[Any], count: int) -> Any:
