@@ -180,14 +180,17 @@ def check_ranks(plan: Plan, ranks: int) -> None:
             where=", ".join(plan.by_rows),
             fix="--plugins -sparse_rows, or one process",
         )
-    context = plan.config.mesh.context if ranks > 1 else 1
-    if ranks % context:
+    mesh = plan.config.mesh
+    each, given = mesh.context * mesh.tensor if ranks > 1 else 1, "mesh.context"
+    if mesh.tensor > 1:
+        given = "mesh.context x mesh.tensor"
+    if ranks % each:
         raise ConfigError(
-            f"{ranks} processes, and each row is to be shared by {context} of them",
-            where=f"mesh.context={context}",
-            fix=f"a mesh.context that divides {ranks}, or a multiple of {context} processes",
+            f"{ranks} processes, and each row is to be shared by {each} of them",
+            where=f"{given}={each}",
+            fix=f"a {given} that divides {ranks}, or a multiple of {each} processes",
         )
-    parts = ranks // context
+    parts = ranks // each
     for shape in plan.course:
         if shape.accumulate % parts and shape.rows % parts:
             raise ConfigError(

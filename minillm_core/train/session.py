@@ -118,7 +118,7 @@ class Session:
         check_support(plugins, detected.backend, detected.device)
         plan = export_checked(build_plan(loaded, plugins) if plan is None else plan)
         errors.check_ranks(plan, self.ranks.size)
-        self.ranks.share_rows(config.mesh.context)
+        self.ranks.share_rows(config.mesh.context, config.mesh.tensor)
         self.ranks.check(plan)
         shard = divides(config.mesh.shard, self.ranks)
         warnings, notes, details = [], list(loaded.notes), []

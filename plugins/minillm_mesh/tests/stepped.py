@@ -1,6 +1,6 @@
 """Steps of several plans in the processes of one launcher; rank 0 writes their losses as JSON.
 
-    torchrun --nproc-per-node 2 stepped.py torch OUT.json SPLIT NAMES alone,off,updates [CONTEXT]
+    torchrun --nproc-per-node 2 stepped.py torch OUT.json SPLIT NAMES alone,off,updates [CONTEXT [TENSOR]]
     mlx.launch -n 2 -- python stepped.py mlx OUT.json SPLIT
 
 Every process makes the same global batches; a plan is trained by rank 0 alone, and by all processes
@@ -146,6 +146,8 @@ def train(
         found = made.read(made.step(part, plan.values((step + 1) / steps), supervised))
         figures.append([found.loss, found.grad_norm, sum(found.terms.values())])
     nats, _ = made.evaluate(next(batches(plan)))
+    if ranks.tensor > 1:  # each has evaluated its part of the positions
+        nats = sum(one for (one,) in ranks.gathered([nats])) * ranks.tensor / ranks.size
     arrays = dict(made.arrays())
     weights = [arrays[name] for name in sorted(arrays)]
     if backend == "torch":
@@ -166,10 +168,11 @@ def main(
     names: str = "cases",
     how: str = "alone,off",
     context: str = "1",
+    tensor: str = "1",
 ) -> None:
     """Train every case in each way, and write how far the others are from the first."""
     ranks, found = join(Detected(backend, "cpu", "")), {}
-    ranks.share_rows(int(context))
+    ranks.share_rows(int(context), int(tensor))
     first, *others = how.split(",")
     for name in {"cases": [*CASES], "more": [*MORE]}.get(names) or names.split(","):
         plan, expected = plan_of(name, split), None

@@ -1,0 +1,189 @@
+"""Tensor parallel, on paper: the model of 1 / N of the heads and hidden units, and what of a plan refuses it.
+
+That model is the plan's own, made of a smaller geometry: H / N heads, K / N key-value heads (one, where N is a
+multiple of K), hidden / N units inside the MLP; the width of the stream stays. Each of its parameters is the
+whole model's, or a slice along an axis that is named ``heads``, ``kv_heads`` or ``hidden``. So a node is written
+for whole geometries and knows nothing of it; what gets other shapes than slices is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from minillm_core import ConfigError, Linear, Param, Plan, PlanError, Refusal, State
+from minillm_core.inspection import declared, decoder, named_modules
+
+AXES = ("heads", "kv_heads", "hidden")
+"""Names of the axes that are divided."""
+
+OF_LEAVES = ("in", "out")
+"""Those of a leaf's own, in what replaces its product (an adapter)."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A slice of a parameter: part ``index`` of ``parts`` along ``axis``."""
+
+    axis: int
+    parts: int
+
+    def place(self, rank: int, size: int) -> int:
+        """Return which part a rank of ``size`` has; where there are fewer parts, several have the same."""
+        return rank * self.parts // size
+
+
+def divided(spec: Any, size: int) -> Any:
+    """Return the spec of the model of 1 / ``size`` of the heads and hidden units.
+
+    A number that a node's constructor calls ``hidden`` is divided as the geometry's own, ``in_features`` and
+    ``out_features`` of a leaf's product as the leaf.
+    """
+    whole = spec.geometry
+    own = replace(
+        whole,
+        heads=whole.heads // size,
+        kv_heads=max(1, whole.kv_heads // size),
+        hidden=whole.hidden // size,
+    )
+    blocks = tuple(
+        replace(block, mlp=_with(block.mlp, lambda given: {"hidden": given["hidden"] // size}))
+        for block in spec.blocks
+    )
+    found = replace(spec, geometry=own, blocks=blocks)
+    leaves = dict(named_modules(decoder(replace(found, linears=()))))
+    linears = tuple(
+        (leaf, _with(node, lambda given, of=leaves.get(leaf): _features(given, of)))
+        for leaf, node in spec.linears
+    )
+    return replace(found, linears=linears)
+
+
+def _features(given: Mapping[str, Any], leaf: Any) -> dict[str, int]:
+    return {"in_features": leaf.in_features, "out_features": leaf.out_features}
+
+
+def _with(node: Any, change: Any) -> Any:
+    """Return a node with other arguments, as far as it has those."""
+    given = dict(getattr(node, "arguments", ()))
+    try:
+        fresh = change(given)
+    except KeyError:
+        return node
+    if not fresh.keys() <= given.keys():
+        return node
+    return replace(node, arguments=tuple(sorted((given | fresh).items())))
+
+
+def cuts(whole: Any, part: Any) -> Iterator[tuple[str, Cut]]:
+    """Yield the parameters of ``part`` that are slices of those of ``whole``, and how.
+
+    Raises:
+        PlanError: one is neither the whole nor such a slice.
+    """
+    owners = {path: getattr(module, "owner", None) for path, module in named_modules(whole)}
+    named = {name: one for name, _, _, one in declared(part, Param)}
+    for name, _, _, one in declared(whole, Param):
+        if name not in named:
+            raise _refused(_owner(owners, name), "has other parameters for fewer heads", name)
+        own, axes = named[name].shape, one.axes
+        if own == one.shape:
+            continue
+        allowed = (*AXES, *OF_LEAVES) if ".product." in name else AXES
+        apart = [at for at, sizes in enumerate(zip(own, one.shape, strict=False)) if len({*sizes}) > 1]
+        named_so = len(axes) == len(own) == len(one.shape) and len(apart) == 1
+        if not named_so or axes[apart[0]] not in allowed or one.shape[apart[0]] % own[apart[0]]:
+            sizes = f"{one.shape}, {own} for the heads and hidden units of one process"
+            raise _refused(_owner(owners, name), f"has a parameter of shape {sizes}", name)
+        yield name, Cut(apart[0], one.shape[apart[0]] // own[apart[0]])
+
+
+def _owner(owners: Mapping[str, str | None], name: str) -> str | None:
+    """Return the plugin whose module holds a parameter, or the nearest above it."""
+    path = name.rpartition(".")[0]
+    while path and owners.get(path) is None:
+        path = path.rpartition(".")[0]
+    return owners.get(path)
+
+
+def check(plan: Plan, size: int) -> None:
+    """Refuse a plan whose model cannot be computed by 1 / ``size`` of its heads and hidden units.
+
+    Raises:
+        PlanError: with the plugin and the reason.
+        ConfigError: the numbers cannot be divided.
+    """
+    spec = plan.spec
+    shape = spec.geometry
+    kv_heads = shape.kv_heads
+    wanted = {"heads": shape.heads % size, "hidden": shape.hidden % size}
+    wanted["kv_heads"] = kv_heads % size and size % kv_heads
+    for name, rest in wanted.items():
+        if rest:
+            count = getattr(shape, name)
+            raise ConfigError(
+                f"{size} processes cannot share a model.{name} of {count}",
+                where=f"model.{name}={count}, mesh.tensor={size}",
+                fix=f"model.{name}={-(-count // size) * size}, or a mesh.tensor that divides it",
+            )
+    loss = spec.loss
+    for what, owner in {
+        "chooses rows to train on by the losses of whole micro-batches": loss.rows
+        and loss.rows.node.owner,
+        "weighs positions by the losses of whole micro-batches": loss.weights and loss.weights.owner,
+        "gathers the supervised positions": loss.gather and loss.gather.owner,
+    }.items():
+        if owner:
+            raise _refused(owner, what, "loss")
+    whole = decoder(spec)
+    for index, block in enumerate(spec.blocks):
+        given = dict(getattr(block.mlp, "arguments", ()))
+        if (width := given.get("hidden")) is not None and width % size:
+            raise _refused(block.mlp.owner, f"is {width} wide inside", f"layers.{index}.mlp")
+    try:
+        part = decoder(divided(spec, size))
+    except Refusal as refusal:
+        raise PlanError(
+            f"1 / {size} of the heads and hidden units make no model: {refusal.what}",
+            where=refusal.where or f"mesh.tensor={size}",
+            fix=f"{refusal.fix}, or mesh.tensor=1" if refusal.fix else "mesh.tensor=1",
+        ) from refusal
+    sliced = {name.rpartition(".")[0] for name, _ in cuts(whole, part)}
+    states = {name: one.shape for name, _, _, one in declared(part, State)}
+    for name, module, _, one in declared(whole, State):
+        if states.get(name) != one.shape:
+            raise _refused(getattr(module, "owner", None), "keeps State of each head", name)
+    for index, block in enumerate(part.layers):
+        layout, own = getattr(block.attention, "layout", None), part.geometry
+        if layout is not None and (own.heads % layout.joins or own.kv_heads % layout.joins):
+            why = f"joins {layout.joins} heads, and one process has {own.heads} and {own.kv_heads} for keys"
+            raise _refused(layout.owner, why, f"layers.{index}.attention")
+    for index, block in enumerate(whole.layers):
+        for part_of in ("attention", "mlp"):
+            path = f"layers.{index}.{part_of}"
+            module = getattr(block, part_of)
+            inside = {name for name in sliced if f"{name}.".startswith(f"{path}.")}
+            if module is not None and not inside:
+                owner = getattr(module, "owner", None)
+                raise _refused(owner, "names no axis of its parameters heads or hidden", path)
+
+
+def summed(whole: Any, part: Any) -> set[str]:
+    """Return the paths of leaves whose input is divided: their results are to be added up."""
+    leaves = {path for path, module in named_modules(whole) if isinstance(module, Linear)}
+    found = {name.rpartition(".")[0] for name, cut in cuts(whole, part) if cut.axis == 1}
+    return found & leaves
+
+
+def _refused(owner: str | None, why: str, path: str) -> PlanError:
+    whose = f"plugin '{owner}'" if owner else "the model"
+    others = f"--plugins -{owner}, or " if owner else ""
+    return PlanError(
+        f"{whose} {why}: processes that share a layer have some of its heads and hidden units each",
+        where=path,
+        fix=f"{others}mesh.tensor=1",
+    )
+
+
+__all__ = ["Cut", "check", "cuts", "divided", "summed"]
