@@ -89,9 +89,13 @@ class Ranks:
         """Take this rank's columns of a batch's rows: all of them, where none are shared."""
         return batch
 
-    def part(self, model: Any, plan: Plan) -> Any:
-        """Return the model that this rank computes, on the arrays of ``model``: that itself, where no heads are shared."""
-        return model
+    def part(self, trainer: Any) -> Any:
+        """Make the model that this rank computes, on the arrays of the trainer's: that itself, where no heads are shared.
+
+        Raises:
+            PlanError: a node is not computed head by head.
+        """
+        return trainer.model
 
     def total(self, arrays: Sequence[Any]) -> list[Any]:
         """Add up arrays of the framework over all ranks, to the same bits on each; does not wait for the device.

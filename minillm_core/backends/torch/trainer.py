@@ -89,7 +89,7 @@ class TorchTrainer(TorchModel, Trainer):
     def join(self, ranks: Ranks) -> None:
         """Train together with other processes, which may share rows."""
         super().join(ranks)
-        self.framework.scope_of, self.part = ranks.scope, ranks.part(self.model, self.plan)
+        self.framework.scope_of, self.part = ranks.scope, ranks.part(self)
 
     @memory_or_error()
     def step(

@@ -73,6 +73,16 @@ AXES = (
     ),
     Axis("shard", "updates", {"train_accumulate": 2, "mesh_shard": "updates"}),
     Axis("rows", "rows of micro-batches", {"train_rows": 4, "mesh_shard": "off"}),
+    Axis(
+        "context",
+        "columns of rows",
+        {"train_seq_len": 12, "mesh_context": 2, "mesh_shard": "off"},
+    ),
+    Axis(
+        "tensor",
+        "heads and hidden units",
+        {"model_kv_heads": 4, "mesh_tensor": 2, "mesh_shard": "off"},
+    ),
 )
 """The axes, in the order in which they are tried."""
 
@@ -166,7 +176,7 @@ def train(
         run.shard()
     start, losses, total = run.arrays(), [], plan.config.train.steps or 1
     for index, micro in enumerate(steps, 1):
-        part = part_of(micro, ranks.size, ranks.rank)
+        part = [ranks.columns(one, plan) for one in part_of(micro, *ranks.data)]
         result = run.read(run.step(part, plan.values(index / total), supervised(micro)))
         losses.append(result.loss)
     return losses, start, run.arrays() | {"logits": run.next_logits(first_row(steps[0][0]))}
@@ -203,12 +213,17 @@ def tried(subject: Subject, axis: Axis, ranks: Ranks) -> dict[str, Any]:
     """Train on these ranks, and rank 0 alone; return how far they are apart, or the refusal."""
     try:
         plan = subject.planned(**axis.settings)
+        mesh = plan.config.mesh
         check_ranks(plan, ranks.size)
+        ranks.share_rows(mesh.context, mesh.tensor)
+        ranks.check(plan)
+        steps = steps_of(subject, plan)
+        losses, _, arrays = train(subject, plan, steps, ranks)
+    except PluginCodeError:
+        raise
     except Refusal as refusal:
         return {"refused": plain(refusal.what)}
-    steps = steps_of(subject, plan)
-    losses, _, arrays = train(subject, plan, steps, ranks)
-    digest, shared = hashlib.sha256(), plan.config.mesh.shard == "updates"
+    digest, shared = hashlib.sha256(), mesh.shard == "updates"
     held = sorted(name for name in arrays if not name.startswith("random."))
     for name in (
         ["logits"] if shared else held

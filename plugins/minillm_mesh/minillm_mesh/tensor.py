@@ -32,6 +32,7 @@ from minillm_core.inspection import (
     named_modules,
 )
 from minillm_mesh.heads import Cut, cuts, divided, summed
+from minillm_mesh.proof import prove
 
 
 class _Summed(Function):
@@ -64,13 +65,17 @@ class Share:
     def __init__(self, rank: int, size: int, group: dist.ProcessGroup | None = None) -> None:
         self.rank, self.size, self.group = rank, size, group
 
-    def of(self, whole: Any, spec: Any) -> Any:
-        """Make the model that this process computes: ``whole``'s parameters, State and constants, or slices.
+    def of(self, trainer: Any) -> Any:
+        """Make the model that this process computes, of the whole one's parameters, State and constants; try it.
 
-        Args:
-            whole: materialised.
-            spec: of the plan; the geometry is ``whole``'s.
+        Raises:
+            PlanError: a node is not computed head by head.
         """
+        part = self._part(trainer.model, trainer.plan.spec)
+        prove(trainer, part, self.rank, self.size, self.group)
+        return part
+
+    def _part(self, whole: Any, spec: Any) -> Any:
         framework = whole.framework
         spec = divided(replace(spec, geometry=whole.geometry), self.size)
         with materialising(framework), torch.device("meta"):

@@ -85,9 +85,9 @@ class TorchRanks(Ranks):
         if self.tensor > 1:
             heads.check(plan, self.tensor)
 
-    def part(self, model: Any, plan: Plan) -> Any:
-        """Make the model of this rank's heads and hidden units."""
-        return self._heads.of(model, plan.spec) if self.tensor > 1 else model
+    def part(self, trainer: Any) -> Any:
+        """Make the model of this rank's heads and hidden units, and try it."""
+        return self._heads.of(trainer) if self.tensor > 1 else trainer.model
 
     def columns(self, batch: Mapping[str, np.ndarray], plan: Plan) -> Mapping[str, np.ndarray]:
         """Take this rank's columns of a batch's rows."""
