@@ -178,7 +178,9 @@ class NativeModel(Model):
 
     def __init__(self, plan: Plan, binding: Binding, model: Any, framework: Any) -> None:
         self.plan, self.binding, self.framework = plan, binding, framework
-        self.model = self.part = model  # part: what this process computes of it, in training and evaluation
+        self.model = self.part = (
+            model  # part: what this process computes of it, in training and evaluation
+        )
         self.staged, self.sizes = plan.staged, len(plan.course) > 1
         self.references: dict[str, Callable[[Batch], Any]] = {}  # name -> its field of a batch
 
@@ -292,15 +294,13 @@ class NativeModel(Model):
 
 
 @contextmanager
-def evaluating(*models: Any) -> Iterator[None]:
+def evaluating(model: Any) -> Iterator[None]:
     """Switch native modules' dropout and its like off."""
-    for model in models:
-        model.eval()
+    model.eval()
     try:
         yield
     finally:
-        for model in models:
-            model.train()
+        model.train()
 
 
 class Continuation(Decoding):

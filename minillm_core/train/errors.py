@@ -21,6 +21,7 @@ from minillm_core.errors import (
     Refusal,
     Stopped,
 )
+from minillm_core.plugins.discover import entry_points
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.train.budget import Position
 from minillm_core.train.signals import StopRequest
@@ -181,14 +182,12 @@ def check_ranks(plan: Plan, ranks: int) -> None:
             fix="--plugins -sparse_rows, or one process",
         )
     mesh = plan.config.mesh
-    each, given = mesh.context * mesh.tensor if ranks > 1 else 1, "mesh.context"
-    if mesh.tensor > 1:
-        given = "mesh.context x mesh.tensor"
+    each = mesh.context * mesh.tensor if ranks > 1 else 1
     if ranks % each:
         raise ConfigError(
             f"{ranks} processes, and each row is to be shared by {each} of them",
-            where=f"{given}={each}",
-            fix=f"a {given} that divides {ranks}, or a multiple of {each} processes",
+            where=f"mesh.context={mesh.context}, mesh.tensor={mesh.tensor}",
+            fix=f"numbers whose product divides {ranks}, or a multiple of {each} processes",
         )
     parts = ranks // each
     for shape in plan.course:
@@ -216,13 +215,20 @@ def check_ranks(plan: Plan, ranks: int) -> None:
 AXES: Mapping[str, tuple[int, int]] = {"data": (4, 2), "rows": (4, 1)}
 """Ways in which two processes divide a step, by whole micro-batches and by rows -> rows, micro-batches."""
 
+CHECKS = "minillm.axes"
+"""The group of entry points that refuse a plan whose rows, or layers, so many processes cannot share, by axis."""
+
 
 def axes_of(plan: Plan) -> dict[str, str | None]:
     """Map each way of dividing a step to why a plan is refused there; None: it is not."""
-    found: dict[str, str | None] = dict.fromkeys(AXES)
-    for axis, (rows, accumulate) in AXES.items():
+    checks = {one.name: one for one in entry_points(group=CHECKS)}
+    found: dict[str, str | None] = dict.fromkeys([*AXES, *sorted(checks)])
+    for axis in found:
+        rows, accumulate = AXES.get(axis, (4, 2))
         try:
             check_ranks(plan.with_train(rows=rows, accumulate=accumulate), 2)
+            if axis in checks:
+                checks[axis].load()(plan, 2)
         except Refusal as refusal:
             found[axis] = refusal.what
     return found

@@ -201,7 +201,7 @@ class TorchModel(NativeModel):
     @contextmanager
     def inferring(self) -> Iterator[None]:
         """Turn gradients off."""
-        with evaluating(self.model, self.part), torch.no_grad():
+        with evaluating(self.model), torch.no_grad():
             yield
 
     def frozen(self, method: str) -> Callable[[Batch], Tensor]:

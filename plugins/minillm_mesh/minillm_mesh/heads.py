@@ -91,11 +91,13 @@ def cuts(whole: Any, part: Any) -> Iterator[tuple[str, Cut]]:
         if own == one.shape:
             continue
         allowed = (*AXES, *OF_LEAVES) if ".product." in name else AXES
-        apart = [at for at, sizes in enumerate(zip(own, one.shape, strict=False)) if len({*sizes}) > 1]
+        apart = [
+            at for at, sizes in enumerate(zip(own, one.shape, strict=False)) if len({*sizes}) > 1
+        ]
         named_so = len(axes) == len(own) == len(one.shape) and len(apart) == 1
         if not named_so or axes[apart[0]] not in allowed or one.shape[apart[0]] % own[apart[0]]:
-            sizes = f"{one.shape}, {own} for the heads and hidden units of one process"
-            raise _refused(_owner(owners, name), f"has a parameter of shape {sizes}", name)
+            why = f"has a parameter {one.shape} that is {own} with fewer heads or hidden units, and no slice of it"
+            raise _refused(_owner(owners, name), why, name)
         yield name, Cut(apart[0], one.shape[apart[0]] // own[apart[0]])
 
 
@@ -131,7 +133,8 @@ def check(plan: Plan, size: int) -> None:
     for what, owner in {
         "chooses rows to train on by the losses of whole micro-batches": loss.rows
         and loss.rows.node.owner,
-        "weighs positions by the losses of whole micro-batches": loss.weights and loss.weights.owner,
+        "weighs positions by the losses of whole micro-batches": loss.weights
+        and loss.weights.owner,
         "gathers the supervised positions": loss.gather and loss.gather.owner,
     }.items():
         if owner:

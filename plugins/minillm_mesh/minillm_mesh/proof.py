@@ -49,16 +49,13 @@ def prove(trainer: Any, part: Any, rank: int, size: int, group: Any) -> None:
         PlanError: with the plugin and the reason.
     """
     whole, seen = trainer.model, trainer.framework.seen.copy()
-    modules = [path for path, one in named_modules(whole) if path and not _is_leaf(one)]
     with trainer.inferring(), _moved(whole):
         batch, given = trainer.moved(_row(trainer.plan)), trainer.final_values()
         every, _ = _recorded(whole, batch, given)
-        part.eval()
         own, failed = _recorded(part, batch, given)
-        part.train()
     trainer.framework.seen.clear()
     trainer.framework.seen.update(seen)  # it was no evidence of training
-    order = [path for path in every if path in modules]
+    order = [path for path in every if not path.endswith(".product")]  # before it is added up
     wrong = [
         place
         for place, path in enumerate(order)
@@ -71,11 +68,6 @@ def prove(trainer: Any, part: Any, rank: int, size: int, group: Any) -> None:
     if failed is not None:
         path, error = failed
         raise _refused(whole, path, f"cannot be computed of some heads ({_line(error)})")
-
-
-def _is_leaf(module: Any) -> bool:
-    """Say whether it is a product of a leaf: compared where the result is used."""
-    return type(module).leaf is not None
 
 
 def _row(plan: Any) -> dict[str, np.ndarray]:
@@ -172,7 +164,9 @@ def _refused(model: Any, path: str, why: str) -> PlanError:
     return PlanError(
         f"{whose} {why}: processes that share a layer have some of its heads and hidden units each",
         where=path,
-        fix=f"--plugins {','.join(f'-{one}' for one in named)}, or mesh.tensor=1" if named else "mesh.tensor=1",
+        fix=f"--plugins {','.join(f'-{one}' for one in named)}, or mesh.tensor=1"
+        if named
+        else "mesh.tensor=1",
     )
 
 

@@ -72,6 +72,7 @@ class Share:
             PlanError: a node is not computed head by head.
         """
         part = self._part(trainer.model, trainer.plan.spec)
+        trainer.model.add_module("part", part)  # it has no parameter; train() and eval() reach it
         prove(trainer, part, self.rank, self.size, self.group)
         return part
 

@@ -22,7 +22,7 @@ from torch.distributed.rendezvous import rendezvous
 from minillm_core import Plan
 from minillm_core.inspection import Detected, Group, Ranks
 from minillm_mesh import context as rows
-from minillm_mesh import heads
+from minillm_mesh import by_columns, heads
 from minillm_mesh.alive import Watch, meet
 from minillm_mesh.collectives import met
 from minillm_mesh.tensor import Share
@@ -81,7 +81,7 @@ class TorchRanks(Ranks):
     def check(self, plan: Plan) -> None:
         """Refuse a plan whose model cannot be computed by some columns of its rows, or by some of its heads."""
         if self.context > 1:
-            rows.check(plan, self.context)
+            by_columns.check(plan, self.context)
         if self.tensor > 1:
             heads.check(plan, self.tensor)
 

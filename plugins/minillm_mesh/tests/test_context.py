@@ -22,7 +22,8 @@ from minillm_core.nn.block import COLUMNS
 from minillm_core.nn.decoder import ahead
 from minillm_kit import small
 from minillm_kit.subject import with_stand_ins
-from minillm_mesh.context import Columns, check
+from minillm_mesh.by_columns import check
+from minillm_mesh.context import Columns
 
 STEPPED, SHARED = (Path(__file__).with_name(f"{name}.py") for name in ("stepped", "shared"))
 
