@@ -178,9 +178,7 @@ class NativeModel(Model):
 
     def __init__(self, plan: Plan, binding: Binding, model: Any, framework: Any) -> None:
         self.plan, self.binding, self.framework = plan, binding, framework
-        self.model = self.part = (
-            model  # part: what this process computes of it, in training and evaluation
-        )
+        self.model = self.part = model  # part: what this process trains and evaluates of it
         self.staged, self.sizes = plan.staged, len(plan.course) > 1
         self.references: dict[str, Callable[[Batch], Any]] = {}  # name -> its field of a batch
 

@@ -3,7 +3,8 @@
 A launcher (``torchrun``, ``mlx.launch``) starts the same command once a process. Entry points of the
 group ``minillm.ranks``: the name is a backend's, the value a subclass of :class:`Ranks`. Where no
 launcher says otherwise a process is alone, and nothing is imported. Those of ``minillm.forecasts`` say
-what several would cost: a function of a plan, which imports no framework.
+what several would cost, those of ``minillm.axes`` what a plan refuses of each way to divide it: functions of a
+plan, which import no framework.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from minillm_core.plugins.first_party import installing
 if TYPE_CHECKING:
     from minillm_core.plan import Plan
 
-GROUP, FORECASTS = "minillm.ranks", "minillm.forecasts"
+GROUP, FORECASTS, AXES = "minillm.ranks", "minillm.forecasts", "minillm.axes"
 FIRST_PARTY = "minillm-mesh"
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from minillm_core.backends.ranks import AXES
 from minillm_core.cli.console import emit
 from minillm_core.config.load import load
 from minillm_core.config.presets import plugins_of, recipe_names
@@ -20,10 +21,10 @@ from minillm_core.install import pip_line, unmet
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plan.slots import slots_of
 from minillm_core.plugins import cards
+from minillm_core.plugins.discover import offered
 from minillm_core.plugins.manager import LoadedPlugin, find, with_options
 from minillm_core.plugins.options import describe_option
 from minillm_core.text import plain, rounded
-from minillm_core.train.errors import axes_of
 
 
 def answer(name: str, preset: str, *, as_json: bool) -> None:
@@ -99,10 +100,10 @@ def slots_on(preset: str) -> Callable[[LoadedPlugin], Sequence[str]]:
     return lambda plugin: slots_of(planned(plugin), plugin.name)
 
 
-def mesh_on(preset: str) -> Callable[[LoadedPlugin], Mapping[str, str | None]]:
-    """Make a function that plans ``preset`` with one plugin, and says which axes refuse it."""
-    planned = _planned_on(preset)
-    return lambda plugin: axes_of(planned(plugin))
+def mesh_on(preset: str) -> Callable[[LoadedPlugin], Mapping[str, str | None]] | None:
+    """Make a function that plans ``preset`` with one plugin, and says which axes refuse it; None: nothing knows."""
+    planned, axes = _planned_on(preset), offered(AXES, "torch", "know how processes divide a plan")
+    return axes and (lambda plugin: axes.load()(planned(plugin)))
 
 
 def _planned_on(preset: str) -> Callable[[LoadedPlugin], Plan]:

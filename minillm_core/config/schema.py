@@ -238,8 +238,8 @@ class MeshConfig(Section):
     tensor: int = Field(
         default=1,
         ge=1,
-        description="tensor parallel: N processes share each layer, and every one computes some of its heads and "
-        "hidden units; N divides the number of processes, model.heads and model.hidden",
+        description="tensor parallel: N processes share each layer, and every one computes some of its heads "
+        "and hidden units; N divides the number of processes, model.heads and model.hidden",
     )
 
 

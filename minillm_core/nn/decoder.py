@@ -367,8 +367,8 @@ class Decoder(Module):
     def evaluate(self, batch: dict[str, Any], values: dict[str, Any]) -> tuple[Any, Any]:
         """Compute (nats, predictions) of the main target, for validation, both 0-d float32."""
         ops, (hidden, _, _) = self.ops, self.hidden(batch, values)
-        B, T, C = hidden.shape
-        rows, ids = ops.reshape(hidden, (B * T, C)), ops.reshape(batch["labels"], (1, B * T))
+        rows = ops.reshape(hidden, (-1, hidden.shape[-1]))
+        ids = ops.reshape(batch["labels"], (1, -1))
         if (at := batch.get(GATHERED)) is not None:
             rows, ids = ops.take_rows(rows, at), ops.take(ids, at, 1)
         head, form = self.head_weight(), self.loss.form.evaluated()

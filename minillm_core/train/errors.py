@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,10 +18,8 @@ from minillm_core.errors import (
     MinillmError,
     OutOfMemory,
     PlanError,
-    Refusal,
     Stopped,
 )
-from minillm_core.plugins.discover import entry_points
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.train.budget import Position
 from minillm_core.train.signals import StopRequest
@@ -210,28 +208,6 @@ def check_ranks(plan: Plan, ranks: int) -> None:
             where=f"train.spike={train.spike:g}",
             fix="train.spike=0",
         )
-
-
-AXES: Mapping[str, tuple[int, int]] = {"data": (4, 2), "rows": (4, 1)}
-"""Ways in which two processes divide a step, by whole micro-batches and by rows -> rows, micro-batches."""
-
-CHECKS = "minillm.axes"
-"""The group of entry points that refuse a plan whose rows, or layers, so many processes cannot share, by axis."""
-
-
-def axes_of(plan: Plan) -> dict[str, str | None]:
-    """Map each way of dividing a step to why a plan is refused there; None: it is not."""
-    checks = {one.name: one for one in entry_points(group=CHECKS)}
-    found: dict[str, str | None] = dict.fromkeys([*AXES, *sorted(checks)])
-    for axis in found:
-        rows, accumulate = AXES.get(axis, (4, 2))
-        try:
-            check_ranks(plan.with_train(rows=rows, accumulate=accumulate), 2)
-            if axis in checks:
-                checks[axis].load()(plan, 2)
-        except Refusal as refusal:
-            found[axis] = refusal.what
-    return found
 
 
 def _fitting(plan: Plan, ranks: int) -> str:

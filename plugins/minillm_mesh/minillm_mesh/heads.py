@@ -47,33 +47,29 @@ def divided(spec: Any, size: int) -> Any:
         kv_heads=max(1, whole.kv_heads // size),
         hidden=whole.hidden // size,
     )
-    blocks = tuple(
-        replace(block, mlp=_with(block.mlp, lambda given: {"hidden": given["hidden"] // size}))
-        for block in spec.blocks
-    )
+    blocks = tuple(replace(block, mlp=_narrower(block.mlp, size)) for block in spec.blocks)
     found = replace(spec, geometry=own, blocks=blocks)
     leaves = dict(named_modules(decoder(replace(found, linears=()))))
-    linears = tuple(
-        (leaf, _with(node, lambda given, of=leaves.get(leaf): _features(given, of)))
-        for leaf, node in spec.linears
-    )
+    linears = tuple((leaf, _fitted(node, leaves[leaf])) for leaf, node in spec.linears)
     return replace(found, linears=linears)
 
 
-def _features(given: Mapping[str, Any], leaf: Any) -> dict[str, int]:
-    return {"in_features": leaf.in_features, "out_features": leaf.out_features}
-
-
-def _with(node: Any, change: Any) -> Any:
-    """Return a node with other arguments, as far as it has those."""
+def _narrower(node: Any, size: int) -> Any:
+    """Return a plugin's MLP whose ``hidden`` is divided, where it has one."""
     given = dict(getattr(node, "arguments", ()))
-    try:
-        fresh = change(given)
-    except KeyError:
+    if not isinstance(given.get("hidden"), int):
         return node
-    if not fresh.keys() <= given.keys():
-        return node
-    return replace(node, arguments=tuple(sorted((given | fresh).items())))
+    return _with(node, hidden=given["hidden"] // size)
+
+
+def _fitted(node: Any, leaf: Linear) -> Any:
+    """Return the product of a leaf whose ``in_features`` and ``out_features`` are the leaf's."""
+    sizes = {"in_features": leaf.in_features, "out_features": leaf.out_features}
+    return _with(node, **{name: sizes[name] for name in sizes.keys() & dict(node.arguments).keys()})
+
+
+def _with(node: Any, **changed: Any) -> Any:
+    return replace(node, arguments=tuple(sorted((dict(node.arguments) | changed).items())))
 
 
 def cuts(whole: Any, part: Any) -> Iterator[tuple[str, Cut]]:

@@ -21,8 +21,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from minillm_core import Plan
 from minillm_core.inspection import Detected, Group, Ranks
-from minillm_mesh import context as rows
 from minillm_mesh import by_columns, heads
+from minillm_mesh import context as rows
 from minillm_mesh.alive import Watch, meet
 from minillm_mesh.collectives import met
 from minillm_mesh.tensor import Share
