@@ -88,7 +88,7 @@ def _moved(model: Any) -> Iterator[None]:
     held: list[tuple[Tensor, Tensor]] = []
     drawn = torch.Generator().manual_seed(0)
     for parameter in model.parameters():
-        if (parameter == parameter.view(-1)[0]).all():
+        if (parameter == parameter.flatten()[0]).all():
             held.append((parameter, parameter.clone()))
             noise = torch.randn(parameter.shape, generator=drawn) * MOVED
             parameter.add_(noise.to(parameter))

@@ -166,29 +166,33 @@ def torchrun(size: int, *command: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-SHARED = "plain,muon,windows,value_embeds,mtp,speedrun"
+BY_COLUMNS = ("plain", "muon", "windows", "value_embeds", "mtp", "paired_heads", "speedrun")
+BY_HEADS = (
+    "plain",
+    "muon",
+    "normuon",
+    "windows",
+    "moe",
+    "mtp",
+    "value_embeds",
+    "compiled",
+    "speedrun",
+)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("size", "split", "names", "context", "tensor"),
+    ("size", "names"),
     [
-        (2, "rows", f"{SHARED},paired_heads", "2", "1"),
-        (2, "rows", f"{SHARED},normuon,moe,compiled", "1", "2"),
-        (4, "micro", "windows,speedrun", "2", "1"),
-        (4, "rows", "plain,speedrun", "1", "2"),
-        (4, "micro", "windows", "2", "2"),
-        (4, "micro", "value_embeds", "1", "4"),
+        (2, [*(f"{name}@2x1" for name in BY_COLUMNS), *(f"{name}@1x2" for name in BY_HEADS)]),
+        (4, ["speedrun@2x1", "speedrun@1x2", "windows@2x2", "value_embeds@1x4"]),
     ],
 )
-def test_processes_that_share_rows_train_alike(
-    size: int, split: str, names: str, context: str, tensor: str, tmp_path: Path
-) -> None:
-    out = tmp_path / "found.json"
-    how = "alone,updates" if tensor > "1" else "alone,off,updates"
-    torchrun(size, str(STEPPED), "torch", str(out), split, names, how, context, tensor)
+def test_processes_that_share_rows_train_alike(size: int, names: list[str], tmp_path: Path) -> None:
+    out, how = tmp_path / "found.json", "alone,off,updates"
+    torchrun(size, str(STEPPED), "torch", str(out), "rows", ",".join(names), how)
     found: Mapping[str, Any] = json.loads(out.read_text())
-    assert found.keys() == {*names.split(",")}
+    assert [*found] == names
     for name, met in found.items():
         for how, case in met.items():
             assert case["same"], f"{name}, {how}: the ranks have not the same weights"
