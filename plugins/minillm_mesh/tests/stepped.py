@@ -172,13 +172,16 @@ def main(
     """Train every case in each way, and write how far the others are from the first."""
     ranks, found = join(Detected(backend, "cpu", "")), {}
     first, *others = how.split(",")
+    known: dict[str, Any] = {}  # of cases that rank 0 has trained alone
     for name in {"cases": [*CASES], "more": [*MORE]}.get(names) or names.split(","):
         case, _, shared = name.partition("@")
         ranks.share_rows(*map(int, (shared or "1x1").split("x")))
         plan, expected = plan_of(case, split), None
         ranks.check(plan)
-        if ranks.leads or first != "alone":
-            expected = train(plan, backend, ALONE if first == "alone" else ranks, first)
+        if first != "alone":
+            expected = train(plan, backend, ranks, first)
+        elif ranks.leads:
+            expected = known[case] = known.get(case) or train(plan, backend, ALONE)
         found[name] = {}
         for kind in others:
             ranks.agreed()
