@@ -165,7 +165,7 @@ def check(plan: Plan, size: int) -> None:
             inside = {name for name in sliced if f"{name}.".startswith(f"{path}.")}
             if module is not None and not inside:
                 owner = getattr(module, "owner", None)
-                raise _refused(owner, "names no axis of its parameters heads or hidden", path)
+                raise _refused(owner, "is as large with fewer heads and hidden units", path)
 
 
 def summed(whole: Any, part: Any) -> set[str]:

@@ -153,7 +153,7 @@ def test_a_run_is_stopped_and_goes_on_in_another_number_of_processes(
         assert f"resumed after step {done}" in said or not done
         done = max(losses(mixed))
         assert until <= done < 60
-    said = train(2, mixed, text, "--resume", *steps, "mesh.shard=off")
+    said = train(2, mixed, text, "--resume", *steps, "mesh.shard=off", "mesh.tensor=1")
     assert f"resumed after step {done}" in said
     assert "mesh.shard=off" in said
     assert json.loads((mixed / "run.json").read_text())["shard"] == "off"
