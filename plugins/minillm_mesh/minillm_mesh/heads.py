@@ -24,7 +24,7 @@ OF_LEAVES = ("in", "out")
 
 @dataclass(frozen=True)
 class Cut:
-    """A slice of a parameter: part ``index`` of ``parts`` along ``axis``."""
+    """A slice of a parameter, one of ``parts`` along ``axis``."""
 
     axis: int
     parts: int
@@ -113,33 +113,18 @@ def check(plan: Plan, size: int) -> None:
         ConfigError: the numbers cannot be divided.
     """
     spec = plan.spec
-    shape = spec.geometry
-    kv_heads = shape.kv_heads
-    wanted = {"heads": shape.heads % size, "hidden": shape.hidden % size}
-    wanted["kv_heads"] = kv_heads % size and size % kv_heads
-    for name, rest in wanted.items():
-        if rest:
-            count = getattr(shape, name)
-            raise ConfigError(
-                f"{size} processes cannot share a model.{name} of {count}",
-                where=f"model.{name}={count}, mesh.tensor={size}",
-                fix=f"model.{name}={-(-count // size) * size}, or a mesh.tensor that divides it",
-            )
+    _check_sizes(spec, size)
     loss = spec.loss
-    for what, owner in {
+    choices = {
         "chooses rows to train on by the losses of whole micro-batches": loss.rows
         and loss.rows.node.owner,
         "weighs positions by the losses of whole micro-batches": loss.weights
         and loss.weights.owner,
         "gathers the supervised positions": loss.gather and loss.gather.owner,
-    }.items():
+    }
+    for what, owner in choices.items():
         if owner:
             raise _refused(owner, what, "loss")
-    whole = decoder(spec)
-    for index, block in enumerate(spec.blocks):
-        given = dict(getattr(block.mlp, "arguments", ()))
-        if (width := given.get("hidden")) is not None and width % size:
-            raise _refused(block.mlp.owner, f"is {width} wide inside", f"layers.{index}.mlp")
     try:
         part = decoder(divided(spec, size))
     except Refusal as refusal:
@@ -148,22 +133,46 @@ def check(plan: Plan, size: int) -> None:
             where=refusal.where or f"mesh.tensor={size}",
             fix=f"{refusal.fix}, or mesh.tensor=1" if refusal.fix else "mesh.tensor=1",
         ) from refusal
+    _check_parts(decoder(spec), part)
+
+
+def _check_sizes(spec: Any, size: int) -> None:
+    """Refuse numbers of heads and hidden units that so many processes cannot share."""
+    shape = spec.geometry
+    rests = {"heads": shape.heads % size, "hidden": shape.hidden % size}
+    rests["kv_heads"] = shape.kv_heads % size and size % shape.kv_heads
+    for name, rest in rests.items():
+        if rest:
+            count = getattr(shape, name)
+            raise ConfigError(
+                f"{size} processes cannot share a model.{name} of {count}",
+                where=f"model.{name}={count}, mesh.tensor={size}",
+                fix=f"model.{name}={-(-count // size) * size}, or a mesh.tensor that divides it",
+            )
+    for index, block in enumerate(spec.blocks):
+        width = dict(getattr(block.mlp, "arguments", ())).get("hidden")
+        if isinstance(width, int) and width % size:
+            raise _refused(block.mlp.owner, f"is {width} wide inside", f"layers.{index}.mlp")
+
+
+def _check_parts(whole: Any, part: Any) -> None:
+    """Refuse a layer of which a process would have no slice, or what makes no sense of one."""
     sliced = {name.rpartition(".")[0] for name, _ in cuts(whole, part)}
     states = {name: one.shape for name, _, _, one in declared(part, State)}
     for name, module, _, one in declared(whole, State):
         if states.get(name) != one.shape:
             raise _refused(getattr(module, "owner", None), "keeps State of each head", name)
+    own = part.geometry
     for index, block in enumerate(part.layers):
-        layout, own = getattr(block.attention, "layout", None), part.geometry
+        layout = getattr(block.attention, "layout", None)
         if layout is not None and (own.heads % layout.joins or own.kv_heads % layout.joins):
-            why = f"joins {layout.joins} heads, and one process has {own.heads} and {own.kv_heads} for keys"
+            had = f"one process has {own.heads} and {own.kv_heads} for keys"
+            why = f"joins {layout.joins} heads, and {had}"
             raise _refused(layout.owner, why, f"layers.{index}.attention")
-    for index, block in enumerate(whole.layers):
-        for part_of in ("attention", "mlp"):
-            path = f"layers.{index}.{part_of}"
-            module = getattr(block, part_of)
-            inside = {name for name in sliced if f"{name}.".startswith(f"{path}.")}
-            if module is not None and not inside:
+        for path in (f"layers.{index}.attention", f"layers.{index}.mlp"):
+            module = getattr(block, path.rpartition(".")[2])
+            inside = (f"{name}.".startswith(f"{path}.") for name in sliced)
+            if module is not None and not any(inside):
                 owner = getattr(module, "owner", None)
                 raise _refused(owner, "is as large with fewer heads and hidden units", path)
 
