@@ -82,6 +82,8 @@ from minillm_core.nn.module import (
 )
 from minillm_core.nn.block import (
     COLUMNS as COLUMNS,
+    GATHERED as GATHERED,
+    LABELS as LABELS,
     Omitted as Omitted,
 )
 from minillm_core.nn.node import (

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from minillm_core.backends.ranks import AXES
 from minillm_core.cli.console import emit
 from minillm_core.config.load import load
 from minillm_core.config.presets import plugins_of, recipe_names
@@ -20,10 +21,10 @@ from minillm_core.install import pip_line, unmet
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plan.slots import slots_of
 from minillm_core.plugins import cards
+from minillm_core.plugins.discover import offered
 from minillm_core.plugins.manager import LoadedPlugin, find, with_options
 from minillm_core.plugins.options import describe_option
 from minillm_core.text import plain, rounded
-from minillm_core.train.errors import axes_of
 
 
 def answer(name: str, preset: str, *, as_json: bool) -> None:
@@ -45,7 +46,7 @@ def info(
     Args:
         named: its name, or a single file and its class.
         planned: plans a preset with the plugin, for ``slots`` and ``mesh``: what it fills, and why
-            several processes cannot divide that, by axis. Where planning is refused ``slots`` is empty
+            several processes cannot divide that, by axis, where minillm-mesh is installed. Where planning is refused ``slots`` is empty
             and ``slots_refused`` has the reason.
         given: plugin -> options for that plan, as the preset gives them; else the defaults.
 
@@ -86,7 +87,9 @@ def info(
         return shown
     try:
         plan = planned(with_options(found, (given or {}).get(origin.name, {})))
-        return shown | {"slots": list(slots_of(plan, origin.name)), "mesh": axes_of(plan)}
+        axes = offered(AXES, "torch", "know how processes divide a plan")
+        divided = {"mesh": axes.load()(plan)} if axes else {}
+        return shown | {"slots": list(slots_of(plan, origin.name))} | divided
     except Refusal as refusal:  # a required option, or a preset that it does not fit
         return shown | {"slots": [], "slots_refused": refusal.what}
 

@@ -235,6 +235,12 @@ class MeshConfig(Section):
         description="context parallel: N processes share each row, and every one computes some of its "
         "columns; N divides the number of processes, and 2 N train.seq_len",
     )
+    tensor: int = Field(
+        default=1,
+        ge=1,
+        description="tensor parallel: N processes share each layer, and every one computes some of its heads "
+        "and hidden units; N divides the number of processes, model.heads and model.hidden",
+    )
 
 
 class Config(Section):

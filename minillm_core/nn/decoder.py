@@ -365,15 +365,13 @@ class Decoder(Module):
 
     def evaluate(self, batch: dict[str, Any], values: dict[str, Any]) -> tuple[Any, Any]:
         """Compute (nats, predictions) of the main target, for validation, both 0-d float32."""
-        hidden, _, _ = self.hidden(batch, values)
-        B, T, C = hidden.shape
-        _, sums, count = self.ops.linear_cross_entropy(
-            self.ops.reshape(hidden, (B * T, C)),
-            self.head_weight(),
-            self.ops.reshape(batch["labels"], (1, B * T)),
-            None,
-            self.loss.form.evaluated(),
-        )
+        ops, (hidden, _, _) = self.ops, self.hidden(batch, values)
+        rows = ops.reshape(hidden, (-1, hidden.shape[-1]))
+        ids = ops.reshape(batch["labels"], (1, -1))
+        if (at := batch.get(GATHERED)) is not None:
+            rows, ids = ops.take_rows(rows, at), ops.take(ids, at, 1)
+        head, form = self.head_weight(), self.loss.form.evaluated()
+        _, sums, count = ops.linear_cross_entropy(rows, head, ids, None, form)
         return sums[0], count
 
     def logits(

@@ -118,7 +118,7 @@ class Session:
         check_support(plugins, detected.backend, detected.device)
         plan = export_checked(build_plan(loaded, plugins) if plan is None else plan)
         errors.check_ranks(plan, self.ranks.size)
-        self.ranks.share_rows(config.mesh.context)
+        self.ranks.share_rows(config.mesh.context, config.mesh.tensor)
         self.ranks.check(plan)
         shard = divides(config.mesh.shard, self.ranks)
         warnings, notes, details = [], list(loaded.notes), []
@@ -167,12 +167,11 @@ class Session:
             notes += resume.another_place(earlier, trainer.binding)
         about = notes, details, warnings, initial, branch
         if self.ranks.size > 1:
-            context, does = self.ranks.context, "mesh.shard=off"
-            if shard:
-                does = "updates its share alone, mesh.shard=updates"
+            does = "updates its share alone, mesh.shard=updates" if shard else "mesh.shard=off"
+            each = self.ranks.size // self.ranks.data[0]
             notes.append(
                 f"{self.ranks.size} processes by {self.ranks.how}: each takes its part of every step's "
-                f"rows{f', {context} share each' * (context > 1)} ({does})"
+                f"rows{f', {each} share each' * (each > 1)} ({does})"
             )
         job = Job(plan, corpus, trainer, *about, started=started, ranks=self.ranks, shard=shard)
         if branch:

@@ -89,7 +89,7 @@ class TorchTrainer(TorchModel, Trainer):
     def join(self, ranks: Ranks) -> None:
         """Train together with other processes, which may share rows."""
         super().join(ranks)
-        self.framework.scope_of = ranks.scope
+        self.framework.scope_of, self.part = ranks.scope, ranks.part(self)
 
     @memory_or_error()
     def step(
@@ -242,7 +242,7 @@ class TorchTrainer(TorchModel, Trainer):
         if key not in self.graphs:
 
             def micro_loss(batch: dict[str, Tensor], given: dict[str, Tensor]) -> Any:
-                return self.model(batch, {**given, **staged})
+                return self.part(batch, {**given, **staged})
 
             self.graphs[key] = (
                 self.compiler(own_code(micro_loss), fullgraph=True, dynamic=False)

@@ -196,10 +196,15 @@ class Exchange:
     size: float  # bytes of the whole array, all turns together
     turns: int = 1  # collectives that the bytes are sent in
     beside: float = 0.0  # share of the step's computing that runs at the same time
+    among: int | None = None  # neighbours that take part; None: all cards
 
     def seconds(self, ranks: int, card: Card) -> float:
         """Time all its turns, with nothing beside them."""
-        return self.turns * seconds(self.kind, self.size / self.turns, ranks, card)
+        return self.turns * seconds(self.kind, self.size / self.turns, self.among or ranks, card)
+
+    def sent(self, ranks: int) -> float:
+        """Count the bytes that each card sends in all its turns."""
+        return sent(self.kind, self.size, self.among or ranks)
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from rich.table import Table
 
-from minillm_core import Plan
+from minillm_core import ConfigError, Plan
 from minillm_core.commands import amount, columns, counted, sized
-from minillm_core.inspection import Group
+from minillm_core.inspection import Group, decoder, named_modules
 from minillm_mesh.cost import (
     CARDS,
     DEFAULT,
@@ -29,9 +29,9 @@ from minillm_mesh.cost import (
     Times,
     Work,
     card_of,
-    sent,
     times,
 )
+from minillm_mesh.heads import check, divided, summed
 from minillm_mesh.layout import ITERATIONS, Part, layout
 
 MASTER = 4  # bytes of a number in float32
@@ -120,7 +120,7 @@ class Divided:
                     "what": one.what,
                     "collective": one.kind,
                     "turns": one.turns,
-                    "sent_bytes": round(sent(one.kind, one.size, ranks)),
+                    "sent_bytes": round(one.sent(ranks)),
                     "seconds": self.times.alone[one.what],
                     "beside": one.beside > 0,
                 }
@@ -143,14 +143,24 @@ class Forecast:
     card: Card
     dtype: str
 
+    @property
+    def tensor(self) -> int:
+        """Cards that share each layer."""
+        return self.plan.config.mesh.tensor
+
+    @property
+    def parts(self) -> int:
+        """Parts into which the rows of a step are divided."""
+        return self.ranks // self.tensor
+
     @cached_property
     def part(self) -> tuple[float, float, float]:
         """Rows of a micro-batch and micro-batches of a step in one rank, and its tokens, on the mean."""
         (shape, *_) = self.plan.course
-        whole = shape.accumulate % self.ranks == 0
-        rows = shape.rows / (1 if whole else self.ranks)
-        micro = shape.accumulate / (self.ranks if whole else 1)
-        return rows, micro, self.plan.tokens_per_step / self.ranks
+        whole = shape.accumulate % self.parts == 0
+        rows = shape.rows / (1 if whole else self.parts)
+        micro = shape.accumulate / (self.parts if whole else 1)
+        return rows, micro, self.plan.tokens_per_step / self.parts
 
     @cached_property
     def layouts(self) -> dict[str, Divided]:
@@ -211,7 +221,7 @@ class Forecast:
         moved = columns("sent a step by a card", "collective", ">bytes", ">time", "beside")
         for each in (one, other):
             for exchange in each.work.exchanges:
-                size = sized(sent(exchange.kind, exchange.size, self.ranks))
+                size = sized(exchange.sent(self.ranks))
                 taken = f"{1e3 * each.times.alone[exchange.what]:.3g} ms"
                 beside = "backward pass" if exchange.beside else "nothing"
                 what = f"{each.updates}: {exchange.what}"
@@ -231,7 +241,7 @@ class Forecast:
         whole = f"{micro:g} {many} of {rows:g} rows, " if rows.is_integer() else ""
         yield (
             "layout",
-            f"{ranks:,} data ranks; of a step each has {whole}{tokens:,.0f} tokens, "
+            f"{self._ranks()}; of a step each has {whole}{tokens:,.0f} tokens, "
             f"{amount(one.work.flops)}FLOP",
         )
         yield "updates", self._updates(one)
@@ -256,6 +266,11 @@ class Forecast:
                 f"{sized(one.bytes)} of {sized(card.memory)} a card: fewer train.rows",
             )
 
+    def _ranks(self) -> str:
+        if self.tensor == 1:
+            return f"{self.ranks:,} data ranks"
+        return f"{self.parts:,} data ranks of {self.tensor} cards, which share each layer"
+
     def _updates(self, one: Divided) -> str:
         if one.updates == REPLICATED:
             return "each rank updates every parameter, and has all of the optimizer's state"
@@ -278,7 +293,8 @@ class Forecast:
 
     def _work(self, mine: Owned, parts: int, exchanges: tuple[Exchange, ...]) -> Work:
         """Count what a card does that owns ``mine``, of ``parts`` ranks' tokens."""
-        flops = self.plan.estimate(self.dtype).flops_per_token * self.part[2] * parts
+        tokens = self.plan.tokens_per_step / self.ranks  # of neighbours each computes its share
+        flops = self.plan.estimate(self.dtype).flops_per_token * tokens * parts
         moved = mine.parameters * (3 * MASTER + COMPUTE[self.dtype]) + 2 * sum(mine.state.values())
         return Work(flops, mine.flops, moved, exchanges)
 
@@ -287,22 +303,47 @@ class Forecast:
         numbers = self.plan.num_parameters - self.plan.num_frozen
         gradients, weights = MASTER * numbers, COMPUTE[self.dtype] * numbers
         if updates == REPLICATED:
-            return (Exchange("gradients", "all-reduce", gradients),)
+            return (Exchange("gradients", "all-reduce", gradients), *self._activations())
         return (
             Exchange("gradients", "reduce-scatter", gradients),
             Exchange("weights", "all-gather", weights),
+            *self._activations(),
         )
+
+    def _activations(self) -> tuple[Exchange, ...]:
+        """List what neighbours that share layers add up, forward and backward, as tensor.py does."""
+        if self.tensor == 1:
+            return ()
+        spec, train = self.plan.spec, self.plan.config.train
+        whole = decoder(spec)
+        shares = {path: getattr(one, "share", 1.0) for path, one in named_modules(whole)}
+        leaves = summed(whole, decoder(divided(spec, self.tensor)))
+        passes = 3 if train.checkpointing else 2
+        calls = passes * sum(self._turns(leaf) for leaf in leaves)
+        tokens = passes * sum(self._turns(leaf) * shares[leaf] for leaf in leaves) * self.part[2]
+        size, turns = tokens * spec.geometry.dim * COMPUTE[self.dtype], round(calls * self.part[1])
+        return (Exchange("sums of layers", "all-reduce", size, turns, among=self.tensor),)
+
+    def _turns(self, leaf: str) -> int:
+        """Return how often a leaf's block runs in a micro-batch, at the end of training."""
+        return self.plan.turns.get(int(leaf.split(".")[1]), (1, 1))[1]
 
     def _memory(self, updates: str, mine: Owned) -> dict[str, int]:
         """Divide the plan's estimate as the layout does."""
         estimate = self.plan.estimate(self.dtype)
         rows = max(shape.rows for shape in self.plan.course)
-        whole = all(shape.accumulate % self.ranks == 0 for shape in self.plan.course)
+        whole = all(shape.accumulate % self.parts == 0 for shape in self.plan.course)
         held = dict(estimate.memory)
+        if (
+            self.tensor > 1
+        ):  # the stream is whole in each, the inside of layers and the loss are not
+            own = replace(self.plan, spec=divided(self.plan.spec, self.tensor))
+            held["activations"] = own.estimate(self.dtype).memory["activations"]
+            held["logits"] = held["logits"] // self.tensor
         for name in held:
             rule = name.removeprefix("optimizer state (").removesuffix(")")
             if name in ("activations", "logits") and not whole:
-                held[name] = round(held[name] / min(self.ranks, rows))
+                held[name] = round(held[name] / min(self.parts, rows))
             elif updates == SHARDED and rule in mine.state:
                 held[name] = mine.state[rule]
         if updates == SHARDED and self.ranks > 1 and COMPUTE[self.dtype] < MASTER:
@@ -336,8 +377,17 @@ def forecast(plan: Plan, gpus: int, card: str | None, dtype: str) -> Forecast:
         dtype: of the compute.
 
     Raises:
-        ConfigError: there is no such card, or the model is not meant for so many.
+        ConfigError: there is no such card, the model is not meant for so many, or cards cannot share layers.
+        PlanError: a plugin's part cannot be shared.
     """
+    if (tensor := plan.config.mesh.tensor) > 1:
+        check(plan, tensor)
+        if gpus % tensor:
+            raise ConfigError(
+                f"{gpus} GPUs, and each layer is to be shared by {tensor} of them",
+                where=f"--gpus {gpus}, mesh.tensor={tensor}",
+                fix=f"a multiple of {tensor} GPUs",
+            )
     found = Forecast(plan, gpus, card_of(card or DEFAULT), dtype)
     _ = found.layouts
     return found

@@ -21,9 +21,11 @@ from torch.distributed.rendezvous import rendezvous
 
 from minillm_core import Plan
 from minillm_core.inspection import Detected, Group, Ranks
+from minillm_mesh import by_columns, heads
 from minillm_mesh import context as rows
 from minillm_mesh.alive import Watch, meet
 from minillm_mesh.collectives import met
+from minillm_mesh.tensor import Share
 from minillm_mesh.torch_share import TorchShare
 
 TIMEOUT = timedelta(hours=24)
@@ -58,21 +60,34 @@ class TorchRanks(Ranks):
         self.how = "NCCL" if kind == "cuda" else "gloo"
         self._watch = Watch(watched, self.rank, self.size)
 
-    def share_rows(self, context: int) -> None:
-        """Let so many neighbours share each row."""
-        if context in (1, self.context):
+    def share_rows(self, context: int, tensor: int = 1) -> None:
+        """Let neighbours share each row: ``tensor`` of them next to each other the heads, ``context`` the columns."""
+        if (context, tensor) == (self.context, self.tensor):
             return
-        groups = []
-        for first in range(0, self.size, context):  # every rank makes all of them, in one order
-            groups.append(dist.new_group([*range(first, first + context)], timeout=TIMEOUT))
-        self.context = context
-        group, own = groups[self.rank // context], self.rank % context
-        self._columns = rows.Columns(own, context, group)
+        self.context, self.tensor = context, tensor
+        self._columns = rows.Columns(*self._neighbours(tensor, context))
+        self._heads = Share(*self._neighbours(1, tensor))
+
+    def _neighbours(self, step: int, size: int) -> tuple[int, int, dist.ProcessGroup | None]:
+        """Return this process's place among ``size`` that are ``step`` apart, their number and their group."""
+        own = None
+        for first in range(self.size):  # every rank makes all groups, in one order
+            if size > 1 and first // step % size == 0:
+                members = [first + step * place for place in range(size)]
+                group = dist.new_group(members, timeout=TIMEOUT)
+                own = group if self.rank in members else own
+        return self.rank // step % size, size, own
 
     def check(self, plan: Plan) -> None:
-        """Refuse a plan whose model cannot be computed by some columns of its rows."""
+        """Refuse a plan whose model cannot be computed by some columns of its rows, or by some of its heads."""
         if self.context > 1:
-            rows.check(plan, self.context)
+            by_columns.check(plan, self.context)
+        if self.tensor > 1:
+            heads.check(plan, self.tensor)
+
+    def part(self, trainer: Any) -> Any:
+        """Make the model of this rank's heads and hidden units, and try it."""
+        return self._heads.of(trainer) if self.tensor > 1 else trainer.model
 
     def columns(self, batch: Mapping[str, np.ndarray], plan: Plan) -> Mapping[str, np.ndarray]:
         """Take this rank's columns of a batch's rows."""

@@ -1,10 +1,11 @@
 """Steps of several plans in the processes of one launcher; rank 0 writes their losses as JSON.
 
-    torchrun --nproc-per-node 2 stepped.py torch OUT.json SPLIT NAMES alone,off,updates [CONTEXT]
+    torchrun --nproc-per-node 2 stepped.py torch OUT.json SPLIT NAMES alone,off,updates
     mlx.launch -n 2 -- python stepped.py mlx OUT.json SPLIT
 
 Every process makes the same global batches; a plan is trained by rank 0 alone, and by all processes
 together, where updates are not divided and where they are. The first of these is what others should be.
+``windows@2x1`` is the case windows with mesh.context=2 and mesh.tensor=1.
 """
 
 from __future__ import annotations
@@ -146,6 +147,8 @@ def train(
         found = made.read(made.step(part, plan.values((step + 1) / steps), supervised))
         figures.append([found.loss, found.grad_norm, sum(found.terms.values())])
     nats, _ = made.evaluate(next(batches(plan)))
+    if ranks.tensor > 1:  # each has evaluated its part of the positions
+        nats = sum(one for (one,) in ranks.gathered([nats])) * ranks.tensor / ranks.size
     arrays = dict(made.arrays())
     weights = [arrays[name] for name in sorted(arrays)]
     if backend == "torch":
@@ -165,17 +168,20 @@ def main(
     split: str,
     names: str = "cases",
     how: str = "alone,off",
-    context: str = "1",
 ) -> None:
     """Train every case in each way, and write how far the others are from the first."""
     ranks, found = join(Detected(backend, "cpu", "")), {}
-    ranks.share_rows(int(context))
     first, *others = how.split(",")
+    known: dict[str, Any] = {}  # of cases that rank 0 has trained alone
     for name in {"cases": [*CASES], "more": [*MORE]}.get(names) or names.split(","):
-        plan, expected = plan_of(name, split), None
+        case, _, shared = name.partition("@")
+        ranks.share_rows(*map(int, (shared or "1x1").split("x")))
+        plan, expected = plan_of(case, split), None
         ranks.check(plan)
-        if ranks.leads or first != "alone":
-            expected = train(plan, backend, ALONE if first == "alone" else ranks, first)
+        if first != "alone":
+            expected = train(plan, backend, ranks, first)
+        elif ranks.leads:
+            expected = known[case] = known.get(case) or train(plan, backend, ALONE)
         found[name] = {}
         for kind in others:
             ranks.agreed()

@@ -85,6 +85,22 @@ def test_more_cards_hold_less_and_send_no_less() -> None:
     assert each[0].chosen.times.share == 0.0
 
 
+def test_cards_that_share_layers_add_up_each_of_them() -> None:
+    plan = planned(mesh_tensor=2)
+    data, plain = forecast(plan, 8, None, "bfloat16").data(), forecast(plan, 2, None, "bfloat16")
+    assert data["tokens"] == 131_072  # of four parts of a step, each computed by two cards
+    assert data["flops"] == plan.estimate().flops_per_token * 65_536
+    (sums,) = [one for one in data["exchanges"] if one["what"] == "sums of layers"]
+    assert sums["turns"] == 12 * 2 * 2 * 4  # layers, attention and MLP, both ways, micro-batches
+    assert sums["sent_bytes"] == 12 * 2 * 2 * 131_072 * 768 * 2  # 2 (n - 1) / n is 1
+    # of a layer's norms and products o and down all, of q, k, v, y, gate, up and their product half
+    kept = 12 * (4 * 768 + (4 * 768 + 3 * 2048) // 2) + 2 * 768
+    assert data["memory"]["activations"] == 32 * 1024 * 2 * kept
+    assert data["memory"]["weights"] == plain.chosen.memory["weights"] == 2 * NUMBERS
+    with pytest.raises(minillm.ConfigError, match="9 GPUs, and each layer is to be shared by 2"):
+        forecast(plan, 9, None, "bfloat16")
+
+
 def test_settings_choose_the_layout() -> None:
     off = forecast(planned(mesh_shard="off"), 8, None, "bfloat16").data()
     assert (off["updates"], off["otherwise"]["updates"]) == ("replicated", "sharded")
