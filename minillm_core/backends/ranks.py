@@ -73,13 +73,17 @@ class Ranks:
                 fix=f"mesh.context=1, or processes on torch: --gpus {context}, torchrun (docs/scale.md)",
             )
 
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: Plan) -> Sequence[str]:
         """Refuse a plan whose model cannot be computed by some columns of its rows, where rows are shared.
+
+        Returns:
+            Lines to say of how it will be.
 
         Raises:
             PlanError: with the plugin and the reason.
             ConfigError: rows cannot be cut.
         """
+        return ()
 
     def columns(self, batch: Any, plan: Plan) -> Any:
         """Take this rank's columns of a batch's rows: all of them, where none are shared."""

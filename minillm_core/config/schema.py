@@ -235,6 +235,12 @@ class MeshConfig(Section):
         description="context parallel: N processes share each row, and every one computes some of its "
         "columns; N divides the number of processes, and 2 N train.seq_len",
     )
+    context_exchange: Literal["auto", "keys", "heads"] = Field(
+        default="auto",
+        description="what processes that share rows send in each attention; keys: all gather keys and "
+        "values; heads: heads for columns, all-to-all (Ulysses), where N divides heads and kv_heads; "
+        "auto: what sends fewer bytes",
+    )
 
 
 class Config(Section):

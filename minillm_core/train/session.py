@@ -119,9 +119,8 @@ class Session:
         plan = export_checked(build_plan(loaded, plugins) if plan is None else plan)
         errors.check_ranks(plan, self.ranks.size)
         self.ranks.share_rows(config.mesh.context)
-        self.ranks.check(plan)
-        shard = divides(config.mesh.shard, self.ranks)
-        warnings, notes, details = [], list(loaded.notes), []
+        notes = [*loaded.notes, *self.ranks.check(plan)]
+        shard, warnings, details = divides(config.mesh.shard, self.ranks), [], []
         chosen_here = earlier is None and branch is None  # else it is the earlier run's preset
         if chosen_here and loaded.origins.get("preset") == "device":  # its first note says why
             details.append(notes.pop(0))

@@ -24,6 +24,7 @@ from minillm_core.inspection import Detected, Group, Ranks
 from minillm_mesh import context as rows
 from minillm_mesh.alive import Watch, meet
 from minillm_mesh.collectives import met
+from minillm_mesh.exchange import HEADS, chosen
 from minillm_mesh.torch_share import TorchShare
 
 TIMEOUT = timedelta(hours=24)
@@ -69,10 +70,14 @@ class TorchRanks(Ranks):
         group, own = groups[self.rank // context], self.rank % context
         self._columns = rows.Columns(own, context, group)
 
-    def check(self, plan: Plan) -> None:
-        """Refuse a plan whose model cannot be computed by some columns of its rows."""
-        if self.context > 1:
-            rows.check(plan, self.context)
+    def check(self, plan: Plan) -> Sequence[str]:
+        """Refuse a plan whose model cannot be computed by some columns of its rows; choose how they attend."""
+        if self.context == 1:
+            return ()
+        rows.check(plan, self.context)
+        choice = chosen(plan, self.context)
+        self._scope = rows.HeadsScope if choice.way == HEADS else rows.ContextScope
+        return (choice.note,) if choice.note else ()
 
     def columns(self, batch: Mapping[str, np.ndarray], plan: Plan) -> Mapping[str, np.ndarray]:
         """Take this rank's columns of a batch's rows."""
@@ -84,7 +89,7 @@ class TorchRanks(Ranks):
     def scope(self, reads: dict[str, Any]) -> rows.ContextScope:
         """Make the scope of a batch of this rank's columns."""
         batch, columns = reads["ids"].shape
-        return rows.ContextScope(reads, self._columns, (batch, columns))
+        return self._scope(reads, self._columns, (batch, columns))
 
     def total(self, arrays: Sequence[Tensor]) -> list[Tensor]:
         """Add up arrays over all ranks, in one flat float32 buffer."""

@@ -1,6 +1,6 @@
 """Steps of several plans in the processes of one launcher; rank 0 writes their losses as JSON.
 
-    torchrun --nproc-per-node 2 stepped.py torch OUT.json SPLIT NAMES alone,off,updates [CONTEXT]
+    torchrun --nproc-per-node 2 stepped.py torch OUT.json SPLIT NAMES alone,off,updates [SETTING=VALUE ...]
     mlx.launch -n 2 -- python stepped.py mlx OUT.json SPLIT
 
 Every process makes the same global batches; a plan is trained by rank 0 alone, and by all processes
@@ -71,7 +71,7 @@ MORE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 SPLITS = {"micro": (2, 4), "rows": (8, 1)}  # rows and micro-batches of a step
 
 
-def plan_of(name: str, split: str) -> minillm.Plan:
+def plan_of(name: str, split: str, given: Mapping[str, Any] = {}) -> minillm.Plan:
     """Plan a case: tiny, with steps that can be divided."""
     plugins, options = {**CASES, **MORE}[name]
     rows, accumulate = SPLITS[split]
@@ -79,7 +79,7 @@ def plan_of(name: str, split: str) -> minillm.Plan:
     sizes = {"train.rows": rows, "train.accumulate": accumulate}
     named = None if name == "speedrun" else plugins or None
     return minillm.build_plan(
-        minillm.load(preset=preset, plugins=named, settings={**TINY, **sizes, **options})
+        minillm.load(preset=preset, plugins=named, settings={**TINY, **sizes, **options, **given})
     )
 
 
@@ -165,14 +165,16 @@ def main(
     split: str,
     names: str = "cases",
     how: str = "alone,off",
-    context: str = "1",
+    *settings: str,
 ) -> None:
     """Train every case in each way, and write how far the others are from the first."""
     ranks, found = join(Detected(backend, "cpu", "")), {}
-    ranks.share_rows(int(context))
+    words = dict(setting.split("=") for setting in settings)
+    given = {key: int(word) if word.isdigit() else word for key, word in words.items()}
+    ranks.share_rows(int(given.get("mesh.context", 1)))
     first, *others = how.split(",")
     for name in {"cases": [*CASES], "more": [*MORE]}.get(names) or names.split(","):
-        plan, expected = plan_of(name, split), None
+        plan, expected = plan_of(name, split, given), None
         ranks.check(plan)
         if ranks.leads or first != "alone":
             expected = train(plan, backend, ALONE if first == "alone" else ranks, first)
