@@ -64,6 +64,7 @@ from minillm_core.install import (
     unmet as unmet,
 )
 from minillm_core.nn.decoder import (
+    Loss as Loss,
     ahead as ahead,
     decoder as decoder,
 )
@@ -89,6 +90,7 @@ from minillm_core.nn.node import (
     Scope as Scope,
     Setting as Setting,
     call_names as call_names,
+    inputs_of as inputs_of,
 )
 from minillm_core.nn.rope import (
     Staged as Staged,

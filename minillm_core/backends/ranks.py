@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,7 @@ class Ranks:
         rank: of this process, from 0; rank 0 writes and prints.
         size: how many there are.
         context: how many share each row, neighbours by rank; each computes some of its columns.
+        pipeline: how many share the layers; each computes a run of them.
         device: of this process, as ``--device`` names it; None: that of the command.
         how: what they communicate by, for people.
         scope: makes the scope of a batch with this rank's columns, of what is read; see ``Scope``.
@@ -43,6 +44,7 @@ class Ranks:
     rank: int = 0
     size: int = 1
     context: int = 1
+    pipeline: int = 1
     device: str | None = None
     how: str = ""
     scope: Callable[[dict[str, Any]], Any] | None = None
@@ -57,6 +59,12 @@ class Ranks:
     @property
     def data(self) -> tuple[int, int]:
         """How many parts the rows of a step have, and which of them is this rank's, from 0."""
+        parts, own = self.held_out
+        return parts // self.pipeline, own % (parts // self.pipeline)
+
+    @property
+    def held_out(self) -> tuple[int, int]:
+        """The same of rows that are evaluated, by whole models."""
         return self.size // self.context, self.rank // self.context
 
     def share_rows(self, context: int) -> None:
@@ -65,13 +73,32 @@ class Ranks:
         Raises:
             BackendError: they cannot, with what to type.
         """
-        if context > 1:
+        self._refuse(context, "row", "context")
+
+    def share_layers(self, pipeline: int) -> None:
+        """Let so many compute the layers of each row one after the other, from here on; as :meth:`share_rows`."""
+        self._refuse(pipeline, "row's layers", "pipeline")
+
+    def _refuse(self, processes: int, what: str, setting: str) -> None:
+        if processes > 1:
             why = f"those of {self.how} do not" if self.size > 1 else "this one is alone"
             raise BackendError(
-                f"{context} processes are to share each row, and {why}",
-                where=f"mesh.context={context}",
-                fix=f"mesh.context=1, or processes on torch: --gpus {context}, torchrun (docs/scale.md)",
+                f"{processes} processes are to share each {what}, and {why}",
+                where=f"mesh.{setting}={processes}",
+                fix=f"mesh.{setting}=1, or processes on torch: --gpus {processes}, torchrun (docs/scale.md)",
             )
+
+    def pipelined(self, trainer: Any, *step: Any) -> Iterator[Any]:
+        """Compute the losses of a step's micro-batches, and their gradients, where others share the layers.
+
+        Args:
+            trainer: of the framework.
+            step: micro-batches, staged and other values, and the timer, as the trainer has them.
+
+        Returns:
+            A loss a micro-batch: of the last stage; sums of 0 elsewhere, and statistics of its own layers.
+        """
+        raise NotImplementedError
 
     def check(self, plan: Plan) -> Sequence[str]:
         """Refuse a plan whose model cannot be computed by some columns of its rows, where rows are shared.

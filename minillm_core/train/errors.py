@@ -180,14 +180,15 @@ def check_ranks(plan: Plan, ranks: int) -> None:
             where=", ".join(plan.by_rows),
             fix="--plugins -sparse_rows, or one process",
         )
-    context = plan.config.mesh.context if ranks > 1 else 1
-    if ranks % context:
-        raise ConfigError(
-            f"{ranks} processes, and each row is to be shared by {context} of them",
-            where=f"mesh.context={context}",
-            fix=f"a mesh.context that divides {ranks}, or a multiple of {context} processes",
-        )
-    parts = ranks // context
+    mesh, parts = plan.config.mesh, ranks
+    for key, count in (("context", mesh.context), ("pipeline", mesh.pipeline)):
+        if parts % count and ranks > 1:
+            raise ConfigError(
+                f"{parts} processes, and each row is to be shared by {count} of them",
+                where=f"mesh.{key}={count}",
+                fix=f"a mesh.{key} that divides {parts}, or a multiple of {count} processes",
+            )
+        parts = max(1, parts // count)
     for shape in plan.course:
         if shape.accumulate % parts and shape.rows % parts:
             raise ConfigError(

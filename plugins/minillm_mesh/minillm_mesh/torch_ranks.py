@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -22,9 +22,11 @@ from torch.distributed.rendezvous import rendezvous
 from minillm_core import Plan
 from minillm_core.inspection import Detected, Group, Ranks
 from minillm_mesh import context as rows
+from minillm_mesh import stages
 from minillm_mesh.alive import Watch, meet
 from minillm_mesh.collectives import met
 from minillm_mesh.exchange import HEADS, chosen
+from minillm_mesh.pipeline import Pipeline
 from minillm_mesh.torch_share import TorchShare
 
 TIMEOUT = timedelta(hours=24)
@@ -70,8 +72,26 @@ class TorchRanks(Ranks):
         group, own = groups[self.rank // context], self.rank % context
         self._columns = rows.Columns(own, context, group)
 
+    def share_layers(self, pipeline: int) -> None:
+        """Let so many compute the layers of each row one after the other: each the next run of them."""
+        if pipeline in (1, self.pipeline):
+            return
+        parts = self.size // pipeline
+        groups = [
+            dist.new_group([*range(part, self.size, parts)], timeout=TIMEOUT)
+            for part in range(parts)
+        ]
+        self.pipeline = pipeline
+        self._stages = Pipeline(self.rank // parts, pipeline, groups[self.rank % parts])
+
+    def pipelined(self, trainer: Any, *step: Any) -> Iterator[Any]:
+        """Compute the losses of a step's micro-batches: see :mod:`minillm_mesh.pipeline`."""
+        return self._stages.losses(trainer, *step)
+
     def check(self, plan: Plan) -> Sequence[str]:
-        """Refuse a plan whose model cannot be computed by some columns of its rows; choose how they attend."""
+        """Refuse a plan whose model cannot be divided as it is to be; choose how columns attend."""
+        if self.pipeline > 1:
+            stages.check(plan, self.pipeline, self.data[0])
         if self.context == 1:
             return ()
         rows.check(plan, self.context)

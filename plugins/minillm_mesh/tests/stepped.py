@@ -171,7 +171,8 @@ def main(
     ranks, found = join(Detected(backend, "cpu", "")), {}
     words = dict(setting.split("=") for setting in settings)
     given = {key: int(word) if word.isdigit() else word for key, word in words.items()}
-    ranks.share_rows(int(given.get("mesh.context", 1)))
+    ranks.share_rows(given.get("mesh.context", 1))
+    ranks.share_layers(given.get("mesh.pipeline", 1))
     first, *others = how.split(",")
     for name in {"cases": [*CASES], "more": [*MORE]}.get(names) or names.split(","):
         plan, expected = plan_of(name, split, given), None
