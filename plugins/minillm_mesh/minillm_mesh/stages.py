@@ -156,6 +156,17 @@ def cut(loads: Sequence[float], count: int) -> list[int]:
     return bounds[::-1]
 
 
+def width(plan: Plan, name: str) -> int:
+    """Count the numbers a token of an array that crosses a border; those of a plugin's own stream are taken for dim."""
+    g = plan.spec.geometry
+    of_heads = {"k": g.kv_heads, "v": g.kv_heads, "q": g.heads, "y": g.heads}
+    site, last = dict(plan.spec.taps).get(name, name), name.rpartition(".")[2]
+    if last in {term.emitted for term in plan.spec.loss.terms}:
+        return 0
+    place, _, last = site.rpartition(".")
+    return of_heads[last] * g.head_dim if place.endswith(".attention") else g.dim
+
+
 def bubble(count: int, micro: int) -> float:
     """Return the share of a step in which a stage waits for the others: the same under both schedules."""
     return (count - 1) / (micro + count - 1)
