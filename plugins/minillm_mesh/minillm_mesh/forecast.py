@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from rich.table import Table
@@ -257,7 +258,11 @@ class Forecast:
         if mesh.pipeline > 1:
             runs = [f"{len(one.blocks)} of {one.flops / 1e6:,.0f} MFLOP" for one in self.stages]
             crossing = sorted({name for one in self.stages for name in one.sent})
-            also = f", and {len(crossing)} more arrays" if len(crossing) > 3 else ", ".join(["", *crossing])
+            also = (
+                f", and {len(crossing)} more arrays"
+                if len(crossing) > 3
+                else ", ".join(["", *crossing])
+            )
             yield (
                 "pipeline",
                 f"{mesh.pipeline} stages of blocks, a token's FLOPs each: {', '.join(runs)}; between them "
@@ -399,7 +404,9 @@ class Forecast:
         for name in held:
             rule = name.removeprefix("optimizer state (").removesuffix(")")
             if name in ("activations", "logits"):
-                held[name] = round(held[name] / (1 if whole else min(self.parts, rows)) / mesh.context)
+                held[name] = round(
+                    held[name] / (1 if whole else min(self.parts, rows)) / mesh.context
+                )
             elif updates == SHARDED and rule in mine.state:
                 held[name] = mine.state[rule]
         if mesh.pipeline > 1:
@@ -421,7 +428,7 @@ class Forecast:
         shares = [len(one.blocks) / blocks for one in self.stages]
         held = max(share * many for share, many in zip(shares, at_once, strict=True))
         borders = [0.0, *(self._border(one.sent) for one in self.stages[:-1]), 0.0]
-        most = max(map(sum, zip(borders, borders[1:], strict=False)))  # arrays, and gradients
+        most = max(map(sum, pairwise(borders)))  # arrays, and gradients
         return {
             "activations": round(activations * held),
             "pipeline buffers": round(most * self.part[2]),

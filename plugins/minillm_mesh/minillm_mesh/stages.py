@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import prod
 from typing import Any
 
@@ -52,7 +52,7 @@ def stages(plan: Plan, model: Any, values: Mapping[str, Any], count: int) -> tup
         live.append((live[-1] - ends.made[layer]) | {*block.inputs})
     live.reverse()
     borders = [tuple(sorted(live[at] & ends.crossing)) for at in bounds]
-    segments = list(zip(bounds, bounds[1:], strict=False))
+    segments = list(pairwise(bounds))
     reads = [
         set[str]().union(*(model.layers[layer].inputs for layer, _ in order[first:last]))
         for first, last in segments
@@ -118,9 +118,12 @@ class _Ends:
 
 
 def _flops(plan: Plan, model: Any) -> list[float]:
-    """Count FLOPs a token of each block, as the plan's estimate does."""
+    """Count FLOPs a token of each block, once, as the plan's estimate does."""
     scores, modules = plan.estimate().scores, dict(named_modules(model))
-    found = [float(scores.get(layer, 0)) for layer in range(len(model.layers))]
+    found = [
+        scores.get(layer, 0) / plan.turns.get(layer, (1, 1))[0]
+        for layer in range(len(model.layers))
+    ]
     for info in plan.parameters.values():
         if info.name.startswith("layers.") and len(info.shape) > 1:
             share = getattr(modules.get(info.name.rpartition(".")[0]), "share", 1.0)
@@ -160,10 +163,9 @@ def width(plan: Plan, name: str) -> int:
     """Count the numbers a token of an array that crosses a border; those of a plugin's own stream are taken for dim."""
     g = plan.spec.geometry
     of_heads = {"k": g.kv_heads, "v": g.kv_heads, "q": g.heads, "y": g.heads}
-    site, last = dict(plan.spec.taps).get(name, name), name.rpartition(".")[2]
+    place, _, last = dict(plan.spec.taps).get(name, name).rpartition(".")
     if last in {term.emitted for term in plan.spec.loss.terms}:
         return 0
-    place, _, last = site.rpartition(".")
     return of_heads[last] * g.head_dim if place.endswith(".attention") else g.dim
 
 

@@ -77,7 +77,7 @@ class TorchRanks(Ranks):
         if pipeline in (1, self.pipeline):
             return
         parts = self.size // pipeline
-        groups = [
+        groups: list[Any] = [  # every rank makes all of them, in one order
             dist.new_group([*range(part, self.size, parts)], timeout=TIMEOUT)
             for part in range(parts)
         ]

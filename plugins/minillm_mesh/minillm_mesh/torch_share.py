@@ -107,7 +107,9 @@ class TorchShare:
 
     def cut(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Cut whole gradients into the parts of all ranks, rank by rank: views; None stays None."""
-        return [None if gradients[at] is None else part.of(gradients[at]) for at, part in self.pieces]
+        return [
+            None if gradients[at] is None else part.of(gradients[at]) for at, part in self.pieces
+        ]
 
     def scattered(self) -> dict[str, Tensor]:
         """Add up gradients over all ranks; return this rank's, in memory that the next step writes."""

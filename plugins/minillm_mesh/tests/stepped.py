@@ -170,7 +170,9 @@ def main(
     """Train every case in each way, and write how far the others are from the first."""
     ranks, found = join(Detected(backend, "cpu", "")), {}
     words = dict(setting.split("=") for setting in settings)
-    given = {key: int(word) if word.isdigit() else word for key, word in words.items()}
+    given: dict[str, Any] = {
+        key: int(word) if word.isdigit() else word for key, word in words.items()
+    }
     ranks.share_rows(given.get("mesh.context", 1))
     ranks.share_layers(given.get("mesh.pipeline", 1))
     first, *others = how.split(",")

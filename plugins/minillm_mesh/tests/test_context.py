@@ -177,17 +177,21 @@ def torchrun(size: int, *command: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("size", "split", "names"),
+    ("size", "split", "names", "settings"),
     [
-        (2, "rows", "plain,muon,paired_heads,windows,value_embeds,mtp,speedrun"),
-        (4, "micro", "windows,speedrun"),
+        (2, "rows", "plain,muon,paired_heads,windows,value_embeds,mtp,speedrun", ()),
+        (4, "micro", "windows,speedrun", ()),
+        (2, "rows", "windows,value_embeds,speedrun", ("mesh.context_exchange=heads",)),
+        (4, "rows", "plain", ("mesh.context=4", "model.kv_heads=4")),
     ],
 )
 def test_processes_that_share_rows_train_alike(
-    size: int, split: str, names: str, tmp_path: Path
+    size: int, split: str, names: str, settings: tuple[str, ...], tmp_path: Path
 ) -> None:
     out = tmp_path / "found.json"
-    torchrun(size, str(STEPPED), "torch", str(out), split, names, "alone,off,updates", "2")
+    ways = "alone,updates" if settings else "alone,off,updates"
+    given = ("mesh.context=2", *settings)
+    torchrun(size, str(STEPPED), "torch", str(out), split, names, ways, *given)
     found: Mapping[str, Any] = json.loads(out.read_text())
     assert found.keys() == {*names.split(",")}
     for name, met in found.items():
@@ -199,7 +203,7 @@ def test_processes_that_share_rows_train_alike(
 @pytest.mark.slow
 def test_every_plugin_is_computed_by_columns_or_refused(tmp_path: Path) -> None:
     out = tmp_path / "found.json"
-    torchrun(2, str(SHARED), str(out))
+    torchrun(2, str(SHARED), str(out), "context")
     found: Mapping[str, float | str] = json.loads(out.read_text())
     refused = {name.partition("[")[0]: why for name, why in found.items() if isinstance(why, str)}
     assert refused.keys() == REFUSED.keys()
