@@ -32,6 +32,9 @@ from minillm_core.backends.ranks import (
     join as join,
     launched as launched,
 )
+from minillm_core.backends.steps import (
+    warmed as warmed,
+)
 from minillm_core.config.check import (
     check_option as check_option,
 )
@@ -83,6 +86,7 @@ from minillm_core.nn.module import (
 )
 from minillm_core.nn.block import (
     COLUMNS as COLUMNS,
+    GATHERED as GATHERED,
     Omitted as Omitted,
 )
 from minillm_core.nn.node import (

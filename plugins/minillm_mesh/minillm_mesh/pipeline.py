@@ -18,7 +18,7 @@ from torch import _foreach_zero_ as foreach_zero_  # pyright: ignore[reportPriva
 from torch.autograd import Function
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from minillm_core.inspection import Loss
+from minillm_core.inspection import GATHERED, Loss, warmed
 from minillm_mesh.collectives import met
 from minillm_mesh.stages import GPIPE, ONE_F_ONE_B, Stage, stages
 
@@ -38,7 +38,8 @@ class Pipeline:
 
     def __init__(self, stage: int, count: int, group: dist.ProcessGroup) -> None:
         self.stage, self.count, self.group = stage, count, group
-        self.run: _Run | None = None
+        self.runs: dict[tuple[Any, ...], _Run] = {}  # of one trainer
+        self.current: _Run | None = None
 
     def losses(
         self,
@@ -50,13 +51,38 @@ class Pipeline:
     ) -> Iterator[Loss]:
         """Compute a step's losses, and add up the gradients of this stage: see Ranks.pipelined."""
         timer("forward")  # forward and backward passes of micro-batches are not apart
+        if self.current is None or self.current.trainer is not trainer:
+            self.current, self.runs = None, {}
+            if trainer.binding.compile:  # every variant at once, while no clock runs
+                for those, count, host in warmed(trainer.plan, trainer.phase, micro[0]):
+                    batch = self._moved(trainer, host, those)
+                    self._run(trainer, batch, count or len(micro), those, given).compile(
+                        batch, given
+                    )
+        batches = [self._moved(trainer, host, staged) for host in micro]
+        run = self._run(trainer, batches[0], len(batches), staged, given)
+        if self.current is not None and self.current is not run:
+            self.current.schedule = None  # its buffers are freed first
+        self.current = run
+        yield from run.step(batches, given)
+
+    def _moved(self, trainer: Any, host: Any, staged: Mapping[str, int]) -> Mapping[str, Tensor]:
+        """Move what a stage reads to its device; models of the loss are the last one's."""
         last = self.stage + 1 == self.count
-        batches = [trainer.fields(one, staged) if last else trainer.moved(one) for one in micro]
-        key = (*staged.values(), batches[0]["ids"].shape, len(batches))
-        if self.run is None or self.run.trainer is not trainer or self.run.key != key:
-            self.run = None  # its buffers are freed first
-            self.run = _Run(self, trainer, key, staged, batches[0], given)
-        yield from self.run.step(batches, given)
+        return trainer.fields(host, staged) if last else trainer.moved(host)
+
+    def _run(
+        self,
+        trainer: Any,
+        batch: Mapping[str, Tensor],
+        micro: int,
+        staged: Mapping[str, int],
+        given: Mapping[str, Tensor],
+    ) -> _Run:
+        key = (*staged.values(), batch["ids"].shape, micro)
+        if key not in self.runs:
+            self.runs[key] = _Run(self, trainer, micro, staged, batch, given)
+        return self.runs[key]
 
 
 class _Run:
@@ -66,31 +92,56 @@ class _Run:
         self,
         pipeline: Pipeline,
         trainer: Any,
-        key: tuple[Any, ...],
+        micro: int,
         staged: Mapping[str, int],
         batch: Mapping[str, Tensor],
         given: Mapping[str, Tensor],
     ) -> None:
-        self.trainer, self.key, self.staged = trainer, key, staged
+        self.pipeline, self.trainer, self.micro, self.staged = pipeline, trainer, micro, staged
         self.parts = stages(trainer.plan, trainer.model, staged, pipeline.count)
         self.part = self.parts[pipeline.stage]
         self.graphs: dict[int, Callable[..., Any]] = {}
-        borders, self.statistics = self._tried(batch, given)
-        module = _Called(self._forward)
+        self.borders, self.statistics = self._tried(batch, given)
+        self.schedule: Any = None
+        self.failure: Exception | None = None
+
+    def _scheduled(self) -> Any:
+        """Make torch's schedule, with buffers for all that is received."""
+        own, mesh = self.pipeline.stage, self.trainer.plan.config.mesh
         stage = _Stage(
-            module,
-            pipeline.stage,
-            pipeline.count,
-            trainer.device,
-            input_args=borders[pipeline.stage],
-            output_args=borders[pipeline.stage + 1],
-            group=pipeline.group,
+            _Called(self._forward),
+            own,
+            self.pipeline.count,
+            self.trainer.device,
+            input_args=self.borders[own],
+            output_args=self.borders[own + 1],
+            group=self.pipeline.group,
         )
         stage.after = self._collect
-        self.schedule = SCHEDULES[trainer.plan.config.mesh.schedule](
-            stage, n_microbatches=key[-1], loss_fn=lambda output, _: output[0], scale_grads=False
+        return SCHEDULES[mesh.schedule](
+            stage, n_microbatches=self.micro, loss_fn=lambda output, _: output[0], scale_grads=False
         )
-        self.failure: Exception | None = None
+
+    def compile(self, batch: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
+        """Compile the stage, forward and backward, on arrays of zeros."""
+        zeros = [
+            torch.zeros_like(one, device=self.trainer.device, requires_grad=True)
+            for one in self.borders[self.pipeline.stage]
+        ]
+        with self.trainer.random.kept():
+            outputs, _ = self._graph(batch)(batch, given, _handed(zeros))
+            parameters = [*zeros, *self.trainer.weights.trained.values()]
+            found = [one for one in outputs if one.requires_grad]
+            if found:
+                total = [torch.zeros_like(one) for one in found]
+                torch.autograd.grad(found, parameters, total, allow_unused=True)
+
+    def _graph(self, batch: Mapping[str, Tensor]) -> Callable[..., Any]:
+        """Return the stage for as many gathered positions as a batch has, compiled where the binding says so."""
+        positions = batch.get(GATHERED, batch["ids"]).numel()
+        if positions not in self.graphs:
+            self.graphs[positions] = self.trainer.compiled(self._compute)
+        return self.graphs[positions]
 
     def _tried(
         self, batch: Mapping[str, Tensor], given: Mapping[str, Tensor]
@@ -145,13 +196,8 @@ class _Run:
     def _forward(self, *received: Tensor) -> Arrays:
         """Compute the next micro-batch: both schedules take them in their order."""
         batch = self.batches[len(self.found)]
-        if received:
-            received = _Received.apply(*received)
-        positions = batch.get("loss.gather", batch["ids"]).numel()
-        if positions not in self.graphs:
-            self.graphs[positions] = self.trainer.compiled(self._compute)
         try:
-            outputs, found = self.graphs[positions](batch, self.given, received)
+            outputs, found = self._graph(batch)(batch, self.given, _handed(received))
         except Exception as error:  # torch hands on a RuntimeError of its own
             self.failure = error
             raise
@@ -170,6 +216,7 @@ class _Run:
         else:
             foreach_zero_(trainer.gradients)
         target = {"target": torch.empty(len(batches))} if self.part.last else {}
+        self.schedule = self.schedule or self._scheduled()
         try:
             with met():
                 self.schedule.step(**target, return_outputs=False)
@@ -247,6 +294,11 @@ class _Received(Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Arrays:
         return upstream
+
+
+def _handed(received: Sequence[Tensor]) -> Arrays:
+    """Hand arrays on to a stage; the first one receives none."""
+    return _Received.apply(*received) if received else ()
 
 
 def _outputs(part: Stage, x: Tensor, scope: Any) -> Arrays:
