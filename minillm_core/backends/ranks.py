@@ -93,7 +93,7 @@ class Ranks:
 
         Args:
             trainer: of the framework.
-            step: micro-batches, staged and other values, and the timer, as the trainer has them.
+            step: micro-batches, staged and other values, as the trainer has them.
 
         Returns:
             A loss a micro-batch: of the last stage; sums of 0 elsewhere, and statistics of its own layers.

@@ -116,8 +116,8 @@ class TorchTrainer(TorchModel, Trainer):
                 self._warm_up(micro[0], given)
         timer = self.step_timer or _untimed
         figures: dict[str, Tensor] = {}
-        lost = self._losses if own else partial(self.ranks.pipelined, self)
-        losses = lost(micro, staged, given, timer)
+        compute = self._losses if own else partial(self.ranks.pipelined, self)
+        losses = compute(micro, staged, given)
         for index in range(len(micro)):
             if index and cancelled():
                 self.random.restore(drawn)
@@ -143,13 +143,10 @@ class TorchTrainer(TorchModel, Trainer):
         return later
 
     def _losses(
-        self,
-        micro: Sequence[Batch],
-        staged: Mapping[str, int],
-        given: dict[str, Tensor],
-        timer: Callable[[str], None],
+        self, micro: Sequence[Batch], staged: Mapping[str, int], given: dict[str, Tensor]
     ) -> Iterator[Loss]:
         """Compute the loss of each micro-batch, and add up its gradients."""
+        timer = self.step_timer or _untimed
         for index, host in enumerate(micro):
             timer("forward")
             batch = self.fields(host, staged)

@@ -47,10 +47,10 @@ class Pipeline:
         micro: Sequence[Any],
         staged: Mapping[str, int],
         given: Mapping[str, Tensor],
-        timer: Callable[[str], None],
     ) -> Iterator[Loss]:
         """Compute a step's losses, and add up the gradients of this stage: see Ranks.pipelined."""
-        timer("forward")  # forward and backward passes of micro-batches are not apart
+        if trainer.step_timer is not None:  # forward and backward passes are not apart
+            trainer.step_timer("forward")
         if self.current is None or self.current.trainer is not trainer:
             self.current, self.runs = None, {}
             if trainer.binding.compile:  # every variant at once, while no clock runs
