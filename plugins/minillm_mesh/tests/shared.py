@@ -24,7 +24,12 @@ from minillm_core.plugins.manager import find
 from tools import every_plugin
 
 MODEL = {"build_attention", "build_model", "compute_loss", "on_batch"}
-SIZES = {**TINY, "train.rows": 2, "train.accumulate": 2, "train.steps": 2}
+SIZES = {**TINY, "train.rows": 2, "train.accumulate": 1, "train.steps": 2}
+AXES: Mapping[str, Mapping[str, int]] = {
+    "context": {"mesh.context": 2},
+    "pipeline": {"mesh.pipeline": 2, "train.accumulate": 2},
+}
+AXIS = AXES[sys.argv[2]]
 OTHER_SIZES = ("batch_schedule",)
 """Plugins whose steps have several sizes: batches made here have one."""
 
@@ -69,9 +74,6 @@ def refusal(plan: minillm.Plan) -> str | None:
 
 
 RANKS = join(Detected("torch", "cpu", ""))
-
-
-AXIS = {f"mesh.{sys.argv[2]}": 2}
 
 
 def main(out: str) -> None:
