@@ -22,7 +22,7 @@ import numpy as np
 import minillm_core as minillm
 from minillm_core.backends.ranks import ALONE, join
 from minillm_core.data.batch import part_of
-from minillm_core.inspection import Detected, Ranks, batch_hook, trainer
+from minillm_core.inspection import Detected, Ranks, batch_hook, read_value, trainer
 
 STEPS = 20
 TINY = {
@@ -170,9 +170,7 @@ def main(
     """Train every case in each way, and write how far the others are from the first."""
     ranks, found = join(Detected(backend, "cpu", "")), {}
     words = dict(setting.split("=") for setting in settings)
-    given: dict[str, Any] = {
-        key: int(word) if word.isdigit() else word for key, word in words.items()
-    }
+    given = {key: read_value(word) for key, word in words.items()}
     ranks.share_rows(given.get("mesh.context", 1))
     ranks.share_layers(given.get("mesh.pipeline", 1))
     first, *others = how.split(",")
