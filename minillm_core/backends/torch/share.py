@@ -22,7 +22,7 @@ class Share(Protocol):
     sums: list[Tensor]  # where gradients of all parameters are added up, float32: those of `cut`
 
     def cut(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """Cut whole gradients, in the order of the parameters, into the parts of all ranks; None stays None."""
+        """Cut whole gradients, in the order of the parameters, into the parts of all ranks."""
         ...
 
     def scattered(self) -> dict[str, Tensor]:

@@ -77,9 +77,9 @@ def _hindrance(plan: Plan, size: int) -> MinillmError | None:
         for kind, leaf in (("query", attention.q), ("key and value", attention.k)):
             count = leaf.out_features // attention.head_dim // joins
             if count % size:
-                joined = f", each of {joins}," if joins > 1 else ""
+                joined = f", each of {joins}" if joins > 1 else ""
                 return ConfigError(
-                    f"{size} processes cannot divide {count} {kind} heads{joined} of layer {layer}",
+                    f"{size} processes cannot divide the {kind} heads of layer {layer}: {count}{joined}",
                     where=f"{where}, mesh.context={size}",
                     fix=fix,
                 )

@@ -20,6 +20,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from minillm_core.inspection import GATHERED, Loss, warmed
 from minillm_mesh.collectives import met
+from minillm_mesh.layout import Part
 from minillm_mesh.stages import GPIPE, ONE_F_ONE_B, Stage, stages
 
 SCHEDULES: Mapping[str, Any] = {GPIPE: ScheduleGPipe, ONE_F_ONE_B: Schedule1F1B}
@@ -251,12 +252,14 @@ class _Run:
         """Add a micro-batch's gradients, which torch leaves in the parameters, to the step's in float32."""
         trainer = self.trainer
         parameters = [*trainer.weights.trained.values()]
-        fresh = [one.grad for one in parameters]
-        if trainer.share is not None:
-            fresh = trainer.share.cut(fresh)
-        pairs = [pair for pair in zip(trainer.gradients, fresh, strict=True) if pair[1] is not None]
+        if (share := trainer.share) is None:
+            held = [*zip(trainer.gradients, (one.grad for one in parameters), strict=True)]
+        else:  # the sums are of parts, rank by rank
+            found = zip(share.sums, share.pieces, strict=True)
+            held = [(one, _part(part, parameters[at].grad)) for one, (at, part) in found]
+        pairs = [(one, fresh) for one, fresh in held if fresh is not None]
         if pairs:  # not of frozen layers
-            foreach_add_([held for held, _ in pairs], [one for _, one in pairs])
+            foreach_add_([one for one, _ in pairs], [fresh for _, fresh in pairs])
         for one in parameters:
             one.grad = None
 
@@ -294,6 +297,10 @@ class _Received(Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Arrays:
         return upstream
+
+
+def _part(part: Part, gradient: Tensor | None) -> Tensor | None:
+    return None if gradient is None else part.of(gradient)
 
 
 def _handed(received: Sequence[Tensor]) -> Arrays:

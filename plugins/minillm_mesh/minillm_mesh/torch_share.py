@@ -105,11 +105,9 @@ class TorchShare:
         self.arrived = [_view(self.received, begin, part) for begin, part in every]
         self.copies = [part.of(parameters[part.name].data) for _, part in every]
 
-    def cut(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Cut whole gradients into the parts of all ranks, rank by rank: views; None stays None."""
-        return [
-            None if gradients[at] is None else part.of(gradients[at]) for at, part in self.pieces
-        ]
+    def cut(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Cut whole gradients into the parts of all ranks, rank by rank: views."""
+        return [part.of(gradients[at]) for at, part in self.pieces]
 
     def scattered(self) -> dict[str, Tensor]:
         """Add up gradients over all ranks; return this rank's, in memory that the next step writes."""

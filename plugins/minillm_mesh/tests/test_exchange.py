@@ -42,9 +42,13 @@ def test_auto_takes_what_sends_fewer_bytes() -> None:
 @pytest.mark.parametrize(
     ("plugins", "settings", "why"),
     [
-        ("", {"model_heads": 6, "model_kv_heads": 6, "model_head_dim": 8}, "divide 6 query heads"),
-        ("", {"model_heads": 8, "model_kv_heads": 2}, "divide 2 key and value heads"),
-        ("paired_heads", {"model_heads": 4, "model_kv_heads": 4}, "2 query heads, each of 2,"),
+        (
+            "",
+            {"model_heads": 6, "model_kv_heads": 6, "model_head_dim": 8},
+            "the query heads of layer 0: 6",
+        ),
+        ("", {"model_heads": 8, "model_kv_heads": 2}, "the key and value heads of layer 0: 2"),
+        ("paired_heads", {"model_heads": 4, "model_kv_heads": 4}, "heads of layer 0: 2, each of 2"),
         ("attn_sink", {"model_heads": 4, "model_kv_heads": 4}, "'attn_sink' has a function of"),
     ],
 )
