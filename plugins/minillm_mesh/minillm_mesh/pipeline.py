@@ -56,10 +56,9 @@ class Pipeline:
             self.current, self.runs = None, {}
             if trainer.binding.compile:  # every variant at once, while no clock runs
                 for those, count, host in warmed(trainer.plan, trainer.phase, micro[0]):
-                    batch = self._moved(trainer, host, those)
-                    self._run(trainer, batch, count or len(micro), those, given).compile(
-                        batch, given
-                    )
+                    batch = self._moved(trainer, host, those, trained=False)
+                    run = self._run(trainer, batch, count or len(micro), those, given)
+                    run.compile(batch, given)
         batches = [self._moved(trainer, host, staged) for host in micro]
         run = self._run(trainer, batches[0], len(batches), staged, given)
         if self.current is not None and self.current is not run:
@@ -67,10 +66,13 @@ class Pipeline:
         self.current = run
         yield from run.step(batches, given)
 
-    def _moved(self, trainer: Any, host: Any, staged: Mapping[str, int]) -> Mapping[str, Tensor]:
+    def _moved(
+        self, trainer: Any, host: Any, staged: Mapping[str, int], *, trained: bool = True
+    ) -> Mapping[str, Tensor]:
         """Move what a stage reads to its device; models of the loss are the last one's."""
-        last = self.stage + 1 == self.count
-        return trainer.fields(host, staged) if last else trainer.moved(host)
+        if self.stage + 1 == self.count:
+            return trainer.fields(host, staged, trained=trained)
+        return trainer.moved(host)
 
     def _run(
         self,
