@@ -37,7 +37,9 @@ A framework of your own, such as the NumPy oracle of minillm-kit
     of one parameter, and ``call_names`` the arguments of a ``forward``. ``Scope`` is how a decoder's
     modules see the sequence; a batch with the entry ``COLUMNS`` has some columns of its rows, and its
     labels further on by the names of ``ahead``. ``decoder`` outlines a plan's model outside any
-    framework, and ``named_modules`` walks it.
+    framework, ``named_modules`` walks it, ``inputs_of`` lists what a resolved part reads, and a ``Loss``
+    is what the model returns of a micro-batch, of some positions alone where that has the entry ``GATHERED``.
+    ``warmed`` lists what a trainer compiles before its first step.
 
 The update
     ``Group`` and ``Member`` say which parameters a rule updates together, ``groups_of`` makes them;

@@ -32,6 +32,9 @@ from minillm_core.backends.ranks import (
     join as join,
     launched as launched,
 )
+from minillm_core.backends.steps import (
+    warmed as warmed,
+)
 from minillm_core.config.check import (
     check_option as check_option,
 )
@@ -64,6 +67,7 @@ from minillm_core.install import (
     unmet as unmet,
 )
 from minillm_core.nn.decoder import (
+    Loss as Loss,
     ahead as ahead,
     decoder as decoder,
 )
@@ -91,6 +95,7 @@ from minillm_core.nn.node import (
     Scope as Scope,
     Setting as Setting,
     call_names as call_names,
+    inputs_of as inputs_of,
 )
 from minillm_core.nn.rope import (
     Staged as Staged,

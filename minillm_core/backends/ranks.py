@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,7 @@ class Ranks:
         size: how many there are.
         context: how many share each row, neighbours by rank; each computes some of its columns.
         tensor: how many share these columns, next neighbours; each computes some heads and hidden units.
+        pipeline: how many share the layers; each computes a run of them.
         device: of this process, as ``--device`` names it; None: that of the command.
         how: what they communicate by, for people.
         scope: makes the scope of a batch with this rank's columns, of what is read; see ``Scope``.
@@ -46,6 +47,7 @@ class Ranks:
     size: int = 1
     context: int = 1
     tensor: int = 1
+    pipeline: int = 1
     device: str | None = None
     how: str = ""
     scope: Callable[[dict[str, Any]], Any] | None = None
@@ -60,6 +62,12 @@ class Ranks:
     @property
     def data(self) -> tuple[int, int]:
         """How many parts the rows of a step have, and which of them is this rank's, from 0."""
+        parts, own = self.held_out
+        return parts // self.pipeline, own % (parts // self.pipeline)
+
+    @property
+    def held_out(self) -> tuple[int, int]:
+        """The same of rows that are evaluated, by whole models."""
         each = self.context * self.tensor
         return self.size // each, self.rank // each
 
@@ -69,22 +77,45 @@ class Ranks:
         Raises:
             BackendError: they cannot, with what to type.
         """
-        for name, count in (("context", context), ("tensor", tensor)):
-            if count > 1:
-                why = f"those of {self.how} do not" if self.size > 1 else "this one is alone"
-                raise BackendError(
-                    f"{count} processes are to share each row, and {why}",
-                    where=f"mesh.{name}={count}",
-                    fix=f"mesh.{name}=1, or processes on torch: --gpus {count}, torchrun (docs/scale.md)",
-                )
+        self._refuse(context, "row", "context")
+        self._refuse(tensor, "row", "tensor")
 
-    def check(self, plan: Plan) -> None:
+    def share_layers(self, pipeline: int) -> None:
+        """Let so many compute the layers of each row one after the other, from here on; as :meth:`share_rows`."""
+        self._refuse(pipeline, "row's layers", "pipeline")
+
+    def _refuse(self, processes: int, what: str, setting: str) -> None:
+        if processes > 1:
+            why = f"those of {self.how} do not" if self.size > 1 else "this one is alone"
+            raise BackendError(
+                f"{processes} processes are to share each {what}, and {why}",
+                where=f"mesh.{setting}={processes}",
+                fix=f"mesh.{setting}=1, or processes on torch: --gpus {processes}, torchrun (docs/scale.md)",
+            )
+
+    def pipelined(self, trainer: Any, *step: Any) -> Iterator[Any]:
+        """Compute the losses of a step's micro-batches, and their gradients, where others share the layers.
+
+        Args:
+            trainer: of the framework.
+            step: micro-batches, staged and other values, as the trainer has them.
+
+        Returns:
+            A loss a micro-batch: of the last stage; sums of 0 elsewhere, and statistics of its own layers.
+        """
+        raise NotImplementedError
+
+    def check(self, plan: Plan) -> Sequence[str]:
         """Refuse a plan whose model cannot be computed by some columns of its rows, or heads, where these are shared.
+
+        Returns:
+            Lines to say of how it will be.
 
         Raises:
             PlanError: with the plugin and the reason.
             ConfigError: rows cannot be cut.
         """
+        return ()
 
     def columns(self, batch: Any, plan: Plan) -> Any:
         """Take this rank's columns of a batch's rows: all of them, where none are shared."""

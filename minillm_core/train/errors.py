@@ -180,11 +180,11 @@ def check_ranks(plan: Plan, ranks: int) -> None:
             fix="--plugins -sparse_rows, or one process",
         )
     mesh = plan.config.mesh
-    each = mesh.context * mesh.tensor if ranks > 1 else 1
+    each = mesh.context * mesh.tensor * mesh.pipeline if ranks > 1 else 1
     if ranks % each:
         raise ConfigError(
             f"{ranks} processes, and each row is to be shared by {each} of them",
-            where=f"mesh.context={mesh.context}, mesh.tensor={mesh.tensor}",
+            where=f"mesh.context={mesh.context}, mesh.tensor={mesh.tensor}, mesh.pipeline={mesh.pipeline}",
             fix=f"numbers whose product divides {ranks}, or a multiple of {each} processes",
         )
     parts = ranks // each

@@ -11,7 +11,7 @@ import pytest
 
 from tools.size import File, count, packages, summary
 
-CEILING = 24_700
+CEILING = 24_800
 """Lines of code that the core may have.
 
 It is what the core has today, rounded up to the next hundred; each step lowers the number. The aim is
@@ -125,6 +125,9 @@ parts to (20), evidence of all ranks (20). The layout and what is sent are minil
 24,600 to 24,700: rows that processes share. A scope of some columns, which attends, and its place in the decoder,
 blocks and attention (40); queries that are the last of their keys, for two kernels (25); columns of a batch and
 of evaluation, and who has which rows (30).
+
+24,700 to 24,800: layers that processes share. The decoder's pass in parts that a stage calls (25), losses of a
+step by a stage, and who computes what (30), FLOPs of attention by layer (5); three settings (17).
 """
 
 SOURCE = '''\

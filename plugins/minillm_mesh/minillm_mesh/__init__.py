@@ -3,6 +3,10 @@
 layout          which rank updates what, of a plan: pure
 torch_share     updates divided so: gradients to their owners, new weights to all
 torch_ranks     collectives by torch.distributed (NCCL on GPUs, gloo on CPUs)
+context         columns of rows that several ranks share: cut, attended, refused
+exchange        keys gathered or heads exchanged for columns: the cheaper of a plan; pure
+stages          which layers each rank of a pipeline computes, and what crosses: pure
+pipeline        a stage run by torch.distributed.pipelining
 launcher        the processes of ``minillm train --gpus``: started together, ended together
 mlx_ranks       collectives by mx.distributed
 layout          which rank updates what

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -21,10 +21,12 @@ from torch.distributed.rendezvous import rendezvous
 
 from minillm_core import Plan
 from minillm_core.inspection import Detected, Group, Ranks
-from minillm_mesh import by_columns, heads
+from minillm_mesh import by_columns, heads, stages
 from minillm_mesh import context as rows
 from minillm_mesh.alive import Watch, meet
 from minillm_mesh.collectives import met
+from minillm_mesh.exchange import HEADS, chosen
+from minillm_mesh.pipeline import Pipeline
 from minillm_mesh.tensor import Share
 from minillm_mesh.torch_share import TorchShare
 
@@ -78,12 +80,34 @@ class TorchRanks(Ranks):
                 own = group if self.rank in members else own
         return self.rank // step % size, size, own
 
-    def check(self, plan: Plan) -> None:
-        """Refuse a plan whose model cannot be computed by some columns of its rows, or by some of its heads."""
-        if self.context > 1:
-            by_columns.check(plan, self.context)
+    def share_layers(self, pipeline: int) -> None:
+        """Let so many compute the layers of each row one after the other: each the next run of them."""
+        if pipeline in (1, self.pipeline):
+            return
+        parts = self.size // pipeline
+        groups: list[Any] = [  # every rank makes all of them, in one order
+            dist.new_group([*range(part, self.size, parts)], timeout=TIMEOUT)
+            for part in range(parts)
+        ]
+        self.pipeline = pipeline
+        self._stages = Pipeline(self.rank // parts, pipeline, groups[self.rank % parts])
+
+    def pipelined(self, trainer: Any, *step: Any) -> Iterator[Any]:
+        """Compute the losses of a step's micro-batches: see :mod:`minillm_mesh.pipeline`."""
+        return self._stages.losses(trainer, *step)
+
+    def check(self, plan: Plan) -> Sequence[str]:
+        """Refuse a plan whose model cannot be divided as it is to be; choose how columns attend."""
+        if self.pipeline > 1:
+            stages.check(plan, self.pipeline, self.data[0])
         if self.tensor > 1:
             heads.check(plan, self.tensor)
+        if self.context == 1:
+            return ()
+        by_columns.check(plan, self.context)
+        choice = chosen(plan, self.context)
+        self._scope = rows.HeadsScope if choice.way == HEADS else rows.ContextScope
+        return (choice.note,) if choice.note else ()
 
     def part(self, trainer: Any) -> Any:
         """Make the model of this rank's heads and hidden units, and try it."""
@@ -99,7 +123,7 @@ class TorchRanks(Ranks):
     def scope(self, reads: dict[str, Any]) -> rows.ContextScope:
         """Make the scope of a batch of this rank's columns."""
         batch, columns = reads["ids"].shape
-        return rows.ContextScope(reads, self._columns, (batch, columns))
+        return self._scope(reads, self._columns, (batch, columns))
 
     def total(self, arrays: Sequence[Tensor]) -> list[Tensor]:
         """Add up arrays over all ranks, in one flat float32 buffer."""

@@ -182,15 +182,19 @@ BY_HEADS = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("size", "names"),
+    ("size", "names", "settings"),
     [
-        (2, [*(f"{name}@2x1" for name in BY_COLUMNS), *(f"{name}@1x2" for name in BY_HEADS)]),
-        (4, ["speedrun@2x1", "speedrun@1x2", "windows@2x2", "value_embeds@1x4"]),
+        (2, [*(f"{name}@2x1" for name in BY_COLUMNS), *(f"{name}@1x2" for name in BY_HEADS)], ()),
+        (4, ["speedrun@2x1", "speedrun@1x2", "windows@2x2", "value_embeds@1x4"], ()),
+        (2, ["windows@2x1", "value_embeds@2x1", "speedrun@2x1"], ("mesh.context_exchange=heads",)),
+        (4, ["plain@4x1"], ("model.kv_heads=4",)),
     ],
 )
-def test_processes_that_share_rows_train_alike(size: int, names: list[str], tmp_path: Path) -> None:
+def test_processes_that_share_rows_train_alike(
+    size: int, names: list[str], settings: tuple[str, ...], tmp_path: Path
+) -> None:
     out, how = tmp_path / "found.json", "alone,updates" if size == 2 else "alone,off"
-    torchrun(size, str(STEPPED), "torch", str(out), "rows", ",".join(names), how)
+    torchrun(size, str(STEPPED), "torch", str(out), "rows", ",".join(names), how, *settings)
     found: Mapping[str, Any] = json.loads(out.read_text())
     assert [*found] == names
     for name, met in found.items():

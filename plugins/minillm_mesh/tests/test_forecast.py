@@ -169,3 +169,49 @@ def test_the_command_refuses(words: tuple[str, ...], what: str) -> None:
     assert done.returncode == 2, done.stderr
     assert what in done.stderr
     assert not done.stdout
+
+
+def test_cards_that_share_layers_by_hand() -> None:
+    found = forecast(planned(mesh_pipeline=4), 8, None, "bfloat16")
+    data = found.data()
+    tokens, micro = 524_288 // 2, 8  # of each of two parts
+    on, back = (one for one in data["exchanges"] if one["collective"] == "send")
+    assert on["sent_bytes"] == back["sent_bytes"] == 2 * 768 * tokens  # of a stage in the middle
+    assert on["turns"] == micro
+    pipeline = data["pipeline"]
+    assert pipeline["bubble"] == 3 / (micro + 3)
+    assert [layer for one in pipeline["stages"] for layer in one["layers"]] == [*range(12)]
+    most = max(one["flops_per_token"] for one in pipeline["stages"])
+    assert data["flops"] == pytest.approx(most * tokens, rel=0.01)
+    seconds = data["seconds"]
+    assert seconds["bubble"] == pytest.approx(3 / micro * seconds["computing"])
+    alone = planned().estimate("bfloat16").memory["activations"]
+    held = [len(one["layers"]) / 12 * (4 - at) for at, one in enumerate(pipeline["stages"])]
+    assert data["memory"]["activations"] == pytest.approx(alone * max(held))
+    assert data["memory"]["pipeline buffers"] == 2 * 2 * 768 * tokens  # arrays and gradients
+    longer = forecast(planned(mesh_pipeline=4, mesh_schedule="gpipe"), 8, None, "bfloat16").data()
+    assert longer["memory"]["activations"] > 1.9 * data["memory"]["activations"]
+    words = " ".join(shown(found).split())
+    assert "4 stages of blocks" in words
+    assert "27.3% of a step waiting" in words
+    with pytest.raises(minillm.ConfigError, match="1f1b needs 12 micro-batches"):
+        forecast(planned(mesh_pipeline=12, train_accumulate=8), 12, None, "bfloat16")
+
+
+def test_cards_that_share_rows_by_hand() -> None:
+    tokens = 524_288 // 2  # of each of two parts, which four cards share
+    keys, heads = (
+        forecast(planned(mesh_context=4, mesh_context_exchange=way), 8, None, "bfloat16").data()
+        for way in ("keys", "heads")
+    )
+    gather, scatter = keys["exchanges"][2:]
+    assert (gather["collective"], scatter["collective"]) == ("all-gather", "reduce-scatter")
+    assert gather["sent_bytes"] == scatter["sent_bytes"] == 12 * 3 / 4 * 2 * 2 * 768 * tokens
+    (both,) = heads["exchanges"][2:]
+    assert both["sent_bytes"] == (gather["sent_bytes"] + scatter["sent_bytes"]) / 2
+    assert both["turns"] == 4 * 12 * 8
+    assert keys["tokens"] == tokens / 4
+    auto = forecast(planned(mesh_context=4), 8, None, "bfloat16")
+    assert auto.data()["context"] == {"cards": 4, "exchange": "heads"}
+    assert auto.chosen.bytes < forecast(planned(), 2, None, "bfloat16").chosen.bytes
+    assert "heads are exchanged for columns" in " ".join(shown(auto).split())

@@ -137,12 +137,12 @@ def test_a_run_is_stopped_and_goes_on_in_another_number_of_processes(
     one, mixed = tmp_path / "one", tmp_path / "mixed"
     train(1, one, text, *steps)
     given, done = [*SETTINGS, "--data", str(text), "--out", str(mixed)], 0
-    for size, shard, context, tensor, until in (
-        (2, "updates", 2, 1, 10),
-        (1, "auto", 1, 1, 20),
-        (4, "auto", 2, 2, 40),
+    for size, divided, until in (
+        (2, ("mesh.shard=updates", "mesh.context=2"), 10),
+        (1, ("mesh.shard=auto", "mesh.context=1"), 20),
+        (4, ("mesh.context=2", "mesh.tensor=2"), 30),
+        (4, ("mesh.context=1", "mesh.tensor=1", "mesh.pipeline=2", "mesh.schedule=gpipe"), 40),
     ):
-        divided = (f"mesh.shard={shard}", f"mesh.context={context}", f"mesh.tensor={tensor}")
         more = (*(("--resume",) if done else ()), *divided)
         command = ["-m", "minillm_core", "train", *given, *steps, *more]
         process = torchrun(size, *command)
@@ -153,7 +153,7 @@ def test_a_run_is_stopped_and_goes_on_in_another_number_of_processes(
         assert f"resumed after step {done}" in said or not done
         done = max(losses(mixed))
         assert until <= done < 60
-    said = train(2, mixed, text, "--resume", *steps, "mesh.shard=off", "mesh.tensor=1")
+    said = train(2, mixed, text, "--resume", *steps, "mesh.shard=off", "mesh.pipeline=1")
     assert f"resumed after step {done}" in said
     assert "mesh.shard=off" in said
     assert json.loads((mixed / "run.json").read_text())["shard"] == "off"
