@@ -303,7 +303,7 @@ class Forecast:
 
     def _ranks(self) -> str:
         if self.tensor == 1:
-            return f"{self.ranks:,} data ranks"
+            return f"{self.parts:,} data ranks"
         return f"{self.parts:,} data ranks of {self.tensor} cards, which share each layer"
 
     def _updates(self, one: Divided) -> str:
