@@ -18,7 +18,8 @@ Settings as they are typed
 This machine and its distributions
     ``probe`` looks for frameworks and devices (a ``Machine`` with an ``InstalledFramework`` each) and imports
     none; ``choose`` and ``default_preset`` are a run's decisions there, ``DEVICES`` the backends that
-    there are, ``memory_limit`` the container's bytes. ``entry_points`` of the group ``GROUP`` and
+    there are, ``memory`` the bytes that this process may use,
+    ``memory_limit`` the container's. ``entry_points`` of the group ``GROUP`` and
     ``unreadable`` read metadata; ``version_mix`` compares our ``DISTRIBUTIONS`` with the ``CORE``, and
     ``FRAMEWORKS`` are packages that a pip line keeps as they are.
 

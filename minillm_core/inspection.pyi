@@ -21,6 +21,7 @@ from minillm_core.backends.detect import (
     probe as probe,
 )
 from minillm_core.backends.memory import (
+    memory as memory,
     memory_limit as memory_limit,
 )
 from minillm_core.backends.native import (

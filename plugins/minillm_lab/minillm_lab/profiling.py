@@ -7,9 +7,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
-import psutil
-
-from minillm_core.inspection import memory_limit
 from minillm_core.studies import Batch, Trainer
 
 
@@ -73,11 +70,6 @@ class Profiler(Protocol):
 
         Where ``held_bytes`` is None it is the whole process's, if anything, since that started.
         """
-
-
-def host_memory() -> int:
-    """Count the bytes that this process may use: the container's, or else the machine's."""
-    return memory_limit() or psutil.virtual_memory().total
 
 
 _MADE = {

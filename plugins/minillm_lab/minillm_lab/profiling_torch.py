@@ -13,8 +13,8 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from minillm_core import BackendError
+from minillm_core.inspection import memory
 from minillm_core.studies import Batch, Trainer
-from minillm_lab.profiling import host_memory
 
 LAYERS = "layers"
 """The model's list of blocks: ``layers.0``, ``layers.1``, ..."""
@@ -89,7 +89,7 @@ class TorchProfiler:
             return torch.cuda.get_device_properties(self.device).total_memory
         if self.device.type == "mps":
             return torch.mps.recommended_max_memory()
-        return host_memory()
+        return memory()
 
     def held_bytes(self) -> int | None:
         """Count the bytes that tensors hold on CUDA."""

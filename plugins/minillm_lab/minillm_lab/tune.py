@@ -36,12 +36,10 @@ from minillm_core.studies import (
     versions,
     without_gc,
 )
+from minillm_lab.bench import WARM, refuse_no_time
 from minillm_lab.profiling import Profiler, profiler_of
 
 __all__ = ["Candidate", "Request", "tune"]
-
-WARM = 3
-"""Steps before anything is timed: the first compiles, the second has all memory."""
 
 CROWDED = 0.92
 """Share of the memory that an estimate may come to: it does not count what a framework itself takes."""
@@ -56,16 +54,6 @@ class Request:
     steps: int = 3  # timed together, a turn
     repeats: int = 3  # turns of each candidate
     memory: float | None = None  # bytes; None: the device's
-
-    def check(self) -> None:
-        """Refuse a tuning that cannot be made.
-
-        Raises:
-            Refusal: fewer than one step or turn.
-        """
-        for flag, count in (("--steps", self.steps), ("--repeats", self.repeats)):
-            if count < 1:
-                raise Refusal("nothing would be timed", where=f"{flag} {count}", fix=f"{flag} 3")
 
 
 @dataclass
@@ -153,12 +141,12 @@ def tune(
         Refusal: a step of this plan cannot be divided otherwise, or nothing fits.
         MinillmError: a plugin's own code raised.
     """
-    request.check()
+    refuse_no_time(request.steps, request.repeats)
     _refuse_fixed(plan)
     binding = bind(plan, detected)
     corpus = open_corpus(plan.config, cache=cache, say=say, plans=[plan])
     study = Study(corpus, detected, say=say, create=create)
-    tuning = Tuning(request, plan, detected, study, say, profile)
+    tuning = Tuning(request, plan, detected, binding.dtype, study, say, profile)
     tuning.batches()
     tuning.kernels()
     best, gain = tuning.confirmed()
@@ -213,6 +201,7 @@ class Tuning:
         request: Request,
         plan: Plan,
         detected: Detected,
+        dtype: str,
         study: Study,
         say: Say,
         profile: Callable[[Any], Profiler],
@@ -221,7 +210,7 @@ class Tuning:
         self.memory = request.memory
         self.candidates: list[Candidate] = []
         self._study, self._say, self._profile = study, say, profile
-        self._dtype = bind(plan, detected).dtype
+        self._dtype = dtype
         self.given = Candidate(plan, plan.estimate(self._dtype).bytes)
 
     @property

@@ -43,8 +43,8 @@ def chosen(plan: Plan, size: int) -> Choice:
         size: N.
 
     Raises:
-        PlanError: heads are asked for, and a plugin's part needs all of them.
-        ConfigError: heads are asked for, and cannot be divided.
+        PlanError: mesh.context_exchange=heads, and a plugin's function of attention may read all heads.
+        ConfigError: mesh.context_exchange=heads, and N does not divide the heads of a layer.
     """
     asked, g = plan.config.mesh.context_exchange, plan.spec.geometry
     why = _hindrance(plan, size) if asked != KEYS and size > 1 else None

@@ -68,10 +68,11 @@ def tune(
     model. Divisions that the plan's estimate does not fit into memory are listed and not run.
     """
     from minillm_core.studies import bytes_of
+    from minillm_lab.bench import refuse_no_time
     from minillm_lab.tune import Request
 
     request = Request(steps, repeats, None if memory is None else bytes_of(memory))
-    request.check()
+    refuse_no_time(steps, repeats)
     if to.exists():
         raise Refusal(f"{to} is there already", where=f"--to {to}", fix="--to with another name")
     if not to.absolute().parent.is_dir():
