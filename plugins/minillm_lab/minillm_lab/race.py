@@ -254,10 +254,16 @@ class Race:
             if one.name not in self._out
         ]
         moves.sort(key=lambda one: self._expected.get(one.name, 0.0))
-        found = [self._planned(one) for one in moves]
-        return [one for one in found if one is not None]
+        found: list[Candidate] = []
+        for move in moves:
+            ways = [self._planned(move)]
+            if ways == [None] and move.adds:
+                more = [one for one in self.space.ways_in(move) if one.name not in self._out]
+                ways = [self._planned(one, note=False) for one in more]
+            found += [one for one in ways if one is not None]
+        return found
 
-    def _planned(self, move: Move) -> Candidate | None:
+    def _planned(self, move: Move, *, note: bool = True) -> Candidate | None:
         recipe = move.applied(self.incumbent)
         try:
             plan = self._plan(recipe)
@@ -271,7 +277,7 @@ class Race:
             if self.length.tokens and len(plan.course) > 1:
                 raise MinillmError("the sizes of its batches change: search it with --minutes")
         except MinillmError as error:
-            if not move.parts:
+            if note and not move.parts:
                 self.refused[move.name] = error.what
             return None
         self.refused.pop(move.name, None)
@@ -533,15 +539,17 @@ class Race:
                 row |= self._difference(found, runs)
                 if row["effect"] is not None and not _decided(row):
                     row["saves"] = self._saving(row)
-                    if not row["saves"] and len(parts) > 1:
+                    if not row["saves"]:
                         idle.append((row["effect"], part))
             table.append(row)
         self.last = {"parts": table, "dropped": [], **self._result(base, found)}
         self._note()
         if idle:
-            self._drop(
-                [part for _, part in sorted(idle, key=lambda one: -one[0])], base, found, seeds
-            )
+            idle.sort(key=lambda one: -one[0])
+            found = self._drop([part for _, part in idle], base, found, seeds)
+        for row, part in zip(table, parts, strict=True):
+            if row["effect"] is None and part.name not in self.last["dropped"]:
+                self._compare_without(row, part, found, base, seeds)
 
     def _drop(
         self,
@@ -549,8 +557,12 @@ class Race:
         base: Mapping[int, Trained | str],
         found: Mapping[int, Trained | str],
         seeds: Sequence[int],
-    ) -> None:
-        """Leave out the parts that make no difference: all of them where that makes none either."""
+    ) -> Mapping[int, Trained | str]:
+        """Leave out the parts that make no difference: all of them where that makes none either.
+
+        Returns:
+            The runs of what is left.
+        """
         for parts in (idle, idle[:1]) if len(idle) > 1 else (idle,):
             recipe = self.incumbent
             for part in parts:
@@ -568,7 +580,27 @@ class Race:
             self.incumbent, self.plan = recipe, plan
             self.last["dropped"] = [part.name for part in parts]
             self.last |= self._result(base, runs)
+            return runs
+        return found
+
+    def _compare_without(
+        self,
+        row: dict[str, Any],
+        part: Move,
+        found: Mapping[int, Trained | str],
+        base: Mapping[int, Trained | str],
+        seeds: Sequence[int],
+    ) -> None:
+        """Compare with the recipe without a part, which is possible now that others have gone."""
+        try:
+            plan = self._plan(without(self.incumbent, part))
+        except MinillmError as error:
+            row["why"] = error.what
             return
+        alone = len(parts_of(self.incumbent, self.base)) == 1
+        if alone or self._affordable():
+            runs = base if alone else self._runs_of(plan, self.length, seeds, f"no {part.name}")
+            row |= {"why": "", **self._difference(found, runs)}
 
     def _affordable(self) -> bool:
         """Tell whether the budget, and a twentieth of it more, hold another set of runs."""

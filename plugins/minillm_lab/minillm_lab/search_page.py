@@ -59,6 +59,8 @@ def headline(result: Json) -> str:
         if result["finished"]:
             return f"Nothing that was tried is distinguishable from the settings as they were: {counts}."
         return f"Not finished: {counts} so far."
+    if not result["recipe"]:
+        return f"What the rounds accepted is within noise for seeds that chose nothing, and left out: {counts}."
     gain, recipe = (
         result["last"]["gain"],
         ", ".join(result["recipe"]) or "the settings as they were",

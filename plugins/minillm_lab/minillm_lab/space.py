@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from minillm_core import Plan, Refusal
+from minillm_core import Plan, Plugin, Refusal
 from minillm_core.commands import listed, nearest, rounded
 from minillm_core.inspection import Config, find_plugin, installed_plugins
 from minillm_core.studies import plugins_of, recipe_names
@@ -166,8 +166,22 @@ class Space:
         names = [name for name in self.plugins if name not in recipe.plugins]
         return found + [Move(f"+{name}", adds=frozenset({name})) for name in names]
 
+    def ways_in(self, move: Move) -> list[Move]:
+        """List the ways to add a plugin that does nothing by itself: each value that an option declares."""
+        if len(move.adds) != 1 or move.settings or not self.options:
+            return []
+        (name,) = move.adds
+        return [
+            replace(move, name=f"{move.name} {_typed({key: value})}", settings={key: value})
+            for key, values in _declared(name, find_plugin(name).cls)
+            for value in values
+        ]
+
     def _settings(self, plan: Plan) -> Iterator[Move]:
-        declared = dict(_declared(plan)) if self.options else {}
+        declared: dict[str, tuple[Any, ...]] = {}
+        if self.options:
+            for one in plan.active:
+                declared |= dict(_declared(one.name, type(one.plugin)))
         for key, values in {**declared, **self.values}.items():
             owner, _, name = key.partition(".")
             if owner in SECTIONS:
@@ -342,13 +356,12 @@ def _expanded(path: Path, key: str, given: Any) -> tuple[Any, ...]:
     return tuple(dict.fromkeys(round(one) if whole else float(f"{one:.3g}") for one in some))
 
 
-def _declared(plan: Plan) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Yield the options of active plugins that declare values to search, with these."""
-    for one in plan.active:
-        for name, info in type(one.plugin).model_fields.items():
-            extra = info.json_schema_extra
-            if isinstance(extra, dict) and isinstance(some := extra.get("search"), list) and some:
-                yield f"{one.name}.{name}", tuple(some)
+def _declared(plugin: str, cls: type[Plugin]) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Yield the options of a plugin that declare values to search, with these."""
+    for name, info in cls.model_fields.items():
+        extra = info.json_schema_extra
+        if isinstance(extra, dict) and isinstance(some := extra.get("search"), list) and some:
+            yield f"{plugin}.{name}", tuple(some)
 
 
 def _neighbours(now: Any, values: Sequence[Any]) -> list[Any]:

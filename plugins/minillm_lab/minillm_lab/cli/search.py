@@ -93,9 +93,8 @@ def search(
         Path | None,
         typer.Option(
             metavar="TOML",
-            help='What to try: [train] lr = [0.001, 0.003], plugins = ["muon"]. Default: plugins, the '
-            "values that they declare for their options, learning rate, batch, schedule, and shapes with "
-            "no more parameters.",
+            help="A file of what to try (docs/guide.md shows one). Default: plugins, the values that they "
+            "declare for their options, learning rate, batch, schedule, and shapes with no more parameters.",
             rich_help_panel=_HOW,
         ),
     ] = None,
