@@ -233,7 +233,7 @@ class Race:
             MinillmError: the settings that the search began with cannot be trained.
         """
         number = 1
-        while candidates := self._candidates():
+        while candidates := self.candidates():
             share = self._share(number)
             if share is None:
                 self._say("the rest of the budget is for the last comparison")
@@ -246,7 +246,7 @@ class Race:
         """Estimate the seconds of the smallest search: a candidate and the base, compared twice."""
         return 4 * PAIRS * self._cost(self.length)
 
-    def _candidates(self) -> list[Candidate]:
+    def candidates(self) -> list[Candidate]:
         """Plan the moves from the incumbent, those that are expected to help first."""
         moves = [
             one
@@ -398,7 +398,7 @@ class Race:
         """Run candidates at a rung against the incumbent; those that did not fail."""
         graph = graph_of(self.plan)
         ordered = sorted(candidates, key=lambda one: graph_of(one.plan) != graph)
-        self._begin(f"round {number}, {rung.words}", (len(ordered) + 1) * pairs, ordered)
+        self.begin(f"round {number}, {rung.words}", (len(ordered) + 1) * pairs, ordered)
         seeds = range(self.seed, self.seed + pairs)
         if not ordered:
             return []
@@ -452,7 +452,7 @@ class Race:
         """Train what is near once more, with further seeds, where the budget holds it."""
         if self.members.spent + self._reserved() + 2 * MORE * self._cost(self.length) > self.budget:
             return
-        self._begin(f"{MORE} more pairs, {self.length.words}", 2 * MORE, [one])
+        self.begin(f"{MORE} more pairs, {self.length.words}", 2 * MORE, [one])
         seeds = range(self.seed, self.seed + PAIRS + MORE)
         reference = self._runs_of(self.plan, self.length, seeds, "the incumbent")
         runs = self._runs_of(one.plan, self.length, seeds, one.move.name)
@@ -520,7 +520,7 @@ class Race:
                 plans[part.name] = self._plan(without(self.incumbent, part))
             except MinillmError as error:
                 unplanned[part.name] = error.what
-        self._begin(f"the last comparison, {self.length.words}", (2 + len(plans)) * PAIRS, [])
+        self.begin(f"the last comparison, {self.length.words}", (2 + len(plans)) * PAIRS, [])
         base = self._runs_of(self.base_plan, self.length, seeds, "as it was")
         found = self._runs_of(self.plan, self.length, seeds, "the recipe")
         table, idle = [], []
@@ -634,7 +634,7 @@ class Race:
 
     # Runs
 
-    def _begin(self, stage: str, runs: int, table: Sequence[Candidate]) -> None:
+    def begin(self, stage: str, runs: int, table: Sequence[Candidate]) -> None:
         self._stage, self._number, self._runs, self._alive = stage, 0, runs, list(table)
 
     def _runs_of(

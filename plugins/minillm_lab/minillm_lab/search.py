@@ -20,7 +20,8 @@ from minillm_core import (
     Stopped,
     build_plan,
 )
-from minillm_core.commands import counted, duration
+from minillm_core.commands import counted, duration, few
+from minillm_core.inspection import find_plugin
 from minillm_core.studies import (
     RUN,
     Prepared,
@@ -196,6 +197,8 @@ def search(request: Request) -> tuple[dict[str, Any], Path]:
     assert prepared.detected is not None  # or it would have been refused
     removed = taken_away(request.plugins)
     named = {name: spec for name, spec in added(request.plugins).items()}
+    for spec in named.values():
+        find_plugin(str(spec), where=f"--plugins {request.plugins}")
     config, detected = prepared.loaded.config, prepared.detected
     plans = Plans(request.asked, prepared, named, removed)
     base = plans(plans.base)
@@ -291,6 +294,13 @@ class Job:
                 where=f"--budget, {speed:,.0f} tokens/s",
                 fix=f"--budget {math.ceil(4 * least / 60)}m, or shorter runs",
             )
+        if not self.race.candidates():
+            refused = [f"{name}: {why}" for name, why in self.race.refused.items()]
+            raise Refusal(
+                "there is nothing to try: planning refuses every change",
+                where=few(refused) or "the space, which has no other value than those that are set",
+                fix="other --plugins, or another --space",
+            )
         self._announce(length)
         self._write(finished=False)
         self.race.run()
@@ -351,7 +361,7 @@ class Job:
         length = Length(minutes=FIRST * base.tokens_per_step / speed / 60)
         while True:
             race = self._race(length, speed)
-            race._begin("looking for the target", 1, [])
+            race.begin("looking for the target", 1, [])
             run = race.trained(base, length, base.config.seed, f"as it is, {length.words}")
             if isinstance(run, str):
                 raise MinillmError(
@@ -375,7 +385,7 @@ class Job:
         assert race is not None
         length, self.reached = race.length, {}
         while True:
-            race._begin(f"the way to {target:g}", 1, [])
+            race.begin(f"the way to {target:g}", 1, [])
             run = race.trained(race.plan, length, race.seed, f"the recipe, {length.words}")
             if isinstance(run, str) or run.val_loss > target:
                 break
