@@ -201,14 +201,14 @@ def _upper_layers(
     flags: Mapping[str, Any],
     settings: Mapping[str, Any] | None,
 ) -> list[Layer]:
-    files = [Path(preset)] if _is_file(preset) else []
-    layers = [from_file(one) for one in (*files, *([file] if file else ()))]
+    named = Path(preset) if preset and _is_file(preset) else None
+    layers = [from_file(one) for one in (named, file) if one]
     return [*layers, from_assignments(assignments), from_flags(flags), from_python(settings or {})]
 
 
-def _is_file(preset: str | None) -> bool:
+def _is_file(preset: str) -> bool:
     """Tell a settings file, which stands below that of ``-c``, from the name of a preset."""
-    return preset is not None and preset.endswith(".toml")
+    return preset.endswith(".toml")
 
 
 def _last(layers: Iterable[Layer], key: str) -> Setting | None:

@@ -349,7 +349,7 @@ class Job:
             about=self.about,
             say=self.say,
             watch=self.request.watch,
-            note=lambda: self._write(finished=False) and None,
+            note=self._note,
         )
 
     def _reaching(self, base: Plan, speed: float, target: float) -> Length:
@@ -429,6 +429,10 @@ class Job:
             "finished": finished,
             **self.about,
         }
+
+    def _note(self) -> None:
+        """Write what is known so far."""
+        self._write(finished=False)
 
     def _write(self, *, finished: bool) -> dict[str, Any]:
         result = self.result(finished=finished)

@@ -129,12 +129,19 @@ def _lineage(result: Json) -> Markup | None:
     return page.section(
         "Lineage",
         tag("p", _LINEAGE_WORDS, class_="soft"),
-        tag("div", page.small("Gain of each step", interval_chart(bars, GAIN)), class_="small"),
+        _bars("Gain of each step", bars),
         page.table(_LINEAGE_HEAD, _wrapped(_lineage_rows(result))),
     )
 
 
-_PART_HEAD = ("part", ">worth in the recipe", ">tokens/s", "")
+def _bars(heading: str, bars: Sequence[Interval]) -> Markup:
+    def draw(size: Size) -> Markup:
+        return interval_chart(bars, GAIN, width=size.width)
+
+    return tag("div", page.chart(heading, draw), class_="charts")
+
+
+_PART_HEAD = ("part", ">worth in the recipe", ">tokens/s", "what became of it")
 
 
 def _last_words(result: Json) -> str:
@@ -187,7 +194,7 @@ def _last(result: Json) -> Markup | None:
     return page.section(
         "The last comparison",
         tag("p", _last_words(result), class_="soft"),
-        tag("div", page.small("Worth in the recipe", interval_chart(bars, GAIN)), class_="small"),
+        _bars("Worth in the recipe", bars),
         page.table(_PART_HEAD, _wrapped(_part_rows(result))),
     )
 
@@ -224,7 +231,7 @@ def _trends(result: Json) -> Markup | None:
     )
 
 
-def _tables(result: Json) -> Iterator[tuple[str, str, Row, list[Row]]]:
+def _tables(result: Json) -> Iterator[tuple[str, str, Row, Sequence[Row]]]:
     """Yield heading, explanation, head and rows of the tables about all that was tried."""
     for some in result["rounds"]:
         accepted = some["accepted"] or "nothing"
@@ -296,7 +303,7 @@ def _facts(result: Json) -> Iterator[tuple[str, str]]:
 def _effect(effect: Json) -> str:
     """Write an effect with its interval, if it has one; a minus is as wide as a plus."""
     mean, low, high = effect["effect"], effect["low"], effect["high"]
-    words = signed(mean) if low is None else interval(signed, mean, low, high)
+    words = f"{mean:+.4f}" if low is None else interval(signed, mean, low, high)
     return words.replace("-", "−")
 
 

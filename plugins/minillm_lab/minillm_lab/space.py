@@ -336,15 +336,15 @@ def _expanded(path: Path, key: str, given: Any) -> tuple[Any, ...]:
     """Write a range out: doublings from above 0 on where it spans them, else five steps."""
     if isinstance(given, list) and given:
         return tuple(tuple(one) if isinstance(one, list) else one for one in given)
-    ends = (given.get("from"), given.get("to")) if isinstance(given, Mapping) else ()
-    if not ends or set(given) != {"from", "to"} or not all(_is_number(one) for one in ends):
+    ends = given if isinstance(given, Mapping) and set(given) == {"from", "to"} else {}
+    low, high = ends.get("from"), ends.get("to")
+    if not isinstance(low, int | float) or not isinstance(high, int | float):
         raise _refused(
             path,
             key,
             f"{key} must be a list of values or a range, not {given!r}",
             f"{key.partition('.')[2]} = [0.001, 0.003], or {{ from = 0.001, to = 0.01 }}",
         )
-    low, high = ends
     if not low < high:
         raise _refused(path, key, f"{key} goes from {low} to {high}", "the smaller number first")
     whole = isinstance(low, int) and isinstance(high, int)

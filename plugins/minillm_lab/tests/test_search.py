@@ -249,7 +249,8 @@ def test_values_that_plugins_declare_can_be_given() -> None:
         plugin = find_plugin(entry.name)
         for name, info in plugin.cls.model_fields.items():
             extra = info.json_schema_extra
-            for value in extra.get("search", ()) if isinstance(extra, dict) else ():
+            some = extra.get("search") if isinstance(extra, dict) else None
+            for value in some if isinstance(some, list) else ():
                 assert getattr(with_options(plugin, {name: value}).plugin, name) == value
                 declared += 1
     assert declared > 100
