@@ -204,7 +204,7 @@ def search(request: Request) -> tuple[dict[str, Any], Path]:
     base = plans(plans.base)
     usual = usual_space(
         base,
-        list(named) or installed([*removed, *plans.base.plugins], config.seed),
+        list(named) or installed(removed, config.seed),
         base.num_parameters,
     )
     space = usual

@@ -11,7 +11,7 @@ import math
 import random
 import tomllib
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -135,7 +135,7 @@ def without(recipe: Recipe, part: Move) -> Recipe:
 class Space:
     """What a search may try."""
 
-    plugins: tuple[str, ...]  # that may be added, in the order in which they are tried
+    plugins: tuple[str, ...]  # that may be added, in the order in which they are tried, or dropped
     values: Mapping[str, tuple[Any, ...]]  # a setting or a plugin's option -> its values
     parameters: int  # of a model, at most
     shapes: bool = True  # move layers, widths and heads together
@@ -161,9 +161,10 @@ class Space:
         """
         found = [*self._settings(plan), *(self._shapes(plan) if self.shapes else ())]
         found += [
-            Move(f"-{one}", drops=frozenset({one})) for one in sorted(base.plugins & recipe.plugins)
+            Move(f"-{name}", drops=frozenset({name}))
+            for name in sorted(base.plugins & recipe.plugins & {*self.plugins})
         ]
-        names = [name for name in self.plugins if name not in recipe.plugins]
+        names = [one for one in self.plugins if one not in recipe.plugins | base.plugins]
         return found + [Move(f"+{name}", adds=frozenset({name})) for name in names]
 
     def ways_in(self, move: Move) -> list[Move]:
@@ -227,7 +228,7 @@ def usual_space(plan: Plan, plugins: Sequence[str], parameters: int) -> Space:
 
     Args:
         plan: of the settings that the search begins with.
-        plugins: that may be added.
+        plugins: that may be added or dropped.
         parameters: of a model, at most.
     """
     train = plan.config.train
@@ -238,8 +239,8 @@ def usual_space(plan: Plan, plugins: Sequence[str], parameters: int) -> Space:
     return Space(tuple(plugins), values, parameters)
 
 
-def installed(named: Sequence[str], seed: int) -> list[str]:
-    """List the installed plugins that change what is trained, without those of ``named``.
+def installed(named: Collection[str], seed: int) -> list[str]:
+    """List the installed plugins, without those of ``named``.
 
     Those that recipes of minillm name come first, the others in an order that the seed decides.
     """
