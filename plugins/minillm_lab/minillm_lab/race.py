@@ -5,7 +5,8 @@ third of them runs three times as long, and so on; at the longest, which is the 
 is for, several seeds make an interval. A candidate is a difference from the incumbent: its gain is the
 mean over pairs of its loss minus the incumbent's, with the same seed and the same data in the same
 order. Between two rungs candidates are ranked by their gain and by what it lost or won since the
-rung before, so that what helps early and hurts late is told by its trend. Before the longest rung those
+rung before, so that what helps early and hurts late is told by its trend. Where a third of the length
+is too few steps to say anything, one pair of the whole length comes first. Before the last rung those
 that help are put together, the best ones first, as far as planning allows: that is a candidate too.
 
 The best candidate whose interval leaves 0 out is the next incumbent. In the end, with seeds that have
@@ -102,6 +103,14 @@ class Length:
             return f"{amount(round(self.tokens or 0))} tokens"
         seconds = 60.0 * self.minutes
         return f"{seconds:.3g} s" if seconds < 90 else duration(seconds)
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A part of a round: how long runs are, and how many pairs a candidate has."""
+
+    length: Length
+    pairs: int
 
 
 @dataclass
@@ -221,7 +230,13 @@ class Race:
             length.seconds(speed) * speed / self.base_plan.tokens_per_step
         )
         factors = [ETA**power for power in reversed(range(1, RUNGS))]
-        self.rungs = [length.shorter(one) for one in factors if steps / one >= LEAST] + [length]
+        shorter = [length.shorter(one) for one in factors if steps / one >= LEAST]
+        self._rungs = [Rung(one, 1) for one in shorter or [length]] + [Rung(length, PAIRS)]
+
+    @property
+    def lengths(self) -> list[Length]:
+        """List the lengths of runs, the shortest one first."""
+        return list(dict.fromkeys(one.length for one in self._rungs))
 
     # Rounds
 
@@ -309,20 +324,16 @@ class Race:
 
     def _sizes(self, queued: int, share: float) -> list[int]:
         """Choose how many candidates run at each rung; the shortest one gets what the others leave."""
-        costs = [self._cost(one) for one in self.rungs]
+        costs = [self._cost(one.length) for one in self._rungs]
         for last in (4, 3, 2, 1):
             sizes, left = [last], share - (last + 1) * PAIRS * costs[-1]
             for cost in costs[-2:0:-1]:
                 sizes.insert(0, ETA * sizes[0])
                 left -= (sizes[0] + 1 + UNIONS) * cost
-            if len(costs) > 1:
-                wanted = min(queued, ETA * sizes[0])
-                first = int(left / costs[0]) - 1 - UNIONS * (len(costs) == 2)
-                if first < wanted and last > 1:
-                    continue
-                sizes.insert(0, max(first, min(queued, sizes[0])))
-            elif left < 0 and last > 1:
+            first = int(left / costs[0]) - 1 - UNIONS * (len(costs) == 2)
+            if first < min(queued, ETA * sizes[0]) and last > 1:
                 continue
+            sizes.insert(0, max(first, min(queued, sizes[0])))
             return [min(queued, one) for one in sizes]
         raise AssertionError("the loop ends with a size of 1")
 
@@ -343,14 +354,13 @@ class Race:
             record["candidates"] = [one.data() for one in raced]
             self._note()
 
-        for rung, size in zip(self.rungs, sizes, strict=True):
-            last = rung is self.rungs[-1]
+        for rung, size in zip(self._rungs, sizes, strict=True):
             alive = self._best(alive, size)
-            alive = self._raced(number, rung, alive, PAIRS if last else 1)
-            if not last and rung is self.rungs[-2]:
+            alive = self._raced(number, rung, alive)
+            if rung is self._rungs[-2]:
                 unions = self._unions(alive)
                 raced += unions
-                alive += self._raced(number, rung, unions, 1)
+                alive += self._raced(number, rung, unions)
             note()
             if not alive:
                 break
@@ -392,19 +402,18 @@ class Race:
         sizes = {2**power for power in range(1, UNIONS)} | {len(joined)}
         return [unions[size] for size in sorted(sizes) if size > 1 and size in unions]
 
-    def _raced(
-        self, number: int, rung: Length, candidates: Sequence[Candidate], pairs: int
-    ) -> list[Candidate]:
+    def _raced(self, number: int, rung: Rung, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Run candidates at a rung against the incumbent; those that did not fail."""
-        graph = graph_of(self.plan)
+        graph, length = graph_of(self.plan), rung.length
         ordered = sorted(candidates, key=lambda one: graph_of(one.plan) != graph)
-        self.begin(f"round {number}, {rung.words}", (len(ordered) + 1) * pairs, ordered)
-        seeds = range(self.seed, self.seed + pairs)
+        self.begin(f"round {number}, {length.words}", (len(ordered) + 1) * rung.pairs, ordered)
+        seeds = range(self.seed, self.seed + rung.pairs)
         if not ordered:
             return []
-        reference = self._runs_of(self.plan, rung, seeds, "the incumbent")
+        reference = self._runs_of(self.plan, length, seeds, "the incumbent")
         for one in ordered:
-            self._compare(one, rung, reference, self._runs_of(one.plan, rung, seeds, one.move.name))
+            runs = self._runs_of(one.plan, length, seeds, one.move.name)
+            self._compare(one, length, reference, runs)
         return [one for one in ordered if not one.failed]
 
     def _compare(
@@ -439,7 +448,7 @@ class Race:
     def _accepted(self, alive: Sequence[Candidate]) -> Candidate | None:
         """Choose the next incumbent: better by more than the interval, or cheaper and no worse."""
         ranked = sorted((one for one in alive if not one.failed), key=lambda one: one.gain)
-        if not ranked or ranked[0].rungs[-1]["length"] != self.length.words:
+        if not ranked or ranked[0].rungs[-1]["pairs"] < PAIRS:
             return None
         best = ranked[0]
         if best.gain < 0 and not best.rungs[-1]["distinguishable"]:
@@ -474,7 +483,7 @@ class Race:
         if not one.rungs:
             return "not run"
         final = one.rungs[-1]
-        if final["length"] == self.length.words:
+        if final["pairs"] >= PAIRS:
             if final["distinguishable"]:
                 return "better, but not the best of its round" if one.gain < 0 else "worse"
             return "not distinguishable"

@@ -400,7 +400,7 @@ class Job:
         moves = self.space.moves(race.base, race.base_plan, race.base)
         self.say(
             f"{counted(len(moves), 'change')} to try on preset {self.about['preset']}, in runs of "
-            f"{', '.join(one.words for one in race.rungs)}; {duration(self.request.budget)} in all, "
+            f"{', '.join(one.words for one in race.lengths)}; {duration(self.request.budget)} in all, "
             f"into {self.out}"
         )
         self.say(f"data    {self.about['data']['description']}")
@@ -415,7 +415,7 @@ class Job:
                 "tokens": race.length.tokens,
                 "words": race.length.words,
             },
-            "rungs": [one.words for one in race.rungs],
+            "rungs": [one.words for one in race.lengths],
             "budget_seconds": self.request.budget,
             "spent_seconds": self.members.spent,
             "measured": self.measured,

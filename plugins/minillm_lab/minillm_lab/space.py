@@ -13,6 +13,7 @@ import tomllib
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +153,7 @@ class Space:
         }
 
     def moves(self, recipe: Recipe, plan: Plan, base: Recipe) -> list[Move]:
-        """List the moves from a recipe: settings, shapes, options, then plugins.
+        """List the moves from a recipe: settings and shapes, and plugins, in turns.
 
         Args:
             recipe: where they begin.
@@ -165,7 +166,9 @@ class Space:
             for name in sorted(base.plugins & recipe.plugins & {*self.plugins})
         ]
         names = [one for one in self.plugins if one not in recipe.plugins | base.plugins]
-        return found + [Move(f"+{name}", adds=frozenset({name})) for name in names]
+        plugins = [Move(f"+{name}", adds=frozenset({name})) for name in names]
+        both = zip_longest(found, plugins)  # so that a small budget tries some of each
+        return [one for pair in both for one in pair if one is not None]
 
     def ways_in(self, move: Move) -> list[Move]:
         """List the ways to add a plugin that does nothing by itself: each value that an option declares."""
@@ -183,7 +186,7 @@ class Space:
         if self.options:
             for one in plan.active:
                 declared |= dict(_declared(one.name, type(one.plugin)))
-        for key, values in {**declared, **self.values}.items():
+        for key, values in {**self.values, **declared}.items():
             owner, _, name = key.partition(".")
             if owner in SECTIONS:
                 now = getattr(getattr(plan.config, owner), name)
@@ -232,9 +235,10 @@ def usual_space(plan: Plan, plugins: Sequence[str], parameters: int) -> Space:
         parameters: of a model, at most.
     """
     train = plan.config.train
-    values = dict(USUAL) | {
+    values = {
         "train.lr": tuple(float(f"{train.lr * 2.0**power:.3g}") for power in range(-3, 4)),
         "train.rows": tuple(sorted({max(1, train.rows * 2**p // 4) for p in range(5)})),
+        **USUAL,
     }
     return Space(tuple(plugins), values, parameters)
 

@@ -59,7 +59,11 @@ def test_a_planted_winner_is_found_and_what_hurts_is_not(race: Any, rigged: Any)
     found = race(
         rigged({"rule": 0.3, "extension": 0.1, "scale": -0.1}), space("scale", "extension", "rule")
     )
-    assert [one.words for one in found.rungs] == ["22.8 k tokens", "68.3 k tokens", "205 k tokens"]
+    assert [one.words for one in found.lengths] == [
+        "22.8 k tokens",
+        "68.3 k tokens",
+        "205 k tokens",
+    ]
     found.run()
     assert [one["name"] for one in found.steps] == ["+rule", "+extension"]  # it builds on the rule
     assert verdicts(found) == {"+scale": "no gain", "+rule": "accepted"}
@@ -271,7 +275,7 @@ def test_the_page_shows_the_lineage_and_all_that_became_of_the_rest(race: Any, r
     found.run()
     result = {
         "length": {"minutes": None, "tokens": found.length.tokens, "words": found.length.words},
-        "rungs": [one.words for one in found.rungs],
+        "rungs": [one.words for one in found.lengths],
         **{"budget_seconds": 900.0, "spent_seconds": 60.0, "steps": found.steps},
         **{"recipe": ["+extension", "+rule"], "last": found.last, "target": {}},
         **{"rounds": found.rounds, "refused": {"+<b>": "it | fits"}, "untried": ["+windows"]},
