@@ -56,6 +56,10 @@ class Members:
         self._since = clock()
         self.spent = self.wall = 0.0
 
+    def start(self) -> None:
+        """Begin to count: what came before is no member's."""
+        self._since = self._clock()
+
     def take(
         self, file: str, identity: Identity, unlike: Callable[[Identity, Identity], str]
     ) -> Trained | str | None:

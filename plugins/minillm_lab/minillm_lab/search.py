@@ -41,14 +41,9 @@ from minillm_core.studies import (
     versions,
 )
 from minillm_lab.cards import commit
+from minillm_lab.heats import Heats, Length, Watch, in_words, with_evaluation
 from minillm_lab.members import RUNS, Members, read, write
-from minillm_lab.race import (
-    Length,
-    Race,
-    Watch,
-    in_words,
-    with_evaluation,
-)
+from minillm_lab.race import Race
 from minillm_lab.search_page import markdown, search_page
 from minillm_lab.space import Recipe, Space, installed, parts_of, read_space, usual_space
 
@@ -285,7 +280,11 @@ class Job:
         length = Length(request.minutes, request.tokens)
         if request.target is not None:
             length = self._reaching(base, speed, request.target)
-        self.race = self._race(length, speed)
+        self.race = Race(
+            *(self._heats(length, speed), self.plans, self.space, self.plans.base),
+            budget=request.budget,
+            note=self._note,
+        )
         if (least := self.race.least_cost()) > request.budget:
             raise Refusal(
                 f"the budget of {duration(request.budget)} is too small: a search of runs of "
@@ -336,20 +335,15 @@ class Job:
         )
         return speed
 
-    def _race(self, length: Length, speed: float) -> Race:
-        return Race(
-            self.members,
-            self.plans,
-            self.space,
-            self.plans.base,
-            length,
-            budget=self.request.budget,
-            seed=self.plans(self.plans.base).config.seed,
+    def _heats(self, length: Length, speed: float) -> Heats:
+        base = self.plans(self.plans.base)
+        return Heats(
+            *(self.members, base, length),
+            seed=base.config.seed,
             speed=speed,
             about=self.about,
             say=self.say,
             watch=self.request.watch,
-            note=self._note,
         )
 
     def _reaching(self, base: Plan, speed: float, target: float) -> Length:
@@ -360,9 +354,9 @@ class Job:
         """
         length = Length(minutes=FIRST * base.tokens_per_step / speed / 60)
         while True:
-            race = self._race(length, speed)
-            race.begin("looking for the target", 1, [])
-            run = race.trained(base, length, base.config.seed, f"as it is, {length.words}")
+            heats = self._heats(length, speed)
+            heats.begin("looking for the target", 1)
+            run = heats.trained(base, length, base.config.seed, f"as it is, {length.words}")
             if isinstance(run, str):
                 raise MinillmError(
                     f"the settings that the search begins with cannot be trained: {run}"
@@ -385,13 +379,13 @@ class Job:
         assert race is not None
         length, self.reached = race.length, {}
         while True:
-            race.begin(f"the way to {target:g}", 1, [])
-            run = race.trained(race.plan, length, race.seed, f"the recipe, {length.words}")
+            race.heats.begin(f"the way to {target:g}", 1)
+            run = race.heats.trained(race.plan, length, race.seed, f"the recipe, {length.words}")
             if isinstance(run, str) or run.val_loss > target:
                 break
             self.reached = {"minutes": length.minutes, "seconds": run.seconds, "loss": run.val_loss}
             length = length.shorter(1 / SHORTER)
-            if self.members.spent + length.seconds(race.speed) > 1.1 * self.request.budget:
+            if self.members.spent + length.seconds(race.heats.speed) > 1.1 * self.request.budget:
                 break
 
     def _announce(self, length: Length) -> None:

@@ -12,8 +12,10 @@ import pytest
 from minillm_core import Interrupted, Plan, Refusal, build_plan
 from minillm_core.inspection import find_plugin, installed_plugins, with_options
 from minillm_core.studies import Trained
+from minillm_lab.confirm import FRESH
+from minillm_lab.heats import Heats, Length
 from minillm_lab.members import Members
-from minillm_lab.race import FRESH, Length, Race
+from minillm_lab.race import Race
 from minillm_lab.search import seconds_of
 from minillm_lab.search_page import headline, markdown, search_page
 from minillm_lab.space import Recipe, Space, read_space, usual_space
@@ -39,14 +41,17 @@ def planned(asked: Any) -> Callable[[Recipe], Plan]:
 @pytest.fixture
 def race(tmp_path: Path, planned: Any) -> Callable[..., Race]:
     def make(rig: Any, searched: Space, base: Recipe = Recipe(), **more: Any) -> Race:  # noqa: B008
-        tokens = 100 * planned(base).tokens_per_step
-        given = {"budget": 1000.0, "seed": 0, "speed": 1e6, "about": ABOUT, **more}
-        members = Members(tmp_path / given.pop("folder", "out"), rig, "search")
-        return Race(
-            *(members, planned, searched, base, Length(tokens=tokens)),
+        plan = planned(base)
+        members = Members(tmp_path / more.get("folder", "out"), rig, "search")
+        heats = Heats(
+            *(members, plan, Length(tokens=100 * plan.tokens_per_step)),
+            seed=0,
+            speed=more.get("speed", 1e6),
+            about=ABOUT,
             say=lambda line: None,
-            **given,
+            watch=lambda current, progress: None,
         )
+        return Race(heats, planned, searched, base, budget=more.get("budget", 1000.0))
 
     return make
 

@@ -25,7 +25,7 @@ from minillm_core.commands import (
 )
 
 if TYPE_CHECKING:
-    from minillm_lab.race import Candidate, Current, Watch
+    from minillm_lab.heats import Candidate, Current, Watch
     from minillm_lab.search import Request
 
 EXAMPLES = """Examples:
@@ -207,7 +207,7 @@ def standing(current: Current) -> Table:
 
 
 def _gain(one: Candidate) -> Text:
-    from minillm_lab.race import in_words
+    from minillm_lab.heats import in_words
 
     last = one.rungs[-1]
     words = f"{last['effect']:+.4f}" if last["low"] is None else in_words(last)
