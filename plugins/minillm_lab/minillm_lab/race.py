@@ -27,7 +27,7 @@ from minillm_core.commands import amount
 from minillm_core.studies import graph_of
 from minillm_lab.confirm import Confirmation
 from minillm_lab.heats import Candidate, Heats, Length, Planner, Rung, in_words
-from minillm_lab.space import Move, Recipe, Space, parts_of, together
+from minillm_lab.space import Move, Recipe, Space, parts_of, present, together
 
 ETA = 3
 """Times that a rung is longer than the one before; of the candidates one in so many goes on."""
@@ -350,10 +350,8 @@ class Race:
         )
         self.heats.say(f"round {number}: {one.move.name}, {in_words(final)} at {self.length.words}")
         self._out |= {part.name for part in one.move.parts or (one.move,)}
+        moves = self.space.moves(one.recipe, one.plan, self.base)
         for key in one.move.settings:  # there is no way back to the value that was given up
-            owner, _, name = key.partition(".")
-            if owner in ("model", "train"):
-                before = getattr(getattr(self.plan.config, owner), name)
-                moves = self.space.moves(one.recipe, one.plan, self.base)
-                self._out |= {m.name for m in moves if dict(m.settings) == {key: before}}
+            before = {key: present(self.plan, key)}
+            self._out |= {move.name for move in moves if dict(move.settings) == before}
         self.incumbent, self.plan = one.recipe, one.plan

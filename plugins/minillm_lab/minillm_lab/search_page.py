@@ -50,7 +50,12 @@ def markdown(result: Json) -> str:
 
 def headline(result: Json) -> str:
     """Say in a sentence or two what was found."""
-    tried = {one["name"] for some in result["rounds"] for one in some["candidates"] if one["rungs"]}
+    tried = {
+        one["name"]
+        for some in result["rounds"]
+        for one in some["candidates"]
+        if one["rungs"] and not one["parts"]
+    }
     counts = (
         f"{counted(len(tried), 'change')} tried, {len(result['steps'])} accepted, "
         f"{len(result['refused'])} refused by planning"
@@ -189,7 +194,7 @@ def _last(result: Json) -> Markup | None:
     if not result["last"]:
         return None
     gain, parts = result["last"]["gain"], result["last"]["parts"]
-    bars = [_interval("all, against the start", gain, "")]
+    bars = [_interval("the whole", gain, "")]
     bars += [_interval(one["name"], one, "") for one in parts if len(parts) > 1]
     return page.section(
         "The last comparison",

@@ -187,20 +187,28 @@ class Space:
             for one in plan.active:
                 declared |= dict(_declared(one.name, type(one.plugin)))
         for key, values in {**self.values, **declared}.items():
-            owner, _, name = key.partition(".")
-            if owner in SECTIONS:
-                now = getattr(getattr(plan.config, owner), name)
-            else:
-                plugins = {one.name: one.plugin for one in plan.active}
-                if owner not in plugins:
-                    continue
-                now = getattr(plugins[owner], name)
+            now = present(plan, key)
+            if now is ABSENT:
+                continue
             for value in _neighbours(now, values):
                 yield Move(_typed({key: value}), settings={key: value})
 
     def _shapes(self, plan: Plan) -> Iterator[Move]:
         for shape in shapes(plan):
             yield Move(_typed(shape), settings=shape)
+
+
+ABSENT = object()
+"""The value of an option whose plugin is not there."""
+
+
+def present(plan: Plan, key: str) -> Any:
+    """Find the value that a setting or a plugin's option has in a plan."""
+    owner, _, name = key.partition(".")
+    if owner in SECTIONS:
+        return getattr(getattr(plan.config, owner), name)
+    plugins = {one.name: one.plugin for one in plan.active}
+    return getattr(plugins[owner], name) if owner in plugins else ABSENT
 
 
 def shapes(plan: Plan) -> Iterator[dict[str, int]]:
