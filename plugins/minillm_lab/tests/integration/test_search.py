@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,22 @@ def test_a_planted_winner_is_found_and_a_killed_search_finds_the_same(
     preset = str(whole / "best.toml")
     assert main(["plan", "--preset", preset, "--json"]) == 0  # a preset as others are
     assert json.loads(capsys.readouterr().out)["settings"]["train"]["lr"]["value"] == 0.01
+
+
+@pytest.mark.slow
+def test_a_target_makes_a_length(
+    given: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at, out = given.index("--tokens"), tmp_path / "out"
+    command = [*given[:at], *given[at + 2 :], "--out", str(out)]
+    assert main([*command, "train.lr=0.003", "--target", "5.5"]) == 0
+    train = tomllib.loads((out / "best.toml").read_text("utf-8"))["train"]
+    assert train["minutes"] > 0
+    assert "steps" not in train
+    capsys.readouterr()
+    command[-1] = str(tmp_path / "never")
+    assert main([*command, "--target", "0.1", "--budget", "10s"]) == 1
+    assert "do not reach a loss of 0.1 within 40% of the budget" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
