@@ -9,7 +9,7 @@ command imports it when it runs, and not for its ``--help``.
 - Plans: :func:`prepare` makes settings, plugins and machine (:class:`Prepared`) of a command line,
   which ``StudyOptions.asked`` gives as a :class:`RunRequest`; :func:`bind` refuses what does not run
   here. Of a text such as
-  ``muon,-xsa``: :func:`added`, :func:`taken_away`; of a preset: :func:`plugins_of`.
+  ``muon,-xsa``: :func:`added`, :func:`taken_away`; of a preset: :func:`plugins_of`; :func:`recipe_names`.
 - A run's folder: :func:`read_record`, :func:`read_events`, :func:`read_json`; names of files.
 - Writing: :func:`lock` a folder, :func:`replace_file` atomically, :func:`refuse_unwritable` before
   anything is started; :func:`stop_on_signals` lets a run end well.

@@ -16,6 +16,7 @@ from minillm_core.config.load import (
 )
 from minillm_core.config.presets import (
     plugins_of as plugins_of,
+    recipe_names as recipe_names,
 )
 from minillm_core.config.selection import (
     added as added,

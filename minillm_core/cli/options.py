@@ -132,8 +132,8 @@ class RunOptions:
         str | None,
         _choice(
             "NAME",
-            f"{', '.join(SHAPES)}; with plugins: {', '.join(recipe_names())}; "
-            "default: tiny on a CPU, small on a GPU or Mac.",
+            f"{', '.join(SHAPES)}; with plugins: {', '.join(recipe_names())}; or a settings file, "
+            "./best.toml. Default: tiny on a CPU, small on a GPU or Mac.",
         ),
     ] = None
     data: Annotated[

@@ -97,7 +97,7 @@ def load(
     """Load the config of a run.
 
     Args:
-        preset: what ``--preset`` named.
+        preset: what ``--preset`` named: a preset, or a settings file (``./best.toml``) that names one.
         file: the ``-c`` file.
         assignments: ``key=value`` arguments.
         flags: flag (a key of :data:`FLAGS`) -> its value; None is a flag that was not given.
@@ -111,7 +111,7 @@ def load(
     Raises:
         ConfigError: anything in it cannot be used: what, where, and what to write instead.
     """
-    upper = _upper_layers(file, assignments, flags or {}, settings)
+    upper = _upper_layers(preset, file, assignments, flags or {}, settings)
     if recorded is None:
         chosen, notes = _preset(preset, upper, default_preset)
         document = read_preset(chosen.value, origin=chosen.where)
@@ -164,6 +164,7 @@ def load(
 def given(
     key: str,
     *,
+    preset: str | None = None,
     file: Path | None,
     assignments: Sequence[str],
     flags: Mapping[str, Any],
@@ -174,7 +175,7 @@ def given(
     Raises:
         ConfigError: the file or an argument cannot be read.
     """
-    setting = _last(_upper_layers(file, assignments, flags, settings), key)
+    setting = _last(_upper_layers(preset, file, assignments, flags, settings), key)
     return setting.value if setting else None
 
 
@@ -194,13 +195,20 @@ def absolute(config: Config) -> Config:
 
 
 def _upper_layers(
+    preset: str | None,
     file: Path | None,
     assignments: Sequence[str],
     flags: Mapping[str, Any],
     settings: Mapping[str, Any] | None,
 ) -> list[Layer]:
-    layers = [from_file(file)] if file else []
+    named = Path(preset) if preset and _is_file(preset) else None
+    layers = [from_file(one) for one in (named, file) if one]
     return [*layers, from_assignments(assignments), from_flags(flags), from_python(settings or {})]
+
+
+def _is_file(preset: str) -> bool:
+    """Tell a settings file, which stands below that of ``-c``, from the name of a preset."""
+    return preset.endswith(".toml")
 
 
 def _last(layers: Iterable[Layer], key: str) -> Setting | None:
@@ -212,7 +220,7 @@ def _preset(
     flag: str | None, upper: Sequence[Layer], default: Callable[[], tuple[str, str]]
 ) -> tuple[Setting, list[str]]:
     """Choose the preset; return its name with its origin, and notes on the choice."""
-    if flag is not None:
+    if flag is not None and not _is_file(flag):
         return Setting(flag, "--preset", f"--preset {flag}"), []
     chosen = _last(upper, "preset")
     if chosen is None:
@@ -232,7 +240,8 @@ def _same_preset(recorded: Layer, flag: str | None, upper: Sequence[Layer]) -> S
         ConfigError: another preset is given.
     """
     first = recorded.settings["preset"]
-    asked = Setting(flag, "--preset", f"--preset {flag}") if flag else _last(upper, "preset")
+    named = flag and not _is_file(flag)
+    asked = Setting(flag, "--preset", f"--preset {flag}") if named else _last(upper, "preset")
     if asked is not None and asked.value != first.value:
         raise ConfigError(
             f"the run was started from preset {first.value}, not {show(asked.value)}",

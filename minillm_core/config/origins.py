@@ -185,7 +185,7 @@ def from_file(path: Path) -> Layer:
     except OSError as error:
         raise ConfigError(
             f"the settings file cannot be read: {error.strerror or type(error).__name__}",
-            where=f"-c {path}",
+            where=str(path),
             fix="the path of a TOML file",
         ) from None
     try:

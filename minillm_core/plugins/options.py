@@ -34,6 +34,7 @@ def option(
     max_length: int | None = None,
     pattern: str | None = None,
     again: bool = False,
+    search: Sequence[Any] = (),
 ) -> Any:
     """Declare an option of a plugin.
 
@@ -55,11 +56,13 @@ def option(
         again: a value other than the default must be given again to resume a run; it is never
             taken from run.json alone, which may come from another person. For options that send
             data away.
+        search: values that ``minillm search`` may try, numbers from the smallest on.
     """
     bounds = {"ge": ge, "gt": gt, "le": le, "lt": lt, "multiple_of": multiple_of}
     bounds |= {"min_length": min_length, "max_length": max_length, "pattern": pattern}
     given: dict[str, Any] = {key: bound for key, bound in bounds.items() if bound is not None}
-    given |= {"json_schema_extra": {"again": True}} if again else {}
+    extra = {"again": again, "search": [*search]} if again or search else None
+    given |= {"json_schema_extra": extra} if extra else {}
     return Field(default, description=help, **given)
 
 

@@ -51,7 +51,8 @@ class RunRequest:
     @property
     def sources(self) -> dict[str, Any]:
         """The settings that are given here, above those of a preset or of another run."""
-        return {name: getattr(self, name) for name in ("file", "assignments", "flags", "settings")}
+        names = ("preset", "file", "assignments", "flags", "settings")
+        return {name: getattr(self, name) for name in names}
 
     def given(self, key: str) -> Any:
         """Find the value that is given here to a setting; None: none is."""
@@ -125,7 +126,6 @@ def load_settings(request: RunRequest, *, to_run: bool, fit: bool = True) -> Pre
 
         initial, place = initial_layer(init, notes.append)
     loaded = load(
-        preset=request.preset,
         plugins=request.plugins,
         recorded=below,
         branch=branch is not None,

@@ -207,37 +207,33 @@ class Study:
         """Train to the end of the plan's steps.
 
         Args:
-            plan: made of loaded settings, with ``train.steps``.
+            plan: made of loaded settings; ``train.steps`` or ``train.minutes`` of training.
             seed: of the initial weights and of all other randomness but the data's order.
-            evaluations: points of the curve, the last one included.
+            evaluations: points of the curve, the last one included; by the clock there is that one.
             watch: takes the progress, 0..1, after every step.
 
         Raises:
-            PlanError: the plan has no settings, or no number of steps.
+            PlanError: the plan has no settings.
+            ConfigError: it says neither how many steps nor how many minutes a run has.
             MinillmError: the run ended early; the next one starts with a trainer of its own.
         """
-        steps = plan.config.train.steps
-        if steps is None:
-            raise PlanError(
-                "the plan does not say how many steps a run has",
-                where="Study.train(plan)",
-                fix="plan.with_train(steps=200, minutes=None)",
-            )
+        budget = Budget.of(plan.config.train)
+        every = max(1, round(budget.steps / evaluations)) if budget.steps else 0
         self._check(plan)
         try:
             with attribute_errors(plan.active, "a step"):
                 plan = with_settings(plan, "Study", seed)
                 job = Job(plan, self._corpus, self._warm(plan))
-                figures = _Figures(watch, steps)
+                figures = _Figures(watch, budget)
                 emit = observers_of(job, [figures, Evidence.of(job, self._say)], say=self._say)
                 with Feed(job, None) as feed, self._turn(), without_gc():
                     loop = Loop(
                         job.trainer,
                         feed,
                         plan.values,
-                        Budget(steps),
+                        budget,
                         emit,
-                        cadence=Cadence(max(1, round(steps / evaluations))),
+                        cadence=Cadence(every),
                         evaluate=self._judged(job),
                         stop=self._stop,
                         shown=LineDisplay(self._say),
@@ -394,7 +390,7 @@ class _Figures:
     """An observer that adds up a run's clock and keeps its curve."""
 
     watch: Callable[[float], None]
-    steps: int
+    budget: Budget
     seconds: float = 0.0
     tokens: int = 0
     curve: list[Point] = field(default_factory=list)
@@ -403,7 +399,7 @@ class _Figures:
         if isinstance(event, Stepped):
             self.seconds += event.step_seconds
             self.tokens = event.tokens
-            self.watch(event.step / self.steps)
+            self.watch(self.budget.progress(event.step, self.seconds))
         elif isinstance(event, Evaluated):
             clock, found = (self.tokens, self.seconds), (event.val_loss, event.bits_per_byte)
             self.curve.append(Point(event.step, *clock, *found, dict(event.verdicts)))

@@ -54,7 +54,7 @@ class LengthCurriculum(Plugin, api=1):
     growth: float = option(
         2.0, ge=1, le=100, help="odds of a length over the next one at a cycle's start; 1: alike"
     )
-    cycles: int = option(8, ge=1, help="times that rows grow from short to long")
+    cycles: int = option(8, ge=1, search=(4, 8, 16), help="times that rows grow from short to long")
     buffer: int = option(1000, ge=1, le=100_000, help="pieces that wait for a step of their length")
 
     def build_data(self, data):

@@ -3,6 +3,9 @@
 - ``ablate``: the whole job of ``minillm ablate``. ``variants`` are the plugin sets, ``ablation`` makes
   the runs, ``worth`` has the statistics, ``cards`` makes technique cards, ``result_diff`` tells why
   the runs in a folder cannot be continued.
+- ``search``: the whole job of ``minillm search``. ``space`` says what may be tried, ``race`` tries it
+  in rounds, ``heats`` makes the runs, ``confirm`` compares in the end, ``search_page`` shows it. ``members`` keeps the runs of an ablation and of a search.
+- ``tune``: the whole job of ``minillm tune``.
 - ``bench``: the whole job of ``minillm bench``; ``profiling`` looks into a step on each framework.
 - ``report``: the whole job of ``minillm report``. ``history`` reads a run's folder.
 - ``markup``, ``figure``, ``page``: HTML and SVG by functions of data alone; ``run_page``,

@@ -8,7 +8,6 @@ seconds (``minillm_lab.worth``).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,23 +16,18 @@ from typing import Any
 from minillm_core import (
     Interrupted,
     MinillmError,
-    NonFinite,
-    OutOfMemory,
     Plan,
-    Refusal,
     Stopped,
 )
 from minillm_core.commands import counted
-from minillm_core.studies import ABLATION, Study, Trained, read_json, replace_file
+from minillm_core.studies import ABLATION, Study, Trained, replace_file
 from minillm_lab.ablation_page import ablation_page
+from minillm_lab.members import RUNS, Members, identity_of, read, write
 from minillm_lab.result_diff import difference, settings
 from minillm_lab.variants import Design, Variant
 from minillm_lab.worth import Lengths, extra_lengths, steps_in_time, worth
 
-RUNS, RESULT, PAGE = "runs", ABLATION, "ablation.html"
-
-BOUND = {"compile": "auto", "checkpointing": False, "kernels": "auto"}
-"""Settings that are in no plan's hash and change a run's speed: those of a run that names none."""
+RESULT, PAGE = ABLATION, "ablation.html"
 
 
 @dataclass(frozen=True)
@@ -114,6 +108,7 @@ class Ablation:
         evaluations: int | None = None,
     ) -> None:
         self.out, self.design, self.seeds, self.study = out, design, tuple(seeds), study
+        self.members = Members(out, study, "ablation")
         self.minutes, self.about, self.say, self.watch = minutes, dict(about), say, watch
         self.evaluations = evaluations
         self.reference = design.variants[0]
@@ -218,24 +213,20 @@ class Ablation:
         """Take a finished run from OUT; False: there is none."""
         if spec in self.done:
             return True
-        path = self.out / RUNS / spec.file
-        if (kept := _read(path)) is None:
-            return False
-        identity = self._identity(variant, spec)
-        if (was := {**BOUND, **kept["identity"]}) != identity:
-            raise Refusal(
-                f"{self.out} holds the runs of another ablation",
-                where=f"{path}: {self._unlike(was, identity, variant)}",
-                fix="--out with another folder, or take that one away",
-            )
-        self.done[spec] = kept.get("failed") or Trained.of(kept["run"])
-        return True
+        outcome = self.members.take(
+            spec.file,
+            identity_of(_with_steps(variant.plan, spec.steps), self.about),
+            lambda was, now: self._unlike(was, now, variant),
+        )
+        if outcome is not None:
+            self.done[spec] = outcome
+        return outcome is not None
 
     def _unlike(self, was: Mapping[str, Any], now: Mapping[str, Any], variant: Variant) -> str:
         """Describe the differences: of two plans the settings, where OUT's result holds them."""
         found = None
         if was.get("plan_hash") != now["plan_hash"]:
-            earlier = _read(self.out / RESULT) or {}
+            earlier = read(self.out / RESULT) or {}
             found = settings(earlier, self.result(finished=False), variant.name)
         return found or difference(was, now)
 
@@ -244,37 +235,26 @@ class Ablation:
         if self._take(variant, spec):
             return
         current = RunProgress.of(spec, self.course, self.done)
+        plan = _with_steps(variant.plan, spec.steps)
         try:
-            trained = self.study.train(
-                _with_steps(variant.plan, spec.steps),
+            outcome = self.members.make(
+                spec.file,
+                identity_of(plan, self.about),
+                plan,
                 spec.seed,
                 evaluations=self.evaluations or points(variant.plan, spec.steps),
                 watch=lambda progress: self.watch(current, progress),
             )
-        except (NonFinite, OutOfMemory) as error:  # a finding about this variant
-            self.done[spec], kept = error.what, {"failed": error.what}
-            self.say(f"{spec.label}: {error.what}")
         except (Interrupted, KeyboardInterrupt) as error:
             raise self._stopped(error) from None
-        else:
-            self.done[spec], kept = trained, {"run": trained.data()}
-        path = self.out / RUNS / spec.file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        document = {"identity": self._identity(variant, spec), **kept}
-        text = json.dumps(document, indent=1, allow_nan=False)
-        replace_file(path, text.encode() + b"\n")
+        if isinstance(outcome, str):  # a finding about this variant
+            self.say(f"{spec.label}: {outcome}")
+        self.done[spec] = outcome
         self._write(finished=False)
-
-    def _identity(self, variant: Variant, spec: RunSpec) -> dict[str, Any]:
-        """Identify a run: its plan, and the facts that two runs must share to be compared."""
-        shared = {key: self.about[key] for key in ("data", "device", "dtype", "versions")}
-        config, plan = variant.plan.config, _with_steps(variant.plan, spec.steps)
-        bound = config.train.model_dump(include={"compile", "checkpointing"})
-        return {"plan_hash": plan.hash, **shared, **bound, "kernels": config.kernels}
 
     def _steps_in_minutes(self) -> int:
         """Count the steps that the first variant makes; as found by an earlier start, if there was one."""
-        earlier = _read(self.out / RESULT) or {}
+        earlier = read(self.out / RESULT) or {}
         if earlier.get("steps") and earlier.get("minutes") == self.minutes:
             return int(earlier["steps"])
         assert self.minutes is not None
@@ -305,8 +285,7 @@ class Ablation:
     def _write(self, *, finished: bool) -> dict[str, Any]:
         self.find()  # runs of other processes too, where some share OUT
         result = self.result(finished=finished)
-        text = json.dumps(result, indent=1, allow_nan=False, ensure_ascii=False)
-        replace_file(self.out / RESULT, text.encode() + b"\n")
+        write(self.out / RESULT, result)
         replace_file(self.out / PAGE, ablation_page(result).encode())
         return result
 
@@ -327,14 +306,6 @@ def points(plan: Plan, steps: int) -> int:
     """
     learnt = steps * plan.tokens_per_step
     return max(2, min(10, int(0.25 * 3 * learnt / plan.config.eval.tokens)))
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    """Read a JSON document of an ablation; None where there is none or it was cut short."""
-    try:
-        return read_json(path)
-    except Refusal:
-        return None
 
 
 def _with_steps(plan: Plan, steps: int) -> Plan:

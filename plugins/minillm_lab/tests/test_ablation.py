@@ -12,7 +12,8 @@ import pytest
 from minillm_core import build_plan, load
 from minillm_core.errors import Interrupted, Refusal, Stopped
 from minillm_core.plugins.manager import load as load_plugins
-from minillm_lab.ablation import BOUND, Ablation, points
+from minillm_lab.ablation import Ablation, points
+from minillm_lab.members import BOUND
 from minillm_lab.result_diff import settings
 from minillm_lab.variants import leave_one_out, one_at_a_time, variant
 

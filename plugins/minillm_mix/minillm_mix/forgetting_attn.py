@@ -24,7 +24,11 @@ __all__ = ["Forgetting", "ForgettingAttn"]
 class ForgettingAttn(Plugin, api=1):
     """Scores fade by a learned gate a token and head between key and query; no RoPE."""
 
-    bias: float = option(0.0, help="b at first; 0: gates of one half, 5: nothing is forgotten soon")
+    bias: float = option(
+        0.0,
+        search=(0.0, 2.0, 5.0),
+        help="b at first; 0: gates of one half, 5: nothing is forgotten soon",
+    )
     rope: bool = option(False, help="keep rotary positions, which the paper's model does without")
     lr_mul: float = option(1.0, gt=0, help="factor on the learning rate of the gates")
     layers: Layers = option("all", help='layers that do: "all", [0, -1], "every:2"')

@@ -25,7 +25,7 @@ __all__ = ["Further", "HyperConnections", "Mixing"]
 class HyperConnections(Plugin, api=1, identity_at_init=True):
     """Several lanes of the stream, mixed by learned weights before and behind each sublayer."""
 
-    lanes: int = option(4, ge=2, le=16, help="n, the stream among them")
+    lanes: int = option(4, ge=2, le=16, search=(2, 4), help="n, the stream among them")
     dynamic: bool = option(
         True, help="weights depend on the token; false: they are the same for all"
     )

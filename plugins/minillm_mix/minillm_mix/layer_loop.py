@@ -25,7 +25,7 @@ class LayerLoop(Plugin, api=1):
 
     first: int | None = option(None, ge=0, help="of the layers; none: the middle of the model")
     last: int | None = option(None, ge=0, help="of them; none: the last but one of the model")
-    times: int = option(2, ge=2, le=16, help="rounds in all")
+    times: int = option(2, ge=2, le=16, search=(2, 3), help="rounds in all")
     start: float = option(0.75, ge=0, lt=1, help="share of the run from which they run so often")
 
     def build_model(self, model):

@@ -29,7 +29,9 @@ FIELD = "depth_drawn"
 class StochasticDepth(Plugin, api=1):
     """Rows pass over blocks at random in training, over the last ones most often."""
 
-    drop: float = option(0.1, gt=0, lt=1, help="share of rows that pass over the last block")
+    drop: float = option(
+        0.1, gt=0, lt=1, search=(0.05, 0.1, 0.2), help="share of rows that pass over the last block"
+    )
     by: Literal["row", "batch"] = option(
         "row", help="what is drawn for: each row, or a micro-batch"
     )

@@ -18,7 +18,9 @@ __all__ = ["AttnScale"]
 class AttnScale(Plugin, api=1):
     """Attention logits are 1.36 times as large: for use beside qk_norm."""
 
-    factor: float = option(1.36, gt=0, help="times D^-1/2; 1.13 is the later records' 0.1")
+    factor: float = option(
+        1.36, gt=0, search=(1.13, 1.36, 1.6), help="times D^-1/2; 1.13 is the later records' 0.1"
+    )
     layers: Layers = option("all", help='layers that do: "all", [0, -1], "every:2"')
 
     def build_attention(self, attn):

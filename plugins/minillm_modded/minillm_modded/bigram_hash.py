@@ -45,7 +45,9 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 class BigramHash(Plugin, api=1, identity_at_init=True):
     """An embedding of each pair of neighbouring tokens, hashed, at the entry of the layers."""
 
-    size: float = option(5.0, gt=0, le=1000, help="rows of the table, in vocabularies")
+    size: float = option(
+        5.0, gt=0, le=1000, search=(1.0, 2.0, 5.0, 10.0), help="rows of the table, in vocabularies"
+    )
     signs: int = option(
         0, ge=0, le=2**20, help="rows of signs that tell pairs of one row apart, 8192; 0: none"
     )
@@ -54,7 +56,9 @@ class BigramHash(Plugin, api=1, identity_at_init=True):
         False, help="join behind attention, not before it, in all of them but the model's first"
     )
     start: float = option(0.05, help="of the learned coefficient at each of those layers")
-    lr_mul: float = option(75.0, ge=0, help="factor on the table's learning rate")
+    lr_mul: float = option(
+        75.0, ge=0, search=(25.0, 75.0, 150.0), help="factor on the table's learning rate"
+    )
     wd_mul: float = option(0.0, ge=0, help="factor on its weight decay")
     betas: tuple[Beta, Beta] | None = option(
         (0.75, 0.95), help="AdamW's, for the table; none: train.betas"

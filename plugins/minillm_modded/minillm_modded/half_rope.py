@@ -19,7 +19,9 @@ __all__ = ["HalfRope", "half_truncated"]
 class HalfRope(Plugin, api=1):
     """Rotary position embedding on half of each head's features, base 1,024."""
 
-    base: float = option(1024.0, gt=1, help="1 / the lowest frequency, radians a position")
+    base: float = option(
+        1024.0, gt=1, search=(1024.0, 10_000.0), help="1 / the lowest frequency, radians a position"
+    )
     layers: Layers = option("all", help='layers that do: "all", [0, -1], "every:2"')
 
     def build_attention(self, attn):

@@ -44,7 +44,7 @@ __all__ = ["Expert", "Experts", "MoE"]
 class MoE(Plugin, api=1, discrete=True):
     """A router sends each token through one or a few of many MLPs, loads kept alike."""
 
-    experts: int = option(4, ge=2, le=1024, help="MLPs in a layer")
+    experts: int = option(4, ge=2, le=1024, search=(4, 8), help="MLPs in a layer")
     chosen: int = option(1, ge=1, help="how many of them a token goes through")
     hidden: int | None = option(
         None, ge=1, help="width inside an expert; none: model.hidden over chosen, as many FLOPs"

@@ -21,7 +21,10 @@ class ReLU2(Plugin, api=1):
 
     hidden: int | None = option(None, ge=1, help="width inside; none: 3/2 of model.hidden")
     down_lr_mul: float = option(
-        1.0, gt=0, help="factor on the learning rate of Wdown (2 in the later records)"
+        1.0,
+        gt=0,
+        search=(1.0, 2.0),
+        help="factor on the learning rate of Wdown (2 in the later records)",
     )
     layers: Layers = option("all", help='layers that have it: "all", [0, -1], "every:2"')
 

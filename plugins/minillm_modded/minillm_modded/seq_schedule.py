@@ -24,8 +24,16 @@ __all__ = ["SeqSchedule", "is_long"]
 class SeqSchedule(Plugin, api=1):
     """Rows are short for a third of the run, and there are more of them; then train.seq_len long."""
 
-    start: float = option(0.4375, gt=0, lt=1, help="of train.seq_len, the length of rows at first")
-    until: float = option(1 / 3, gt=0, lt=1, help="share of the run that has short rows")
+    start: float = option(
+        0.4375,
+        gt=0,
+        lt=1,
+        search=(0.25, 0.4375),
+        help="of train.seq_len, the length of rows at first",
+    )
+    until: float = option(
+        1 / 3, gt=0, lt=1, search=(1 / 6, 1 / 3, 0.5), help="share of the run that has short rows"
+    )
 
     def build_data(self, data):
         short = round(data.seq_len * self.start)

@@ -26,7 +26,9 @@ OTHERS = {"tanh": ("a", "b", "c"), "sigmoid": ("cap",)}
 class Softcap(Plugin, api=1):
     """Logits are bounded by a sigmoid or a tanh before the loss."""
 
-    form: Literal["sigmoid", "tanh"] = option("sigmoid", help="which of the two curves")
+    form: Literal["sigmoid", "tanh"] = option(
+        "sigmoid", search=("sigmoid", "tanh"), help="which of the two curves"
+    )
     cap: float = option(15.0, gt=0, help="tanh: logits lie within (-cap, cap)")
     a: float = option(23.0, gt=0, help="sigmoid: logits lie within (0, a)")
     b: float = option(5.0, help="sigmoid: added to the product")

@@ -27,7 +27,7 @@ class UNetSkip(Plugin, api=1):
     skips: Literal["mirror"] | list[tuple[int, int]] = option(
         "mirror", help='"mirror", or pairs of blocks: [[3, 6]] adds what leaves 3 to what enters 6'
     )
-    start: float = option(1.0, help="every weight at the start")
+    start: float = option(1.0, search=(0.0, 0.5, 1.0), help="every weight at the start")
     attention: bool = option(True, help="keep the attention of the layer after the turn")
     lr_mul: float = option(5.0, gt=0, help="factor on the learning rate of the weights")
 

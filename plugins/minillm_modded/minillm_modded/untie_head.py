@@ -31,7 +31,9 @@ STD = 0.02
 class UntieHead(Plugin, api=1):
     """The head is the embedding until a share of the run, and then goes by itself from there."""
 
-    until: float = option(2 / 3, gt=0, lt=1, help="share of the run for which they are one")
+    until: float = option(
+        2 / 3, gt=0, lt=1, search=(1 / 3, 2 / 3), help="share of the run for which they are one"
+    )
 
     def build_model(self, model):
         model.init(EMBEDDING, Normal(STD))

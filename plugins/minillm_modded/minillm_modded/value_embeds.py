@@ -54,7 +54,9 @@ class ValueEmbeds(Plugin, api=1):
     std: float | None = option(
         None, ge=0, help="of the tables at first; none: dim^-1/2 with gates, 1 with lambdas"
     )
-    lr_mul: float = option(75.0, ge=0, help="factor on the tables' learning rate")
+    lr_mul: float = option(
+        75.0, ge=0, search=(25.0, 75.0, 150.0), help="factor on the tables' learning rate"
+    )
     wd_mul: float = option(0.0, ge=0, help="factor on their weight decay")
     betas: tuple[Beta, Beta] | None = option(
         (0.75, 0.95), help="AdamW's, for the tables; none: train.betas"

@@ -49,7 +49,7 @@ class Windows(Plugin, api=1):
     window: int = option(
         1792, ge=1, help="keys that long layers see at the end; at most a row's length"
     )
-    start: int = option(256, ge=1, help="the same at the beginning")
+    start: int = option(256, ge=1, search=(64, 128, 256), help="the same at the beginning")
     stages: int = option(4, ge=1, le=16, help="windows from start to window, a compilation each")
     block: int = option(128, ge=1, help="windows are multiples of it, and a short one is no less")
     long: Layers | None = option(

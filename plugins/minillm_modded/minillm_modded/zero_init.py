@@ -22,7 +22,9 @@ class ZeroInit(Plugin, api=1):
 
     attention: bool = option(True, help="attention's output projections")
     mlp: bool = option(True, help="the MLPs' second matrices")
-    head: bool = option(False, help="the head, where it is not tied to the embedding")
+    head: bool = option(
+        False, search=(False, True), help="the head, where it is not tied to the embedding"
+    )
 
     def build_model(self, model):
         wanted = {"attention.o": self.attention, "mlp.down": self.mlp, "head": self.head}

@@ -25,7 +25,9 @@ HEADS = (("heads", "dim"), ("kv_heads", "dim"))
 class HeadMuon(Plugin, api=1):
     """Muon orthogonalises each pair of heads, or each head, of Q and K by itself."""
 
-    heads: int = option(2, ge=1, help="neighbouring heads in one matrix: 2 are a pair, 1 is alone")
+    heads: int = option(
+        2, ge=1, search=(1, 2, 4), help="neighbouring heads in one matrix: 2 are a pair, 1 is alone"
+    )
     of: tuple[Literal["q", "k", "v"], ...] = option(
         ("q", "k"), min_length=1, help="projections whose rows are heads, such as [q, k, v]"
     )

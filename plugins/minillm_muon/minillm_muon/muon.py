@@ -27,7 +27,12 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 class Muon(Plugin, api=1):
     """Orthogonalised momentum for the hidden matrices; the rest stays with AdamW."""
 
-    lr: float = option(0.02, gt=0, help="peak learning rate, in spectral norm an update")
+    lr: float = option(
+        0.02,
+        gt=0,
+        search=(0.005, 0.01, 0.02, 0.04, 0.08),
+        help="peak learning rate, in spectral norm an update",
+    )
     cooldown: float | None = option(
         None,
         gt=0,
@@ -39,7 +44,9 @@ class Muon(Plugin, api=1):
     weight_decay: float | None = option(
         None, ge=0, help="decoupled, times the learning rate; none: train.weight_decay"
     )
-    momentum: float = option(0.95, ge=0, lt=1, help="of the Nesterov momentum")
+    momentum: float = option(
+        0.95, ge=0, lt=1, search=(0.85, 0.9, 0.95), help="of the Nesterov momentum"
+    )
     momentum_start: float | None = option(
         None, ge=0, lt=1, help="where momentum begins; none: at its full value"
     )

@@ -41,8 +41,15 @@ ROLES: dict[Role, tuple[str, ...]] = {
 class RoleLR(Plugin, api=1):
     """Learning rates, betas and weight decay by the role of a parameter."""
 
-    embedding: float = option(1.0, ge=0, help="factor on the rate of the token embedding")
-    head: float = option(1.0, ge=0, help="factor on the rate of the untied head")
+    embedding: float = option(
+        1.0,
+        ge=0,
+        search=(1.0, 5.0, 20.0, 75.0, 150.0),
+        help="factor on the rate of the token embedding",
+    )
+    head: float = option(
+        1.0, ge=0, search=(0.25, 0.5, 1.0, 2.0), help="factor on the rate of the untied head"
+    )
     attention: float = option(1.0, ge=0, help="factor on the rate of q, k, v and o")
     mlp: float = option(1.0, ge=0, help="factor on the rate of the MLP's first matrices")
     down: float = option(1.0, ge=0, help="factor on the rate of the MLP's last matrix")

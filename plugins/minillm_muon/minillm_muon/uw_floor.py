@@ -27,7 +27,12 @@ LEAST = 1e-8  # of lengths: an update of 0 stays 0
 class UWFloor(Plugin, api=1):
     """Updates are at least a share of the weights' length, in the place of weight decay."""
 
-    floor: float = option(0.35, ge=0, help="least length of an update, in lengths of the weights")
+    floor: float = option(
+        0.35,
+        ge=0,
+        search=(0.2, 0.35, 0.5),
+        help="least length of an update, in lengths of the weights",
+    )
     rows: bool = option(False, help="each row of a matrix for itself, not the matrix as a whole")
     rules: tuple[str, ...] = option(
         ("muon",), min_length=1, help='update rules; "*" is all there are'

@@ -29,7 +29,10 @@ class Adafactor(Plugin, api=1):
     """Second moments of a matrix by rows and columns: hardly any state, steps in sizes of the weights."""
 
     lr: float = option(
-        0.01, gt=0, help="peak learning rate; where relative, in sizes of the weights"
+        0.01,
+        gt=0,
+        search=(3e-3, 0.01, 0.03),
+        help="peak learning rate; where relative, in sizes of the weights",
     )
     relative: bool = option(True, help="steps are times the root mean square of the weights")
     decay: float = option(0.8, gt=0, le=1, help="at update t the means keep 1 - t^-decay")

@@ -29,11 +29,15 @@ __all__ = ["AdEMAMix", "two_means"]
 class AdEMAMix(Plugin, api=1):
     """AdamW with a second, slow mean of gradients beside the fast one."""
 
-    lr: float = option(ADAMS_LR, gt=0, help="peak learning rate")
+    lr: float = option(
+        ADAMS_LR, gt=0, search=(5e-4, 1.5e-3, 5e-3, 1.5e-2), help="peak learning rate"
+    )
     beta1: float = option(0.9, gt=0, lt=1, help="of the fast mean of gradients")
     beta2: float = option(0.999, ge=0, lt=1, help="of the mean of their squares")
     beta3: float = option(0.999, gt=0, lt=1, help="of the slow mean, once it is warm")
-    alpha: float = option(5.0, ge=0, help="weight of the slow mean, once it is warm")
+    alpha: float = option(
+        5.0, ge=0, search=(2.0, 5.0, 8.0), help="weight of the slow mean, once it is warm"
+    )
     warmup: float = option(1.0, gt=0, le=1, help="share of the run over which both rise")
     epsilon: float = option(1e-8, gt=0, help="added to the root of the mean of squares")
     weight_decay: float | None = option(

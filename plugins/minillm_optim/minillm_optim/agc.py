@@ -23,7 +23,9 @@ TINY = 1e-30  # of a norm: a unit without a gradient stays without
 class AGC(Plugin, api=1):
     """A row's gradient is clipped to a share of the row's own norm."""
 
-    clipping: float = option(0.01, gt=0, help="largest norm of a gradient, in norms of its row")
+    clipping: float = option(
+        0.01, gt=0, search=(0.01, 0.03, 0.1), help="largest norm of a gradient, in norms of its row"
+    )
     epsilon: float = option(1e-3, gt=0, help="least norm of a row: rows of 0 move")
     rules: tuple[str, ...] = option(
         ("*",), min_length=1, help='update rules; "*" is all there are, ["adamw"] leaves out Muon'

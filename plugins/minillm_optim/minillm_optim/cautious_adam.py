@@ -25,7 +25,9 @@ LEAST = 1e-3  # of the share of weights that move
 class CautiousAdam(Plugin, api=1):
     """AdamW in which weights move only where update and gradient agree in sign."""
 
-    lr: float = option(ADAMS_LR, gt=0, help="peak learning rate")
+    lr: float = option(
+        ADAMS_LR, gt=0, search=(5e-4, 1.5e-3, 5e-3, 1.5e-2), help="peak learning rate"
+    )
     beta1: float = option(0.9, ge=0, lt=1, help="of the mean of gradients")
     beta2: float = option(0.95, ge=0, lt=1, help="of the mean of their squares")
     epsilon: float = option(1e-8, gt=0, help="added to the root of that")

@@ -24,7 +24,13 @@ from minillm_core import Plugin, option, plateaus, stage
 class EMA(Plugin, api=1):
     """An exponential moving average of the weights is evaluated, sampled from and exported."""
 
-    decay: float = option(0.999, gt=0, lt=1, help="share of the average that an update leaves")
+    decay: float = option(
+        0.999,
+        gt=0,
+        lt=1,
+        search=(0.98, 0.99, 0.995, 0.999),
+        help="share of the average that an update leaves",
+    )
     start: float = option(0.0, ge=0, lt=1, help="share of the run after which it begins")
 
     def optimizer_factory(self, optimizer):

@@ -27,7 +27,12 @@ __all__ = ["EMANesterov", "ahead", "behind"]
 class EMANesterov(Plugin, api=1):
     """Gradients are taken ahead of the weights, along a moving average of their moves."""
 
-    beta: float = option(0.6, ge=0, help="how far ahead, in mean moves; falls with the schedule")
+    beta: float = option(
+        0.6,
+        ge=0,
+        search=(0.3, 0.6, 0.9),
+        help="how far ahead, in mean moves; falls with the schedule",
+    )
     gamma: float = option(0.99, gt=0, lt=1, help="share of the mean move that an update leaves")
     start: float = option(0.16, ge=0, lt=1, help="share of the run where it begins")
     stop: float = option(0.76, gt=0, le=1, help="share of the run where it ends")

@@ -21,7 +21,9 @@ __all__ = ["EmbedGradShrink", "Shrunk"]
 class EmbedGradShrink(Plugin, api=1, export="llama", identity_at_init=True, surrogate=True):
     """The gradient of the embedding's lookup is multiplied by a number below 1."""
 
-    alpha: float = option(0.1, ge=0, le=1, help="factor on the gradient of what is looked up")
+    alpha: float = option(
+        0.1, ge=0, le=1, search=(0.1, 0.3), help="factor on the gradient of what is looked up"
+    )
 
     def build_model(self, model):
         model.embed.mix(Shrunk, alpha=self.alpha, before=("smear",))

@@ -30,7 +30,9 @@ __all__ = ["GaLore", "adam_of_projection", "turned_to"]
 class GaLore(Plugin, api=1):
     """AdamW on a low-rank projection of the hidden matrices' gradients, moments included."""
 
-    lr: float = option(ADAMS_LR, gt=0, help="peak learning rate")
+    lr: float = option(
+        ADAMS_LR, gt=0, search=(5e-4, 1.5e-3, 5e-3, 1.5e-2), help="peak learning rate"
+    )
     rank: int = option(128, ge=1, help="of the projection; the smaller side of a matrix at most")
     every: int = option(200, ge=1, help="updates from one projection to the next")
     scale: float = option(0.25, gt=0, help="factor on the update (the paper's alpha)")

@@ -30,7 +30,9 @@ class InfiniteLR(Plugin, api=1):
     cooldown: float = option(
         0.6, ge=0, lt=1, help="share behind the warm-up that falls to constant"
     )
-    form: Literal["cosine", "inverse_root"] = option("cosine", help="how it falls there")
+    form: Literal["cosine", "inverse_root"] = option(
+        "cosine", search=("cosine", "inverse_root"), help="how it falls there"
+    )
     constant: float = option(0.55, gt=0, le=1, help="the rate that is held, a share of the peak")
     annealing: float = option(0.15, ge=0, lt=1, help="share, the last, that falls to least")
     least: float = option(0.1, gt=0, le=1, help="the rate at the end, a share of the peak")

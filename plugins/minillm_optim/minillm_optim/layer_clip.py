@@ -21,7 +21,9 @@ EPSILON = 1e-6  # beside a norm, as torch's clip_grad_norm_ has it
 class LayerClip(Plugin, api=1):
     """The gradients of each layer are clipped by the norm that they have together."""
 
-    most: float = option(0.5, gt=0, help="largest norm of a layer's gradients together")
+    most: float = option(
+        0.5, gt=0, search=(0.25, 0.5, 1.0), help="largest norm of a layer's gradients together"
+    )
     rules: tuple[str, ...] = option(
         ("*",), min_length=1, help='update rules; "*" is all there are, ["muon"] leaves out AdamW'
     )

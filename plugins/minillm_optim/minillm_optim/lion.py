@@ -19,7 +19,12 @@ from minillm_optim.scope import Scope, in_scope
 class Lion(Plugin, api=1):
     """The sign of a momentum: one moment a weight, each weight moves by the learning rate."""
 
-    lr: float = option(3e-4, gt=0, help="peak learning rate, how far each weight moves")
+    lr: float = option(
+        3e-4,
+        gt=0,
+        search=(1e-4, 3e-4, 1e-3, 3e-3),
+        help="peak learning rate, how far each weight moves",
+    )
     beta1: float = option(0.9, ge=0, lt=1, help="share of the momentum in the update's sign")
     beta2: float = option(0.99, ge=0, lt=1, help="of the momentum")
     weight_decay: float | None = option(

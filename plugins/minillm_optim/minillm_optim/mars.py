@@ -24,7 +24,9 @@ __all__ = ["MARS", "corrected_adam"]
 class MARS(Plugin, api=1):
     """AdamW on gradients corrected by their change since the update before."""
 
-    lr: float = option(ADAMS_LR, gt=0, help="peak learning rate")
+    lr: float = option(
+        ADAMS_LR, gt=0, search=(5e-4, 1.5e-3, 5e-3, 1.5e-2), help="peak learning rate"
+    )
     gamma: float = option(0.025, ge=0, help="weight of the correction; 0 is AdamW")
     beta1: float = option(0.95, ge=0, lt=1, help="of the mean of gradients")
     beta2: float = option(0.99, ge=0, lt=1, help="of the mean of their squares")

@@ -20,7 +20,11 @@ class PowerCooldown(Plugin, api=1):
 
     power: float = option(1.2, gt=0, help="of the share that is left; 1 is linear, as wsd")
     cooldown: float = option(
-        0.8, gt=0, le=1, help="share of what follows the warm-up over which rates fall"
+        0.8,
+        gt=0,
+        le=1,
+        search=(0.4, 0.6, 0.8),
+        help="share of what follows the warm-up over which rates fall",
     )
     end: float = option(
         1.0, gt=0, le=2, help="where they would be 0, a share of what follows the warm-up"

@@ -37,7 +37,9 @@ from minillm_optim.scope import Scope, in_scope
 class ScheduleFree(Plugin, api=1):
     """AdamW at a constant rate, evaluated at an average that its steps are taken around."""
 
-    lr: float = option(3e-3, gt=0, help="learning rate, held after the run's warm-up")
+    lr: float = option(
+        3e-3, gt=0, search=(1e-3, 3e-3, 0.01), help="learning rate, held after the run's warm-up"
+    )
     beta1: float = option(0.9, gt=0, lt=1, help="how near to the average gradients are taken")
     beta2: float = option(0.95, ge=0, lt=1, help="of the squared gradient's mean")
     epsilon: float = option(1e-8, gt=0, help="beside its root")

@@ -41,7 +41,9 @@ TINY = 1e-30  # of norms: a matrix that never had a gradient stays
 class Shampoo(Plugin, api=1):
     """Inverse fourth roots of row and column statistics for the hidden matrices, in steps of AdamW's size."""
 
-    lr: float = option(ADAMS_LR, gt=0, help="peak learning rate")
+    lr: float = option(
+        ADAMS_LR, gt=0, search=(5e-4, 1.5e-3, 5e-3, 1.5e-2), help="peak learning rate"
+    )
     beta1: float = option(0.9, ge=0, lt=1, help="of the mean of gradients")
     beta2: float = option(0.95, ge=0, lt=1, help="of the statistics")
     every: int = option(10, ge=1, help="updates from one computation of the roots to the next")

@@ -39,7 +39,9 @@ STATISTICS = {**SIDES, **{f"{side}_basis": shape for side, shape in SIDES.items(
 class SOAP(Plugin, api=1):
     """AdamW in the eigenbasis of Shampoo's statistics for the hidden matrices."""
 
-    lr: float = option(ADAMS_LR, gt=0, help="peak learning rate")
+    lr: float = option(
+        ADAMS_LR, gt=0, search=(5e-4, 1.5e-3, 5e-3, 1.5e-2), help="peak learning rate"
+    )
     beta1: float = option(0.95, ge=0, lt=1, help="of the mean of gradients")
     beta2: float = option(0.95, ge=0, lt=1, help="of the statistics and of squares")
     every: int = option(10, ge=1, help="updates from one turn of the bases to the next")

@@ -22,7 +22,13 @@ from minillm_core import Plugin, option, plateaus, stage
 class SWA(Plugin, api=1):
     """The mean of the weights over the end of the run is evaluated, sampled from and exported."""
 
-    last: float = option(0.2, gt=0, le=1, help="share of the run that is averaged, at its end")
+    last: float = option(
+        0.2,
+        gt=0,
+        le=1,
+        search=(0.1, 0.2, 0.3),
+        help="share of the run that is averaged, at its end",
+    )
     every: int = option(1, ge=1, help="updates between two weights that are averaged")
 
     def optimizer_factory(self, optimizer):

@@ -34,6 +34,8 @@ AGREED = {
     ("ablate",): {"--plugins", "--seeds", "--steps", "--minutes", "--data", "--out"}
     | {"--leave-one-out", "--one-at-a-time"},
     ("bench",): {"--plugins", "--preset", "--trace", "--json", "KEY=VALUE"},
+    ("search",): {"--minutes", "--tokens", "--target", "--budget", "--plugins", "--space"}
+    | {"--out", "--resume", "--json", "KEY=VALUE"},
     ("tune",): {"--plugins", "--preset", "--to", "--memory", "--json", "KEY=VALUE"},
     ("plugins", "list"): {"--json"},
     ("plugins", "info"): {"NAME", "--json"},
@@ -62,6 +64,8 @@ MORE = {
     ("report",): {"--plugins", "--no-sample"},
     ("ablate",): {"--with", "--preset", "--seed", "--config", "--backend", "--device"}
     | {"--kernels", "--json", "-c", "KEY=VALUE"},
+    ("search",): {"--preset", "--data", "--seed", "-c", "--config", "--backend", "--device"}
+    | {"--kernels"},
     ("tune",): {"--steps", "--repeats", "--data", "--seed", "-c", "--config", "--backend"}
     | {"--device", "--kernels"},
     ("bench",): {"--against", "--steps", "--repeats", "--layers", "--data", "--seed", "-c"}

@@ -64,6 +64,23 @@ def test_every_setting_has_an_origin(loaded: Load) -> None:
     assert origins["muon.lr"] == "command line"
 
 
+def test_a_settings_file_serves_as_a_preset_below_all_others(tmp_path: Path) -> None:
+    best, file = tmp_path / "best.toml", tmp_path / "mine.toml"
+    best.write_text(
+        'preset = "small"\n[train]\nsteps = 7\nlr = 0.5\nclip = 2.0\n[plugins.muon]\nlr = 0.1\n'
+    )
+    file.write_text("[train]\nlr = 0.25\n")
+    default = {"default_preset": lambda: ("tiny", "a CPU")}
+    result = load(preset=str(best), file=file, assignments=["train.clip=3"], **default)
+    assert (result.preset, result.model.layers) == ("small", 8)  # the shape that it names
+    assert (result.train.steps, result.train.minutes) == (7, None)
+    assert (result.train.lr, result.train.clip) == (0.25, 3.0)
+    assert result.plugins == {"muon": {"lr": 0.1}}
+    assert result.origins["train.steps"] == str(best)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(preset="./none.toml", **default)
+
+
 @pytest.mark.parametrize(
     ("arguments", "preset", "origin"),
     [

@@ -10,7 +10,17 @@ from typing import Any
 
 import pytest
 
-from minillm_core import Evaluated, MinillmError, Plan, PlanError, Run, build_plan, load, studies
+from minillm_core import (
+    ConfigError,
+    Evaluated,
+    MinillmError,
+    Plan,
+    PlanError,
+    Run,
+    build_plan,
+    load,
+    studies,
+)
 from minillm_core.backends.bind import create
 from minillm_core.backends.detect import Detected
 
@@ -114,11 +124,23 @@ def test_settings_of_several_processes_are_refused(
 
 def test_a_plan_that_cannot_be_trained_is_refused(study: Any, planned: Callable[..., Plan]) -> None:
     plan = planned()
-    with pytest.raises(PlanError, match="how many steps"):
-        study[0].train(plan.with_train(steps=None, minutes=1.0), 0)
+    with pytest.raises(ConfigError, match="how long to train"):
+        study[0].train(plan.with_train(steps=None, minutes=None), 0)
     for use in (study[0].stepper, lambda plan: study[0].train(plan, 0)):
         with pytest.raises(PlanError, match="which settings"):
             use(replace(plan, settings=None))
+
+
+def test_a_run_by_the_clock_ends_when_its_time_is_over(
+    study: Any, planned: Callable[..., Plan]
+) -> None:
+    seen: list[float] = []
+    plan = planned().with_train(steps=None, minutes=0.4 / 60)
+    trained = study[0].train(plan, 0, watch=seen.append)
+    assert [point.step for point in trained.curve] == [trained.steps]  # evaluated once, at the end
+    assert trained.seconds == pytest.approx(0.4, rel=0.5)
+    assert seen == sorted(seen)
+    assert 0.5 < seen[-1] <= 1
 
 
 def test_events_are_read_up_to_a_torn_line(tmp_path: Path) -> None:

@@ -251,7 +251,7 @@ def refuse_nothing(result: Mapping[str, Any], out: Path) -> None:
     Raises:
         MinillmError: no plugin has one; it names the sets whose runs failed, and why.
     """
-    from minillm_lab.ablation import RUNS
+    from minillm_lab.members import RUNS
 
     if any(one["effect"] is not None for one in result["plugins"].values()):
         return

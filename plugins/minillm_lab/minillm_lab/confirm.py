@@ -1,0 +1,175 @@
+"""The last comparison of a search, with seeds that have chosen nothing.
+
+The recipe against the settings that the search began with, and against itself without each of its
+parts. A part that makes no difference and saves nothing is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from minillm_core import MinillmError, Plan
+from minillm_lab.heats import Heats, Outcomes, Planner, trained_of
+from minillm_lab.space import Move, Recipe, parts_of, without
+
+FRESH = 1000
+"""Seeds of the last comparison begin so far above those that have chosen."""
+
+OVER = 1.05
+"""Times of the budget that may be spent on the worth of parts."""
+
+
+class Confirmation:
+    """A recipe's last comparison.
+
+    Args:
+        heats: makes the runs.
+        plan: makes a recipe's plan.
+        base: the recipe that the search began with.
+        recipe: the one that was found.
+        pairs: how many seeds.
+        budget: seconds of the whole search.
+
+    Attributes:
+        recipe: what is left of it.
+        plan: its plan.
+        result: as in search.json.
+    """
+
+    def __init__(
+        self,
+        heats: Heats,
+        plan: Planner,
+        base: Recipe,
+        recipe: Recipe,
+        *,
+        pairs: int,
+        budget: float,
+    ) -> None:
+        self.recipe, self.plan, self.result = recipe, plan(recipe), dict[str, Any]()
+        self._heats, self._planner, self._base, self._pairs = heats, plan, base, pairs
+        self._length, self._budget = heats.length, budget
+        first = heats.seed + FRESH
+        self._seeds = range(first, first + pairs)
+
+    def run(self) -> None:
+        """Compare, and leave idle parts out.
+
+        Raises:
+            Interrupted: a signal; finished runs are kept.
+        """
+        parts = parts_of(self.recipe, self._base)
+        if not parts:
+            return
+        seeds = self._seeds
+        plans: dict[str, Plan] = {}
+        unplanned: dict[str, str] = {}
+        for part in parts:
+            try:
+                plans[part.name] = self._planner(without(self.recipe, part))
+            except MinillmError as error:
+                unplanned[part.name] = error.what
+        self._heats.begin(
+            f"the last comparison, {self._length.words}", (2 + len(plans)) * self._pairs, []
+        )
+        base = self._heats.runs_of(self._heats.base, self._length, seeds, "as it was")
+        found = self._heats.runs_of(self.plan, self._length, seeds, "the recipe")
+        table, idle = [], []
+        for part in parts:
+            row: dict[str, Any] = {"name": part.name, "effect": None}
+            if part.name in unplanned:
+                row["why"] = unplanned[part.name]
+            elif len(parts) > 1 and not self._affordable():
+                row["why"] = "the budget is spent"
+            else:
+                runs = (
+                    base
+                    if len(parts) == 1
+                    else self._heats.runs_of(
+                        plans[part.name], self._length, seeds, f"no {part.name}"
+                    )
+                )
+                row |= self._heats.difference(found, runs)
+                if row["effect"] is not None and not row["distinguishable"]:
+                    row["saves"] = self._heats.saving(row)
+                    if not row["saves"]:
+                        idle.append((row["effect"], part))
+            table.append(row)
+        self.result = {"parts": table, "dropped": [], **self._result(base, found)}
+        if idle:
+            idle.sort(key=lambda one: -one[0])
+            found = self._drop([part for _, part in idle], base, found, seeds)
+        for row, part in zip(table, parts, strict=True):
+            if row["effect"] is None and part.name not in self.result["dropped"]:
+                self._compare_without(row, part, found, base, seeds)
+
+    def _drop(
+        self,
+        idle: Sequence[Move],
+        base: Outcomes,
+        found: Outcomes,
+        seeds: Sequence[int],
+    ) -> Outcomes:
+        """Leave out the parts that make no difference: all of them where that makes none either.
+
+        Returns:
+            The runs of what is left.
+        """
+        for parts in (idle, idle[:1]) if len(idle) > 1 else (idle,):
+            recipe = self.recipe
+            for part in parts:
+                recipe = without(recipe, part)
+            try:
+                plan = self._planner(recipe)
+            except MinillmError:
+                continue
+            if len(parts) > 1 and not self._affordable():
+                continue
+            runs = self._heats.runs_of(plan, self._length, seeds, "the recipe without idle parts")
+            row = self._heats.difference(runs, found)
+            if row["effect"] is None or (row["distinguishable"] and row["effect"] > 0):
+                continue
+            self.recipe, self.plan = recipe, plan
+            self.result["dropped"] = [part.name for part in parts]
+            self.result |= self._result(base, runs)
+            return runs
+        return found
+
+    def _compare_without(
+        self,
+        row: dict[str, Any],
+        part: Move,
+        found: Outcomes,
+        base: Outcomes,
+        seeds: Sequence[int],
+    ) -> None:
+        """Compare with the recipe without a part, which is possible now that others have gone."""
+        try:
+            plan = self._planner(without(self.recipe, part))
+        except MinillmError as error:
+            row["why"] = error.what
+            return
+        alone = len(parts_of(self.recipe, self._base)) == 1
+        if alone or self._affordable():
+            runs = (
+                base if alone else self._heats.runs_of(plan, self._length, seeds, f"no {part.name}")
+            )
+            row |= {"why": "", **self._heats.difference(found, runs)}
+
+    def _affordable(self) -> bool:
+        """Tell whether the budget, and a twentieth of it more, hold another set of runs."""
+        return (
+            self._heats.members.spent + self._pairs * self._heats.cost(self._length)
+            <= OVER * self._budget
+        )
+
+    def _result(self, base: Outcomes, found: Outcomes) -> dict[str, Any]:
+        return {
+            "gain": self._heats.difference(found, base),
+            "seeds": list(found),
+            "base_losses": [run.val_loss for run in trained_of(base)],
+            "losses": [run.val_loss for run in trained_of(found)],
+            "base_runs": [run.data() for run in trained_of(base)],
+            "runs": [run.data() for run in trained_of(found)],
+        }

@@ -1,0 +1,332 @@
+"""The runs of a search: plans at a length, compared pair by pair with the same seed and the same text."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean, median
+from typing import Any
+
+from minillm_core import MinillmError, Plan
+from minillm_core.commands import amount, duration
+from minillm_core.studies import Trained, interval, signed
+from minillm_lab.members import Members, identity_of
+from minillm_lab.result_diff import difference
+from minillm_lab.space import Move, Recipe
+from minillm_lab.worth import effect_of
+
+TREND = 0.5
+"""Share of what a gain changed by from one length to the next that is expected of the next one."""
+
+SAVES = 0.02
+"""Share of time or memory that is worth a part whose effect on the loss is not distinguishable."""
+
+EVALUATION = 0.2
+"""Time of the evaluation at a run's end, in times of the run, at most."""
+
+LEARN = 3.0
+"""Times that learning from a token takes longer than predicting it."""
+
+Outcomes = Mapping[int, Trained | str]
+"""Seed -> a run, or why it failed."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Length:
+    """The length of a run: minutes of training, or tokens."""
+
+    minutes: float | None = None
+    tokens: float | None = None
+
+    def shorter(self, factor: float) -> Length:
+        """Divide it."""
+        return Length(self.minutes and self.minutes / factor, self.tokens and self.tokens / factor)
+
+    def of(self, plan: Plan) -> Plan:
+        """Give a plan this length."""
+        if self.minutes is not None:
+            return plan.with_train(steps=None, minutes=self.minutes)
+        assert self.tokens is not None
+        steps = max(1, round(self.tokens / plan.tokens_per_step))
+        return plan.with_train(steps=steps, minutes=None)
+
+    def seconds(self, tokens_per_second: float) -> float:
+        """Estimate its time."""
+        if self.minutes is not None:
+            return 60.0 * self.minutes
+        assert self.tokens is not None
+        return self.tokens / tokens_per_second
+
+    @property
+    def words(self) -> str:
+        """Name it: ``18 s``, ``2:30``, ``1.05 M tokens``."""
+        if self.minutes is None:
+            return f"{amount(round(self.tokens or 0))} tokens"
+        seconds = 60.0 * self.minutes
+        return f"{seconds:.3g} s" if seconds < 90 else duration(seconds)
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A part of a round: how long runs are, and how many pairs a candidate has."""
+
+    length: Length
+    pairs: int
+
+
+@dataclass
+class Candidate:
+    """A move from the incumbent, and what was measured of it."""
+
+    move: Move
+    recipe: Recipe
+    plan: Plan
+    rungs: list[dict[str, Any]] = field(default_factory=list)  # length, effect and differences
+    failed: str = ""
+    verdict: str = ""
+
+    @property
+    def gain(self) -> float:
+        """The mean difference at its last rung; below 0 is better."""
+        return self.rungs[-1]["effect"]
+
+    @property
+    def trend(self) -> float | None:
+        """What the gain changed by since the rung before; above 0: it fades."""
+        return self.gain - self.rungs[-2]["effect"] if len(self.rungs) > 1 else None
+
+    @property
+    def expected(self) -> float:
+        """The gain that is expected at the next rung."""
+        return self.gain + TREND * (self.trend or 0.0)
+
+    def data(self) -> dict[str, Any]:
+        """Give it as JSON."""
+        return {
+            "name": self.move.name,
+            "parts": [one.name for one in self.move.parts],
+            "rungs": self.rungs,
+            "trend": self.trend if self.rungs else None,
+            "verdict": self.verdict or ("running" if not self.failed else f"failed: {self.failed}"),
+        }
+
+
+@dataclass(frozen=True)
+class Current:
+    """The run that is under way, for a display."""
+
+    label: str
+    stage: str  # "round 1, 6 s"
+    number: int  # of this stage's runs, from 1
+    runs: int
+    table: Sequence[Candidate]  # of the stage, as they stand
+    spent: float  # seconds of the budget
+
+
+Watch = Callable[[Current, float], None]
+
+
+Planner = Callable[[Recipe], Plan]
+"""Makes a recipe's plan; raises MinillmError where it cannot be."""
+
+
+class Heats:
+    """Makes the runs of plans at lengths, and compares them.
+
+    Args:
+        members: makes each run, or takes it from its file.
+        base: the plan to begin with, whose failure ends the search.
+        length: of the runs that the recipe is for.
+        seed: of the first run.
+        speed: tokens a second of the base, as measured before.
+        about: facts that two runs must share to be compared.
+        say: prints a line.
+        watch: takes the current run and its progress.
+    """
+
+    def __init__(
+        self,
+        members: Members,
+        base: Plan,
+        length: Length,
+        *,
+        seed: int,
+        speed: float,
+        about: Mapping[str, Any],
+        say: Say,
+        watch: Watch,
+    ) -> None:
+        self.members, self.base, self.length = members, base, length
+        self.seed, self.speed, self.say = seed, speed, say
+        self._about, self._watch = about, watch
+        self._made: dict[str, Trained | str] = {}  # by file: the incumbent's runs serve all
+        self._overheads: list[float] = []  # of a run, beside its training and evaluation
+        self._alive: list[Candidate] = []
+        self._stage, self._number, self._runs = "", 0, 0
+
+    def begin(self, stage: str, runs: int, table: Sequence[Candidate] = ()) -> None:
+        """Begin a stage: so many runs, of these candidates."""
+        self._stage, self._number, self._runs, self._alive = stage, 0, runs, list(table)
+
+    def runs_of(
+        self, plan: Plan, length: Length, seeds: Sequence[int], label: str
+    ) -> dict[int, Trained | str]:
+        """Train a plan with some seeds, up to the first that fails.
+
+        Raises:
+            MinillmError: it is the plan to begin with, and it failed.
+        """
+        found: dict[int, Trained | str] = {}
+        for seed in seeds:
+            self._number += 1
+            found[seed] = self.trained(plan, length, seed, label)
+            if isinstance(found[seed], str):
+                break
+        if plan is self.base and (failed := [o for o in found.values() if isinstance(o, str)]):
+            raise MinillmError(
+                f"the settings that the search begins with cannot be trained: {failed[0]}",
+                where=f"{length.words}, seed {seed}",
+                fix="settings with which minillm train runs",
+            )
+        return found
+
+    def trained(self, plan: Plan, length: Length, seed: int, label: str) -> Trained | str:
+        """Train a plan to a length, or take the run from its file.
+
+        Returns:
+            The run, or why it failed.
+
+        Raises:
+            Interrupted: a signal.
+        """
+        sized = with_evaluation(length.of(plan), self._predictions(plan, length))
+        train = sized.config.train
+        identity = {
+            **identity_of(sized, self._about),
+            "rows": [train.rows, train.accumulate],
+            "length": [train.steps, train.minutes],
+            "eval_tokens": sized.config.eval.tokens,
+        }
+        digest = hashlib.sha256(json.dumps(identity["plan_hash"]).encode())
+        digest.update(json.dumps([identity[k] for k in ("rows", "length")]).encode())
+        file = f"{digest.hexdigest()[:16]}-seed{seed}.json"
+        if file in self._made:
+            return self._made[file]
+        current = Current(
+            label, self._stage, self._number, self._runs, self._alive, self.members.spent
+        )
+        self._watch(current, 0.0)
+        found = self.members.take(file, identity, difference)
+        if found is None:
+            found = self.members.make(
+                file,
+                identity,
+                sized,
+                seed,
+                evaluations=1,
+                watch=lambda progress: self._watch(current, progress),
+            )
+            if isinstance(found, str):
+                self.say(f"{label}, seed {seed}: {found}")
+        if isinstance(found, Trained):
+            beside = self.members.wall - (1 + EVALUATION) * found.seconds
+            self._overheads.append(max(0.0, beside))
+        self._made[file] = found
+        return found
+
+    def _predictions(self, plan: Plan, length: Length) -> int:
+        """Choose the predictions of an evaluation: no more than its share of a run's time allows."""
+        learnt = length.seconds(self.speed) * self.speed
+        allowed = max(plan.config.train.seq_len, EVALUATION * LEARN * learnt)
+        return min(plan.config.eval.tokens, 2 ** int(math.log2(allowed)))
+
+    def cost(self, length: Length) -> float:
+        """Estimate the seconds of a run, what lies around it included."""
+        beside = median(self._overheads) if self._overheads else 1.0
+        return (1 + EVALUATION) * length.seconds(self.speed) + beside
+
+    def compare(
+        self,
+        one: Candidate,
+        length: Length,
+        reference: Outcomes,
+        runs: Outcomes,
+    ) -> None:
+        """Note a candidate's gain at a rung, in the place of one with fewer pairs."""
+        failures = [run for run in (*runs.values(), *reference.values()) if isinstance(run, str)]
+        if failures:
+            one.failed = failures[0]
+            return
+        if one.rungs and one.rungs[-1]["length"] == length.words:
+            one.rungs.pop()
+        losses = _losses(runs), _losses(reference)
+        differences = [ours - theirs for ours, theirs in zip(*losses, strict=True)]
+        one.rungs.append(
+            {
+                "length": length.words,
+                "tokens": fmean(run.tokens for run in trained_of(runs)),
+                "seconds": fmean(run.seconds for run in trained_of(runs)),
+                **effect_of(differences).data(),
+                "loss": fmean(losses[0]),
+                "differences": differences,
+                "speed": _ratio(runs, reference, "tokens_per_second"),
+                "memory": _ratio(runs, reference, "peak_bytes"),
+            }
+        )
+
+    def difference(self, ours: Outcomes, others: Outcomes) -> dict[str, Any]:
+        """Compare two sets of runs; without an effect where a run failed."""
+        failures = [run for run in (*ours.values(), *others.values()) if isinstance(run, str)]
+        if failures:
+            return {"effect": None, "why": f"failed: {failures[0]}"}
+        pairs = zip(_losses(ours), _losses(others), strict=True)
+        return {
+            **effect_of([one - other for one, other in pairs]).data(),
+            "speed": _ratio(ours, others, "tokens_per_second"),
+            "memory": _ratio(ours, others, "peak_bytes"),
+        }
+
+    def saving(self, rung: Mapping[str, Any]) -> str:
+        """Say what a candidate saves: memory, or time where runs are of equal tokens."""
+        speed, memory = rung["speed"], rung["memory"]
+        if self.length.tokens and speed and speed["low"] and speed["low"] > 1 + SAVES:
+            return "time"
+        return "memory" if memory and memory["high"] and memory["high"] < 1 - SAVES else ""
+
+
+def with_evaluation(plan: Plan, tokens: int) -> Plan:
+    """Give a plan's evaluations another number of predictions."""
+    changed = plan.config.eval.model_copy(update={"tokens": tokens})
+    return replace(plan, config=plan.config.model_copy(update={"eval": changed}))
+
+
+def in_words(effect: Mapping[str, Any]) -> str:
+    """Write a gain with its interval: ``-0.123 [-0.150, -0.096]``."""
+    return interval(signed, effect["effect"], effect["low"], effect["high"])
+
+
+def trained_of(runs: Outcomes) -> list[Trained]:
+    """List the runs that did not fail."""
+    return [run for run in runs.values() if isinstance(run, Trained)]
+
+
+def _losses(runs: Outcomes) -> list[float]:
+    return [run.val_loss for run in trained_of(runs)]
+
+
+def _ratio(ours: Outcomes, others: Outcomes, figure: str) -> dict[str, Any] | None:
+    """Estimate a ratio of two figures over pairs, with its interval; None: one is not known."""
+    pairs = [
+        (getattr(one, figure), getattr(other, figure))
+        for one, other in zip(trained_of(ours), trained_of(others), strict=False)
+    ]
+    if not pairs or not all(one and other for one, other in pairs):
+        return None
+    found = effect_of([math.log(one / other) for one, other in pairs])
+    values = {"effect": found.effect, "low": found.low, "high": found.high}
+    return {key: None if log is None else math.exp(log) for key, log in values.items()}

@@ -1,0 +1,357 @@
+"""The race of a search: recipes against the incumbent, in rounds of rungs that grow.
+
+A rung is a length of runs. All candidates of a round run at the shortest one, with one seed; the best
+third of them runs three times as long, and so on; at the longest, which is the length that the recipe
+is for, several seeds make an interval. A candidate is a difference from the incumbent: its gain is the
+mean over pairs of its loss minus the incumbent's, with the same seed and the same data in the same
+order. Between two rungs candidates are ranked by their gain and by what it lost or won since the
+rung before, so that what helps early and hurts late is told by its trend. Where a third of the length
+is too few steps to say anything, one pair of the whole length comes first. Before the last rung those
+that help are put together, the best ones first, as far as planning allows: that is a candidate too.
+
+The best candidate whose interval leaves 0 out is the next incumbent. In the end, with seeds that have
+chosen nothing, the recipe is compared with the settings it began with, and with itself without each
+of its parts: a part that makes no difference and saves nothing is left out.
+
+All decisions follow from the files of the members, the time that they took included: a search that was
+killed does the same again, and trains only what is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from minillm_core import MinillmError
+from minillm_core.commands import amount
+from minillm_core.studies import graph_of
+from minillm_lab.confirm import Confirmation
+from minillm_lab.heats import Candidate, Heats, Length, Planner, Rung, in_words
+from minillm_lab.space import Move, Recipe, Space, parts_of, present, together
+
+ETA = 3
+"""Times that a rung is longer than the one before; of the candidates one in so many goes on."""
+
+RUNGS = 3
+
+PAIRS, MORE = 3, 2
+"""Seeds at the longest rung, and further ones for the best where they do not decide."""
+
+LEAST = 10
+"""Steps of the shortest run: fewer say nothing but how fast the rate is."""
+
+UNIONS = 3
+"""Candidates that are several moves at once, in a round."""
+
+LAST = 0.45
+"""Share of the budget that the last comparison may take."""
+
+
+class Race:
+    """A race in a folder.
+
+    Args:
+        heats: makes the runs.
+        plan: makes a recipe's plan.
+        space: what may be tried.
+        base: the recipe to begin with.
+        budget: seconds for all runs.
+        note: is called after each stage.
+
+    Attributes:
+        incumbent: the recipe so far.
+        plan: its plan.
+        rounds: all that was tried, as in search.json.
+        steps: what was taken, likewise.
+        last: the last comparison, likewise; empty before it.
+        refused: move -> why it cannot be planned.
+        untried: moves that the budget did not hold.
+    """
+
+    def __init__(
+        self,
+        heats: Heats,
+        plan: Planner,
+        space: Space,
+        base: Recipe,
+        *,
+        budget: float,
+        note: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.heats, self.space, self.base, self.budget = heats, space, base, budget
+        self._plan, self._note = plan, note
+        self.length, self.seed = heats.length, heats.seed
+        self.base_plan = heats.base
+        self.incumbent, self.plan = base, self.base_plan
+        self.rounds: list[dict[str, Any]] = []
+        self.steps: list[dict[str, Any]] = []
+        self.refused: dict[str, str] = {}
+        self.untried: list[str] = []
+        self.last: dict[str, Any] = {}
+        self._out: set[str] = set()  # moves that are not tried again
+        self._expected: dict[str, float] = {}  # of moves that may help another incumbent
+        tokens = self.length.seconds(heats.speed) * heats.speed
+        factors = [ETA**power for power in reversed(range(1, RUNGS))]
+        shorter = [
+            self.length.shorter(one)
+            for one in factors
+            if tokens / one >= LEAST * self.base_plan.tokens_per_step
+        ]
+        self._rungs = [Rung(one, 1) for one in shorter or [self.length]]
+        self._rungs.append(Rung(self.length, PAIRS))
+
+    @property
+    def lengths(self) -> list[Length]:
+        """List the lengths of runs, the shortest one first."""
+        return list(dict.fromkeys(one.length for one in self._rungs))
+
+    def run(self) -> None:
+        """Race until the budget is spent or nothing is left to try, then compare.
+
+        Raises:
+            Interrupted: a signal; finished runs are kept.
+            MinillmError: the settings that the search began with cannot be trained.
+        """
+        self.heats.members.start()
+        first = self._rungs[0].length
+        self.heats.begin(f"the settings as they are, {first.words}", 1, [])
+        self.heats.runs_of(
+            self.base_plan, first, [self.seed], "the incumbent"
+        )  # how long a run takes
+        number = 1
+        while candidates := self.candidates():
+            share = self._share(number)
+            if share is None:
+                self.heats.say("the rest of the budget is for the last comparison")
+                break
+            self._round(number, candidates, share)
+            number += 1
+        if self.incumbent != self.base:
+            self._confirm()
+
+    def _confirm(self) -> None:
+        """Compare the recipe by fresh seeds, and leave idle parts out."""
+        found = Confirmation(
+            *(self.heats, self._plan, self.base, self.incumbent), pairs=PAIRS, budget=self.budget
+        )
+        found.run()
+        self.incumbent, self.plan, self.last = found.recipe, found.plan, found.result
+
+    def least_cost(self) -> float:
+        """Estimate the seconds of the smallest search: a candidate and the base, compared twice."""
+        return 4 * PAIRS * self.heats.cost(self.length)
+
+    def candidates(self) -> list[Candidate]:
+        """Plan the moves from the incumbent, those that are expected to help first."""
+        moves = [
+            one
+            for one in self.space.moves(self.incumbent, self.plan, self.base)
+            if one.name not in self._out
+        ]
+        moves.sort(key=lambda one: self._expected.get(one.name, 0.0))
+        found: list[Candidate] = []
+        for move in moves:
+            ways = [self._planned(move)]
+            if ways == [None] and move.adds:
+                more = [one for one in self.space.ways_in(move) if one.name not in self._out]
+                ways = [self._planned(one, note=False) for one in more]
+            found += [one for one in ways if one is not None]
+        return found
+
+    def _planned(self, move: Move, *, note: bool = True) -> Candidate | None:
+        recipe = move.applied(self.incumbent)
+        try:
+            plan = self._plan(recipe)
+            if plan.num_parameters > max(self.space.parameters, self.base_plan.num_parameters) and (
+                any(key.startswith("model.") for key in move.settings)
+            ):
+                raise MinillmError(
+                    f"{amount(plan.num_parameters)} parameters are more than "
+                    f"{amount(self.space.parameters)}"
+                )
+            if self.length.tokens and len(plan.course) > 1:
+                raise MinillmError("the sizes of its batches change: search it with --minutes")
+        except MinillmError as error:
+            if note and not move.parts:
+                self.refused[move.name] = error.what
+            return None
+        self.refused.pop(move.name, None)
+        return Candidate(move, recipe, plan)
+
+    def _share(self, number: int) -> float | None:
+        """Choose the seconds of a round; None: there is no time for another."""
+        left = self.budget - self.heats.members.spent - self._reserved()
+        least = 2 * PAIRS * self.heats.cost(self.length)
+        if left < (least if number == 1 else 1.25 * least):
+            return None
+        return max(left / 2, least)
+
+    def _reserved(self) -> float:
+        """Estimate the seconds of the last comparison: base, recipe, recipe without each part."""
+        parts = max(len(parts_of(self.incumbent, self.base)), 1)
+        sets = 2 + (parts if parts > 1 else 0)
+        return min(LAST * self.budget, sets * PAIRS * self.heats.cost(self.length))
+
+    @property
+    def _most_parts(self) -> int:
+        """Count the parts that the last comparison has time for."""
+        return max(1, int(LAST * self.budget / (PAIRS * self.heats.cost(self.length))) - 2)
+
+    def _sizes(self, queued: int, share: float) -> list[int]:
+        """Choose how many candidates run at each rung; the shortest one gets what the others leave."""
+        costs = [self.heats.cost(one.length) for one in self._rungs]
+        for last in (4, 3, 2, 1):
+            sizes, left = [last], share - (last + 1) * PAIRS * costs[-1]
+            for cost in costs[-2:0:-1]:
+                sizes.insert(0, ETA * sizes[0])
+                left -= (sizes[0] + 1 + UNIONS) * cost
+            first = int(left / costs[0]) - 1 - UNIONS * (len(costs) == 2)
+            if first < min(queued, ETA * sizes[0]) and last > 1:
+                continue
+            sizes.insert(0, max(first, min(queued, sizes[0])))
+            return [min(queued, one) for one in sizes]
+        raise AssertionError("the loop ends with a size of 1")
+
+    def _round(self, number: int, queued: Sequence[Candidate], share: float) -> None:
+        sizes = self._sizes(len(queued), share)
+        alive = list(queued[: sizes[0]])
+        self.untried = [one.move.name for one in queued[sizes[0] :]]
+        record: dict[str, Any] = {
+            "round": number,
+            "incumbent": [one.name for one in parts_of(self.incumbent, self.base)],
+            "candidates": [],
+            "accepted": None,
+        }
+        self.rounds.append(record)
+        raced = [*alive]
+
+        def note() -> None:
+            record["candidates"] = [one.data() for one in raced]
+            self._note()
+
+        for rung, size in zip(self._rungs, sizes, strict=True):
+            alive = self._best(alive, size)
+            alive = self._raced(number, rung, alive)
+            if rung is self._rungs[-2]:
+                unions = self._unions(alive)
+                raced += unions
+                alive += self._raced(number, rung, unions)
+            note()
+            if not alive:
+                break
+        accepted = self._accepted(alive)
+        for one in raced:
+            one.verdict = self._judged(one, accepted)
+        if accepted is not None:
+            record["accepted"] = accepted.move.name
+            self._step(number, accepted)
+        for one in raced:
+            if accepted is None or one.failed or (one.rungs and one.expected >= 0):
+                self._out.add(one.move.name)
+            elif one.rungs:
+                self._expected[one.move.name] = one.expected
+        note()
+
+    def _best(self, alive: Sequence[Candidate], size: int) -> list[Candidate]:
+        """Choose those that go on to a rung; before the first one all do."""
+        if not all(one.rungs for one in alive):
+            return list(alive[:size])
+        helping = [one for one in alive if one.expected < 0]
+        return sorted(helping, key=lambda one: one.expected)[:size]
+
+    def _unions(self, alive: Sequence[Candidate]) -> list[Candidate]:
+        """Put moves together, the best first, as far as they can be planned together."""
+        ranked = self._best(alive, len(alive))
+        most = self._most_parts - len(parts_of(self.incumbent, self.base))
+        joined: list[Move] = []
+        unions: dict[int, Candidate] = {}
+        for one in ranked:
+            if len(joined) >= most:
+                break
+            if any(one.move.crosses(other) for other in joined):
+                continue
+            union = self._planned(together([*joined, one.move]))
+            if union is not None:
+                joined.append(one.move)
+                unions[len(joined)] = union
+        sizes = {2**power for power in range(1, UNIONS)} | {len(joined)}
+        return [unions[size] for size in sorted(sizes) if size > 1 and size in unions]
+
+    def _raced(self, number: int, rung: Rung, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Run candidates at a rung against the incumbent; those that did not fail."""
+        graph, length = graph_of(self.plan), rung.length
+        ordered = sorted(candidates, key=lambda one: graph_of(one.plan) != graph)
+        self.heats.begin(
+            f"round {number}, {length.words}", (len(ordered) + 1) * rung.pairs, ordered
+        )
+        seeds = range(self.seed, self.seed + rung.pairs)
+        if not ordered:
+            return []
+        reference = self.heats.runs_of(self.plan, length, seeds, "the incumbent")
+        for one in ordered:
+            runs = self.heats.runs_of(one.plan, length, seeds, one.move.name)
+            self.heats.compare(one, length, reference, runs)
+        return [one for one in ordered if not one.failed]
+
+    def _accepted(self, alive: Sequence[Candidate]) -> Candidate | None:
+        """Choose the next incumbent: better by more than the interval, or cheaper and no worse."""
+        ranked = sorted((one for one in alive if not one.failed), key=lambda one: one.gain)
+        if not ranked or ranked[0].rungs[-1]["pairs"] < PAIRS:
+            return None
+        best = ranked[0]
+        if best.gain < 0 and not best.rungs[-1]["distinguishable"]:
+            self._more_pairs(best)
+        clear = [one for one in ranked if one.rungs[-1]["distinguishable"] and one.gain < 0]
+        cheaper = [one for one in ranked if one.gain <= 0 and self.heats.saving(one.rungs[-1])]
+        return next(iter([*clear, *cheaper]), None)
+
+    def _more_pairs(self, one: Candidate) -> None:
+        """Train what is near once more, with further seeds, where the budget holds it."""
+        if (
+            self.heats.members.spent + self._reserved() + 2 * MORE * self.heats.cost(self.length)
+            > self.budget
+        ):
+            return
+        self.heats.begin(f"{MORE} more pairs, {self.length.words}", 2 * MORE, [one])
+        seeds = range(self.seed, self.seed + PAIRS + MORE)
+        reference = self.heats.runs_of(self.plan, self.length, seeds, "the incumbent")
+        runs = self.heats.runs_of(one.plan, self.length, seeds, one.move.name)
+        self.heats.compare(one, self.length, reference, runs)
+
+    def _judged(self, one: Candidate, accepted: Candidate | None) -> str:
+        """Put into words what became of a candidate."""
+        if one.failed:
+            return f"failed: {one.failed}"
+        if one is accepted:
+            return "accepted"
+        if not one.rungs:
+            return "not run"
+        final = one.rungs[-1]
+        if final["pairs"] >= PAIRS:
+            if final["distinguishable"]:
+                return "better, but not the best of its round" if one.gain < 0 else "worse"
+            return "not distinguishable"
+        if one.rungs[0]["effect"] < 0 <= one.expected:
+            return "helps early, not late"
+        return "no gain" if one.expected >= 0 else "others gained more"
+
+    def _step(self, number: int, one: Candidate) -> None:
+        """Make a candidate the incumbent."""
+        final = one.rungs[-1]
+        self.steps.append(
+            {
+                "round": number,
+                "name": one.move.name,
+                "parts": [part.name for part in one.move.parts] or [one.move.name],
+                "saves": "" if final["distinguishable"] else self.heats.saving(final),
+                "by_rung": [{"length": r["length"], "effect": r["effect"]} for r in one.rungs],
+                **final,
+            }
+        )
+        self.heats.say(f"round {number}: {one.move.name}, {in_words(final)} at {self.length.words}")
+        self._out |= {part.name for part in one.move.parts or (one.move,)}
+        moves = self.space.moves(one.recipe, one.plan, self.base)
+        for key in one.move.settings:  # there is no way back to the value that was given up
+            before = {key: present(self.plan, key)}
+            self._out |= {move.name for move in moves if dict(move.settings) == before}
+        self.incumbent, self.plan = one.recipe, one.plan

@@ -1,0 +1,555 @@
+"""The whole job of ``minillm search``, in order: check, lock, measure, race, write the recipe."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from minillm_core import (
+    Interrupted,
+    MinillmError,
+    Plan,
+    PlanError,
+    Refusal,
+    Stopped,
+    build_plan,
+)
+from minillm_core.commands import counted, duration, few
+from minillm_core.inspection import find_plugin
+from minillm_core.studies import (
+    RUN,
+    Prepared,
+    RunRequest,
+    Study,
+    added,
+    bind,
+    hardware,
+    lock,
+    open_corpus,
+    prepare,
+    refuse_unwritable,
+    replace_file,
+    settings_file,
+    stop_on_signals,
+    taken_away,
+    versions,
+)
+from minillm_lab.cards import commit
+from minillm_lab.heats import Heats, Length, Watch, in_words, with_evaluation
+from minillm_lab.members import RUNS, Members, read, write
+from minillm_lab.race import Race
+from minillm_lab.search_page import markdown, search_page
+from minillm_lab.space import Recipe, Space, installed, parts_of, read_space, usual_space
+
+RESULT, BEST, PAGE, TEXT = "search.json", "best.toml", "search.html", "search.md"
+
+FIRST = 20
+"""Steps of the first run that looks for a target; each further one is longer by this factor:"""
+
+LONGER = 1.5
+
+REACH = 0.4
+"""Share of the budget that may be spent until the settings as they are have reached the target."""
+
+SHORTER = 0.8
+"""Factor on the length, by which the recipe's way to a target is shortened until it misses it."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A requested search, and its surroundings."""
+
+    asked: RunRequest  # the settings to begin with, without the plugins to try
+    runs: Path  # where folders without a name are made
+    cache: Path  # where tokens are kept
+    say: Callable[[str], None]  # prints a line
+    budget: float  # seconds
+    minutes: float | None = None  # of training, of the run that the recipe is for
+    tokens: float | None = None  # or its tokens
+    target: float | None = None  # or the held-out loss that it is to reach soonest
+    plugins: str | None = None  # that may be added, and -NAME; None: all installed ones
+    space: Path | None = None
+    out: Path | None = None
+    resume: bool = False
+    watch: Watch = field(default=lambda current, progress: None)
+
+
+def seconds_of(text: str) -> float:
+    """Read a time: ``0.5`` hours, ``20m``, ``1h30m``, ``90s``.
+
+    Raises:
+        Refusal: it is none, or not above 0.
+    """
+    found = re.fullmatch(r"(?:(?P<h>[\d.]+)h)?(?:(?P<m>[\d.]+)m)?(?:(?P<s>[\d.]+)s)?", text)
+    try:
+        if found and any(found.groups()):
+            parts = found.groupdict(default="0")
+            seconds = 3600 * float(parts["h"]) + 60 * float(parts["m"]) + float(parts["s"])
+        else:
+            seconds = 3600 * float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise Refusal(
+            f"'{text}' is no time",
+            where=f"--budget {text}",
+            fix="--budget 20m, 1h30m, or 1.5 hours",
+        )
+    return seconds
+
+
+class Plans:
+    """The plans of recipes: each is what ``minillm train`` would make of it.
+
+    Args:
+        asked: the settings to begin with.
+        prepared: the same, resolved.
+        specs: plugins that may be added -> what to load, where that is a file.
+        removed: plugins that the preset names and the search begins without.
+    """
+
+    def __init__(
+        self,
+        asked: RunRequest,
+        prepared: Prepared,
+        specs: Mapping[str, Any],
+        removed: Collection[str] = (),
+    ) -> None:
+        assert prepared.detected is not None
+        self._asked, self._detected = asked, prepared.detected
+        origins = prepared.loaded.origins
+        self._named = {  # by the preset or the file, so that -NAME takes them away
+            one for one in prepared.loaded.specs if origins[f"plugins.{one}"] != "--plugins"
+        }
+        self._specs = {**prepared.loaded.specs, **specs}
+        self.base = Recipe(frozenset(prepared.loaded.specs) - {*removed})
+        self._made: dict[str, Plan | MinillmError] = {}
+        self._sourcing = self(self.base).sourcing
+
+    def __call__(self, recipe: Recipe) -> Plan:
+        """Plan a recipe, bound to this machine.
+
+        Raises:
+            MinillmError: it cannot be planned, does not run here, or reads other documents.
+        """
+        if recipe.key not in self._made:
+            try:
+                self._made[recipe.key] = self._plan(recipe)
+            except MinillmError as error:
+                self._made[recipe.key] = error
+        found = self._made[recipe.key]
+        if isinstance(found, MinillmError):
+            raise found
+        return found
+
+    def _plan(self, recipe: Recipe) -> Plan:
+        names = [str(self._specs.get(one, one)) for one in sorted(recipe.plugins)]
+        names += [f"-{one}" for one in sorted(self._named - recipe.plugins)]
+        request = replace(
+            self._asked,
+            plugins=",".join(names) or None,
+            settings={**(self._asked.settings or {}), **recipe.settings},
+        )
+        prepared = prepare(request, to_run=True)
+        for one in prepared.plugins:
+            if one.plugin.manifest.task:
+                raise PlanError("it says what is trained on, and so what the loss is of")
+            if one.name not in self.base.plugins and {*one.plugin.hooks} <= {
+                "on_event",
+                "on_evaluated",
+            }:
+                raise PlanError("it watches runs and changes none")
+        plan = build_plan(prepared.loaded, prepared.plugins)
+        if recipe is not self.base and plan.sourcing != self._sourcing:
+            raise PlanError("it reads other documents, or other special tokens")
+        bind(plan, self._detected)
+        return plan
+
+
+def search(request: Request) -> tuple[dict[str, Any], Path]:
+    """Find a recipe for a text, a machine and a length.
+
+    Args:
+        request: what, how long, and where.
+
+    Returns:
+        The result as in search.json, and the folder, which has ``best.toml``.
+
+    Raises:
+        Refusal: nothing was started.
+        Stopped: a signal; finished runs are kept, and the same command with --resume continues.
+        MinillmError: the settings to begin with cannot be trained, or miss the target.
+    """
+    _check(request)
+    prepared = prepare(request.asked, to_run=True)
+    _refuse_length(request, prepared)
+    assert prepared.detected is not None  # or it would have been refused
+    removed = taken_away(request.plugins)
+    named = {name: spec for name, spec in added(request.plugins).items()}
+    for spec in named.values():
+        find_plugin(str(spec), where=f"--plugins {request.plugins}")
+    config, detected = prepared.loaded.config, prepared.detected
+    plans = Plans(request.asked, prepared, named, removed)
+    base = plans(plans.base)
+    usual = usual_space(
+        base,
+        list(named) or installed(removed, config.seed),
+        base.num_parameters,
+    )
+    space = usual
+    if request.space is not None:
+        space = read_space(request.space, usual, [*installed([], 0), *named])
+        if named:
+            space = replace(space, plugins=tuple(named))
+    out = request.out or choose_folder(request.runs)
+    _refuse_folder(out, resume=request.resume)
+    notes = list[str](prepared.loaded.notes)
+    corpus = open_corpus(
+        config, cache=request.cache, say=request.say, note=notes.append, plans=[base]
+    )
+    refuse_unwritable(out)
+    binding = bind(base, detected)
+    about = {
+        "data": {"fingerprint": corpus.fingerprint, "description": corpus.description},
+        "model": config.model.model_dump(mode="json"),
+        "preset": config.preset,
+        "plugins": sorted(plans.base.plugins),
+        "backend": binding.backend,
+        "device": binding.device_name,
+        "dtype": binding.dtype,
+        "hardware": hardware(binding.device_name),
+        "versions": versions(
+            binding.backend, [one.distribution for one in base.active if one.distribution]
+        ),
+        "date": datetime.now(UTC).date().isoformat(),
+        "commit": commit(),
+        "asked": {
+            "plan_hash": base.hash,
+            "rows": [config.train.rows, config.train.accumulate],
+            "seed": config.seed,
+            "minutes": request.minutes,
+            "tokens": request.tokens,
+            "target": request.target,
+            "space": space.data(),
+        },
+    }
+    with stop_on_signals(patient=True) as stop:
+        out.mkdir(parents=True, exist_ok=True)
+        with lock(out, request.say):
+            study = Study(corpus, detected, stop=stop, say=request.say)
+            job = Job(request, out, study, plans, space, about)
+            try:
+                for line in notes:
+                    request.say(line)
+                return job.run(), out
+            except (Interrupted, KeyboardInterrupt):
+                raise _stopped(out) from None
+
+
+class Job:
+    """A search whose folder is locked and whose text is open."""
+
+    def __init__(
+        self,
+        request: Request,
+        out: Path,
+        study: Study,
+        plans: Plans,
+        space: Space,
+        about: Mapping[str, Any],
+    ) -> None:
+        self.request, self.out, self.study, self.plans = request, out, study, plans
+        self.space, self.about, self.say = space, dict(about), request.say
+        self.members = Members(out, study, "search", findings=(MinillmError,))
+        self.earlier = read(out / RESULT) or {}
+        self.race: Race | None = None
+        self.reached: dict[str, Any] = {}
+
+    def run(self) -> dict[str, Any]:
+        """Measure, race, write; raises as :func:`search`."""
+        self._refuse_other()
+        request, base = self.request, self.plans(self.plans.base)
+        speed = self._speed(base)
+        self.measured = {"tokens_per_second": speed}
+        length = Length(request.minutes, request.tokens)
+        if request.target is not None:
+            length = self._reaching(base, speed, request.target)
+        self.race = Race(
+            *(self._heats(length, speed), self.plans, self.space, self.plans.base),
+            budget=request.budget,
+            note=self._note,
+        )
+        if (least := self.race.least_cost()) > request.budget:
+            raise Refusal(
+                f"the budget of {duration(request.budget)} is too small: a search of runs of "
+                f"{length.words} takes {duration(least)} at least, for one change and the last "
+                "comparison",
+                where=f"--budget, {speed:,.0f} tokens/s",
+                fix=f"--budget {math.ceil(4 * least / 60)}m, or shorter runs",
+            )
+        if not self.race.candidates():
+            refused = [f"{name}: {why}" for name, why in self.race.refused.items()]
+            raise Refusal(
+                "there is nothing to try: planning refuses every change",
+                where=few(refused) or "the space, which has no other value than those that are set",
+                fix="other --plugins, or another --space",
+            )
+        self._announce(length)
+        self._write(finished=False)
+        self.race.run()
+        if request.target is not None:
+            self._shorten(request.target)
+        return self._write(finished=True)
+
+    def _refuse_other(self) -> None:
+        """Refuse to continue a search with other settings than it was begun with."""
+        kept, now = self.earlier.get("asked"), self.about["asked"]
+        if kept is None:
+            return
+        for key, value in now.items():
+            if kept.get(key) != _read(value):
+                raise Refusal(
+                    f"{self.out} holds another search: its {_called(key)} is not this one's",
+                    where=f"{self.out / RESULT}: {_short(kept.get(key))}; now {_short(_read(value))}",
+                    fix="the command that began it, or --out with another folder",
+                )
+
+    def _speed(self, base: Plan) -> float:
+        """Measure the tokens a second of the settings to begin with; once for all starts."""
+        if (found := self.earlier.get("measured")) is not None:
+            return float(found["tokens_per_second"])
+        self.say("measuring how long a step takes")
+        short = with_evaluation(base, base.config.train.seq_len)
+        seconds = self.study.step_seconds(short, base.config.seed)
+        speed = base.tokens_per_step / seconds
+        # at once: what is run depends on it
+        write(
+            self.out / RESULT,
+            {"measured": {"tokens_per_second": speed}, "finished": False, **self.about},
+        )
+        return speed
+
+    def _heats(self, length: Length, speed: float) -> Heats:
+        base = self.plans(self.plans.base)
+        return Heats(
+            *(self.members, base, length),
+            seed=base.config.seed,
+            speed=speed,
+            about=self.about,
+            say=self.say,
+            watch=self.request.watch,
+        )
+
+    def _reaching(self, base: Plan, speed: float, target: float) -> Length:
+        """Find a length at which the settings to begin with reach the target.
+
+        Raises:
+            MinillmError: they do not within their share of the budget.
+        """
+        length = Length(minutes=FIRST * base.tokens_per_step / speed / 60)
+        while True:
+            heats = self._heats(length, speed)
+            heats.begin("looking for the target", 1)
+            run = heats.trained(base, length, base.config.seed, f"as it is, {length.words}")
+            if isinstance(run, str):
+                raise MinillmError(
+                    f"the settings that the search begins with cannot be trained: {run}"
+                )
+            self.say(f"{length.words}: loss {run.val_loss:.4f}")
+            if run.val_loss <= target:
+                return length
+            length = length.shorter(1 / LONGER)
+            if self.members.spent + length.seconds(speed) > REACH * self.request.budget:
+                raise MinillmError(
+                    f"the settings that the search begins with do not reach a loss of {target:g} within "
+                    f"{REACH:.0%} of the budget: {run.val_loss:.4f} after {run.seconds:,.0f} s",
+                    where=f"--target {target:g}",
+                    fix="a larger --budget, or a target that they do reach",
+                )
+
+    def _shorten(self, target: float) -> None:
+        """Find the shortest length at which the recipe still reaches the target."""
+        race = self.race
+        assert race is not None
+        length, self.reached = race.length, {}
+        while True:
+            race.heats.begin(f"the way to {target:g}", 1)
+            run = race.heats.trained(race.plan, length, race.seed, f"the recipe, {length.words}")
+            if isinstance(run, str) or run.val_loss > target:
+                break
+            self.reached = {"minutes": length.minutes, "seconds": run.seconds, "loss": run.val_loss}
+            length = length.shorter(1 / SHORTER)
+            if self.members.spent + length.seconds(race.heats.speed) > 1.1 * self.request.budget:
+                break
+
+    def _announce(self, length: Length) -> None:
+        race = self.race
+        assert race is not None
+        moves = self.space.moves(race.base, race.base_plan, race.base)
+        self.say(
+            f"{counted(len(moves), 'change')} to try on preset {self.about['preset']}, in runs of "
+            f"{', '.join(one.words for one in race.lengths)}; {duration(self.request.budget)} in all, "
+            f"into {self.out}"
+        )
+        self.say(f"data    {self.about['data']['description']}")
+
+    def result(self, *, finished: bool) -> dict[str, Any]:
+        """Give what is known so far as JSON."""
+        race = self.race
+        assert race is not None
+        return {
+            "length": {
+                "minutes": race.length.minutes,
+                "tokens": race.length.tokens,
+                "words": race.length.words,
+            },
+            "rungs": [one.words for one in race.lengths],
+            "budget_seconds": self.request.budget,
+            "spent_seconds": self.members.spent,
+            "measured": self.measured,
+            "steps": race.steps,
+            "recipe": [one.name for one in parts_of(race.incumbent, race.base)],
+            "last": race.last,
+            "target": self.reached,
+            "rounds": race.rounds,
+            "refused": race.refused,
+            "untried": race.untried,
+            "finished": finished,
+            **self.about,
+        }
+
+    def _note(self) -> None:
+        """Write what is known so far."""
+        self._write(finished=False)
+
+    def _write(self, *, finished: bool) -> dict[str, Any]:
+        result = self.result(finished=finished)
+        write(self.out / RESULT, result)
+        replace_file(self.out / PAGE, search_page(result).encode())
+        replace_file(self.out / TEXT, markdown(result).encode())
+        if finished:
+            replace_file(self.out / BEST, self._best(result).encode())
+        return result
+
+    def _best(self, result: Mapping[str, Any]) -> str:
+        """Write the recipe with its length as a settings file."""
+        race = self.race
+        assert race is not None
+        minutes = self.reached.get("minutes")
+        length = Length(minutes=minutes) if minutes else race.length
+        plan = length.of(race.plan)
+        command = f"minillm train --preset {shlex.quote(str(self.out / BEST))}"
+        if files := [one.origin.source for one in plan.active if one.distribution is None]:
+            command += f" --plugins {shlex.quote(','.join(files))}"
+        parts = " ".join(result["recipe"]) or "nothing that is distinguishable"
+        gain = result["last"].get("gain") or {}
+        found = f"{in_words(gain)} nats" if gain.get("effect") is not None else ""
+        return settings_file(
+            plan.config,
+            (
+                command,
+                f"minillm search, preset {result['preset']}, runs of {race.length.words}: {parts}",
+                *([f"held-out loss against the settings as they were: {found}"] if found else []),
+            ),
+        )
+
+
+def choose_folder(runs: Path) -> Path:
+    """Choose runs/search-N, N being the first that is free."""
+    n = 1
+    while (runs / f"search-{n}").exists():
+        n += 1
+    return runs / f"search-{n}"
+
+
+def _check(request: Request) -> None:
+    lengths = {
+        "--minutes": request.minutes,
+        "--tokens": request.tokens,
+        "--target": request.target,
+    }
+    given = {flag: value for flag, value in lengths.items() if value is not None}
+    if len(given) != 1:
+        what = "nothing says what the recipe is for" if not given else "one of these says it"
+        raise Refusal(
+            what,
+            where=" ".join(f"{flag} {value:g}" for flag, value in given.items())
+            or "the length of a run",
+            fix="--minutes 0.5, --tokens 1000000, or --target 3.5",
+        )
+    ((flag, value),) = given.items()
+    if not 0 < value < math.inf:
+        raise Refusal(f"{flag} must be above 0", where=f"{flag} {value:g}", fix=f"{flag} 1")
+    if request.resume and request.out is None:
+        raise Refusal(
+            "--resume does not say which search",
+            where="--resume",
+            fix="--resume --out with its folder, such as runs/search-1",
+        )
+
+
+def _refuse_length(request: Request, prepared: Prepared) -> None:
+    """Refuse a length of the command line's beside that of the search."""
+    origins = prepared.loaded.origins
+    for key in ("train.steps", "train.minutes"):
+        if origins[key] in ("command line", "--steps"):
+            raise Refusal(
+                f"{key} is given, and the length of the search's runs too",
+                where=f"{key} from {origins[key]}",
+                fix=f"leave {key} out: --minutes, --tokens or --target is the length",
+            )
+
+
+def _refuse_folder(out: Path, *, resume: bool) -> None:
+    if (out / RUN).exists():
+        raise Refusal(
+            f"{out} holds a run of minillm train",
+            where=str(out / RUN),
+            fix="--out with another folder",
+        )
+    there = (out / RESULT).exists() or (out / RUNS).exists()
+    if there and not resume:
+        raise Refusal(
+            f"{out} holds a search already",
+            where=str(out / RESULT),
+            fix="--resume continues it; --out with another folder begins another",
+        )
+    if resume and not there:
+        raise Refusal(
+            f"{out} holds no search to resume",
+            where=f"--out {out}",
+            fix="the same without --resume",
+        )
+
+
+def _stopped(out: Path) -> MinillmError:
+    kept = len(list((out / RUNS).glob("*.json"))) if (out / RUNS).is_dir() else 0
+    if not kept:
+        return Interrupted("ended by a signal; no run was finished")
+    return Stopped(
+        f"ended by a signal; {counted(kept, 'finished run')} kept",
+        where=str(out / RUNS),
+        fix=f"the same command with --resume --out {out} goes on",
+    )
+
+
+def _read(value: Any) -> Any:
+    """Give a value as JSON gives it back: lists in the place of tuples."""
+    if isinstance(value, Mapping):
+        return {key: _read(one) for key, one in value.items()}
+    return [_read(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _called(key: str) -> str:
+    return {"plan_hash": "plan", "rows": "batch"}.get(key, key)
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,424 @@
+"""The space of a search: recipes, the moves from one to the next, and the values that a setting may take.
+
+A recipe is a difference from the settings that the search began with: plugins, and settings by key.
+A move changes it in one place: a plugin more or less, a setting, a shape of the model. Which recipes
+can be is what planning says, and nothing here.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import tomllib
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from minillm_core import Plan, Plugin, Refusal
+from minillm_core.commands import listed, nearest, rounded
+from minillm_core.inspection import Config, find_plugin, installed_plugins
+from minillm_core.studies import plugins_of, recipe_names
+
+SECTIONS = ("model", "train")
+"""Tables of settings that may be searched: the others say what is measured, and on what."""
+
+FIXED = {
+    "model.vocab": "another tokenizer has another loss a token",
+    "train.steps": "--minutes, --tokens or --target is the length",
+    "train.minutes": "--minutes, --tokens or --target is the length",
+    "train.seq_len": "the loss of a longer context is another",
+    "train.stages": "the plugins batch_schedule and seq_schedule change the sizes of batches",
+}
+"""Settings that make losses incomparable -> why."""
+
+SHAPE = ("layers", "dim", "heads", "kv_heads", "hidden")
+"""Settings of the model that a move of the shape changes together."""
+
+SHAPES = ((0.5, 1.0), (2.0, 1.0), (1.0, 0.5), (1.0, 0.75), (1.0, 1.5), (0.5, 0.5), (2.0, 0.75))
+"""Factors on layers and on width."""
+
+HIDDEN = (0.5, 1.5, 2.0)
+"""Factors on the width inside the MLP, by itself."""
+
+USUAL: Mapping[str, tuple[Any, ...]] = {
+    "train.warmup": (0.0, 0.02, 0.05, 0.1, 0.2),
+    "train.schedule": ("cosine", "wsd"),
+    "train.cooldown": (0.2, 0.4, 0.6, 0.8, 1.0),
+    "train.weight_decay": (0.0, 0.01, 0.1, 0.3),
+    "train.clip": (0.0, 0.5, 1.0),
+    "train.betas": ((0.8, 0.95), (0.9, 0.95), (0.9, 0.99)),
+}
+"""Settings -> values that are tried where no file says others."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A difference from the settings that a search begins with."""
+
+    plugins: frozenset[str] = frozenset()  # all of the run
+    settings: Mapping[str, Any] = field(default_factory=dict)  # "train.lr", "muon.lr" -> value
+
+    @property
+    def key(self) -> str:
+        """What tells it from others."""
+        return repr((sorted(self.plugins), sorted(self.settings.items())))
+
+
+@dataclass(frozen=True)
+class Move:
+    """A change of a recipe in one place, or several of them at once."""
+
+    name: str  # "+muon", "train.lr=0.006", "2 layers of 128"
+    adds: frozenset[str] = frozenset()
+    drops: frozenset[str] = frozenset()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    parts: tuple[Move, ...] = ()  # empty: one place
+
+    def applied(self, recipe: Recipe) -> Recipe:
+        """Change a recipe; a plugin that goes takes its options along."""
+        settings = {
+            key: value
+            for key, value in {**recipe.settings, **self.settings}.items()
+            if key.partition(".")[0] not in self.drops
+        }
+        return Recipe((recipe.plugins | self.adds) - self.drops, settings)
+
+    def crosses(self, other: Move) -> bool:
+        """Tell whether both change the same place."""
+        return bool(
+            self.settings.keys() & other.settings.keys()
+            or (self.adds | self.drops) & (other.adds | other.drops)
+        )
+
+
+def together(moves: Sequence[Move]) -> Move:
+    """Make one move of several that change different places."""
+    return Move(
+        " ".join(one.name for one in moves),
+        frozenset().union(*(one.adds for one in moves)),
+        frozenset().union(*(one.drops for one in moves)),
+        {key: value for one in moves for key, value in one.settings.items()},
+        tuple(part for one in moves for part in one.parts or (one,)),
+    )
+
+
+def parts_of(recipe: Recipe, base: Recipe) -> list[Move]:
+    """List what a recipe changes, each as the move that takes it back."""
+    moves = [
+        Move(f"+{name}", drops=frozenset({name})) for name in sorted(recipe.plugins - base.plugins)
+    ]
+    moves += [
+        Move(f"-{name}", adds=frozenset({name})) for name in sorted(base.plugins - recipe.plugins)
+    ]
+    shape = {key: recipe.settings[key] for key in recipe.settings if _of_shape(key)}
+    if shape:
+        moves.append(Move(_typed(shape), settings=dict.fromkeys(shape)))
+    moves += [
+        Move(_typed({key: value}), settings={key: None})
+        for key, value in sorted(recipe.settings.items())
+        if not _of_shape(key)
+    ]
+    return moves
+
+
+def without(recipe: Recipe, part: Move) -> Recipe:
+    """Take a part back: a setting to take back has the value None."""
+    changed = part.applied(recipe)
+    return replace(
+        changed, settings={key: one for key, one in changed.settings.items() if one is not None}
+    )
+
+
+@dataclass(frozen=True)
+class Space:
+    """What a search may try."""
+
+    plugins: tuple[str, ...]  # that may be added, in the order in which they are tried, or dropped
+    values: Mapping[str, tuple[Any, ...]]  # a setting or a plugin's option -> its values
+    parameters: int  # of a model, at most
+    shapes: bool = True  # move layers, widths and heads together
+    options: bool = True  # try the values that plugins declare for their options
+
+    def data(self) -> dict[str, Any]:
+        """Give it as JSON."""
+        return {
+            "plugins": list(self.plugins),
+            "values": {key: list(some) for key, some in self.values.items()},
+            "parameters": self.parameters,
+            "shapes": self.shapes,
+            "options": self.options,
+        }
+
+    def moves(self, recipe: Recipe, plan: Plan, base: Recipe) -> list[Move]:
+        """List the moves from a recipe: settings and shapes, and plugins, in turns.
+
+        Args:
+            recipe: where they begin.
+            plan: its plan, which has the present values.
+            base: the recipe that the search began with: what it names may be dropped.
+        """
+        found = [*self._settings(plan), *(self._shapes(plan) if self.shapes else ())]
+        found += [
+            Move(f"-{name}", drops=frozenset({name}))
+            for name in sorted(base.plugins & recipe.plugins & {*self.plugins})
+        ]
+        names = [one for one in self.plugins if one not in recipe.plugins | base.plugins]
+        plugins = [Move(f"+{name}", adds=frozenset({name})) for name in names]
+        both = zip_longest(found, plugins)  # so that a small budget tries some of each
+        return [one for pair in both for one in pair if one is not None]
+
+    def ways_in(self, move: Move) -> list[Move]:
+        """List the ways to add a plugin that does nothing by itself: each value that an option declares."""
+        if len(move.adds) != 1 or move.settings or not self.options:
+            return []
+        (name,) = move.adds
+        return [
+            replace(move, name=f"{move.name} {_typed({key: value})}", settings={key: value})
+            for key, values in _declared(name, find_plugin(name).cls)
+            for value in values
+        ]
+
+    def _settings(self, plan: Plan) -> Iterator[Move]:
+        declared: dict[str, tuple[Any, ...]] = {}
+        if self.options:
+            for one in plan.active:
+                declared |= dict(_declared(one.name, type(one.plugin)))
+        for key, values in {**self.values, **declared}.items():
+            now = present(plan, key)
+            if now is ABSENT:
+                continue
+            for value in _neighbours(now, values):
+                yield Move(_typed({key: value}), settings={key: value})
+
+    def _shapes(self, plan: Plan) -> Iterator[Move]:
+        for shape in shapes(plan):
+            yield Move(_typed(shape), settings=shape)
+
+
+ABSENT = object()
+"""The value of an option whose plugin is not there."""
+
+
+def present(plan: Plan, key: str) -> Any:
+    """Find the value that a setting or a plugin's option has in a plan."""
+    owner, _, name = key.partition(".")
+    if owner in SECTIONS:
+        return getattr(getattr(plan.config, owner), name)
+    plugins = {one.name: one.plugin for one in plan.active}
+    return getattr(plugins[owner], name) if owner in plugins else ABSENT
+
+
+def shapes(plan: Plan) -> Iterator[dict[str, int]]:
+    """Yield shapes near that of a plan: the width of a head and the share of key heads stay."""
+    model = plan.config.model
+    width, shared = model.head_width, model.heads // model.kv_heads
+    now = {f"model.{key}": getattr(model, key) for key in SHAPE}
+    for deeper, wider in SHAPES:
+        dim = round(model.dim * wider / 8) * 8
+        heads = max(1, round(dim / width))
+        if model.head_dim is None and (dim % heads or dim // heads % 2):
+            continue
+        found = {
+            "model.layers": max(1, round(model.layers * deeper)),
+            "model.dim": dim,
+            "model.heads": heads,
+            "model.kv_heads": heads // shared if heads % shared == 0 else heads,
+            "model.hidden": max(8, round(model.hidden * wider / 8) * 8),
+        }
+        if changed := {key: value for key, value in found.items() if value != now[key]}:
+            yield changed
+    for factor in HIDDEN:
+        yield {"model.hidden": max(8, round(model.hidden * factor / 8) * 8)}
+
+
+def usual_space(plan: Plan, plugins: Sequence[str], parameters: int) -> Space:
+    """Make the space where no file says another.
+
+    Args:
+        plan: of the settings that the search begins with.
+        plugins: that may be added or dropped.
+        parameters: of a model, at most.
+    """
+    train = plan.config.train
+    values = {
+        "train.lr": tuple(float(f"{train.lr * 2.0**power:.3g}") for power in range(-3, 4)),
+        "train.rows": tuple(sorted({max(1, train.rows * 2**p // 4) for p in range(5)})),
+        **USUAL,
+    }
+    return Space(tuple(plugins), values, parameters)
+
+
+def installed(named: Collection[str], seed: int) -> list[str]:
+    """List the installed plugins, without those of ``named``.
+
+    Those that recipes of minillm name come first, the others in an order that the seed decides.
+    """
+    recipes = [plugins_of(name) for name in recipe_names()]
+    known = {one: sum(one in recipe for recipe in recipes) for recipe in recipes for one in recipe}
+    found = [one.name for one in installed_plugins() if one.name not in named]
+    random.Random(seed).shuffle(found)
+    return sorted(found, key=lambda name: -known.get(name, 0))
+
+
+KEYS = ("plugins", "parameters", "shapes", "options")
+"""Keys of a space file beside the tables of settings and of plugins' options."""
+
+
+def read_space(path: Path, usual: Space, names: Sequence[str]) -> Space:
+    """Read the space of a file: what it does not name stays as it is.
+
+    ::
+
+        plugins = ["muon", "qk_norm"]      # or "installed"; none without this line
+        parameters = 5_000_000             # of a model at most
+        shapes = true                      # layers, widths and heads, together
+        options = false                    # values that plugins declare for their options
+
+        [train]
+        lr = [1e-3, 3e-3, 1e-2]
+        rows = { from = 4, to = 32 }       # 4, 8, 16, 32
+
+        [muon]
+        lr = { from = 0.01, to = 0.04 }
+
+    Args:
+        path: a TOML file.
+        usual: the space without a file.
+        names: of all installed plugins.
+
+    Raises:
+        Refusal: it cannot be read, or a key or value cannot be used.
+    """
+    try:
+        document = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise _refused(path, "", f"the space file cannot be read: {why}", "a TOML file") from None
+    plugins = document.pop("plugins", [])
+    if plugins == "installed":
+        plugins = list(usual.plugins)
+    kinds = {"parameters": int, "shapes": bool, "options": bool}
+    given = {key: document.pop(key) for key in kinds if key in document}
+    for key, value in given.items():
+        if type(value) is not kinds[key]:
+            word = "a whole number" if kinds[key] is int else "true or false"
+            raise _refused(path, key, f"{key} must be {word}, not {value!r}", f"{key} = ...")
+    if not isinstance(plugins, list) or not all(isinstance(one, str) for one in plugins):
+        raise _refused(
+            path, "plugins", "plugins must be a list of names", 'plugins = ["muon"], or "installed"'
+        )
+    for name in plugins:
+        if name not in names:
+            raise _unknown(path, "plugins", name, names)
+    values = dict(_values(path, document, names))
+    space = Space(
+        tuple(plugins),
+        values,
+        given.get("parameters", usual.parameters),
+        given.get("shapes", False),
+        given.get("options", False),
+    )
+    if not (space.plugins or values or space.shapes or space.options):
+        raise _refused(path, "", "the space is empty: nothing can be tried", "[train], lr = [...]")
+    return space
+
+
+def _values(
+    path: Path, document: Mapping[str, Any], names: Sequence[str]
+) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    for owner, table in document.items():
+        if not isinstance(table, Mapping) or owner not in (*SECTIONS, *names):
+            raise _unknown(path, owner, owner, [*KEYS, *SECTIONS, *names])
+        if owner in SECTIONS:
+            known: Iterable[str] = Config.model_fields[owner].annotation.model_fields  # type: ignore[union-attr]
+        else:
+            known = find_plugin(owner, where=str(path)).cls.model_fields
+        for name, given in table.items():
+            key = f"{owner}.{name}"
+            if name not in known:
+                raise _unknown(path, key, name, known)
+            if key in FIXED:
+                raise _refused(path, key, f"{key} cannot be searched: {FIXED[key]}", "leave it out")
+            yield key, _expanded(path, key, given)
+
+
+def _expanded(path: Path, key: str, given: Any) -> tuple[Any, ...]:
+    """Write a range out: doublings from above 0 on where it spans them, else five steps."""
+    if isinstance(given, list) and given:
+        return tuple(tuple(one) if isinstance(one, list) else one for one in given)
+    ends = given if isinstance(given, Mapping) and set(given) == {"from", "to"} else {}
+    low, high = ends.get("from"), ends.get("to")
+    if not isinstance(low, int | float) or not isinstance(high, int | float):
+        raise _refused(
+            path,
+            key,
+            f"{key} must be a list of values or a range, not {given!r}",
+            f"{key.partition('.')[2]} = [0.001, 0.003], or {{ from = 0.001, to = 0.01 }}",
+        )
+    if not low < high:
+        raise _refused(path, key, f"{key} goes from {low} to {high}", "the smaller number first")
+    whole = isinstance(low, int) and isinstance(high, int)
+    if low > 0 and high >= 2 * low:
+        count = round(math.log2(high / low))
+        some = [low * (high / low) ** (n / count) for n in range(count + 1)]
+    else:
+        some = [low + (high - low) * n / 4 for n in range(5)]
+    return tuple(dict.fromkeys(round(one) if whole else float(f"{one:.3g}") for one in some))
+
+
+def _declared(plugin: str, cls: type[Plugin]) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Yield the options of a plugin that declare values to search, with these."""
+    for name, info in cls.model_fields.items():
+        extra = info.json_schema_extra
+        if isinstance(extra, dict) and isinstance(some := extra.get("search"), list) and some:
+            yield f"{plugin}.{name}", tuple(some)
+
+
+def _neighbours(now: Any, values: Sequence[Any]) -> list[Any]:
+    """List the values next to the present one, on both sides; all others where they have no order."""
+    others = [one for one in values if one != now]
+    if not _is_number(now) or not all(map(_is_number, others)):
+        return others
+    ordered = sorted(others)
+    below, above = bisect_left(ordered, now), bisect_right(ordered, now)
+    return [*ordered[max(0, below - 1) : below], *ordered[above : above + 1]]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _of_shape(key: str) -> bool:
+    owner, _, name = key.partition(".")
+    return owner == "model" and name in SHAPE
+
+
+def _typed(settings: Mapping[str, Any]) -> str:
+    """Write settings nearly as they are typed."""
+    return " ".join(f"{key}={_shown(value)}" for key, value in settings.items())
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_shown, value))}]"
+    return (
+        rounded(repr(value))
+        if isinstance(value, float)
+        else str(value).lower()
+        if isinstance(value, bool)
+        else str(value)
+    )
+
+
+def _unknown(path: Path, key: str, name: str, known: Iterable[str]) -> Refusal:
+    known = [*known]
+    meant = nearest(name, known)
+    fix = f"did you mean {meant}?" if meant else f"known: {listed(known[:12])}"
+    return _refused(path, key, f"there is no '{name}' to search", fix)
+
+
+def _refused(path: Path, key: str, what: str, fix: str) -> Refusal:
+    return Refusal(what, where=f"--space {path}" + (f", {key}" if key else ""), fix=fix)

@@ -1,0 +1,132 @@
+"""``minillm search`` through the program: a planted winner, a kill, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from minillm_core.cli.main import main
+
+SMALL = (
+    *("model.vocab=300", "model.dim=32", "model.layers=2", "model.heads=2", "model.kv_heads=2"),
+    *("model.hidden=32", "train.rows=2", "train.seq_len=16", "eval.tokens=300", "train.lr=1e-5"),
+)
+
+
+@pytest.fixture
+def given(tmp_path: Path) -> tuple[str, ...]:
+    text, space = tmp_path / "text.txt", tmp_path / "space.toml"
+    text.write_text("\n\n".join(f"the {n} little cats sat on mat {n * n}" for n in range(400)))
+    space.write_text("[train]\nlr = [1e-5, 1e-2]\nwarmup = [0.05, 0.9]\n")
+    where = ("--data", str(text), "--preset", "tiny", "--device", "cpu", "--backend", "torch")
+    return ("search", *where, "--space", str(space), "--tokens", "1280", "--budget", "20m", *SMALL)
+
+
+@pytest.mark.slow
+def test_a_planted_winner_is_found_and_a_killed_search_finds_the_same(
+    given: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert main([*given, "--out", str(whole), "--json"]) == 0
+    shown = capsys.readouterr()
+    found = json.loads(shown.out)
+    assert found["recipe"] == ["train.lr=0.01"]
+    assert found["last"]["gain"]["high"] < 0
+    assert re.search(r"^round 1, 427 tokens: train.lr=0.01  run 2 of 3", shown.err, re.MULTILINE)
+
+    command = [sys.executable, "-m", "minillm_core", *given, "--out", str(killed)]
+    runs, ends = killed / "runs", {signal.SIGTERM: 75, signal.SIGKILL: -9}
+    for files, how in ((2, signal.SIGTERM), (6, signal.SIGKILL)):
+        resumed = ["--resume"] * (how is signal.SIGKILL)
+        with subprocess.Popen([*command, *resumed], stderr=subprocess.PIPE, env=os.environ) as one:
+            while len(list(runs.glob("*.json"))) < files and one.poll() is None:
+                time.sleep(0.02)
+            one.send_signal(how)
+            one.communicate()
+        assert one.returncode == ends[how]
+    before = {path.name: path.stat().st_mtime_ns for path in runs.glob("*.json")}
+    assert main([*given, "--out", str(killed)]) == 2
+    assert "--resume continues it" in capsys.readouterr().err
+    assert main([*given, "--out", str(killed), "--resume"]) == 0
+    assert "train.lr=0.01" in capsys.readouterr().err
+    after = {path.name: path.stat().st_mtime_ns for path in runs.glob("*.json")}
+    assert before.items() <= after.items()
+    best, same = (
+        (out / "best.toml").read_text("utf-8").replace(str(out), "OUT") for out in (whole, killed)
+    )
+    assert same == best
+
+    assert main([*given[:-1], "train.lr=2e-5", "--out", str(whole), "--resume"]) == 2
+    assert "holds another search: its plan" in capsys.readouterr().err
+    preset = str(whole / "best.toml")
+    assert main(["plan", "--preset", preset, "--json"]) == 0  # a preset as others are
+    assert json.loads(capsys.readouterr().out)["settings"]["train"]["lr"]["value"] == 0.01
+
+
+@pytest.mark.slow
+def test_a_target_makes_a_length(
+    given: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at, out = given.index("--tokens"), tmp_path / "out"
+    command = [*given[:at], *given[at + 2 :], "--out", str(out)]
+    assert main([*command, "train.lr=0.003", "--target", "5.5"]) == 0
+    train = tomllib.loads((out / "best.toml").read_text("utf-8"))["train"]
+    assert train["minutes"] > 0
+    assert "steps" not in train
+    capsys.readouterr()
+    command[-1] = str(tmp_path / "never")
+    assert main([*command, "--target", "0.1", "--budget", "10s"]) == 1
+    assert "do not reach a loss of 0.1 within 40% of the budget" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--tokens", "0"), "--tokens must be above 0"),
+        (("--minutes", "1"), "one of these says it"),
+        (("--budget", "soon"), "'soon' is no time"),
+        (("--budget", "0m"), "'0m' is no time"),
+        (("--resume",), "does not say which search"),
+        (("--resume", "--out", "{}/none"), "holds no search to resume"),
+        (("--out", "{}"), "holds a run of minillm train"),
+        (("train.steps=7",), "train.steps is given"),
+        (("--data", "{}/nowhere.txt"), "nowhere.txt"),
+        (("--space", "{}/nowhere.toml"), "space file cannot be read"),
+        (("--plugins", "moun"), "did you mean 'muon'?"),
+        (
+            ("--plugins", "tensorboard", "--space", "{}/plugins.toml"),
+            "it watches runs and changes none",
+        ),
+        (("--tokens", "100000000"), "the budget of 20:00 is too small"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused(
+    given: tuple[str, ...],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    more: tuple[str, ...],
+    said: str,
+) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "plugins.toml").write_text('plugins = ["muon"]')
+    out = () if "--out" in more or more == ("--resume",) else ("--out", str(tmp_path / "out"))
+    assert main([*given, *out, *(one.format(tmp_path) for one in more)]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert "Traceback" not in error
+    assert not (tmp_path / "out" / "runs").exists()
+
+
+def test_a_length_is_asked_for(given: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    at = given.index("--tokens")
+    assert main([*given[:at], *given[at + 2 :]]) == 2
+    assert "--minutes 0.5, --tokens 1000000, or --target 3.5" in capsys.readouterr().err

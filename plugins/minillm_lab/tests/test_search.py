@@ -1,0 +1,311 @@
+"""What a search tries, what it takes and leaves out, and that a killed one ends as another would."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minillm_core import Interrupted, Plan, Refusal, build_plan
+from minillm_core.inspection import find_plugin, installed_plugins, with_options
+from minillm_core.studies import Trained
+from minillm_lab.confirm import FRESH
+from minillm_lab.heats import Heats, Length
+from minillm_lab.members import Members
+from minillm_lab.race import Race
+from minillm_lab.search import seconds_of
+from minillm_lab.search_page import headline, markdown, search_page
+from minillm_lab.space import Recipe, Space, read_space, usual_space
+
+ABOUT = {"data": "text", "device": "a CPU", "dtype": "float32", "versions": {"minillm-core": "1"}}
+
+
+def space(*plugins: str, **values: tuple[Any, ...]) -> Space:
+    """Make a space of plugins, and of values with ``__`` in the place of the dot."""
+    named = {key.replace("__", "."): some for key, some in values.items()}
+    return Space(plugins, named, 10**9, shapes=False, options=False)
+
+
+@pytest.fixture
+def planned(asked: Any) -> Callable[[Recipe], Plan]:
+    def plan(recipe: Recipe) -> Plan:
+        settings = [f"{key}={json.dumps(value)}" for key, value in recipe.settings.items()]
+        return build_plan(*asked(*recipe.plugins, settings=settings))
+
+    return plan
+
+
+@pytest.fixture
+def race(tmp_path: Path, planned: Any) -> Callable[..., Race]:
+    def make(rig: Any, searched: Space, base: Recipe = Recipe(), **more: Any) -> Race:  # noqa: B008
+        plan = planned(base)
+        members = Members(tmp_path / more.get("folder", "out"), rig, "search")
+        heats = Heats(
+            *(members, plan, Length(tokens=100 * plan.tokens_per_step)),
+            seed=0,
+            speed=more.get("speed", 1e6),
+            about=ABOUT,
+            say=lambda line: None,
+            watch=lambda current, progress: None,
+        )
+        return Race(heats, planned, searched, base, budget=more.get("budget", 1000.0))
+
+    return make
+
+
+def verdicts(race: Race, number: int = 0) -> dict[str, str]:
+    return {one["name"]: one["verdict"] for one in race.rounds[number]["candidates"]}
+
+
+def test_a_planted_winner_is_found_and_what_hurts_is_not(race: Any, rigged: Any) -> None:
+    found = race(
+        rigged({"rule": 0.3, "extension": 0.1, "scale": -0.1}), space("scale", "extension", "rule")
+    )
+    assert [one.words for one in found.lengths] == [
+        "22.8 k tokens",
+        "68.3 k tokens",
+        "205 k tokens",
+    ]
+    found.run()
+    assert [one["name"] for one in found.steps] == ["+rule", "+extension"]  # it builds on the rule
+    assert verdicts(found) == {"+scale": "no gain", "+rule": "accepted"}
+    assert found.incumbent == Recipe(frozenset({"rule", "extension"}))
+    step = found.steps[0]
+    assert step["effect"] == pytest.approx(-0.301, abs=2e-3)
+    assert step["low"] < step["effect"] < step["high"] < 0
+    gain, parts = found.last["gain"], {one["name"]: one for one in found.last["parts"]}
+    assert found.last["seeds"] == [FRESH, FRESH + 1, FRESH + 2]  # they chose nothing
+    assert gain["effect"] == pytest.approx(-0.402, abs=3e-3)
+    assert gain["distinguishable"]
+    assert parts["+extension"]["effect"] == pytest.approx(-0.101, abs=2e-3)
+    assert "no active plugin provides" in parts["+rule"]["why"]
+
+
+def test_what_helps_early_and_hurts_late_is_told_by_its_trend(race: Any, rigged: Any) -> None:
+    class Fading(rigged):  # type: ignore[misc, valid-type]
+        def train(self, plan: Any, seed: int, **more: Any) -> Trained:
+            self.gain = {"scale": 0.2 - 0.006 * plan.config.train.steps}
+            return super().train(plan, seed, **more)
+
+    rig = Fading({})
+    found = race(rig, space("scale"))
+    found.run()
+    assert verdicts(found) == {"+scale": "helps early, not late"}
+    assert max(steps for _, _, steps in rig.made) == 33  # it never ran for the whole length
+    assert found.incumbent == found.base
+    assert not found.last
+
+
+def test_helping_changes_are_put_together_and_idle_ones_left_out(race: Any, rigged: Any) -> None:
+    class Early(rigged):  # type: ignore[misc, valid-type]
+        """At the whole length ``scale`` is noise around 0."""
+
+        def train(self, plan: Any, seed: int, **more: Any) -> Trained:
+            late = plan.config.train.steps == 100
+            self.gain = {"rule": 0.3, "scale": 0.03 * (-1) ** seed if late else 0.2}
+            return super().train(plan, seed, **more)
+
+    found = race(Early({}), space("rule", "scale"))
+    found.run()
+    assert found.steps[0]["parts"] == ["+rule", "+scale"]
+    assert found.last["dropped"] == ["+scale"]
+    assert found.incumbent.plugins == {"rule"}
+    assert found.last["gain"]["effect"] == pytest.approx(-0.301, abs=2e-3)
+
+
+def test_what_other_seeds_do_not_confirm_is_no_result(race: Any, rigged: Any) -> None:
+    class Lucky(rigged):  # type: ignore[misc, valid-type]
+        def train(self, plan: Any, seed: int, **more: Any) -> Trained:
+            self.gain = {"scale": 0.3 if seed < FRESH else 0.1 * (-1) ** seed}
+            return super().train(plan, seed, **more)
+
+    found = race(Lucky({}), space("scale"))
+    found.run()
+    assert [one["name"] for one in found.steps] == ["+scale"]
+    assert found.incumbent == found.base
+    assert found.last["dropped"] == ["+scale"]
+
+
+def test_a_setting_moves_to_its_neighbours_only_and_never_back(race: Any, rigged: Any) -> None:
+    class Rated(rigged):  # type: ignore[misc, valid-type]
+        """The best rate is 0.012; that of tiny is 0.003."""
+
+        def train(self, plan: Any, seed: int, **more: Any) -> Trained:
+            found = super().train(plan, seed, **more)
+            off = abs(plan.config.train.lr - 0.012) * (20 + seed % 3)
+            last = found.curve[-1]
+            return Trained.of(
+                {**found.data(), "curve": [{**vars(last), "val_loss": last.val_loss + off}]}
+            )
+
+    rates = (0.0015, 0.003, 0.006, 0.012, 0.024)
+    found = race(Rated({}), space(train__lr=rates))
+    found.run()
+    assert [one["name"] for one in found.steps] == ["train.lr=0.006", "train.lr=0.012"]
+    assert found.incumbent.settings == {"train.lr": 0.012}
+    raced = {name for n in range(len(found.rounds)) for name in verdicts(found, n)}
+    assert raced == {f"train.lr={rate}" for rate in (0.0015, 0.006, 0.012, 0.024)}
+
+
+def test_a_failed_member_is_a_finding(race: Any, rigged: Any) -> None:
+    rig = rigged({"rule": 0.3})
+    rig.diverges = {("scale", 0)}
+    found = race(rig, space("rule", "scale"))
+    found.run()
+    assert verdicts(found)["+scale"].startswith("failed: 10 of the last 100 steps")
+    assert found.incumbent.plugins == {"rule"}
+
+
+@pytest.mark.parametrize("after", [1, 7, 20])
+def test_a_stopped_search_ends_as_one_that_was_not(race: Any, rigged: Any, after: int) -> None:
+    gains, searched = (
+        {"rule": 0.3, "extension": 0.1, "scale": -0.1},
+        space("scale", "extension", "rule"),
+    )
+    whole = race(rigged(gains), searched, folder="whole")
+    whole.run()
+    rig = rigged(gains)
+    rig.stop_after = after
+    with pytest.raises(Interrupted):
+        race(rig, searched).run()
+    made, rig.stop_after = list(rig.made), None
+    found = race(rig, searched)
+    found.run()
+    assert (found.steps, found.last, found.rounds) == (whole.steps, whole.last, whole.rounds)
+    assert len(rig.made) == len(set(rig.made))  # none was made twice
+    assert rig.made[:after] == made
+
+
+def test_a_small_budget_races_fewer_and_says_which_were_not_tried(race: Any, rigged: Any) -> None:
+    rates = tuple(0.001 * n for n in range(1, 9))
+    found = race(
+        rigged({}),
+        space("rule", "scale", train__betas=((0.8, 0.9), (0.7, 0.9)), train__lr=rates),
+        budget=1.0,
+        speed=4e6,
+    )
+    assert found.least_cost() < 15
+    found.run()
+    assert found.untried or not found.rounds
+
+
+# The space
+
+
+@pytest.fixture
+def read(tmp_path: Path, planned: Any) -> Callable[[str], Space]:
+    def read(text: str) -> Space:
+        path = tmp_path / "space.toml"
+        path.write_text(text)
+        usual = usual_space(planned(Recipe()), ["muon", "qk_norm"], 10**7)
+        return read_space(path, usual, ["muon", "qk_norm"])
+
+    return read
+
+
+def test_a_space_file_names_all_that_is_tried(read: Any) -> None:
+    found = read(
+        'plugins = "installed"\nparameters = 5_000_000\n'
+        "[train]\nlr = { from = 1e-3, to = 8e-3 }\nrows = { from = 4, to = 32 }\nbetas = [[0.8, 0.95]]\n"
+        "clip = { from = 0.0, to = 1.0 }\n[muon]\nlr = [0.01, 0.04]\n"
+    )
+    assert found.plugins == ("muon", "qk_norm")
+    assert found.parameters == 5_000_000
+    assert not found.shapes
+    assert not found.options
+    assert found.values == {
+        "train.lr": (0.001, 0.002, 0.004, 0.008),
+        "train.rows": (4, 8, 16, 32),
+        "train.betas": ((0.8, 0.95),),
+        "train.clip": (0.0, 0.25, 0.5, 0.75, 1.0),
+        "muon.lr": (0.01, 0.04),
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[train", "cannot be read"),
+        ("", "the space is empty"),
+        ("[trian]\nlr = [0.1]", "did you mean train"),
+        ("[train]\nlearn = [0.1]", "no 'learn' to search"),
+        ("[muon]\nlrr = [0.1]", "did you mean lr"),
+        ("[data]\nseed = [1]", "no 'data' to search"),
+        ("[train]\nsteps = [10]", "--minutes, --tokens or --target is the length"),
+        ("[model]\nvocab = [300]", "another tokenizer"),
+        ("[train]\nlr = 0.1", "must be a list of values or a range"),
+        ("[train]\nlr = { from = 0.1 }", "must be a list of values or a range"),
+        ("[train]\nlr = { from = 0.1, to = 0.01 }", "goes from 0.1 to 0.01"),
+        ('plugins = ["moun"]', "did you mean muon"),
+        ("plugins = 3", "must be a list of names"),
+        ("shapes = 1", "must be true or false"),
+    ],
+)
+def test_a_space_file_that_cannot_be_used_is_refused(read: Any, text: str, said: str) -> None:
+    with pytest.raises(Refusal) as error:
+        read(text)
+    assert said in f"{error.value.what} {error.value.fix}"
+    assert "space.toml" in str(error.value.where)
+
+
+def test_values_that_plugins_declare_can_be_given() -> None:
+    declared = 0
+    for entry in installed_plugins():
+        if entry.broken:
+            continue
+        plugin = find_plugin(entry.name)
+        for name, info in plugin.cls.model_fields.items():
+            extra = info.json_schema_extra
+            some = extra.get("search") if isinstance(extra, dict) else None
+            for value in some if isinstance(some, list) else ():
+                assert getattr(with_options(plugin, {name: value}).plugin, name) == value
+                declared += 1
+    assert declared > 100
+
+
+def test_times_are_read() -> None:
+    assert [seconds_of(text) for text in ("20m", "1h30m", "90s", "1.5")] == [1200, 5400, 90, 5400]
+
+
+# The page
+
+
+def test_the_page_shows_the_lineage_and_all_that_became_of_the_rest(race: Any, rigged: Any) -> None:
+    found = race(
+        rigged({"rule": 0.3, "extension": 0.1, "scale": -0.1}), space("scale", "extension", "rule")
+    )
+    found.run()
+    result = {
+        "length": {"minutes": None, "tokens": found.length.tokens, "words": found.length.words},
+        "rungs": [one.words for one in found.lengths],
+        **{"budget_seconds": 900.0, "spent_seconds": 60.0, "steps": found.steps},
+        **{"recipe": ["+extension", "+rule"], "last": found.last, "target": {}},
+        **{"rounds": found.rounds, "refused": {"+<b>": "it | fits"}, "untried": ["+windows"]},
+        **{"finished": True, "preset": "tiny", "plugins": [], "asked": {"seed": 0}},
+        **{
+            "data": {"description": "a text"},
+            "backend": "torch",
+            "device": "cpu",
+            "dtype": "float32",
+        },
+        **{"hardware": {}, "versions": {}, "commit": None, "date": "2026-11-24"},
+    }
+    assert headline(result).startswith("+extension, +rule: −0.40")
+    html, text = search_page(result), markdown(result)
+    assert "+&lt;b&gt;" in html and "<b>" not in html  # noqa: PT018
+    assert "it \\| fits" in text
+    for shown in (
+        "Lineage",
+        "The last comparison",
+        "Round 1: +rule",
+        "Refused by planning",
+        "Not tried",
+    ):
+        assert shown in html
+        assert shown in text
+    assert "Trends" in html
+    unfinished = {**result, "finished": False, "last": {}}
+    assert "Not finished" in search_page(unfinished)
