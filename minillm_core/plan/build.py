@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
@@ -32,6 +33,7 @@ from minillm_core.plan.slots import (
     hook_reports,
     kernel_reports,
     located,
+    optimizer_reports,
 )
 from minillm_core.plugins import builders
 from minillm_core.plugins.attribution import digest_of
@@ -103,7 +105,9 @@ def build_plan(
     judges, observers = (
         tuple(p.name for p in manager.implementing(hook)) for hook in ("on_evaluated", "on_event")
     )
-    table = state.table(*kernel_reports(kernels), *hook_reports(on_batch, judges, observers))
+    optimized = optimizer_reports(state.optimizer, state.model)
+    hooks = hook_reports(on_batch, judges, observers)
+    table = SlotTable((*table, *optimized, *kernel_reports(kernels), *hooks))
     placements = tuple(sorted(table.placements()))
     updated = [info.init for info in parameters.values()], [group.rule.data() for group in groups]
     return Plan(
@@ -131,7 +135,7 @@ def build_plan(
         ),
         placements=placements,
         digests=_digests(manager, spec, updated, (arrangement, shaping, curve), sourcing),
-        core_version=version("minillm-core"),
+        core_version=_core_version(),
         export=_export(manager, placements, spec.training_alone),
         table=table,
         notes=tuple(f"{owner}: {text}" for owner, text in values.notes),
@@ -619,6 +623,11 @@ def _planned(
         ).concerning(plugins=(name,))
     whose = (name, plugin.distribution, plugin.version, plugin.digest)
     return PlannedPlugin(*whose, plugin.plugin.options(), tuple(keys))
+
+
+@cache
+def _core_version() -> str:
+    return version("minillm-core")
 
 
 def _digests(manager: Manager, *parts: Any) -> dict[str, str]:
