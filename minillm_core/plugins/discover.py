@@ -183,8 +183,9 @@ def _points(one: Distribution, folder: str) -> EntryPoints:
     """Read a distribution's entry points; those of a file that has not changed since are known."""
     try:
         found = os.stat(os.path.join(folder, "entry_points.txt"))
-    except OSError:  # none, or in an archive
-        return one.entry_points
+    except OSError as error:  # in an archive, where it is another
+        none = isinstance(error, FileNotFoundError) and isinstance(one, PathDistribution)
+        return EntryPoints() if none else one.entry_points
     return _parsed(folder, found.st_mtime_ns, found.st_size)
 
 
