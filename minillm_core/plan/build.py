@@ -47,6 +47,7 @@ from minillm_core.text import did_you_mean, nearest
 
 _REFERENCE = re.compile(r'"([A-Za-z_][\w.]*):[A-Za-z_][\w.]*"')
 """A reference to a function or class in a JSON document; its group is the module."""
+_version = cache(version)
 
 
 def build_plan(
@@ -105,9 +106,8 @@ def build_plan(
     judges, observers = (
         tuple(p.name for p in manager.implementing(hook)) for hook in ("on_evaluated", "on_event")
     )
-    optimized = optimizer_reports(state.optimizer, state.model)
-    hooks = hook_reports(on_batch, judges, observers)
-    table = SlotTable((*table, *optimized, *kernel_reports(kernels), *hooks))
+    more = *kernel_reports(kernels), *hook_reports(on_batch, judges, observers)
+    table = SlotTable((*table, *optimizer_reports(state.optimizer, state.model), *more))
     placements = tuple(sorted(table.placements()))
     updated = [info.init for info in parameters.values()], [group.rule.data() for group in groups]
     return Plan(
@@ -135,7 +135,7 @@ def build_plan(
         ),
         placements=placements,
         digests=_digests(manager, spec, updated, (arrangement, shaping, curve), sourcing),
-        core_version=_core_version(),
+        core_version=_version("minillm-core"),
         export=_export(manager, placements, spec.training_alone),
         table=table,
         notes=tuple(f"{owner}: {text}" for owner, text in values.notes),
@@ -623,11 +623,6 @@ def _planned(
         ).concerning(plugins=(name,))
     whose = (name, plugin.distribution, plugin.version, plugin.digest)
     return PlannedPlugin(*whose, plugin.plugin.options(), tuple(keys))
-
-
-@cache
-def _core_version() -> str:
-    return version("minillm-core")
 
 
 def _digests(manager: Manager, *parts: Any) -> dict[str, str]:

@@ -395,12 +395,8 @@ def _stages(name: str, slots: builders.OptimizerSlots, *, followed: bool) -> Ite
     """Report the stages of a rule, in order: the provider's, the core's, or an extension's."""
     owner, drafts = slots.rules[name]
     for report in _chain(slots.chain(name)) if slots.chain(name).links else ():
-        held = (
-            replace(
-                h, evidence=f"stage:{name}.{h.value.anchor}", value=h.value if followed else None
-            )
-            for h in report.held
-        )
+        seen = [(one, f"stage:{name}.{one.value.anchor}") for one in report.held]
+        held = (replace(h, evidence=e, value=h.value if followed else None) for h, e in seen)
         yield replace(report, held=tuple(held))
     for anchor in ANCHORS:
         draft = drafts.get(anchor)

@@ -12,13 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from importlib.machinery import ModuleSpec
-from importlib.metadata import (
-    Distribution,
-    EntryPoint,
-    EntryPoints,
-    PathDistribution,
-    distributions,
-)
+from importlib.metadata import Distribution, EntryPoint, EntryPoints, distributions
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -183,15 +177,14 @@ def _points(one: Distribution, folder: str) -> EntryPoints:
     """Read a distribution's entry points; those of a file that has not changed since are known."""
     try:
         found = os.stat(os.path.join(folder, "entry_points.txt"))
-    except OSError as error:  # in an archive, where it is another
-        none = isinstance(error, FileNotFoundError) and isinstance(one, PathDistribution)
-        return EntryPoints() if none else one.entry_points
+    except OSError:
+        return EntryPoints() if os.path.isdir(folder) else one.entry_points  # of an archive
     return _parsed(folder, found.st_mtime_ns, found.st_size)
 
 
 @lru_cache(1024)
 def _parsed(folder: str, changed: int, size: int) -> EntryPoints:
-    return PathDistribution(Path(folder)).entry_points
+    return Distribution.at(folder).entry_points
 
 
 def _by_folder(folder: str) -> tuple[str, str]:
