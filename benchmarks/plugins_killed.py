@@ -1,8 +1,8 @@
 """kill -9 of a run with each plugin of the repository, a resume, and an end that must be bit-equal.
 
-    python -m benchmarks.plugins_killed [--tried 1] [--backend torch|mlx|both] [--steps 24] [--seed S]
+    python -m benchmarks.plugins_killed [--tried 1] [--backend torch|mlx|both] [--seed S]
 
-A trial is a run of 24 steps (--steps) with one plugin and what it builds on, or with all at once: killed at a
+A trial is a run of 24 steps with one plugin and what it builds on, or with all at once: killed at a
 random moment once a checkpoint is there, the 4th step's or a later one's, then resumed to its end and
 compared with an uninterrupted run. Plugins are found through their entry points, each in the
 forms that make other code; what cannot be tried on this machine is told with the reason.
@@ -82,7 +82,7 @@ def _between_checkpoints(trial: Trial, out: Path) -> float:
         time.sleep(0.0005)
     began = time.perf_counter()
     _ended(trial, child.wait())
-    return (time.perf_counter() - began) * EVERY / (trial.run.steps - EVERY)
+    return (time.perf_counter() - began) * EVERY / (STEPS - EVERY)
 
 
 def _kill(trial: Trial, out: Path, rng: random.Random, seconds: float) -> None:
@@ -94,13 +94,13 @@ def _kill(trial: Trial, out: Path, rng: random.Random, seconds: float) -> None:
         RuntimeError: it ended otherwise, or each time before its kill.
     """
     for attempt in range(ATTEMPTS):
-        after = rng.randrange(EVERY, trial.run.steps, EVERY)
+        after = rng.randrange(EVERY, STEPS, EVERY)
         child = trial.run.start(out)
         while child.poll() is None and newest_step(out) < after:
             time.sleep(0.0005)
         time.sleep(rng.uniform(0, seconds / 2**attempt))
         code = child.kill()
-        if code == -signal.SIGKILL and newest_step(out) < trial.run.steps:
+        if code == -signal.SIGKILL and newest_step(out) < STEPS:
             return
         if code not in (0, -signal.SIGKILL):
             raise RuntimeError(f"a run that should have been killed ended with {code}")
@@ -113,9 +113,7 @@ def _ended(trial: Trial, code: int) -> None:
         raise RuntimeError(f"a run with {trial.plugin} ended with {code}")
 
 
-def trials(
-    folder: Path, backends: list[str], tried: int, seed: int, steps: int = STEPS
-) -> list[Trial]:
+def trials(folder: Path, backends: list[str], tried: int, seed: int) -> list[Trial]:
     """Return each form of each plugin, and all plugins at once, on each backend."""
     chosen = [form for form in forms() if not form.left_out and form.name not in SPARSE]
     sets = [(form.name, form.given, form.names, form.settings) for form in chosen]
@@ -125,7 +123,7 @@ def trials(
     for backend in backends:
         for place, (plugin, options, names, settings) in enumerate(sets):
             typed = tuple(f"{key}={value}" for key, value in settings.items())
-            run = TinyRun(folder, backend, ",".join(names), typed, steps)
+            run = TinyRun(folder, backend, ",".join(names), typed)
             numbers = range(place * tried, (place + 1) * tried)
             made += [Trial(plugin, options, run, number, seed) for number in numbers]
     return made
@@ -176,9 +174,6 @@ def main() -> int:
     options = parser(__doc__, both=True)
     options.add_argument("--tried", type=int, default=1, help="trials of each form and backend")
     options.add_argument(
-        "--steps", type=int, default=STEPS, help="of a run, a multiple of 4 over 4"
-    )
-    options.add_argument(
         "--alternate", action="store_true", help="each form on one of the backends, by turns"
     )
     options.add_argument("--only", metavar="NAME", help="one plugin, or 'all at once'")
@@ -188,7 +183,7 @@ def main() -> int:
     with workshop(given) as folder:
         for name, why in left_out.items():
             print(f"{name} is left out: {why}", flush=True)
-        planned = trials(folder, backends, given.tried, given.seed, given.steps)
+        planned = trials(folder, backends, given.tried, given.seed)
         for backend in backends:
             together = (one.run for one in planned if one.plugin == TOGETHER)
             warm(next(run for run in together if run.backend == backend))

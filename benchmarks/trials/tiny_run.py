@@ -42,14 +42,12 @@ class TinyRun:
         backend: torch or mlx.
         plugins: as ``--plugins`` takes them.
         settings: ``key=value``, over :data:`SETTINGS`.
-        steps: how long it is.
     """
 
     folder: Path
     backend: str = "torch"
     plugins: str = ""
     settings: tuple[str, ...] = ()
-    steps: int = STEPS
 
     @property
     def text(self) -> Path:
@@ -65,7 +63,7 @@ class TinyRun:
     def arguments(self, out: Path, *, resume: bool = False) -> list[str]:
         """Return the arguments of ``minillm``."""
         return [
-            *("train", "--preset", "tiny", "--data", str(self.text), "--steps", str(self.steps)),
+            *("train", "--preset", "tiny", "--data", str(self.text), "--steps", str(STEPS)),
             *("--backend", self.backend, "--device", "cpu", "--out", str(out)),
             *(("--plugins", self.plugins) if self.plugins else ()),
             *(("--resume",) if resume else ()),

@@ -65,7 +65,7 @@ def test_a_rank_that_is_killed_costs_nothing(tried) -> None:
 
 
 def test_every_plugin_killed_ends_bit_equal(tried) -> None:
-    rows = tried("plugins_killed", "--alternate", "--steps", "12")
+    rows = tried("plugins_killed", "--alternate")
     assert total(rows, "tried") == total(rows, "bit_equal") == total(rows, "detected")
     assert all(row["facts"]["plugins"] > 20 for row in rows)
 
