@@ -67,6 +67,15 @@ def pytest_collection() -> Iterator[None]:
     gc.enable()
 
 
+LONG = ("test_contract.py", "test_wrong_plugins.py", "test_torch_ranks.py", "test_context.py")
+"""Files that take minutes in the full tier, beside those of tests/integration."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take minutes: a worker that gets one last works on when others are done."""
+    items.sort(key=lambda one: not (one.path.name in LONG or one.path.parent.name == "integration"))
+
+
 def pytest_report_header(config: pytest.Config) -> str:
     """Name the BLAS that MLX uses."""
     return f"BLAS of MLX: {config.stash[BLAS]}"

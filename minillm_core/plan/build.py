@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
@@ -32,6 +33,7 @@ from minillm_core.plan.slots import (
     hook_reports,
     kernel_reports,
     located,
+    optimizer_reports,
 )
 from minillm_core.plugins import builders
 from minillm_core.plugins.attribution import digest_of
@@ -45,6 +47,7 @@ from minillm_core.text import did_you_mean, nearest
 
 _REFERENCE = re.compile(r'"([A-Za-z_][\w.]*):[A-Za-z_][\w.]*"')
 """A reference to a function or class in a JSON document; its group is the module."""
+_version = cache(version)
 
 
 def build_plan(
@@ -103,7 +106,8 @@ def build_plan(
     judges, observers = (
         tuple(p.name for p in manager.implementing(hook)) for hook in ("on_evaluated", "on_event")
     )
-    table = state.table(*kernel_reports(kernels), *hook_reports(on_batch, judges, observers))
+    more = *kernel_reports(kernels), *hook_reports(on_batch, judges, observers)
+    table = SlotTable((*table, *optimizer_reports(state.optimizer, state.model), *more))
     placements = tuple(sorted(table.placements()))
     updated = [info.init for info in parameters.values()], [group.rule.data() for group in groups]
     return Plan(
@@ -131,7 +135,7 @@ def build_plan(
         ),
         placements=placements,
         digests=_digests(manager, spec, updated, (arrangement, shaping, curve), sourcing),
-        core_version=version("minillm-core"),
+        core_version=_version("minillm-core"),
         export=_export(manager, placements, spec.training_alone),
         table=table,
         notes=tuple(f"{owner}: {text}" for owner, text in values.notes),

@@ -292,10 +292,14 @@ LATER = (
 hashes of those plans stay what they were."""
 LATER_SETTINGS = ("head_dim", "norm_eps")
 """The same of settings of the model."""
+SCALARS = (str, int, float, bool)
+"""Types whose values JSON has as they are."""
 
 
 def as_json(value: Any) -> Any:
     """Write dataclasses of a plan as JSON; classes themselves are left out, references say enough."""
+    if value is None or type(value) in SCALARS:  # nearly all that there is
+        return value
     if isinstance(value, (Node, Setting, Init, Schedule)):
         return value.data()
     if isinstance(value, (Param, State)):

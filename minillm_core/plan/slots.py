@@ -101,19 +101,18 @@ class SlotState:
         self.called.add(hook)
 
     def parts(self) -> Iterator[tuple[set[str], tuple[SlotReport, ...]]]:
-        """Yield reports, each set with the hooks after which it is final."""
+        """Yield reports, each set with the hooks after which it is final; the optimizer's are last."""
         attention = _attention_reports(self.attention, self.model)
         yield {"build_attention", "build_model"}, tuple(attention)
         yield {"build_model"}, tuple(_reports(self.model))
         yield {"compute_loss"}, tuple(_reports(self.loss))
         yield {"build_data"}, tuple(_reports(self.data))
         if self.optimizer is not None:
-            optimizer = _optimizer_reports(self.optimizer, self.model)
-            yield {"optimizer_factory"}, tuple(optimizer)
+            yield {"optimizer_factory"}, tuple(optimizer_reports(self.optimizer, self.model))
 
-    def table(self, *more: SlotReport) -> SlotTable:
-        """Build the table of all slots so far, with further reports behind them."""
-        return SlotTable((*(one for _, reports in self.parts() for one in reports), *more))
+    def table(self) -> SlotTable:
+        """Build the table of all slots so far."""
+        return SlotTable(one for _, reports in self.parts() for one in reports)
 
 
 @dataclass(frozen=True)
@@ -367,7 +366,7 @@ def _replaced(report: SlotReport, layer: int, owner: str) -> SlotReport:
     return SlotReport(report.slot, report.kind, (gone,))
 
 
-def _optimizer_reports(
+def optimizer_reports(
     slots: builders.OptimizerSlots, model: builders.ModelSlots
 ) -> Iterator[SlotReport]:
     """Report the rules with their stages, then each parameter and the claims on it, slot by slot."""
@@ -396,12 +395,8 @@ def _stages(name: str, slots: builders.OptimizerSlots, *, followed: bool) -> Ite
     """Report the stages of a rule, in order: the provider's, the core's, or an extension's."""
     owner, drafts = slots.rules[name]
     for report in _chain(slots.chain(name)) if slots.chain(name).links else ():
-        held = (
-            replace(
-                h, evidence=f"stage:{name}.{h.value.anchor}", value=h.value if followed else None
-            )
-            for h in report.held
-        )
+        seen = [(one, f"stage:{name}.{one.value.anchor}") for one in report.held]
+        held = (replace(h, evidence=e, value=h.value if followed else None) for h, e in seen)
         yield replace(report, held=tuple(held))
     for anchor in ANCHORS:
         draft = drafts.get(anchor)

@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from importlib.machinery import ModuleSpec
 from importlib.metadata import Distribution, EntryPoint, EntryPoints, distributions
 from pathlib import Path
@@ -162,7 +163,7 @@ def _scan(group: str) -> tuple[list[EntryPoint], list[PluginEntry]]:
             continue
         seen.add(name)
         try:
-            points += one.entry_points.select(group=group)
+            points += _points(one, folder).select(group=group)
         except (ValueError, TypeError, OSError) as error:
             distribution, version = _by_folder(called)
             # importlib splits each line at "=" and does not look whether there is one
@@ -170,6 +171,20 @@ def _scan(group: str) -> tuple[list[EntryPoint], list[PluginEntry]]:
             reason = f"its entry_points.txt cannot be read: {plain(why)}"
             broken.append(PluginEntry("?", distribution, version, "", folder, broken=reason))
     return points, broken
+
+
+def _points(one: Distribution, folder: str) -> EntryPoints:
+    """Read a distribution's entry points; those of a file that has not changed since are known."""
+    try:
+        found = os.stat(os.path.join(folder, "entry_points.txt"))
+    except OSError:
+        return EntryPoints() if os.path.isdir(folder) else one.entry_points  # of an archive
+    return _parsed(folder, found.st_mtime_ns, found.st_size)
+
+
+@lru_cache(1024)
+def _parsed(folder: str, changed: int, size: int) -> EntryPoints:
+    return Distribution.at(folder).entry_points
 
 
 def _by_folder(folder: str) -> tuple[str, str]:

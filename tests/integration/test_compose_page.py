@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ import pytest
 from minillm_core.backends.bind import kernel_preflight
 from minillm_core.cli.main import main
 from minillm_core.config.load import load as load_config
+from minillm_core.config.schema import Config
 from minillm_core.errors import BackendError, Refusal
 from minillm_core.install import unmet
 from minillm_core.plan import build_plan
 from minillm_core.plugins.discover import installed_plugins
-from minillm_core.plugins.manager import find, load
+from minillm_core.plugins.manager import LoadedPlugin, find, load
 from tools.compose_page import OPTIONS, PAGE, outcomes
 from tools.every_plugin import READING, Form, forms
 from tools.repository import ours
@@ -32,6 +34,11 @@ pytestmark = pytest.mark.slow
 def all_installed() -> None:
     if missing := sorted(set(ours()) - {entry.name for entry in installed_plugins()}):
         pytest.skip(f"not installed: {', '.join(missing)}")
+
+
+@cache
+def tiny() -> Config:
+    return load_config(preset="tiny", default_preset=lambda: ("tiny", "test")).config
 
 
 def test_the_page_is_what_planning_says() -> None:
@@ -64,9 +71,16 @@ def apart(a: Form, b: Form) -> Refusal | None:
     return None
 
 
+@cache
+def loaded(name: str, options: str) -> LoadedPlugin:
+    """Load a plugin with its options, JSON: to look for it takes as long as a plan."""
+    (one,) = load([name], {name: json.loads(options)})
+    return one
+
+
 def planned(names: Iterable[str], options: Mapping[str, Mapping[str, Any]]) -> None:
-    config = load_config(preset="tiny", default_preset=lambda: ("tiny", "test")).config
-    kernel_preflight(build_plan(config, load(names, options)))
+    plugins = [loaded(name, json.dumps(options.get(name, {}))) for name in sorted(names)]
+    kernel_preflight(build_plan(tiny(), plugins))
 
 
 def test_options_that_a_way_out_names_are_there_and_lead_out() -> None:
@@ -102,9 +116,8 @@ def test_who_has_no_layers_to_choose_is_not_told_to(capsys: pytest.CaptureFixtur
 def test_what_composes_by_pairs_composes_together(tmp_path: Path) -> None:
     names = together()
     assert len(names) >= 20
-    config = load_config(preset="tiny", default_preset=lambda: ("tiny", "test")).config
-    plan = build_plan(config, load(names, OPTIONS))
-    turned = build_plan(config, load(names, OPTIONS)[::-1])
+    plan = build_plan(tiny(), load(names, OPTIONS))
+    turned = build_plan(tiny(), load(names, OPTIONS)[::-1])
     assert plan.hash == turned.hash
     assert {plugin.name for plugin in plan.plugins} == set(names)
 

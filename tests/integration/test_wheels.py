@@ -153,9 +153,9 @@ def test_the_core_and_the_laboratory(beside: Callable[[str], Any], tmp_path: Pat
 
 def test_the_core_and_model_directories(beside: Callable[[str], Any], tmp_path: Path) -> None:
     hf = beside("hf")
-    hf.run("minillm_core", "train", "--steps", "5", "--out", "run", cwd=tmp_path)
+    hf.run("minillm_core", "train", "--steps", "5", "--out", "run", *FEW, cwd=tmp_path)
     hf.run("minillm_core", "export", "run", "--to", "model", cwd=tmp_path)
-    again = ("--init", "model", "--steps", "1", "--out", "again")
+    again = ("--init", "model", "--steps", "1", "--out", "again", *FEW)
     hf.run("minillm_core", "train", *again, cwd=tmp_path)
 
 

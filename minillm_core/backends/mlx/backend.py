@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from dataclasses import replace
+from functools import cache
 
 import mlx.core as mx
 
@@ -22,8 +23,9 @@ SLOW = 15e9
 """FLOP/s of a float32 product: below it, one thread of a reference BLAS is at work."""
 
 
+@cache
 def multiply_speed(size: int = 384) -> float:
-    """Measure the FLOP/s of a float32 matrix product here; takes some 20 ms at 5 GFLOP/s."""
+    """Measure the FLOP/s of a float32 matrix product here, once; takes some 20 ms at 5 GFLOP/s."""
     a = mx.ones((size, size))
     mx.eval(a, a @ a)
     began = time.perf_counter()

@@ -247,9 +247,9 @@ class Subject:
 
     def planned(self, *others: LoadedPlugin, without: bool = False, **changed: Any) -> Plan:
         """Plan the small model with it, other plugins and other settings; ``plan`` makes each once."""
-        plugins = (*self.companions, *others)
-        plan = build_plan(settings(**changed), plugins if without else (self.loaded, *plugins))
-        return with_stand_ins(plan, settings(**changed))
+        plugins, config = (*self.companions, *others), settings(**changed)
+        plan = build_plan(config, plugins if without else (self.loaded, *plugins))
+        return with_stand_ins(plan, config)
 
     def trainer(self, plan: Plan, backend: str, *, stirred: bool = False) -> Trainer:
         """Make the plan's trainer on a CPU with seed 0; ``stirred``: with every parameter :func:`moved`."""

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -155,36 +155,28 @@ def test_what_its_tests_import_is_public(kind: str, tmp_path: Path) -> None:
     }
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Callable[..., str]:
-    """``run(folder, *arguments)``: a module in a process for which the package is installed."""
-
-    def run_module(folder: Path, *arguments: str) -> str:
-        facts = tmp_path / "site" / "minillm_my_trick-0.1.0.dist-info"
-        facts.mkdir(parents=True, exist_ok=True)
-        (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: x\nVersion: 0.1.0\n")
-        ((_, value),) = project(folder)["entry-points"]["minillm.plugins"].items()
-        (facts / "entry_points.txt").write_text(f"[minillm.plugins]\nmy_trick = {value}\n")
-        paths = os.pathsep.join(map(str, (folder, facts.parent)))
-        found = subprocess.run(
-            [sys.executable, "-m", *arguments],
-            cwd=folder,
-            env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-        )
-        assert found.returncode == 0, found.stdout[-4000:] + found.stderr[-2000:]
-        return found.stdout
-
-    return run_module
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_package_passes_its_tests(kind: str, tmp_path: Path, run: Callable[..., str]) -> None:
-    folder = package(tmp_path, kind)
-    out = run(folder, "pytest", "-q", "-W", "error", "-p", "no:cacheprovider")
-    assert "minillm 0" in out  # the line of pytest's with the backends
+def test_every_package_passes_its_tests(tmp_path: Path) -> None:
+    """In one process, for which all of them are installed: its imports are most of what a test takes."""
+    folders = [package(tmp_path, kind, f"my_{kind}") for kind in KINDS]
+    for folder in folders:
+        facts = folder / f"minillm_{folder.name.removeprefix('minillm-')}-0.1.0.dist-info"
+        facts.mkdir()
+        (facts / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {folder.name}\nVersion: 0.1.0\n"
+        )
+        ((name, value),) = project(folder)["entry-points"]["minillm.plugins"].items()
+        (facts / "entry_points.txt").write_text(f"[minillm.plugins]\n{name} = {value}\n")
+    found = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", *folders],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders)), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 0, found.stdout[-4000:] + found.stderr[-2000:]
+    (line,) = re.findall(r"(?m)^minillm 0.*$", found.stdout)  # pytest's, with the backends
+    assert all(f"my_{kind}" in line for kind in KINDS)
 
 
 NAMES = st.from_regex(r"[a-z][a-z0-9]{0,7}([-_][a-z0-9]{1,7}){0,2}", fullmatch=True)
