@@ -32,6 +32,9 @@ from minillm_core.backends.ranks import (
     join as join,
     launched as launched,
 )
+from minillm_core.backends.torch.compiling import (
+    own_code as own_code,
+)
 from minillm_core.config.check import (
     check_option as check_option,
 )

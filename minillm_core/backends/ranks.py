@@ -85,6 +85,10 @@ class Ranks:
         """Take this rank's columns of a batch's rows: all of them, where none are shared."""
         return batch
 
+    def fitting(self, plan: Plan, dtype: str) -> tuple[str, str]:
+        """Choose what ranks divide where that is left open: updates, or weights too and why."""
+        return "updates", ""
+
     def total(self, arrays: Sequence[Any]) -> list[Any]:
         """Add up arrays of the framework over all ranks, to the same bits on each; does not wait for the device.
 
@@ -105,12 +109,14 @@ class Ranks:
         """Return rank 0's value, of JSON's types, on every rank. The others wait for it."""
         return value
 
-    def share(self, groups: Mapping[str, Any], parameters: Mapping[str, Any]) -> Any:
+    def share(self, what: str, groups: Mapping[str, Any], weights: Any, model: Any) -> Any:
         """Divide the updates of a trainer's parameters among the ranks.
 
         Args:
+            what: ``updates``, or ``weights`` too.
             groups: key -> group, of all that is updated.
-            parameters: name -> the framework's own, in the compute dtype.
+            weights: the framework's own: masters, and parameters in the compute dtype.
+            model: the framework's own, whose parameters they are.
 
         Returns:
             This rank's share, in the framework's terms: of torch a
@@ -137,17 +143,17 @@ def launched() -> tuple[int, int]:
     return (int(rank), int(size)) if rank and size else (0, 1)
 
 
-def divides(asked: str, ranks: Ranks) -> bool:
-    """Decide whether each rank makes its share of an update alone: ``mesh.shard``.
+def divides(asked: str, ranks: Ranks) -> str:
+    """Decide what the ranks divide, ``mesh.shard``: updates, weights too, auto (one of these); "" for nothing.
 
     Raises:
         ConfigError: that is asked for, and cannot be.
     """
     why = "one process trains" if ranks.size == 1 else ranks.undivided
-    if asked == "updates" and why:
+    if asked in ("updates", "weights") and why:
         fix = "mesh.shard=auto divides updates where that can be done"
-        raise ConfigError(f"updates cannot be divided: {why}", where="mesh.shard=updates", fix=fix)
-    return asked != "off" and not why
+        raise ConfigError(f"{asked} cannot be divided: {why}", where=f"mesh.shard={asked}", fix=fix)
+    return "" if asked == "off" or why else asked
 
 
 def said_by() -> str:

@@ -83,7 +83,7 @@ class CachedScope(Scope):
     ) -> tuple[Any, ...]:
         """Run a block on the same cache; there is no backward pass to recompute for."""
         reads = {name: self.reads[name] for name in block.inputs}
-        return block.within(x, CachedScope(reads, self.cache, turn))
+        return block(x, scope=CachedScope(reads, self.cache, turn))
 
     def apply(self, node: Any, own: dict[str, Any], like: tuple[str, ...] = ()) -> Any:
         """Run ``node.forward`` on its lookback and the new columns; return its results for the new."""

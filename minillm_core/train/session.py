@@ -56,6 +56,14 @@ from minillm_core.train.tuning import tuned
 from minillm_core.train.validation import Trend, bytes_of_a_token, validation
 
 
+DIVIDED = {
+    "": "mesh.shard=off",
+    "updates": "updates its share alone, mesh.shard=updates",
+    "weights": "has its share of weights and updates alone, mesh.shard=weights",
+}
+"""What ranks divide -> what the first lines say of it."""
+
+
 @dataclass(eq=False)
 class Session:
     """One process's part of a run."""
@@ -136,6 +144,9 @@ class Session:
                 initial = Initial.of(config.init, plan)
         with self._building(plugins, f"importing {detected.backend}", "while kernels are chosen"):
             backend = (self.create or create_backend)(detected, plan)
+        why = ""
+        if shard == "auto":
+            shard, why = self.ranks.fitting(plan, backend.binding.dtype)
         with self._building(plugins, "reading the data", "while documents are read"):
             reports = {"say": notes.append, "detail": details.append}
             if not self.ranks.leads:  # its cache has the tokens then
@@ -167,9 +178,7 @@ class Session:
             notes += resume.another_place(earlier, trainer.binding)
         about = notes, details, warnings, initial, branch
         if self.ranks.size > 1:
-            context, does = self.ranks.context, "mesh.shard=off"
-            if shard:
-                does = "updates its share alone, mesh.shard=updates"
+            context, does = self.ranks.context, DIVIDED[shard] + why
             notes.append(
                 f"{self.ranks.size} processes by {self.ranks.how}: each takes its part of every step's "
                 f"rows{f', {context} share each' * (context > 1)} ({does})"
@@ -256,7 +265,7 @@ class Session:
             if position.saved is None:
                 self._load_initial(job)
             if job.shard:
-                job.trainer.shard()
+                job.trainer.shard(job.shard)
             evidence = Evidence.of(job, self.shown.say)
             yield from self._train(job, None, position, before, evidence, {})
             evidence.warn()
@@ -316,7 +325,7 @@ class Session:
             saving.commit(out, position.step, job.trainer.arrays(), scalars)
             position.saved = position.step
         if job.shard:
-            job.trainer.shard()
+            job.trainer.shard(job.shard)
         evidence = Evidence.of(job, say)
         with record.unwritable(out / TOML):
             disk.replace(out / TOML, document.settings_file(job, earlier).encode())
@@ -431,8 +440,9 @@ class Session:
                     last = budget.spent(step, loop.elapsed)
                     found = (whole if last else part)(step)
                     if found is not None:
-                        if self.ranks.leads:
-                            found = judged(job.plugins, found, self.evaluations, model)
+                        with trainer.lent():
+                            if self.ranks.leads:
+                                found = judged(job.plugins, found, self.evaluations, model)
                         verdicts, why = self.ranks.agreed([found.verdicts, found.stop])
                         found = replace(found, verdicts=verdicts, stop=why)
                         if found.stop and not last and on_the_way < 1:  # as every run ends
@@ -447,8 +457,9 @@ class Session:
             def write_samples(step: int, is_last: bool) -> Iterator[events.Event]:
                 wanted, given = config.eval.samples, len(config.eval.prompts)
                 at_the_end = max(2, given) if is_last and held and wanted != 0 else 0
-                with evaluating:
-                    yield from samples(step, max(wanted or 0, at_the_end))
+                with evaluating, trainer.lent():
+                    if self.ranks.leads:
+                        yield from samples(step, max(wanted or 0, at_the_end))
 
             every, minutes = config.checkpoint.every, config.checkpoint.minutes
             cadence = Cadence(config.eval.every, every, minutes)

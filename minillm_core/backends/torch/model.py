@@ -159,11 +159,15 @@ class Weights:
 
     def divide(self, share: Share) -> None:
         """Keep the masters alone that are this rank's, or no rank's since they are frozen."""
-        self.share = share
-        for name in self.trained:
-            mine = share.part(f"model.{name}", self.masters.pop(name))
-            if mine is not None:
-                self.masters[name] = mine.clone() if self.narrow else mine
+        self.share, self.masters = share, share.masters(self.masters)
+
+    def swap(self, name: str, value: Tensor) -> Tensor:
+        """Let a parameter be a value; return what it was."""
+        if self.share is not None:
+            return self.share.swap(name, value)
+        parameter = self.parameters[name]
+        old, parameter.data = parameter.data, value.to(parameter.dtype)
+        return old
 
     @torch.no_grad()
     def refresh(self, *, every: bool = False) -> None:

@@ -163,7 +163,7 @@ def train(
     run = subject.trainer(plan, "torch", stirred=True)
     run.join(ranks)
     if ranks.size > 1 and plan.config.mesh.shard == "updates":
-        run.shard()
+        run.shard("updates")
     start, losses, total = run.arrays(), [], plan.config.train.steps or 1
     for index, micro in enumerate(steps, 1):
         part = part_of(micro, ranks.size, ranks.rank)

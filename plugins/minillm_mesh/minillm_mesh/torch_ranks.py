@@ -24,7 +24,8 @@ from minillm_core.inspection import Detected, Group, Ranks
 from minillm_mesh import context as rows
 from minillm_mesh.alive import Watch, meet
 from minillm_mesh.collectives import met
-from minillm_mesh.torch_share import TorchShare
+from minillm_mesh.torch_share import Divided, TorchShare
+from minillm_mesh.torch_weights import TorchWeights
 
 TIMEOUT = timedelta(hours=24)
 """Of a collective on the host: rank 0 may write a checkpoint, or a long sample. The watch is quicker."""
@@ -121,11 +122,11 @@ class TorchRanks(Ranks):
             dist.broadcast(sent, 0)
         return json.loads(sent.numpy().tobytes())
 
-    def share(
-        self, groups: Mapping[str, Group], parameters: Mapping[str, torch.nn.Parameter]
-    ) -> TorchShare:
-        """Divide the updates: see :mod:`minillm_mesh.layout`."""
-        return TorchShare(groups, parameters, self.rank, self.size)
+    def share(self, what: str, groups: Mapping[str, Group], weights: Any, model: Any) -> Divided:
+        """Divide the updates, or weights too: see :mod:`minillm_mesh.layout`."""
+        if what == "weights":
+            return TorchWeights(groups, weights, model, self)
+        return TorchShare(groups, weights.trained, self.rank, self.size)
 
     def close(self) -> None:
         """Leave the group."""
