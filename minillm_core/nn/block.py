@@ -125,15 +125,15 @@ class Block(Module):
         self.site_mid = Site(geometry, spec.site_mid) if spec.site_mid else None
         self.site_out = Site(geometry, spec.site_out) if spec.site_out else None
 
-    def forward(self, x: Any, *reads: Any, scope: Scope | None = None) -> tuple[Any, ...]:
+    def forward(self, x: Any, *reads: Any, scope_of: Any = Scope) -> tuple[Any, ...]:
         """Run the block: see the module's docstring.
 
         Args:
             x: the stream.
             reads: in the order of ``self.inputs``.
-            scope: holds its reads already.
+            scope_of: makes the scope of its reads by name.
         """
-        scope = scope or Scope(dict(zip(self.inputs, reads, strict=True)))
+        scope = scope_of(dict(zip(self.inputs, reads, strict=True)))
         at = scope.tapped
         at["in"] = x = joined(self.site_in, x, None, scope)
         y = None

@@ -52,6 +52,9 @@ class TorchWeights(Divided):
         self.sharded = _sharded(model, self.blocks, weights, device, self.dtype, size)
         # this rank's rows, float32, in FSDP's memory
         self.rows = {name: one.detach().to_local() for name, one in self.sharded.items()}
+        weights.parameters.update(self.rows)
+        weights.trained.update((n, self.rows[n]) for n, p in self.sharded.items() if p.requires_grad)
+        weights.narrow = False  # parameters are the masters
         updated = layout(groups.values(), size, weights=True)
         others = shapes.keys() - {part.name for those in updated for part in those}
         frozen = [name for name in shapes if name in others]
@@ -61,7 +64,7 @@ class TorchWeights(Divided):
         )
         super().__init__(groups, parts, shapes, rank, device)
         self.exchange = Exchange(_owners(groups, updated), shapes, rank, size, device)
-        self.open = False  # weights are lent at the moment
+        self.open = self.helping = False  # weights are lent at the moment; this rank gathers for others
         self.running: Mapping[int, Callable[..., Any]] = {}  # compiled blocks of the micro-batch
         for number, block in enumerate(self.blocks):
             # before FSDP's own hook, which gathers
@@ -165,19 +168,26 @@ class TorchWeights(Divided):
         try:
             yield
         except BaseException:
-            self.model.reset_iter_state()  # of a layer that failed
-            self.model.unshard()
+            if reset := getattr(self.model, "reset_iter_state", None):  # torch 2.13: of a layer that failed
+                reset()
+                self.model.unshard()
             raise
         finally:
             while wanted := self._wanted(0):
-                self.blocks[wanted - 1].unshard()
-                self.blocks[wanted - 1].reshard()
+                self._help(self.blocks[wanted - 1])
             self.model.reshard()
             self.open = False
 
+    @torch.no_grad()
+    def _help(self, block: Any) -> None:
+        """Gather a layer for other ranks, by FSDP's own hooks: it has the same order of layers on all."""
+        self.running, self.helping = {id(block): lambda x: x}, True
+        block(torch.zeros(()))
+        self.running, self.helping = {}, False
+
     def _announced(self, number: int) -> Callable[..., None]:
         def hook(block: Any, arguments: Any) -> None:
-            if self.open:
+            if self.open and not self.helping:
                 self._wanted(number)
 
         return hook
@@ -322,8 +332,8 @@ def _owners(groups: Mapping[str, Group], updated: Layout) -> dict[str, int]:
 def _forward_of(block: Any) -> Callable[..., Any]:
     """Make a function of a block, of which torch compiles one graph."""
 
-    def forward(*arguments: Any) -> Any:
-        return type(block).forward(block, *arguments)
+    def forward(*arguments: Any, **named: Any) -> Any:
+        return type(block).forward(block, *arguments, **named)
 
     return forward
 
