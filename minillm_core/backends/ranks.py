@@ -85,10 +85,6 @@ class Ranks:
         """Take this rank's columns of a batch's rows: all of them, where none are shared."""
         return batch
 
-    def fitting(self, plan: Plan, dtype: str) -> tuple[str, str]:
-        """Choose what ranks divide where that is left open: updates, or weights too and why."""
-        return "updates", ""
-
     def total(self, arrays: Sequence[Any]) -> list[Any]:
         """Add up arrays of the framework over all ranks, to the same bits on each; does not wait for the device.
 
@@ -144,7 +140,7 @@ def launched() -> tuple[int, int]:
 
 
 def divides(asked: str, ranks: Ranks) -> str:
-    """Decide what the ranks divide, ``mesh.shard``: updates, weights too, auto (one of these); "" for nothing.
+    """Decide what the ranks divide, by ``mesh.shard``: updates, weights too, or "" for nothing.
 
     Raises:
         ConfigError: that is asked for, and cannot be.
@@ -153,7 +149,7 @@ def divides(asked: str, ranks: Ranks) -> str:
     if asked in ("updates", "weights") and why:
         fix = "mesh.shard=auto divides updates where that can be done"
         raise ConfigError(f"{asked} cannot be divided: {why}", where=f"mesh.shard={asked}", fix=fix)
-    return "" if asked == "off" or why else asked
+    return "" if asked == "off" or why else asked.replace("auto", "updates")
 
 
 def said_by() -> str:

@@ -56,14 +56,6 @@ from minillm_core.train.tuning import tuned
 from minillm_core.train.validation import Trend, bytes_of_a_token, validation
 
 
-DIVIDED = {
-    "": "mesh.shard=off",
-    "updates": "updates its share alone, mesh.shard=updates",
-    "weights": "has its share of weights and updates alone, mesh.shard=weights",
-}
-"""What ranks divide -> what the first lines say of it."""
-
-
 @dataclass(eq=False)
 class Session:
     """One process's part of a run."""
@@ -144,9 +136,6 @@ class Session:
                 initial = Initial.of(config.init, plan)
         with self._building(plugins, f"importing {detected.backend}", "while kernels are chosen"):
             backend = (self.create or create_backend)(detected, plan)
-        why = ""
-        if shard == "auto":
-            shard, why = self.ranks.fitting(plan, backend.binding.dtype)
         with self._building(plugins, "reading the data", "while documents are read"):
             reports = {"say": notes.append, "detail": details.append}
             if not self.ranks.leads:  # its cache has the tokens then
@@ -178,10 +167,10 @@ class Session:
             notes += resume.another_place(earlier, trainer.binding)
         about = notes, details, warnings, initial, branch
         if self.ranks.size > 1:
-            context, does = self.ranks.context, DIVIDED[shard] + why
+            context, alone = self.ranks.context, "updates its share alone, " * bool(shard)
             notes.append(
                 f"{self.ranks.size} processes by {self.ranks.how}: each takes its part of every step's "
-                f"rows{f', {context} share each' * (context > 1)} ({does})"
+                f"rows{f', {context} share each' * (context > 1)} ({alone}mesh.shard={shard or 'off'})"
             )
         job = Job(plan, corpus, trainer, *about, started=started, ranks=self.ranks, shard=shard)
         if branch:

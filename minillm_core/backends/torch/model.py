@@ -161,14 +161,6 @@ class Weights:
         """Keep the masters alone that are this rank's, or no rank's since they are frozen."""
         self.share, self.masters = share, share.masters(self.masters)
 
-    def swap(self, name: str, value: Tensor) -> Tensor:
-        """Let a parameter be a value; return what it was."""
-        if self.share is not None:
-            return self.share.swap(name, value)
-        parameter = self.parameters[name]
-        old, parameter.data = parameter.data, value.to(parameter.dtype)
-        return old
-
     @torch.no_grad()
     def refresh(self, *, every: bool = False) -> None:
         """Fill the compute copies of trained parameters, or of every one, from their masters."""

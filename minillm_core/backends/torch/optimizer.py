@@ -257,12 +257,15 @@ class Optimizer:
             if self.share is not None:
                 own = {f"{VIEWED}{name}": view for name, view in views}
                 views = self.share.spread(own, VIEWED)
-            self.placed.update((name, self.weights.swap(name, view)) for name, view in views)
+            for name, view in views:
+                parameter = self.weights.parameters[name]
+                self.placed[name] = parameter.data
+                parameter.data = view.to(parameter.dtype)
 
     def leave(self) -> None:
         """Let the parameters be what is trained, and give the memory of views back."""
         for name, trained in (self.placed or {}).items():
-            self.weights.swap(name, trained)
+            self.weights.parameters[name].data = trained
         self.placed = None
 
     def arrays(self) -> dict[str, Tensor]:

@@ -335,8 +335,7 @@ class TorchTrainer(TorchModel, Trainer):
 
     def own(self) -> dict[str, np.ndarray]:
         """Return what this process updates, and its state."""
-        own = self.share is not None
-        return transfer.brought(self._everything()) if own else self.arrays()
+        return self.arrays() if self.share is None else transfer.brought(self._everything())
 
     @torch.no_grad()
     def shard(self, what: str) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from minillm_core import Plan
+from minillm_core import Plan, PlanError
 from minillm_core.inspection import Detected, Group, Ranks
 from minillm_mesh import context as rows
 from minillm_mesh.alive import Watch, meet
@@ -74,6 +74,13 @@ class TorchRanks(Ranks):
         """Refuse a plan whose model cannot be computed by some columns of its rows."""
         if self.context > 1:
             rows.check(plan, self.context)
+        scalars = [name for name, info in plan.parameters.items() if not info.shape]
+        if self.size > 1 and plan.config.mesh.shard == "weights" and scalars:
+            raise PlanError(
+                f"weights cannot be divided: '{scalars[0]}' is a scalar, of which FSDP cannot take rows",
+                where="mesh.shard=weights",
+                fix="mesh.shard=updates, or a parameter of shape (1,)",
+            )
 
     def columns(self, batch: Mapping[str, np.ndarray], plan: Plan) -> Mapping[str, np.ndarray]:
         """Take this rank's columns of a batch's rows."""

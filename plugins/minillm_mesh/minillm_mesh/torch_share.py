@@ -210,12 +210,6 @@ class TorchShare(Divided):
         """Every rank has all weights."""
         return nullcontext()
 
-    def swap(self, name: str, value: Tensor) -> Tensor:
-        """Let a parameter be a value; return what it was."""
-        parameter = self.parameters[name]
-        old, parameter.data = parameter.data, value.to(parameter.dtype)
-        return old
-
     def scattered(self) -> dict[str, Tensor]:
         """Add up gradients over all ranks; return this rank's, in memory that the next step writes."""
         with met():
@@ -288,4 +282,4 @@ def _rounded(size: int) -> int:
     return -(-size // ALIGNED) * ALIGNED
 
 
-__all__ = ["MODEL", "VIEW", "BUCKET", "Divided", "TorchShare"]
+__all__ = ["BUCKET", "Divided", "TorchShare"]

@@ -52,8 +52,9 @@ class TorchWeights(Divided):
         self.sharded = _sharded(model, self.blocks, weights, device, self.dtype, size)
         # this rank's rows, float32, in FSDP's memory
         self.rows = {name: one.detach().to_local() for name, one in self.sharded.items()}
-        weights.parameters.update(self.rows)
-        weights.trained.update((n, self.rows[n]) for n, p in self.sharded.items() if p.requires_grad)
+        weights.parameters.update((name, Rows(rows)) for name, rows in self.rows.items())
+        trained = [name for name, one in self.sharded.items() if one.requires_grad]
+        weights.trained.update((name, weights.parameters[name]) for name in trained)
         weights.narrow = False  # parameters are the masters
         updated = layout(groups.values(), size, weights=True)
         others = shapes.keys() - {part.name for those in updated for part in those}
@@ -64,7 +65,9 @@ class TorchWeights(Divided):
         )
         super().__init__(groups, parts, shapes, rank, device)
         self.exchange = Exchange(_owners(groups, updated), shapes, rank, size, device)
-        self.open = self.helping = False  # weights are lent at the moment; this rank gathers for others
+        self.open = self.helping = (
+            False  # weights are lent at the moment; this rank gathers for others
+        )
         self.running: Mapping[int, Callable[..., Any]] = {}  # compiled blocks of the micro-batch
         for number, block in enumerate(self.blocks):
             # before FSDP's own hook, which gathers
@@ -73,7 +76,9 @@ class TorchWeights(Divided):
     def masters(self, whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Take rows where they are updated, and what this rank owns whole."""
         owners = self.exchange.owners
-        mine = {name: master.clone() for name, master in whole.items() if owners.get(name) == self.rank}
+        mine = {
+            name: master.clone() for name, master in whole.items() if owners.get(name) == self.rank
+        }
         return mine | {
             name: rows for name, rows in self.rows.items() if name not in owners and len(rows)
         }
@@ -129,7 +134,9 @@ class TorchWeights(Divided):
         found = {}
         for name, one in self.sharded.items():
             if one.requires_grad:  # a stage may leave a parameter out: zeros
-                found[name] = torch.zeros_like(self.rows[name]) if one.grad is None else one.grad.to_local()
+                found[name] = (
+                    torch.zeros_like(self.rows[name]) if one.grad is None else one.grad.to_local()
+                )
         self._drop()
         whole = self.exchange.collected({name: found.pop(name) for name in self.exchange.owners})
         return {name: grad for name, grad in found.items() if len(grad)} | whole
@@ -142,16 +149,14 @@ class TorchWeights(Divided):
 
     def spread(self, tensors: Mapping[str, Tensor], kind: str) -> Iterator[tuple[str, Tensor]]:
         """Yield this rank's rows of what the owners have of a kind, by parameter."""
-        names = [n.removeprefix(kind) for those in self.held for one in those if (n := one.name).startswith(kind)]
+        names = [
+            n.removeprefix(kind)
+            for those in self.held
+            for one in those
+            if (n := one.name).startswith(kind)
+        ]
         given = {name.removeprefix(kind): tensor for name, tensor in tensors.items()}
         return self.exchange.handed_out(given, names, torch.float32)
-
-    def swap(self, name: str, value: Tensor) -> Tensor:
-        """Write a value into this rank's rows of a parameter; return what was there."""
-        rows = self.rows[name]
-        old = rows.clone()
-        rows.copy_(value)
-        return old
 
     @contextmanager
     def lent(self) -> Iterator[None]:
@@ -168,7 +173,9 @@ class TorchWeights(Divided):
         try:
             yield
         except BaseException:
-            if reset := getattr(self.model, "reset_iter_state", None):  # torch 2.13: of a layer that failed
+            if reset := getattr(
+                self.model, "reset_iter_state", None
+            ):  # torch 2.13: of a layer that failed
                 reset()
                 self.model.unshard()
             raise
@@ -195,6 +202,26 @@ class TorchWeights(Divided):
     def _wanted(self, number: int) -> int:
         """Say which layer this rank is about to compute, from 1; return that of those that compute, 0: none."""
         return int(max(wanted for (wanted,) in self.ranks.gathered([number])))
+
+
+class Rows:
+    """This rank's rows of a parameter, whose ``data`` are read and set as a parameter's are; their place is FSDP's.
+
+    Args:
+        rows: float32, in FSDP's memory.
+    """
+
+    def __init__(self, rows: Tensor) -> None:
+        self._rows, self.dtype = rows, rows.dtype
+
+    @property
+    def data(self) -> Tensor:
+        """A copy of the numbers."""
+        return self._rows.clone()
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        self._rows.copy_(value)
 
 
 class Exchange:
@@ -270,7 +297,10 @@ class Exchange:
         with met():
             dist.all_to_all_single(into, flat, coming, leaving)
         return [
-            [one.view(shape) for one, shape in zip(part.split([*map(prod, those)]), those, strict=True)]
+            [
+                one.view(shape)
+                for one, shape in zip(part.split([*map(prod, those)]), those, strict=True)
+            ]
             for part, those in zip(into.split(coming), due, strict=True)
         ]
 
@@ -303,7 +333,12 @@ def _compute(parameters: Iterable[Tensor]) -> tuple[torch.device, torch.dtype]:
 
 
 def _sharded(
-    model: Any, blocks: Sequence[Any], weights: Any, device: torch.device, dtype: torch.dtype, size: int
+    model: Any,
+    blocks: Sequence[Any],
+    weights: Any,
+    device: torch.device,
+    dtype: torch.dtype,
+    size: int,
 ) -> dict[str, Any]:
     """Let FSDP divide a model by rows; return its parameters, float32, by name."""
     mesh = init_device_mesh(device.type, (size,))
