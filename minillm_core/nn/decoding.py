@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 from typing import Any
 
 from minillm_core.errors import PlanError, PluginCodeError
@@ -83,8 +82,8 @@ class CachedScope(Scope):
         self, block: Any, x: Any, *, checkpointing: bool, turn: int = 0
     ) -> tuple[Any, ...]:
         """Run a block on the same cache; there is no backward pass to recompute for."""
-        scope_of = partial(CachedScope, cache=self.cache, turn=turn)
-        return block(x, *(self.reads[name] for name in block.inputs), scope_of=scope_of)
+        reads = [self.reads[name] for name in block.inputs]
+        return block(x, *reads, scope_of=lambda given: CachedScope(given, self.cache, turn))
 
     def apply(self, node: Any, own: dict[str, Any], like: tuple[str, ...] = ()) -> Any:
         """Run ``node.forward`` on its lookback and the new columns; return its results for the new."""

@@ -23,9 +23,11 @@ class Share(Protocol):
 
     def masters(self, whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return this rank's parts of the masters of all parameters, without those of other ranks."""
+        ...
 
     def compiler(self, usual: Callable[..., Any]) -> Callable[..., Any]:
         """Return what compiles the function of a micro-batch, made of what usually does."""
+        ...
 
     def accumulate(self, objective: Tensor, *, first: bool) -> None:
         """Run the backward pass; add its gradients, in float32, to those of earlier micro-batches of the step."""
@@ -35,18 +37,23 @@ class Share(Protocol):
 
     def scattered(self) -> dict[str, Tensor]:
         """Add up gradients over all ranks; return this rank's parts by parameter."""
+        ...
 
     def gather(self, masters: Mapping[str, Tensor]) -> None:
         """Write every rank's masters into the parameters of all, in their dtype."""
 
     def part(self, name: str, whole: Any) -> Any:
         """Take this rank's part of an array; None: it has none. What is not divided is returned as it is."""
+        ...
 
     def lent(self) -> AbstractContextManager[None]:
         """Let any rank compute without gradients inside; at the end wait until none does."""
+        ...
 
     def spread(self, tensors: Mapping[str, Tensor], kind: str) -> Iterator[tuple[str, Tensor]]:
         """Yield on all ranks what each has of a kind (``view.``), by parameter; those are never cut."""
+        ...
 
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
         """Bring all that ranks have to rank 0, on the host, parts put together; empty on others. Waits."""
+        ...

@@ -134,12 +134,7 @@ class TorchTrainer(TorchModel, Trainer):
             earlier = self.reduced if index else None
             self.reduced = self.statistics.merged(earlier, loss.statistics)
         timer("optimizer")
-        if self.ranks.size > 1 and self.share is None:
-            grads = dict(zip(self.weights.trained, self.gradients or (), strict=True))
-            self.statistics.over(self.ranks, grads, figures, self.reduced)
-            self.gradients = [*grads.values()]
-        batches = len(micro) * self.ranks.size
-        later = self._update(figures, given, batches, tied(self.plan.follows, values))
+        later = self._update(figures, given, len(micro), tied(self.plan.follows, values))
         timer("")
         return later
 
@@ -174,9 +169,11 @@ class TorchTrainer(TorchModel, Trainer):
 
         Parameters of ``one`` are those that they are mapped to; sums of gradients count once.
         """
-        share, norms = self.share, None
+        share, norms, batches = self.share, None, micro_batches * self.ranks.size
         if share is None:
             grads = dict(zip(self.weights.trained, self.gradients or (), strict=True))
+            if self.ranks.size > 1:
+                self.statistics.over(self.ranks, grads, figures, self.reduced)
         else:
             grads = share.scattered()
             one = {name: leader for name, leader in one.items() if name in grads}
@@ -214,7 +211,7 @@ class TorchTrainer(TorchModel, Trainer):
         self.optimizer.step(grads, given, norm, unscale, found, norms)
         with torch.no_grad():
             skip = found > 0
-            fresh = self.statistics.next_states(self.reduced, lambda total: total / micro_batches)
+            fresh = self.statistics.next_states(self.reduced, lambda total: total / batches)
             for name, new in fresh.items():
                 overwrite(self.states[name], new, skip)
         return Later([*figures, "skipped"], torch.cat([packed, found.reshape(1)]))
@@ -344,7 +341,7 @@ class TorchTrainer(TorchModel, Trainer):
         old, groups = self._everything(), self.optimizer.groups
         self.share = share = self.ranks.share(what, groups, self.weights, self.model)
         self.compiler, self.graphs = share.compiler(self.compiler), {}
-        self.weights.divide(share)
+        self.weights.share, self.weights.masters = share, share.masters(self.weights.masters)
         self.optimizer = self._optimizer()
         for name, tensor in self._everything().items():
             tensor.copy_(share.part(name, old[name]))
