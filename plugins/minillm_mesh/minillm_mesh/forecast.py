@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.table import Table
 
-from minillm_core import Plan
+from minillm_core import ConfigError, Plan
 from minillm_core.commands import amount, columns, counted, sized
 from minillm_core.inspection import Group
 from minillm_mesh.cost import (
@@ -336,8 +336,14 @@ def forecast(plan: Plan, gpus: int, card: str | None, dtype: str) -> Forecast:
         dtype: of the compute.
 
     Raises:
-        ConfigError: there is no such card, or the model is not meant for so many.
+        ConfigError: there is no such card, or the model is not meant for so many, or for divided weights.
     """
+    if plan.config.mesh.shard == "weights":
+        raise ConfigError(
+            "there is no forecast of divided weights",
+            where="mesh.shard=weights",
+            fix="plan with mesh.shard=updates; docs/scale.md says what dividing weights takes and sends",
+        )
     found = Forecast(plan, gpus, card_of(card or DEFAULT), dtype)
     _ = found.layouts
     return found

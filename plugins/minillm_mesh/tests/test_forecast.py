@@ -89,6 +89,8 @@ def test_settings_choose_the_layout() -> None:
     off = forecast(planned(mesh_shard="off"), 8, None, "bfloat16").data()
     assert (off["updates"], off["otherwise"]["updates"]) == ("replicated", "sharded")
     assert off["owned"]["parameters"] == NUMBERS
+    with pytest.raises(minillm.ConfigError, match="no forecast of divided weights"):
+        forecast(planned(mesh_shard="weights"), 8, None, "bfloat16")
 
 
 def test_what_does_not_fit_is_said() -> None:
