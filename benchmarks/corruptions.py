@@ -214,9 +214,7 @@ def main() -> int:
             row.count("all were bad", trial.many == MANY)
             row.count("as a command", trial.whole)
             if outcome.wrong:
-                row.failed.append(
-                    f"trial {trial.number} ({'; '.join(outcome.did)}): {'; '.join(outcome.wrong)}"
-                )
+                row.fail(f"trial {trial.number} ({'; '.join(outcome.did)})", outcome.wrong)
         return finish("corruptions", list(found.values()), given, backend=given.backend)
 
 

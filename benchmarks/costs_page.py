@@ -1,7 +1,7 @@
 """The tables of docs/costs.md, from the files in results/.
 
-python -m benchmarks.costs_page             # print them
-python -m benchmarks.costs_page --write     # put them into the page
+python -m benchmarks.costs_page             # say whether the page is as it should be
+python -m benchmarks.costs_page --write     # write it
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.environment import RESULTS, ROOT
-from benchmarks.page import Part, table
+from benchmarks.page import table
 from benchmarks.provenance import machine
+from tools.pages import Page, main
 
 STEPS, PLANNING = "step_costs", "planning"
 
@@ -156,7 +157,7 @@ def _frameworks(versions: Mapping[str, str | None]) -> Sequence[str]:
     return [name for name in ("torch", "mlx") if versions.get(name)]
 
 
-PART = Part(ROOT / "docs" / "costs.md", tables)
+PAGE = Page(ROOT / "docs" / "costs.md", {"measured": tables}, others=True)
 
 if __name__ == "__main__":
-    PART.main(__doc__)
+    main(__doc__, PAGE)

@@ -294,8 +294,7 @@ def main() -> int:
                 row.detected += not one.wrong()
                 cells.append(asdict(one))
                 if wrong := one.wrong():
-                    row.failed.append(f"--only {trial.name}: {'; '.join(wrong)} [{one.said}]")
-                    print(f"FAILED {row.failed[-1]}", flush=True)
+                    row.fail(f"--only {trial.name}", [*wrong, f"it said [{one.said}]"])
         cells.sort(key=lambda cell: (PLACES.index(cell["place"]), KINDS.index(cell["kind"])))
         rows = [found[kind] for kind in KINDS if kind in found]
         return finish("faults", rows, given, hang=given.hang, cells=cells)

@@ -169,8 +169,7 @@ def rows(trials: list[Trial], total: int, jobs: int) -> tuple[Row, list[dict[str
         row.bit_equal += not outcome.wrong
         row.count("kills", len(shares))
         if outcome.wrong:
-            row.failed.append(f"--seed {trial.seed}, run {trial.number}: {outcome.wrong[0]}")
-            print(f"FAILED {row.failed[-1]}", flush=True)
+            row.fail(f"--seed {trial.seed}, run {trial.number}", outcome.wrong[:1])
     return row, kills
 
 

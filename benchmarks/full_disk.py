@@ -168,8 +168,8 @@ def main() -> int:
             row.count("told what was needed", outcome.told)
             row.count("checkpoint before intact", outcome.intact)
             if outcome.wrong or not outcome.told or not outcome.intact:
-                why = "; ".join(outcome.wrong) or f"told {outcome.told}, intact {outcome.intact}"
-                row.failed.append(f"{trial.room:,} bytes of room: {why}")
+                why = outcome.wrong or [f"told {outcome.told}, intact {outcome.intact}"]
+                row.fail(f"{trial.room:,} bytes of room", why)
         return finish("full_disk", list(found.values()), given, disk=maker.named)
 
 

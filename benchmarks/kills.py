@@ -162,10 +162,7 @@ def rows(trials: list[Trial], jobs: int) -> list[Row]:
             row.count(one)
         row.count("ended before", outcome.too_late)
         if outcome.wrong:
-            row.failed.append(
-                f"--seed {trial.seed} --only {trial.name}: {'; '.join(outcome.wrong)}"
-            )
-            print(f"FAILED {row.failed[-1]}", flush=True)
+            row.fail(f"--seed {trial.seed} --only {trial.name}", outcome.wrong)
     return [found[what] for what in sorted(found)]
 
 

@@ -1,7 +1,7 @@
 """The README's table of time to loss, from results/time_to_loss.json, time_to_loss_in_order.json and peers.json.
 
-python -m benchmarks.loss_table             # print it
-python -m benchmarks.loss_table --write     # put it into the README
+python -m benchmarks.loss_table             # say whether the page is as it should be
+python -m benchmarks.loss_table --write     # write it
 
 Each target is the final loss of another trainer's run, and the time is that run's. Beside it stand
 the shortest times of modded-nanogpt and of ours: of several seeds the mean, where all reached it.
@@ -20,9 +20,9 @@ from typing import Any
 
 from benchmarks.curves import crossing
 from benchmarks.environment import RESULTS, ROOT
-from benchmarks.page import Part
 from benchmarks.page import table as markdown
 from benchmarks.provenance import unique
+from tools.pages import Page, main
 
 REFERENCE = "modded-nanogpt"
 PLAIN, RECIPE = "gpt2-124m", "speedrun"  # presets
@@ -171,7 +171,7 @@ def provenance(ours: Document, before: Document, peers: Document) -> str:
     )
 
 
-PART = Part(ROOT / "README.md", table, "time to loss")
+PAGE = Page(ROOT / "README.md", {"time to loss": table}, others=True)
 
 if __name__ == "__main__":
-    PART.main(__doc__)
+    main(__doc__, PAGE)

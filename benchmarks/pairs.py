@@ -212,7 +212,7 @@ def main() -> int:
             row.count("refused", outcome.refused)
             row.count("owners killed", outcome.killed)
             if outcome.wrong:
-                row.failed.append(f"trial {trial.number}: {'; '.join(outcome.wrong)}")
+                row.fail(f"trial {trial.number}", outcome.wrong)
         return finish("pairs", list(found.values()), given, backend=given.backend)
 
 

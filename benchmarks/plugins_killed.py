@@ -166,8 +166,7 @@ def attempt(planned: list[Trial], jobs: int) -> tuple[list[Row], Cells]:
             }
         )
         if outcome.wrong:
-            row.failed.append(f"--seed {trial.seed}: {trial.name}: {'; '.join(outcome.wrong[:3])}")
-            print(f"FAILED {row.failed[-1]}", flush=True)
+            row.fail(f"--seed {trial.seed}: {trial.name}", outcome.wrong[:3])
     return list(found.values()), cells
 
 

@@ -14,8 +14,8 @@ mixed    each life has a number of its own, 1 among them: losses and evaluations
          and steps, tokens and the place in the data the same
 stopped  a rank is stopped (SIGSTOP), another must name it, and the run is resumed to the bit
 
-After each kill every checkpoint must verify, none that was told of be missing, and each step be in
-metrics.jsonl once with its loss; the next life must go on from the newest checkpoint.
+After each kill every checkpoint must verify, each that metrics.jsonl announced must be there, and each
+step be in metrics.jsonl once with its loss; the next life must resume from the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -38,14 +38,13 @@ from benchmarks.trials.compare import (
     differences,
     events,
     newest_step,
+    of_checkpoints,
     state,
 )
 from benchmarks.trials.forked import import_all, modules_of
 from benchmarks.trials.ranked import Group, RankedRun
 from benchmarks.trials.reference import watch_checkpoints
 from benchmarks.trials.tiny_run import STEPS
-from minillm_core.checkpoint import layout
-from minillm_core.checkpoint.manifest import verify
 from minillm_core.checkpoint.read import Checkpoint
 
 NEAR = 1e-5  # of a loss, at another number of ranks
@@ -241,7 +240,7 @@ def _steps(reference: Path, out: Path) -> Iterator[str]:
 
 
 def _resumed_there(said: str, newest: int, *, to_the_end: bool) -> Iterator[str]:
-    """Check what a life said of the checkpoint that it went on from; a killed one may not have come to it."""
+    """Check which checkpoint a life said that it resumed from; a killed one may not have said it yet."""
     came = f"resumed after step {newest} from" in said
     came |= newest == STEPS and "is finished" in said
     if newest and not came and (to_the_end or "resumed after" in said):
@@ -259,19 +258,14 @@ def nearly(reference: Path, out: Path) -> list[str]:
 
 
 def _checkpoints_nearly(reference: Path, out: Path) -> Iterator[str]:
-    wanted, found = (
-        {path.name: Checkpoint(path, step) for step, path in layout.folders(each)}
-        for each in (reference, out)
-    )
-    if wanted.keys() != found.keys():
-        yield f"checkpoints {', '.join(found) or 'none'} instead of {', '.join(wanted)}"
-    for name in sorted(wanted.keys() & found.keys()):
-        if reasons := verify(found[name].path):
-            yield f"{name} does not verify: {reasons[0]}"
+
+    def of_pair(wanted: Checkpoint, found: Checkpoint) -> Iterator[str]:
         for key in ("step", "tokens", "cursor", "skipped", "seed", "plan_hash", "fingerprint"):
-            a, b = (one[name].scalars.get(key) for one in (wanted, found))
+            a, b = (one.scalars.get(key) for one in (wanted, found))
             if a != b:
-                yield f"{name}: {key} is {b}, not {a}"
+                yield f"{key} is {b}, not {a}"
+
+    return of_checkpoints(reference, out, of_pair)
 
 
 def _events_nearly(reference: Path, out: Path, name: str, near: set[str]) -> Iterator[str]:
@@ -344,7 +338,7 @@ def rows(trials: list[Trial], jobs: int) -> list[Row]:
         row = found.setdefault(what, Row(what))
         row.tried += 1
         row.detected += not outcome.facts["corrupt"]
-        if trial.mode == "mixed":  # nobody promises bits there
+        if trial.mode == "mixed":  # bit-equality is promised at one number of ranks only
             row.count(f"equal within {NEAR:g}", not outcome.wrong)
         else:
             row.ended += 1
@@ -355,10 +349,7 @@ def rows(trials: list[Trial], jobs: int) -> list[Row]:
             max(row.facts.get("slowest end, s", 0), outcome.slowest), 1
         )
         if outcome.wrong:
-            row.failed.append(
-                f"--seed {trial.seed} --only {trial.name}: {'; '.join(outcome.wrong[:4])}"
-            )
-            print(f"FAILED {row.failed[-1]}", flush=True)
+            row.fail(f"--seed {trial.seed} --only {trial.name}", outcome.wrong[:4])
     return [found[what] for what in sorted(found)]
 
 

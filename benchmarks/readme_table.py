@@ -1,7 +1,7 @@
 """The README's table of what was measured, from the files in results/.
 
-python -m benchmarks.readme_table             # print it
-python -m benchmarks.readme_table --write     # put it into the README
+python -m benchmarks.readme_table             # say whether the page is as it should be
+python -m benchmarks.readme_table --write     # write it
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.environment import RESULTS, ROOT
-from benchmarks.page import Part
 from benchmarks.page import table as markdown
 from benchmarks.provenance import unique
+from tools.pages import Page, main
 
 FILES = ("torch_throughput", "mlx_throughput", "main_job_gpu")
 HEAD = ("what", "tokens/s", "compared with, in the same run", "ratio", "peak GiB of both")
@@ -78,7 +78,7 @@ def provenance(documents: Iterable[Document]) -> str:
     )
 
 
-PART = Part(ROOT / "README.md", table)
+PAGE = Page(ROOT / "README.md", {"measured": table}, others=True)
 
 if __name__ == "__main__":
-    PART.main(__doc__)
+    main(__doc__, PAGE)

@@ -1,7 +1,7 @@
 """The tables of docs/reliability.md, from the files in results/.
 
-python -m benchmarks.reliability_page             # print them
-python -m benchmarks.reliability_page --write     # put them into the page
+python -m benchmarks.reliability_page             # say whether the page is as it should be
+python -m benchmarks.reliability_page --write     # write it
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Any
 
 from benchmarks.environment import RESULTS, ROOT
 from benchmarks.faults import PLACES
-from benchmarks.page import Part, table
+from benchmarks.page import table
 from benchmarks.provenance import machine
+from tools.pages import Page, main
 
 TRIALS = (
     "kills",
@@ -176,7 +177,7 @@ def costs(document: Document) -> Iterator[str]:
     )
 
 
-PART = Part(ROOT / "docs" / "reliability.md", tables)
+PAGE = Page(ROOT / "docs" / "reliability.md", {"measured": tables}, others=True)
 
 if __name__ == "__main__":
-    PART.main(__doc__)
+    main(__doc__, PAGE)

@@ -18,7 +18,8 @@ Settings as they are typed
 This machine and its distributions
     ``probe`` looks for frameworks and devices (a ``Machine`` with an ``InstalledFramework`` each) and imports
     none; ``choose`` and ``default_preset`` are a run's decisions there, ``DEVICES`` the backends that
-    there are, ``memory_limit`` the container's bytes. ``entry_points`` of the group ``GROUP`` and
+    there are, ``memory`` the bytes that this process may use,
+    ``memory_limit`` the container's. ``entry_points`` of the group ``GROUP`` and
     ``unreadable`` read metadata; ``version_mix`` compares our ``DISTRIBUTIONS`` with the ``CORE``, and
     ``FRAMEWORKS`` are packages that a pip line keeps as they are.
 
@@ -37,7 +38,9 @@ A framework of your own, such as the NumPy oracle of minillm-kit
     of one parameter, and ``call_names`` the arguments of a ``forward``. ``Scope`` is how a decoder's
     modules see the sequence; a batch with the entry ``COLUMNS`` has some columns of its rows, and its
     labels further on by the names of ``ahead``. ``decoder`` outlines a plan's model outside any
-    framework, and ``named_modules`` walks it.
+    framework, ``named_modules`` walks it, ``inputs_of`` lists what a resolved part reads, and a ``Loss``
+    is what the model returns of a micro-batch, of some positions alone where that has the entry ``GATHERED``.
+    ``warmed`` lists what a trainer compiles before its first step.
 
 The update
     ``Group`` and ``Member`` say which parameters a rule updates together, ``groups_of`` makes them;

@@ -21,6 +21,7 @@ from minillm_core.backends.detect import (
     probe as probe,
 )
 from minillm_core.backends.memory import (
+    memory as memory,
     memory_limit as memory_limit,
 )
 from minillm_core.backends.native import (
@@ -31,6 +32,9 @@ from minillm_core.backends.ranks import (
     Ranks as Ranks,
     join as join,
     launched as launched,
+)
+from minillm_core.backends.steps import (
+    warmed as warmed,
 )
 from minillm_core.backends.torch.compiling import (
     own_code as own_code,
@@ -67,6 +71,7 @@ from minillm_core.install import (
     unmet as unmet,
 )
 from minillm_core.nn.decoder import (
+    Loss as Loss,
     ahead as ahead,
     decoder as decoder,
 )
@@ -85,6 +90,8 @@ from minillm_core.nn.module import (
 )
 from minillm_core.nn.block import (
     COLUMNS as COLUMNS,
+    GATHERED as GATHERED,
+    LABELS as LABELS,
     Omitted as Omitted,
 )
 from minillm_core.nn.node import (
@@ -92,6 +99,7 @@ from minillm_core.nn.node import (
     Scope as Scope,
     Setting as Setting,
     call_names as call_names,
+    inputs_of as inputs_of,
 )
 from minillm_core.nn.rope import (
     Staged as Staged,

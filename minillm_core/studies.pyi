@@ -44,6 +44,12 @@ from minillm_core.plugins.cards import (
 from minillm_core.plugins.manager import (
     LoadedPlugin as LoadedPlugin,
 )
+from minillm_core.train.document import (
+    settings_file as settings_file,
+)
+from minillm_core.train.memory import (
+    bytes_of as bytes_of,
+)
 from minillm_core.train.metrics import (
     METRICS as METRICS,
     thin as thin,

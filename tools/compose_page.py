@@ -1,6 +1,6 @@
 """The tables of docs/compose.md: every pair of this repository's plugins, planned.
 
-python -m tools.compose_page             # print the page as it should be
+python -m tools.compose_page             # say whether the page is as it should be
 python -m tools.compose_page --write     # write it
 
 What stands between ``<!-- made: NAME -->`` and ``<!-- /made -->`` is made here; the rest of the page
@@ -9,8 +9,6 @@ is written by hand.
 
 from __future__ import annotations
 
-import argparse
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -24,11 +22,10 @@ from minillm_core.errors import Refusal
 from minillm_core.plan import build_plan
 from minillm_core.plugins.manager import LoadedPlugin, load
 from tools.markdown import table
+from tools.pages import Page, main
 from tools.repository import ROOT, ours
 
-__all__ = ["PAGE", "Outcomes", "made", "outcomes"]
-
-PAGE = ROOT / "docs" / "compose.md"
+__all__ = ["PAGE", "Outcomes", "outcomes"]
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "domain_tokens": {"domains": ["code", "text"]},
@@ -110,33 +107,8 @@ def refusals() -> str:
     return table(("pair", "what planning says", "the way out"), rows)
 
 
-SECTIONS = {"summary": summary, "needs": requirements, "refused": refusals}
-
-
-def made(page: str) -> str:
-    """Return the page with its made parts made anew.
-
-    Raises:
-        KeyError: a mark names no section.
-    """
-    return re.sub(
-        r"(<!-- made: (\w+) -->\n).*?(<!-- /made -->)",
-        lambda mark: f"{mark[1]}{SECTIONS[mark[2]]()}\n{mark[3]}",
-        page,
-        flags=re.DOTALL,
-    )
-
-
-def main() -> None:
-    """Print the page, or write it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="write docs/compose.md")
-    page = made(PAGE.read_text())
-    if parser.parse_args().write:
-        PAGE.write_text(page)
-    else:
-        print(page)
-
+PARTS = {"summary": summary, "needs": requirements, "refused": refusals}
+PAGE = Page(ROOT / "docs" / "compose.md", PARTS)
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, PAGE)

@@ -1,6 +1,6 @@
 """The reference in docs/hooks.md, from the hook specifications, the builders and what they take.
 
-python -m tools.hooks_page             # print the page as it should be
+python -m tools.hooks_page             # say whether the page is as it should be
 python -m tools.hooks_page --write     # write it
 
 What stands between ``<!-- made: NAME -->`` and ``<!-- /made -->`` is made here; the rest of the page
@@ -9,11 +9,8 @@ is written by hand.
 
 from __future__ import annotations
 
-import argparse
-import re
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 
 import minillm_core as core
 import minillm_kit
@@ -27,13 +24,13 @@ from minillm_core.plugins.hookspecs import HOOKS, Hooks
 from minillm_core.train import events
 from minillm_kit import small, stepping
 from tools.markdown import called, entry, fields, link, table
+from tools.pages import Page, main
 from tools.reading import doc_of, members, prose
+from tools.repository import ROOT
 from tools.said import said
 from tools.slots import BUILDERS, builder_section
 
-__all__ = ["PAGE", "SECTIONS", "made"]
-
-PAGE = Path(__file__).parents[1] / "docs" / "hooks.md"
+__all__ = ["PAGE"]
 
 
 def hooks() -> str:
@@ -274,37 +271,12 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "schedules": schedules,
     "refusal": refusal,
     "tests": tests,
-    "said": lambda: said(PAGE.read_text("utf-8")),
+    "said": lambda: said(PAGE.text()),
 }
 """Part of the page -> what makes it."""
 
 
-def made(page: str) -> str:
-    """Return the page with every made part as it should be.
-
-    Raises:
-        ValueError: a part is missing, there twice, or nobody makes it.
-    """
-    names = re.findall(r"^<!-- made: (\w+) -->$", page, re.MULTILINE)
-    if sorted(names) != sorted(SECTIONS):
-        raise ValueError(f"the page has the parts {sorted(names)}, made are {sorted(SECTIONS)}")
-    for name in names:
-        begin, end = f"<!-- made: {name} -->\n", "<!-- /made -->"
-        before, _, rest = page.partition(begin)
-        page = f"{before}{begin}{SECTIONS[name]()}\n{end}{rest.partition(end)[2]}"
-    return page
-
-
-def main() -> None:
-    """Print or write the page."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="write docs/hooks.md")
-    page = made(PAGE.read_text("utf-8"))
-    if parser.parse_args().write:
-        PAGE.write_text(page, "utf-8")
-    else:
-        print(page, end="")
-
+PAGE = Page(ROOT / "docs" / "hooks.md", SECTIONS)
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, PAGE)

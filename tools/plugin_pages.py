@@ -9,11 +9,10 @@ docstrings, options and cards; the rest of a page is written by hand.
 
 from __future__ import annotations
 
-import argparse
 import json
-import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,10 @@ from typing import Any
 from minillm_core.plugins.manifest import command_summary
 from tools import worth
 from tools.markdown import table
+from tools.pages import Page, main
+from tools.repository import ROOT
 
-__all__ = ["PAGES", "made"]
-
-ROOT = Path(__file__).parents[1]
-PAGES = (ROOT / "README.md", *sorted(ROOT.glob("plugins/*/README.md")))
+__all__ = ["PAGES"]
 
 
 def offered(folder: Path) -> tuple[str, dict[str, Any]]:
@@ -46,7 +44,7 @@ def everything() -> str:
     """List each plugin of the repository, its distribution, and its measured worth."""
     rows, cards, changed = [], [], []
     for page in PAGES[1:]:
-        name, plugins = offered(page.parent)
+        name, plugins = offered(page.path.parent)
         for plugin, cls in plugins.items():
             card = worth.card_of(plugin, cls)
             if card:
@@ -89,7 +87,7 @@ def _options(folder: Path) -> Iterator[tuple[str, str, str]]:
             yield f"`{name}.{option}`", default, field.description or ""
 
 
-SECTIONS: Mapping[str, Callable[[Path], str]] = {
+PARTS: Mapping[str, Callable[[Path], str]] = {
     "all": lambda _: everything(),
     "plugins": plugins_of,
     "options": options_of,
@@ -97,27 +95,17 @@ SECTIONS: Mapping[str, Callable[[Path], str]] = {
 }
 
 
-def made(page: Path) -> str:
-    """Return the page with its made parts made anew."""
-    return re.sub(
-        rf"(<!-- made: ({'|'.join(SECTIONS)}) -->\n).*?(<!-- /made -->)",
-        lambda mark: f"{mark[1]}{SECTIONS[mark[2]](page.parent)}\n{mark[3]}",
-        page.read_text(),
-        flags=re.DOTALL,
+def page(path: Path) -> Page:
+    """Return a README with those of the tables that it has marks for."""
+    marked = {
+        name: make for name, make in PARTS.items() if f"<!-- made: {name} -->" in path.read_text()
+    }
+    return Page(
+        path, {name: partial(make, path.parent) for name, make in marked.items()}, others=True
     )
 
 
-def main() -> None:
-    """Name the pages that differ, or write them."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="write the pages")
-    write = parser.parse_args().write
-    for page in PAGES:
-        if (text := made(page)) != page.read_text():
-            print(page.relative_to(ROOT))
-            if write:
-                page.write_text(text)
-
+PAGES = [page(one) for one in (ROOT / "README.md", *sorted(ROOT.glob("plugins/*/README.md")))]
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, *PAGES)

@@ -1,6 +1,6 @@
 """The table of docs/scale.md that sets the cost model beside what was measured.
 
-python -m tools.scale_page             # print the page as it should be
+python -m tools.scale_page             # say whether the page is as it should be
 python -m tools.scale_page --write     # write it
 
 A row is a pair of measurements of one program, on few cards and on more: the first gives the computing,
@@ -10,18 +10,15 @@ needs to come to it.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from minillm_mesh.cost import CARDS, Card, Exchange, Work, seconds, times
 from tools.markdown import table
+from tools.pages import Page, main
+from tools.repository import ROOT
 
-__all__ = ["PAGE", "POINTS", "Point", "made"]
-
-PAGE = Path(__file__).parents[1] / "docs" / "scale.md"
-BEGIN, END = "<!-- made: predicted -->\n", "<!-- /made -->"
+__all__ = ["PAGE", "POINTS", "Point"]
 
 H200, H100 = CARDS["h200"], CARDS["h100"]
 BFLOAT16, FLOAT32 = 2, 4  # bytes
@@ -166,29 +163,7 @@ def predicted() -> str:
     return f"{table(head, rows)}\n\nSources: {sources}.\n\n{collectives}"
 
 
-def made(page: str) -> str:
-    """Return the page with the table as it should be.
-
-    Raises:
-        ValueError: it has no place for it.
-    """
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{PAGE.name} has no part between {BEGIN.strip()} and {END}")
-    return f"{before}{BEGIN}{predicted()}\n{END}{after}"
-
-
-def main() -> None:
-    """Print or write the page."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="write docs/scale.md")
-    page = made(PAGE.read_text("utf-8"))
-    if parser.parse_args().write:
-        PAGE.write_text(page, "utf-8")
-    else:
-        print(page, end="")
-
+PAGE = Page(ROOT / "docs" / "scale.md", {"predicted": predicted})
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, PAGE)

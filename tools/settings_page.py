@@ -1,15 +1,13 @@
 """The reference in docs/settings.md, from the schema of the config and the presets.
 
-python -m tools.settings_page             # print the page as it should be
+python -m tools.settings_page             # say whether the page is as it should be
 python -m tools.settings_page --write     # write it
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 from pydantic.fields import FieldInfo
@@ -20,43 +18,10 @@ from minillm_core.config.schema import SECTIONS, TOP, Config
 from minillm_core.config.values import Words, describe, show
 from minillm_core.plugins.first_party import FIRST_PARTY
 from tools.markdown import table
+from tools.pages import Page, main
+from tools.repository import ROOT
 
-__all__ = ["PAGE", "made"]
-
-PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
-
-HEAD = """\
-# Settings
-
-The settings of a run. Made from `minillm_core/config/schema.py` and the presets by
-`python -m tools.settings_page --write`.
-
-A setting is given in any of these places; the later one holds, and `minillm plan` shows each value
-that is no default with the place that it came from (`--json`: all of them):
-
-1. a preset: `--preset tiny`
-2. a file: `-c run.toml`, with a table for each heading below
-
-   ```toml
-   preset = "tiny"
-
-   [train]
-   lr = 0.002
-
-   [eval]
-   tokens = 10000
-
-   [muon]       # a plugin, with its options
-   lr = 0.02
-   ```
-
-3. the command line: `minillm train train.lr=0.002 eval.tokens=10000 muon.lr=0.02`
-4. a flag: `--steps 500` is `train.steps=500`
-
-The options of a plugin: `minillm plugins info NAME`; one that takes none is given it by `NAME.option=none`,
-which takes back what a preset says of it. A setting's default `none` is what no value can be written for:
-leave the key out. Where no default stands, every preset states the value.
-"""
+__all__ = ["PAGE"]
 
 RECIPES = """
 ## Presets that name plugins
@@ -71,10 +36,10 @@ fewer `train.rows` and as many times more `train.accumulate`.
 """
 
 
-def made() -> str:
-    """Make the page."""
+def settings() -> str:
+    """Return every setting by its section, and the presets that name plugins."""
     presets = {name: read_preset(name, origin="settings page") for name in preset_names()}
-    parts = [HEAD, "## Of the run\n", table(("key", "type", "default", "meaning", "flag"), _top())]
+    parts = ["## Of the run\n", table(("key", "type", "default", "meaning", "flag"), _top())]
     for section, model in SECTIONS.items():
         about = (model.__doc__ or "").splitlines()[0]
         stated = [name for name in presets if presets[name].get(section)]
@@ -87,7 +52,7 @@ def made() -> str:
         parts += [f"\n## `[{section}]`\n", f"{about}\n", table(head, rows)]
     parts.append(RECIPES.format(first="speedrun"))
     parts += [_recipe(name) for name in recipe_names()]
-    return "\n".join(parts) + "\n"
+    return "\n".join(parts)
 
 
 def _recipe(name: str) -> str:
@@ -139,15 +104,7 @@ def _code(value: Any) -> str:
     return f"`{json.dumps(value)}`"
 
 
-def main() -> None:
-    """Print or write the page."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="write docs/settings.md")
-    if parser.parse_args().write:
-        PAGE.write_text(made(), "utf-8")
-    else:
-        print(made(), end="")
-
+PAGE = Page(ROOT / "docs" / "settings.md", {"settings": settings})
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, PAGE)

@@ -10,7 +10,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
@@ -48,6 +48,11 @@ class Row:
     ended: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
+
+    def fail(self, trial: str, reasons: Iterable[str]) -> None:
+        """Keep what went wrong in a trial, and print it at once."""
+        self.failed.append(f"{trial}: {'; '.join(reasons)}")
+        print(f"FAILED {self.failed[-1]}", flush=True)
 
     def count(self, fact: str, number: int = 1) -> None:
         """Add to one of the facts."""

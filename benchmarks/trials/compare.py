@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from minillm_core.checkpoint import layout
 from minillm_core.checkpoint.manifest import verify
 from minillm_core.checkpoint.read import Checkpoint
 
-__all__ = ["broken", "differences", "events", "identical", "newest_step", "state"]
+__all__ = ["broken", "differences", "events", "identical", "newest_step", "of_checkpoints", "state"]
 
 CLOCK = {"elapsed_seconds"}
 """Scalars of a checkpoint that are measured."""
@@ -25,7 +25,7 @@ MEASURED = {"tokens_per_second", "step_seconds", "mfu", "peak_bytes"}
 def differences(reference: Path, out: Path) -> list[str]:
     """List in what a run that was broken and mended differs from an uninterrupted one."""
     return [
-        *_of_checkpoints(reference, out),
+        *of_checkpoints(reference, out, _of_pair),
         *_of_events(reference, out, "step"),
         *_of_events(reference, out, "eval"),
         *_of_the_rest(reference, out),
@@ -61,7 +61,10 @@ def events(out: Path, name: str) -> list[dict[str, Any]]:
     return [event for event in map(json.loads, lines) if event["event"] == name]
 
 
-def _of_checkpoints(reference: Path, out: Path) -> Iterator[str]:
+def of_checkpoints(
+    reference: Path, out: Path, of_pair: Callable[[Checkpoint, Checkpoint], Iterable[str]]
+) -> Iterator[str]:
+    """List in what the checkpoints of two runs differ: which there are, damage, and what ``of_pair`` lists."""
     wanted, found = (
         {path.name: Checkpoint(path, step) for step, path in layout.folders(each)}
         for each in (reference, out)
@@ -72,22 +75,22 @@ def _of_checkpoints(reference: Path, out: Path) -> Iterator[str]:
         if reasons := verify(found[name].path):
             yield f"{name} does not verify: {reasons[0]}"
             continue
-        yield from (f"{name}: {text}" for text in _of_arrays(wanted[name], found[name]))
-        a, b = (
-            {key: value for key, value in one.scalars.items() if key not in CLOCK}
-            for one in (wanted[name], found[name])
-        )
-        changed = [key for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key)]
-        yield from (f"{name}: {key} is {b.get(key)}, not {a.get(key)}" for key in changed)
+        yield from (f"{name}: {text}" for text in of_pair(wanted[name], found[name]))
 
 
-def _of_arrays(a: Checkpoint, b: Checkpoint) -> Iterator[str]:
-    wanted, found = a.arrays(), b.arrays()
+def _of_pair(reference: Checkpoint, checkpoint: Checkpoint) -> Iterator[str]:
+    wanted, found = reference.arrays(), checkpoint.arrays()
     if wanted.keys() != found.keys():
         yield f"other arrays: {sorted(wanted.keys() ^ found.keys())}"
     for name in sorted(wanted.keys() & found.keys()):
         if not identical(wanted[name], found[name]):
             yield f"{name} differs"
+    a, b = (
+        {key: value for key, value in one.scalars.items() if key not in CLOCK}
+        for one in (reference, checkpoint)
+    )
+    changed = [key for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key)]
+    yield from (f"{key} is {b.get(key)}, not {a.get(key)}" for key in changed)
 
 
 def identical(a: np.ndarray, b: np.ndarray) -> bool:

@@ -90,7 +90,7 @@ class RankedRun(TinyRun):
         Args:
             out: the run's folder.
             size: how many; 1: a process without a launcher.
-            resume: go on with what is there.
+            resume: from the newest checkpoint, as ``--resume`` does.
             first: called in each with its rank before anything else.
         """
         port = _free_port()

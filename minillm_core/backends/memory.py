@@ -64,8 +64,7 @@ def process_peak(status: Path = Path("/proc/self/status")) -> int | None:
     process has had: on a CPU no framework counts its own. It never falls.
     """
     try:  # Linux counts into getrusage the program that this process was before
-        fields = status.read_text().split("VmHWM:")
-        return int(fields[1].split()[0]) * 1024
+        return int(status.read_text().split("VmHWM:")[1].split()[0]) * 1024
     except (OSError, IndexError, ValueError):
         pass
     if os.name == "nt":

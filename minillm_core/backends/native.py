@@ -177,7 +177,8 @@ class NativeModel(Model):
     """
 
     def __init__(self, plan: Plan, binding: Binding, model: Any, framework: Any) -> None:
-        self.plan, self.binding, self.model, self.framework = plan, binding, model, framework
+        self.plan, self.binding, self.framework = plan, binding, framework
+        self.model = self.part = model  # part: what this process trains and evaluates of it
         self.staged, self.sizes = plan.staged, len(plan.course) > 1
         self.references: dict[str, Callable[[Batch], Any]] = {}  # name -> its field of a batch
 
@@ -227,7 +228,7 @@ class NativeModel(Model):
         given, pending = self.final_values(), []
         with memory_or_error(), self.inferring():
             for host in batches:
-                pending.append(self.queued(self.model.evaluate(self.moved(host), given)))
+                pending.append(self.queued(self.part.evaluate(self.moved(host), given)))
             total, count = 0.0, 0
             for nats, predictions in pending:
                 total += nats.item()  # in float64, and not by sum(), which compensates from 3.12 on

@@ -3,14 +3,15 @@
 A launcher (``torchrun``, ``mlx.launch``) starts the same command once a process. Entry points of the
 group ``minillm.ranks``: the name is a backend's, the value a subclass of :class:`Ranks`. Where no
 launcher says otherwise a process is alone, and nothing is imported. Those of ``minillm.forecasts`` say
-what several would cost: a function of a plan, which imports no framework.
+what several would cost, those of ``minillm.axes`` what a plan refuses of each way to divide it: functions of a
+plan, which import no framework.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from minillm_core.plugins.first_party import installing
 if TYPE_CHECKING:
     from minillm_core.plan import Plan
 
-GROUP, FORECASTS = "minillm.ranks", "minillm.forecasts"
+GROUP, FORECASTS, AXES = "minillm.ranks", "minillm.forecasts", "minillm.axes"
 FIRST_PARTY = "minillm-mesh"
 
 
@@ -35,6 +36,8 @@ class Ranks:
         rank: of this process, from 0; rank 0 writes and prints.
         size: how many there are.
         context: how many share each row, neighbours by rank; each computes some of its columns.
+        tensor: how many share these columns, next neighbours; each computes some heads and hidden units.
+        pipeline: how many share the layers; each computes a run of them.
         device: of this process, as ``--device`` names it; None: that of the command.
         how: what they communicate by, for people.
         scope: makes the scope of a batch with this rank's columns, of what is read; see ``Scope``.
@@ -43,6 +46,8 @@ class Ranks:
     rank: int = 0
     size: int = 1
     context: int = 1
+    tensor: int = 1
+    pipeline: int = 1
     device: str | None = None
     how: str = ""
     scope: Callable[[dict[str, Any]], Any] | None = None
@@ -57,33 +62,72 @@ class Ranks:
     @property
     def data(self) -> tuple[int, int]:
         """How many parts the rows of a step have, and which of them is this rank's, from 0."""
-        return self.size // self.context, self.rank // self.context
+        parts, own = self.held_out
+        return parts // self.pipeline, own % (parts // self.pipeline)
 
-    def share_rows(self, context: int) -> None:
-        """Let so many neighbours share each row from here on.
+    @property
+    def held_out(self) -> tuple[int, int]:
+        """The same of rows that are evaluated, by whole models."""
+        each = self.context * self.tensor
+        return self.size // each, self.rank // each
+
+    def share_rows(self, context: int, tensor: int = 1) -> None:
+        """Let neighbours share each row from here on: ``context`` its columns, ``tensor`` these columns' heads.
 
         Raises:
             BackendError: they cannot, with what to type.
         """
-        if context > 1:
+        self._refuse(context, "row", "context")
+        self._refuse(tensor, "row", "tensor")
+
+    def share_layers(self, pipeline: int) -> None:
+        """Let so many compute the layers of each row one after the other, from here on; as :meth:`share_rows`."""
+        self._refuse(pipeline, "row's layers", "pipeline")
+
+    def _refuse(self, processes: int, what: str, setting: str) -> None:
+        if processes > 1:
             why = f"those of {self.how} do not" if self.size > 1 else "this one is alone"
             raise BackendError(
-                f"{context} processes are to share each row, and {why}",
-                where=f"mesh.context={context}",
-                fix=f"mesh.context=1, or processes on torch: --gpus {context}, torchrun (docs/scale.md)",
+                f"{processes} processes are to share each {what}, and {why}",
+                where=f"mesh.{setting}={processes}",
+                fix=f"mesh.{setting}=1, or processes on torch: --gpus {processes}, torchrun (docs/scale.md)",
             )
 
-    def check(self, plan: Plan) -> None:
-        """Refuse a plan whose model cannot be computed by some columns of its rows, where rows are shared.
+    def pipelined(self, trainer: Any, *step: Any) -> Iterator[Any]:
+        """Compute the losses of a step's micro-batches, and their gradients, where others share the layers.
+
+        Args:
+            trainer: of the framework.
+            step: micro-batches, staged and other values, as the trainer has them.
+
+        Returns:
+            A loss a micro-batch: of the last stage; sums of 0 elsewhere, and statistics of its own layers.
+        """
+        raise NotImplementedError
+
+    def check(self, plan: Plan) -> Sequence[str]:
+        """Refuse a plan whose model cannot be computed by some columns of its rows, or heads, where these are shared.
+
+        Returns:
+            Lines to say of how it will be.
 
         Raises:
             PlanError: with the plugin and the reason.
             ConfigError: rows cannot be cut.
         """
+        return ()
 
     def columns(self, batch: Any, plan: Plan) -> Any:
         """Take this rank's columns of a batch's rows: all of them, where none are shared."""
         return batch
+
+    def part(self, trainer: Any) -> Any:
+        """Make the model that this rank computes, on the arrays of the trainer's: that itself, where no heads are shared.
+
+        Raises:
+            PlanError: a node is not computed head by head.
+        """
+        return trainer.model
 
     def total(self, arrays: Sequence[Any]) -> list[Any]:
         """Add up arrays of the framework over all ranks, to the same bits on each; does not wait for the device.

@@ -126,7 +126,7 @@ def _run(argv: Sequence[str] | None) -> int:
     except BaseException as error:
         if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
             return _closed_pipe()  # typer's answer to one is an exit
-        from minillm_core.backends.ranks import said_by  # a help page needs it not
+        from minillm_core.backends.ranks import said_by  # here, since help pages do without it
 
         text, code = explain(error, debug=debug)
         say(said_by() + text)

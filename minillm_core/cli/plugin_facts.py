@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from minillm_core.backends.ranks import AXES
 from minillm_core.cli.console import emit
 from minillm_core.config.load import load
 from minillm_core.config.presets import plugins_of, recipe_names
@@ -20,15 +21,15 @@ from minillm_core.install import pip_line, unmet
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plan.slots import slots_of
 from minillm_core.plugins import cards
+from minillm_core.plugins.discover import offered
 from minillm_core.plugins.manager import LoadedPlugin, find, with_options
 from minillm_core.plugins.options import describe_option
 from minillm_core.text import plain, rounded
-from minillm_core.train.errors import axes_of
 
 
 def answer(name: str, preset: str, *, as_json: bool) -> None:
     """Show one plugin, and the slots that it takes on a preset."""
-    shown = info(name, slots_on(preset), plugins_of(preset), mesh_on(preset))
+    shown = info(name, planned_on(preset), plugins_of(preset))
     if as_json:
         emit(shown)
         return
@@ -37,18 +38,17 @@ def answer(name: str, preset: str, *, as_json: bool) -> None:
 
 def info(
     named: str,
-    slots: Callable[[LoadedPlugin], Sequence[str]] | None = None,
+    planned: Callable[[LoadedPlugin], Plan] | None = None,
     given: Mapping[str, Mapping[str, Any]] | None = None,
-    mesh: Callable[[LoadedPlugin], Mapping[str, str | None]] | None = None,
 ) -> dict[str, Any]:
     """Describe one plugin, as a JSON object.
 
     Args:
         named: its name, or a single file and its class.
-        slots: plans a preset with the plugin, and says what it takes; where that is refused,
-            ``slots`` is empty and ``slots_refused`` has the reason.
+        planned: plans a preset with the plugin, for ``slots`` and ``mesh``: what it fills, and why
+            several processes cannot divide that, by axis, where minillm-mesh is installed. Where planning is refused ``slots`` is empty
+            and ``slots_refused`` has the reason.
         given: plugin -> options for that plan, as the preset gives them; else the defaults.
-        mesh: plans it too, and says why several processes cannot divide that, by axis.
 
     Raises:
         PluginError: unknown, broken, or of another hook API.
@@ -83,29 +83,18 @@ def info(
         shown["cards"] = [card.model_dump(mode="json") for card in found_cards]
     except cards.BadCard as error:
         shown |= {"cards": [], "cards_refused": str(error)}
-    if slots is None:
+    if planned is None:
         return shown
     try:
-        with_given = with_options(found, (given or {}).get(origin.name, {}))
-        divided = {} if mesh is None else {"mesh": dict(mesh(with_given))}
-        return shown | {"slots": list(slots(with_given))} | divided
+        plan = planned(with_options(found, (given or {}).get(origin.name, {})))
+        axes = offered(AXES, "torch", "know how processes divide a plan")
+        divided = {"mesh": axes.load()(plan)} if axes else {}
+        return shown | {"slots": list(slots_of(plan, origin.name))} | divided
     except Refusal as refusal:  # a required option, or a preset that it does not fit
         return shown | {"slots": [], "slots_refused": refusal.what}
 
 
-def slots_on(preset: str) -> Callable[[LoadedPlugin], Sequence[str]]:
-    """Make a function that plans ``preset`` with one plugin, and lists the slots that the plugin fills."""
-    planned = _planned_on(preset)
-    return lambda plugin: slots_of(planned(plugin), plugin.name)
-
-
-def mesh_on(preset: str) -> Callable[[LoadedPlugin], Mapping[str, str | None]]:
-    """Make a function that plans ``preset`` with one plugin, and says which axes refuse it."""
-    planned = _planned_on(preset)
-    return lambda plugin: axes_of(planned(plugin))
-
-
-def _planned_on(preset: str) -> Callable[[LoadedPlugin], Plan]:
+def planned_on(preset: str) -> Callable[[LoadedPlugin], Plan]:
     """Make a function that plans ``preset`` with one plugin.
 
     Of a preset that names plugins its shape and training are taken.

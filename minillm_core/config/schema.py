@@ -236,6 +236,29 @@ class MeshConfig(Section):
         description="context parallel: N processes share each row, and every one computes some of its "
         "columns; N divides the number of processes, and 2 N train.seq_len",
     )
+    tensor: int = Field(
+        default=1,
+        ge=1,
+        description="tensor parallel: N processes share each layer, and every one computes some of its heads "
+        "and hidden units; N divides the number of processes, model.heads and model.hidden",
+    )
+    context_exchange: Literal["auto", "keys", "heads"] = Field(
+        default="auto",
+        description="what processes that share rows send in each attention; keys: all gather keys and "
+        "values; heads: heads for columns, all-to-all (Ulysses), where N divides heads and kv_heads; "
+        "auto: what sends fewer bytes",
+    )
+    pipeline: int = Field(
+        default=1,
+        ge=1,
+        description="pipeline parallel: N processes share the layers, and each computes a run of them, "
+        "micro-batch by micro-batch (train.accumulate); N divides the number of processes",
+    )
+    schedule: Literal["1f1b", "gpipe"] = Field(
+        default="1f1b",
+        description="in which order a pipeline stage computes; 1f1b: one forward, one backward, as many "
+        "micro-batches in flight as stages; gpipe: all forward, then all backward",
+    )
 
 
 class Config(Section):

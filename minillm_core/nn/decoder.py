@@ -9,7 +9,7 @@ loss    = linear_cross_entropy(x, head) + terms
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -127,8 +127,7 @@ def shifted(ops: Any, labels: Any, offset: int) -> Any:
     steps = offset - 1
     if steps >= labels.shape[1]:
         return ops.full_like(labels, -1)
-    tail = ops.full_like(labels[:, :steps], -1)
-    return ops.concat([labels[:, steps:], tail], 1)
+    return ops.concat([labels[:, steps:], ops.full_like(labels[:, :steps], -1)], 1)
 
 
 def stacked(ops: Any, targets: list[Any], count: int) -> Any:
@@ -272,10 +271,22 @@ class Decoder(Module):
             values: schedule values, 0-d float32, and ``normaliser``: loss scale / supervised tokens
                 of the whole step.
         """
-        ops, normaliser, all_losses = self.ops, values["normaliser"], None
+        all_losses = None
         if self.rows is not None:
             batch, all_losses = self.kept_rows(batch, values)
-        hidden, scope, statistics = self.hidden(batch, values)
+        return self.loss_of(batch, values, *self.hidden(batch, values), all_losses)
+
+    def loss_of(
+        self,
+        batch: dict[str, Any],
+        values: dict[str, Any],
+        hidden: Any,
+        scope: Scope,
+        statistics: dict[str, Any],
+        all_losses: tuple[Any, Any] | None = None,
+    ) -> Loss:
+        """Compute the loss of what :meth:`hidden` gave; ``all_losses``: of rows that were not kept as well."""
+        ops, normaliser = self.ops, values["normaliser"]
         B, T = batch["labels"].shape
         targets, weights = [batch["labels"]], [batch.get("weights")]
         if self.weights is not None:
@@ -366,15 +377,13 @@ class Decoder(Module):
 
     def evaluate(self, batch: dict[str, Any], values: dict[str, Any]) -> tuple[Any, Any]:
         """Compute (nats, predictions) of the main target, for validation, both 0-d float32."""
-        hidden, _, _ = self.hidden(batch, values)
-        B, T, C = hidden.shape
-        _, sums, count = self.ops.linear_cross_entropy(
-            self.ops.reshape(hidden, (B * T, C)),
-            self.head_weight(),
-            self.ops.reshape(batch["labels"], (1, B * T)),
-            None,
-            self.loss.form.evaluated(),
-        )
+        ops, (hidden, _, _) = self.ops, self.hidden(batch, values)
+        rows = ops.reshape(hidden, (-1, hidden.shape[-1]))
+        ids = ops.reshape(batch["labels"], (1, -1))
+        if (at := batch.get(GATHERED)) is not None:
+            rows, ids = ops.take_rows(rows, at), ops.take(ids, at, 1)
+        head, form = self.head_weight(), self.loss.form.evaluated()
+        _, sums, count = ops.linear_cross_entropy(rows, head, ids, None, form)
         return sums[0], count
 
     def logits(
@@ -403,18 +412,44 @@ class Decoder(Module):
 
         In training it is (S, C), at the positions of the batch that are gathered, where ``narrow`` says so.
         """
+        scope = self.scope(batch, values, scope_of)
+        x = self.embedded(scope)
+        self.compute_streams(self.streams, scope)
+        x, statistics = self.through(self.order(values), x, scope)
+        return self.ended(x, scope), scope, statistics | self.emitted(scope)
+
+    def scope(
+        self,
+        batch: dict[str, Any],
+        values: dict[str, Any],
+        scope_of: Callable[[dict[str, Any]], Scope] | None = None,
+    ) -> Scope:
+        """Make the scope of a batch: what blocks and nodes may read."""
         make: Any = scope_of or (self.framework.scope_of if COLUMNS in batch else Scope)
         scope = make({GATHERED: None, **batch, **values})
         for name, ids in self.lookups.items():  # of a step: places among the rows that it holds
             scope.reads[lookup(name)] = batch.get(lookup(name), batch[ids])
-        x = self.embedding(batch["ids"])
+        return scope
+
+    def embedded(self, scope: Scope) -> Any:
+        """Compute what enters the first block, (B, T, C); later ones read it as x0."""
+        x = self.embedding(scope.reads["ids"])
         for node in self.embed.values():
             x = scope.apply(node, {"x": x})
         scope.reads["x0"] = x
-        for name, node in self.streams.items():
-            scope.reads[name] = scope.apply(node, {})
+        return x
+
+    def compute_streams(self, names: Iterable[str], scope: Scope) -> None:
+        """Compute these streams, each behind those that it reads."""
+        for name in names:
+            scope.reads[name] = scope.apply(self.streams[name], {})
+
+    def through(
+        self, order: Iterable[tuple[int, int]], x: Any, scope: Scope
+    ) -> tuple[Any, dict[str, Any]]:
+        """Run blocks, (layer, turn) each, on x (B, T, C); return it and their statistics."""
         statistics: dict[str, Any] = {}
-        for layer, turn in self.order(values):
+        for layer, turn in order:
             block = self.layers[layer]
             x, *rest = scope.run_block(block, x, checkpointing=self.checkpointing, turn=turn)
             read = (*block.tap_names, *block.stream_names)
@@ -427,12 +462,18 @@ class Decoder(Module):
                     scope.emitted[name] = value
                 else:  # last, and here alone: MLX corrupts gradients under an earlier stop
                     statistics[name] = self.ops.stop_gradient(value)
+        return x, statistics
+
+    def ended(self, x: Any, scope: Scope) -> Any:
+        """Compute what the head is given of the last block's x."""
         if self.site_final is not None:
             x = self.site_final(x, None, scope)
-        x = normed(self.norm, x, scope)
-        for name in self.statistic_names:
-            statistics[name] = self.ops.stop_gradient(scope.emitted[name])
-        return x, scope, statistics
+        return normed(self.norm, x, scope)
+
+    def emitted(self, scope: Scope) -> dict[str, Any]:
+        """Return the statistics that nodes outside blocks have emitted."""
+        names = (name for name in self.statistic_names if name in scope.emitted)
+        return {name: self.ops.stop_gradient(scope.emitted[name]) for name in names}
 
     def order(self, values: Mapping[str, Any]) -> list[tuple[int, int]]:
         """List the blocks as they run: (layer, which of its turns, from 0)."""

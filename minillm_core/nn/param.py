@@ -36,7 +36,8 @@ class Param(Declaration):
 
     Args:
         shape: its shape; matrices are (out, in).
-        axes: logical names of the axes (``heads``, ``dim``, ``vocab``, ``hidden``), for sharding.
+        axes: logical names of the axes: ``heads``, ``kv_heads`` and ``hidden``, along which processes
+            that share layers have slices, ``dim``, ``vocab`` and any others.
         init: how it starts.
         role: a path that optimizers and exports choose by: attention.q, .k, .v, .o, mlp.gate,
             mlp.up, mlp.down, embedding.token, embedding.bigram, head, norm, gate, scalar.

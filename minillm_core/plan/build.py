@@ -105,7 +105,7 @@ def build_plan(
     )
     table = state.table(*kernel_reports(kernels), *hook_reports(on_batch, judges, observers))
     placements = tuple(sorted(table.placements()))
-    rules = [group.rule.data() for group in groups]
+    updated = [info.init for info in parameters.values()], [group.rule.data() for group in groups]
     return Plan(
         config=config,
         spec=spec,
@@ -130,7 +130,7 @@ def build_plan(
             for one in manager.plugins
         ),
         placements=placements,
-        digests=_digests(manager, spec, parameters, rules, (arrangement, shaping, curve), sourcing),
+        digests=_digests(manager, spec, updated, (arrangement, shaping, curve), sourcing),
         core_version=version("minillm-core"),
         export=_export(manager, placements, spec.training_alone),
         table=table,

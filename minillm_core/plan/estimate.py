@@ -67,6 +67,7 @@ class Estimate:
     tables: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     pending: int = 0  # bytes in a checkpoint by which those tables differ from what is up to date
     viewed: int = 0  # bytes in a checkpoint of what is evaluated in the place of parameters
+    scores: Mapping[int, int] = field(default_factory=dict)  # layer -> FLOPs of attention.scores
 
     @property
     def parameters(self) -> int:
@@ -165,7 +166,7 @@ def estimate(plan: Plan, dtype: str | None = None, *, dense_logits: bool = False
     rules = tuple(_rules(plan))
     return Estimate(
         dtype=dtype,
-        parts=tuple(_with_selection(plan, list(_parts(plan, model, scores)))),
+        parts=tuple(_with_selection(plan, list(_parts(plan, model, sum(scores.values()))))),
         rules=rules,
         memory=_memory(plan, model, rules, ITEMSIZE[dtype], dense_logits),
         tokens_per_step=plan.tokens_per_step,
@@ -175,6 +176,7 @@ def estimate(plan: Plan, dtype: str | None = None, *, dense_logits: bool = False
         tables=_tables(plan),
         pending=MASTER * sum(plan.parameters[name].size for name in plan.by_rows),
         viewed=MASTER * sum(plan.parameters[name].size for name in plan.views),
+        scores=scores,
     )
 
 
@@ -247,8 +249,8 @@ def _part_of(info: ParamInfo) -> str:
     return known.get(first, first)
 
 
-def _scores(plan: Plan, model: Any) -> tuple[int, tuple[str, ...]]:
-    """Count FLOPs a token of q k^T and of its product with v, over all layers; list those uncounted.
+def _scores(plan: Plan, model: Any) -> tuple[dict[int, int], tuple[str, ...]]:
+    """Count FLOPs a token of q k^T and of its product with v, by layer; list those uncounted.
 
     Where rows change their length, the mean over the tokens of the run; windows are those of its end.
     """
@@ -256,7 +258,7 @@ def _scores(plan: Plan, model: Any) -> tuple[int, tuple[str, ...]]:
     for shape, steps in plan.course.items():
         tokens[shape.seq_len] += shape.tokens * steps
     width = geometry.heads * geometry.head_dim
-    total, uncounted = 0.0, []
+    found, uncounted = dict[int, int](), []
     attentions = plan.spec.attentions
     for index, block in enumerate(model.layers):
         if index in attentions:
@@ -279,8 +281,8 @@ def _scores(plan: Plan, model: Any) -> tuple[int, tuple[str, ...]]:
         keys = sum(min(length * stretch, most) * n for length, n in tokens.items())
         each = keys / tokens.total()
         one = 12 * width * each if count is None else stretch * count(each)
-        total += round(one * plan.turns.get(index, (1, 1))[0])
-    return round(total), tuple(uncounted)
+        found[index] = round(one * plan.turns.get(index, (1, 1))[0])
+    return found, tuple(uncounted)
 
 
 def _rules(plan: Plan) -> Iterator[RuleCost]:

@@ -282,7 +282,7 @@ def _identity(distribution: Distribution | None) -> tuple[str, str]:
     text = None
     if distribution is not None:
         text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO")
-    headers = email.parser.HeaderParser().parsestr(text or "")
+    headers = email.parser.HeaderParser().parsestr((text or "").partition("\n\n")[0])
     return plain(headers.get("Name", "(nameless)")), plain(headers.get("Version", "(no version)"))
 
 

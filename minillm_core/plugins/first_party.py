@@ -60,7 +60,7 @@ _COMMANDS = {
         "data.cache.list data.cache.clear"
     ),
     "minillm-kit": "plugins.new plugins.check kernels.list kernels.check kernels.bench",
-    "minillm-lab": "ablate report bench doctor",
+    "minillm-lab": "ablate report bench doctor tune",
     "minillm-search": "search",
 }
 

@@ -10,6 +10,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeGuard
 
 from minillm_core.text import plain
@@ -115,6 +116,7 @@ class ClassFacts:
     options: tuple[str, ...]
 
 
+@cache  # by what the source says: a file that has changed is read anew
 def read_class(source: bytes, name: str) -> ClassFacts:
     """Read the class ``name``, defined at the top level of ``source``.
 

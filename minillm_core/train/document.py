@@ -7,13 +7,14 @@ import os
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from minillm_core.config.presets import plugins_of
+from minillm_core.config.schema import Config
 from minillm_core.text import plain
 from minillm_core.train.budget import Position
 from minillm_core.train.events import Evaluated
@@ -143,12 +144,16 @@ def git(folder: Path) -> dict[str, Any] | None:
     return {"commit": commit, "dirty": None if changed is None else bool(changed)}
 
 
-def settings_file(job: Job, earlier: RunFolder | None) -> str:
-    """Write all settings as TOML that ``-c`` reads; those without a value are left out."""
-    config = job.config
+def settings_file(config: Config, remarks: Iterable[str]) -> str:
+    """Write all settings as TOML that ``-c`` reads; those without a value are left out.
+
+    Args:
+        config: the settings.
+        remarks: lines of comment at the top.
+    """
     settings = config.model_dump(mode="json")
     plugins = settings.pop("plugins")
-    lines = [f"# {line}" for line in _remarks(job, earlier)]
+    lines = [f"# {line}" for line in remarks]
     tables = {name: table for name, table in settings.items() if isinstance(table, dict)}
     top = {name: value for name, value in settings.items() if name not in tables}
     lines += ["", *_pairs(top)]
@@ -166,7 +171,7 @@ def settings_file(job: Job, earlier: RunFolder | None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _remarks(job: Job, earlier: RunFolder | None) -> Iterator[str]:
+def remarks(job: Job, earlier: RunFolder | None) -> Iterator[str]:
     """Say how to repeat the run, and what it ran with."""
     files = [one for one in job.plugins if one.distribution is None]
     specs = ",".join(str(Path(one.origin.source).absolute()) for one in files)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,6 @@ from minillm_core.errors import (
     MinillmError,
     OutOfMemory,
     PlanError,
-    Refusal,
     Stopped,
 )
 from minillm_core.plugins.manager import LoadedPlugin
@@ -180,14 +179,15 @@ def check_ranks(plan: Plan, ranks: int) -> None:
             where=", ".join(plan.by_rows),
             fix="--plugins -sparse_rows, or one process",
         )
-    context = plan.config.mesh.context if ranks > 1 else 1
-    if ranks % context:
+    mesh = plan.config.mesh
+    each = mesh.context * mesh.tensor * mesh.pipeline if ranks > 1 else 1
+    if ranks % each:
         raise ConfigError(
-            f"{ranks} processes, and each row is to be shared by {context} of them",
-            where=f"mesh.context={context}",
-            fix=f"a mesh.context that divides {ranks}, or a multiple of {context} processes",
+            f"{ranks} processes, and each row is to be shared by {each} of them",
+            where=f"mesh.context={mesh.context}, mesh.tensor={mesh.tensor}, mesh.pipeline={mesh.pipeline}",
+            fix=f"numbers whose product divides {ranks}, or a multiple of {each} processes",
         )
-    parts = ranks // context
+    parts = ranks // each
     for shape in plan.course:
         if shape.accumulate % parts and shape.rows % parts:
             raise ConfigError(
@@ -208,21 +208,6 @@ def check_ranks(plan: Plan, ranks: int) -> None:
             where=f"train.spike={train.spike:g}",
             fix="train.spike=0",
         )
-
-
-AXES: Mapping[str, tuple[int, int]] = {"data": (4, 2), "rows": (4, 1)}
-"""Ways in which two processes divide a step, by whole micro-batches and by rows -> rows, micro-batches."""
-
-
-def axes_of(plan: Plan) -> dict[str, str | None]:
-    """Map each way of dividing a step to why a plan is refused there; None: it is not."""
-    found: dict[str, str | None] = dict.fromkeys(AXES)
-    for axis, (rows, accumulate) in AXES.items():
-        try:
-            check_ranks(plan.with_train(rows=rows, accumulate=accumulate), 2)
-        except Refusal as refusal:
-            found[axis] = refusal.what
-    return found
 
 
 def _fitting(plan: Plan, ranks: int) -> str:

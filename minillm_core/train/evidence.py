@@ -45,7 +45,7 @@ class Evidence:
         seen: live counts of ``batch:`` and ``event:`` keys.
         say: prints a line about missing evidence.
         raised: live; plugin -> what its observer raised.
-        ranks: those that each make their share of the updates; all of them observe.
+        ranks: those that train together; all of them observe.
     """
 
     def __init__(
@@ -75,8 +75,7 @@ class Evidence:
     def of(cls, job: Job, say: Callable[[str], None]) -> Self:
         """Make the evidence that a job's plan expects of its plugins; ``say`` prints a line."""
         expected = {planned.name: planned.expected for planned in job.plan.plugins}
-        ranks = job.ranks if job.shard else ALONE
-        more = {"seen": job.seen, "say": say, "raised": job.raised, "ranks": ranks}
+        more = {"seen": job.seen, "say": say, "raised": job.raised, "ranks": job.ranks}
         return cls(expected, job.trainer, **more)
 
     def __call__(self, event: Event) -> None:

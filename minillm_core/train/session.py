@@ -118,10 +118,10 @@ class Session:
         check_support(plugins, detected.backend, detected.device)
         plan = export_checked(build_plan(loaded, plugins) if plan is None else plan)
         errors.check_ranks(plan, self.ranks.size)
-        self.ranks.share_rows(config.mesh.context)
-        self.ranks.check(plan)
-        shard = divides(config.mesh.shard, self.ranks)
-        warnings, notes, details = [], list(loaded.notes), []
+        self.ranks.share_rows(config.mesh.context, config.mesh.tensor)
+        self.ranks.share_layers(config.mesh.pipeline)
+        notes = [*loaded.notes, *self.ranks.check(plan)]
+        shard, warnings, details = divides(config.mesh.shard, self.ranks), [], []
         chosen_here = earlier is None and branch is None  # else it is the earlier run's preset
         if chosen_here and loaded.origins.get("preset") == "device":  # its first note says why
             details.append(notes.pop(0))
@@ -167,10 +167,12 @@ class Session:
             notes += resume.another_place(earlier, trainer.binding)
         about = notes, details, warnings, initial, branch
         if self.ranks.size > 1:
-            context, alone = self.ranks.context, "updates its share alone, " * bool(shard)
+            stages, each = self.ranks.pipeline, self.ranks.size // self.ranks.held_out[0]
+            does = f"{'updates its share alone, ' * bool(shard)}mesh.shard={shard or 'off'}"
             notes.append(
                 f"{self.ranks.size} processes by {self.ranks.how}: each takes its part of every step's "
-                f"rows{f', {context} share each' * (context > 1)} ({alone}mesh.shard={shard or 'off'})"
+                f"rows{f', {each} share each' * (each > 1)}"
+                f"{f', and its layers in {stages} pipeline stages' * (stages > 1)} ({does})"
             )
         job = Job(plan, corpus, trainer, *about, started=started, ranks=self.ranks, shard=shard)
         if branch:
@@ -317,7 +319,10 @@ class Session:
             job.trainer.shard(job.shard)
         evidence = Evidence.of(job, say)
         with record.unwritable(out / TOML):
-            disk.replace(out / TOML, document.settings_file(job, earlier).encode())
+            disk.replace(
+                out / TOML,
+                document.settings_file(job.config, document.remarks(job, earlier)).encode(),
+            )
         run_json = record.Record(out, document.document(job, earlier, position, tokenizer))
         first = position.step
         try:
@@ -385,8 +390,7 @@ class Session:
         evaluating = Stopwatch(shown.clock)
         with ExitStack() as stack:
             observers, checks = [shown, trend, self._emitted.append], []
-            if self.ranks.leads or job.shard:
-                observers.insert(0, evidence)
+            observers.insert(0, evidence)
             if held is not None:
                 metrics = Metrics(held.out / METRICS, every=config.log.every)
                 observers.insert(0, stack.enter_context(metrics))

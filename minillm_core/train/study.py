@@ -115,7 +115,8 @@ def bind(plan: Plan, detected: Detected) -> Binding:
     """
     check_support(plan.active, detected.backend, detected.device)
     divides(plan.config.mesh.shard, ALONE)
-    ALONE.share_rows(plan.config.mesh.context)
+    ALONE.share_rows(plan.config.mesh.context, plan.config.mesh.tensor)
+    ALONE.share_layers(plan.config.mesh.pipeline)
     return create_backend(detected, plan).binding
 
 

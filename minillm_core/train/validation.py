@@ -167,7 +167,7 @@ class _Part:
     plan: Plan
 
     def __iter__(self) -> Iterator[Batch]:
-        parts, own = self.ranks.data
+        parts, own = self.ranks.held_out
         every = (self.whole[at] for at in range(own, len(self.whole), parts))
         return (self.ranks.columns(one, self.plan) for one in every)
 

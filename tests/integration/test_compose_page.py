@@ -21,7 +21,7 @@ from minillm_core.install import unmet
 from minillm_core.plan import build_plan
 from minillm_core.plugins.discover import installed_plugins
 from minillm_core.plugins.manager import find, load
-from tools.compose_page import OPTIONS, PAGE, made, outcomes
+from tools.compose_page import OPTIONS, PAGE, outcomes
 from tools.every_plugin import READING, Form, forms
 from tools.repository import ours
 
@@ -35,8 +35,7 @@ def all_installed() -> None:
 
 
 def test_the_page_is_what_planning_says() -> None:
-    page = PAGE.read_text()
-    assert made(page) == page, "python -m tools.compose_page --write"
+    assert PAGE.made() == PAGE.text(), "python -m tools.compose_page --write"
 
 
 def test_every_refusal_names_both_and_the_way_out() -> None:

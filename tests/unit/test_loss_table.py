@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.loss_table import PART, below, best, row, sooner, soonest, told_settings
+from benchmarks.loss_table import PAGE, below, best, row, sooner, soonest, told_settings
 
 TARGET = {"loss": 4.5, "peer": "theirs"}
 RUNS = [
@@ -29,8 +29,7 @@ def job(seconds: float | None, *, preset: str = "speedrun", steps: int = 10, **m
 
 
 def test_the_readme_shows_the_results() -> None:
-    page = PART.page.read_text()
-    assert PART.within(page) == page, "python -m benchmarks.loss_table --write"
+    assert PAGE.made() == PAGE.text(), "python -m benchmarks.loss_table --write"
 
 
 def test_a_targets_time_is_that_of_the_run_that_ended_there() -> None:

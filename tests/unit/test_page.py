@@ -8,48 +8,59 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.page import Part, table
+from benchmarks.page import table
 from benchmarks.provenance import machine, unique
+from tools import pages
 
 PROSE = st.text("ab <!->\n", max_size=30)
-PART = Part(Path("page.md"), lambda: "| made |\n")
+BEGIN, END, OTHER = "\n<!-- made: part -->\n", "<!-- /made -->", "\n<!-- made: other -->\n"
+PAGE = pages.Page(Path("page.md"), {"part": lambda: "| made |"}, others=True)
 
 
 @given(PROSE, PROSE, PROSE)
 def test_only_what_is_between_the_marks_changes(before: str, old: str, after: str) -> None:
-    page = f"{before}<!-- measured -->\n{old}<!-- /measured -->{after}"
-    again = PART.within(page)
-    assert again == f"{before}<!-- measured -->\n| made |\n<!-- /measured -->{after}"
-    assert PART.within(again) == again
+    again = PAGE.within(f"{before}{BEGIN}{old}{END}{after}")
+    assert again == f"{before}{BEGIN}| made |\n{END}{after}"
+    assert PAGE.within(again) == again
 
 
 @pytest.mark.parametrize(
-    "page",
+    "text",
     [
         "# A page",
-        "<!-- measured -->\nwithout an end",
-        "<!-- measured -->\n<!-- /measured -->" * 2,
-        "<!-- measured -->\n<!-- /measured --> and <!-- /measured -->",
+        f"{BEGIN}without an end",
+        f"{BEGIN}with another's end{OTHER}{END}",
+        f"{BEGIN}{END}" * 2,
     ],
 )
-def test_a_page_without_each_mark_once_is_refused(page: str) -> None:
-    with pytest.raises(ValueError, match="measured"):
-        PART.within(page)
+def test_a_page_without_each_mark_once_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="part"):
+        PAGE.within(text)
 
 
-def test_it_is_printed_or_written(
+def test_a_mark_that_names_no_part_is_refused() -> None:
+    text = f"{BEGIN}{END}{OTHER}{END}"
+    assert OTHER in PAGE.within(text)
+    with pytest.raises(ValueError, match="other"):
+        pages.Page(PAGE.path, PAGE.parts).within(text)
+
+
+def test_it_is_named_or_written(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("benchmarks.page.ROOT", tmp_path)
-    page = tmp_path / "page.md"
-    page.write_text(empty := "<!-- measured -->\n<!-- /measured -->\n")
-    part = Part(page, PART.made)
+    monkeypatch.setattr("tools.pages.ROOT", tmp_path)
+    path = tmp_path / "page.md"
+    path.write_text(empty := f"{BEGIN}{END}\n")
+    page = pages.Page(path, PAGE.parts)
     monkeypatch.setattr("sys.argv", ["page"])
-    part.main("about")
-    assert (capsys.readouterr().out, page.read_text()) == ("| made |\n", empty)
+    pages.main("about", page)
+    assert (capsys.readouterr().out, path.read_text()) == ("page.md\n", empty)
     monkeypatch.setattr("sys.argv", ["page", "--write"])
-    part.main("about")
-    assert page.read_text() == "<!-- measured -->\n| made |\n<!-- /measured -->\n"
+    pages.main("about", page)
+    assert path.read_text() == f"{BEGIN}| made |\n{END}\n"
+    capsys.readouterr()
+    pages.main("about", page)
+    assert not capsys.readouterr().out
 
 
 def test_columns_are_text_or_numbers() -> None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from tools.plugin_pages import PAGES, made
+from tools.pages import Page
+from tools.plugin_pages import PAGES
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
-def test_the_page_is_what_the_source_says(page: Path) -> None:
-    assert made(page) == page.read_text(), "python -m tools.plugin_pages --write"
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.path.parent.name)
+def test_the_page_is_what_the_source_says(page: Page) -> None:
+    assert page.made() == page.text(), "python -m tools.plugin_pages --write"
 
 
 def test_every_table_is_marked() -> None:
-    marks = [page.read_text().count("<!-- made: ") for page in PAGES]
+    marks = [page.text().count("<!-- made: ") for page in PAGES]
     assert marks[0] >= 1
     assert sum(marks) > len(PAGES)

@@ -11,7 +11,7 @@ from benchmarks.faults import PLACES
 from benchmarks.reliability_page import (
     COST,
     FAULTS,
-    PART,
+    PAGE,
     TRIALS,
     faults,
     made_by,
@@ -21,8 +21,7 @@ from benchmarks.reliability_page import (
 
 
 def test_the_page_shows_the_results() -> None:
-    page = PART.page.read_text()
-    assert PART.within(page) == page, "python -m benchmarks.reliability_page --write"
+    assert PAGE.made() == PAGE.text(), "python -m benchmarks.reliability_page --write"
 
 
 def test_every_row_of_every_result_is_there() -> None:

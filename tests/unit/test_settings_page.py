@@ -9,15 +9,15 @@ import pytest
 
 from minillm_core.config.presets import plugins_of, recipe_names
 from minillm_core.config.schema import SECTIONS, TOP
-from tools.settings_page import PAGE, made
+from tools.settings_page import PAGE
 
 
 def test_the_page_is_what_the_source_says() -> None:
-    assert made() == PAGE.read_text("utf-8"), "python -m tools.settings_page --write"
+    assert PAGE.made() == PAGE.text(), "python -m tools.settings_page --write"
 
 
 def test_every_setting_has_a_meaning_and_a_row() -> None:
-    settings = made().partition("## Presets that name plugins")[0]
+    settings = PAGE.made().partition("## Presets that name plugins")[0]
     rows = dict(re.findall(r"^\| `([\w.]+)` \| (.+) \|$", settings, re.MULTILINE))
     inside = {f"{name}.{key}" for name, model in SECTIONS.items() for key in model.model_fields}
     assert set(rows) == {*TOP, *inside}
@@ -28,7 +28,7 @@ def test_every_setting_has_a_meaning_and_a_row() -> None:
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_a_recipe_shows_its_plugins_with_their_options(name: str) -> None:
-    shown = made().partition(f"plugins of `{name}`")[2].partition("plugins of `")[0]
+    shown = PAGE.made().partition(f"plugins of `{name}`")[2].partition("plugins of `")[0]
     for plugin, options in plugins_of(name).items():
         (row,) = re.findall(rf"^\| `{plugin}` \| (.+)\|$", shown, re.MULTILINE)
         assert "minillm-" in row

@@ -11,7 +11,7 @@ import pytest
 
 from tools.size import File, count, packages, summary
 
-CEILING = 24_700
+CEILING = 24_800
 """Lines of code that the core may have.
 
 It is what the core has today, rounded up to the next hundred; each step lowers the number. The aim is
@@ -58,7 +58,7 @@ weights that are longer than a row, a prompt of ids with its own ends and its st
 
 22,000 to 22,100: the head at supervised positions alone. The claim, what it refuses, plan and estimate (45);
 the positions of a micro-batch (25); rows taken with a gradient that is written, on three frameworks (30); a
-graph for each size, compiled when it is met and off the clocks of a run (30); what is said of it (25).
+graph for each size, compiled when it is met and off the clocks of a run (30); its lines in plan and console (25).
 
 22,100 to 21,800: the ops in float64 left for minillm-kit (158), second names of what other modules have
 (ops, checkpoint, backends, errors: 90), and what no setting, plugin or run used.
@@ -119,12 +119,15 @@ KV cache for each turn 35, their FLOPs and activations 20).
 processes refuse along which axis, and with what number of processes instead (45).
 
 24,500 to 24,600: updates that are divided among processes: the seam of shares, torch's trainer and optimizer on
-one (85), whether and when they are (mesh.shard and what is said of it, 25), saves that all ranks bring their
+one (85), whether and when they are (mesh.shard, its check and its line in the plan, 25), saves that all ranks bring their
 parts to (20), evidence of all ranks (20). The layout and what is sent are minillm-mesh's.
 
 24,600 to 24,700: rows that processes share. A scope of some columns, which attends, and its place in the decoder,
 blocks and attention (40); queries that are the last of their keys, for two kernels (25); columns of a batch and
 of evaluation, and who has which rows (30).
+
+24,700 to 24,800: layers that processes share. The decoder's pass in parts that a stage calls (25), losses of a
+step by a stage, and who computes what (30), FLOPs of attention by layer (5); three settings (17).
 """
 
 SOURCE = '''\

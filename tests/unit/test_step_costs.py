@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.arithmetic import Arithmetic, arithmetic
-from benchmarks.costs_page import PART, costs, tables
+from benchmarks.costs_page import PAGE, costs, tables
 from benchmarks.environment import RESULTS
 from benchmarks.step_costs import BANDWIDTH, collected, planned, predicted
 from minillm_core.backends.torch.backend import PEAK_FLOPS
@@ -162,8 +162,7 @@ def test_an_unfinished_or_repeated_measurement_is_refused(result: dict[str, Any]
 
 
 def test_the_page_shows_the_results() -> None:
-    page = PART.page.read_text()
-    assert PART.within(page) == page, "python -m benchmarks.costs_page --write"
+    assert PAGE.made() == PAGE.text(), "python -m benchmarks.costs_page --write"
 
 
 def test_a_dear_technique_without_a_reason_is_refused(figures: dict[str, Any]) -> None:

@@ -205,10 +205,14 @@ class TorchModel(NativeModel):
         def compute(batch: dict[str, Tensor]) -> Tensor:
             return getattr(model, method)(batch, given)
 
-        run = compute
-        if self.binding.compile:
-            run = self.compiler(own_code(compute), fullgraph=True, dynamic=False)
+        run = self.compiled(compute)
         return lambda host: run(self.moved(host))
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Compile a function of arrays as one graph, where the binding says so."""
+        if not self.binding.compile:
+            return function
+        return self.compiler(own_code(function), fullgraph=True, dynamic=False)
 
     def moved(self, host: Batch) -> dict[str, Tensor]:
         """Move the fields that the model reads to its device."""

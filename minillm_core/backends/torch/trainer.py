@@ -28,12 +28,12 @@ from minillm_core.backends.steps import (
     warmed,
 )
 from minillm_core.backends.torch import transfer
-from minillm_core.backends.torch.compiling import own_code
 from minillm_core.backends.torch.model import TorchFramework, TorchModel
 from minillm_core.backends.torch.optimizer import Optimizer
 from minillm_core.backends.torch.share import Share
 from minillm_core.backends.torch.transfer import Later, foreach_copy_, overwrite
 from minillm_core.nn.block import GATHERED
+from minillm_core.nn.decoder import Loss
 from minillm_core.nn.initial import initial_arrays
 from minillm_core.optim.follow import FOLLOW, tied
 from minillm_core.optim.views import VIEWED
@@ -89,7 +89,7 @@ class TorchTrainer(TorchModel, Trainer):
     def join(self, ranks: Ranks) -> None:
         """Train together with other processes, which may share rows."""
         super().join(ranks)
-        self.framework.scope_of = ranks.scope
+        self.framework.scope_of, self.part = ranks.scope, ranks.part(self)
 
     @memory_or_error()
     def step(
@@ -110,20 +110,19 @@ class TorchTrainer(TorchModel, Trainer):
         if rows:
             self.framework.seen[ROWS] += 1
             self._take(rows, given)
-        if self.binding.compile and (self.staged or self.sizes) and not self.graphs:
+        own = self.ranks.pipeline == 1  # each process computes whole models
+        if own and self.binding.compile and (self.staged or self.sizes) and not self.graphs:
             with self.random.kept():
                 self._warm_up(micro[0], given)
         timer = self.step_timer or _untimed
         figures: dict[str, Tensor] = {}
-        for index, host in enumerate(micro):
+        compute = self._losses if own else partial(self.ranks.pipelined, self)
+        losses = compute(micro, staged, given)
+        for index in range(len(micro)):
             if index and cancelled():
                 self.random.restore(drawn)
                 return None
-            timer("forward")
-            batch = self.fields(host, staged)
-            loss = self._graph(staged, batch, given)(batch, given)
-            timer("backward")
-            self._accumulate(loss.objective, first=index == 0, only=len(micro) == 1)
+            loss = next(losses)
             _add(figures, "loss", loss.sums[0].detach() * inverse)
             _add(figures, "objective", loss.objective.detach())
             present = self.plan.spec.loss.present(staged)
@@ -137,6 +136,19 @@ class TorchTrainer(TorchModel, Trainer):
         later = self._update(figures, given, len(micro), tied(self.plan.follows, values))
         timer("")
         return later
+
+    def _losses(
+        self, micro: Sequence[Batch], staged: Mapping[str, int], given: dict[str, Tensor]
+    ) -> Iterator[Loss]:
+        """Compute the loss of each micro-batch, and add up its gradients."""
+        timer = self.step_timer or _untimed
+        for index, host in enumerate(micro):
+            timer("forward")
+            batch = self.fields(host, staged)
+            loss = self._graph(staged, batch, given)(batch, given)
+            timer("backward")
+            self._accumulate(loss.objective, first=index == 0, only=len(micro) == 1)
+            yield loss
 
     def _take(self, rows: Mapping[str, np.ndarray], given: dict[str, Tensor]) -> None:
         """Take the rows of tables that a step sees; compile for sizes that were not met before."""
@@ -169,11 +181,13 @@ class TorchTrainer(TorchModel, Trainer):
 
         Parameters of ``one`` are those that they are mapped to; sums of gradients count once.
         """
-        share, norms, batches = self.share, None, micro_batches * self.ranks.size
+        share, norms = self.share, None
+        batches = micro_batches * self.ranks.size // self.ranks.pipeline  # of all ranks
         if share is None:
             grads = dict(zip(self.weights.trained, self.gradients or (), strict=True))
             if self.ranks.size > 1:
                 self.statistics.over(self.ranks, grads, figures, self.reduced)
+                self.gradients = [*grads.values()]  # those of this rank alone are freed
         else:
             grads = share.scattered()
             one = {name: leader for name, leader in one.items() if name in grads}
@@ -242,13 +256,9 @@ class TorchTrainer(TorchModel, Trainer):
         if key not in self.graphs:
 
             def micro_loss(batch: dict[str, Tensor], given: dict[str, Tensor]) -> Any:
-                return self.model(batch, {**given, **staged})
+                return self.part(batch, {**given, **staged})
 
-            self.graphs[key] = (
-                self.compiler(own_code(micro_loss), fullgraph=True, dynamic=False)
-                if self.binding.compile
-                else micro_loss
-            )
+            self.graphs[key] = self.compiled(micro_loss)
             if self.binding.compile and (gathers or tables.rules):
                 what = [f"{positions:,} supervised positions"] if gathers else []
                 with self._compiling(", ".join([*what, *filter(None, [tables.words])])):

@@ -50,8 +50,8 @@ LOSS, CHANGE, ROUNDING = 1e-6, 1e-3, 3e-7
 orthogonalisation amplifies rounding; and its value."""
 
 AGAIN = 10
-"""... or so many times as far as one process is from itself where it reads the rows in the other order:
-AdamW makes a whole step of a gradient that is rounding alone."""
+"""... or so many times as far as one process is from itself where it reads the rows in the other order, from
+weights that are off by their last bit: AdamW makes a whole step of a gradient that is rounding alone."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,16 @@ AXES = (
     ),
     Axis("shard", "updates", {"train_accumulate": 2, "mesh_shard": "updates"}),
     Axis("rows", "rows of micro-batches", {"train_rows": 4, "mesh_shard": "off"}),
+    Axis(
+        "context",
+        "columns of rows",
+        {"train_seq_len": 12, "mesh_context": 2, "mesh_shard": "off"},
+    ),
+    Axis(
+        "tensor",
+        "heads and hidden units",
+        {"model_kv_heads": 4, "mesh_tensor": 2, "mesh_shard": "off"},
+    ),
 )
 """The axes, in the order in which they are tried."""
 
@@ -157,16 +167,30 @@ def steps_of(subject: Subject, plan: Plan) -> list[list[Batch]]:
 
 
 def train(
-    subject: Subject, plan: Plan, steps: Sequence[Sequence[Batch]], ranks: Ranks
+    subject: Subject,
+    plan: Plan,
+    steps: Sequence[Sequence[Batch]],
+    ranks: Ranks,
+    *,
+    nudged: bool = False,
 ) -> tuple[list[float], Arrays, Arrays]:
-    """Train some steps together with other ranks; return losses, and the arrays before and after."""
+    """Train some steps together with other ranks; return losses, and the arrays before and after.
+
+    ``nudged``: every weight is off by its last bit at first.
+    """
     run = subject.trainer(plan, "torch", stirred=True)
+    if nudged:
+        rng, held = np.random.default_rng(0), run.arrays()
+        for name in sorted(name for name in held if name.startswith("model.")):
+            aside = rng.choice([-np.inf, np.inf], held[name].shape).astype(np.float32)
+            held[name] = np.nextafter(held[name], aside)
+        run.load(held)
     run.join(ranks)
     if ranks.size > 1 and plan.config.mesh.shard == "updates":
         run.shard("updates")
     start, losses, total = run.arrays(), [], plan.config.train.steps or 1
     for index, micro in enumerate(steps, 1):
-        part = part_of(micro, ranks.size, ranks.rank)
+        part = [ranks.columns(one, plan) for one in part_of(micro, *ranks.data)]
         result = run.read(run.step(part, plan.values(index / total), supervised(micro)))
         losses.append(result.loss)
     return losses, start, run.arrays() | {"logits": run.next_logits(first_row(steps[0][0]))}
@@ -203,12 +227,15 @@ def tried(subject: Subject, axis: Axis, ranks: Ranks) -> dict[str, Any]:
     """Train on these ranks, and rank 0 alone; return how far they are apart, or the refusal."""
     try:
         plan = subject.planned(**axis.settings)
+        mesh = plan.config.mesh
         check_ranks(plan, ranks.size)
+        ranks.share_rows(mesh.context, mesh.tensor)
+        ranks.check(plan)
+        steps = steps_of(subject, plan)
+        losses, _, arrays = train(subject, plan, steps, ranks)
     except Refusal as refusal:
         return {"refused": plain(refusal.what)}
-    steps = steps_of(subject, plan)
-    losses, _, arrays = train(subject, plan, steps, ranks)
-    digest, shared = hashlib.sha256(), plan.config.mesh.shard == "updates"
+    digest, shared = hashlib.sha256(), mesh.shard == "updates"
     held = sorted(name for name in arrays if not name.startswith("random."))
     for name in (
         ["logits"] if shared else held
@@ -221,7 +248,7 @@ def tried(subject: Subject, axis: Axis, ranks: Ranks) -> dict[str, Any]:
     found = compared(start, expected, arrays)
     name, error, bound = worst(found)
     if error > bound:  # rounding may be all that there is
-        _, _, again = train(subject, plan, turned(steps), ALONE)
+        _, _, again = train(subject, plan, turned(steps), ALONE, nudged=True)
         own = compared(start, expected, again)
         found = {
             key: (apart, max(most, AGAIN * own[key][0])) for key, (apart, most) in found.items()

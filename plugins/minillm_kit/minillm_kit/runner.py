@@ -107,7 +107,8 @@ CHECKS = (
         frameworks.compiles,
         ("resumes", "forward"),
     ),
-    Check("mesh", "two processes train as one, along each axis", mesh.mesh, ("resumes", "forward")),
+    # Columns are divided by what decoding in pieces builds on: how far back a node reads
+    Check("mesh", "two processes train as one, along each axis", mesh.mesh, ("resumes", "decodes")),
     Check("pairs", "beside others it trains, or is refused by name", pairs.pairs, ("trains",)),
 )
 """All checks, in the order of cost; what a check needs comes before it."""

@@ -32,6 +32,17 @@ Say = Callable[[str], None]
 Profile = Callable[[Trainer], Profiler]
 
 
+def refuse_no_time(steps: int, repeats: int) -> None:
+    """Refuse to time nothing.
+
+    Raises:
+        Refusal: fewer than one step or turn.
+    """
+    for flag, count in (("--steps", steps), ("--repeats", repeats)):
+        if count < 1:
+            raise Refusal("nothing would be timed", where=f"{flag} {count}", fix=f"{flag} 5")
+
+
 @dataclass(frozen=True)
 class Request:
     """The lengths of a bench, and the figures wanted beside speed and memory."""
@@ -47,9 +58,7 @@ class Request:
         Raises:
             Refusal: fewer than one step or turn, or a trace that cannot be written.
         """
-        for flag, count in (("--steps", self.steps), ("--repeats", self.repeats)):
-            if count < 1:
-                raise Refusal("nothing would be timed", where=f"{flag} {count}", fix=f"{flag} 5")
+        refuse_no_time(self.steps, self.repeats)
         if self.trace is not None and not self.trace.parent.is_dir():
             raise Refusal(
                 f"{self.trace.parent} is not a folder",

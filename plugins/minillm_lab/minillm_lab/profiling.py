@@ -52,6 +52,10 @@ class Profiler(Protocol):
             BackendError: the framework cannot.
         """
 
+    def memory_bytes(self) -> int:
+        """Count the bytes that the device has, or that this process may use of them."""
+        ...
+
     def held_bytes(self) -> int | None:
         """Count the bytes allocated on the device now; None where the framework does not count."""
 

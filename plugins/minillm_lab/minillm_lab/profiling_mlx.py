@@ -10,6 +10,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from minillm_core import BackendError
+from minillm_core.inspection import memory
 from minillm_core.studies import Batch, Trainer
 
 
@@ -64,6 +65,14 @@ class MLXProfiler:
     def trace(self, path: Path, step: Callable[[], object]) -> None:
         """Refuse: MLX has no trace that Perfetto opens."""
         raise _no_trace()
+
+    def memory_bytes(self) -> int:
+        """Count what Metal recommends at most, or a card's bytes; on a CPU the container's or the machine's."""
+        if mx.default_device() == mx.Device(mx.cpu):
+            return memory()
+        about = mx.device_info()
+        found = about.get("max_recommended_working_set_size") or about.get("memory_size")
+        return int(found) if found else memory()
 
     def held_bytes(self) -> int | None:
         """Count the bytes that arrays hold."""

@@ -13,6 +13,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from minillm_core import BackendError
+from minillm_core.inspection import memory
 from minillm_core.studies import Batch, Trainer
 
 LAYERS = "layers"
@@ -81,6 +82,14 @@ class TorchProfiler:
             step()
             self.trainer.synchronize()
         recorded.export_chrome_trace(str(path))
+
+    def memory_bytes(self) -> int:
+        """Count the card's bytes; on a CPU the container's or the machine's."""
+        if self.cuda:
+            return torch.cuda.get_device_properties(self.device).total_memory
+        if self.device.type == "mps":
+            return torch.mps.recommended_max_memory()
+        return memory()
 
     def held_bytes(self) -> int | None:
         """Count the bytes that tensors hold on CUDA."""

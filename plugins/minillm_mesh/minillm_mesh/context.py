@@ -8,6 +8,7 @@ A query of chunk j sees j + 1/2 chunks of keys in the mean, so each rank multipl
 + 1/2) = 2 N c^2 pairs: all alike. Contiguous columns would give the last rank (2 N - 1) / N of the mean: 1.5
 times for two ranks, 1.75 for four. The op of attention takes queries that are the last T of S columns, so it is
 called exactly as in decoding, once a chunk: queries of chunk j, keys and values of chunks 0 .. j, gathered.
+Or heads are exchanged for columns around it (exchange.py chooses), and it is called as in one process.
 
 What is computed column by column knows nothing of this. Nodes that look back n columns are called once a chunk
 too, behind the n columns before it. What needs more is refused by name before training.
@@ -25,8 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
-from minillm_core import EVERYTHING, ConfigError, PlanError
-from minillm_core.inspection import COLUMNS, Scope, ahead, decoder, named_modules
+from minillm_core.inspection import COLUMNS, Scope, ahead
 from minillm_mesh.collectives import all_gather, reduce_scatter
 
 Batch = Mapping[str, np.ndarray]
@@ -50,6 +50,24 @@ class _Gathered(Function):
         return own, None, None
 
 
+class _Exchanged(Function):
+    """(N, ...): part r goes to rank r, and part s comes from rank s; gradients go the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group, x = group, x.contiguous()
+        found = torch.empty_like(x)
+        dist.all_to_all_single(found, x, group=group)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None]:
+        (by,) = upstream
+        found, by = torch.empty_like(by, memory_format=torch.contiguous_format), by.contiguous()
+        dist.all_to_all_single(found, by, group=ctx.group)
+        return found, None
+
+
 class Columns:
     """The columns of rows that each of some neighbours has.
 
@@ -63,8 +81,8 @@ class Columns:
         self.size, self.group = size, group
         self.chunks = rank, 2 * size - 1 - rank
         pairs = [(one, 2 * size - 1 - one) for one in range(size)]
-        held = [chunk for pair in pairs for chunk in pair]  # by rank, then by place
-        self.order = [held.index(chunk) for chunk in range(2 * size)]
+        self.held = [chunk for pair in pairs for chunk in pair]  # by rank, then by place
+        self.order = [self.held.index(chunk) for chunk in range(2 * size)]
 
     def of(self, length: int) -> np.ndarray:
         """Return this rank's columns of a row of ``length``: int32 (length / N,)."""
@@ -92,9 +110,32 @@ class Columns:
 
     def chunked(self, x: Tensor) -> list[Tensor]:
         """Gather two chunks (2, ...) of every rank: 2 N of (...), in the order of the row."""
+        return self.ordered(_Gathered.apply(x, self.group, self.size))
+
+    def row(self, x: Tensor) -> Tensor:
+        """Gather the columns (B, S / N, ...) of every rank: (B, S, ...), in the order of the row."""
+        return torch.cat(self.chunked(torch.stack(x.chunk(2, 1))), 1)
+
+    def ordered(self, x: Tensor) -> list[Tensor]:
+        """Put chunks (2 N, ...), two of every rank, into the order of the row."""
         # unbound, since its gradient is one stack, and that of each index an array as large as all
-        every = _Gathered.apply(x, self.group, self.size).unbind(0)
+        every = x.unbind(0)
         return [every[at] for at in self.order]
+
+    def to_heads(self, x: Sequence[Tensor]) -> list[Tensor]:
+        """Exchange columns of all heads (B, S / N, H, D) for all columns of this rank's, (B, S, H / N, D) each."""
+        parts = [one.unflatten(2, (self.size, -1)) for one in x]  # (B, S / N, N, H / N, D)
+        pair = torch.stack(torch.cat(parts, 3).chunk(2, 1))  # (2, B, c, N, heads, D)
+        sent = pair.permute(3, 0, 1, 2, 4, 5)  # to each rank: its heads of this one's chunks
+        whole = torch.cat(self.ordered(_Exchanged.apply(sent, self.group).flatten(0, 1)), 1)
+        return list(whole.split([one.shape[3] for one in parts], 2))
+
+    def to_columns(self, y: Tensor) -> Tensor:
+        """Exchange all columns of this rank's heads (B, S, H / N, D) for its columns of all, (B, S / N, H, D)."""
+        chunks = y.chunk(2 * self.size, 1)
+        sent = torch.stack([chunks[at] for at in self.held]).unflatten(0, (self.size, 2))
+        got = _Exchanged.apply(sent, self.group)  # (N, 2, B, c, H / N, D)
+        return got.permute(2, 1, 3, 0, 4, 5).flatten(3, 4).flatten(1, 2)
 
 
 class ContextScope(Scope):
@@ -122,7 +163,7 @@ class ContextScope(Scope):
         self, block: Any, x: Any, *, checkpointing: bool, turn: int = 0
     ) -> tuple[Any, ...]:
         """Run a block on a scope of the same columns; recomputed, it gathers again."""
-        scope_of = partial(ContextScope, columns=self.columns, shape=self.shape)
+        scope_of = partial(type(self), columns=self.columns, shape=self.shape)
         run = partial(block, scope_of=scope_of)
         reads = [self.reads[name] for name in block.inputs]
         return block.framework.checkpoint(run, x, *reads) if checkpointing else run(x, *reads)
@@ -169,13 +210,8 @@ class ContextScope(Scope):
     def attend(self, attention: Any, call: Any, x: Any) -> Any:
         """Attend from this rank's chunks to the keys and values of all columns up to theirs."""
         size = self.chunk * attention.stretch  # positions of a chunk
-        pair = torch.stack([call.k, call.v], 2)  # (B, S / N, 2, K, D)
-        whole = torch.cat(self.columns.chunked(torch.stack(pair.split(size, 1))), 1)
-        k, v = whole.unbind(2)  # (B, S, K, D) each
-        documents = call.documents
-        if documents is not None:
-            both = torch.stack(documents.split(size, 1))
-            documents = torch.cat(self.columns.chunked(both), 1)  # (B, S)
+        k, v = self.columns.row(torch.stack([call.k, call.v], 2)).unbind(2)  # (B, S, K, D) each
+        documents = None if call.documents is None else self.columns.row(call.documents)  # (B, S)
         window = None if attention.core is not None else call.window
         found, queries = [], call.q.split(size, 1)
         for place, at in enumerate(self.columns.chunks):
@@ -194,62 +230,15 @@ class ContextScope(Scope):
         return torch.cat(found, 1)
 
 
-def check(plan: Any, size: int) -> None:
-    """Refuse a plan whose model cannot be computed by some columns of its rows.
+class HeadsScope(ContextScope):
+    """A scope whose attentions have all columns of some heads (Ulysses, arXiv:2309.14509)."""
 
-    Args:
-        plan: the plan.
-        size: N.
-
-    Raises:
-        PlanError: with the plugin and the reason.
-        ConfigError: rows cannot be cut.
-    """
-    loss = plan.spec.loss
-    choices = {
-        "rows to train on by the losses of whole rows": loss.rows and loss.rows.node.owner,
-        "weights by the losses of whole micro-batches": loss.weights and loss.weights.owner,
-        "the supervised positions, whose number is another on each": loss.gather
-        and loss.gather.owner,
-        "fields by another model, which reads whole rows": next(
-            (one.owner for one in plan.references), None
-        ),
-    }
-    for what, owner in choices.items():
-        if owner:
-            raise _refused(owner, f"chooses {what}", "loss")
-    for shape in {*plan.config.train.shapes, *plan.course}:
-        if shape.seq_len % (2 * size):
-            raise ConfigError(
-                f"rows of {shape.seq_len} tokens cannot be cut into {2 * size} chunks, two for each of "
-                f"the {size} processes that share them",
-                where=f"train.seq_len={shape.seq_len}, mesh.context={size}",
-                fix=f"train.seq_len={-(-shape.seq_len // (2 * size)) * 2 * size}",
-            )
-    for path, module in named_modules(decoder(plan.spec)):
-        owner = getattr(module, "owner", None)
-        if module.terms:
-            raise _refused(owner, f"makes {_listed(module.terms)} of whole rows", path)
-        if module.keeps:
-            raise _refused(
-                owner, f"computes each column from {_listed(module.keeps)} of all before", path
-            )
-        if module.lookback >= EVERYTHING:
-            raise _refused(owner, "computes each column from all of its row", path)
-        if module.lookback and module.statistics:
-            raise _refused(owner, "looks back, and emits statistics of what it is given", path)
+    def attend(self, attention: Any, call: Any, x: Any) -> Any:
+        """Attend from all columns of this rank's heads to all that they may see, as in one process."""
+        q, k, v = self.columns.to_heads([call.q, call.k, call.v])
+        documents = None if call.documents is None else self.columns.row(call.documents)
+        whole = call._replace(q=q, k=k, v=v, documents=documents)
+        return self.columns.to_columns(attention.attended(whole, x, self))
 
 
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join(f"'{name}'" for name in names)
-
-
-def _refused(owner: str | None, why: str, path: str) -> PlanError:
-    return PlanError(
-        f"plugin '{owner}' {why}: processes that share rows have some columns each",
-        where=path,
-        fix=f"--plugins -{owner}, or mesh.context=1",
-    )
-
-
-__all__ = ["Columns", "ContextScope", "check"]
+__all__ = ["Columns", "ContextScope", "HeadsScope"]

@@ -1,11 +1,12 @@
 """The cost model: bytes, FLOPs and bandwidths -> seconds of a step, from 1 to 1,024 cards.
 
-    step      = computing + update + exposed + slowed + waiting
+    step      = computing + update + exposed + slowed + waiting + bubble
     computing = FLOPs / (peak x utilisation)
     update    = FLOPs / (peak x utilisation) + bytes / memory bandwidth
     exposed   = what a collective takes beyond the computing beside it
     slowed    = SLOWED x what it takes beside computing: its kernels need the same memory and cores
     waiting   = SPREAD x E[largest of n normal numbers] x computing: all wait for the slowest
+    bubble    = (stages - 1) / micro-batches x computing: pipeline stages wait for each other
 
 A collective of S bytes over n cards on h hosts takes latency + bytes / bandwidth, as NCCL chooses it:
 
@@ -13,6 +14,7 @@ A collective of S bytes over n cards on h hosts takes latency + bytes / bandwidt
               half of them for a reduce-scatter or an all-gather
     tree      base + 2 (cards a host - 1 + log2 h hops);  2 S bytes; for an all-reduce alone
     pairs     base + a hop to each other card;  (n - 1) / n S bytes; an all-to-all
+    one       base + a hop;  S bytes; a send to one other card
 
 Latencies are those of NCCL's own model (``src/graph/tuning.cc``, protocol Simple). docs/scale.md sets what
 this predicts beside what was measured.
@@ -31,9 +33,9 @@ from minillm_core.commands import nearest, plain
 MOST = 1024
 """Cards for which the model is meant."""
 
-BASE = {"ring": 8.4e-6, "tree": 0.0, "pairs": 8.4e-6}
-NVLINK = {"ring": 3.4e-6, "tree": 28e-6, "pairs": 3.4e-6}
-NETWORK = {"ring": 9.6e-6, "tree": 50e-6, "pairs": 9.6e-6}
+BASE = {"ring": 8.4e-6, "tree": 0.0, "pairs": 8.4e-6, "one": 8.4e-6}
+NVLINK = {"ring": 3.4e-6, "tree": 28e-6, "pairs": 3.4e-6, "one": 3.4e-6}
+NETWORK = {"ring": 9.6e-6, "tree": 50e-6, "pairs": 9.6e-6, "one": 9.6e-6}
 """Seconds before the first byte, and a hop within a host and between hosts: NCCL's own figures."""
 
 TREE = 0.9
@@ -149,13 +151,15 @@ MOVED: Mapping[str, tuple[int, str]] = {
     "reduce-scatter": (1, "ring"),
     "all-gather": (1, "ring"),
     "all-to-all": (1, "pairs"),
+    "send": (1, "one"),
 }
-"""Collective -> how often (n - 1) / n of the bytes leave a card, and how."""
+"""Collective -> how often (n - 1) / n of the bytes leave a card, all of them in a send; and how."""
 
 
 def sent(kind: str, size: float, ranks: int) -> float:
     """Count the bytes that each card sends in a collective of ``size`` bytes in all."""
-    return MOVED[kind][0] * (ranks - 1) / ranks * size
+    times, how = MOVED[kind]
+    return size if how == "one" else times * (ranks - 1) / ranks * size
 
 
 def seconds(kind: str, size: float, ranks: int, card: Card) -> float:
@@ -171,6 +175,11 @@ def seconds(kind: str, size: float, ranks: int, card: Card) -> float:
         return 0.0
     here, hosts = min(ranks, card.host), math.ceil(ranks / card.host)
     times, how = MOVED[kind]
+    if how == "one":  # where there are several hosts the other card is in one of them
+        hop, bandwidth = (
+            (NVLINK, card.link) if hosts == 1 else (NETWORK, min(card.link, card.network))
+        )
+        return BASE[how] + hop[how] + size / (card.reached * bandwidth)
     if how == "pairs":
         inside = sent(kind, size, ranks) * (here - 1) / (ranks - 1) / card.link
         outside = sent(kind, size, ranks) * (ranks - here) / (ranks - 1) / card.network
@@ -196,10 +205,15 @@ class Exchange:
     size: float  # bytes of the whole array, all turns together
     turns: int = 1  # collectives that the bytes are sent in
     beside: float = 0.0  # share of the step's computing that runs at the same time
+    among: int | None = None  # neighbours that take part; None: all cards
 
     def seconds(self, ranks: int, card: Card) -> float:
         """Time all its turns, with nothing beside them."""
-        return self.turns * seconds(self.kind, self.size / self.turns, ranks, card)
+        return self.turns * seconds(self.kind, self.size / self.turns, self.among or ranks, card)
+
+    def sent(self, ranks: int) -> float:
+        """Count the bytes that each card sends in all its turns."""
+        return sent(self.kind, self.size, self.among or ranks)
 
 
 @dataclass(frozen=True)
@@ -210,6 +224,7 @@ class Work:
     update_flops: float = 0.0
     update_bytes: float = 0.0  # read and written by the update
     exchanges: tuple[Exchange, ...] = ()
+    bubble: float = 0.0  # what is waited for other pipeline stages, of the time of the FLOPs
 
 
 @dataclass(frozen=True)
@@ -222,11 +237,13 @@ class Times:
     slowed: float  # computing, by collectives beside it
     waiting: float  # for the slowest
     alone: Mapping[str, float] = field(default_factory=dict)  # exchange -> with nothing beside it
+    bubble: float = 0.0  # for other pipeline stages
 
     @property
     def total(self) -> float:
         """All together."""
-        return self.computing + self.update + self.exposed + self.slowed + self.waiting
+        each = self.computing, self.update, self.exposed, self.slowed, self.waiting, self.bubble
+        return sum(each)
 
     @property
     def share(self) -> float:
@@ -255,7 +272,8 @@ def times(work: Work, ranks: int, card: Card) -> Times:
         exposed += alone[one.what] - hidden
         slowed += SLOWED * hidden
     waiting = SPREAD * slowest(ranks) * computing
-    return Times(computing, update, exposed, slowed, waiting, alone)
+    bubble = work.bubble * computing
+    return Times(computing, update, exposed, slowed, waiting, alone, bubble)
 
 
 def slowest(ranks: int) -> float:

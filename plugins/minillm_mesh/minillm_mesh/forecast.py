@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from rich.table import Table
 
 from minillm_core import ConfigError, Plan
 from minillm_core.commands import amount, columns, counted, sized
-from minillm_core.inspection import Group
+from minillm_core.inspection import Group, decoder, named_modules
+from minillm_mesh import heads
+from minillm_mesh import stages as pipeline
 from minillm_mesh.cost import (
     CARDS,
     DEFAULT,
@@ -29,10 +32,12 @@ from minillm_mesh.cost import (
     Times,
     Work,
     card_of,
-    sent,
     times,
 )
+from minillm_mesh.exchange import HEADS, KEYS, chosen, numbers
+from minillm_mesh.heads import divided, summed
 from minillm_mesh.layout import ITERATIONS, Part, layout
+from minillm_mesh.stages import GPIPE, Stage, bubble, stages, width
 
 MASTER = 4  # bytes of a number in float32
 COMPUTE = {"float32": 4, "bfloat16": 2, "float16": 2}  # dtype -> bytes of a number
@@ -120,7 +125,7 @@ class Divided:
                     "what": one.what,
                     "collective": one.kind,
                     "turns": one.turns,
-                    "sent_bytes": round(sent(one.kind, one.size, ranks)),
+                    "sent_bytes": round(one.sent(ranks)),
                     "seconds": self.times.alone[one.what],
                     "beside": one.beside > 0,
                 }
@@ -143,14 +148,31 @@ class Forecast:
     card: Card
     dtype: str
 
+    @property
+    def tensor(self) -> int:
+        """Cards that share each layer."""
+        return self.plan.config.mesh.tensor
+
+    @property
+    def parts(self) -> int:
+        """Parts into which the rows of a step are divided: cards that share rows or layers have one together."""
+        mesh = self.plan.config.mesh
+        return max(1, self.ranks // (mesh.context * mesh.tensor * mesh.pipeline))
+
     @cached_property
     def part(self) -> tuple[float, float, float]:
-        """Rows of a micro-batch and micro-batches of a step in one rank, and its tokens, on the mean."""
+        """Rows of a micro-batch and micro-batches of a step in one part, and a rank's tokens, on the mean."""
         (shape, *_) = self.plan.course
-        whole = shape.accumulate % self.ranks == 0
-        rows = shape.rows / (1 if whole else self.ranks)
-        micro = shape.accumulate / (self.ranks if whole else 1)
-        return rows, micro, self.plan.tokens_per_step / self.ranks
+        whole = shape.accumulate % self.parts == 0
+        rows = shape.rows / (1 if whole else self.parts)
+        micro = shape.accumulate / (self.parts if whole else 1)
+        return rows, micro, self.plan.tokens_per_step / self.parts / self.plan.config.mesh.context
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """The pipeline stages; one, where layers are not shared."""
+        values, mesh = self.plan.values(1.0), self.plan.config.mesh
+        return stages(self.plan, decoder(self.plan.spec), values, mesh.pipeline)
 
     @cached_property
     def layouts(self) -> dict[str, Divided]:
@@ -167,7 +189,8 @@ class Forecast:
     @cached_property
     def alone(self) -> Times:
         """A step of the same tokens on one card."""
-        return times(self._work(owned(self.plan, 1), self.ranks, ()), 1, self.card)
+        flops = self.plan.estimate(self.dtype).flops_per_token * self.plan.tokens_per_step
+        return times(self._work(owned(self.plan, 1), flops, ()), 1, self.card)
 
     @property
     def of_linear(self) -> float:
@@ -187,6 +210,7 @@ class Forecast:
             "micro_batches": micro,
             "tokens": tokens,
             "flops": one.work.flops,
+            **self._divided(),
             "tokens_per_second": self.plan.tokens_per_step / one.times.total,
             "of_linear": self.of_linear,
             **one.data(self.ranks),
@@ -211,7 +235,7 @@ class Forecast:
         moved = columns("sent a step by a card", "collective", ">bytes", ">time", "beside")
         for each in (one, other):
             for exchange in each.work.exchanges:
-                size = sized(sent(exchange.kind, exchange.size, self.ranks))
+                size = sized(exchange.sent(self.ranks))
                 taken = f"{1e3 * each.times.alone[exchange.what]:.3g} ms"
                 beside = "backward pass" if exchange.beside else "nothing"
                 what = f"{each.updates}: {exchange.what}"
@@ -224,23 +248,44 @@ class Forecast:
 
     def _facts(self, one: Divided, other: Divided) -> Iterator[tuple[str, str]]:
         card, ranks = self.card, self.ranks
-        hosts = math.ceil(ranks / card.host)
+        hosts, mesh = math.ceil(ranks / card.host), self.plan.config.mesh
         yield f"{ranks:,} GPUs", f"{card.name}, {counted(hosts, 'host')} of {min(ranks, card.host)}"
         rows, micro, tokens = self.part
         many = "micro-batch" if micro == 1 else "micro-batches"
         whole = f"{micro:g} {many} of {rows:g} rows, " if rows.is_integer() else ""
         yield (
             "layout",
-            f"{ranks:,} data ranks; of a step each has {whole}{tokens:,.0f} tokens, "
+            f"{self._ranks()}; of a step each has {whole}{tokens:,.0f} tokens, "
             f"{amount(one.work.flops)}FLOP",
         )
+        if mesh.context > 1:
+            way = chosen(self.plan, mesh.context)
+            how = {KEYS: "keys and values are gathered", HEADS: "heads are exchanged for columns"}
+            note = f"; {way.note}" if way.note else ""
+            yield "context", f"{mesh.context} cards share each row: {how[way.way]}{note}"
+        if mesh.pipeline > 1:
+            runs = [f"{len(one.blocks)} of {one.flops / 1e6:,.0f} MFLOP" for one in self.stages]
+            crossing = sorted({name for one in self.stages for name in one.sent})
+            also = (
+                f", and {len(crossing)} more arrays"
+                if len(crossing) > 3
+                else ", ".join(["", *crossing])
+            )
+            yield (
+                "pipeline",
+                f"{mesh.pipeline} stages of blocks, a token's FLOPs each: {', '.join(runs)}; between them "
+                f"the residual stream{also}; {mesh.schedule}, {self._bubble:.1%} of a step waiting",
+            )
         yield "updates", self._updates(one)
-        t, per_second = one.times, self.plan.tokens_per_step / one.times.total
+        t, bubble = one.times, ""
+        if t.bubble:
+            bubble = f", {1e3 * t.bubble:.2g} for other stages"
+        per_second = self.plan.tokens_per_step / one.times.total
         yield (
             "step",
             f"about {1e3 * t.total:,.3g} ms: {1e3 * t.computing:,.3g} computing, {1e3 * t.update:.2g} "
             f"update, {1e3 * t.exposed:.2g} communication, {1e3 * t.slowed:.2g} slowed by it, "
-            f"{1e3 * t.waiting:.2g} waiting for the slowest; {amount(per_second)}tokens/s, "
+            f"{1e3 * t.waiting:.2g} waiting for the slowest{bubble}; {amount(per_second)}tokens/s, "
             f"{self.of_linear:.2f} of linear",
         )
         yield "communication", f"{t.share:.1%} of the step's time"
@@ -255,6 +300,11 @@ class Forecast:
                 "does not fit",
                 f"{sized(one.bytes)} of {sized(card.memory)} a card: fewer train.rows",
             )
+
+    def _ranks(self) -> str:
+        if self.tensor == 1:
+            return f"{self.parts:,} data ranks"
+        return f"{self.parts:,} data ranks of {self.tensor} cards, which share each layer"
 
     def _updates(self, one: Divided) -> str:
         if one.updates == REPLICATED:
@@ -271,14 +321,46 @@ class Forecast:
     def _layout(self, updates: str) -> Divided:
         alone = updates == REPLICATED or self.ranks == 1
         mine = owned(self.plan, 1 if alone else self.ranks)
-        work = self._work(mine, 1, self._exchanges(updates))
+        each = [one.flops for one in self.stages]
+        tokens = self.part[2] * max(each) / sum(each) / self.tensor  # of the whole model, as costly
+        flops = self.plan.estimate(self.dtype).flops_per_token * tokens
+        exchanges = (*self._exchanges(updates), *self._activations())
+        exchanges += (*self._of_columns(), *self._of_stages())
+        work = self._work(mine, flops, exchanges)
+        work = replace(work, bubble=(len(each) - 1) / self.part[1])
         return Divided(
             updates, mine, self._memory(updates, mine), work, times(work, self.ranks, self.card)
         )
 
-    def _work(self, mine: Owned, parts: int, exchanges: tuple[Exchange, ...]) -> Work:
-        """Count what a card does that owns ``mine``, of ``parts`` ranks' tokens."""
-        flops = self.plan.estimate(self.dtype).flops_per_token * self.part[2] * parts
+    @property
+    def _bubble(self) -> float:
+        return bubble(len(self.stages), math.ceil(self.part[1]))
+
+    def _divided(self) -> dict[str, Any]:
+        """Say as JSON how rows and layers are shared, where they are."""
+        mesh, found = self.plan.config.mesh, dict[str, Any]()
+        if mesh.context > 1:
+            found["context"] = {
+                "cards": mesh.context,
+                "exchange": chosen(self.plan, mesh.context).way,
+            }
+        if mesh.pipeline > 1:
+            found["pipeline"] = {
+                "schedule": mesh.schedule,
+                "bubble": self._bubble,
+                "stages": [
+                    {
+                        "layers": [layer for layer, _ in one.blocks],
+                        "flops_per_token": one.flops,
+                        "sends": [*one.sent],
+                    }
+                    for one in self.stages
+                ],
+            }
+        return found
+
+    def _work(self, mine: Owned, flops: float, exchanges: tuple[Exchange, ...]) -> Work:
+        """Count what a card does that owns ``mine``."""
         moved = mine.parameters * (3 * MASTER + COMPUTE[self.dtype]) + 2 * sum(mine.state.values())
         return Work(flops, mine.flops, moved, exchanges)
 
@@ -293,23 +375,102 @@ class Forecast:
             Exchange("weights", "all-gather", weights),
         )
 
+    def _activations(self) -> tuple[Exchange, ...]:
+        """List what neighbours that share layers add up, forward and backward, as tensor.py does."""
+        if self.tensor == 1:
+            return ()
+        spec, train = self.plan.spec, self.plan.config.train
+        whole = decoder(spec)
+        shares = {path: getattr(one, "share", 1.0) for path, one in named_modules(whole)}
+        leaves = summed(whole, decoder(divided(spec, self.tensor)))
+        passes = 3 if train.checkpointing else 2
+        calls = passes * sum(self._turns(leaf) for leaf in leaves)
+        tokens = passes * sum(self._turns(leaf) * shares[leaf] for leaf in leaves) * self.part[2]
+        size, turns = tokens * spec.geometry.dim * COMPUTE[self.dtype], round(calls * self.part[1])
+        return (Exchange("sums of layers", "all-reduce", size, turns, among=self.tensor),)
+
+    def _turns(self, leaf: str) -> int:
+        """Return how often a leaf's block runs in a micro-batch, at the end of training."""
+        return self.plan.turns.get(int(leaf.split(".")[1]), (1, 1))[1]
+
+    def _of_columns(self) -> tuple[Exchange, ...]:
+        """List those of cards that share rows, as context.py makes them."""
+        size, g = self.plan.config.mesh.context, divided(self.plan.spec, self.tensor).geometry
+        if size == 1:
+            return ()
+        way, layers = chosen(self.plan, size).way, len(self.plan.spec.attentions)
+        tokens, micro = self.part[2] * size, math.ceil(self.part[1])
+        bytes_moved = numbers(way, g.heads, g.kv_heads, size) * g.head_dim * COMPUTE[self.dtype]
+        bytes_moved *= layers * tokens
+        if way == HEADS:
+            turns = 4 * layers * micro
+            return (Exchange("heads", "all-to-all", 2 * bytes_moved, turns, among=size),)
+        turns = layers * micro
+        return (
+            Exchange("keys and values", "all-gather", bytes_moved, turns, among=size),
+            Exchange("their gradients", "reduce-scatter", bytes_moved, turns, among=size),
+        )
+
+    def _of_stages(self) -> tuple[Exchange, ...]:
+        """List what the stage that sends most sends, as pipeline.py does: arrays on, their gradients back."""
+        borders = [self._border(one.sent) for one in self.stages[:-1]]
+        if not borders:
+            return ()
+        on, back = [*borders, 0.0], [0.0, *borders]
+        one = max(range(len(on)), key=lambda at: on[at] + back[at])
+        tokens, micro = self.part[2], math.ceil(self.part[1])
+        each = ("activations", on[one]), ("their gradients", back[one])
+        return tuple(Exchange(what, "send", size * tokens, micro) for what, size in each if size)
+
+    def _border(self, names: Iterable[str]) -> float:
+        """Count the bytes a token that cross a border."""
+        widths = [self.plan.spec.geometry.dim, *(width(self.plan, name) for name in names)]
+        return sum(widths) * COMPUTE[self.dtype]
+
     def _memory(self, updates: str, mine: Owned) -> dict[str, int]:
         """Divide the plan's estimate as the layout does."""
         estimate = self.plan.estimate(self.dtype)
         rows = max(shape.rows for shape in self.plan.course)
-        whole = all(shape.accumulate % self.ranks == 0 for shape in self.plan.course)
-        held = dict(estimate.memory)
+        whole = all(shape.accumulate % self.parts == 0 for shape in self.plan.course)
+        held, mesh = dict(estimate.memory), self.plan.config.mesh
+        if (
+            self.tensor > 1
+        ):  # the stream is whole in each, the inside of layers and the loss are not
+            own = replace(self.plan, spec=divided(self.plan.spec, self.tensor))
+            held["activations"] = own.estimate(self.dtype).memory["activations"]
+            held["logits"] = held["logits"] // self.tensor
         for name in held:
             rule = name.removeprefix("optimizer state (").removesuffix(")")
-            if name in ("activations", "logits") and not whole:
-                held[name] = round(held[name] / min(self.ranks, rows))
+            if name in ("activations", "logits"):
+                held[name] = round(
+                    held[name] / (1 if whole else min(self.parts, rows)) / mesh.context
+                )
             elif updates == SHARDED and rule in mine.state:
                 held[name] = mine.state[rule]
+        if mesh.pipeline > 1:
+            held |= self._in_flight(held["activations"])
         if updates == SHARDED and self.ranks > 1 and COMPUTE[self.dtype] < MASTER:
             held["master weights"] = mine.parameters * MASTER
         if self.ranks > 1:  # what comes back: the sums, or those of the rank's own part
             held["gradients, summed"] = mine.parameters * MASTER
         return {name: size for name, size in held.items() if size}
+
+    def _in_flight(self, activations: float) -> dict[str, int]:
+        """Count the bytes of micro-batches that the fullest stage holds, and those that it receives into."""
+        micro, count = math.ceil(self.part[1]), len(self.stages)
+        blocks = sum(len(one.blocks) for one in self.stages)
+        at_once = [
+            micro if self.plan.config.mesh.schedule == GPIPE else min(micro, count - at)
+            for at in range(count)
+        ]
+        shares = [len(one.blocks) / blocks for one in self.stages]
+        held = max(share * many for share, many in zip(shares, at_once, strict=True))
+        borders = [0.0, *(self._border(one.sent) for one in self.stages[:-1]), 0.0]
+        most = max(map(sum, pairwise(borders)))  # arrays, and gradients
+        return {
+            "activations": round(activations * held),
+            "pipeline buffers": round(most * self.part[2]),
+        }
 
     def _assumed(self) -> Iterator[tuple[str, Any, str]]:
         card = self.card
@@ -336,15 +497,20 @@ def forecast(plan: Plan, gpus: int, card: str | None, dtype: str) -> Forecast:
         dtype: of the compute.
 
     Raises:
-        ConfigError: there is no such card, or the model is not meant for so many, or for divided weights.
+        ConfigError: there is no such card, the model is not meant for so many, or cards cannot share layers.
+        PlanError: a plugin's part cannot be shared.
     """
-    if plan.config.mesh.shard == "weights":
-        raise ConfigError(
-            "there is no forecast of divided weights",
-            where="mesh.shard=weights",
-            fix="plan with mesh.shard=updates; docs/scale.md says what dividing weights takes and sends",
-        )
+    if (tensor := plan.config.mesh.tensor) > 1:
+        heads.check(plan, tensor)
+        if gpus % tensor:
+            raise ConfigError(
+                f"{gpus} GPUs, and each layer is to be shared by {tensor} of them",
+                where=f"--gpus {gpus}, mesh.tensor={tensor}",
+                fix=f"a multiple of {tensor} GPUs",
+            )
     found = Forecast(plan, gpus, card_of(card or DEFAULT), dtype)
+    if plan.config.mesh.pipeline > 1:
+        pipeline.check(plan, plan.config.mesh.pipeline, found.parts)
     _ = found.layouts
     return found
 

@@ -25,6 +25,9 @@ GRACE = 30
 SAVING = 24 * 3600
 """Seconds that it has at the first signal, which asks it to save: as long as that takes."""
 
+CAUSE = 5
+"""Seconds that others have to end by themselves where one says that it has lost another one."""
+
 LOOK = 0.1
 """Seconds between two looks at the processes."""
 
@@ -94,6 +97,11 @@ def _failed(context: SubprocessContext) -> int:
         time.sleep(LOOK)
     if not any(codes):
         return 0
+    # 1 is also what a process says that has lost another one, and it may end before that one has
+    until = time.monotonic() + CAUSE
+    while {*codes} <= {0, 1, None} and None in codes and time.monotonic() < until:
+        time.sleep(LOOK)
+        codes = _codes(context)
     for rank, code in enumerate(codes):
         if code is not None and code < 0:
             name = signal.Signals(-code).name
@@ -102,7 +110,6 @@ def _failed(context: SubprocessContext) -> int:
                 sys.stderr.write("  fix:   look for a lack of memory (dmesg); --resume goes on\n")
     context.close(signal.SIGTERM, GRACE)
     failed = [code for code in codes if code]
-    # 1 is also what a process says that has lost another one
     return _as_shells(next((code for code in failed if code != 1), 1))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -19,11 +19,15 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from minillm_core import Plan, PlanError
+from minillm_core import Plan
 from minillm_core.inspection import Detected, Group, Ranks
+from minillm_mesh import by_columns, by_rows, heads, stages
 from minillm_mesh import context as rows
 from minillm_mesh.alive import Watch, meet
 from minillm_mesh.collectives import met
+from minillm_mesh.exchange import HEADS, chosen
+from minillm_mesh.pipeline import Pipeline
+from minillm_mesh.tensor import Share
 from minillm_mesh.torch_share import Divided, TorchShare
 from minillm_mesh.torch_weights import TorchWeights
 
@@ -59,28 +63,58 @@ class TorchRanks(Ranks):
         self.how = "NCCL" if kind == "cuda" else "gloo"
         self._watch = Watch(watched, self.rank, self.size)
 
-    def share_rows(self, context: int) -> None:
-        """Let so many neighbours share each row."""
-        if context in (1, self.context):
+    def share_rows(self, context: int, tensor: int = 1) -> None:
+        """Let neighbours share each row: ``tensor`` of them next to each other the heads, ``context`` the columns."""
+        if (context, tensor) == (self.context, self.tensor):
             return
-        groups = []
-        for first in range(0, self.size, context):  # every rank makes all of them, in one order
-            groups.append(dist.new_group([*range(first, first + context)], timeout=TIMEOUT))
-        self.context = context
-        group, own = groups[self.rank // context], self.rank % context
-        self._columns = rows.Columns(own, context, group)
+        self.context, self.tensor = context, tensor
+        self._columns = rows.Columns(*self._neighbours(tensor, context))
+        self._heads = Share(*self._neighbours(1, tensor))
 
-    def check(self, plan: Plan) -> None:
-        """Refuse a plan whose model cannot be computed by some columns of its rows."""
-        if self.context > 1:
-            rows.check(plan, self.context)
-        scalars = [name for name, info in plan.parameters.items() if not info.shape]
-        if self.size > 1 and plan.config.mesh.shard == "weights" and scalars:
-            raise PlanError(
-                f"weights cannot be divided: '{scalars[0]}' is a scalar, of which FSDP cannot take rows",
-                where="mesh.shard=weights",
-                fix="mesh.shard=updates, or a parameter of shape (1,)",
-            )
+    def _neighbours(self, step: int, size: int) -> tuple[int, int, dist.ProcessGroup | None]:
+        """Return this process's place among ``size`` that are ``step`` apart, their number and their group."""
+        own = None
+        for first in range(self.size):  # every rank makes all groups, in one order
+            if size > 1 and first // step % size == 0:
+                members = [first + step * place for place in range(size)]
+                group = dist.new_group(members, timeout=TIMEOUT)
+                own = group if self.rank in members else own
+        return self.rank // step % size, size, own
+
+    def share_layers(self, pipeline: int) -> None:
+        """Let so many compute the layers of each row one after the other: each the next run of them."""
+        if pipeline in (1, self.pipeline):
+            return
+        parts = self.size // pipeline
+        groups: list[Any] = [  # every rank makes all of them, in one order
+            dist.new_group([*range(part, self.size, parts)], timeout=TIMEOUT)
+            for part in range(parts)
+        ]
+        self.pipeline = pipeline
+        self._stages = Pipeline(self.rank // parts, pipeline, groups[self.rank % parts])
+
+    def pipelined(self, trainer: Any, *step: Any) -> Iterator[Any]:
+        """Compute the losses of a step's micro-batches: see :mod:`minillm_mesh.pipeline`."""
+        return self._stages.losses(trainer, *step)
+
+    def check(self, plan: Plan) -> Sequence[str]:
+        """Refuse a plan whose model cannot be divided as it is to be; choose how columns attend."""
+        if self.size > 1 and plan.config.mesh.shard == "weights":
+            by_rows.check(plan)
+        if self.pipeline > 1:
+            stages.check(plan, self.pipeline, self.data[0])
+        if self.tensor > 1:
+            heads.check(plan, self.tensor)
+        if self.context == 1:
+            return ()
+        by_columns.check(plan, self.context)
+        choice = chosen(plan, self.context)
+        self._scope = rows.HeadsScope if choice.way == HEADS else rows.ContextScope
+        return (choice.note,) if choice.note else ()
+
+    def part(self, trainer: Any) -> Any:
+        """Make the model of this rank's heads and hidden units, and try it."""
+        return self._heads.of(trainer) if self.tensor > 1 else trainer.model
 
     def columns(self, batch: Mapping[str, np.ndarray], plan: Plan) -> Mapping[str, np.ndarray]:
         """Take this rank's columns of a batch's rows."""
@@ -92,7 +126,7 @@ class TorchRanks(Ranks):
     def scope(self, reads: dict[str, Any]) -> rows.ContextScope:
         """Make the scope of a batch of this rank's columns."""
         batch, columns = reads["ids"].shape
-        return rows.ContextScope(reads, self._columns, (batch, columns))
+        return self._scope(reads, self._columns, (batch, columns))
 
     def total(self, arrays: Sequence[Tensor]) -> list[Tensor]:
         """Add up arrays over all ranks, in one flat float32 buffer."""

@@ -1,6 +1,6 @@
-"""Every plugin's model in two processes that share each row, beside rank 0 alone; or why it is refused.
+"""Every plugin's model in two processes that share rows or layers, beside rank 0 alone; or why it is refused.
 
-    torchrun --nproc-per-node 2 shared.py OUT.json
+    torchrun --nproc-per-node 2 shared.py OUT.json context|pipeline
 
 Plugins that can be in one model are; all others, and further forms of those, are each in one of their own.
 Two steps from weights that are all moved, so that every gate is open.
@@ -25,13 +25,18 @@ from tools import every_plugin
 
 MODEL = {"build_attention", "build_model", "compute_loss", "on_batch"}
 SIZES = {**TINY, "train.rows": 2, "train.accumulate": 1, "train.steps": 2}
+AXES: Mapping[str, Mapping[str, int]] = {
+    "context": {"mesh.context": 2},
+    "pipeline": {"mesh.pipeline": 2, "train.accumulate": 2},
+}
+AXIS = AXES[sys.argv[2]]
 OTHER_SIZES = ("batch_schedule",)
 """Plugins whose steps have several sizes: batches made here have one."""
 
 
 def plan_of(names: Sequence[str], given: Mapping[str, Any]) -> minillm.Plan:
     """Plan some plugins, tiny."""
-    settings = {**SIZES, **given}
+    settings = {**SIZES, **AXIS, **given}
     return minillm.build_plan(
         minillm.load(preset="tiny", plugins=",".join(names), settings=settings)
     )
@@ -60,7 +65,7 @@ def models() -> Iterator[tuple[str, minillm.Plan]]:
 
 
 def refusal(plan: minillm.Plan) -> str | None:
-    """Return why a plan is refused where rows are shared."""
+    """Return why a plan is refused there."""
     try:
         RANKS.check(plan)
     except minillm.MinillmError as error:
@@ -73,7 +78,8 @@ RANKS = join(Detected("torch", "cpu", ""))
 
 def main(out: str) -> None:
     """Train every model together and alone, and write how far they are apart."""
-    RANKS.share_rows(2)
+    RANKS.share_rows(AXIS.get("mesh.context", 1))
+    RANKS.share_layers(AXIS.get("mesh.pipeline", 1))
     found = {}
     for name, plan in models():
         if why := refusal(plan):
@@ -91,4 +97,4 @@ def main(out: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1])

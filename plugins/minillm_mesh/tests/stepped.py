@@ -1,10 +1,11 @@
 """Steps of several plans in the processes of one launcher; rank 0 writes their losses as JSON.
 
-    torchrun --nproc-per-node 2 stepped.py torch OUT.json SPLIT NAMES alone,off,updates [CONTEXT]
+    torchrun --nproc-per-node 2 stepped.py torch OUT.json SPLIT NAMES alone,off,updates [SETTING=VALUE ...]
     mlx.launch -n 2 -- python stepped.py mlx OUT.json SPLIT
 
 Every process makes the same global batches; a plan is trained by rank 0 alone, and by all processes
 together, where updates are not divided and where they are. The first of these is what others should be.
+``windows@2x1`` is the case windows with mesh.context=2 and mesh.tensor=1.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy as np
 import minillm_core as minillm
 from minillm_core.backends.ranks import ALONE, join
 from minillm_core.data.batch import part_of
-from minillm_core.inspection import Detected, Ranks, batch_hook, trainer
+from minillm_core.inspection import Detected, Ranks, batch_hook, read_value, trainer
 
 STEPS = 20
 TINY = {
@@ -71,7 +72,7 @@ MORE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 SPLITS = {"micro": (2, 4), "rows": (8, 1)}  # rows and micro-batches of a step
 
 
-def plan_of(name: str, split: str) -> minillm.Plan:
+def plan_of(name: str, split: str, given: Mapping[str, Any] = {}) -> minillm.Plan:
     """Plan a case: tiny, with steps that can be divided."""
     plugins, options = {**CASES, **MORE}[name]
     rows, accumulate = SPLITS[split]
@@ -79,7 +80,7 @@ def plan_of(name: str, split: str) -> minillm.Plan:
     sizes = {"train.rows": rows, "train.accumulate": accumulate}
     named = None if name == "speedrun" else plugins or None
     return minillm.build_plan(
-        minillm.load(preset=preset, plugins=named, settings={**TINY, **sizes, **options})
+        minillm.load(preset=preset, plugins=named, settings={**TINY, **sizes, **options, **given})
     )
 
 
@@ -146,6 +147,8 @@ def train(
         found = made.read(made.step(part, plan.values((step + 1) / steps), supervised))
         figures.append([found.loss, found.grad_norm, sum(found.terms.values())])
     nats, _ = made.evaluate(next(batches(plan)))
+    if ranks.tensor > 1:  # each has evaluated its part of the positions
+        nats = sum(one for (one,) in ranks.gathered([nats])) * ranks.tensor / ranks.size
     arrays = dict(made.arrays())
     weights = [arrays[name] for name in sorted(arrays)]
     if backend == "torch":
@@ -166,17 +169,24 @@ def main(
     split: str,
     names: str = "cases",
     how: str = "alone,off",
-    context: str = "1",
+    *settings: str,
 ) -> None:
     """Train every case in each way, and write how far the others are from the first."""
     ranks, found = join(Detected(backend, "cpu", "")), {}
-    ranks.share_rows(int(context))
+    words = dict(setting.split("=") for setting in settings)
+    given = {key: read_value(word) for key, word in words.items()}
+    ranks.share_layers(given.get("mesh.pipeline", 1))
     first, *others = how.split(",")
+    known: dict[str, Any] = {}  # of cases that rank 0 has trained alone
     for name in {"cases": [*CASES], "more": [*MORE]}.get(names) or names.split(","):
-        plan, expected = plan_of(name, split), None
+        case, _, shared = name.partition("@")
+        ranks.share_rows(*map(int, (shared or f"{given.get('mesh.context', 1)}x1").split("x")))
+        plan, expected = plan_of(case, split, given), None
         ranks.check(plan)
-        if ranks.leads or first != "alone":
-            expected = train(plan, backend, ALONE if first == "alone" else ranks, first)
+        if first != "alone":
+            expected = train(plan, backend, ranks, first)
+        elif ranks.leads:
+            expected = known[case] = known.get(case) or train(plan, backend, ALONE)
         found[name] = {}
         for kind in others:
             ranks.agreed()

@@ -85,6 +85,22 @@ def test_more_cards_hold_less_and_send_no_less() -> None:
     assert each[0].chosen.times.share == 0.0
 
 
+def test_cards_that_share_layers_add_up_each_of_them() -> None:
+    plan = planned(mesh_tensor=2)
+    data, plain = forecast(plan, 8, None, "bfloat16").data(), forecast(plan, 2, None, "bfloat16")
+    assert data["tokens"] == 131_072  # of four parts of a step, each computed by two cards
+    assert data["flops"] == plan.estimate().flops_per_token * 65_536
+    (sums,) = [one for one in data["exchanges"] if one["what"] == "sums of layers"]
+    assert sums["turns"] == 12 * 2 * 2 * 4  # layers, attention and MLP, both ways, micro-batches
+    assert sums["sent_bytes"] == 12 * 2 * 2 * 131_072 * 768 * 2  # 2 (n - 1) / n is 1
+    # of a layer's norms and products o and down all, of q, k, v, y, gate, up and their product half
+    kept = 12 * (4 * 768 + (4 * 768 + 3 * 2048) // 2) + 2 * 768
+    assert data["memory"]["activations"] == 32 * 1024 * 2 * kept
+    assert data["memory"]["weights"] == plain.chosen.memory["weights"] == 2 * NUMBERS
+    with pytest.raises(minillm.ConfigError, match="9 GPUs, and each layer is to be shared by 2"):
+        forecast(plan, 9, None, "bfloat16")
+
+
 def test_settings_choose_the_layout() -> None:
     off = forecast(planned(mesh_shard="off"), 8, None, "bfloat16").data()
     assert (off["updates"], off["otherwise"]["updates"]) == ("replicated", "sharded")
@@ -155,3 +171,49 @@ def test_the_command_refuses(words: tuple[str, ...], what: str) -> None:
     assert done.returncode == 2, done.stderr
     assert what in done.stderr
     assert not done.stdout
+
+
+def test_cards_that_share_layers_by_hand() -> None:
+    found = forecast(planned(mesh_pipeline=4), 8, None, "bfloat16")
+    data = found.data()
+    tokens, micro = 524_288 // 2, 8  # of each of two parts
+    on, back = (one for one in data["exchanges"] if one["collective"] == "send")
+    assert on["sent_bytes"] == back["sent_bytes"] == 2 * 768 * tokens  # of a stage in the middle
+    assert on["turns"] == micro
+    pipeline = data["pipeline"]
+    assert pipeline["bubble"] == 3 / (micro + 3)
+    assert [layer for one in pipeline["stages"] for layer in one["layers"]] == [*range(12)]
+    most = max(one["flops_per_token"] for one in pipeline["stages"])
+    assert data["flops"] == pytest.approx(most * tokens, rel=0.01)
+    seconds = data["seconds"]
+    assert seconds["bubble"] == pytest.approx(3 / micro * seconds["computing"])
+    alone = planned().estimate("bfloat16").memory["activations"]
+    held = [len(one["layers"]) / 12 * (4 - at) for at, one in enumerate(pipeline["stages"])]
+    assert data["memory"]["activations"] == pytest.approx(alone * max(held))
+    assert data["memory"]["pipeline buffers"] == 2 * 2 * 768 * tokens  # arrays and gradients
+    longer = forecast(planned(mesh_pipeline=4, mesh_schedule="gpipe"), 8, None, "bfloat16").data()
+    assert longer["memory"]["activations"] > 1.9 * data["memory"]["activations"]
+    words = " ".join(shown(found).split())
+    assert "4 stages of blocks" in words
+    assert "27.3% of a step waiting" in words
+    with pytest.raises(minillm.ConfigError, match="1f1b needs 12 micro-batches"):
+        forecast(planned(mesh_pipeline=12, train_accumulate=8), 12, None, "bfloat16")
+
+
+def test_cards_that_share_rows_by_hand() -> None:
+    tokens = 524_288 // 2  # of each of two parts, which four cards share
+    keys, heads = (
+        forecast(planned(mesh_context=4, mesh_context_exchange=way), 8, None, "bfloat16").data()
+        for way in ("keys", "heads")
+    )
+    gather, scatter = keys["exchanges"][2:]
+    assert (gather["collective"], scatter["collective"]) == ("all-gather", "reduce-scatter")
+    assert gather["sent_bytes"] == scatter["sent_bytes"] == 12 * 3 / 4 * 2 * 2 * 768 * tokens
+    (both,) = heads["exchanges"][2:]
+    assert both["sent_bytes"] == (gather["sent_bytes"] + scatter["sent_bytes"]) / 2
+    assert both["turns"] == 4 * 12 * 8
+    assert keys["tokens"] == tokens / 4
+    auto = forecast(planned(mesh_context=4), 8, None, "bfloat16")
+    assert auto.data()["context"] == {"cards": 4, "exchange": "heads"}
+    assert auto.chosen.bytes < forecast(planned(), 2, None, "bfloat16").chosen.bytes
+    assert "heads are exchanged for columns" in " ".join(shown(auto).split())

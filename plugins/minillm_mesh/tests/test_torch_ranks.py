@@ -153,12 +153,13 @@ def test_a_run_is_stopped_and_goes_on_in_another_number_of_processes(
     one, mixed = tmp_path / "one", tmp_path / "mixed"
     train(1, one, text, *steps)
     given, done = [*SETTINGS, "--data", str(text), "--out", str(mixed)], 0
-    for size, shard, context, until in (
-        (2, "updates", 2, 10),
-        (1, "auto", 1, 20),
-        (4, "weights", 2, 40),
+    for size, divided, until in (
+        (2, ("mesh.shard=updates", "mesh.context=2"), 10),
+        (1, ("mesh.shard=auto", "mesh.context=1"), 20),
+        (4, ("mesh.shard=weights", "mesh.context=2"), 30),
+        (4, ("mesh.shard=auto", "mesh.context=2", "mesh.tensor=2"), 40),
+        (4, ("mesh.context=1", "mesh.tensor=1", "mesh.pipeline=2", "mesh.schedule=gpipe"), 50),
     ):
-        divided = (f"mesh.shard={shard}", f"mesh.context={context}", "eval.samples=1")
         more = (*(("--resume",) if done else ()), *divided)
         command = ["-m", "minillm_core", "train", *given, *steps, *more]
         process = torchrun(size, *command)
@@ -169,7 +170,7 @@ def test_a_run_is_stopped_and_goes_on_in_another_number_of_processes(
         assert f"resumed after step {done}" in said or not done
         done = max(losses(mixed))
         assert until <= done < 60
-    said = train(2, mixed, text, "--resume", *steps, "mesh.shard=off")
+    said = train(2, mixed, text, "--resume", *steps, "mesh.shard=off", "mesh.pipeline=1")
     assert f"resumed after step {done}" in said
     assert "mesh.shard=off" in said
     assert json.loads((mixed / "run.json").read_text())["shard"] == "off"
@@ -262,7 +263,7 @@ import os
 from minillm_core import Plugin
 
 class Odd(Plugin, api=1):
-    """Fails on one rank, when it is asked to."""
+    """A plugin that fails on the rank that FAILS names."""
 
     def on_batch(self, batch, phase):
         if os.environ["RANK"] == os.environ.get("FAILS"):

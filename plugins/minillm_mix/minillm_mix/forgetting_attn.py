@@ -59,7 +59,9 @@ class Forgetting(Module):
         super().__init__()
         heads = geometry.heads
         self.gate = Linear(geometry.dim, heads, role="gate", axes=("heads", "dim"), lr_mul=lr_mul)
-        self.bias = Param((heads,), init=Constant(bias), role="gate", lr_mul=lr_mul, wd_mul=0.0)
+        self.bias = Param(
+            (heads,), axes=("heads",), init=Constant(bias), role="gate", lr_mul=lr_mul, wd_mul=0.0
+        )
 
     def forward(
         self, q: Any, k: Any, v: Any, x: Any, mask: Any, scale: float, faded: Any

@@ -34,6 +34,7 @@ AGREED = {
     ("ablate",): {"--plugins", "--seeds", "--steps", "--minutes", "--data", "--out"}
     | {"--leave-one-out", "--one-at-a-time"},
     ("bench",): {"--plugins", "--preset", "--trace", "--json", "KEY=VALUE"},
+    ("tune",): {"--plugins", "--preset", "--to", "--memory", "--json", "KEY=VALUE"},
     ("plugins", "list"): {"--json"},
     ("plugins", "info"): {"NAME", "--json"},
     ("plugins", "new"): {"NAME", "--kind", "--dir"},
@@ -61,6 +62,8 @@ MORE = {
     ("report",): {"--plugins", "--no-sample"},
     ("ablate",): {"--with", "--preset", "--seed", "--config", "--backend", "--device"}
     | {"--kernels", "--json", "-c", "KEY=VALUE"},
+    ("tune",): {"--steps", "--repeats", "--data", "--seed", "-c", "--config", "--backend"}
+    | {"--device", "--kernels"},
     ("bench",): {"--against", "--steps", "--repeats", "--layers", "--data", "--seed", "-c"}
     | {"--config", "--backend", "--device", "--kernels"},
     ("plugins", "list"): {"-v", "--verbose"},

@@ -125,4 +125,4 @@ def test_what_several_gpus_cost_is_brought_by_a_distribution(
     assert (code, out, asked) == (2, "", [("minillm.forecasts", "torch")])
     assert "a forecast for several GPUs on torch needs a distribution that is not installed" in said
     assert re.search("pip install .*minillm-mesh", said)
-    assert program("plan", *TINY)[0] == 0  # nobody is asked
+    assert program("plan", *TINY)[0] == 0  # without --gpus none is looked for

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from minillm_core.cli import plan, train
-from minillm_core.cli.plugin_facts import info, slots_on
+from minillm_core.cli.plugin_facts import info, planned_on
 from minillm_core.config.presets import SHAPES, plugins_of, recipe_names
 from minillm_core.plugins.discover import GROUP
 from minillm_core.plugins.first_party import FIRST_PARTY
@@ -147,8 +147,8 @@ def test_info_says_which_presets_name_a_plugin(program: Program) -> None:
 
 def test_the_slots_of_a_plugin_are_those_with_the_presets_options() -> None:
     """At its defaults role_lr changes nothing."""
-    assert info("role_lr", slots_on(RECIPE))["slots"] == []
-    assert info("role_lr", slots_on(RECIPE), {"role_lr": {"head": 2.0}})["slots"]
+    assert info("role_lr", planned_on(RECIPE))["slots"] == []
+    assert info("role_lr", planned_on(RECIPE), {"role_lr": {"head": 2.0}})["slots"]
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,13 @@ import json
 import pytest
 from rich.console import Console
 
-from minillm_core.cli.plugin_facts import info, render_info
+from minillm_core.cli.plugin_facts import info, planned_on, render_info
 from minillm_core.cli.plugins_list import list_plugins, render_list
 from minillm_core.errors import PlanError, PluginCodeError, PluginError
+from minillm_core.plan import Plan
 from minillm_core.plugins.manager import LoadedPlugin
+
+TINY = planned_on("tiny")
 
 
 @pytest.fixture(autouse=True)
@@ -96,23 +99,26 @@ def test_the_list_is_json(site) -> None:
     }
 
 
-def test_info_shows_everything(make_plugin) -> None:
-    make_plugin("api=1", 'api=1, identity_at_init=True, export="qwen3"')
-
-    def slots(one: LoadedPlugin) -> list[str]:
-        return [f"layers.0.attn.out gate: {one.name} width={one.plugin.options()['width']}"]
-
-    shown = json.loads(json.dumps(info("trick", slots)))
+def test_info_shows_everything(site, good) -> None:
+    good = good.replace("api=1", 'api=1, identity_at_init=True, export="qwen3"')
+    site.trick("trick", good.replace("attn.append(", "attn.window("))
+    shown = json.loads(json.dumps(info("trick", TINY)))
     assert shown["hooks"] == ["build_attention"]
     assert [option["name"] for option in shown["options"]] == ["width", "layers"]
-    assert shown["slots"] == ["layers.0.attn.out gate: trick width=12"]
+    assert shown["slots"] == ["attention.window, layers 0-3: 12"]
     long = {"name": "a" * 20, "default": None, "type": "an integer " * 9, "help": "what it is " * 9}
     narrow = printed(render_info, shown | {"options": [long | {"required": False}]}, width=80)
     assert any(line.split()[:2] == [f"trick.{'a' * 20}", "none"] for line in narrow.splitlines())
     text = printed(render_info, shown, width=200)
     for part in ("A trick.", "dist-trick 1.0", "trick.width", "an integer >= 1", "features read"):
         assert part in text
-    for part in ("layers.0.attn.out", "qwen3", "unchanged", "torch, mlx, numpy", '"all"'):
+    for part in (
+        "attention.window, layers 0-3",
+        "qwen3",
+        "unchanged",
+        "torch, mlx, numpy",
+        '"all"',
+    ):
         assert part in text
 
 
@@ -129,30 +135,30 @@ def test_what_a_plugin_lacks_is_shown_with_the_line_that_installs_it(make_plugin
 
 
 def test_info_says_along_which_axes_several_processes_are_refused(make_plugin) -> None:
-    make_plugin()
-    shown = info("trick", lambda one: [], mesh=lambda one: {"data": None, "rows": "it reads all"})
-    assert shown["mesh"] == {"data": None, "rows": "it reads all"}
-    text = printed(render_info, shown, width=200)
+    make_plugin("attn.append(", "attn.window(")
+    shown = info("trick", TINY)
+    assert set(shown["mesh"].values()) == {None}
+    text = printed(render_info, shown | {"mesh": {"data": None, "rows": "it reads all"}}, width=200)
     assert "data: not refused" in text
     assert "rows: refused, it reads all" in text
     assert "minillm plugins check trick --only mesh tries it" in text
-    assert "mesh" not in info("trick", lambda one: [])
+    assert "mesh" not in info("trick")
 
 
 def test_info_of_what_does_not_fit_the_preset(make_plugin) -> None:
     make_plugin()
 
-    def slots(one: LoadedPlugin) -> list[str]:
+    def planned(one: LoadedPlugin) -> Plan:
         raise PlanError("heads cannot pair")
 
-    shown = info("trick", slots)
+    shown = info("trick", planned)
     assert (shown["slots"], shown["slots_refused"]) == ([], "heads cannot pair")
     assert "heads cannot pair" in printed(render_info, shown)
 
 
 def test_info_of_a_plugin_that_needs_an_option(make_plugin) -> None:
     make_plugin("option(12, ", "option(")
-    shown = info("trick", lambda one: [])
+    shown = info("trick", TINY)
     assert "'width' of plugin 'trick' is required" in shown["slots_refused"]
     assert "required" in printed(render_info, shown)
     assert "slots" not in info("trick")

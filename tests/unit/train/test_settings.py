@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from minillm_core.config.load import Loaded, absolute, load
 from minillm_core.errors import ConfigError, Refusal
-from minillm_core.train.document import git, settings_file
+from minillm_core.train.document import git, remarks, settings_file
 from minillm_core.train.settings import config_of, settings
 
 
@@ -93,7 +93,7 @@ def from_toml(text: str, folder: Path) -> Loaded:
 
 def test_the_settings_file_holds_them_all(loaded, tmp_path: Path) -> None:
     job = job_of(replace(loaded, command=("minillm", "train", "--data", "a\nb")))
-    text = settings_file(job, None)
+    text = settings_file(job.config, remarks(job, None))
     assert from_toml(text, tmp_path).config == loaded.config
     first, second, third = text.splitlines()[:3]
     assert first.endswith(f"minillm train -c run.toml --plugins {Path('x.py').absolute()}:X")
@@ -103,7 +103,7 @@ def test_the_settings_file_holds_them_all(loaded, tmp_path: Path) -> None:
 
 def test_a_recipe_without_one_of_its_plugins_is_repeated_without_it(tmp_path: Path) -> None:
     loaded = load(preset="speedrun", plugins="-smear", default_preset=lambda: ("tiny", "test"))
-    again = from_toml(settings_file(job_of(loaded), None), tmp_path)
+    again = from_toml(settings_file(loaded.config, ()), tmp_path)
     assert "smear" not in again.config.plugins
     assert again.config == loaded.config
 
@@ -112,7 +112,7 @@ def test_a_run_by_the_clock_is_repeated_by_the_clock(tmp_path: Path) -> None:
     loaded = load(
         preset="tiny", assignments=["train.minutes=2"], default_preset=lambda: ("tiny", "test")
     )
-    again = from_toml(settings_file(job_of(loaded), None), tmp_path).config.train
+    again = from_toml(settings_file(loaded.config, ()), tmp_path).config.train
     assert (again.steps, again.minutes) == (None, 2)
 
 
@@ -132,7 +132,7 @@ JSON = st.recursive(
 def test_every_value_of_an_option_comes_back(options: dict[str, Any]) -> None:
     loaded = load(preset="tiny", plugins="muon", default_preset=lambda: ("tiny", "test"))
     config = loaded.config.model_copy(update={"plugins": {"muon": options}})
-    text = settings_file(job_of(replace(loaded, config=config)), None)
+    text = settings_file(config, ())
     assert tomllib.loads(text)["plugins"]["muon"] == options
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from minillm_core import ConfigError, Plan, PlanError, build_plan, load
-from minillm_core.train.errors import axes_of, check_ranks
+from minillm_core.train.errors import check_ranks
 
 
 def planned(plugins: str | None = None, **settings: object) -> Plan:
@@ -40,10 +40,7 @@ def test_sizes_that_a_plugin_brings_are_looked_at() -> None:
         check_ranks(plan, 6)
 
 
-def test_axes_are_refused_one_by_one() -> None:
-    assert axes_of(planned("muon")) == {"data": None, "rows": None}
-    chosen = "what is trained on is chosen in a whole micro-batch, which cannot be divided"
-    assert axes_of(planned("jest")) == {"data": None, "rows": chosen}
-    assert axes_of(planned("rho1")) == {"data": None, "rows": chosen}
+def test_a_choice_in_a_whole_micro_batch_is_refused_where_its_rows_are_divided() -> None:
+    check_ranks(planned("jest", train_accumulate=2), 2)
     with pytest.raises(PlanError, match="whole micro-batch"):
         check_ranks(planned("jest", train_rows=4), 2)

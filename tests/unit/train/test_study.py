@@ -102,7 +102,9 @@ def test_steps_by_hand_take_the_batches_of_training(
     assert values["train.lr"] > 0
 
 
-@pytest.mark.parametrize("settings", [{"mesh.shard": "updates"}, {"mesh.context": 2}])
+@pytest.mark.parametrize(
+    "settings", [{"mesh.shard": "updates"}, {"mesh.context": 2}, {"mesh.tensor": 2}]
+)
 def test_settings_of_several_processes_are_refused(
     planned: Callable[..., Plan], settings: dict[str, Any]
 ) -> None:

@@ -287,11 +287,41 @@ def test_several_processes_are_left_out_where_nobody_brings_them(
     assert found.found.startswith("processes of torch alone are tried, over gloo")
 
 
+MIXES = '''
+from minillm_core import Module, Param, Plugin, zeros
+
+class Mixes(Plugin, api=1):
+    """Adds the mean of all heads to each, as far as learned."""
+
+    def build_attention(self, attn):
+        attn.out.gate(Mean)
+
+class Mean(Module):
+    """y (B, T, H, D) -> y and its mean over H."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = Param((1,), init=zeros, role="scalar", wd_mul=0.0)
+
+    def forward(self, y):
+        """y (B, T, H, D) -> (B, T, H, D)."""
+        return y + self.gate * self.ops.mean(y, 2, keepdims=True)
+'''
+
+
+def test_a_node_that_mixes_heads_is_refused_where_they_are_divided(tmp_path: Path) -> None:
+    file = tmp_path / "mixes.py"
+    file.write_text(MIXES)
+    (found,) = outcomes(Subject(f"{file}:Mixes", backend="torch"), "mesh").values()
+    assert found.verdict == "passed"
+    assert "tensor: refused, plugin 'mixes' finds something else of some heads" in found.found
+
+
 def test_a_plugin_that_several_processes_refuse_says_so_along_each_axis() -> None:
     (found,) = outcomes(Subject("sparse_rows", backend="torch"), "mesh").values()
     assert found.verdict == "not applicable"
     assert found.found.startswith(
-        "refused along data, shard, rows: tables that are updated by the rows"
+        "refused along data, shard, rows, context, tensor: tables that are updated by the rows"
     )
     (found,) = outcomes(Subject("jest", backend="torch"), "mesh").values()
     assert found.verdict == "passed"

@@ -25,7 +25,7 @@ class Other(Plugin, api=1):
 """
 STATEMENT = "class Partner(Plugin, api=1, identity_at_init=True):"
 FORWARD = "        return x * self.gain"
-EXTEND = '        optimizer.extend("adamw", "scale", stage(soften, state={"mean": "like"}))'
+EXTEND = '        optimizer.extend("plain", "scale", stage(soften, state={"mean": "like"}))'
 HOOK = '        model.residual("layers.0.in", "carry", Gain)'
 
 
@@ -114,7 +114,7 @@ def test_what_fails_beside_the_partner_alone_is_the_plugins(
         EXTEND,
         "        others = {p.owner for p in optimizer.parameters.values()} - {'core', 'my_trick'}\n"
         "        used = spoil if others else soften\n"
-        "        optimizer.extend('adamw', 'scale', stage(used, state={'mean': 'like'}))\n\n\n"
+        "        optimizer.extend('plain', 'scale', stage(used, state={'mean': 'like'}))\n\n\n"
         f"def spoil(ops, update, param, state):\n    {body}",
     )
     outcome = paired(spec, [partner()])

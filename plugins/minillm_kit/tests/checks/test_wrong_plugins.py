@@ -22,7 +22,7 @@ BEFORE = "        before = self.ops.concat([self.ops.zeros_like(x[:, :1]), x[:, 
 CLAIM = "        model.embed.mix(Smear, scale=self.scale)"
 STAGE = '    return update + 0.1 * mean, {"mean": mean}'
 STATEMENT = "class MyTrick(Plugin, api=1, identity_at_init=True):"
-EXTEND = '        optimizer.extend("adamw", "scale", stage(soften, state={"mean": "like"}))'
+EXTEND = '        optimizer.extend("plain", "scale", stage(soften, state={"mean": "like"}))'
 BATCH = "        # for each batch"
 FIELDS = '        return {**batch, "parity": batch["ids"] % 2}'
 EVENT = "        HEARD.append(event.event)"

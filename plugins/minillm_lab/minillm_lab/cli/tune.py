@@ -1,0 +1,156 @@
+"""``minillm tune``: the division of a step, and the kernels, that are the fastest on this machine."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from minillm_core import Refusal
+from minillm_core.commands import AsJson, Plugins, StudyOptions, cache_folder, counted, emit, say
+
+if TYPE_CHECKING:
+    from minillm_core.studies import RunRequest
+    from minillm_lab.tune import Request
+
+EXAMPLES = """Examples:
+
+minillm tune
+
+minillm tune --preset gpt2-124m --plugins muon --to muon.toml
+
+minillm tune --preset 1b --memory 40GiB --steps 2
+
+minillm tune --backend mlx --json > tuned.json
+"""
+
+_HOW = "Timing"
+
+
+def tune(
+    *,
+    plugins: Plugins = None,
+    to: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE", help="Write all settings of the run there, for minillm train -c."
+        ),
+    ] = Path("tuned.toml"),
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Memory that a step may take, such as 20GiB. Default: the device's.",
+            rich_help_panel=_HOW,
+        ),
+    ] = None,
+    steps: Annotated[
+        int, typer.Option(metavar="N", help="Steps in each timed turn.", rich_help_panel=_HOW)
+    ] = 3,
+    repeats: Annotated[
+        int,
+        typer.Option(
+            metavar="N", help="Turns per candidate; medians are compared.", rich_help_panel=_HOW
+        ),
+    ] = 3,
+    run: StudyOptions,
+    as_json: AsJson = False,
+) -> None:
+    """Find the micro-batch, checkpointing and kernels that train fastest on this machine.
+
+    A step keeps its tokens: train.rows x train.accumulate stays, so every candidate trains the same
+    model. Divisions that the plan's estimate does not fit into memory are listed and not run.
+    """
+    from minillm_core.studies import bytes_of
+    from minillm_lab.bench import refuse_no_time
+    from minillm_lab.tune import Request
+
+    request = Request(steps, repeats, None if memory is None else bytes_of(memory))
+    refuse_no_time(steps, repeats)
+    if to.exists():
+        raise Refusal(f"{to} is there already", where=f"--to {to}", fix="--to with another name")
+    if not to.absolute().parent.is_dir():
+        raise Refusal(
+            f"{to.parent} is not a folder", where=f"--to {to}", fix="name a file in a folder"
+        )
+    show_tune(run.request(plugins=plugins), request, to, json=as_json)
+
+
+def show_tune(asked: RunRequest, request: Request, to: Path, *, json: bool) -> None:
+    """Tune; write the settings file; a table, or one JSON document, on stdout."""
+    from minillm_core import build_plan
+    from minillm_core.studies import prepare, settings_file
+    from minillm_lab.tune import tune as run_tune
+
+    prepared = prepare(asked, to_run=True)
+    assert prepared.detected is not None  # or it would have been refused
+    plan = build_plan(prepared.loaded, prepared.plugins)
+    result, best = run_tune(request, plan, prepared.detected, cache=cache_folder(), say=say)
+    command = f"minillm train -c {shlex.quote(str(to))}"
+    if files := [one.origin.source for one in prepared.plugins if one.distribution is None]:
+        command += f" --plugins {shlex.quote(','.join(files))}"
+    measured = f"{result['device']}, {result['backend']}: {verdict(result)}"
+    to.write_text(settings_file(best.config, (command, f"minillm tune, {measured}")), "utf-8")
+    if json:
+        emit(result | {"file": str(to)})
+        return
+    Console().print(render(result))
+    say(verdict(result))
+    say(f"{to} has it: {command}")
+
+
+def render(result: Mapping[str, Any]) -> Table:
+    """Make the table of the candidates, the best one marked."""
+    from minillm_core.studies import sized
+
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        title=f"{result['preset']} on {result['device']}, {result['backend']}: "
+        f"{result['tokens_per_step']:,} tokens a step; medians of "
+        f"{counted(result['repeats'], 'turn')} of {counted(result['steps'], 'step')}; "
+        f"{sized(result['memory_bytes'])} of memory",
+        title_justify="left",
+    )
+    counted_peaks = any(one["peak_bytes"] for one in result["candidates"])
+    for head in ("rows", "kernel"):
+        table.add_column(head, overflow="fold")
+    for head in ("tokens/s", "of best", "MFU", "about", *["peak"] * counted_peaks):
+        table.add_column(head, justify="right", no_wrap=head != "tokens/s")
+    best = result["best"]
+    fastest = max(one["tokens_per_second"] or 0.0 for one in result["candidates"])
+    for one in result["candidates"]:
+        speed = one["tokens_per_second"]
+        chosen = all(one[key] == value for key, value in best.items())
+        rows = f"{one['train.rows']} x {one['train.accumulate']}"
+        cells = (
+            rows + ", recomputed" * one["train.checkpointing"],
+            one["kernel"] or "",
+            f"{speed:,.0f}" if speed else one["reason"].partition(":")[0],
+            f"{speed / fastest:.3f}" if speed else "",
+            f"{one['mfu']:.1%}" if one["mfu"] else "",
+            sized(one["predicted_bytes"]),
+            *([sized(one["peak_bytes"]) if one["peak_bytes"] else ""] * counted_peaks),
+        )
+        table.add_row(*cells, style="bold" if chosen else None)
+    return table
+
+
+def verdict(result: Mapping[str, Any]) -> str:
+    """Say what was chosen, and what it gains over the settings as they were."""
+    if result["best"] == result["as_they_were"]:
+        return "the settings as they were are not clearly slower than any other: they stay"
+    typed = " ".join(
+        f"--kernels {value}" if key == "kernels" else f"{key}={str(value).lower()}"
+        for key, value in result["best"].items()
+        if value != result["as_they_were"][key]
+    )
+    gain = result["gain"]
+    against = "those do not fit" if gain is None else f"{gain:.3f} x as fast, timed in turns"
+    return f"best: {typed}; against the settings as they were: {against}"

@@ -1,0 +1,348 @@
+"""The whole job of ``minillm tune``: how a step is divided and computed so that it is the fastest here.
+
+A step's tokens stay as the settings have them, so every candidate trains the same model:
+
+1. rows of a micro-batch: the splits of ``train.rows x train.accumulate`` rows whose bytes, as the plan
+   estimates them, are in memory. From the largest one on each has at most half the rows of the one
+   before, until one is clearly slower than the fastest
+2. ``train.checkpointing``: it computes a third more, so it is only tried where it allows more rows
+3. kernels: for the fastest so far, each op's other kernels, one at a time
+
+One candidate is in memory at a time. It is clearly slower than another where each of its turns is at
+least 1 % slower than the other's median. Of those that are not clearly slower than the fastest the one that needs
+the fewest bytes is preferred. It and the settings as they were are then built and timed twice more each,
+in the order A B B A, so that what drifts on the machine meets both; the settings stay as they were where
+they are not clearly slower.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from minillm_core import OutOfMemory, Plan, Refusal
+from minillm_core.inspection import verdicts
+from minillm_core.studies import (
+    Detected,
+    Study,
+    bind,
+    hardware,
+    open_corpus,
+    sized,
+    versions,
+    without_gc,
+)
+from minillm_lab.bench import WARM, refuse_no_time
+from minillm_lab.profiling import Profiler, profiler_of
+
+__all__ = ["Candidate", "Request", "tune"]
+
+CROWDED = 0.92
+"""Share of the memory that an estimate may come to: it does not count what a framework itself takes."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """The lengths of a tuning."""
+
+    steps: int = 3  # timed together, a turn
+    repeats: int = 3  # turns of each candidate
+    memory: float | None = None  # bytes; None: the device's
+
+
+@dataclass
+class Candidate:
+    """A way to compute the step, and what was measured of it."""
+
+    plan: Plan
+    predicted: int  # bytes, as the plan estimates them
+    reason: str = ""  # why it was not run, or not to its end
+    kernel: str = ""  # the one that is tried, as in --kernels
+    speeds: list[float] = field(default_factory=list)  # real tokens a second, turn by turn
+    first: float = 0.0  # seconds of the first step, compilation included
+    peak: int | None = None  # bytes; None: the framework does not count
+    mfu: float | None = None
+
+    @property
+    def speed(self) -> float:
+        """Tokens a second, the median of the turns; 0: it was not run."""
+        return median(self.speeds) if self.speeds else 0.0
+
+    def clearly_slower(self, other: Candidate) -> bool:
+        """Say whether each turn is at least 1 % slower than the other's median."""
+        return max(self.speeds, default=0.0) < 0.99 * other.speed
+
+    @property
+    def named(self) -> str:
+        """Name it for people: ``8 x 2 rows, recomputed, attention=flex``."""
+        train = self.plan.config.train
+        return (
+            f"{train.rows} x {train.accumulate} rows"
+            + ", recomputed" * train.checkpointing
+            + f", {self.kernel}" * bool(self.kernel)
+        )
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings that tell it from others, by key."""
+        train = self.plan.config.train
+        names = ("rows", "accumulate", "checkpointing")
+        return {
+            "kernels": self.plan.config.kernels,
+            **{f"train.{name}": getattr(train, name) for name in names},
+        }
+
+    def data(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        return {
+            **self.settings(),
+            "kernel": self.kernel or None,
+            "predicted_bytes": self.predicted,
+            "reason": self.reason or None,
+            "tokens_per_second": self.speed or None,
+            "tokens_per_second_by_turn": self.speeds,
+            "mfu": self.mfu,
+            "peak_bytes": self.peak,
+            "first_step_seconds": self.first or None,
+        }
+
+
+def tune(
+    request: Request,
+    plan: Plan,
+    detected: Detected,
+    *,
+    cache: Path,
+    say: Say,
+    create: Callable[[Detected, Plan], Any] | None = None,
+    profile: Callable[[Any], Profiler] = profiler_of,
+) -> tuple[dict[str, Any], Plan]:
+    """Time the candidates of a plan on this machine, and choose one.
+
+    Args:
+        request: how long, and how much memory.
+        plan: the run; its tokens a step are kept.
+        detected: backend and device.
+        cache: where tokens are kept.
+        say: prints a line.
+        create: makes the backend; default: the one of ``detected``.
+        profile: makes a trainer's profiler.
+
+    Returns:
+        The document that ``--json`` prints: ``candidates`` in the order that they were tried, and
+        ``best``, the settings of the chosen one by key; and its plan.
+
+    Raises:
+        Refusal: a step of this plan cannot be divided otherwise, or nothing fits.
+        MinillmError: a plugin's own code raised.
+    """
+    refuse_no_time(request.steps, request.repeats)
+    _refuse_fixed(plan)
+    binding = bind(plan, detected)
+    corpus = open_corpus(plan.config, cache=cache, say=say, plans=[plan])
+    study = Study(corpus, detected, say=say, create=create)
+    tuning = Tuning(request, plan, detected, binding.dtype, study, say, profile)
+    tuning.batches()
+    tuning.kernels()
+    best, gain = tuning.confirmed()
+    document = {
+        "device": binding.device_name,
+        "backend": binding.backend,
+        "preset": plan.config.preset,
+        "memory_bytes": tuning.memory,
+        "tokens_per_step": best.plan.config.train.rows
+        * best.plan.config.train.accumulate
+        * plan.config.train.seq_len,
+        "steps": request.steps,
+        "repeats": request.repeats,
+        "candidates": [one.data() for one in tuning.candidates],
+        "best": best.settings(),
+        "as_they_were": tuning.given.settings(),
+        "gain": gain,
+        "hardware": hardware(binding.device_name),
+        "versions": versions(
+            binding.backend, [one.distribution for one in plan.active if one.distribution]
+        ),
+    }
+    return document, best.plan
+
+
+def _refuse_fixed(plan: Plan) -> None:
+    """Refuse a plan whose micro-batches are a part of what it trains.
+
+    Raises:
+        Refusal: their sizes change in the run, or a plugin chooses or weighs within each.
+    """
+    loss, shaping = plan.spec.loss, plan.shaping
+    choices = {
+        "the sizes of batches change in this run": shaping and shaping.choose.owner,
+        "a micro-batch's rows to train on are chosen in it": loss.rows and loss.rows.node.owner,
+        "positions are weighted within a micro-batch": loss.weights and loss.weights.owner,
+    }
+    for what, owner in choices.items():
+        if owner:
+            raise Refusal(
+                f"{what}, by {owner}: another division of a step is another run",
+                where="minillm tune",
+                fix=f"--plugins -{owner}, or leave what changes them out",
+            )
+
+
+class Tuning:
+    """The candidates so far, and the fastest."""
+
+    def __init__(
+        self,
+        request: Request,
+        plan: Plan,
+        detected: Detected,
+        dtype: str,
+        study: Study,
+        say: Say,
+        profile: Callable[[Any], Profiler],
+    ) -> None:
+        self.request, self.plan, self.detected = request, plan, detected
+        self.memory = request.memory
+        self.candidates: list[Candidate] = []
+        self._study, self._say, self._profile = study, say, profile
+        self._dtype = dtype
+        self.given = Candidate(plan, plan.estimate(self._dtype).bytes)
+
+    @property
+    def fastest(self) -> Candidate:
+        """The candidate with the most tokens a second.
+
+        Raises:
+            Refusal: none was run.
+        """
+        found = max(self.candidates, key=lambda one: one.speed)
+        if not found.speeds:
+            raise Refusal(
+                f"no candidate fits: {found.reason}",
+                where=f"{sized(self.memory)} of memory" if self.memory else "memory",
+                fix="a smaller train.seq_len or model",
+            )
+        return found
+
+    def best(self) -> Candidate:
+        """Return what needs the fewest bytes among those that are not clearly slower than the fastest."""
+        fastest = self.fastest
+        near = [one for one in self.candidates if one.speeds and not one.clearly_slower(fastest)]
+        return min(near, key=lambda one: one.predicted)  # the first of several
+
+    def batches(self) -> None:
+        """Try divisions of the step, the largest micro-batch that fits first."""
+        train = self.plan.config.train
+        total = train.rows * train.accumulate
+        splits = [rows for rows in range(total, 0, -1) if total % rows == 0]
+        plain = [self._division(rows, total, checkpointing=False) for rows in splits]
+        recomputing = [self._division(rows, total, checkpointing=True) for rows in splits]
+        if self.memory is None:
+            self.memory = self._measured(plain[-1])
+        tried = 2 * total
+        for rows, one, again in zip(splits, plain, recomputing, strict=True):
+            if not self._fits(one):
+                one.reason = f"needs about {sized(one.predicted)}"
+                self.candidates.append(one)
+                if self._fits(again) and not any(each.speeds for each in self.candidates):
+                    self._run(again)  # with fewer rows it would compute more for nothing
+            elif 2 * rows <= tried:
+                tried = rows
+                self._run(one)
+                if one.speeds and one.clearly_slower(self.fastest):
+                    break
+
+    def kernels(self) -> None:
+        """Try the other kernels of each op, one at a time, on the fastest candidate so far."""
+        found = verdicts(self.best().plan, self.detected)
+        chosen = {one.op: one.kernel for one in found.choices()}
+        others = [
+            (request.op, kernel.name)
+            for request in found.requests
+            for kernel in found.candidates
+            if kernel.op == request.op
+            and request.op not in found.policy.named
+            and kernel.name != chosen[request.op]
+            and kernel.within_tolerance
+            and kernel.refusal(request) is None
+        ]
+        for op, name in others:
+            now = self.best()
+            policy = verdicts(now.plan, self.detected).policy.naming(op, name)
+            config = now.plan.config.model_copy(update={"kernels": str(policy)})
+            plan = replace(now.plan, config=config)
+            self._run(Candidate(plan, now.predicted, kernel=f"{op}={name}"))
+
+    def confirmed(self) -> tuple[Candidate, float | None]:
+        """Time the best and the settings as they were against each other; what to take, and its gain.
+
+        Returns:
+            The candidate, and how many times the speed of the settings as they were it has; None:
+            those do not fit.
+        """
+        best, given = self.best(), self.given
+        if best.settings() == given.settings():
+            return best, 1.0
+        if not self._fits(given):
+            return best, None
+        again = replace(best, speeds=[])
+        for one in (given, again, again, given):
+            self._run(one, listed=False)
+        if not given.speeds:
+            return best, None
+        gain = again.speed / given.speed
+        return (best, gain) if given.clearly_slower(again) else (given, 1.0)
+
+    def _division(self, rows: int, total: int, *, checkpointing: bool) -> Candidate:
+        plan = self.plan.with_train(
+            rows=rows, accumulate=total // rows, checkpointing=checkpointing
+        )
+        return Candidate(plan, plan.estimate(self._dtype).bytes)
+
+    def _fits(self, one: Candidate) -> bool:
+        assert self.memory is not None
+        return one.predicted <= CROWDED * self.memory
+
+    def _measured(self, smallest: Candidate) -> int:
+        """Ask the device for its memory, with the smallest model that is to be tried on it."""
+        with self._study.stepper(smallest.plan) as stepper:
+            found = self._profile(stepper.trainer).memory_bytes()
+        gc.collect()
+        return found
+
+    def _run(self, one: Candidate, *, listed: bool = True) -> None:
+        """Time a candidate alone in memory; where that does not suffice its reason says so."""
+        if listed:
+            self.candidates.append(one)
+        try:
+            self._time(one)
+        except OutOfMemory as error:
+            one.speeds.clear()
+            one.reason = f"out of memory: {error.what}"
+        except Refusal as refusal:  # a plugin's kernel, without which the plugin would do nothing
+            one.reason = f"refused: {refusal.what}"
+        gc.collect()  # compiled steps are garbage in cycles
+        speed = f"{one.speed:,.0f} tokens/s" if one.speeds else one.reason
+        self._say(f"{one.named}: {speed}")
+
+    def _time(self, one: Candidate) -> None:
+        with self._study.stepper(one.plan) as stepper:
+            profiler = self._profile(stepper.trainer)
+            profiler.trim()
+            one.first = stepper.run(1).seconds + stepper.trainer.compile_seconds
+            stepper.run(WARM - 1)
+            profiler.forget_peak()
+            for _ in range(self.request.repeats):
+                with without_gc():
+                    timed = stepper.run(self.request.steps)
+                one.speeds.append(timed.real / timed.seconds)
+            if profiler.held_bytes() is not None:  # or the peak is the whole process's
+                one.peak = profiler.peak_bytes()
+            peak_flops = stepper.trainer.binding.peak_flops
+            flops = one.plan.estimate().flops_per_token
+            one.mfu = one.speed * flops / peak_flops if peak_flops else None

@@ -1,0 +1,238 @@
+"""Candidates of a step are tried from the largest one, by a stand-in whose speed is a formula."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from minillm_core import OutOfMemory, Plan, Refusal, build_plan
+from minillm_core.backends.base import Binding, StepResult
+from minillm_core.studies import Detected
+from minillm_lab.cli.tune import render, verdict
+from minillm_lab.tune import Request, tune
+
+DETECTED = Detected("torch", "cpu", "the test says so")
+MIB = 2**20
+
+
+class Machine:
+    """A device whose step takes ``seconds(train, kernels)``, and which has some memory."""
+
+    def __init__(self, seconds: Callable[[Any, str], float], memory: int = 2**40) -> None:
+        self.seconds, self.memory = seconds, memory
+        self.full: set[int] = set()  # rows at which memory runs out, whatever was estimated
+        self.built: list[tuple[int, bool, str]] = []
+
+    def create(self, detected: Detected, plan: Plan) -> Any:
+        train, kernels = plan.config.train, plan.config.kernels
+        self.built.append((train.rows, train.checkpointing, kernels))
+        return SimpleNamespace(trainer=lambda plan, seed: FakeTrainer(self, train, kernels))
+
+    def profile(self, trainer: Any) -> Any:
+        return SimpleNamespace(
+            memory_bytes=lambda: self.memory,
+            trim=lambda: None,
+            forget_peak=lambda: None,
+            held_bytes=lambda: 1,
+            peak_bytes=lambda: 100 * MIB,
+        )
+
+
+class FakeTrainer:
+    """A trainer whose clock is its own: less time compiling is more time in steps."""
+
+    def __init__(self, machine: Machine, train: Any, kernels: str) -> None:
+        self.machine, self.train, self.kernels = machine, train, kernels
+        self.compile_seconds = 0.0
+        self.binding = Binding(
+            "torch", "cpu", "a device", "why", "float32", False, False, False, peak_flops=1e12
+        )
+
+    def step(self, micro: Any, values: Mapping[str, float], supervised: int) -> int:
+        if self.train.rows in self.machine.full:
+            raise OutOfMemory("the device is full")
+        assert len(micro) == self.train.accumulate
+        self.compile_seconds -= self.machine.seconds(self.train, self.kernels)
+        return 0
+
+    def read(self, handle: int) -> StepResult:
+        return StepResult(1.0, 1.0)
+
+    def synchronize(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a text, and the tokens of it once they are made."""
+    found = tmp_path_factory.mktemp("tune")
+    lines = (f"the {n} little cats sat on mat {n * n}" for n in range(300))
+    (found / "text.txt").write_text("\n\n".join(lines))
+    return found
+
+
+@pytest.fixture
+def tuned(asked: Callable, folder: Path) -> Callable[..., dict[str, Any]]:
+    """``tuned(machine, rows=, memory=)``: the result for ``rows`` in one micro-batch."""
+    text = folder / "text.txt"
+
+    def run(machine: Machine, *, rows: int = 8, memory: float | None = None, **train: Any) -> Any:
+        loaded, plugins = asked()
+        update = {
+            "data": loaded.config.data.model_copy(update={"paths": (str(text),)}),
+            "model": loaded.config.model.model_copy(update={"vocab": 300}),
+            "train": loaded.config.train.model_copy(
+                update={"rows": rows, "accumulate": 1, "seq_len": 16, **train}
+            ),
+        }
+        plan = build_plan(replace(loaded, config=loaded.config.model_copy(update=update)), plugins)
+        result, plan = tune(
+            Request(steps=2, repeats=2, memory=memory),
+            plan,
+            DETECTED,
+            cache=folder / "cache",
+            say=lambda line: None,
+            create=machine.create,
+            profile=machine.profile,
+        )
+        assert plan.config.train.rows == result["best"]["train.rows"]
+        assert plan.config.kernels == result["best"]["kernels"]
+        return result
+
+    return run
+
+
+def rows_tried(result: Mapping[str, Any]) -> list[int]:
+    return [one["train.rows"] for one in result["candidates"] if not one["kernel"]]
+
+
+def test_the_fastest_division_is_found_and_the_rest_is_not_tried(tuned) -> None:
+    """Four rows are the best; one is not looked at, since two are clearly slower."""
+    machine = Machine(lambda train, kernels: {8: 2.0, 4: 1.0, 2: 3.0}[train.rows])
+    result = tuned(machine)
+    assert rows_tried(result) == [8, 4, 2]
+    assert result["best"] | {"kernels": "auto"} == {
+        "kernels": "auto",
+        "train.rows": 4,
+        "train.accumulate": 2,
+        "train.checkpointing": False,
+    }
+    assert result["gain"] == pytest.approx(2.0, rel=0.1)
+    assert [one[0] for one in machine.built[-4:]] == [8, 4, 4, 8]  # A B B A
+    assert not any(recomputed for _, recomputed, _ in machine.built)
+    assert verdict(result).startswith("best: train.rows=4 train.accumulate=2; against")
+
+
+def test_no_gain_leaves_the_settings_as_they_were(tuned) -> None:
+    result = tuned(Machine(lambda train, kernels: 1.0))
+    assert result["best"] == result["as_they_were"]
+    assert result["gain"] == 1.0
+    assert "they stay" in verdict(result)
+    assert render(result).row_count == len(result["candidates"])
+
+
+def test_a_faster_kernel_is_taken(tuned) -> None:
+    machine = Machine(lambda train, kernels: 0.5 if "attention=composed" in kernels else 1.0)
+    result = tuned(machine, rows=1)
+    assert result["best"]["kernels"] == "attention=composed"
+    assert "--kernels attention=composed" in verdict(result)
+    tried = [one["kernel"] for one in result["candidates"] if one["kernel"]]
+    assert len(tried) == len(set(tried)) >= 3
+
+
+def test_what_does_not_fit_is_listed_and_not_run(tuned) -> None:
+    everything = tuned(Machine(lambda train, kernels: 1.0 / train.rows))
+    needs = {one["train.rows"]: one["predicted_bytes"] for one in everything["candidates"]}
+    machine = Machine(lambda train, kernels: 1.0 / train.rows)
+    result = tuned(machine, memory=(needs[4] + needs[8]) / 2)
+    found = {one["train.rows"]: one for one in result["candidates"] if not one["kernel"]}
+    assert found[8]["reason"].startswith("needs about")
+    assert found[8]["tokens_per_second"] is None
+    assert result["best"]["train.rows"] == 4
+    assert result["gain"] is None
+    assert "those do not fit" in verdict(result)
+
+
+def test_recomputation_is_tried_where_it_allows_more_rows(tuned) -> None:
+    """Recomputed, eight rows fit where four do otherwise, and are the fastest."""
+    long = {"seq_len": 256}
+    needs = tuned(Machine(lambda train, kernels: 1.0), **long)["candidates"]
+    most = max(one["predicted_bytes"] for one in needs)
+    machine = Machine(lambda train, kernels: 1.0 if train.checkpointing else 2.0)
+    result = tuned(machine, memory=most / 0.95, **long)
+    assert (result["best"]["train.rows"], result["best"]["train.checkpointing"]) == (8, True)
+    recomputed = [one for one in result["candidates"] if one["train.checkpointing"]]
+    assert {one["train.rows"] for one in recomputed} == {8}
+
+
+def test_a_device_that_is_full_after_all_goes_to_fewer_rows(tuned) -> None:
+    machine = Machine(lambda train, kernels: 1.0 / train.rows)
+    machine.full = {8}
+    result = tuned(machine)
+    assert result["candidates"][0]["reason"] == "out of memory: the device is full"
+    assert result["best"]["train.rows"] == 4
+    assert result["gain"] is None
+
+
+def test_nothing_that_fits_is_refused(tuned) -> None:
+    with pytest.raises(Refusal, match="no candidate fits: needs about"):
+        tuned(Machine(lambda train, kernels: 1.0), memory=1000)
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--steps", "0"), ("--repeats", "0")])
+def test_no_time_is_refused(program, flag: str, value: str) -> None:
+    code, _, said = program("tune", flag, value)
+    assert code == 2
+    assert f"{flag} {value}" in said
+
+
+def test_a_file_that_is_there_is_kept(program, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("x")
+    code, _, said = program("tune", "--to", str(tmp_path / "mine.toml"))
+    assert (code, (tmp_path / "mine.toml").read_text()) == (2, "x")
+    assert "is there already" in said
+    assert program("tune", "--to", str(tmp_path / "none" / "a.toml"))[0] == 2
+    code, _, said = program("tune", "--memory", "much", "--to", str(tmp_path / "a.toml"))
+    assert code == 2
+    assert "'much' is no size" in said
+
+
+def test_a_plugin_that_chooses_within_micro_batches_is_refused(program, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("some words\n\n" * 50)
+    code, _, said = program(
+        *("tune", "--preset", "tiny", "--plugins", "batch_schedule", "--data", str(text)),
+        *("--device", "cpu", "--to", str(tmp_path / "a.toml"), "--backend", "torch"),
+    )
+    assert code == 2
+    assert "another division of a step is another run" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+def test_the_program_tunes_a_model(program, folder: Path, tmp_path: Path, backend: str) -> None:
+    pytest.importorskip({"torch": "torch", "mlx": "mlx.core"}[backend])
+    text, to = folder / "text.txt", tmp_path / "tuned.toml"
+    sizes = ("model.layers=1", "model.dim=16", "model.heads=2", "model.kv_heads=2")
+    sizes += ("model.hidden=32", "model.vocab=300", "train.rows=2", "train.seq_len=16")
+    code, out, said = program(
+        *("tune", "--preset", "tiny", "--data", str(text), "--backend", backend, *sizes),
+        *("--device", "cpu", "--to", str(to), "--steps", "1", "--repeats", "1", "--json"),
+    )
+    assert code == 0, said
+    result = json.loads(out)
+    assert all(one["tokens_per_second"] for one in result["candidates"])
+    chosen = tomllib.loads(to.read_text())
+    assert chosen["train"]["rows"] == result["best"]["train.rows"]
+    assert chosen["kernels"] == result["best"]["kernels"]
+    assert chosen["model"]["dim"] == 16
+    assert to.read_text().startswith(f"# minillm train -c {to}\n# minillm tune, ")
+    assert program("plan", "-c", str(to), "--json")[0] == 0
+    assert "2 x 1 rows" in said

@@ -1,0 +1,37 @@
+"""The ways in which two processes divide a run, and why a plan is refused there: ``minillm plugins info``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from minillm_core import Plan, Refusal
+from minillm_core.inspection import check_ranks
+from minillm_mesh import by_columns, heads
+
+
+def _steps(rows: int, accumulate: int) -> Callable[[Plan], None]:
+    """Make the check of steps of so many rows and micro-batches."""
+    return lambda plan: check_ranks(plan.with_train(rows=rows, accumulate=accumulate), 2)
+
+
+AXES: Mapping[str, tuple[Callable[[Plan], None], ...]] = {
+    "data": (_steps(4, 2),),  # by whole micro-batches
+    "rows": (_steps(4, 1),),
+    "context": (_steps(4, 2), lambda plan: by_columns.check(plan, 2)),
+    "tensor": (_steps(4, 2), lambda plan: heads.check(plan, 2)),
+}
+
+
+def axes_of(plan: Plan) -> dict[str, str | None]:
+    """Map each way of dividing a run to why a plan is refused there; None: it is not before training."""
+    found: dict[str, str | None] = dict.fromkeys(AXES)
+    for axis, checks in AXES.items():
+        try:
+            for check in checks:
+                check(plan)
+        except Refusal as refusal:
+            found[axis] = refusal.what
+    return found
+
+
+__all__ = ["axes_of"]

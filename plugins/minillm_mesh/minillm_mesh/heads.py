@@ -1,0 +1,197 @@
+"""Tensor parallel, on paper: the model of 1 / N of the heads and hidden units, and what of a plan refuses it.
+
+That model is the plan's own, made of a smaller geometry: H / N heads, K / N key-value heads (one, where N is a
+multiple of K), hidden / N units inside the MLP; the width of the stream stays. Each of its parameters is the
+whole model's, or a slice along an axis that is named ``heads``, ``kv_heads`` or ``hidden``. So a node is written
+for whole geometries and knows nothing of it; what gets other shapes than slices is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from minillm_core import ConfigError, Linear, Param, Plan, PlanError, Refusal, State
+from minillm_core.inspection import declared, decoder, named_modules
+
+AXES = ("heads", "kv_heads", "hidden")
+"""Names of the axes that are divided."""
+
+OF_LEAVES = ("in", "out")
+"""Those of a leaf's own, in what replaces its product (an adapter)."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A slice of a parameter, one of ``parts`` along ``axis``."""
+
+    axis: int
+    parts: int
+
+    def place(self, rank: int, size: int) -> int:
+        """Return which part a rank of ``size`` has; where there are fewer parts, several have the same."""
+        return rank * self.parts // size
+
+
+def divided(spec: Any, size: int) -> Any:
+    """Return the spec of the model of 1 / ``size`` of the heads and hidden units.
+
+    A number that a node's constructor calls ``hidden`` is divided as the geometry's own, ``in_features`` and
+    ``out_features`` of a leaf's product as the leaf.
+    """
+    whole = spec.geometry
+    own = replace(
+        whole,
+        heads=whole.heads // size,
+        kv_heads=max(1, whole.kv_heads // size),
+        hidden=whole.hidden // size,
+    )
+    blocks = tuple(replace(block, mlp=_narrower(block.mlp, size)) for block in spec.blocks)
+    found = replace(spec, geometry=own, blocks=blocks)
+    leaves = dict(named_modules(decoder(replace(found, linears=()))))
+    linears = tuple((leaf, _fitted(node, leaves[leaf])) for leaf, node in spec.linears)
+    return replace(found, linears=linears)
+
+
+def _narrower(node: Any, size: int) -> Any:
+    """Return a plugin's MLP whose ``hidden`` is divided, where it has one."""
+    given = dict(getattr(node, "arguments", ()))
+    if not isinstance(given.get("hidden"), int):
+        return node
+    return _with(node, hidden=given["hidden"] // size)
+
+
+def _fitted(node: Any, leaf: Linear) -> Any:
+    """Return the product of a leaf whose ``in_features`` and ``out_features`` are the leaf's."""
+    sizes = {"in_features": leaf.in_features, "out_features": leaf.out_features}
+    return _with(node, **{name: sizes[name] for name in sizes.keys() & dict(node.arguments).keys()})
+
+
+def _with(node: Any, **changed: Any) -> Any:
+    return replace(node, arguments=tuple(sorted((dict(node.arguments) | changed).items())))
+
+
+def cuts(whole: Any, part: Any) -> Iterator[tuple[str, Cut]]:
+    """Yield the parameters of ``part`` that are slices of those of ``whole``, and how.
+
+    Raises:
+        PlanError: one is neither the whole nor such a slice.
+    """
+    owners = {path: getattr(module, "owner", None) for path, module in named_modules(whole)}
+    named = {name: one for name, _, _, one in declared(part, Param)}
+    for name, _, _, one in declared(whole, Param):
+        if name not in named:
+            raise _refused(_owner(owners, name), "has other parameters for fewer heads", name)
+        own, axes = named[name].shape, one.axes
+        if own == one.shape:
+            continue
+        allowed = (*AXES, *OF_LEAVES) if ".product." in name else AXES
+        apart = [
+            at for at, sizes in enumerate(zip(own, one.shape, strict=False)) if len({*sizes}) > 1
+        ]
+        named_so = len(axes) == len(own) == len(one.shape) and len(apart) == 1
+        if not named_so or axes[apart[0]] not in allowed or one.shape[apart[0]] % own[apart[0]]:
+            why = f"has a parameter {one.shape} that is {own} with fewer heads or hidden units, and no slice of it"
+            raise _refused(_owner(owners, name), why, name)
+        yield name, Cut(apart[0], one.shape[apart[0]] // own[apart[0]])
+
+
+def _owner(owners: Mapping[str, str | None], name: str) -> str | None:
+    """Return the plugin whose module holds a parameter, or the nearest above it."""
+    path = name.rpartition(".")[0]
+    while path and owners.get(path) is None:
+        path = path.rpartition(".")[0]
+    return owners.get(path)
+
+
+def check(plan: Plan, size: int) -> None:
+    """Refuse a plan whose model cannot be computed by 1 / ``size`` of its heads and hidden units.
+
+    Raises:
+        PlanError: with the plugin and the reason.
+        ConfigError: the numbers cannot be divided.
+    """
+    spec = plan.spec
+    _check_sizes(spec, size)
+    loss = spec.loss
+    choices = {
+        "chooses rows to train on by the losses of whole micro-batches": loss.rows
+        and loss.rows.node.owner,
+        "weighs positions by the losses of whole micro-batches": loss.weights
+        and loss.weights.owner,
+        "gathers the supervised positions": loss.gather and loss.gather.owner,
+    }
+    for what, owner in choices.items():
+        if owner:
+            raise _refused(owner, what, "loss")
+    try:
+        part = decoder(divided(spec, size))
+    except Refusal as refusal:
+        raise PlanError(
+            f"1 / {size} of the heads and hidden units make no model: {refusal.what}",
+            where=refusal.where or f"mesh.tensor={size}",
+            fix=f"{refusal.fix}, or mesh.tensor=1" if refusal.fix else "mesh.tensor=1",
+        ) from refusal
+    _check_parts(decoder(spec), part)
+
+
+def _check_sizes(spec: Any, size: int) -> None:
+    """Refuse numbers of heads and hidden units that so many processes cannot share."""
+    shape = spec.geometry
+    rests = {"heads": shape.heads % size, "hidden": shape.hidden % size}
+    rests["kv_heads"] = shape.kv_heads % size and size % shape.kv_heads
+    for name, rest in rests.items():
+        if rest:
+            count = getattr(shape, name)
+            raise ConfigError(
+                f"{size} processes cannot share a model.{name} of {count}",
+                where=f"model.{name}={count}, mesh.tensor={size}",
+                fix=f"model.{name}={-(-count // size) * size}, or a mesh.tensor that divides it",
+            )
+    for index, block in enumerate(spec.blocks):
+        width = dict(getattr(block.mlp, "arguments", ())).get("hidden")
+        if isinstance(width, int) and width % size:
+            raise _refused(block.mlp.owner, f"is {width} wide inside", f"layers.{index}.mlp")
+
+
+def _check_parts(whole: Any, part: Any) -> None:
+    """Refuse a layer of which a process would have no slice, or what makes no sense of one."""
+    sliced = {name.rpartition(".")[0] for name, _ in cuts(whole, part)}
+    states = {name: one.shape for name, _, _, one in declared(part, State)}
+    for name, module, _, one in declared(whole, State):
+        if states.get(name) != one.shape:
+            raise _refused(getattr(module, "owner", None), "keeps State of each head", name)
+    own = part.geometry
+    for index, block in enumerate(part.layers):
+        layout = getattr(block.attention, "layout", None)
+        if layout is not None and (own.heads % layout.joins or own.kv_heads % layout.joins):
+            had = f"one process has {own.heads} and {own.kv_heads} for keys"
+            why = f"joins {layout.joins} heads, and {had}"
+            raise _refused(layout.owner, why, f"layers.{index}.attention")
+        for path in (f"layers.{index}.attention", f"layers.{index}.mlp"):
+            module = getattr(block, path.rpartition(".")[2])
+            inside = (f"{name}.".startswith(f"{path}.") for name in sliced)
+            if module is not None and not any(inside):
+                owner = getattr(module, "owner", None)
+                raise _refused(owner, "is as large with fewer heads and hidden units", path)
+
+
+def summed(whole: Any, part: Any) -> set[str]:
+    """Return the paths of leaves whose input is divided: their results are to be added up."""
+    leaves = {path for path, module in named_modules(whole) if isinstance(module, Linear)}
+    found = {name.rpartition(".")[0] for name, cut in cuts(whole, part) if cut.axis == 1}
+    return found & leaves
+
+
+def _refused(owner: str | None, why: str, path: str) -> PlanError:
+    whose = f"plugin '{owner}'" if owner else "the model"
+    others = f"--plugins -{owner}, or " if owner else ""
+    return PlanError(
+        f"{whose} {why}: processes that share a layer have some of its heads and hidden units each",
+        where=path,
+        fix=f"{others}mesh.tensor=1",
+    )
+
+
+__all__ = ["Cut", "check", "cuts", "divided", "summed"]

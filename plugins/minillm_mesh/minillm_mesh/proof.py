@@ -1,0 +1,177 @@
+"""Tensor parallel is tried before training: on one row, does each node find of its heads what it finds of all?
+
+A node says nowhere that it treats heads apart. So one short row goes through the whole model in each process,
+and once through the models of its heads, with weights moved where they are all alike (a gate that starts closed
+hides what is behind it). What a node gives there is what it gives here, or a slice; else it is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from minillm_core import PlanError, PluginCodeError
+from minillm_core.inspection import named_modules
+
+COLUMNS_TRIED = 64
+"""Of the row, at most."""
+
+APART: Mapping[torch.dtype, float] = {
+    torch.float32: 1e-3,
+    torch.bfloat16: 0.1,
+    torch.float16: 0.03,
+}
+"""How far two arrays may be apart, of the norm of one: rounding, through all layers below."""
+
+MOVED = 0.05
+"""Standard deviation of what is added to parameters whose numbers are all alike."""
+
+
+def prove(trainer: Any, part: Any, rank: int, size: int, group: Any) -> None:
+    """Refuse the first node that finds something else of some heads than of all.
+
+    Every neighbour calls it at the same moment, and all refuse the same. Waits.
+
+    Args:
+        trainer: with the whole model, filled.
+        part: the model of this process's heads.
+        rank: of this process among its neighbours.
+        size: N.
+        group: theirs.
+
+    Raises:
+        PlanError: with the plugin and the reason.
+    """
+    whole, seen = trainer.model, trainer.framework.seen.copy()
+    with trainer.inferring(), _moved(whole):
+        batch, given = trainer.moved(_row(trainer.plan)), trainer.final_values()
+        every, _ = _recorded(whole, batch, given)
+        own, failed = _recorded(part, batch, given)
+    trainer.framework.seen.clear()
+    trainer.framework.seen.update(seen)  # it was no evidence of training
+    order = [path for path in every if not path.endswith(".product")]  # before it is added up
+    wrong = [
+        place
+        for place, path in enumerate(order)
+        if path in own and not _alike(every[path], own[path], rank, size)
+    ]
+    first = torch.tensor([min(wrong, default=len(order))], device=trainer.device)
+    dist.all_reduce(first, dist.ReduceOp.MIN, group=group)
+    if (at := int(first)) < len(order):
+        raise _refused(whole, order[at], "finds something else of some heads than of all of them")
+    if failed is not None:
+        path, error = failed
+        raise _refused(whole, path, f"cannot be computed of some heads ({_line(error)})")
+
+
+def _row(plan: Any) -> dict[str, np.ndarray]:
+    """Make one row of random tokens, two documents long, and ones in every further field."""
+    columns = min(COLUMNS_TRIED, plan.config.train.seq_len)
+    at, shape = np.arange(columns, dtype=np.int32)[None], (1, columns)
+    ids = np.random.default_rng(0).integers(0, plan.spec.geometry.vocab, shape, np.int32)
+    further = {
+        one.name: np.ones((*shape, *one.shape), one.dtype) for _, _, one in plan.batch_fields
+    }
+    documents = (at >= columns // 2).astype(np.int32)
+    return {**further, "ids": ids, "labels": ids, "documents": documents, "positions": at}
+
+
+@contextmanager
+def _moved(model: Any) -> Iterator[None]:
+    """Move the parameters whose numbers are all alike, in every process to the same."""
+    held: list[tuple[Tensor, Tensor]] = []
+    drawn = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        if (parameter == parameter.flatten()[0]).all():
+            held.append((parameter, parameter.clone()))
+            noise = torch.randn(parameter.shape, generator=drawn) * MOVED
+            parameter.add_(noise.to(parameter))
+    try:
+        yield
+    finally:
+        for parameter, value in held:
+            parameter.copy_(value)
+
+
+def _recorded(
+    model: Any, batch: dict[str, Tensor], given: dict[str, Any]
+) -> tuple[dict[str, list[Tensor]], tuple[str, Exception] | None]:
+    """Return what each module gave, by path in the order of the calls, and the call that failed."""
+    found, begun, hooks = dict[str, list[Tensor]](), list[str](), list[Any]()
+    for path, module in named_modules(model):
+        if path:
+            hooks.append(module.register_forward_pre_hook(_begins(begun, path)))
+            hooks.append(module.register_forward_hook(_gives(found, begun, path)))
+    try:
+        model.hidden(batch, given)
+    except (RuntimeError, ValueError, IndexError, PluginCodeError) as error:
+        return found, (begun[-1] if begun else "", error)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found, None
+
+
+def _begins(begun: list[str], path: str) -> Callable[..., None]:
+    def hook(_module: Any, _given: Any) -> None:
+        begun.append(path)
+
+    return hook
+
+
+def _gives(found: dict[str, list[Tensor]], begun: list[str], path: str) -> Callable[..., None]:
+    def hook(_module: Any, _given: Any, result: Any) -> None:
+        begun.pop()
+        parts = result if isinstance(result, tuple) else (result,)
+        found[path] = [one for one in parts if isinstance(one, Tensor)]
+
+    return hook
+
+
+def _alike(every: list[Tensor], own: list[Tensor], rank: int, size: int) -> bool:
+    """Say whether arrays are those of the whole model, or this rank's slices of them along one axis."""
+    if [one.ndim for one in every] != [mine.ndim for mine in own]:
+        return False
+    for one, mine in zip(every, own, strict=True):
+        expected = one
+        for at, (there, here) in enumerate(zip(one.shape, mine.shape, strict=True)):
+            if there != here and there % here == 0:
+                place = rank * (there // here) // size
+                expected = expected.narrow(at, place * here, here)
+        if expected.shape != mine.shape:
+            return False
+        apart, norm = (expected.double() - mine.double()).norm(), expected.double().norm()
+        if not apart <= APART.get(one.dtype, 0.0) * norm:
+            return False
+    return True
+
+
+def _refused(model: Any, path: str, why: str) -> PlanError:
+    """Name the plugin of a module, of the nearest above it, or those of the modules in it."""
+    owners = {name: getattr(one, "owner", None) for name, one in named_modules(model)}
+    above = path
+    while above and owners.get(above) is None:
+        above = above.rpartition(".")[0]
+    inside = {owner for name, owner in owners.items() if owner and name.startswith(f"{path}.")}
+    named = [owners[above]] if above else sorted(inside)
+    whose = f"plugin {' or '.join(map(repr, named))}" if named else "the model"
+    return PlanError(
+        f"{whose} {why}: processes that share a layer have some of its heads and hidden units each",
+        where=path,
+        fix=f"--plugins {','.join(f'-{one}' for one in named)}, or mesh.tensor=1"
+        if named
+        else "mesh.tensor=1",
+    )
+
+
+def _line(error: Exception) -> str:
+    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+
+
+__all__ = ["prove"]

@@ -1,0 +1,227 @@
+"""Pipeline stages: which blocks of a plan each process computes, and what one hands to the next; pure.
+
+Stages are cut where the FLOPs of the costliest are fewest; the head counts as a part of the last block. What
+crosses a border is the residual stream and, of all that blocks, streams and terms made before it, what is
+read behind it. Batch fields and schedule values are in every process, and so are streams that read nothing
+else and emit nothing (tables that are looked up by ids): each stage computes those that it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from math import prod
+from typing import Any
+
+from minillm_core import ConfigError, Plan, PlanError
+from minillm_core.inspection import decoder, inputs_of, named_modules
+
+GPIPE, ONE_F_ONE_B = "gpipe", "1f1b"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What one process computes of a model."""
+
+    blocks: tuple[tuple[int, int], ...]  # (layer, turn), in the order in which they run
+    streams: tuple[str, ...]  # in the model's order
+    received: tuple[str, ...]  # arrays of the stages before, beside the residual stream
+    sent: tuple[str, ...]
+    flops: float  # a token, forward and backward
+    first: bool
+    last: bool
+
+
+def stages(plan: Plan, model: Any, values: Mapping[str, Any], count: int) -> tuple[Stage, ...]:
+    """Cut a model into stages.
+
+    Args:
+        plan: the plan.
+        model: its decoder, of a framework or an outline.
+        values: staged ones, by which blocks may run several times.
+        count: stages; no more than there are blocks.
+    """
+    order, ends = model.order(values), _Ends(plan, model)
+    loads = [ends.flops[layer] for layer, _ in order]
+    loads[-1] += plan.estimate().part("head").flops
+    bounds = cut(loads, count)
+    live = [ends.read]  # before each block and at the end: what is read from there on
+    for layer, _ in reversed(order):
+        block = model.layers[layer]
+        live.append((live[-1] - ends.made[layer]) | {*block.inputs})
+    live.reverse()
+    borders = [tuple(sorted(live[at] & ends.crossing)) for at in bounds]
+    segments = list(pairwise(bounds))
+    reads = [
+        set[str]().union(*(model.layers[layer].inputs for layer, _ in order[first:last]))
+        for first, last in segments
+    ]
+    reads[-1] |= ends.read
+    needed = [ends.local(names) for names in reads]
+    alone = ends.early | ends.local(set[str]().union(*(ends.inputs[name] for name in ends.early)))
+    needed[0] |= alone | (model.streams.keys() - set[str]().union(*needed))  # or read by nothing
+    return tuple(
+        Stage(
+            tuple(order[first:last]),
+            tuple(name for name in model.streams if name in needed[at]),
+            borders[at] if at else (),
+            borders[at + 1] if at + 1 < count else (),
+            sum(loads[first:last]),
+            at == 0,
+            at + 1 == count,
+        )
+        for at, (first, last) in enumerate(segments)
+    )
+
+
+class _Ends:
+    """What the parts of a model make and read, by name.
+
+    Attributes:
+        flops: by layer, a token.
+        made: by layer.
+        read: by what follows the last block.
+        crossing: all that is made in one stage alone.
+        inputs: by stream.
+        early: streams that the first stage alone computes.
+        anywhere: all others.
+    """
+
+    def __init__(self, plan: Plan, model: Any) -> None:
+        spec = plan.spec
+        self.flops = _flops(plan, model)
+        self.made = {
+            layer: {*block.tap_names, *block.stream_names, *block.term_names}.union(
+                *(model.tap_aliases.get(name, ()) for name in block.tap_names)
+            )
+            for layer, block in enumerate(model.layers)
+        }
+        sources = {name for names in model.term_sources.values() for name in names}
+        self.read = inputs_of((spec.final, spec.final_norm, spec.loss)) | sources
+        self.inputs = {name: {*node.bound} for name, node in model.streams.items()}
+        self.early = set[str]()
+        for name, node in model.streams.items():  # each behind those that it reads
+            emits = bool(node.terms or node.statistics)
+            if emits or self.inputs[name] & {"x0", *self.early}:
+                self.early.add(name)
+        self.anywhere = model.streams.keys() - self.early
+        self.crossing = {"x0", *self.early, *sources}.union(*self.made.values())
+
+    def local(self, names: set[str]) -> set[str]:
+        """Return the streams among names that any stage can compute, and those that they read."""
+        found, left = set[str](), names & self.anywhere
+        while left:
+            found |= left
+            left = set[str]().union(*(self.inputs[name] for name in left)) & self.anywhere - found
+        return found
+
+
+def _flops(plan: Plan, model: Any) -> list[float]:
+    """Count FLOPs a token of each block, once, as the plan's estimate does."""
+    scores, modules = plan.estimate().scores, dict(named_modules(model))
+    found = [
+        scores.get(layer, 0) / plan.turns.get(layer, (1, 1))[0]
+        for layer in range(len(model.layers))
+    ]
+    for info in plan.parameters.values():
+        if info.name.startswith("layers.") and len(info.shape) > 1:
+            share = getattr(modules.get(info.name.rpartition(".")[0]), "share", 1.0)
+            times = 4 if info.name in plan.frozen else 6
+            found[int(info.name.split(".")[1])] += times * prod(info.shape) * share
+    return found
+
+
+def cut(loads: Sequence[float], count: int) -> list[int]:
+    """Cut loads into runs of one or more, so that the largest sum is as small as it can be.
+
+    Args:
+        loads: of each block; at least ``count``.
+        count: runs.
+
+    Returns:
+        Where each begins, and the end: count + 1 numbers.
+    """
+    sums, size = [0.0, *accumulate(loads)], len(loads)
+    best, where = [*sums[1:]], [[0] * size]  # of one run up to each block
+    for run in range(1, count):
+        following, begins = [float("inf")] * size, [0] * size
+        for last in range(run, size):
+            for first in range(run, last + 1):
+                most = max(best[first - 1], sums[last + 1] - sums[first])
+                if most < following[last]:
+                    following[last], begins[last] = most, first
+        best = following
+        where.append(begins)
+    bounds = [size]
+    for begins in reversed(where):
+        bounds.append(begins[bounds[-1] - 1])
+    return bounds[::-1]
+
+
+def width(plan: Plan, name: str) -> int:
+    """Count the numbers a token of an array that crosses a border; those of a plugin's own stream are taken for dim."""
+    g = plan.spec.geometry
+    of_heads = {"k": g.kv_heads, "v": g.kv_heads, "q": g.heads, "y": g.heads}
+    place, _, last = dict(plan.spec.taps).get(name, name).rpartition(".")
+    if last in {term.emitted for term in plan.spec.loss.terms}:
+        return 0
+    return of_heads[last] * g.head_dim if place.endswith(".attention") else g.dim
+
+
+def bubble(count: int, micro: int) -> float:
+    """Return the share of a step in which a stage waits for the others: the same under both schedules."""
+    return (count - 1) / (micro + count - 1)
+
+
+def check(plan: Plan, count: int, parts: int) -> None:
+    """Refuse a plan whose model cannot be computed in stages.
+
+    Args:
+        plan: the plan.
+        count: stages.
+        parts: into which rows of a step are divided beside that.
+
+    Raises:
+        PlanError: with the plugin and the reason.
+        ConfigError: there are too few blocks, or micro-batches.
+    """
+    mesh, spec = plan.config.mesh, plan.spec
+    where = f"mesh.pipeline={count}"
+    if spec.loss.rows is not None:
+        owner = spec.loss.rows.node.owner
+        raise PlanError(
+            f"plugin '{owner}' chooses rows by losses of the whole model, of which a stage has some layers",
+            where=f"{where}, loss",
+            fix=f"--plugins -{owner}, or mesh.pipeline=1",
+        )
+    blocks = min(len(decoder(spec).order(plan.values(at))) for at in (0.0, 1.0))
+    if blocks < count:
+        raise ConfigError(
+            f"{count} pipeline stages need as many blocks, and there are {blocks}",
+            where=where,
+            fix=f"mesh.pipeline={blocks}, or fewer",
+        )
+    for other in ("context", "tensor"):
+        if (shared := getattr(mesh, other)) > 1:
+            raise ConfigError(
+                "processes cannot share rows and be pipeline stages at once",
+                where=f"{where}, mesh.{other}={shared}",
+                fix=f"mesh.{other}=1 or mesh.pipeline=1",
+            )
+    for shape in plan.course:
+        micro = micro_batches(shape.accumulate, parts)
+        if mesh.schedule == ONE_F_ONE_B and micro < count:
+            raise ConfigError(
+                f"the schedule 1f1b needs {count} micro-batches for {count} stages, and a step has {micro}",
+                where=f"train.accumulate={shape.accumulate}, {where}",
+                fix=f"train.accumulate={count * parts}, with as many fewer rows, or mesh.schedule=gpipe",
+            )
+
+
+def micro_batches(accumulate: int, parts: int) -> int:
+    """Count the micro-batches of each part of a step: whole ones, or some rows of all."""
+    return accumulate if accumulate % parts else accumulate // parts
+
+
+__all__ = ["GPIPE", "ONE_F_ONE_B", "Stage", "bubble", "check", "cut", "micro_batches", "stages"]

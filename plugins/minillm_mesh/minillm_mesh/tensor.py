@@ -1,0 +1,163 @@
+"""Tensor parallel on torch: N neighbours compute the same tokens, each with some heads and hidden units.
+
+A process holds its parameters whole, as it does alone, and computes with a second model of 1 / N of the
+geometry (heads.py), whose parameters are slices of the first one's: views, of which nothing is stored.
+So plans, updates, State and checkpoints know nothing of it.
+
+What a leaf multiplies that has a part of its input (``o``, ``down``) is added up over the neighbours. Each then
+computes the loss of 1 / N of the positions, L_r, and the objective of the step is the sum of L_r over all
+processes. The gradient of a sum is the sum of gradients: the backward pass adds up over the neighbours at the
+same places, and what a process finds for a parameter is one part of its gradient, whether it is sliced or not.
+The sum of these over all processes is what data parallel makes of it anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Function
+
+from minillm_core import Buffer, Param
+from minillm_core.inspection import (
+    GATHERED,
+    LABELS,
+    declared,
+    decoder,
+    materialising,
+    named_modules,
+)
+from minillm_mesh.heads import Cut, cuts, divided, summed
+from minillm_mesh.proof import prove
+
+
+class _Summed(Function):
+    """The sum of an array over the neighbours; gradients are added up as well."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        whole = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(whole, group=group)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None]:
+        (by,) = upstream
+        whole = by.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(whole, group=ctx.group)
+        return whole, None
+
+
+class Share:
+    """The share of a model that each of some neighbours computes.
+
+    Args:
+        rank: of this process among them.
+        size: N.
+        group: theirs.
+    """
+
+    def __init__(self, rank: int, size: int, group: dist.ProcessGroup | None = None) -> None:
+        self.rank, self.size, self.group = rank, size, group
+
+    def of(self, trainer: Any) -> Any:
+        """Make the model that this process computes, of the whole one's parameters, State and constants; try it.
+
+        Raises:
+            PlanError: a node is not computed head by head.
+        """
+        part = self._part(trainer.model, trainer.plan.spec)
+        trainer.model.add_module("part", part)  # it has no parameter; train() and eval() reach it
+        prove(trainer, part, self.rank, self.size, self.group)
+        return part
+
+    def _part(self, whole: Any, spec: Any) -> Any:
+        framework = whole.framework
+        spec = divided(replace(spec, geometry=whole.geometry), self.size)
+        with materialising(framework), torch.device("meta"):
+            part = decoder(spec, checkpointing=whole.checkpointing)
+        known, sums = dict(named_modules(whole)), summed(whole, part)
+        found, kinds = dict(cuts(whole, part)), dict[str, str]()
+        for path, module in named_modules(part):
+            body: dict[str, Any] = {}
+            kinds |= {f"{path}.{name}": how for name, how in module.statistics.items()}
+            for _, holder, attribute, one in declared(module):
+                if holder is not module:
+                    continue
+                full = f"{path}.{attribute}" if path else attribute
+                source = known[path].__dict__["_declared"][attribute]
+                if isinstance(one, Buffer) and one.shape != source.shape:
+                    with framework.placing():
+                        value = torch.empty(one.shape)
+                    setattr(module, attribute, value)
+                    framework.fill(module, attribute, one.fn())
+                    continue
+                body[attribute] = self._slice(attribute, found.get(full))
+                (module._parameters if isinstance(one, Param) else module._buffers).pop(attribute)
+            if path in sums:
+                body["forward"] = self._adding(type(module))
+            if not path:
+                body |= self._own_positions(type(module), kinds)
+            module.__dict__["_whole"] = (known[path],)  # in a tuple: no child of it
+            kind = type(module)
+            module.__class__ = type(kind.__name__, (kind,), body)
+        return part
+
+    def _slice(self, attribute: str, cut: Cut | None) -> property:
+        """Make the property that gives the whole model's array, or this rank's slice of it."""
+        if cut is None:
+            return property(lambda module: getattr(module._whole[0], attribute))
+        axis, parts, place = cut.axis, cut.parts, cut.place(self.rank, self.size)
+
+        def sliced(module: Any) -> Tensor:
+            whole = getattr(module._whole[0], attribute)
+            size = whole.shape[axis] // parts
+            return whole.narrow(axis, place * size, size)
+
+        return property(sliced)
+
+    def _adding(self, kind: Any) -> Any:
+        """Make a leaf's ``forward`` whose result is added up over the neighbours."""
+        group = self.group
+
+        def forward(module: Any, x: Tensor, scope: Any = None) -> Tensor:
+            return _Summed.apply(kind.forward(module, x, scope), group)
+
+        return forward
+
+    def _own_positions(self, kind: Any, kinds: Mapping[str, str]) -> dict[str, Any]:
+        """Make the model's methods that compute the loss at 1 / N of the positions.
+
+        Terms are means of the same rows in each process, for its share of their labels; statistics that
+        are sums (``kinds``) count once.
+        """
+        rank, size = self.rank, self.size
+
+        def own(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+            count, device = batch["ids"].numel(), batch["ids"].device
+            at = torch.arange(
+                count * rank // size, count * (rank + 1) // size, dtype=torch.int32, device=device
+            )
+            labels = {LABELS: batch[LABELS] / size} if LABELS in batch else {}
+            return {**batch, **labels, GATHERED: at}
+
+        def forward(module: Any, batch: dict[str, Tensor], values: dict[str, Any]) -> Any:
+            loss = kind.forward(module, own(batch), values)
+            once = {
+                name: value / size if kinds[name] == "sum" else value
+                for name, value in loss.statistics.items()
+            }
+            return loss._replace(statistics=once)
+
+        def evaluate(module: Any, batch: dict[str, Tensor], values: dict[str, Any]) -> Any:
+            return kind.evaluate(module, own(batch), values)
+
+        return {"forward": forward, "evaluate": evaluate}
+
+
+__all__ = ["Share"]

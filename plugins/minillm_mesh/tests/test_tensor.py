@@ -1,0 +1,112 @@
+"""Layers that several processes share: the model of some heads, what of a plan refuses it, and slices."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+import minillm_core as minillm
+from minillm_core.backends.ranks import ALONE
+from minillm_core.inspection import declared, decoder
+from minillm_mesh.axes import axes_of
+from minillm_mesh.heads import check, cuts, divided, summed
+
+
+def plan_of(plugins: str | None = None, **settings: Any) -> minillm.Plan:
+    """Plan the preset tiny, with as many heads for keys."""
+    given = {key.replace("_", ".", 1): value for key, value in settings.items()}
+    return minillm.build_plan(
+        minillm.load(preset="tiny", plugins=plugins, settings={"model.kv_heads": 4, **given})
+    )
+
+
+@pytest.mark.parametrize("plugins", [None, "moe", "mla", "value_embeds,sparse_gate,xsa", "lora"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_slices_of_all_processes_are_each_parameter_once(plugins: str | None, size: int) -> None:
+    plan = plan_of(plugins)
+    check(plan, size)
+    whole, part = decoder(plan.spec), decoder(divided(plan.spec, size))
+    found, own = dict(cuts(whole, part)), {name: one.shape for name, _, _, one in declared(part)}
+    for name, _, _, one in declared(whole, minillm.Param):
+        cut = found.get(name)
+        assert math.prod(own[name]) * (cut.parts if cut else 1) == math.prod(one.shape)
+        assert cut is None or [cut.place(rank, size) for rank in range(size)] == [*range(size)]
+    leaves = summed(whole, part)
+    assert "layers.0.attention.o" in leaves
+    assert not any(name.endswith((".q", ".gate", ".up")) for name in leaves)
+
+
+def test_fewer_heads_for_keys_than_processes_are_those_of_several() -> None:
+    plan = plan_of(model_kv_heads=2)
+    whole, part = decoder(plan.spec), decoder(divided(plan.spec, 4))
+    cut = dict(cuts(whole, part))["layers.0.attention.k.weight"]
+    assert [cut.place(rank, 4) for rank in range(4)] == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("plugins", "why"),
+    [
+        ("dc_mha", r"has a parameter \(4, 4\) that is \(2, 2\)"),
+        ("iha", "and no slice of it"),
+        ("gated_delta", "and no slice of it"),
+        ("sparse_loss", "gathers the supervised positions"),
+        ("jest", "chooses rows to train on"),
+        ("rho1", "weighs positions"),
+    ],
+)
+def test_what_is_not_divided_is_refused_by_name(plugins: str, why: str) -> None:
+    plan = plan_of(plugins)
+    with pytest.raises(minillm.PlanError, match=f"plugin '{plugins}' .*{why}") as refused:
+        check(plan, 2)
+    assert refused.value.fix == f"--plugins -{plugins}, or mesh.tensor=1"
+    assert axes_of(plan)["tensor"] == refused.value.what
+
+
+def test_numbers_that_cannot_be_divided_are_refused() -> None:
+    with pytest.raises(minillm.ConfigError, match=r"3 processes cannot share .* of 4") as refused:
+        check(plan_of(), 3)
+    assert refused.value.fix == "model.heads=6, or a mesh.tensor that divides it"
+    with pytest.raises(
+        minillm.PlanError, match="'paired_heads' joins 2 heads, and one process has"
+    ):
+        check(plan_of("paired_heads", model_kv_heads=2), 2)
+    with pytest.raises(minillm.PlanError, match="'relu2' is 99 wide inside"):
+        check(plan_of("relu2", relu2_hidden=99), 2)
+
+
+def test_axes_are_refused_one_by_one() -> None:
+    free = dict.fromkeys(("data", "rows", "context", "tensor"))
+    assert axes_of(plan_of("muon")) == free
+    found = axes_of(plan_of("jest"))
+    chosen = "what is trained on is chosen in a whole micro-batch, which cannot be divided"
+    assert (found["data"], found["rows"]) == (None, chosen)
+    everywhere = {*axes_of(plan_of("sparse_rows,value_embeds")).values()}
+    assert len(everywhere) == 1
+    assert None not in everywhere
+
+
+@pytest.mark.parametrize(
+    ("plugin", "why"),
+    [
+        ("dc_mha", "'key_scores' and 'key_weights' of all before"),
+        ("forgetting_attn", "'faded' of all before"),
+        ("gated_delta", "'memory' and 'tail' of all before"),
+        ("mla", "'latent' of all before"),
+        ("moe", "'balance' of whole rows"),
+        ("sparse_loss", "the supervised positions"),
+    ],
+)
+def test_what_columns_refuse_is_said(plugin: str, why: str) -> None:
+    assert why in (axes_of(plan_of(plugin))["context"] or "")
+
+
+def test_one_process_has_no_others_to_share_with() -> None:
+    with pytest.raises(minillm.BackendError, match="this one is alone") as refused:
+        ALONE.share_rows(1, 2)
+    assert refused.value.where == "mesh.tensor=2"
+
+
+def test_the_plan_does_not_depend_on_it() -> None:
+    assert plan_of(mesh_tensor=2).hash == plan_of().hash
