@@ -1,6 +1,6 @@
 """kill -9 of one rank of several at random moments, resumes, and an end as if nothing had been.
 
-    python -m benchmarks.rank_kills --same 40 --mixed 20 --stopped 6 [--sizes 2,4] [--seed S]
+    python -m benchmarks.rank_kills --same 40 --mixed 20 --stopped 6 [--sizes 2,4] [--shard weights] [--seed S]
 
 A trial is a run of 24 steps on a CPU over gloo, a checkpoint every 4 steps. One rank, drawn at random,
 is killed, the others are ended as torchrun ends them, and the run is resumed; that one, two or three
@@ -335,6 +335,8 @@ def rows(trials: list[Trial], jobs: int) -> list[Row]:
     found: dict[str, Row] = {}
     for trial, outcome in each(survive, trials, jobs):
         what = WHAT[trial.mode].format(trial.size)
+        if (shard := trial.known.run.shard) != "auto":
+            what += f", mesh.shard={shard}"
         row = found.setdefault(what, Row(what))
         row.tried += 1
         row.detected += not outcome.facts["corrupt"]
@@ -360,11 +362,14 @@ def main() -> int:
     options.add_argument("--stopped", type=int, default=4, help="trials with a stopped rank")
     options.add_argument("--sizes", default="2,4", help="numbers of ranks")
     options.add_argument("--plugins", default="muon", help="as for minillm train")
+    options.add_argument(
+        "--shard", choices=("auto", "weights"), default="auto", help="what several ranks divide"
+    )
     options.add_argument("--only", help="one trial by its name, such as same-2-7")
     given = options.parse_args()
     sizes = [int(one) for one in given.sizes.split(",")]
     with workshop(given) as folder:
-        run = RankedRun(folder, plugins=given.plugins, settings=SETTINGS)
+        run = RankedRun(folder, plugins=given.plugins, settings=SETTINGS, shard=given.shard)
         known = undisturbed(run, sizes)
         print(
             "; ".join(f"{size} ranks: {known.seconds[size]:.2f} s a run" for size in sizes)
