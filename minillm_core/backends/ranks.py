@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,8 @@ class Ranks:
     scope: Callable[[dict[str, Any]], Any] | None = None
     undivided: str = "its processes cannot divide updates"
     """Why :meth:`share` cannot be called; empty: it can."""
+    usual: str = "updates"
+    """What ``mesh.shard=auto`` divides."""
 
     @property
     def leads(self) -> bool:
@@ -164,6 +167,10 @@ class Ranks:
         """
         raise NotImplementedError
 
+    def meeting(self) -> AbstractContextManager[None]:
+        """Make of a framework's error inside, where another process has ended, one that says so."""
+        return nullcontext()
+
     def close(self) -> None:
         """End the communication."""
 
@@ -193,7 +200,7 @@ def divides(asked: str, ranks: Ranks) -> str:
     if asked in ("updates", "weights") and why:
         fix = "mesh.shard=auto divides updates where that can be done"
         raise ConfigError(f"{asked} cannot be divided: {why}", where=f"mesh.shard={asked}", fix=fix)
-    return "" if asked == "off" or why else asked.replace("auto", "updates")
+    return "" if asked == "off" or why else asked.replace("auto", ranks.usual)
 
 
 def said_by() -> str:

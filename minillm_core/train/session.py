@@ -533,7 +533,7 @@ class Session:
 def _attributed(job: Job, step: Callable[[], int]) -> Iterator[None]:
     """Raise plugins' errors under their names, and lack of memory with advice."""
     try:
-        with attribute_errors(job.plugins, "in a step"):
+        with attribute_errors(job.plugins, "in a step"), job.ranks.meeting():
             yield
     except NonFinite as error:
         names, found = errors.suspects(job)

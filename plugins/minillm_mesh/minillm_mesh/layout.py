@@ -27,6 +27,9 @@ ITERATION = 6
 
 ITERATIONS = 5
 
+BUCKET = 2**26
+"""Bytes of parameters that are sent together, where they are not all at once."""
+
 
 @dataclass(frozen=True)
 class Part:
@@ -203,4 +206,4 @@ def uneven(parts: Layout) -> float:
     return max(sizes) * len(sizes) / max(1, sum(sizes))
 
 
-__all__ = ["Layout", "Part", "cost", "cuttable", "layout", "row_part", "rows_of", "uncut", "uneven"]
+__all__ = ["BUCKET", "Layout", "Part", "cost", "cuttable", "layout", "row_part", "rows_of", "uncut", "uneven"]

@@ -32,13 +32,10 @@ from torch import _foreach_copy_ as foreach_copy_  # pyright: ignore[reportPriva
 
 from minillm_core.inspection import Group
 from minillm_mesh.collectives import all_gather, met, reduce_scatter
-from minillm_mesh.layout import Layout, Part, layout
+from minillm_mesh.layout import BUCKET, Layout, Part, layout
 
 ALIGNED = 16
 """Numbers to which the place of a part is rounded up: 32 bytes in bfloat16, for vectorised kernels."""
-
-BUCKET = 2**26
-"""Bytes that are brought together at once outside steps."""
 
 MODEL, OPTIMIZER, VIEW = "model.", "optimizer.", "view."
 
@@ -282,4 +279,4 @@ def _rounded(size: int) -> int:
     return -(-size // ALIGNED) * ALIGNED
 
 
-__all__ = ["BUCKET", "Divided", "TorchShare"]
+__all__ = ["Divided", "TorchShare"]

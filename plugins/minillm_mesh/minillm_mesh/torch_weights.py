@@ -30,8 +30,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from minillm_core.inspection import Group, Ranks, own_code
 from minillm_mesh.collectives import met
-from minillm_mesh.layout import Layout, layout, row_part, rows_of, uncut
-from minillm_mesh.torch_share import BUCKET, Divided
+from minillm_mesh.layout import BUCKET, Layout, layout, row_part, rows_of, uncut
+from minillm_mesh.torch_share import Divided
 
 
 class TorchWeights(Divided):
