@@ -541,11 +541,12 @@ class Forecast:
         shares = layout(self.plan.groups, self.ranks, weights=True)
         mine = max(sum(part.size for part in share if part.name in whole) for share in shares)
         trained = sum(size for name, size in rows.items() if name not in self.plan.frozen)
-        ends, layer = self._units[""], max(self._units.values())
+        ends = self._units[""]
+        layer = max(size for unit, size in self._units.items() if unit)
         return {
             "weights": itemsize * (ends + 2 * layer),  # a layer, and the next one
             "master weights": MASTER * (sum(rows.values()) + mine),
-            "gradients": itemsize * ends + (itemsize + MASTER) * layer,
+            "gradients": itemsize * (ends + layer) + MASTER * max(ends, layer),
             "gradients, summed": MASTER * (trained + mine),
         }
 

@@ -3,8 +3,8 @@
 Two things are to be even. The time of an update, which is nearly all in stages that need whole matrices
 (Newton-Schulz: 30 R C min(R, C) FLOPs for five iterations); such parameters go whole, the costliest
 first, to the rank that has least to do. And bytes: of state that is kept, of gradients and weights that
-are sent. Parameters whose stages see one element at a time are cut by rows, so that all ranks end with as
-many numbers.
+are sent. Matrices whose stages see one element at a time, or a row, are cut by rows, so that all ranks end
+with as many numbers; a vector is one row.
 """
 
 from __future__ import annotations
@@ -118,11 +118,11 @@ def cuttable(group: Group, member: Member) -> bool:
     """Return whether rows of a parameter can be updated without the others: no stage needs more.
 
     A view is computed of a whole parameter, scalars and shapes of a plugin's own are a whole parameter's,
-    and blocks of narrow state run over the ends of rows.
+    and blocks of narrow state run over the ends of rows. Of a vector a stage may take the norm, as of a row.
     """
     rule = group.rule
     alike = all(kind == "like" for _, _, stage in rule.stages for _, kind in stage.state)
-    return bool(member.shape) and not rule.stacked and alike and not member.view
+    return len(member.shape) > 1 and not rule.stacked and alike and not member.view
 
 
 def cost(group: Group) -> float:
