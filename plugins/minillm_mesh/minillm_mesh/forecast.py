@@ -363,7 +363,9 @@ class Forecast:
         exchanges += (*self._of_columns(), *self._of_stages())
         work = self._work(mine, flops, exchanges)
         work = replace(work, bubble=(len(each) - 1) / self.part[1])
-        return Divided(updates, mine, self._memory(updates), work, times(work, self.ranks, self.card))
+        return Divided(
+            updates, mine, self._memory(updates), work, times(work, self.ranks, self.card)
+        )
 
     def _owned(self, updates: str) -> Owned:
         ranks = 1 if updates == REPLICATED else self.ranks

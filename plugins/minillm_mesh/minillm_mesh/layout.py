@@ -206,4 +206,15 @@ def uneven(parts: Layout) -> float:
     return max(sizes) * len(sizes) / max(1, sum(sizes))
 
 
-__all__ = ["BUCKET", "Layout", "Part", "cost", "cuttable", "layout", "row_part", "rows_of", "uncut", "uneven"]
+__all__ = [
+    "BUCKET",
+    "Layout",
+    "Part",
+    "cost",
+    "cuttable",
+    "layout",
+    "row_part",
+    "rows_of",
+    "uncut",
+    "uneven",
+]

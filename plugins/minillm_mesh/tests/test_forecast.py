@@ -151,7 +151,9 @@ def test_auto_divides_weights_where_updates_alone_do_not_fit(memory: float, shar
 @pytest.mark.parametrize("setting", ["tensor", "pipeline"])
 def test_weights_are_not_divided_beside_shared_layers(setting: str) -> None:
     plan = planned(**{"mesh_shard": "weights", f"mesh_{setting}": 2})
-    with pytest.raises(minillm.ConfigError, match=f"beside mesh.{setting}: a process comp") as caught:
+    with pytest.raises(
+        minillm.ConfigError, match=f"beside mesh.{setting}: a process comp"
+    ) as caught:
         forecast(plan, 8, None, "bfloat16")
     assert caught.value.fix == f"mesh.shard=updates, or mesh.{setting}=1"
     with pytest.raises(minillm.ConfigError, match=f"beside mesh.{setting}"):
