@@ -15,7 +15,8 @@ mixed    each life has a number of its own, 1 among them: losses and evaluations
 stopped  a rank is stopped (SIGSTOP), another must name it, and the run is resumed to the bit
 
 After each kill every checkpoint must verify, each that metrics.jsonl announced must be there, and each
-step be in metrics.jsonl once with its loss; the next life must resume from the newest checkpoint.
+step be in metrics.jsonl once with its loss; the next life must resume from the newest checkpoint. No rank
+may take the end of another one for a defect.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ from minillm_core.checkpoint.read import Checkpoint
 
 NEAR = 1e-5  # of a loss, at another number of ranks
 LIVES = (1, 1, 2, 3)  # kills in a trial, one of these
+DEFECT = "a defect in minillm"  # as the program words an error that it does not know
 ATTEMPTS = 20  # to kill a run before it ends
 SETTINGS = ("train.accumulate=4", "--deterministic")  # a step that 4 ranks can divide
 
@@ -140,6 +142,8 @@ def _kill_some(trial: Trial, out: Path, rng: random.Random, outcome: Outcome) ->
             outcome.wrong += broken(out) + list(_steps(known.outs[size], out))
             fresh = known.run.said(out)[said:]
             outcome.wrong += _resumed_there(fresh, before, to_the_end=False)
+            if DEFECT in fresh:
+                outcome.wrong.append("a rank that lost another one calls it a defect")
         elif any(codes):
             raise RuntimeError(f"a run that should have been killed ended with {codes}")
         elif resume:

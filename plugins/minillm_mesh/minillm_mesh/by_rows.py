@@ -28,10 +28,11 @@ def check(plan: Plan) -> None:
                 where=f"{where}, mesh.{setting}={others}",
                 fix=f"mesh.shard=updates, or mesh.{setting}=1",
             )
-    scalars = [name for name, info in plan.parameters.items() if not info.shape]
-    if scalars:
+    scalar = next((info for info in plan.parameters.values() if not info.shape), None)
+    if scalar is not None:
         raise PlanError(
-            f"weights cannot be divided: '{scalars[0]}' is a scalar, of which FSDP cannot take rows",
+            f"weights cannot be divided: '{scalar.name}' of plugin '{scalar.owner}' is a scalar, of which "
+            "FSDP cannot take rows",
             where=where,
             fix="mesh.shard=updates, or a parameter of shape (1,)",
         )

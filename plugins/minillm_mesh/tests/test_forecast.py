@@ -11,7 +11,6 @@ import pytest
 from rich.console import Console
 
 import minillm_core as minillm
-from minillm_mesh import by_rows
 from minillm_mesh.cost import CARDS, seconds
 from minillm_mesh.forecast import Forecast, forecast, owned
 
@@ -148,16 +147,9 @@ def test_auto_divides_weights_where_updates_alone_do_not_fit(memory: float, shar
     )
 
 
-@pytest.mark.parametrize("setting", ["tensor", "pipeline"])
-def test_weights_are_not_divided_beside_shared_layers(setting: str) -> None:
-    plan = planned(**{"mesh_shard": "weights", f"mesh_{setting}": 2})
-    with pytest.raises(
-        minillm.ConfigError, match=f"beside mesh.{setting}: a process comp"
-    ) as caught:
-        forecast(plan, 8, None, "bfloat16")
-    assert caught.value.fix == f"mesh.shard=updates, or mesh.{setting}=1"
-    with pytest.raises(minillm.ConfigError, match=f"beside mesh.{setting}"):
-        by_rows.check(plan)
+def test_weights_are_not_divided_beside_shared_layers() -> None:
+    with pytest.raises(minillm.ConfigError, match=r"beside mesh\.tensor"):
+        forecast(planned(mesh_shard="weights", mesh_tensor=2), 8, None, "bfloat16")
 
 
 def test_what_does_not_fit_is_said() -> None:
