@@ -389,7 +389,8 @@ def main() -> int:
         ]
         if given.only:
             trials = [trial for trial in trials if trial.name == given.only]
-        return finish("rank_kills", rows(trials, given.jobs), given, plugins=given.plugins)
+        name = "rank_kills" if given.shard == "auto" else f"rank_kills_{given.shard}"
+        return finish(name, rows(trials, given.jobs), given, plugins=given.plugins)
 
 
 if __name__ == "__main__":
