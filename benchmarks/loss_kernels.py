@@ -6,7 +6,7 @@ Three steps of warm-up, then ten measured one by one. Peak memory is beyond the 
 step's gradients. Errors are relative to gradients made in chunks in float32. The three products alone
 are measured in the same run: no kernel is quicker than they are. Where liger-kernel is installed, its
 function called by hand is measured too, and then in turns with minillm's plugin ``liger``: a step of
-one, a step of the other; where Triton is, the kernel of minillm's plugin ``triton``.
+one, a step of the other; where Triton is, the kernels of minillm's plugins ``triton`` and ``fp8_head``.
 """
 
 from __future__ import annotations
@@ -131,13 +131,14 @@ def ligers(form: LossForm) -> list[tuple[str, Kernel, bool]]:
 
 
 def tritons() -> list[tuple[str, Kernel, bool]]:
-    """The kernel of the plugin ``triton``, eager and compiled."""
+    """The kernels of the plugins ``triton`` and ``fp8_head``, eager and compiled."""
     if find_spec("triton") is None:
-        print("Triton is not installed: its kernel is left out")
+        print("Triton is not installed: its kernels are left out")
         return []
-    from minillm_triton.kernels.loss import linear_cross_entropy
+    from minillm_triton.kernels.loss import fp8_linear_cross_entropy, linear_cross_entropy
 
-    return [("triton", linear_cross_entropy, False), ("triton", linear_cross_entropy, True)]
+    by_name = (("triton", linear_cross_entropy), ("fp8", fp8_linear_cross_entropy))
+    return [(name, kernel, mode) for name, kernel in by_name for mode in (False, True)]
 
 
 def products(hidden: Tensor, weight: Tensor) -> dict[str, float]:

@@ -63,9 +63,10 @@ class Candidate:
     accepts: Callable[[Request], str | None] = serves_all  # None: yes; else the reason why not
     rank: Callable[[Request], int] = first  # lower is preferred; equal ranks keep their order
     plain: bool = False  # composed of array functions: for --kernels reference and op=reference
-    within_tolerance: bool = True  # False: used only when named
+    within_tolerance: bool = True  # False: used only when it, or a plugin that is there for it, is named
     requires: tuple[str, ...] = ()  # distributions, as in a pyproject.toml: "liger-kernel>=0.8.5"
-    # the option that disables it ("loss=false"); where there is one it serves, or no run begins
+    # the option that disables it ("loss=false"), or "-NAME" where its plugin is there for it alone; where
+    # there is one it serves, or no run begins
     disable_option: str = ""
     provider: str = "core"
     unless: str = field(default="", repr=False)  # deprecated alias of disable_option
@@ -75,6 +76,11 @@ class Candidate:
         option = self.disable_option or self.unless
         object.__setattr__(self, "disable_option", option)
         object.__setattr__(self, "unless", option)
+
+    @property
+    def offered(self) -> bool:
+        """May serve without being named by ``--kernels``."""
+        return self.within_tolerance or bool(self.disable_option)
 
     def refusal(self, request: Request) -> str | None:
         """Why this candidate does not serve the request; None where it does.
@@ -144,7 +150,7 @@ def choose(request: Request, candidates: Iterable[Candidate], policy: Policy = A
     if request.op in policy.named:
         return _named(request, [*ours, *offers], policy.named[request.op], refused)
     for c in ours:
-        if not c.within_tolerance:
+        if not c.offered:
             refused.setdefault(
                 c.name, f"outside {request.dtype}'s tolerance: only as --kernels {c.op}={c.name}"
             )
@@ -240,7 +246,7 @@ def _by_mode(
     if policy.mode == REFERENCE:
         ours, reason = [c for c in ours if c.plain], "the plain implementation"
     else:
-        ours, reason = [c for c in ours if c.within_tolerance], "preferred"
+        ours, reason = [c for c in ours if c.offered], "preferred"
     able = next((c.name for c in ours if c.name not in refused), None)
     if policy.mode == "strict" and able and ours[0].name in refused:
         preferred, named = ours[0].name, policy.naming(request.op, able)

@@ -160,12 +160,14 @@ def modules(order: random.Random) -> dict[str, ModuleType]:
     language.constexpr = object
     for name in ("float32", "int32", "int64"):
         setattr(language, name, getattr(torch, name))
+    language.float8e5 = torch.float8_e5m2
     for name in ("program_id", "num_programs", "load", "store"):
         setattr(language, name, getattr(launch, name))
     for name in ("arange", "where", "zeros", "exp", "log", "sigmoid"):
         setattr(language, name, getattr(torch, name))
     language.full = lambda shape, value, dtype: torch.full(shape, value, dtype=dtype)
     language.maximum = lambda x, y: torch.maximum(*map(torch.as_tensor, (x, y)))
+    language.minimum = lambda x, y: torch.minimum(*map(torch.as_tensor, (x, y)))
     language.sum, language.max = _reduction(torch.sum), _reduction(torch.amax)
     language.dot = lambda a, b, total, input_precision: total + a.float() @ b.float()
     language.trans, language.cast = torch.t, lambda x, dtype: torch.as_tensor(x, dtype=dtype)

@@ -8,4 +8,5 @@ from minillm_kit import conformance
 
 pytestmark = pytest.mark.slow
 
+test_fp8_head = conformance("fp8_head")
 test_triton = conformance("triton")

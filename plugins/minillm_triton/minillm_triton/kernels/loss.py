@@ -5,6 +5,12 @@ leaves their gradient in their place; two more products make both gradients of i
 gradients, one chunk of logits and the weight's gradient in float32 are held: 0.3 GiB for 65,536
 positions of 50,304, where the logits alone take 6. (One pass for both gradients: Hsu et al.,
 arXiv:2410.10989; chunks: Wijmans et al., arXiv:2411.09009.)
+
+In fp8 (Micikevicius et al., arXiv:2209.05433; modded-nanogpt's record of 2025-01-13 has such a head) two of the
+three products are of 8-bit numbers: the logits, of e4m3, and the hidden state's gradient, of e5m2 and e4m3. Each
+array has one scale, a power of two from its own largest number, so that nothing is carried from step to
+step. The weight's gradient stays in bfloat16: its operands would have to be transposed in memory, since Hopper multiplies 8-bit
+numbers only where both lie along the sum, and that costs what the product saves.
 """
 
 from __future__ import annotations
@@ -16,10 +22,11 @@ import triton
 import triton.language as tl
 from torch import Tensor, library
 from torch.autograd import Function
+from torch.nn.functional import ScalingType, scaled_mm
 
-from minillm_core import LossForm, SigmoidCap, TanhCap
+from minillm_core import BackendError, LossForm, SigmoidCap, TanhCap
 
-__all__ = ["chunk_rows", "linear_cross_entropy"]
+__all__ = ["chunk_rows", "fp8_linear_cross_entropy", "linear_cross_entropy"]
 
 PLAIN = LossForm()
 CHUNK_BYTES = 200 * 2**20  # largest logits of a chunk, in the compute dtype
@@ -28,6 +35,9 @@ BLOCK, WARPS = 2048, 4  # of a program: logits of a row that it holds at once
 UNROLL = 1
 PROGRAMS = 3  # a multiprocessor: their rows fit into the second-level cache of Hopper
 NO_CAP, TANH, SIGMOID = 0, 1, 2
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+FP8_CHUNK_BYTES = 800 * 2**20  # a product of 8-bit numbers needs more rows to be worth its launch
+FP8_FIRST = (8, 9)  # compute capability
 BOUNDED = 40.0  # a cap below it: exp(x - cap) stays within float32, and no maximum is searched
 
 
@@ -43,11 +53,44 @@ def linear_cross_entropy(
     6 N C V FLOPs with the backward pass, a third less with a frozen head, 2 N C V where nothing asks
     for a gradient.
     """
+    return _loss(hidden, weight, targets, weights, form, fp8=False)
+
+
+def fp8_linear_cross_entropy(
+    hidden: Tensor,  # (N, C) bfloat16, C a multiple of 16
+    weight: Tensor,  # (V, C), V a multiple of 16
+    targets: Tensor,  # (K, N) int32
+    weights: Tensor | None = None,  # (K,) or (K, N)
+    form: LossForm = PLAIN,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the same from products of 8-bit numbers: losses and gradients are off by some percent.
+
+    Raises:
+        BackendError: the GPU multiplies no 8-bit numbers.
+    """
+    if hidden.is_cuda and torch.cuda.get_device_capability(hidden.device) < FP8_FIRST:
+        raise BackendError(
+            f"{torch.cuda.get_device_name(hidden.device)} multiplies no 8-bit numbers",
+            where="--kernels linear_cross_entropy=fp8",
+            fix="leave plugin 'fp8_head' out: Ada, Hopper and later GPUs have such products",
+        )
+    return _loss(hidden, weight, targets, weights, form, fp8=True)
+
+
+def _loss(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    weights: Tensor | None,
+    form: LossForm,
+    *,
+    fp8: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
     supervised = targets >= 0  # (K, N)
     scale = supervised.float()
     if weights is not None:
         scale = scale * (weights if weights.ndim == 2 else weights[:, None])
-    arguments = (hidden, weight, targets.contiguous(), scale, *_constants(form))
+    arguments = (hidden, weight, targets.contiguous(), scale, *_constants(form), fp8)
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
         total, losses = _Fused.apply(*arguments, weight.requires_grad)
     else:
@@ -68,9 +111,10 @@ class _Fused(Function):
         scale: Tensor,
         cap: int,
         constants: list[float],
+        fp8: bool,
         learnt: bool,
     ) -> tuple[Tensor, Tensor]:
-        losses, *grads = _fused(hidden, weight, targets, scale, cap, constants, True, learnt)
+        losses, *grads = _fused(hidden, weight, targets, scale, cap, constants, fp8, True, learnt)
         ctx.save_for_backward(*grads)
         ctx.dtype, ctx.learnt = weight.dtype, learnt
         ctx.mark_non_differentiable(losses)
@@ -84,14 +128,14 @@ class _Fused(Function):
         if ctx.learnt:  # written in its dtype at once: a float32 product would be 4 V C bytes more
             of_weight = torch.empty_like(grad_weight, dtype=ctx.dtype)
             torch.mul(grad_weight, by, out=of_weight)
-        return (grad_hidden * by).to(grad_hidden.dtype), of_weight, None, None, None, None, None
+        return (grad_hidden * by).to(grad_hidden.dtype), of_weight, *(6 * [None])
 
 
 @library.custom_op(
     "minillm_triton::linear_cross_entropy",
     mutates_args=(),
     schema="(Tensor hidden, Tensor weight, Tensor targets, Tensor scale, int cap, float[] constants, "
-    "bool gradients, bool learnt) -> (Tensor, Tensor, Tensor)",
+    "bool fp8, bool gradients, bool learnt) -> (Tensor, Tensor, Tensor)",
 )
 def _fused(
     hidden: Tensor,  # (N, C)
@@ -100,6 +144,7 @@ def _fused(
     scale: Tensor,  # (K, N) float32
     cap: int,
     constants: list[float],  # a, b, c of the cap; scale, smoothing, z
+    fp8: bool,
     gradients: bool,
     learnt: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -113,14 +158,17 @@ def _fused(
     grad_hidden = torch.empty_like(hidden) if gradients else hidden.new_empty(0)
     wide = torch.float32
     grad_weight = torch.zeros((V, C) if learnt else (0, C), dtype=wide, device=hidden.device)
-    rows = chunk_rows(hidden, weight)
+    rows = chunk_rows(hidden, weight, FP8_CHUNK_BYTES if fp8 else CHUNK_BYTES)
     programs = _programs(hidden.device)
     buffer = torch.empty((min(rows, N), V), dtype=hidden.dtype, device=hidden.device)
+    products = _Eighths(hidden, weight, scale, cap, constants) if fp8 else _Wide(weight)
+    of_logits = products.buffer(buffer)  # where the rows leave their gradient for the hidden state's
     for start in range(0, N, rows):
         h = hidden[start : start + rows]  # (n, C)
-        logits = torch.mm(h, weight.T, out=buffer[: len(h)])  # (n, V)
+        logits = products.logits(h, buffer[: len(h)])  # (n, V)
         _rows[(min(len(h), programs),)](
-            *(logits, targets, scale, losses, start, len(h), N, *constants),
+            *(logits, of_logits, targets, scale, losses, products.raised),
+            *(start, len(h), N, *constants),
             V=V,
             targets=K,
             cap=cap,
@@ -128,13 +176,15 @@ def _fused(
             bounded=cap != NO_CAP and constants[0] <= BOUNDED,
             narrow=hidden.dtype != torch.float32,
             smooth=constants[4] > 0,
+            fp8=fp8,
+            wide=learnt or not fp8,
             gradients=gradients,
             block=BLOCK,
             unroll=UNROLL,
             num_warps=WARPS,
         )
         if gradients:
-            torch.mm(logits, weight, out=grad_hidden[start : start + rows])
+            products.hidden_gradient(of_logits[: len(h)], grad_hidden[start : start + rows])
         if learnt:
             _add_product(grad_weight, logits, h)
     return losses, grad_hidden, grad_weight
@@ -148,6 +198,7 @@ def _(
     scale: Tensor,
     cap: int,
     constants: list[float],
+    fp8: bool,
     gradients: bool,
     learnt: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -157,10 +208,91 @@ def _(
     return losses, grad_hidden, weight.new_empty((rows, weight.shape[1]), dtype=torch.float32)
 
 
-def chunk_rows(hidden: Tensor, weight: Tensor) -> int:
-    """Choose the rows of a chunk: whole tiles of the products, as many as :data:`CHUNK_BYTES` holds."""
+def chunk_rows(hidden: Tensor, weight: Tensor, most: int) -> int:
+    """Choose the rows of a chunk: whole tiles of the products, with ``most`` bytes of logits."""
     tile_bytes = TILE * weight.shape[0] * hidden.element_size()
-    return TILE * max(1, CHUNK_BYTES // tile_bytes)
+    return TILE * max(1, most // tile_bytes)
+
+
+class _Wide:
+    """Products in the compute dtype; a chunk's gradient lies where its logits were."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight  # (V, C)
+        self.raised = weight  # no factor: the rows do not read it
+
+    def buffer(self, logits: Tensor) -> Tensor:
+        """Return where the gradient of logits (n, V) goes."""
+        return logits
+
+    def logits(self, h: Tensor, out: Tensor) -> Tensor:
+        """Multiply hidden states h (n, C) with the head: (n, V)."""
+        return torch.mm(h, self.weight.T, out=out)
+
+    def hidden_gradient(self, d: Tensor, out: Tensor) -> None:
+        """Multiply the logits' gradient d (n, V) with the head, into out (n, C)."""
+        torch.mm(d, self.weight, out=out)
+
+
+class _Eighths:
+    """Products of 8-bit numbers: e4m3 where values are, e5m2, of wider range, where their gradient is."""
+
+    def __init__(
+        self, hidden: Tensor, weight: Tensor, scale: Tensor, cap: int, constants: list[float]
+    ) -> None:
+        self.by_hidden = _power_of_two(_largest(hidden) / torch.finfo(E4M3).max)
+        self.by_weight = _power_of_two(_largest(weight) / torch.finfo(E4M3).max)
+        self.weight = _rounded(weight, self.by_weight)  # (V, C)
+        self.transposed = self.weight.T.contiguous()  # (C, V)
+        a, _, c, times, _, z = constants
+        slope = times * (a / (4.0 * c) if cap == SIGMOID else 1.0)  # a logit's, over its product
+        if z > 0.0:
+            slope *= 2.0  # what z-loss adds beyond as much again is cut off
+        self.by_gradient = _power_of_two(slope * scale.sum(0).amax() / torch.finfo(E5M2).max)
+        self.raised = 1.0 / self.by_gradient  # (): the rows multiply by it before they round
+
+    def buffer(self, logits: Tensor) -> Tensor:
+        """Return where the gradient of logits (n, V) goes, rounded."""
+        return torch.empty_like(logits, dtype=E5M2)
+
+    def logits(self, h: Tensor, out: Tensor) -> Tensor:
+        """Multiply hidden states h (n, C) with the head: (n, V)."""
+        rounded = _rounded(h, self.by_hidden)
+        return _scaled(rounded, self.weight.T, self.by_hidden, self.by_weight, out.dtype, fast=True)
+
+    def hidden_gradient(self, d: Tensor, out: Tensor) -> None:
+        """Multiply the logits' gradient d (n, V) with the head, into out (n, C)."""
+        by = self.by_gradient, self.by_weight
+        out.copy_(_scaled(d, self.transposed.T, *by, out.dtype, fast=False))
+
+
+def _largest(x: Tensor) -> Tensor:
+    """Return the largest absolute value: one pass, and no copy as abs() makes."""
+    return torch.linalg.vector_norm(x, float("inf"))
+
+
+def _power_of_two(most: Tensor) -> Tensor:
+    """Return the power of two from ``most`` on, float32: division by it rounds nothing."""
+    return torch.exp2(torch.ceil(torch.log2(most.float().clamp(min=2.0**-100))))
+
+
+def _rounded(x: Tensor, by: Tensor) -> Tensor:
+    """Divide by a power of two, and round to e4m3."""
+    return (x * (1.0 / by).to(x.dtype)).to(E4M3)
+
+
+def _scaled(
+    a: Tensor,  # (n, k), rows one after another
+    b: Tensor,  # (k, m), columns one after another
+    by_a: Tensor,
+    by_b: Tensor,
+    dtype: torch.dtype,
+    *,
+    fast: bool,
+) -> Tensor:
+    """Multiply 8-bit matrices and both scales; ``fast`` adds with fewer bits."""
+    whole = ScalingType.TensorWise
+    return scaled_mm(a, b, by_a, whole, by_b, whole, output_dtype=dtype, use_fast_accum=fast)
 
 
 def _programs(device: torch.device) -> int:
@@ -247,10 +379,12 @@ def _sum_block(
 
 @triton.jit
 def _rows(
-    logits,  # (n, V): products, overwritten by their gradient
+    logits,  # (n, V): products, overwritten by their gradient where ``wide``
+    rounded,  # (n, V) e5m2, where ``fp8``: their gradient times ``raised``
     targets_at,  # (K, N) int32
     scale_at,  # (K, N) float32
     losses_at,  # (K, N) float32
+    raised,  # () float32
     start,  # the first row's position
     n,
     N,
@@ -267,6 +401,8 @@ def _rows(
     bounded: tl.constexpr,
     narrow: tl.constexpr,
     smooth: tl.constexpr,
+    fp8: tl.constexpr,
+    wide: tl.constexpr,
     gradients: tl.constexpr,
     block: tl.constexpr,
     unroll: tl.constexpr,
@@ -276,11 +412,13 @@ def _rows(
     Two passes a row: the first sums exp(x), the second writes softmax and its like. There are so few
     programs that a row is still in the second-level cache for its second pass.
     """
+    up = tl.load(raised) if fp8 else 1.0
     lanes: tl.constexpr = block // 8
     full: tl.constexpr = V // block * block
     columns = tl.arange(0, lanes)[:, None] * 8 + tl.arange(0, 8)[None, :]
     for row in range(tl.program_id(0), n, tl.num_programs(0)):
         here = logits + tl.full((), V, tl.int64) * row
+        there = rounded + tl.full((), V, tl.int64) * row
         position = start + row
         by_row = 0.0  # p's factor, whatever the target
         supervised = 0
@@ -294,6 +432,12 @@ def _rows(
                 nothing = tl.zeros((lanes, 8), dtype=logits.dtype.element_ty)
                 for first in range(0, V, block):
                     tl.store(here + first + columns, nothing, mask=first + columns < V)
+                    if fp8:
+                        tl.store(
+                            there + first + columns,
+                            nothing.to(tl.float8e5),
+                            mask=first + columns < V,
+                        )
         else:
             # Finite: a lane that is given nothing has no exp(-inf + inf).
             largest = tl.full((lanes,), a if bounded else -1e30, dtype=tl.float32)
@@ -340,4 +484,8 @@ def _rows(
                         d *= x * (1.0 - x / a) / c
                     if scaled:
                         d *= scale
-                    tl.store(here + first + columns, d.to(product.dtype), mask=inside)
+                    if wide:
+                        tl.store(here + first + columns, d.to(product.dtype), mask=inside)
+                    if fp8:
+                        e = tl.minimum(tl.maximum(d * up, -57344.0), 57344.0)
+                        tl.store(there + first + columns, e.to(tl.float8e5), mask=inside)

@@ -1,0 +1,74 @@
+"""Steps of a preset with sets of plugins added to it, in turns in one process: speed and memory over its own.
+
+    python -m benchmarks.preset_steps --preset speedrun --set triton --set triton,sparse_rows [--steps 20]
+        [--repeats 5] [--setting key=value ...]
+
+The first variant is the preset alone. Schedules' values are those of the middle of the run; ids are drawn by
+Zipf's law, as benchmarks.sparse_rows draws them. ``ratio`` is tokens/s over the preset's own, of the medians of all steps, and
+turn by turn.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.command import measuring, written
+from benchmarks.sparse_rows import BATCHES, Stepped, memory_of
+from benchmarks.turns import Turns, ratio, take_turns
+
+ALONE = "the preset alone"
+
+
+def figures_of(turns: Turns) -> dict[str, Any]:
+    """Return step times, memory, kernels, and ratios to the preset alone, by variant."""
+    base, found = turns.measured.get(ALONE), {}
+    for name, one in turns.measured.items():
+        found[name] = {
+            "step_ms": round(1000 * statistics.median(one.steps), 3),
+            "tokens_per_second": round(one.tokens / statistics.median(one.steps)),
+            "peak_bytes": one.peak,
+            "first_step_seconds": round(one.first_step_seconds, 1),
+            **one.variant.facts(),
+            **({"ratio": ratio(one, base)} if base else {}),
+        }
+    return {"sets": found, "failed": turns.failed}
+
+
+def main() -> None:
+    """Measure every set, write the result file after each round, and print a table."""
+    parser = measuring(__doc__, "preset_steps")
+    parser.add_argument("--preset", default="speedrun")
+    parser.add_argument("--set", action="append", default=[], metavar="PLUGINS", help="added to it")
+    parser.add_argument("--setting", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--backend", default="auto")
+    parser.add_argument("--steps", type=int, default=20, help="of a turn")
+    parser.add_argument("--repeats", type=int, default=5, help="turns of each")
+    given = parser.parse_args()
+
+    def maker(plugins: str) -> Callable[[], tuple[Stepped, int]]:
+        def make() -> tuple[Stepped, int]:
+            made = Stepped(given.setting, plugins, given.backend, given.preset)
+            return made, made.tokens
+
+        return make
+
+    makers: dict[str, Any] = {ALONE: maker(""), **{name: maker(name) for name in given.set}}
+    counts = {"steps": given.steps, "repeats": given.repeats}
+    memory, said = memory_of(given.backend), {"preset": given.preset, "settings": given.setting}
+    found: dict[str, Any] = {}
+    for turns in take_turns(makers, memory, say=print, warm=BATCHES + 1, together=5, **counts):
+        found = figures_of(turns)
+        path = written(given, {**said, **found})
+    print(path)
+    for name, one in found["sets"].items():
+        by = one["ratio"]["tokens_per_second"] if "ratio" in one else float("nan")
+        print(
+            f"{name}: {one['step_ms']} ms, {one['tokens_per_second']:,} tokens/s, {by:.3f} x, "
+            f"{one['peak_bytes'] / 2**30:.2f} GiB"
+        )
+
+
+if __name__ == "__main__":
+    main()

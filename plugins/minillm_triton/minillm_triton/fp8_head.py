@@ -1,0 +1,55 @@
+"""The head in fp8: products of 8-bit numbers in the linear cross-entropy, on NVIDIA GPUs from Ada on.
+
+Two of its three products, the logits and the gradient of the hidden state, take half their time; the gradient
+of the head is as before. (modded-nanogpt, record of 2025-01-13: the head in fp8, with fixed scales. Here each
+scale is a power of two from the array's own largest number in the same step, so that there is none to tune, to save or
+to resume.)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minillm_core import Candidate, Plugin, Request
+from minillm_triton.triton import accepts_loss, first
+
+__all__ = ["Fp8Head"]
+
+MULTIPLE = 16  # of width and vocabulary: what the products of 8-bit numbers take
+
+
+class Fp8Head(Plugin, api=1, backends=("torch",), devices=("cuda",)):
+    """Linear cross-entropy from products of 8-bit numbers: outside bfloat16's tolerance, so only where named."""
+
+    def kernel_provider(self, kernels: Any) -> None:
+        kernels.candidate(
+            Candidate(
+                "linear_cross_entropy",
+                "fp8",
+                ("torch",),
+                "minillm_triton.kernels.loss:fp8_linear_cross_entropy",
+                devices=("cuda",),
+                accepts=accepts_fp8,
+                rank=before_triton,
+                within_tolerance=False,
+                requires=("triton>=3.4",),
+                disable_option="-fp8_head",
+                provider="minillm-triton",
+            )
+        )
+
+
+def accepts_fp8(request: Request) -> str | None:
+    """Accept what the kernel without fp8 does, in bfloat16 and in whole sixteens."""
+    if request.dtype != "bfloat16":
+        return f"rounds from bfloat16, not from {request.dtype}"
+    for fact in ("width", "vocab"):
+        if request.facts.get(fact, 0) % MULTIPLE:
+            size = request.facts[fact]
+            return f"takes a {fact} that is a multiple of {MULTIPLE}, not {size} (model.{'dim' if fact == 'width' else fact})"
+    return accepts_loss(request)
+
+
+def before_triton(request: Request) -> int:
+    """Rank before every other kernel: who names the plugin wants it."""
+    return first(request) - 2
