@@ -9,7 +9,7 @@ import inspect
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -65,9 +65,8 @@ class Session:
     cache: Path  # where tokens are kept
     shown: Display
     stop: StopRequest
-    create: Callable[[Detected, Plan], Backend] | None = (
-        None  # default: that of ``backends/bind.py``
-    )
+    # default: that of ``backends/bind.py``
+    create: Callable[[Detected, Plan], Backend] | None = None
     resume: bool = False  # ``out`` may hold a run, which is resumed
     runs: Path | None = None  # where a folder without a name is made
     verbose: bool = False  # print all that is known before the first step
@@ -267,10 +266,8 @@ class Session:
         if self.out != announced:
             self.shown.say(f"another run has taken {announced} meanwhile: writing to {self.out}")
         with lock(self.out, self.shown.say) as held:
-            if not self.resume:
-                record.refuse_taken(
-                    self.out
-                )  # by a run that began and ended since it was looked at
+            if not self.resume:  # a run may have begun and ended since it was looked at
+                record.refuse_taken(self.out)
             self._describe(job)
             yield from self._recorded(job, held)
 
@@ -318,11 +315,9 @@ class Session:
         if job.shard:
             job.trainer.shard(job.shard)
         evidence = Evidence.of(job, say)
+        text = document.settings_file(job.config, document.remarks(job, earlier))
         with record.unwritable(out / TOML):
-            disk.replace(
-                out / TOML,
-                document.settings_file(job.config, document.remarks(job, earlier)).encode(),
-            )
+            disk.replace(out / TOML, text.encode())
         run_json = record.Record(out, document.document(job, earlier, position, tokenizer))
         first = position.step
         try:
@@ -547,16 +542,9 @@ def _attributed(job: Job, step: Callable[[], int]) -> Iterator[None]:
 
 def _evaluations(lines: Sequence[Mapping[str, Any]]) -> list[events.Evaluated]:
     """List the evaluations that earlier processes of the run made, up to where it resumes."""
+    known = {one.name for one in fields(events.Evaluated)}
     return [
-        events.Evaluated(
-            one["step"],
-            one["val_loss"],
-            one["bits_per_byte"],
-            one.get("tokens", 0),
-            one.get("sources", {}),
-            one.get("verdicts", {}),
-            one.get("stop", ""),
-        )
+        events.Evaluated(**{key: value for key, value in one.items() if key in known})
         for one in lines
         if one.get("event") == events.Evaluated.event and one["val_loss"] is not None
     ]
