@@ -102,7 +102,9 @@ def test_weights_are_divided_with_every_kind_of_parameter(tmp_path: Path) -> Non
     """Views, followers, narrow state, frozen parameters, dtypes, compiled layers, shared rows."""
     names = "ema,schedule_free,adam8bit,layer_clip,untie_head,freeze,bfloat16,compiled"
     found = stepped(2, "micro", tmp_path / "found.json", names, "alone,weights")
-    rows = stepped(2, "rows", tmp_path / "rows.json", "windows,compiled", "alone,weights", "2")
+    rows = stepped(
+        2, "rows", tmp_path / "rows.json", "windows,compiled", "alone,weights", "mesh.context=2"
+    )
     for name, met in [*found.items(), *rows.items()]:
         case = met["weights"]
         # in bfloat16 sums in another order round otherwise: whole weights are 1.5e-4 apart there
@@ -149,7 +151,7 @@ def workers(process: subprocess.Popen[str]) -> list[int]:
 def test_a_run_is_stopped_and_goes_on_in_another_number_of_processes(
     text: Path, tmp_path: Path
 ) -> None:
-    steps = ("--steps", "60", "checkpoint.every=5")
+    steps = ("--steps", "70", "checkpoint.every=5")
     one, mixed = tmp_path / "one", tmp_path / "mixed"
     train(1, one, text, *steps)
     given, done = [*SETTINGS, "--data", str(text), "--out", str(mixed)], 0
@@ -169,7 +171,7 @@ def test_a_run_is_stopped_and_goes_on_in_another_number_of_processes(
         assert json.loads((mixed / "run.json").read_text())["exit"] == 75, said
         assert f"resumed after step {done}" in said or not done
         done = max(losses(mixed))
-        assert until <= done < 60
+        assert until <= done < 70
     said = train(2, mixed, text, "--resume", *steps, "mesh.shard=off", "mesh.pipeline=1")
     assert f"resumed after step {done}" in said
     assert "mesh.shard=off" in said
