@@ -63,7 +63,7 @@ class Candidate:
     accepts: Callable[[Request], str | None] = serves_all  # None: yes; else the reason why not
     rank: Callable[[Request], int] = first  # lower is preferred; equal ranks keep their order
     plain: bool = False  # composed of array functions: for --kernels reference and op=reference
-    within_tolerance: bool = True  # False: used only when it, or a plugin that is there for it, is named
+    within_tolerance: bool = True  # False: used only when it, or its plugin, is named
     requires: tuple[str, ...] = ()  # distributions, as in a pyproject.toml: "liger-kernel>=0.8.5"
     # the option that disables it ("loss=false"), or "-NAME" where its plugin is there for it alone; where
     # there is one it serves, or no run begins

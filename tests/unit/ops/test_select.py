@@ -118,6 +118,8 @@ def test_outside_the_tolerance_only_by_name() -> None:
     assert "--kernels linear=fp8" in choice.refused["fp8"]
     assert choose(ASKED, offers, Policy("strict")).kernel == "a"
     assert choose(ASKED, offers, Policy(named={"linear": "fp8"})).kernel == "fp8"
+    there_for_it = offer("fp8", within_tolerance=False, disable_option="-fp8_head")
+    assert choose(ASKED, [there_for_it, offer("a")]).kernel == "fp8"
 
 
 @given(offers=st.lists(st.tuples(st.booleans(), st.integers(0, 2), st.booleans()), max_size=5))

@@ -61,7 +61,7 @@ def test_every_op_is_listed_with_its_tolerances(program: Program) -> None:
         assert len(taken) == 1, op
     for one in found["kernels"]:
         assert one["tolerance"] == dict(CONTRACTS[one["op"]].tolerance)
-        assert one["within_tolerance"]
+        assert one["within_tolerance"] == (one["kernel"] != "fp8")
     liger = next(one for one in found["kernels"] if one["provider"] == "minillm-liger")
     assert (liger["plugin"], liger["state"]) == ("liger", "cannot")
 

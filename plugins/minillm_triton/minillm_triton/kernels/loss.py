@@ -2,7 +2,7 @@
 
 A chunk is four launches: cuBLAS writes the logits of some rows; one program a row reads them twice and
 leaves their gradient in their place; two more products make both gradients of it. Beside the
-gradients, one chunk of logits and the weight's gradient in float32 are held: 0.3 GiB for 65,536
+gradients, one chunk of logits and the weight's gradient in float32 are held: 0.5 GiB for 65,536
 positions of 50,304, where the logits alone take 6. (One pass for both gradients: Hsu et al.,
 arXiv:2410.10989; chunks: Wijmans et al., arXiv:2411.09009.)
 
@@ -29,11 +29,13 @@ from minillm_core import BackendError, LossForm, SigmoidCap, TanhCap
 __all__ = ["chunk_rows", "fp8_linear_cross_entropy", "linear_cross_entropy"]
 
 PLAIN = LossForm()
-CHUNK_BYTES = 200 * 2**20  # largest logits of a chunk, in the compute dtype
+CHUNK_BYTES = 400 * 2**20  # largest logits of a chunk, in the compute dtype
 TILE = 128  # rows of a tile of cuBLAS: chunks are whole tiles
 BLOCK, WARPS = 2048, 4  # of a program: logits of a row that it holds at once
 UNROLL = 1
-PROGRAMS = 3  # a multiprocessor: their rows fit into the second-level cache of Hopper
+PROGRAMS = (
+    6  # a multiprocessor: with fewer it waits for memory, though all rows would fit into the cache
+)
 NO_CAP, TANH, SIGMOID = 0, 1, 2
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 FP8_CHUNK_BYTES = 800 * 2**20  # a product of 8-bit numbers needs more rows to be worth its launch
@@ -160,14 +162,14 @@ def _fused(
     grad_weight = torch.zeros((V, C) if learnt else (0, C), dtype=wide, device=hidden.device)
     rows = chunk_rows(hidden, weight, FP8_CHUNK_BYTES if fp8 else CHUNK_BYTES)
     programs = _programs(hidden.device)
-    buffer = torch.empty((min(rows, N), V), dtype=hidden.dtype, device=hidden.device)
-    products = _Eighths(hidden, weight, scale, cap, constants) if fp8 else _Wide(weight)
-    of_logits = products.buffer(buffer)  # where the rows leave their gradient for the hidden state's
+    most = min(rows, N)
+    products = _Eighths(hidden, weight, scale, most, cap, constants) if fp8 else _Wide(weight, most)
     for start in range(0, N, rows):
         h = hidden[start : start + rows]  # (n, C)
-        logits = products.logits(h, buffer[: len(h)])  # (n, V)
+        logits = products.logits(h)  # (n, V)
+        d = products.gradient(logits)  # (n, V): where the rows leave theirs for the hidden state's
         _rows[(min(len(h), programs),)](
-            *(logits, of_logits, targets, scale, losses, products.raised),
+            *(logits, d, targets, scale, losses, products.raised),
             *(start, len(h), N, *constants),
             V=V,
             targets=K,
@@ -184,9 +186,10 @@ def _fused(
             num_warps=WARPS,
         )
         if gradients:
-            products.hidden_gradient(of_logits[: len(h)], grad_hidden[start : start + rows])
+            products.hidden_gradient(d, grad_hidden[start : start + rows])
         if learnt:
             _add_product(grad_weight, logits, h)
+        del logits, d  # or the next chunk's logits lie beside these
     return losses, grad_hidden, grad_weight
 
 
@@ -217,17 +220,18 @@ def chunk_rows(hidden: Tensor, weight: Tensor, most: int) -> int:
 class _Wide:
     """Products in the compute dtype; a chunk's gradient lies where its logits were."""
 
-    def __init__(self, weight: Tensor) -> None:
+    def __init__(self, weight: Tensor, rows: int) -> None:
         self.weight = weight  # (V, C)
         self.raised = weight  # no factor: the rows do not read it
+        self.buffer = weight.new_empty((rows, len(weight)))
 
-    def buffer(self, logits: Tensor) -> Tensor:
+    def logits(self, h: Tensor) -> Tensor:
+        """Multiply hidden states h (n, C) with the head: (n, V)."""
+        return torch.mm(h, self.weight.T, out=self.buffer[: len(h)])
+
+    def gradient(self, logits: Tensor) -> Tensor:
         """Return where the gradient of logits (n, V) goes."""
         return logits
-
-    def logits(self, h: Tensor, out: Tensor) -> Tensor:
-        """Multiply hidden states h (n, C) with the head: (n, V)."""
-        return torch.mm(h, self.weight.T, out=out)
 
     def hidden_gradient(self, d: Tensor, out: Tensor) -> None:
         """Multiply the logits' gradient d (n, V) with the head, into out (n, C)."""
@@ -238,7 +242,13 @@ class _Eighths:
     """Products of 8-bit numbers: e4m3 where values are, e5m2, of wider range, where their gradient is."""
 
     def __init__(
-        self, hidden: Tensor, weight: Tensor, scale: Tensor, cap: int, constants: list[float]
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        scale: Tensor,
+        rows: int,
+        cap: int,
+        constants: list[float],
     ) -> None:
         self.by_hidden = _power_of_two(_largest(hidden) / torch.finfo(E4M3).max)
         self.by_weight = _power_of_two(_largest(weight) / torch.finfo(E4M3).max)
@@ -250,15 +260,16 @@ class _Eighths:
             slope *= 2.0  # what z-loss adds beyond as much again is cut off
         self.by_gradient = _power_of_two(slope * scale.sum(0).amax() / torch.finfo(E5M2).max)
         self.raised = 1.0 / self.by_gradient  # (): the rows multiply by it before they round
+        self.buffer = weight.new_empty((rows, len(weight)), dtype=E5M2)
 
-    def buffer(self, logits: Tensor) -> Tensor:
-        """Return where the gradient of logits (n, V) goes, rounded."""
-        return torch.empty_like(logits, dtype=E5M2)
-
-    def logits(self, h: Tensor, out: Tensor) -> Tensor:
+    def logits(self, h: Tensor) -> Tensor:
         """Multiply hidden states h (n, C) with the head: (n, V)."""
-        rounded = _rounded(h, self.by_hidden)
-        return _scaled(rounded, self.weight.T, self.by_hidden, self.by_weight, out.dtype, fast=True)
+        by = self.by_hidden, self.by_weight
+        return _scaled(_rounded(h, self.by_hidden), self.weight.T, *by, h.dtype, fast=True)
+
+    def gradient(self, logits: Tensor) -> Tensor:
+        """Return where the gradient of logits (n, V) goes, rounded."""
+        return self.buffer[: len(logits)]
 
     def hidden_gradient(self, d: Tensor, out: Tensor) -> None:
         """Multiply the logits' gradient d (n, V) with the head, into out (n, C)."""
