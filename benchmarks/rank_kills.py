@@ -1,6 +1,6 @@
 """kill -9 of one rank of several at random moments, resumes, and an end as if nothing had been.
 
-    python -m benchmarks.rank_kills --same 40 --mixed 20 --stopped 6 [--sizes 2,4] [--seed S]
+    python -m benchmarks.rank_kills --same 40 --mixed 20 --stopped 6 [--sizes 2,4] [--shard weights] [--seed S]
 
 A trial is a run of 24 steps on a CPU over gloo, a checkpoint every 4 steps. One rank, drawn at random,
 is killed, the others are ended as torchrun ends them, and the run is resumed; that one, two or three
@@ -15,7 +15,8 @@ mixed    each life has a number of its own, 1 among them: losses and evaluations
 stopped  a rank is stopped (SIGSTOP), another must name it, and the run is resumed to the bit
 
 After each kill every checkpoint must verify, each that metrics.jsonl announced must be there, and each
-step be in metrics.jsonl once with its loss; the next life must resume from the newest checkpoint.
+step be in metrics.jsonl once with its loss; the next life must resume from the newest checkpoint. No rank
+may take the end of another one for a defect.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ from minillm_core.checkpoint.read import Checkpoint
 
 NEAR = 1e-5  # of a loss, at another number of ranks
 LIVES = (1, 1, 2, 3)  # kills in a trial, one of these
+DEFECT = "a defect in minillm"  # as the program words an error that it does not know
 ATTEMPTS = 20  # to kill a run before it ends
 SETTINGS = ("train.accumulate=4", "--deterministic")  # a step that 4 ranks can divide
 
@@ -140,6 +142,8 @@ def _kill_some(trial: Trial, out: Path, rng: random.Random, outcome: Outcome) ->
             outcome.wrong += broken(out) + list(_steps(known.outs[size], out))
             fresh = known.run.said(out)[said:]
             outcome.wrong += _resumed_there(fresh, before, to_the_end=False)
+            if DEFECT in fresh:
+                outcome.wrong.append("a rank that lost another one calls it a defect")
         elif any(codes):
             raise RuntimeError(f"a run that should have been killed ended with {codes}")
         elif resume:
@@ -335,6 +339,8 @@ def rows(trials: list[Trial], jobs: int) -> list[Row]:
     found: dict[str, Row] = {}
     for trial, outcome in each(survive, trials, jobs):
         what = WHAT[trial.mode].format(trial.size)
+        if (shard := trial.known.run.shard) != "auto":
+            what += f", mesh.shard={shard}"
         row = found.setdefault(what, Row(what))
         row.tried += 1
         row.detected += not outcome.facts["corrupt"]
@@ -360,11 +366,14 @@ def main() -> int:
     options.add_argument("--stopped", type=int, default=4, help="trials with a stopped rank")
     options.add_argument("--sizes", default="2,4", help="numbers of ranks")
     options.add_argument("--plugins", default="muon", help="as for minillm train")
+    options.add_argument(
+        "--shard", choices=("auto", "weights"), default="auto", help="what several ranks divide"
+    )
     options.add_argument("--only", help="one trial by its name, such as same-2-7")
     given = options.parse_args()
     sizes = [int(one) for one in given.sizes.split(",")]
     with workshop(given) as folder:
-        run = RankedRun(folder, plugins=given.plugins, settings=SETTINGS)
+        run = RankedRun(folder, plugins=given.plugins, settings=SETTINGS, shard=given.shard)
         known = undisturbed(run, sizes)
         print(
             "; ".join(f"{size} ranks: {known.seconds[size]:.2f} s a run" for size in sizes)
@@ -380,7 +389,8 @@ def main() -> int:
         ]
         if given.only:
             trials = [trial for trial in trials if trial.name == given.only]
-        return finish("rank_kills", rows(trials, given.jobs), given, plugins=given.plugins)
+        name = "rank_kills" if given.shard == "auto" else f"rank_kills_{given.shard}"
+        return finish(name, rows(trials, given.jobs), given, plugins=given.plugins)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from tools.pages import Page, main
 TRIALS = (
     "kills",
     "rank_kills",
+    "rank_kills_weights",
     "plugins_killed",
     "corruptions",
     "pairs",

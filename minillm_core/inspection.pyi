@@ -36,6 +36,9 @@ from minillm_core.backends.ranks import (
 from minillm_core.backends.steps import (
     warmed as warmed,
 )
+from minillm_core.backends.torch.compiling import (
+    own_code as own_code,
+)
 from minillm_core.config.check import (
     check_option as check_option,
 )

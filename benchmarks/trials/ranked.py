@@ -80,7 +80,13 @@ class Group:
 
 @dataclass(frozen=True)
 class RankedRun(TinyRun):
-    """How to start a run of several ranks over gloo, or of one process; its tokens are its own."""
+    """How to start a run of several ranks over gloo, or of one process; its tokens are its own.
+
+    Attributes:
+        shard: ``mesh.shard`` of several ranks.
+    """
+
+    shard: str = "auto"
 
     def launch(
         self, out: Path, size: int, *, resume: bool = False, first: Callable[[int], None] = print
@@ -95,7 +101,8 @@ class RankedRun(TinyRun):
         """
         port = _free_port()
         store = self.fork(lambda: _serve(port), self.folder / "store.log") if size > 1 else None
-        arguments = self.arguments(out, resume=resume)
+        shard = self.shard if size > 1 else "auto"
+        arguments = [*self.arguments(out, resume=resume), f"mesh.shard={shard}"]
 
         def run(rank: int) -> int:
             os.environ["MINILLM_CACHE"] = str(self._cache(out))

@@ -173,12 +173,19 @@ class Trainer(Model):
         """
         self.ranks = ranks
 
-    def shard(self) -> None:
+    def shard(self, what: str) -> None:
         """Make a share of each update alone from here on, and keep the state of that alone; the others do too.
 
         Every rank calls it at the same moment, and :meth:`snapshot`, whose arrays rank 0 alone gets.
+
+        Args:
+            what: ``updates``, or ``weights`` too, of which each rank then has a part.
         """
         raise NotImplementedError
+
+    def lent(self) -> AbstractContextManager[None]:
+        """Let any rank evaluate and sample by itself inside; at the end wait until none does."""
+        return nullcontext()
 
     def own(self) -> dict[str, np.ndarray]:
         """Return what of a snapshot's arrays this process updates: without shares everything. Waits."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,8 @@ class Ranks:
     scope: Callable[[dict[str, Any]], Any] | None = None
     undivided: str = "its processes cannot divide updates"
     """Why :meth:`share` cannot be called; empty: it can."""
+    usual: str = "updates"
+    """What ``mesh.shard=auto`` divides."""
 
     @property
     def leads(self) -> bool:
@@ -149,18 +152,24 @@ class Ranks:
         """Return rank 0's value, of JSON's types, on every rank. The others wait for it."""
         return value
 
-    def share(self, groups: Mapping[str, Any], parameters: Mapping[str, Any]) -> Any:
+    def share(self, what: str, groups: Mapping[str, Any], weights: Any, model: Any) -> Any:
         """Divide the updates of a trainer's parameters among the ranks.
 
         Args:
+            what: ``updates``, or ``weights`` too.
             groups: key -> group, of all that is updated.
-            parameters: name -> the framework's own, in the compute dtype.
+            weights: the framework's own: masters, and parameters in the compute dtype.
+            model: the framework's own, whose parameters they are.
 
         Returns:
             This rank's share, in the framework's terms: of torch a
             :class:`~minillm_core.backends.torch.share.Share`.
         """
         raise NotImplementedError
+
+    def meeting(self) -> AbstractContextManager[None]:
+        """Make of a framework's error inside, where another process has ended, one that says so."""
+        return nullcontext()
 
     def close(self) -> None:
         """End the communication."""
@@ -181,17 +190,17 @@ def launched() -> tuple[int, int]:
     return (int(rank), int(size)) if rank and size else (0, 1)
 
 
-def divides(asked: str, ranks: Ranks) -> bool:
-    """Decide whether each rank makes its share of an update alone: ``mesh.shard``.
+def divides(asked: str, ranks: Ranks) -> str:
+    """Decide what the ranks divide, by ``mesh.shard``: updates, weights too, or "" for nothing.
 
     Raises:
         ConfigError: that is asked for, and cannot be.
     """
     why = "one process trains" if ranks.size == 1 else ranks.undivided
-    if asked == "updates" and why:
+    if asked in ("updates", "weights") and why:
         fix = "mesh.shard=auto divides updates where that can be done"
-        raise ConfigError(f"updates cannot be divided: {why}", where="mesh.shard=updates", fix=fix)
-    return asked != "off" and not why
+        raise ConfigError(f"{asked} cannot be divided: {why}", where=f"mesh.shard={asked}", fix=fix)
+    return "" if asked == "off" or why else asked.replace("auto", ranks.usual)
 
 
 def said_by() -> str:

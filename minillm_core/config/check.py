@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from minillm_core.config.kernels import parse_policy
 from minillm_core.config.origins import Setting
-from minillm_core.config.schema import FIELDS, SECTIONS, TOP, Config, Stage, TrainConfig
+from minillm_core.config.schema import FIELDS, SECTIONS, TOP, Config, MeshConfig, Stage, TrainConfig
 from minillm_core.config.values import Words, describe, is_finite, show
 from minillm_core.errors import ConfigError
 from minillm_core.text import nearest
@@ -239,6 +239,14 @@ def check(config: Config, origins: Mapping[str, str]) -> None:
             value = getattr(getattr(config, section) if section else config, name)
             places.append(f"{key} = {show(value)} ({origins.get(key, 'default')})")
         raise ConfigError(what, where=", ".join(places), fix=fix)
+
+
+def without_effect(mesh: MeshConfig) -> Iterator[str]:
+    """Yield a line for each setting that says how to divide what is not divided."""
+    for name, other in (("context_exchange", "context"), ("schedule", "pipeline")):
+        value, usual = getattr(mesh, name), MeshConfig.model_fields[name].default
+        if value != usual and getattr(mesh, other) == 1:
+            yield f"mesh.{name}={value} has no effect without mesh.{other}=2, or more"
 
 
 def _impossible(config: Config) -> Iterator[tuple[str, str, str | None]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from minillm_core.config import schema
-from minillm_core.config.check import check, check_option, refusal, validated
+from minillm_core.config.check import check, check_option, refusal, validated, without_effect
 from minillm_core.config.origins import (
     Layer,
     Setting,
@@ -158,6 +158,7 @@ def load(
     for name, table in options.items():
         origins |= {f"{name}.{option}": setting.origin for option, setting in table.items()}
     check(config, origins)
+    notes += without_effect(config.mesh)
     return Loaded(config, dict(sorted(origins.items())), specs, tuple(notes))
 
 

@@ -223,11 +223,12 @@ class LogConfig(Section):
 class MeshConfig(Section):
     """What several processes divide among them; no plan depends on it."""
 
-    shard: Literal["auto", "off", "updates"] = Field(
+    shard: Literal["auto", "off", "updates", "weights"] = Field(
         default="auto",
         description="updates: each process updates its own part of the parameters, and keeps the "
-        "optimizer's state of that part alone; off: each updates all; auto: updates, where several "
-        "processes train on torch",
+        "optimizer's state of that part alone; weights: it keeps its part of the weights alone, too, and "
+        "has a layer's whole ones while it computes it; off: each updates all; auto: updates, where "
+        "several processes train on torch, or weights, where updates alone do not fit a GPU's memory",
     )
     context: int = Field(
         default=1,

@@ -125,12 +125,15 @@ class Block(Module):
         self.site_mid = Site(geometry, spec.site_mid) if spec.site_mid else None
         self.site_out = Site(geometry, spec.site_out) if spec.site_out else None
 
-    def forward(self, x: Any, *reads: Any) -> tuple[Any, ...]:
-        """Run the block: see the module's docstring; ``reads`` are in the order of ``self.inputs``."""
-        return self.within(x, Scope(dict(zip(self.inputs, reads, strict=True))))
+    def forward(self, x: Any, *reads: Any, scope_of: Any = Scope) -> tuple[Any, ...]:
+        """Run the block: see the module's docstring.
 
-    def within(self, x: Any, scope: Scope) -> tuple[Any, ...]:
-        """Run the block on a scope that already holds its reads."""
+        Args:
+            x: the stream.
+            reads: in the order of ``self.inputs``.
+            scope_of: makes the scope of its reads by name.
+        """
+        scope = scope_of(dict(zip(self.inputs, reads, strict=True)))
         at = scope.tapped
         at["in"] = x = joined(self.site_in, x, None, scope)
         y = None

@@ -82,8 +82,8 @@ class CachedScope(Scope):
         self, block: Any, x: Any, *, checkpointing: bool, turn: int = 0
     ) -> tuple[Any, ...]:
         """Run a block on the same cache; there is no backward pass to recompute for."""
-        reads = {name: self.reads[name] for name in block.inputs}
-        return block.within(x, CachedScope(reads, self.cache, turn))
+        reads = [self.reads[name] for name in block.inputs]
+        return block(x, *reads, scope_of=lambda given: CachedScope(given, self.cache, turn))
 
     def apply(self, node: Any, own: dict[str, Any], like: tuple[str, ...] = ()) -> Any:
         """Run ``node.forward`` on its lookback and the new columns; return its results for the new."""

@@ -79,7 +79,7 @@ class Module:
 
     if TYPE_CHECKING:  # a native base gives both
 
-        def __call__(self, *args: Any) -> Any:
+        def __call__(self, *args: Any, **named: Any) -> Any:
             """Run ``forward`` through the framework."""
 
         def __getattr__(self, name: str) -> Any:

@@ -80,9 +80,7 @@ class Evaluated(Event):
     bits_per_byte: float | None  # None without a tokenizer
     tokens: int = 0  # predictions made
     sources: Mapping[str, Any] = field(default_factory=dict)  # of a mixture: path -> its figures
-    verdicts: Mapping[str, float] = field(
-        default_factory=dict
-    )  # of plugins: "plugin.name" -> number
+    verdicts: Mapping[str, float] = field(default_factory=dict)  # of plugins: by "plugin.name"
     stop: str = ""  # why a plugin ends the run here; empty: it does not
 
     def figures(self) -> dict[str, Any]:

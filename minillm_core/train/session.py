@@ -9,7 +9,7 @@ import inspect
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -65,9 +65,8 @@ class Session:
     cache: Path  # where tokens are kept
     shown: Display
     stop: StopRequest
-    create: Callable[[Detected, Plan], Backend] | None = (
-        None  # default: that of ``backends/bind.py``
-    )
+    # default: that of ``backends/bind.py``
+    create: Callable[[Detected, Plan], Backend] | None = None
     resume: bool = False  # ``out`` may hold a run, which is resumed
     runs: Path | None = None  # where a folder without a name is made
     verbose: bool = False  # print all that is known before the first step
@@ -168,7 +167,7 @@ class Session:
         about = notes, details, warnings, initial, branch
         if self.ranks.size > 1:
             stages, each = self.ranks.pipeline, self.ranks.size // self.ranks.held_out[0]
-            does = "updates its share alone, mesh.shard=updates" if shard else "mesh.shard=off"
+            does = f"{'updates its share alone, ' * bool(shard)}mesh.shard={shard or 'off'}"
             notes.append(
                 f"{self.ranks.size} processes by {self.ranks.how}: each takes its part of every step's "
                 f"rows{f', {each} share each' * (each > 1)}"
@@ -256,7 +255,7 @@ class Session:
             if position.saved is None:
                 self._load_initial(job)
             if job.shard:
-                job.trainer.shard()
+                job.trainer.shard(job.shard)
             evidence = Evidence.of(job, self.shown.say)
             yield from self._train(job, None, position, before, evidence, {})
             evidence.warn()
@@ -267,10 +266,8 @@ class Session:
         if self.out != announced:
             self.shown.say(f"another run has taken {announced} meanwhile: writing to {self.out}")
         with lock(self.out, self.shown.say) as held:
-            if not self.resume:
-                record.refuse_taken(
-                    self.out
-                )  # by a run that began and ended since it was looked at
+            if not self.resume:  # a run may have begun and ended since it was looked at
+                record.refuse_taken(self.out)
             self._describe(job)
             yield from self._recorded(job, held)
 
@@ -316,13 +313,11 @@ class Session:
             saving.commit(out, position.step, job.trainer.arrays(), scalars)
             position.saved = position.step
         if job.shard:
-            job.trainer.shard()
+            job.trainer.shard(job.shard)
         evidence = Evidence.of(job, say)
+        text = document.settings_file(job.config, document.remarks(job, earlier))
         with record.unwritable(out / TOML):
-            disk.replace(
-                out / TOML,
-                document.settings_file(job.config, document.remarks(job, earlier)).encode(),
-            )
+            disk.replace(out / TOML, text.encode())
         run_json = record.Record(out, document.document(job, earlier, position, tokenizer))
         first = position.step
         try:
@@ -433,8 +428,9 @@ class Session:
                     last = budget.spent(step, loop.elapsed)
                     found = (whole if last else part)(step)
                     if found is not None:
-                        if self.ranks.leads:
-                            found = judged(job.plugins, found, self.evaluations, model)
+                        with trainer.lent():
+                            if self.ranks.leads:
+                                found = judged(job.plugins, found, self.evaluations, model)
                         verdicts, why = self.ranks.agreed([found.verdicts, found.stop])
                         found = replace(found, verdicts=verdicts, stop=why)
                         if found.stop and not last and on_the_way < 1:  # as every run ends
@@ -449,8 +445,9 @@ class Session:
             def write_samples(step: int, is_last: bool) -> Iterator[events.Event]:
                 wanted, given = config.eval.samples, len(config.eval.prompts)
                 at_the_end = max(2, given) if is_last and held and wanted != 0 else 0
-                with evaluating:
-                    yield from samples(step, max(wanted or 0, at_the_end))
+                with evaluating, trainer.lent():
+                    if self.ranks.leads:
+                        yield from samples(step, max(wanted or 0, at_the_end))
 
             every, minutes = config.checkpoint.every, config.checkpoint.minutes
             cadence = Cadence(config.eval.every, every, minutes)
@@ -531,7 +528,7 @@ class Session:
 def _attributed(job: Job, step: Callable[[], int]) -> Iterator[None]:
     """Raise plugins' errors under their names, and lack of memory with advice."""
     try:
-        with attribute_errors(job.plugins, "in a step"):
+        with attribute_errors(job.plugins, "in a step"), job.ranks.meeting():
             yield
     except NonFinite as error:
         names, found = errors.suspects(job)
@@ -545,16 +542,9 @@ def _attributed(job: Job, step: Callable[[], int]) -> Iterator[None]:
 
 def _evaluations(lines: Sequence[Mapping[str, Any]]) -> list[events.Evaluated]:
     """List the evaluations that earlier processes of the run made, up to where it resumes."""
+    known = {one.name for one in fields(events.Evaluated)}
     return [
-        events.Evaluated(
-            one["step"],
-            one["val_loss"],
-            one["bits_per_byte"],
-            one.get("tokens", 0),
-            one.get("sources", {}),
-            one.get("verdicts", {}),
-            one.get("stop", ""),
-        )
+        events.Evaluated(**{key: value for key, value in one.items() if key in known})
         for one in lines
         if one.get("event") == events.Evaluated.event and one["val_loss"] is not None
     ]

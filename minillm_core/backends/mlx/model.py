@@ -50,9 +50,9 @@ class MLXModule(nn.Module):
         else:
             super().__setattr__(name, value)
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any, **named: Any) -> Any:
         """Run ``forward``."""
-        return self.forward(*args)
+        return self.forward(*args, **named)
 
 
 def _plain_container(value: Any) -> bool:

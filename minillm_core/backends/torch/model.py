@@ -157,14 +157,6 @@ class Weights:
         self.by_rows: Set[str] = frozenset()  # tables of which a step has some rows alone
         self.share: Share | None = None  # None: this process updates everything
 
-    def divide(self, share: Share) -> None:
-        """Keep the masters alone that are this rank's, or no rank's since they are frozen."""
-        self.share = share
-        for name in self.trained:
-            mine = share.part(f"model.{name}", self.masters.pop(name))
-            if mine is not None:
-                self.masters[name] = mine.clone() if self.narrow else mine
-
     @torch.no_grad()
     def refresh(self, *, every: bool = False) -> None:
         """Fill the compute copies of trained parameters, or of every one, from their masters."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,29 +13,41 @@ from minillm_core.optim.groups import Group
 
 
 class Share(Protocol):
-    """What this rank updates; all ranks call the same methods in the same order, and none waits but ``whole``.
+    """What this rank updates; all ranks call the same methods in the same order, and only ``whole`` and ``lent`` wait.
 
     Names of arrays are those of a checkpoint: ``model.<parameter>``,
     ``optimizer.<stage>.<entry>.<parameter>``, ``view.<parameter>``.
     """
 
     groups: Mapping[str, Group]  # of what is this rank's, by the plan's keys
-    sums: list[Tensor]  # where gradients of all parameters are added up, float32: those of `cut`
 
-    def cut(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """Cut whole gradients, in the order of the parameters, into the parts of all ranks."""
+    def masters(self, whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return this rank's parts of the masters of all parameters, without those of other ranks."""
         ...
 
+    def compiler(self, usual: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what compiles the function of a micro-batch, made of what usually does."""
+        ...
+
+    def accumulate(self, objective: Tensor, *, first: bool) -> None:
+        """Run the backward pass; add its gradients, in float32, to those of earlier micro-batches of the step."""
+
+    def warm(self, objective: Tensor) -> None:
+        """Run the backward pass, so that it is compiled, and drop its gradients."""
+
     def scattered(self) -> dict[str, Tensor]:
-        """Add up ``sums`` over all ranks; return this rank's parts by parameter."""
+        """Add up gradients over all ranks; return this rank's parts by parameter."""
         ...
 
     def gather(self, masters: Mapping[str, Tensor]) -> None:
         """Write every rank's masters into the parameters of all, in their dtype."""
-        ...
 
     def part(self, name: str, whole: Any) -> Any:
         """Take this rank's part of an array; None: it has none. What is not divided is returned as it is."""
+        ...
+
+    def lent(self) -> AbstractContextManager[None]:
+        """Let any rank compute without gradients inside; at the end wait until none does."""
         ...
 
     def spread(self, tensors: Mapping[str, Tensor], kind: str) -> Iterator[tuple[str, Tensor]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -133,12 +133,7 @@ class TorchTrainer(TorchModel, Trainer):
             earlier = self.reduced if index else None
             self.reduced = self.statistics.merged(earlier, loss.statistics)
         timer("optimizer")
-        if self.ranks.size > 1 and self.share is None:
-            grads = dict(zip(self.weights.trained, self.gradients or (), strict=True))
-            self.statistics.over(self.ranks, grads, figures, self.reduced)
-            self.gradients = [*grads.values()]
-        batches = len(micro) * self.ranks.size // self.ranks.pipeline
-        later = self._update(figures, given, batches, tied(self.plan.follows, values))
+        later = self._update(figures, given, len(micro), tied(self.plan.follows, values))
         timer("")
         return later
 
@@ -186,10 +181,13 @@ class TorchTrainer(TorchModel, Trainer):
 
         Parameters of ``one`` are those that they are mapped to; sums of gradients count once.
         """
-        assert self.gradients is not None
         share, norms = self.share, None
+        batches = micro_batches * self.ranks.size // self.ranks.pipeline  # of all ranks
         if share is None:
-            grads = dict(zip(self.weights.trained, self.gradients, strict=True))
+            grads = dict(zip(self.weights.trained, self.gradients or (), strict=True))
+            if self.ranks.size > 1:
+                self.statistics.over(self.ranks, grads, figures, self.reduced)
+                self.gradients = [*grads.values()]  # those of this rank alone are freed
         else:
             grads = share.scattered()
             one = {name: leader for name, leader in one.items() if name in grads}
@@ -227,7 +225,7 @@ class TorchTrainer(TorchModel, Trainer):
         self.optimizer.step(grads, given, norm, unscale, found, norms)
         with torch.no_grad():
             skip = found > 0
-            fresh = self.statistics.next_states(self.reduced, lambda total: total / micro_batches)
+            fresh = self.statistics.next_states(self.reduced, lambda total: total / batches)
             for name, new in fresh.items():
                 overwrite(self.states[name], new, skip)
         return Later([*figures, "skipped"], torch.cat([packed, found.reshape(1)]))
@@ -236,7 +234,11 @@ class TorchTrainer(TorchModel, Trainer):
         """Compile every variant of the step, forward and backward, and drop its results."""
         for staged, _, sized in warmed(self.plan, self.phase, host, self.ranks.context):
             batch = self.fields(sized, staged, trained=False)
-            self._gradients_of(self._graph(staged, batch, given)(batch, given).objective)
+            self._warm(self._graph(staged, batch, given)(batch, given).objective)
+
+    def _warm(self, objective: Tensor) -> None:
+        """Compile the backward pass, and drop its results."""
+        (self._gradients_of if self.share is None else self.share.warm)(objective)
 
     def _graph(
         self, staged: Mapping[str, int], batch: dict[str, Tensor], given: dict[str, Tensor]
@@ -260,7 +262,7 @@ class TorchTrainer(TorchModel, Trainer):
             if self.binding.compile and (gathers or tables.rules):
                 what = [f"{positions:,} supervised positions"] if gathers else []
                 with self._compiling(", ".join([*what, *filter(None, [tables.words])])):
-                    self._gradients_of(self.graphs[key](batch, given).objective)
+                    self._warm(self.graphs[key](batch, given).objective)
         return self.graphs[key]
 
     def _gradients_of(self, objective: Tensor) -> tuple[Tensor, ...]:
@@ -272,10 +274,10 @@ class TorchTrainer(TorchModel, Trainer):
 
     def _accumulate(self, objective: Tensor, *, first: bool, only: bool) -> None:
         """Add up the gradients of micro-batches, in float32."""
-        fresh: Sequence[Tensor] = self._gradients_of(objective)
+        if self.share is not None:
+            return self.share.accumulate(objective, first=first)
+        fresh = self._gradients_of(objective)
         with torch.no_grad():
-            if self.share is not None:
-                fresh, only = self.share.cut(fresh), False
             if only and fresh[0].dtype == torch.float32:
                 self.gradients = list(fresh)
             elif self.gradients is None:
@@ -295,8 +297,12 @@ class TorchTrainer(TorchModel, Trainer):
     def inferring(self) -> Iterator[None]:
         """Turn gradients off, and keep the random numbers that training would draw."""
         self.optimizer.place()
-        with self.random.kept(), super().inferring():
+        with self.random.kept(), self.lent(), super().inferring():
             yield
+
+    def lent(self) -> AbstractContextManager[None]:
+        """Let ranks have parts of weights from others."""
+        return super().lent() if self.share is None else self.share.lent()
 
     def fill(self, held: Mapping[str, Tensor], arrays: Mapping[str, np.ndarray]) -> None:
         """Copy arrays into the tensors of the same names."""
@@ -336,17 +342,16 @@ class TorchTrainer(TorchModel, Trainer):
 
     def own(self) -> dict[str, np.ndarray]:
         """Return what this process updates, and its state."""
-        own = self.share is not None
-        return transfer.brought(self._everything()) if own else self.arrays()
+        return self.arrays() if self.share is None else transfer.brought(self._everything())
 
     @torch.no_grad()
-    def shard(self) -> None:
+    def shard(self, what: str) -> None:
         """Divide the updates among the ranks."""
         self.optimizer.leave()
         old, groups = self._everything(), self.optimizer.groups
-        self.share = share = self.ranks.share(groups, self.weights.trained)
-        self.gradients = share.sums
-        self.weights.divide(share)
+        self.share = share = self.ranks.share(what, groups, self.weights, self.model)
+        self.compiler, self.graphs = share.compiler(self.compiler), {}
+        self.weights.share, self.weights.masters = share, share.masters(self.weights.masters)
         self.optimizer = self._optimizer()
         for name, tensor in self._everything().items():
             tensor.copy_(share.part(name, old[name]))

@@ -72,6 +72,7 @@ AXES = (
         {"train_accumulate": 2, "mesh_shard": "off"},
     ),
     Axis("shard", "updates", {"train_accumulate": 2, "mesh_shard": "updates"}),
+    Axis("weights", "weights and updates", {"train_accumulate": 2, "mesh_shard": "weights"}),
     Axis("rows", "rows of micro-batches", {"train_rows": 4, "mesh_shard": "off"}),
     Axis(
         "context",
@@ -186,8 +187,8 @@ def train(
             held[name] = np.nextafter(held[name], aside)
         run.load(held)
     run.join(ranks)
-    if ranks.size > 1 and plan.config.mesh.shard == "updates":
-        run.shard()
+    if ranks.size > 1 and plan.config.mesh.shard != "off":
+        run.shard(plan.config.mesh.shard)
     start, losses, total = run.arrays(), [], plan.config.train.steps or 1
     for index, micro in enumerate(steps, 1):
         part = [ranks.columns(one, plan) for one in part_of(micro, *ranks.data)]
@@ -235,7 +236,7 @@ def tried(subject: Subject, axis: Axis, ranks: Ranks) -> dict[str, Any]:
         losses, _, arrays = train(subject, plan, steps, ranks)
     except Refusal as refusal:
         return {"refused": plain(refusal.what)}
-    digest, shared = hashlib.sha256(), mesh.shard == "updates"
+    digest, shared = hashlib.sha256(), mesh.shard != "off"
     held = sorted(name for name in arrays if not name.startswith("random."))
     for name in (
         ["logits"] if shared else held

@@ -45,9 +45,9 @@ class NumPyModule:
         record(self, name, value)
         object.__setattr__(self, name, value)
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any, **named: Any) -> Any:
         """Call ``forward``."""
-        return self.forward(*args)  # type: ignore[attr-defined]
+        return self.forward(*args, **named)  # type: ignore[attr-defined]
 
 
 class NumPyFramework(Framework):

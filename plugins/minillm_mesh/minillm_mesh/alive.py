@@ -17,7 +17,7 @@ from typing import Protocol
 from minillm_core import MinillmError
 
 PATIENCE = 25.0
-"""Seconds without a sign of a process after which it counts as lost.
+"""Seconds of looking, without a sign of a process, after which it counts as lost.
 
 A launcher gives a stopped process another thirty, and all is to be over within a minute.
 """
@@ -70,7 +70,7 @@ class Watch:
         store: a connection of its own: one that waits would hold the watch up.
         rank: of this process.
         size: how many there are.
-        patience: seconds without a sign.
+        patience: seconds of looking without a sign.
         every: seconds between two signs.
     """
 
@@ -96,19 +96,23 @@ class Watch:
 
     def _look(self) -> None:
         others = [rank for rank in range(self._size) if rank != self._rank]
-        counts, since = dict.fromkeys(others, -1), dict.fromkeys(others, time.monotonic())
+        counts, quiet = dict.fromkeys(others, -1), dict.fromkeys(others, 0.0)
+        before = time.monotonic()
         while not self._end.wait(self._every):
             try:
                 self._store.add(f"alive/{self._rank}", 1)
                 for rank in others:
                     count = self._store.add(f"alive/{rank}", 0)
                     if count != counts[rank]:
-                        counts[rank], since[rank] = count, time.monotonic()
+                        counts[rank], quiet[rank] = count, 0.0
             except Exception:  # the launcher has closed the store: it ends the processes itself
                 return
+            # after a long look nothing is known of the others: the whole machine may have stood still, or the store
             now = time.monotonic()
-            if lost := [rank for rank in others if now - since[rank] > self._patience]:
-                self._give_up(lost, now - since[lost[0]])
+            looked, before = min(now - before, 2 * self._every), now
+            quiet = {rank: seconds + looked for rank, seconds in quiet.items()}
+            if lost := [rank for rank, seconds in quiet.items() if seconds > self._patience]:
+                self._give_up(lost, quiet[lost[0]])
 
     def _give_up(self, lost: list[int], seconds: float) -> None:
         verb = "has" if len(lost) == 1 else "have"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from minillm_core import Plan, Refusal
 from minillm_core.inspection import check_ranks
-from minillm_mesh import by_columns, heads
+from minillm_mesh import by_columns, by_rows, heads
 
 
 def _steps(rows: int, accumulate: int) -> Callable[[Plan], None]:
@@ -16,6 +16,7 @@ def _steps(rows: int, accumulate: int) -> Callable[[Plan], None]:
 
 AXES: Mapping[str, tuple[Callable[[Plan], None], ...]] = {
     "data": (_steps(4, 2),),  # by whole micro-batches
+    "weights": (_steps(4, 2), by_rows.check),
     "rows": (_steps(4, 1),),
     "context": (_steps(4, 2), lambda plan: by_columns.check(plan, 2)),
     "tensor": (_steps(4, 2), lambda plan: heads.check(plan, 2)),

@@ -17,6 +17,7 @@ too, behind the n columns before it. What needs more is refused by name before t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -162,13 +163,9 @@ class ContextScope(Scope):
         self, block: Any, x: Any, *, checkpointing: bool, turn: int = 0
     ) -> tuple[Any, ...]:
         """Run a block on a scope of the same columns; recomputed, it gathers again."""
-        names = block.inputs
-
-        def run(x: Any, *reads: Any) -> tuple[Any, ...]:
-            given = dict(zip(names, reads, strict=True))
-            return block.within(x, type(self)(given, self.columns, self.shape))
-
-        reads = [self.reads[name] for name in names]
+        scope_of = partial(type(self), columns=self.columns, shape=self.shape)
+        run = partial(block, scope_of=scope_of)
+        reads = [self.reads[name] for name in block.inputs]
         return block.framework.checkpoint(run, x, *reads) if checkpointing else run(x, *reads)
 
     def of_columns(self, value: Any) -> bool:

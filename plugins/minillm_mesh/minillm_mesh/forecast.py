@@ -15,10 +15,10 @@ from typing import Any
 
 from rich.table import Table
 
-from minillm_core import ConfigError, Plan
+from minillm_core import ConfigError, Plan, Refusal
 from minillm_core.commands import amount, columns, counted, sized
 from minillm_core.inspection import Group, decoder, named_modules
-from minillm_mesh import heads
+from minillm_mesh import by_rows, heads
 from minillm_mesh import stages as pipeline
 from minillm_mesh.cost import (
     CARDS,
@@ -36,7 +36,7 @@ from minillm_mesh.cost import (
 )
 from minillm_mesh.exchange import HEADS, KEYS, chosen, numbers
 from minillm_mesh.heads import divided, summed
-from minillm_mesh.layout import ITERATIONS, Part, layout
+from minillm_mesh.layout import BUCKET, ITERATIONS, Part, layout, rows_of, uncut
 from minillm_mesh.stages import GPIPE, Stage, bubble, stages, width
 
 MASTER = 4  # bytes of a number in float32
@@ -45,7 +45,14 @@ COMPUTE = {"float32": 4, "bfloat16": 2, "float16": 2}  # dtype -> bytes of a num
 BACKWARD = 2 / 3
 """Share of a micro-batch's computing that is its backward pass."""
 
-SHARDED, REPLICATED = "sharded", "replicated"
+FULLY, SHARDED, REPLICATED = "fully sharded", "sharded", "replicated"
+"""Weights and updates are divided, updates alone, or neither."""
+
+SHARD: Mapping[str, str] = {"weights": FULLY, "updates": SHARDED, "off": REPLICATED}
+"""``mesh.shard`` -> what it is."""
+
+OTHER: Mapping[str, str] = {FULLY: SHARDED, SHARDED: REPLICATED, REPLICATED: SHARDED}
+"""What each is set beside."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +66,10 @@ class Owned:
     flops: float  # of matrix stages
 
 
-def owned(plan: Plan, ranks: int) -> Owned:
-    """Look at the parts that ranks update; 1: everything is of one."""
+def owned(plan: Plan, ranks: int, *, weights: bool = False) -> Owned:
+    """Look at the parts that ranks update; 1: everything is of one. ``weights``: these are divided, too."""
     groups = {member.name: group for group in plan.groups for member in group.members}
-    shares = layout(plan.groups, ranks)
+    shares = layout(plan.groups, ranks, weights=weights)
     states = [_states(share, groups) for share in shares]
     whole = [[part for part in share if groups[part.name].rule.stacked] for share in shares]
     return Owned(
@@ -102,7 +109,7 @@ def _flops(group: Group) -> float:
 class Divided:
     """One way of dividing a run: what a card holds, does and sends."""
 
-    updates: str  # SHARDED, REPLICATED
+    updates: str  # FULLY, SHARDED, REPLICATED
     owned: Owned
     memory: Mapping[str, int]  # part -> bytes
     work: Work
@@ -175,11 +182,29 @@ class Forecast:
         return stages(self.plan, decoder(self.plan.spec), values, mesh.pipeline)
 
     @cached_property
+    def shard(self) -> str:
+        """What is divided by ``mesh.shard``: with auto weights where updates alone do not fit, and these do."""
+        if (asked := self.plan.config.mesh.shard) != "auto":
+            return asked
+        try:
+            by_rows.check(self.plan)
+        except Refusal:
+            return "updates"
+        alone, both = (sum(self._memory(how).values()) for how in (SHARDED, FULLY))
+        return "weights" if max(both, self.start) <= self.card.memory < alone else "updates"
+
+    @cached_property
+    def start(self) -> int:
+        """Bytes of a card before the first step, however it is divided then: weights, masters and state are whole."""
+        held = self.plan.estimate(self.dtype).memory
+        state = sum(size for name, size in held.items() if name.startswith("optimizer state"))
+        return held["weights"] + held["master weights"] + state
+
+    @cached_property
     def layouts(self) -> dict[str, Divided]:
-        """The layout of the settings first, then the other."""
-        asked = self.plan.config.mesh.shard
-        first = (REPLICATED, SHARDED) if asked == "off" else (SHARDED, REPLICATED)
-        return {name: self._layout(name) for name in first}
+        """The layout of the settings first, then another."""
+        first = SHARD[self.shard]
+        return {name: self._layout(name) for name in (first, OTHER[first])}
 
     @property
     def chosen(self) -> Divided:
@@ -237,7 +262,7 @@ class Forecast:
             for exchange in each.work.exchanges:
                 size = sized(exchange.sent(self.ranks))
                 taken = f"{1e3 * each.times.alone[exchange.what]:.3g} ms"
-                beside = "backward pass" if exchange.beside else "nothing"
+                beside = "computing" if exchange.beside else "nothing"
                 what = f"{each.updates}: {exchange.what}"
                 moved.add_row(what, exchange.kind, size, taken, beside)
         yield moved
@@ -289,9 +314,8 @@ class Forecast:
             f"{self.of_linear:.2f} of linear",
         )
         yield "communication", f"{t.share:.1%} of the step's time"
-        asked = "off" if other.updates == REPLICATED else "updates"
         yield (
-            f"mesh.shard={asked}",
+            f"mesh.shard={next(name for name, how in SHARD.items() if how == other.updates)}",
             f"about {1e3 * other.times.total:,.3g} ms, {other.times.share:.1%} communication, "
             f"{sized(other.bytes)} a card",
         )
@@ -299,6 +323,12 @@ class Forecast:
             yield (
                 "does not fit",
                 f"{sized(one.bytes)} of {sized(card.memory)} a card: fewer train.rows",
+            )
+        elif self.start > card.memory:
+            yield (
+                "does not fit",
+                f"{sized(self.start)} of {sized(card.memory)} a card before the first step, when each "
+                "has all weights, masters and state",
             )
 
     def _ranks(self) -> str:
@@ -310,17 +340,22 @@ class Forecast:
         if one.updates == REPLICATED:
             return "each rank updates every parameter, and has all of the optimizer's state"
         mine, trained = one.owned, self.plan.num_parameters - self.plan.num_frozen
+        rows = ""
+        if one.updates == FULLY:
+            rows = f"a rank has rows of each parameter, {1 / self.ranks:.1%} of all"
+            if self.plan.config.mesh.shard == "auto":
+                rows += ", since updates alone would not fit"
+            rows += "; it "
         matrices = ""
         if mine.of_matrices:
             matrices = f"{mine.matrices} of {mine.of_matrices} matrices whole, "
         return (
-            f"a rank owns {matrices}{amount(mine.parameters)} of {amount(trained)} numbers with "
+            f"{rows or 'a rank '}owns {matrices}{amount(mine.parameters)} of {amount(trained)} numbers with "
             f"their state ({mine.parameters / max(trained, 1):.1%}), at most"
         )
 
     def _layout(self, updates: str) -> Divided:
-        alone = updates == REPLICATED or self.ranks == 1
-        mine = owned(self.plan, 1 if alone else self.ranks)
+        mine = self._owned(updates)
         each = [one.flops for one in self.stages]
         tokens = self.part[2] * max(each) / sum(each) / self.tensor  # of the whole model, as costly
         flops = self.plan.estimate(self.dtype).flops_per_token * tokens
@@ -329,8 +364,12 @@ class Forecast:
         work = self._work(mine, flops, exchanges)
         work = replace(work, bubble=(len(each) - 1) / self.part[1])
         return Divided(
-            updates, mine, self._memory(updates, mine), work, times(work, self.ranks, self.card)
+            updates, mine, self._memory(updates), work, times(work, self.ranks, self.card)
         )
+
+    def _owned(self, updates: str) -> Owned:
+        ranks = 1 if updates == REPLICATED else self.ranks
+        return owned(self.plan, ranks, weights=updates == FULLY)
 
     @property
     def _bubble(self) -> float:
@@ -366,6 +405,8 @@ class Forecast:
 
     def _exchanges(self, updates: str) -> tuple[Exchange, ...]:
         """List the collectives of a step, as torch_ranks.py makes them."""
+        if updates == FULLY:
+            return self._of_weights()
         numbers = self.plan.num_parameters - self.plan.num_frozen
         gradients, weights = MASTER * numbers, COMPUTE[self.dtype] * numbers
         if updates == REPLICATED:
@@ -374,6 +415,40 @@ class Forecast:
             Exchange("gradients", "reduce-scatter", gradients),
             Exchange("weights", "all-gather", weights),
         )
+
+    @cached_property
+    def _units(self) -> dict[str, int]:
+        """Numbers of what FSDP gathers together, each layer; what is outside layers under ""."""
+        found = {"": 0}
+        for info in self.plan.parameters.values():
+            parts = info.name.split(".")
+            unit = parts[1] if parts[0] == "layers" else ""
+            found[unit] = found.get(unit, 0) + info.size
+        return found
+
+    def _of_weights(self) -> tuple[Exchange, ...]:
+        """List those of divided weights, as torch_weights.py and FSDP make them, beside the computing."""
+        if self.ranks == 1:
+            return ()
+        micro, itemsize, units = self.part[1], COMPUTE[self.dtype], self._units
+        calls = {unit: self.plan.turns.get(int(unit), (1, 1))[1] for unit in units if unit}
+        turns, once = math.ceil(micro) * sum(calls.values()), math.ceil(micro)
+        layers = micro * itemsize * sum(units[unit] * many for unit, many in calls.items())
+        trained = self.plan.num_parameters - self.plan.num_frozen
+        gradients = micro * MASTER * trained
+        each = BACKWARD / (layers + gradients)  # both are sent while the backward pass runs
+        yet = ("weights", "all-gather", layers + micro * itemsize * units[""], turns + once)
+        found = [
+            Exchange(*yet, beside=1 - BACKWARD),
+            Exchange("weights, again", "all-gather", layers, turns, beside=layers * each),
+            Exchange("gradients", "reduce-scatter", gradients, turns + once, gradients * each),
+        ]
+        if whole := sum(self.plan.parameters[name].size for name in uncut(self.plan.groups)):
+            buckets = math.ceil(MASTER * whole / self.ranks / BUCKET)
+            on, back = (size * whole / self.ranks for size in (MASTER, itemsize))
+            found.append(Exchange("gradients to owners", "all-to-all", on, buckets))
+            found.append(Exchange("weights of owners", "all-to-all", back, buckets))
+        return tuple(found)
 
     def _activations(self) -> tuple[Exchange, ...]:
         """List what neighbours that share layers add up, forward and backward, as tensor.py does."""
@@ -427,8 +502,9 @@ class Forecast:
         widths = [self.plan.spec.geometry.dim, *(width(self.plan, name) for name in names)]
         return sum(widths) * COMPUTE[self.dtype]
 
-    def _memory(self, updates: str, mine: Owned) -> dict[str, int]:
+    def _memory(self, updates: str) -> dict[str, int]:
         """Divide the plan's estimate as the layout does."""
+        mine = self._owned(updates)
         estimate = self.plan.estimate(self.dtype)
         rows = max(shape.rows for shape in self.plan.course)
         whole = all(shape.accumulate % self.parts == 0 for shape in self.plan.course)
@@ -445,7 +521,7 @@ class Forecast:
                 held[name] = round(
                     held[name] / (1 if whole else min(self.parts, rows)) / mesh.context
                 )
-            elif updates == SHARDED and rule in mine.state:
+            elif updates != REPLICATED and rule in mine.state:
                 held[name] = mine.state[rule]
         if mesh.pipeline > 1:
             held |= self._in_flight(held["activations"])
@@ -453,7 +529,28 @@ class Forecast:
             held["master weights"] = mine.parameters * MASTER
         if self.ranks > 1:  # what comes back: the sums, or those of the rank's own part
             held["gradients, summed"] = mine.parameters * MASTER
+        if updates == FULLY and self.ranks > 1:
+            held |= self._in_rows()
         return {name: size for name, size in held.items() if size}
+
+    def _in_rows(self) -> dict[str, int]:
+        """Count the bytes of divided weights and their gradients: rows of all, owned ones, and layers at work."""
+        rows = {
+            name: math.prod(info.shape[1:]) * rows_of(info.shape[0], 0, self.ranks)[1]
+            for name, info in self.plan.parameters.items()
+        }
+        whole, itemsize = uncut(self.plan.groups), COMPUTE[self.dtype]
+        shares = layout(self.plan.groups, self.ranks, weights=True)
+        mine = max(sum(part.size for part in share if part.name in whole) for share in shares)
+        trained = sum(size for name, size in rows.items() if name not in self.plan.frozen)
+        ends = self._units[""]
+        layer = max(size for unit, size in self._units.items() if unit)
+        return {
+            "weights": itemsize * (ends + 2 * layer),  # a layer, and the next one
+            "master weights": MASTER * (sum(rows.values()) + mine),
+            "gradients": itemsize * (ends + layer) + MASTER * max(ends, layer),
+            "gradients, summed": MASTER * (trained + mine),
+        }
 
     def _in_flight(self, activations: float) -> dict[str, int]:
         """Count the bytes of micro-batches that the fullest stage holds, and those that it receives into."""
@@ -500,6 +597,8 @@ def forecast(plan: Plan, gpus: int, card: str | None, dtype: str) -> Forecast:
         ConfigError: there is no such card, the model is not meant for so many, or cards cannot share layers.
         PlanError: a plugin's part cannot be shared.
     """
+    if plan.config.mesh.shard == "weights":
+        by_rows.check(plan)
     if (tensor := plan.config.mesh.tensor) > 1:
         heads.check(plan, tensor)
         if gpus % tensor:

@@ -3,8 +3,8 @@
 Two things are to be even. The time of an update, which is nearly all in stages that need whole matrices
 (Newton-Schulz: 30 R C min(R, C) FLOPs for five iterations); such parameters go whole, the costliest
 first, to the rank that has least to do. And bytes: of state that is kept, of gradients and weights that
-are sent. Parameters whose stages see one element at a time are cut by rows, so that all ranks end with as
-many numbers.
+are sent. Matrices whose stages see one element at a time, or a row, are cut by rows, so that all ranks end
+with as many numbers; a vector is one row.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ ITERATION = 6
 """FLOPs a step of Newton-Schulz, over R C min(R, C): a Gram matrix, its square and a product."""
 
 ITERATIONS = 5
+
+BUCKET = 2**26
+"""Bytes of parameters that are sent together, where they are not all at once."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +53,13 @@ Layout = tuple[tuple[Part, ...], ...]
 """By rank, in the order of the groups."""
 
 
-def layout(groups: Iterable[Group], ranks: int) -> Layout:
+def layout(groups: Iterable[Group], ranks: int, *, weights: bool = False) -> Layout:
     """Divide the parameters of some groups among ranks.
 
     Args:
         groups: of a plan, without tables that are updated by rows.
         ranks: how many there are.
+        weights: of each parameter that may be cut a rank has those rows whose weights it has.
 
     Returns:
         What each rank updates: every row of every parameter once. Parameters that follow another have
@@ -70,7 +74,8 @@ def layout(groups: Iterable[Group], ranks: int) -> Layout:
         time[rank] += unit.cost
         numbers[rank] += unit.size
         shares[rank] |= {one.name: Part(one.name, one.shape) for one in unit.members}
-    _cut([unit for unit in units if unit.rows], numbers, shares)
+    cut = _cut_alike if weights else _cut
+    cut([unit for unit in units if unit.rows], numbers, shares)
     names = [member.name for unit in units for member in unit.members]
     return tuple(tuple(share[name] for name in names if name in share) for share in shares)
 
@@ -104,15 +109,20 @@ def _units(groups: Iterable[Group]) -> list[_Unit]:
     ]
 
 
+def uncut(groups: Iterable[Group]) -> set[str]:
+    """Name the parameters that are updated whole."""
+    return {one.name for unit in _units(groups) if not unit.rows for one in unit.members}
+
+
 def cuttable(group: Group, member: Member) -> bool:
     """Return whether rows of a parameter can be updated without the others: no stage needs more.
 
     A view is computed of a whole parameter, scalars and shapes of a plugin's own are a whole parameter's,
-    and blocks of narrow state run over the ends of rows.
+    and blocks of narrow state run over the ends of rows. Of a vector a stage may take the norm, as of a row.
     """
     rule = group.rule
     alike = all(kind == "like" for _, _, stage in rule.stages for _, kind in stage.state)
-    return bool(member.shape) and not rule.stacked and alike and not member.view
+    return len(member.shape) > 1 and not rule.stacked and alike and not member.view
 
 
 def cost(group: Group) -> float:
@@ -152,6 +162,29 @@ def _cut(units: Sequence[_Unit], numbers: Sequence[int], shares: Sequence[dict[s
         begun += unit.size
 
 
+def rows_of(rows: int, rank: int, ranks: int) -> tuple[int, int]:
+    """Return the first row, and how many, of the weights that a rank has of a parameter: torch.chunk's."""
+    most = -(-rows // ranks)
+    first = min(rows, rank * most)
+    return first, min(rows, first + most) - first
+
+
+def _cut_alike(
+    units: Sequence[_Unit], numbers: Sequence[int], shares: Sequence[dict[str, Part]]
+) -> None:
+    """Cut each parameter as its weights are, whatever else ranks have."""
+    for rank, share in enumerate(shares):
+        for one in (member for unit in units for member in unit.members):
+            if (part := row_part(one.name, one.shape, rank, len(shares))) is not None:
+                share[one.name] = part
+
+
+def row_part(name: str, shape: Sequence[int], rank: int, ranks: int) -> Part | None:
+    """Return the rows of a parameter whose weights a rank has; None: there are fewer rows than ranks."""
+    first, count = rows_of(shape[0], rank, ranks)
+    return Part(name, (count, *shape[1:]), first if count < shape[0] else None) if count else None
+
+
 def _filled(numbers: Sequence[int], more: int) -> list[int]:
     """Divide ``more`` so that the lowest of ``numbers`` are filled up to one level; sums to ``more``."""
     lowest = sorted(numbers)
@@ -173,4 +206,15 @@ def uneven(parts: Layout) -> float:
     return max(sizes) * len(sizes) / max(1, sum(sizes))
 
 
-__all__ = ["Layout", "Part", "cost", "cuttable", "layout", "uneven"]
+__all__ = [
+    "BUCKET",
+    "Layout",
+    "Part",
+    "cost",
+    "cuttable",
+    "layout",
+    "row_part",
+    "rows_of",
+    "uncut",
+    "uneven",
+]

@@ -213,8 +213,10 @@ class _Run:
         """Run a step's micro-batches through the stage."""
         self.batches, self.given, self.found = batches, given, []
         trainer = self.trainer
-        if trainer.gradients is None:
-            trained = trainer.weights.trained.values()
+        trained = trainer.weights.trained.values()
+        if trainer.share is not None:
+            foreach_zero_(trainer.share.sums)
+        elif trainer.gradients is None:
             trainer.gradients = [torch.zeros_like(one, dtype=torch.float32) for one in trained]
         else:
             foreach_zero_(trainer.gradients)

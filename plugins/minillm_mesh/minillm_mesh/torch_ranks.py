@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -21,14 +23,17 @@ from torch.distributed.rendezvous import rendezvous
 
 from minillm_core import Plan
 from minillm_core.inspection import Detected, Group, Ranks
-from minillm_mesh import by_columns, heads, stages
+from minillm_mesh import by_columns, by_rows, heads, stages
 from minillm_mesh import context as rows
 from minillm_mesh.alive import Watch, meet
 from minillm_mesh.collectives import met
+from minillm_mesh.cost import CARDS, DEFAULT
 from minillm_mesh.exchange import HEADS, chosen
+from minillm_mesh.forecast import Forecast
 from minillm_mesh.pipeline import Pipeline
 from minillm_mesh.tensor import Share
-from minillm_mesh.torch_share import TorchShare
+from minillm_mesh.torch_share import Divided, TorchShare
+from minillm_mesh.torch_weights import TorchWeights
 
 TIMEOUT = timedelta(hours=24)
 """Of a collective on the host: rank 0 may write a checkpoint, or a long sample. The watch is quicker."""
@@ -98,16 +103,30 @@ class TorchRanks(Ranks):
 
     def check(self, plan: Plan) -> Sequence[str]:
         """Refuse a plan whose model cannot be divided as it is to be; choose how columns attend."""
+        notes = self._shards(plan)
         if self.pipeline > 1:
             stages.check(plan, self.pipeline, self.data[0])
         if self.tensor > 1:
             heads.check(plan, self.tensor)
         if self.context == 1:
-            return ()
+            return notes
         by_columns.check(plan, self.context)
         choice = chosen(plan, self.context)
         self._scope = rows.HeadsScope if choice.way == HEADS else rows.ContextScope
-        return (choice.note,) if choice.note else ()
+        return (*notes, choice.note) if choice.note else notes
+
+    def _shards(self, plan: Plan) -> tuple[str, ...]:
+        """Refuse weights that cannot be divided; choose what mesh.shard=auto divides, by the card's memory."""
+        shard = plan.config.mesh.shard
+        if self.size > 1 and shard == "weights":
+            by_rows.check(plan)
+        if shard != "auto" or self.device is None:
+            return ()
+        card = replace(CARDS[DEFAULT], memory=torch.cuda.mem_get_info(self.device)[1])
+        dtype = plan.config.train.dtype.replace("auto", "bfloat16")
+        self.usual = Forecast(plan, self.size, card, dtype).shard
+        found = "mesh.shard=weights: by the estimate a card cannot hold all weights and its updates"
+        return (found,) if self.usual == "weights" else ()
 
     def part(self, trainer: Any) -> Any:
         """Make the model of this rank's heads and hidden units, and try it."""
@@ -160,11 +179,15 @@ class TorchRanks(Ranks):
             dist.broadcast(sent, 0)
         return json.loads(sent.numpy().tobytes())
 
-    def share(
-        self, groups: Mapping[str, Group], parameters: Mapping[str, torch.nn.Parameter]
-    ) -> TorchShare:
-        """Divide the updates: see :mod:`minillm_mesh.layout`."""
-        return TorchShare(groups, parameters, self.rank, self.size)
+    def share(self, what: str, groups: Mapping[str, Group], weights: Any, model: Any) -> Divided:
+        """Divide the updates, or weights too: see :mod:`minillm_mesh.layout`."""
+        if what == "weights":
+            return TorchWeights(groups, weights, model, self)
+        return TorchShare(groups, weights.trained, self.rank, self.size)
+
+    def meeting(self) -> AbstractContextManager[None]:
+        """Say of a collective's error that another process has ended: FSDP and attentions raise it as it is."""
+        return met()
 
     def close(self) -> None:
         """Leave the group."""

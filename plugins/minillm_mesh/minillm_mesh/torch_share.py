@@ -16,7 +16,8 @@ graph for the whole model, which gives all gradients at its end.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import prod
@@ -26,17 +27,15 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch import _foreach_add_ as foreach_add_  # pyright: ignore[reportPrivateImportUsage]
 from torch import _foreach_copy_ as foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
 
 from minillm_core.inspection import Group
 from minillm_mesh.collectives import all_gather, met, reduce_scatter
-from minillm_mesh.layout import Layout, Part, layout
+from minillm_mesh.layout import BUCKET, Layout, Part, layout
 
 ALIGNED = 16
 """Numbers to which the place of a part is rounded up: 32 bytes in bfloat16, for vectorised kernels."""
-
-BUCKET = 2**26
-"""Bytes that are brought together at once outside steps."""
 
 MODEL, OPTIMIZER, VIEW = "model.", "optimizer.", "view."
 
@@ -56,73 +55,30 @@ class Array:
         return -(-prod(self.shape) * self.dtype.itemsize // 16) * 16
 
 
-class TorchShare:
-    """One rank's share of the updates: see :class:`minillm_core.backends.torch.share.Share`.
+class Divided:
+    """The arrays of a checkpoint, of which each rank has parts.
 
     Args:
         groups: key -> group, of all that is updated.
-        parameters: name -> parameter, in the compute dtype.
+        parts: by rank; in the same order on all.
+        shapes: name -> that of a parameter which is divided.
         rank: of this process.
-        size: how many there are.
+        device: where the arrays are.
     """
 
     def __init__(
         self,
         groups: Mapping[str, Group],
-        parameters: Mapping[str, torch.nn.Parameter],
+        parts: Layout,
+        shapes: Mapping[str, tuple[int, ...]],
         rank: int,
-        size: int,
+        device: torch.device,
     ) -> None:
-        self.rank, self.size = rank, size
-        parts: Layout = layout(groups.values(), size)
+        self.rank, self.size, self.device, self.shapes = rank, len(parts), device, shapes
         by_rank = [_local(groups, those) for those in parts]
         self.groups = by_rank[rank]
-        self.shapes = {m.name: m.shape for group in groups.values() for m in group.members}
         self.held = [_arrays(*one) for one in zip(by_rank, parts, strict=True)]
         self.mine = {one.name: one.part for one in self.held[rank]}
-        first = next(iter(parameters.values()))
-        device, self.dtype = first.device, first.dtype
-        # one section a rank, and where each part begins in its own
-        ends = [[*accumulate(_rounded(part.size) for part in those)] for those in parts]
-        section = _rounded(max([1, *(end[-1] for end in ends if end)]))
-        self.flat = torch.zeros(size * section, device=device)
-        self.reduced = torch.zeros(section, device=device)
-        begins = [[0, *end[:-1]] for end in ends]
-        order = {name: at for at, name in enumerate(parameters)}
-        every = [
-            (owner * section + begin, part)
-            for owner, those in enumerate(parts)
-            for begin, part in zip(begins[owner], those, strict=True)
-        ]
-        own = list(zip(begins[rank], parts[rank], strict=True))
-        self.pieces = [(order[part.name], part) for _, part in every]
-        self.sums = [_view(self.flat, begin, part) for begin, part in every]
-        self.gradients = {part.name: _view(self.reduced, begin, part) for begin, part in own}
-        # weights travel in the same memory
-        self.received = self.flat.view(self.dtype)[: self.flat.numel()]
-        self.sent = self.reduced.view(self.dtype)[:section]
-        self.sending = {part.name: _view(self.sent, begin, part) for begin, part in own}
-        self.arrived = [_view(self.received, begin, part) for begin, part in every]
-        self.copies = [part.of(parameters[part.name].data) for _, part in every]
-
-    def cut(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """Cut whole gradients into the parts of all ranks, rank by rank: views."""
-        return [part.of(gradients[at]) for at, part in self.pieces]
-
-    def scattered(self) -> dict[str, Tensor]:
-        """Add up gradients over all ranks; return this rank's, in memory that the next step writes."""
-        with met():
-            reduce_scatter(self.reduced, self.flat)
-        return dict(self.gradients)
-
-    @torch.no_grad()
-    def gather(self, masters: Mapping[str, Tensor]) -> None:
-        """Write every rank's masters into the parameters of all."""
-        if self.sending:  # not of more ranks than there are rows
-            foreach_copy_([*self.sending.values()], [masters[name] for name in self.sending])
-        with met():
-            all_gather(self.received, self.sent)
-        foreach_copy_(self.copies, self.arrived)
 
     def part(self, name: str, whole: Any) -> Any:
         """Take this rank's part of an array of a checkpoint; None: it has none."""
@@ -158,7 +114,7 @@ class TorchShare:
         for owner, arrays in enumerate(self.held):
             for bucket in _buckets([one for one in arrays if one.name.startswith(kind)]):
                 ends = list(accumulate(one.nbytes for one in bucket))
-                buffer = self.flat.new_empty(ends[-1], dtype=torch.uint8)
+                buffer = torch.empty(ends[-1], dtype=torch.uint8, device=self.device)
                 begins = [0, *ends[:-1]]
                 if owner == self.rank:
                     for one, begin in zip(bucket, begins, strict=True):
@@ -170,6 +126,101 @@ class TorchShare:
                     (one, _typed(buffer, begin, one))
                     for one, begin in zip(bucket, begins, strict=True)
                 )
+
+
+class TorchShare(Divided):
+    """One rank's share of the updates: see :class:`minillm_core.backends.torch.share.Share`.
+
+    Args:
+        groups: key -> group, of all that is updated.
+        parameters: name -> parameter that is updated, in the compute dtype.
+        rank: of this process.
+        size: how many there are.
+    """
+
+    def __init__(
+        self,
+        groups: Mapping[str, Group],
+        parameters: Mapping[str, torch.nn.Parameter],
+        rank: int,
+        size: int,
+    ) -> None:
+        parts: Layout = layout(groups.values(), size)
+        self.parameters, first = parameters, next(iter(parameters.values()))
+        device, self.dtype = first.device, first.dtype
+        shapes = {m.name: m.shape for group in groups.values() for m in group.members}
+        super().__init__(groups, parts, shapes, rank, device)
+        # one section a rank, and where each part begins in its own
+        ends = [[*accumulate(_rounded(part.size) for part in those)] for those in parts]
+        section = _rounded(max([1, *(end[-1] for end in ends if end)]))
+        self.flat = torch.zeros(size * section, device=device)
+        self.reduced = torch.zeros(section, device=device)
+        begins = [[0, *end[:-1]] for end in ends]
+        order = {name: at for at, name in enumerate(parameters)}
+        every = [
+            (owner * section + begin, part)
+            for owner, those in enumerate(parts)
+            for begin, part in zip(begins[owner], those, strict=True)
+        ]
+        own = list(zip(begins[rank], parts[rank], strict=True))
+        self.pieces = [(order[part.name], part) for _, part in every]
+        self.sums = [_view(self.flat, begin, part) for begin, part in every]
+        self.gradients = {part.name: _view(self.reduced, begin, part) for begin, part in own}
+        # weights travel in the same memory
+        self.received = self.flat.view(self.dtype)[: self.flat.numel()]
+        self.sent = self.reduced.view(self.dtype)[:section]
+        self.sending = {part.name: _view(self.sent, begin, part) for begin, part in own}
+        self.arrived = [_view(self.received, begin, part) for begin, part in every]
+        self.copies = [part.of(parameters[part.name].data) for _, part in every]
+
+    def masters(self, whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Keep this rank's parts of masters, and those that no rank updates."""
+        parts = {name: self.part(f"{MODEL}{name}", master) for name, master in whole.items()}
+        narrow = self.dtype != torch.float32  # else a master is the parameter's own memory
+        return {
+            name: part.clone() if narrow and name in self.parameters else part
+            for name, part in parts.items()
+            if part is not None
+        }
+
+    def compiler(self, usual: Callable[..., Any]) -> Callable[..., Any]:
+        """Compile a micro-batch as a whole."""
+        return usual
+
+    def accumulate(self, objective: Tensor, *, first: bool) -> None:
+        """Add a micro-batch's gradients to the sums, cut into the parts of all ranks."""
+        fresh = self._gradients(objective)
+        with torch.no_grad():
+            cut = [part.of(fresh[at]) for at, part in self.pieces]
+            (foreach_copy_ if first else foreach_add_)(self.sums, cut)
+
+    def warm(self, objective: Tensor) -> None:
+        """Run the backward pass alone."""
+        self._gradients(objective)
+
+    def _gradients(self, objective: Tensor) -> tuple[Tensor, ...]:
+        # zeros where a stage leaves a parameter out
+        parameters = [*self.parameters.values()]
+        return torch.autograd.grad(objective, parameters, materialize_grads=True)
+
+    def lent(self) -> AbstractContextManager[None]:
+        """Every rank has all weights."""
+        return nullcontext()
+
+    def scattered(self) -> dict[str, Tensor]:
+        """Add up gradients over all ranks; return this rank's, in memory that the next step writes."""
+        with met():
+            reduce_scatter(self.reduced, self.flat)
+        return dict(self.gradients)
+
+    @torch.no_grad()
+    def gather(self, masters: Mapping[str, Tensor]) -> None:
+        """Write every rank's masters into the parameters of all."""
+        if self.sending:  # not of more ranks than there are rows
+            foreach_copy_([*self.sending.values()], [masters[name] for name in self.sending])
+        with met():
+            all_gather(self.received, self.sent)
+        foreach_copy_(self.copies, self.arrived)
 
 
 def _local(groups: Mapping[str, Group], parts: Sequence[Part]) -> dict[str, Group]:
@@ -228,4 +279,4 @@ def _rounded(size: int) -> int:
     return -(-size // ALIGNED) * ALIGNED
 
 
-__all__ = ["TorchShare"]
+__all__ = ["Divided", "TorchShare"]

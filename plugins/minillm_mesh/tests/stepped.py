@@ -137,8 +137,8 @@ def train(
             arrays[name] = (arrays[name] + off).astype(np.float32)
         made.resume(arrays)
     made.join(ranks)
-    if how == "updates":
-        made.shard()
+    if how in ("updates", "weights"):
+        made.shard(how)
     steps = plan.config.train.steps or 1
     figures = []
     for step, micro in zip(range(steps), batches(plan), strict=False):
@@ -152,7 +152,8 @@ def train(
     arrays = dict(made.arrays())
     weights = [arrays[name] for name in sorted(arrays)]
     if backend == "torch":
-        weights = [one.detach().float().numpy() for one in made.weights.parameters.values()]
+        parts = [getattr(one, "full_tensor", one.detach)() for one in made.model.parameters()]
+        weights = [one.detach().float().numpy() for one in parts]
     return {
         "figures": np.array(figures),
         "arrays": arrays,

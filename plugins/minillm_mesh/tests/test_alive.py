@@ -19,10 +19,10 @@ class Shared:
     """A store in one process."""
 
     def __init__(self) -> None:
-        self.counts, self._lock = Counter[str](), threading.Lock()
+        self.counts, self.lock = Counter[str](), threading.Lock()
 
     def add(self, key: str, value: int, /) -> int:
-        with self._lock:
+        with self.lock:
             self.counts[key] += value
             return self.counts[key]
 
@@ -45,15 +45,40 @@ time.sleep(60)
 """
 
 
-def test_a_process_that_is_lost_is_named() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LOST],
+STOOD = """
+import time
+from test_alive import Shared, Watch
+store = Shared()
+watches = [Watch(store, rank, 3, patience=0.5, every=0.02) for rank in range(3)]
+time.sleep(0.2)
+with store.lock:
+    time.sleep(1.0)
+time.sleep(0.2)
+for watch in watches:
+    watch.close()
+"""
+
+
+def ended(code: str) -> subprocess.CompletedProcess[str]:
+    """Run a watch, which ends its process."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
         cwd=Path(__file__).parent,
         capture_output=True,
         text=True,
         timeout=50,
         check=False,
     )
+
+
+def test_processes_that_stood_still_together_leave_each_other_alone() -> None:
+    """A machine that was paused, or a store that did not answer: longer than the patience."""
+    done = ended(STOOD)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_process_that_is_lost_is_named() -> None:
+    done = ended(LOST)
     assert done.returncode == 1
     assert "rank 0: rank 1 and rank 2 have not answered for 0 s" in done.stderr
     assert "--resume" in done.stderr

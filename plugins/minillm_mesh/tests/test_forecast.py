@@ -107,6 +107,51 @@ def test_settings_choose_the_layout() -> None:
     assert off["owned"]["parameters"] == NUMBERS
 
 
+def test_divided_weights_by_hand() -> None:
+    plan = planned(mesh_shard="weights")
+    data = forecast(plan, 8, None, "bfloat16").data()
+    assert (data["updates"], data["otherwise"]["updates"]) == ("fully sharded", "sharded")
+    sent = {one["what"]: one for one in data["exchanges"]}
+    micro, ends = data["micro_batches"], plan.parameters["embedding.weight"].size + 768
+    part = micro * 7 / 8
+    assert sent["weights"]["sent_bytes"] == 2 * NUMBERS * part
+    assert sent["weights, again"]["sent_bytes"] == 2 * (NUMBERS - ends) * part
+    assert sent["gradients"]["sent_bytes"] == 4 * NUMBERS * part
+    assert sent["gradients"]["turns"] == sent["weights"]["turns"] == 13 * micro
+    matrices = 12 * (4 * 768**2 + 3 * 768 * 2048)
+    vectors = 25 * 768
+    to_owners = sent["gradients to owners"]
+    assert to_owners["collective"] == "all-to-all"
+    assert to_owners["sent_bytes"] == 4 * (matrices + vectors) / 8 * 7 / 8
+    assert sent["weights of owners"]["sent_bytes"] == 2 * (matrices + vectors) / 8 * 7 / 8
+
+
+def test_bytes_of_divided_weights_are_those_that_torch_holds() -> None:
+    """docs/scale.md: between steps 6.02 bytes a number in two processes, for both; and a layer at work."""
+    for plugins in ("", "muon"):
+        found = forecast(planned(plugins, mesh_shard="weights"), 2, None, "float32").chosen.memory
+        state = sum(size for name, size in found.items() if name.startswith("optimizer"))
+        assert (found["master weights"] + state) / NUMBERS == pytest.approx(6.0, rel=0.01)
+        ends, layer = 50_304 * 768 + 768, 4 * 768**2 + 3 * 768 * 2048 + 2 * 768
+        assert found["weights"] == 4 * (ends + 2 * layer)
+        assert found["gradients"] == 4 * (ends + layer) + 4 * ends
+
+
+@pytest.mark.parametrize(("memory", "shard"), [(20.5, "weights"), (21, "updates"), (1, "updates")])
+def test_auto_divides_weights_where_updates_alone_do_not_fit(memory: float, shard: str) -> None:
+    found = forecast(planned(train_rows=64), 8, f"h200,memory={memory * 1e9}", "bfloat16")
+    assert found.shard == shard
+    assert (found.chosen.updates == "fully sharded") == (shard == "weights")
+    assert ("since updates alone would not fit" in " ".join(shown(found).split())) == (
+        shard == "weights"
+    )
+
+
+def test_weights_are_not_divided_beside_shared_layers() -> None:
+    with pytest.raises(minillm.ConfigError, match=r"beside mesh\.tensor"):
+        forecast(planned(mesh_shard="weights", mesh_tensor=2), 8, None, "bfloat16")
+
+
 def test_what_does_not_fit_is_said() -> None:
     found = forecast(planned(train_rows=512), 2, "rtx4090", "bfloat16")
     text = shown(found)

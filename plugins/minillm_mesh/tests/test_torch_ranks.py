@@ -80,9 +80,9 @@ def stepped(size: int, split: str, out: Path, *more: str) -> Mapping[str, Any]:
 @pytest.mark.parametrize(
     ("size", "split", "how"),
     [
-        (2, "micro", "alone,off,updates"),
+        (2, "micro", "alone,off,updates,weights"),
         (2, "rows", "alone,updates"),
-        (4, "micro", "alone,updates"),
+        (4, "micro", "alone,updates,weights"),
     ],
 )
 def test_any_number_of_ranks_trains_alike(size: int, split: str, how: str, tmp_path: Path) -> None:
@@ -93,8 +93,26 @@ def test_any_number_of_ranks_trains_alike(size: int, split: str, how: str, tmp_p
             assert case["same"], f"{name}, {kind}: the ranks have not the same weights"
             assert case["figures"] < 1e-5, f"{name}, {kind}: {case['figures']} from one process"
             assert case["nats"] < 1e-6, f"{name}, {kind}: evaluated apart"
-        shares = met["updates"]["bytes"]
-        assert max(shares) < 1.1 * met["updates"]["all"] / size, f"{name}: {shares}"
+        for kind in met.keys() - {"off"}:
+            shares = met[kind]["bytes"]  # of weights, where these are divided, and of state
+            assert max(shares) < 1.1 * met[kind]["all"] / size, f"{name}, {kind}: {shares}"
+
+
+def test_weights_are_divided_with_every_kind_of_parameter(tmp_path: Path) -> None:
+    """Views, followers, narrow state, frozen parameters, dtypes, compiled layers, shared rows."""
+    names = "ema,schedule_free,adam8bit,layer_clip,untie_head,freeze,bfloat16,compiled"
+    found = stepped(2, "micro", tmp_path / "found.json", names, "alone,weights")
+    rows = stepped(
+        2, "rows", tmp_path / "rows.json", "windows,compiled", "alone,weights", "mesh.context=2"
+    )
+    for name, met in [*found.items(), *rows.items()]:
+        case = met["weights"]
+        # in bfloat16 sums in another order round otherwise: whole weights are 1.5e-4 apart there
+        bound = 1e-3 if name == "bfloat16" else 1e-5
+        assert case["same"], f"{name}: the ranks have not the same weights"
+        assert case["figures"] < bound, f"{name}: {case['figures']} from one process"
+        assert case["nats"] < bound / 10, f"{name}: evaluated apart"
+        assert max(case["bytes"]) < 0.6 * case["all"], f"{name}: {case['bytes']}"
 
 
 def test_divided_updates_are_those_of_every_kind_of_parameter(tmp_path: Path) -> None:
@@ -133,15 +151,16 @@ def workers(process: subprocess.Popen[str]) -> list[int]:
 def test_a_run_is_stopped_and_goes_on_in_another_number_of_processes(
     text: Path, tmp_path: Path
 ) -> None:
-    steps = ("--steps", "60", "checkpoint.every=5")
+    steps = ("--steps", "70", "checkpoint.every=5")
     one, mixed = tmp_path / "one", tmp_path / "mixed"
     train(1, one, text, *steps)
     given, done = [*SETTINGS, "--data", str(text), "--out", str(mixed)], 0
     for size, divided, until in (
         (2, ("mesh.shard=updates", "mesh.context=2"), 10),
         (1, ("mesh.shard=auto", "mesh.context=1"), 20),
-        (4, ("mesh.context=2", "mesh.tensor=2"), 30),
-        (4, ("mesh.context=1", "mesh.tensor=1", "mesh.pipeline=2", "mesh.schedule=gpipe"), 40),
+        (4, ("mesh.shard=weights", "mesh.context=2"), 30),
+        (4, ("mesh.shard=auto", "mesh.context=2", "mesh.tensor=2"), 40),
+        (4, ("mesh.context=1", "mesh.tensor=1", "mesh.pipeline=2", "mesh.schedule=gpipe"), 50),
     ):
         more = (*(("--resume",) if done else ()), *divided)
         command = ["-m", "minillm_core", "train", *given, *steps, *more]
@@ -152,7 +171,7 @@ def test_a_run_is_stopped_and_goes_on_in_another_number_of_processes(
         assert json.loads((mixed / "run.json").read_text())["exit"] == 75, said
         assert f"resumed after step {done}" in said or not done
         done = max(losses(mixed))
-        assert until <= done < 60
+        assert until <= done < 70
     said = train(2, mixed, text, "--resume", *steps, "mesh.shard=off", "mesh.pipeline=1")
     assert f"resumed after step {done}" in said
     assert "mesh.shard=off" in said

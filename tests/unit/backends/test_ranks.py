@@ -77,25 +77,25 @@ class Some(ranks.Ranks):
 @pytest.mark.parametrize(
     ("asked", "here", "divided"),
     [
-        ("auto", ranks.ALONE, False),
-        ("auto", Some(""), True),
-        ("updates", Some(""), True),
-        ("off", Some(""), False),
-        ("auto", Some("they cannot"), False),
-        ("off", ranks.ALONE, False),
+        ("auto", ranks.ALONE, ""),
+        ("auto", Some(""), "updates"),
+        ("updates", Some(""), "updates"),
+        ("weights", Some(""), "weights"),
+        ("off", Some(""), ""),
+        ("auto", Some("they cannot"), ""),
+        ("off", ranks.ALONE, ""),
     ],
 )
-def test_updates_are_divided_where_they_can_be(
-    asked: str, here: ranks.Ranks, divided: bool
-) -> None:
-    assert ranks.divides(asked, here) is divided
+def test_updates_are_divided_where_they_can_be(asked: str, here: ranks.Ranks, divided: str) -> None:
+    assert ranks.divides(asked, here) == divided
 
 
+@pytest.mark.parametrize("asked", ["updates", "weights"])
 @pytest.mark.parametrize(
     ("here", "why"), [(ranks.ALONE, "one process trains"), (Some("they cannot"), "they cannot")]
 )
-def test_divided_updates_that_cannot_be_are_refused(here: ranks.Ranks, why: str) -> None:
-    with pytest.raises(ConfigError, match=f"updates cannot be divided: {why}") as caught:
-        ranks.divides("updates", here)
-    assert caught.value.where == "mesh.shard=updates"
+def test_what_cannot_be_divided_is_refused(asked: str, here: ranks.Ranks, why: str) -> None:
+    with pytest.raises(ConfigError, match=f"{asked} cannot be divided: {why}") as caught:
+        ranks.divides(asked, here)
+    assert caught.value.where == f"mesh.shard={asked}"
     assert "mesh.shard=auto" in (caught.value.fix or "")

@@ -209,6 +209,15 @@ def test_steps_on_a_preset_by_the_clock(loaded: Load) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("idle", "other"), [("context_exchange=heads", "context"), ("schedule=gpipe", "pipeline")]
+)
+def test_how_to_divide_what_is_not_divided_is_noted(loaded: Load, idle: str, other: str) -> None:
+    note = f"mesh.{idle} has no effect without mesh.{other}=2, or more"
+    assert loaded(f"mesh.{idle}", preset="tiny").notes == (note,)
+    assert loaded(f"mesh.{idle}", f"mesh.{other}=2", preset="tiny").notes == ()
+
+
 def test_what_the_layers_above_the_preset_say(settings_file: Write) -> None:
     path = settings_file('device = "cpu"')
     assert given_by("device", file=path, assignments=(), flags={}) == "cpu"

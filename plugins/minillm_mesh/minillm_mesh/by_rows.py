@@ -1,0 +1,41 @@
+"""What of a plan refuses that each process has some rows of every parameter alone: ``mesh.shard=weights``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from minillm_core import ConfigError, Plan, PlanError
+
+BESIDE: Mapping[str, str] = {
+    "tensor": "a process computes with slices of layers, and FSDP gathers them whole",
+    "pipeline": "a process computes some layers, and FSDP gathers each on all at once",
+}
+"""Settings of ``mesh`` that weights cannot be divided beside, and why."""
+
+
+def check(plan: Plan) -> None:
+    """Refuse a plan whose weights cannot be divided.
+
+    Raises:
+        ConfigError: layers are shared, too.
+        PlanError: a parameter has no rows.
+    """
+    mesh, where = plan.config.mesh, "mesh.shard=weights"
+    for setting, why in BESIDE.items():
+        if (others := getattr(mesh, setting)) > 1:
+            raise ConfigError(
+                f"weights cannot be divided beside mesh.{setting}: {why}",
+                where=f"{where}, mesh.{setting}={others}",
+                fix=f"mesh.shard=updates, or mesh.{setting}=1",
+            )
+    scalar = next((info for info in plan.parameters.values() if not info.shape), None)
+    if scalar is not None:
+        raise PlanError(
+            f"weights cannot be divided: '{scalar.name}' of plugin '{scalar.owner}' is a scalar, of which "
+            "FSDP cannot take rows",
+            where=where,
+            fix="mesh.shard=updates, or a parameter of shape (1,)",
+        )
+
+
+__all__ = ["check"]

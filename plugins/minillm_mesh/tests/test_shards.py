@@ -1,0 +1,95 @@
+"""What ``mesh.shard`` divides, asked of torch's ranks as a session does before it loads anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import minillm_core as minillm
+from minillm_core.backends.ranks import divides
+from minillm_mesh.torch_ranks import TorchRanks
+
+
+def planned(plugins: str = "muon", **settings: object) -> minillm.Plan:
+    given = {key.replace("_", ".", 1): value for key, value in settings.items()}
+    given |= {"train.rows": 64}
+    return minillm.build_plan(minillm.load(preset="gpt2-124m", plugins=plugins, settings=given))
+
+
+@pytest.fixture
+def ranks() -> TorchRanks:
+    """Eight that have not met."""
+    made = object.__new__(TorchRanks)
+    made.size = 8
+    return made
+
+
+@pytest.mark.parametrize(("memory", "shard"), [(20.5, "weights"), (30, "updates")])
+def test_auto_looks_at_the_memory_of_the_card(
+    ranks: TorchRanks, memory: float, shard: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks.device, total = "cuda:3", round(memory * 1e9)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (total // 2, total))
+    (*notes,) = ranks.check(planned())
+    assert [note.partition(":")[0] for note in notes] == ["mesh.shard=weights"] * (
+        shard == "weights"
+    )
+    assert divides("auto", ranks) == shard
+    assert ranks.check(planned(mesh_shard="updates")) == ()
+
+
+def test_auto_divides_updates_on_a_cpu(ranks: TorchRanks) -> None:
+    assert ranks.check(planned()) == ()
+    assert divides("auto", ranks) == "updates"
+
+
+@pytest.mark.parametrize("setting", ["tensor", "pipeline"])
+def test_weights_are_refused_beside_shared_layers(ranks: TorchRanks, setting: str) -> None:
+    given: dict[str, Any] = {"mesh_shard": "weights", f"mesh_{setting}": 2}
+    with pytest.raises(
+        minillm.ConfigError, match=rf"beside mesh\.{setting}: a process comp"
+    ) as caught:
+        ranks.check(planned(**given))
+    assert caught.value.fix == f"mesh.shard=updates, or mesh.{setting}=1"
+
+
+SCALAR = '''
+from minillm_core import Module, Param, Plugin, zeros
+
+class Adds(Plugin, api=1):
+    """Adds a learned number to each."""
+
+    def build_attention(self, attn):
+        attn.out.gate(Number)
+
+class Number(Module):
+    """y (B, T, H, D) -> y + a."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = Param((), init=zeros, role="scalar", wd_mul=0.0)
+
+    def forward(self, y):
+        """y (B, T, H, D) -> (B, T, H, D)."""
+        return y + self.a
+'''
+
+
+def test_a_scalar_is_refused_by_name(ranks: TorchRanks, tmp_path: Path) -> None:
+    file = tmp_path / "adds.py"
+    file.write_text(SCALAR)
+    plan = planned(f"{file}:Adds", mesh_shard="weights")
+    with pytest.raises(minillm.PlanError, match=r"adds\.a' of plugin 'adds' is a scalar") as caught:
+        ranks.check(plan)
+    assert caught.value.fix == "mesh.shard=updates, or a parameter of shape (1,)"
+
+
+def test_the_end_of_another_process_is_told_from_other_errors(ranks: TorchRanks) -> None:
+    ended = "another process of the run has ended"
+    with pytest.raises(minillm.MinillmError, match=ended), ranks.meeting():
+        raise RuntimeError("gloo/transport/tcp/pair.cc:553: Connection closed by peer [::1]")
+    with pytest.raises(RuntimeError, match="shapes differ"), ranks.meeting():
+        raise RuntimeError("shapes differ")
