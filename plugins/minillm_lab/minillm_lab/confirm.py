@@ -73,24 +73,22 @@ class Confirmation:
         self._heats.begin(
             f"the last comparison, {self._length.words}", (2 + len(plans)) * self._pairs, []
         )
-        base = self._heats.runs_of(self._heats.base, self._length, seeds, "as it was")
-        found = self._heats.runs_of(self.plan, self._length, seeds, "the recipe")
+        sets = {"as it was": self._heats.base, "the recipe": self.plan}
+        if len(parts) > 1:
+            most = self._affordable() - len(sets)
+            sets |= {f"no {name}": plan for name, plan in [*plans.items()][: max(0, most)]}
+        runs = self._heats.runs_of(sets, self._length, seeds)
+        base, found = runs["as it was"], runs["the recipe"]
         table, idle = [], []
         for part in parts:
             row: dict[str, Any] = {"name": part.name, "effect": None}
+            others = base if len(parts) == 1 else runs.get(f"no {part.name}")
             if part.name in unplanned:
                 row["why"] = unplanned[part.name]
-            elif len(parts) > 1 and not self._affordable():
+            elif others is None:
                 row["why"] = "the budget is spent"
             else:
-                runs = (
-                    base
-                    if len(parts) == 1
-                    else self._heats.runs_of(
-                        plans[part.name], self._length, seeds, f"no {part.name}"
-                    )
-                )
-                row |= self._heats.difference(found, runs)
+                row |= self._heats.difference(found, others)
                 if row["effect"] is not None and not row["distinguishable"]:
                     row["saves"] = self._heats.saving(row)
                     if not row["saves"]:
@@ -126,7 +124,8 @@ class Confirmation:
                 continue
             if len(parts) > 1 and not self._affordable():
                 continue
-            runs = self._heats.runs_of(plan, self._length, seeds, "the recipe without idle parts")
+            label = "the recipe without idle parts"
+            runs = self._heats.runs_of({label: plan}, self._length, seeds)[label]
             row = self._heats.difference(runs, found)
             if row["effect"] is None or (row["distinguishable"] and row["effect"] > 0):
                 continue
@@ -152,17 +151,14 @@ class Confirmation:
             return
         alone = len(parts_of(self.recipe, self._base)) == 1
         if alone or self._affordable():
-            runs = (
-                base if alone else self._heats.runs_of(plan, self._length, seeds, f"no {part.name}")
-            )
-            row |= {"why": "", **self._heats.difference(found, runs)}
+            label = f"no {part.name}"
+            others = self._heats.runs_of({} if alone else {label: plan}, self._length, seeds)
+            row |= {"why": "", **self._heats.difference(found, others.get(label, base))}
 
-    def _affordable(self) -> bool:
-        """Tell whether the budget, and a twentieth of it more, hold another set of runs."""
-        return (
-            self._heats.members.spent + self._pairs * self._heats.cost(self._length)
-            <= OVER * self._budget
-        )
+    def _affordable(self) -> int:
+        """Count the sets of runs that the rest of the budget, and a twentieth of it all, holds."""
+        left = OVER * self._budget - self._heats.members.spent
+        return int(left / (self._pairs * self._heats.cost(self._length)))
 
     def _result(self, base: Outcomes, found: Outcomes) -> dict[str, Any]:
         return {

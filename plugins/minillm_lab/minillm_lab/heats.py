@@ -147,6 +147,8 @@ class Heats:
         about: facts that two runs must share to be compared.
         say: prints a line.
         watch: takes the current run and its progress.
+        turns: plans take turns, so that a machine that slows down slows all of them; False: a plan's runs
+            follow each other, and compile it once.
     """
 
     def __init__(
@@ -160,10 +162,11 @@ class Heats:
         about: Mapping[str, Any],
         say: Say,
         watch: Watch,
+        turns: bool,
     ) -> None:
         self.members, self.base, self.length = members, base, length
         self.seed, self.speed, self.say = seed, speed, say
-        self._about, self._watch = about, watch
+        self._about, self._watch, self._turns = about, watch, turns
         self._made: dict[str, Trained | str] = {}  # by file: the incumbent's runs serve all
         self._overheads: list[float] = []  # of a run, beside its training and evaluation
         self._alive: list[Candidate] = []
@@ -174,25 +177,38 @@ class Heats:
         self._stage, self._number, self._runs, self._alive = stage, 0, runs, list(table)
 
     def runs_of(
-        self, plan: Plan, length: Length, seeds: Sequence[int], label: str
-    ) -> dict[int, Trained | str]:
-        """Train a plan with some seeds, up to the first that fails.
+        self, plans: Mapping[str, Plan], length: Length, seeds: Sequence[int]
+    ) -> dict[str, dict[int, Trained | str]]:
+        """Train plans with some seeds, each up to the first that fails: A B B A, or A A B B.
+
+        Args:
+            plans: label -> plan.
+            length: of the runs.
+            seeds: of each plan's runs.
 
         Raises:
-            MinillmError: it is the plan to begin with, and it failed.
+            MinillmError: the plan to begin with failed.
         """
-        found: dict[int, Trained | str] = {}
-        for seed in seeds:
+        if self._turns:
+            order = [
+                (label, seed)
+                for number, seed in enumerate(seeds)
+                for label in (reversed(plans) if number % 2 else plans)
+            ]
+        else:
+            order = [(label, seed) for label in plans for seed in seeds]
+        found: dict[str, dict[int, Trained | str]] = {label: {} for label in plans}
+        for label, seed in order:
+            if any(isinstance(run, str) for run in found[label].values()):
+                continue
             self._number += 1
-            found[seed] = self.trained(plan, length, seed, label)
-            if isinstance(found[seed], str):
-                break
-        if plan is self.base and (failed := [o for o in found.values() if isinstance(o, str)]):
-            raise MinillmError(
-                f"the settings that the search begins with cannot be trained: {failed[0]}",
-                where=f"{length.words}, seed {seed}",
-                fix="settings with which minillm train runs",
-            )
+            run = found[label][seed] = self.trained(plans[label], length, seed, label)
+            if isinstance(run, str) and plans[label] is self.base:
+                raise MinillmError(
+                    f"the settings that the search begins with cannot be trained: {run}",
+                    where=f"{length.words}, seed {seed}",
+                    fix="settings with which minillm train runs",
+                )
         return found
 
     def trained(self, plan: Plan, length: Length, seed: int, label: str) -> Trained | str:

@@ -29,6 +29,9 @@ from minillm_lab.confirm import Confirmation
 from minillm_lab.heats import Candidate, Heats, Length, Planner, Rung, in_words
 from minillm_lab.space import Move, Recipe, Space, parts_of, present, together
 
+INCUMBENT = "the incumbent"
+"""The label of its runs."""
+
 ETA = 3
 """Times that a rung is longer than the one before; of the candidates one in so many goes on."""
 
@@ -115,9 +118,7 @@ class Race:
         self.heats.members.start()
         first = self._rungs[0].length
         self.heats.begin(f"the settings as they are, {first.words}", 1, [])
-        self.heats.runs_of(
-            self.base_plan, first, [self.seed], "the incumbent"
-        )  # how long a run takes
+        self.heats.runs_of({INCUMBENT: self.base_plan}, first, [self.seed])  # how long one takes
         number = 1
         while candidates := self.candidates():
             share = self._share(number)
@@ -287,10 +288,10 @@ class Race:
         seeds = range(self.seed, self.seed + rung.pairs)
         if not ordered:
             return []
-        reference = self.heats.runs_of(self.plan, length, seeds, "the incumbent")
+        plans = {INCUMBENT: self.plan, **{one.move.name: one.plan for one in ordered}}
+        runs = self.heats.runs_of(plans, length, seeds)
         for one in ordered:
-            runs = self.heats.runs_of(one.plan, length, seeds, one.move.name)
-            self.heats.compare(one, length, reference, runs)
+            self.heats.compare(one, length, runs[INCUMBENT], runs[one.move.name])
         return [one for one in ordered if not one.failed]
 
     def _accepted(self, alive: Sequence[Candidate]) -> Candidate | None:
@@ -314,9 +315,9 @@ class Race:
             return
         self.heats.begin(f"{MORE} more pairs, {self.length.words}", 2 * MORE, [one])
         seeds = range(self.seed, self.seed + PAIRS + MORE)
-        reference = self.heats.runs_of(self.plan, self.length, seeds, "the incumbent")
-        runs = self.heats.runs_of(one.plan, self.length, seeds, one.move.name)
-        self.heats.compare(one, self.length, reference, runs)
+        plans = {INCUMBENT: self.plan, one.move.name: one.plan}
+        runs = self.heats.runs_of(plans, self.length, seeds)
+        self.heats.compare(one, self.length, runs[INCUMBENT], runs[one.move.name])
 
     def _judged(self, one: Candidate, accepted: Candidate | None) -> str:
         """Put into words what became of a candidate."""

@@ -344,6 +344,7 @@ class Job:
             about=self.about,
             say=self.say,
             watch=self.request.watch,
+            turns=not bind(base, self._detected).compile,
         )
 
     def _reaching(self, base: Plan, speed: float, target: float) -> Length:
