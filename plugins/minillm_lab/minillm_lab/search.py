@@ -243,7 +243,7 @@ def search(request: Request) -> tuple[dict[str, Any], Path]:
         out.mkdir(parents=True, exist_ok=True)
         with lock(out, request.say):
             study = Study(corpus, detected, stop=stop, say=request.say)
-            job = Job(request, out, study, plans, space, about)
+            job = Job(request, out, study, plans, space, about, turns=not binding.compile)
             try:
                 for line in notes:
                     request.say(line)
@@ -263,9 +263,12 @@ class Job:
         plans: Plans,
         space: Space,
         about: Mapping[str, Any],
+        *,
+        turns: bool,
     ) -> None:
         self.request, self.out, self.study, self.plans = request, out, study, plans
         self.space, self.about, self.say = space, dict(about), request.say
+        self.turns = turns
         self.members = Members(out, study, "search", findings=(MinillmError,))
         self.earlier = read(out / RESULT) or {}
         self.race: Race | None = None
@@ -344,7 +347,7 @@ class Job:
             about=self.about,
             say=self.say,
             watch=self.request.watch,
-            turns=not bind(base, self._detected).compile,
+            turns=self.turns,
         )
 
     def _reaching(self, base: Plan, speed: float, target: float) -> Length:
