@@ -1,19 +1,22 @@
-"""The table of docs/scale.md that sets the cost model beside what was measured.
+"""The tables of docs/scale.md: the cost model beside what was measured, and for cards that were not at hand.
 
 python -m tools.scale_page             # say whether the page is as it should be
 python -m tools.scale_page --write     # write it
 
 A row is a pair of measurements of one program, on few cards and on more: the first gives the computing,
 by the second the model is judged. Where the first is of several cards, the computing is what the model
-needs to come to it.
+needs to come to it. Runs that were not measured are forecast as ``minillm plan --gpus`` does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+from minillm_core import build_plan, load
 from minillm_mesh.cost import CARDS, Card, Exchange, Work, seconds, times
+from minillm_mesh.forecast import forecast
 from tools.markdown import table
 from tools.pages import Page, main
 from tools.repository import ROOT
@@ -163,7 +166,74 @@ def predicted() -> str:
     return f"{table(head, rows)}\n\nSources: {sources}.\n\n{collectives}"
 
 
-PAGE = Page(ROOT / "docs" / "scale.md", {"predicted": predicted})
+@dataclass(frozen=True)
+class Run:
+    """A run on 4 and on 8 cards, as it is typed: N in a setting is the number of cards."""
+
+    what: str
+    preset: str
+    plugins: str = ""
+    settings: tuple[str, ...] = ()
+
+    def typed(self) -> str:
+        """Write its arguments."""
+        plugins = f" --plugins {self.plugins}" if self.plugins else ""
+        return " ".join((f"--preset {self.preset}{plugins}", *self.settings))
+
+    def settled(self, cards: int) -> dict[str, Any]:
+        """Give its settings on a number of cards."""
+        pairs = (one.split("=") for one in self.settings)
+        return {
+            key: int(n) if (n := value.replace("N", str(cards))).isdigit() else value
+            for key, value in pairs
+        }
+
+
+RUNS = (
+    Run(
+        "65,536 tokens a card and step",
+        "gpt2-124m", "muon", ("train.rows=64", "train.accumulate=N"),
+    ),
+    Run("the recipe, 65,536 tokens a step", "speedrun"),
+    Run(
+        "1.1 B, weights in parts",
+        "1b", "muon", ("mesh.shard=weights",),
+    ),
+    Run(
+        "rows of 262,144 tokens, shared by all cards",
+        "gpt2-124m",
+        "muon",
+        ("train.rows=1", "train.accumulate=1", "train.seq_len=262144", "mesh.context=N"),
+    ),
+)  # fmt: skip
+
+
+def not_measured() -> str:
+    """Return the table of runs on 4 and 8 H200: what `minillm plan --gpus` says of them."""
+    rows = []
+    for run in RUNS:
+        for cards in (4, 8):
+            config = load(preset=run.preset, plugins=run.plugins, settings=run.settled(cards))
+            found = forecast(build_plan(config), cards, "h200", "bfloat16").data()
+            rows.append(
+                (
+                    run.what,
+                    str(cards),
+                    f"{1e3 * found['seconds']['step']:,.0f}",
+                    f"{found['tokens_per_second'] / cards:,.0f}",
+                    f"{found['of_linear']:.2f}",
+                    f"{100 * found['communication_share']:.1f} %",
+                    f"{found['bytes'] / 2**30:.1f}",
+                    f"`{run.typed()}`",
+                )
+            )
+    head = (
+        "what", "cards", "ms a step", "tokens/s a card", "of linear", "communication", "GiB a card", "run"
+    )  # fmt: skip
+    return table(head, rows)
+
+
+PAGE = Page(ROOT / "docs" / "scale.md", {"predicted": predicted, "not measured": not_measured})
 
 if __name__ == "__main__":
     main(__doc__, PAGE)
