@@ -5,7 +5,7 @@ third of them runs three times as long, and so on; at the longest, which is the 
 is for, several seeds make an interval. A candidate is a difference from the incumbent: its gain is the
 mean over pairs of its loss minus the incumbent's, with the same seed and the same data in the same
 order. Between two rungs candidates are ranked by their gain and by what it lost or won since the
-rung before, so that what helps early and hurts late is told by its trend. Where a third of the length
+rung before, so that what helps early and hurts late is seen by its trend. Where a third of the length
 is too few steps to say anything, one pair of the whole length comes first. Before the last rung those
 that help are put together, the best ones first, as far as planning allows: that is a candidate too.
 

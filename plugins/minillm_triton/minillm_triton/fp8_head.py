@@ -11,11 +11,12 @@ from __future__ import annotations
 from typing import Any
 
 from minillm_core import Candidate, Plugin, Request
-from minillm_triton.triton import accepts_loss, first
+from minillm_triton.triton import accepts_loss
 
 __all__ = ["Fp8Head"]
 
-MULTIPLE = 16  # of width and vocabulary: what the products of 8-bit numbers take
+MULTIPLE = 16  # what the products of 8-bit numbers take
+SIZES = {"width": "model.dim", "vocab": "model.vocab"}  # fact -> its setting
 
 
 class Fp8Head(Plugin, api=1, backends=("torch",), devices=("cuda",)):
@@ -30,7 +31,7 @@ class Fp8Head(Plugin, api=1, backends=("torch",), devices=("cuda",)):
                 "minillm_triton.kernels.loss:fp8_linear_cross_entropy",
                 devices=("cuda",),
                 accepts=accepts_fp8,
-                rank=before_triton,
+                rank=before_all,
                 within_tolerance=False,
                 requires=("triton>=3.4",),
                 disable_option="-fp8_head",
@@ -43,13 +44,12 @@ def accepts_fp8(request: Request) -> str | None:
     """Accept what the kernel without fp8 does, in bfloat16 and in whole sixteens."""
     if request.dtype != "bfloat16":
         return f"rounds from bfloat16, not from {request.dtype}"
-    for fact in ("width", "vocab"):
-        if request.facts.get(fact, 0) % MULTIPLE:
-            size = request.facts[fact]
-            return f"takes a {fact} that is a multiple of {MULTIPLE}, not {size} (model.{'dim' if fact == 'width' else fact})"
+    for fact, key in SIZES.items():
+        if (size := request.facts.get(fact, 0)) % MULTIPLE:
+            return f"takes multiples of {MULTIPLE} alone, not {key}={size}"
     return accepts_loss(request)
 
 
-def before_triton(request: Request) -> int:
-    """Rank before every other kernel: who names the plugin wants it."""
-    return first(request) - 2
+def before_all(request: Request) -> int:
+    """Rank before every other kernel, since the plugin was named for this one."""
+    return -2

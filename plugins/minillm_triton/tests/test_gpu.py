@@ -76,3 +76,26 @@ def test_loss(form: LossForm, targets: int, dtype: str, compiled: bool) -> None:
         assert (mine - theirs).norm().item() <= tolerance * limit
     again = results(kernel, rounded, (ids, weights, form))
     assert all(torch.equal(a, b) for a, b in zip(got, again, strict=True))
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("targets", [1, 3])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_fp8_is_off_by_what_eight_bits_are(form: LossForm, targets: int, compiled: bool) -> None:
+    from minillm_core.backends.torch.loss import dense
+    from minillm_triton.kernels import loss
+
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    N, C, V = 700, 64, 5008
+    ids = torch.randint(-1, V, (targets, N), device="cuda", dtype=torch.int32)
+    weights = torch.rand(targets, N, device="cuda")
+    kernel = loss.fp8_linear_cross_entropy
+    kernel = torch.compile(kernel, fullgraph=True) if compiled else kernel
+    arrays = [torch.randn(N, C, device="cuda"), 0.3 * torch.randn(V, C, device="cuda")]
+    rounded = [x.bfloat16() for x in arrays]
+    got = results(kernel, rounded, (ids, weights, form))
+    exact = results(dense, [x.double() for x in rounded], (ids, weights, form))
+    # seen on an H200: 5e-4 of the losses, 6 % of the hidden gradient, 3 % of the weight's
+    for mine, theirs, bound in zip(got, exact, (2e-3, 2e-3, 0.0, 0.1, 0.05), strict=True):
+        assert (mine - theirs).norm() <= bound * theirs.norm()

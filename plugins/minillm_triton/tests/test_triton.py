@@ -13,6 +13,7 @@ from minillm_core.config.load import load
 from minillm_core.ops.select import Candidate, Request
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plugins.manager import LoadedPlugin
+from minillm_triton.fp8_head import Fp8Head, accepts_fp8
 from minillm_triton.triton import Triton
 
 CUDA = Detected("torch", "cuda", "a test")
@@ -103,3 +104,31 @@ def test_what_is_insisted_on_and_cannot_be_had_is_refused() -> None:
     assert "linear_cross_entropy" not in offers(loss=False)
     with pytest.raises(PlanError, match="put nothing into the plan"):
         planned(loss=False, gram=False)
+
+
+def test_fp8_serves_where_its_plugin_is_named_and_before_the_others() -> None:
+    config = load(preset="tiny", default_preset=lambda: ("tiny", "test")).config
+    both = [("fp8_head", Fp8Head()), ("triton", Triton())]
+    plan = build_plan(config, [LoadedPlugin.of(name, plugin) for name, plugin in both])
+    with pytest.raises(BackendError, match="none of the kernels that plugin 'triton' brings"):
+        bind(CUDA, plan)  # AdamW has no matrix, and the loss is fp8's
+    alone = build_plan(config, [LoadedPlugin.of("fp8_head", Fp8Head())])
+    chosen = {choice.op: choice.kernel for choice in bind(CUDA, alone)[0].kernels}
+    assert chosen["linear_cross_entropy"] == "fp8"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "facts", "said"),
+    [
+        ("bfloat16", {"width": 768, "vocab": 50_304}, None),
+        ("float32", {}, "rounds from bfloat16, not from float32"),
+        ("bfloat16", {"width": 60}, "multiples of 16 alone, not model.dim=60"),
+        ("bfloat16", {"vocab": 50_257}, "not model.vocab=50257"),
+        ("bfloat16", {"targets": 9}, "8 targets at most, not 9"),
+    ],
+)
+def test_what_fp8_does_not_serve_has_a_reason(
+    dtype: str, facts: dict[str, Any], said: str | None
+) -> None:
+    found = accepts_fp8(Request("linear_cross_entropy", "torch", "cuda", dtype, True, facts))
+    assert found == said if said is None else said in (found or "")
