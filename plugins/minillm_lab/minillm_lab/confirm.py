@@ -129,8 +129,12 @@ class Confirmation:
             row = self._heats.difference(runs, found)
             if row["effect"] is None or (row["distinguishable"] and row["effect"] > 0):
                 continue
+            kept = {
+                part.name for part in parts_of(recipe, self._base)
+            }  # options go with their plugin
+            gone = [part.name for part in parts_of(self.recipe, self._base)]
             self.recipe, self.plan = recipe, plan
-            self.result["dropped"] = [part.name for part in parts]
+            self.result["dropped"] = [name for name in gone if name not in kept]
             self.result |= self._result(base, runs)
             return runs
         return found
