@@ -194,7 +194,7 @@ def divides(asked: str, ranks: Ranks) -> str:
     """Decide what the ranks divide, by ``mesh.shard``: updates, weights too, or "" for nothing.
 
     Raises:
-        ConfigError: that is asked for, and cannot be.
+        ConfigError: ``asked`` names what these ranks cannot divide.
     """
     why = "one process trains" if ranks.size == 1 else ranks.undivided
     if asked in ("updates", "weights") and why:

@@ -6,28 +6,25 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from minillm_core import Refusal
 from minillm_core.commands import counted
 from minillm_core.studies import (
-    RUN,
     LoadedPlugin,
     Prepared,
     StopRequest,
     Study,
     bind,
-    hardware,
     lock,
     open_corpus,
     refuse_unwritable,
     stop_on_signals,
-    versions,
 )
 from minillm_lab.ablation import RESULT, Ablation, Watch
-from minillm_lab.cards import cards_of, commit, write_card
+from minillm_lab.cards import cards_of, write_card
+from minillm_lab.members import choose_folder, facts_of, refuse_run
 from minillm_lab.variants import Design, leave_one_out, one_at_a_time
 
 MOST_SEEDS = 64
@@ -121,28 +118,14 @@ def readied(
     plans = [variant.plan for variant in design.variants]
     reports = {"say": request.say, "note": notes.append}
     corpus = open_corpus(config, cache=request.cache, plans=plans, **reports)
-    out = request.out or choose_folder(request.runs)
-    if (out / RUN).exists():
-        raise Refusal(
-            f"{out} holds a run of minillm train",
-            where=str(out / RUN),
-            fix="--out with another folder",
-        )
+    out = request.out or choose_folder(request.runs, "ablation")
+    refuse_run(out)
     refuse_unwritable(out)
-    distributions = [one.distribution for one in plugins if one.distribution]
     about = {
-        "data": {"fingerprint": corpus.fingerprint, "description": corpus.description},
-        "model": config.model.model_dump(mode="json"),
+        **facts_of(config, corpus, binding, plugins),
         "train": config.train.model_dump(mode="json"),
         "eval_tokens": config.eval.tokens,
-        "preset": config.preset,
-        "backend": binding.backend,
-        "device": binding.device_name,
-        "dtype": binding.dtype,
-        "hardware": hardware(binding.device_name),
-        "versions": versions(binding.backend, distributions),
-        "date": datetime.now(UTC).date().isoformat(),
-        "commit": at or commit(),
+        **({"commit": at} if at else {}),
     }
 
     def opened(stop: StopRequest) -> Ablation:
@@ -172,14 +155,6 @@ def _write_cards(result: dict[str, Any], folder: Path, say: Callable[[str], None
             say(f"technique card: {write_card(folder, card)}")
         except OSError as error:  # the result is there, and the same command tries this again
             say(f"warning: no card of '{card.plugin}' could be written: {error}")
-
-
-def choose_folder(runs: Path) -> Path:
-    """Choose runs/ablation-N, N being the first that is free."""
-    n = 1
-    while (runs / f"ablation-{n}").exists():
-        n += 1
-    return runs / f"ablation-{n}"
 
 
 def _check(request: Request) -> None:

@@ -17,12 +17,11 @@ from minillm_core import (
     Interrupted,
     MinillmError,
     Plan,
-    Stopped,
 )
 from minillm_core.commands import counted
 from minillm_core.studies import ABLATION, Study, Trained, replace_file
 from minillm_lab.ablation_page import ablation_page
-from minillm_lab.members import RUNS, Members, identity_of, read, write
+from minillm_lab.members import RUNS, Members, identity_of, read, stopped, write
 from minillm_lab.result_diff import difference, settings
 from minillm_lab.variants import Design, Variant
 from minillm_lab.worth import Lengths, extra_lengths, steps_in_time, worth
@@ -245,8 +244,8 @@ class Ablation:
                 evaluations=self.evaluations or points(variant.plan, spec.steps),
                 watch=lambda progress: self.watch(current, progress),
             )
-        except (Interrupted, KeyboardInterrupt) as error:
-            raise self._stopped(error) from None
+        except (Interrupted, KeyboardInterrupt):
+            raise self._stopped() from None
         if isinstance(outcome, str):  # a finding about this variant
             self.say(f"{spec.label}: {outcome}")
         self.done[spec] = outcome
@@ -262,8 +261,8 @@ class Ablation:
         self.say("measuring how long a step takes")
         try:
             seconds = self.study.step_seconds(first.plan, self.seeds[0])
-        except (Interrupted, KeyboardInterrupt) as error:
-            raise self._stopped(error) from None
+        except (Interrupted, KeyboardInterrupt):
+            raise self._stopped() from None
         return max(1, round(60 * self.minutes / seconds))
 
     def _steps_in_time(self, name: str) -> int | None:
@@ -289,14 +288,9 @@ class Ablation:
         replace_file(self.out / PAGE, ablation_page(result).encode())
         return result
 
-    def _stopped(self, error: BaseException) -> MinillmError:
-        if not self.done:
-            return Interrupted("ended by a signal; no run was finished")
-        return Stopped(
-            f"ended by a signal; {counted(len(self.done), 'finished run')} kept",
-            where=str(self.out / RUNS),
-            fix="the same command with the same --out goes on with the others",
-        )
+    def _stopped(self) -> MinillmError:
+        way_on = "the same command with the same --out goes on with the others"
+        return stopped(self.out, len(self.done), way_on)
 
 
 def points(plan: Plan, steps: int) -> int:

@@ -162,7 +162,7 @@ class Confirmation:
     def _affordable(self) -> int:
         """Count the sets of runs that the rest of the budget, and a twentieth of it all, holds."""
         left = OVER * self._budget - self._heats.members.spent
-        return int(left / (self._pairs * self._heats.cost(self._length)))
+        return max(0, int(left / (self._pairs * self._heats.cost(self._length))))
 
     def _result(self, base: Outcomes, found: Outcomes) -> dict[str, Any]:
         return {

@@ -1,4 +1,4 @@
-"""The finished runs of a study's folder, each a file of its own that is written when the run is over.
+"""The folder of a study: its facts, and its finished runs, each a file of its own that is written when the run is over.
 
 So a study that was killed at any moment loses the run it was in, and no other.
 """
@@ -7,12 +7,26 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from minillm_core import Interrupted, MinillmError, NonFinite, OutOfMemory, Plan, Refusal, Stopped
-from minillm_core.studies import Study, Trained, read_json, replace_file
+from minillm_core.commands import counted
+from minillm_core.inspection import Config
+from minillm_core.studies import (
+    RUN,
+    Binding,
+    LoadedPlugin,
+    Study,
+    Trained,
+    hardware,
+    read_json,
+    replace_file,
+    versions,
+)
+from minillm_lab.cards import commit
 
 RUNS = "runs"
 """The folder of the files, within that of the study."""
@@ -121,6 +135,65 @@ class Members:
     def _count(self, wall: float) -> None:
         self.wall, self._since = wall, self._clock()
         self.spent += wall
+
+
+def choose_folder(runs: Path, kind: str) -> Path:
+    """Choose runs/KIND-N, N being the first that is free."""
+    n = 1
+    while (runs / f"{kind}-{n}").exists():
+        n += 1
+    return runs / f"{kind}-{n}"
+
+
+def refuse_run(out: Path) -> None:
+    """Refuse the folder of a run for a study.
+
+    Raises:
+        Refusal: it is one.
+    """
+    if (out / RUN).exists():
+        raise Refusal(
+            f"{out} holds a run of minillm train",
+            where=str(out / RUN),
+            fix="--out with another folder",
+        )
+
+
+def facts_of(
+    config: Config, corpus: Any, binding: Binding, plugins: Iterable[LoadedPlugin]
+) -> dict[str, Any]:
+    """Give the facts of a study as JSON: its text, model and machine, versions, date and commit.
+
+    Args:
+        config: of the run that others are compared with.
+        corpus: its text, as ``open_corpus`` gives it.
+        binding: of its plan to this machine.
+        plugins: whose distributions' versions are named.
+    """
+    distributions = [one.distribution for one in plugins if one.distribution]
+    return {
+        "data": {"fingerprint": corpus.fingerprint, "description": corpus.description},
+        "model": config.model.model_dump(mode="json"),
+        "preset": config.preset,
+        "backend": binding.backend,
+        "device": binding.device_name,
+        "dtype": binding.dtype,
+        "hardware": hardware(binding.device_name),
+        "versions": versions(binding.backend, distributions),
+        "date": datetime.now(UTC).date().isoformat(),
+        "commit": commit(),
+    }
+
+
+def stopped(out: Path, kept: int, way_on: str) -> MinillmError:
+    """Make the error of a study that a signal ended: what is kept, and how it is continued."""
+    if not kept:
+        return Interrupted("ended by a signal; no run was finished")
+    return Stopped(
+        f"ended by a signal; {counted(kept, 'finished run')} kept",
+        where=str(out / RUNS),
+        fix=way_on,
+    )
 
 
 def identity_of(plan: Plan, about: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import shlex
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +17,16 @@ from minillm_core import (
     Plan,
     PlanError,
     Refusal,
-    Stopped,
     build_plan,
 )
 from minillm_core.commands import counted, duration, few
 from minillm_core.inspection import find_plugin
 from minillm_core.studies import (
-    RUN,
     Prepared,
     RunRequest,
     Study,
     added,
     bind,
-    hardware,
     lock,
     open_corpus,
     prepare,
@@ -38,11 +35,18 @@ from minillm_core.studies import (
     settings_file,
     stop_on_signals,
     taken_away,
-    versions,
 )
-from minillm_lab.cards import commit
 from minillm_lab.heats import Heats, Length, Watch, in_words, with_evaluation
-from minillm_lab.members import RUNS, Members, read, write
+from minillm_lab.members import (
+    RUNS,
+    Members,
+    choose_folder,
+    facts_of,
+    read,
+    refuse_run,
+    stopped,
+    write,
+)
 from minillm_lab.race import Race
 from minillm_lab.search_page import markdown, search_page
 from minillm_lab.space import Recipe, Space, installed, parts_of, read_space, usual_space
@@ -191,7 +195,7 @@ def search(request: Request) -> tuple[dict[str, Any], Path]:
     _refuse_length(request, prepared)
     assert prepared.detected is not None  # or it would have been refused
     removed = taken_away(request.plugins)
-    named = {name: spec for name, spec in added(request.plugins).items()}
+    named = dict(added(request.plugins))
     for spec in named.values():
         find_plugin(str(spec), where=f"--plugins {request.plugins}")
     config, detected = prepared.loaded.config, prepared.detected
@@ -207,7 +211,7 @@ def search(request: Request) -> tuple[dict[str, Any], Path]:
         space = read_space(request.space, usual, [*installed([], 0), *named])
         if named:
             space = replace(space, plugins=tuple(named))
-    out = request.out or choose_folder(request.runs)
+    out = request.out or choose_folder(request.runs, "search")
     _refuse_folder(out, resume=request.resume)
     notes = list[str](prepared.loaded.notes)
     corpus = open_corpus(
@@ -216,19 +220,8 @@ def search(request: Request) -> tuple[dict[str, Any], Path]:
     refuse_unwritable(out)
     binding = bind(base, detected)
     about = {
-        "data": {"fingerprint": corpus.fingerprint, "description": corpus.description},
-        "model": config.model.model_dump(mode="json"),
-        "preset": config.preset,
+        **facts_of(config, corpus, binding, base.active),
         "plugins": sorted(plans.base.plugins),
-        "backend": binding.backend,
-        "device": binding.device_name,
-        "dtype": binding.dtype,
-        "hardware": hardware(binding.device_name),
-        "versions": versions(
-            binding.backend, [one.distribution for one in base.active if one.distribution]
-        ),
-        "date": datetime.now(UTC).date().isoformat(),
-        "commit": commit(),
         "asked": {
             "plan_hash": base.hash,
             "rows": [config.train.rows, config.train.accumulate],
@@ -249,7 +242,9 @@ def search(request: Request) -> tuple[dict[str, Any], Path]:
                     request.say(line)
                 return job.run(), out
             except (Interrupted, KeyboardInterrupt):
-                raise _stopped(out) from None
+                kept = len([*(out / RUNS).glob("*.json")])
+                way_on = f"the same command with --resume --out {out} goes on"
+                raise stopped(out, kept, way_on) from None
 
 
 class Job:
@@ -312,14 +307,14 @@ class Job:
 
     def _refuse_other(self) -> None:
         """Refuse to continue a search with other settings than it was begun with."""
-        kept, now = self.earlier.get("asked"), self.about["asked"]
+        kept, now = self.earlier.get("asked"), json.loads(json.dumps(self.about["asked"]))
         if kept is None:
             return
         for key, value in now.items():
-            if kept.get(key) != _read(value):
+            if kept.get(key) != value:
                 raise Refusal(
                     f"{self.out} holds another search: its {_called(key)} is not this one's",
-                    where=f"{self.out / RESULT}: {_short(kept.get(key))}; now {_short(_read(value))}",
+                    where=f"{self.out / RESULT}: {_short(kept.get(key))}; now {_short(value)}",
                     fix="the command that began it, or --out with another folder",
                 )
 
@@ -464,14 +459,6 @@ class Job:
         )
 
 
-def choose_folder(runs: Path) -> Path:
-    """Choose runs/search-N, N being the first that is free."""
-    n = 1
-    while (runs / f"search-{n}").exists():
-        n += 1
-    return runs / f"search-{n}"
-
-
 def _check(request: Request) -> None:
     lengths = {
         "--minutes": request.minutes,
@@ -511,12 +498,7 @@ def _refuse_length(request: Request, prepared: Prepared) -> None:
 
 
 def _refuse_folder(out: Path, *, resume: bool) -> None:
-    if (out / RUN).exists():
-        raise Refusal(
-            f"{out} holds a run of minillm train",
-            where=str(out / RUN),
-            fix="--out with another folder",
-        )
+    refuse_run(out)
     there = (out / RESULT).exists() or (out / RUNS).exists()
     if there and not resume:
         raise Refusal(
@@ -530,24 +512,6 @@ def _refuse_folder(out: Path, *, resume: bool) -> None:
             where=f"--out {out}",
             fix="the same without --resume",
         )
-
-
-def _stopped(out: Path) -> MinillmError:
-    kept = len(list((out / RUNS).glob("*.json"))) if (out / RUNS).is_dir() else 0
-    if not kept:
-        return Interrupted("ended by a signal; no run was finished")
-    return Stopped(
-        f"ended by a signal; {counted(kept, 'finished run')} kept",
-        where=str(out / RUNS),
-        fix=f"the same command with --resume --out {out} goes on",
-    )
-
-
-def _read(value: Any) -> Any:
-    """Give a value as JSON gives it back: lists in the place of tuples."""
-    if isinstance(value, Mapping):
-        return {key: _read(one) for key, one in value.items()}
-    return [_read(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _called(key: str) -> str:

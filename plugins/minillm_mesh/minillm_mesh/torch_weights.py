@@ -268,7 +268,7 @@ class Exchange:
 
         Args:
             whole: what this rank owns.
-            names: the parameters, whoever owns them.
+            names: parameters of any owner.
             dtype: in which numbers are sent.
         """
         for by_owner in self._buckets(names):

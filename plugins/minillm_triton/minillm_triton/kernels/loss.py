@@ -33,9 +33,7 @@ CHUNK_BYTES = 400 * 2**20  # largest logits of a chunk, in the compute dtype
 TILE = 128  # rows of a tile of cuBLAS: chunks are whole tiles
 BLOCK, WARPS = 2048, 4  # of a program: logits of a row that it holds at once
 UNROLL = 1
-PROGRAMS = (
-    6  # a multiprocessor: with fewer it waits for memory, though all rows would fit into the cache
-)
+PROGRAMS = 6  # a multiprocessor; fewer wait for memory, though their rows would fit the cache
 NO_CAP, TANH, SIGMOID = 0, 1, 2
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 FP8_CHUNK_BYTES = 800 * 2**20  # a product of 8-bit numbers needs more rows to be worth its launch
@@ -163,11 +161,17 @@ def _fused(
     rows = chunk_rows(hidden, weight, FP8_CHUNK_BYTES if fp8 else CHUNK_BYTES)
     programs = _programs(hidden.device)
     most = min(rows, N)
-    products = _Eighths(hidden, weight, scale, most, cap, constants) if fp8 else _Wide(weight, most)
+    if fp8:
+        held = most if gradients else 0
+        products = _Fp8Products(hidden, weight, scale, held, cap, constants)
+    else:
+        products = _Products(weight, most)
     for start in range(0, N, rows):
         h = hidden[start : start + rows]  # (n, C)
         logits = products.logits(h)  # (n, V)
-        d = products.gradient(logits)  # (n, V): where the rows leave theirs for the hidden state's
+        d = products.gradient(
+            logits
+        )  # (n, V): filled by the kernel, for the hidden state's gradient
         _rows[(min(len(h), programs),)](
             *(logits, d, targets, scale, losses, products.raised),
             *(start, len(h), N, *constants),
@@ -217,7 +221,7 @@ def chunk_rows(hidden: Tensor, weight: Tensor, most: int) -> int:
     return TILE * max(1, most // tile_bytes)
 
 
-class _Wide:
+class _Products:
     """Products in the compute dtype; a chunk's gradient lies where its logits were."""
 
     def __init__(self, weight: Tensor, rows: int) -> None:
@@ -238,8 +242,17 @@ class _Wide:
         torch.mm(d, self.weight, out=out)
 
 
-class _Eighths:
-    """Products of 8-bit numbers: e4m3 where values are, e5m2, of wider range, where their gradient is."""
+class _Fp8Products:
+    """Products of 8-bit numbers: e4m3 where values are, e5m2, of wider range, where their gradient is.
+
+    Args:
+        hidden: (N, C).
+        weight: (V, C).
+        scale: (K, N) float32, of each position's losses.
+        rows: of the largest chunk; 0: no gradient is asked for.
+        cap: kind of cap.
+        constants: as for :func:`_fused`.
+    """
 
     def __init__(
         self,
@@ -253,7 +266,7 @@ class _Eighths:
         self.by_hidden = _power_of_two(_largest(hidden) / torch.finfo(E4M3).max)
         self.by_weight = _power_of_two(_largest(weight) / torch.finfo(E4M3).max)
         self.weight = _rounded(weight, self.by_weight)  # (V, C)
-        self.transposed = self.weight.T.contiguous()  # (C, V)
+        self.transposed = self.weight.T.contiguous() if rows else self.weight  # (C, V)
         a, _, c, times, _, z = constants
         slope = times * (a / (4.0 * c) if cap == SIGMOID else 1.0)  # a logit's, over its product
         if z > 0.0:
@@ -420,8 +433,7 @@ def _rows(
 ):
     """Row by row: its losses, and the gradient of their weighted sum over its products.
 
-    Two passes a row: the first sums exp(x), the second writes softmax and its like. There are so few
-    programs that a row is still in the second-level cache for its second pass.
+    Two passes a row: the first sums exp(x), the second writes softmax and its like.
     """
     up = tl.load(raised) if fp8 else 1.0
     lanes: tl.constexpr = block // 8
