@@ -63,7 +63,7 @@ wheels: $(BASE)
 $(BASE): constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit(f"minillm needs Python 3.11 or newer, and $(PYTHON) is {sys.version.split()[0]}: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) hatchling editables
+	$(PIP) hatchling editables setuptools  # rouge-score has no wheel, and Python 3.11's own setuptools builds none
 	@touch $@
 
 $(RUN): $(BASE) $(PINS)
