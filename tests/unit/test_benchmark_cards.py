@@ -34,7 +34,15 @@ for models that were trained before: what published ones have, and chats."""
 
 UNMEASURED = {
     *("adafactor", "adam8bit", "ademamix", "agc", "attn_sink", "batch_schedule", "cautious_adam"),
-    *("dc_mha", "diff_attn", "ema", "ema_nesterov", "embed_grad_shrink", "forgetting_attn", "galore"),
+    *(
+        "dc_mha",
+        "diff_attn",
+        "ema",
+        "ema_nesterov",
+        "embed_grad_shrink",
+        "forgetting_attn",
+        "galore",
+    ),
     *("gated_delta", "iha", "infinite_lr", "layer_clip", "layer_loop", "length_curriculum", "lion"),
     *("mars", "mla", "power_cooldown", "schedule_free", "seq_schedule", "shampoo", "soap"),
     *("stochastic_depth", "swa", "two_step_embed"),
