@@ -53,6 +53,7 @@ def bind(detected: Detected, plan: Plan) -> tuple[Binding, tuple[Candidate, ...]
         checkpointing=config.train.checkpointing,
         deterministic=config.deterministic,
         kernels=found.choices(),
+        inputs=found.inputs(plan),
         notes=found.notes,
     )
     return binding, found.candidates
@@ -155,6 +156,20 @@ class Verdicts:
             if isinstance(outcome, BackendError):
                 raise outcome
         return tuple(one for one in self.outcomes.values() if isinstance(one, Choice))
+
+    def inputs(self, plan: Plan) -> tuple[str, ...]:
+        """List the staged windows that torch's compiled step takes as inputs: all stages are one graph.
+
+        Those that kernels alone read, where the one of attention takes a window that changes from step
+        to step. MLX traces within a second, and its kernels are faster with a constant.
+        """
+        served = {(one.op, one.kernel) for one in self.choices()}
+        asked = [one for one in self.requests if one.op == "attention" and one.backend == "torch"]
+        changing = [replace(one, facts={**one.facts, "window": "dynamic"}) for one in asked]
+        takes = {(c.op, c.name) for c in self.candidates for one in changing if not c.refusal(one)}
+        specs = [spec for spec in plan.spec.attentions.values() if spec.window and takes & served]
+        by_core = {spec.window.value for spec in specs if spec.window and spec.core}
+        return tuple(sorted({s.window.value for s in specs} & set(plan.staged) - by_core))
 
 
 def verdicts(plan: Plan, machine: Detected, *, installed: bool = True) -> Verdicts:
