@@ -458,7 +458,7 @@ def requests_of(
 
 
 def _window(plan: Plan, window: Setting) -> str:
-    """Return a window as kernels see it; a staged one counts as constant: each stage has its own step."""
+    """Return a window as kernels see it; a staged one counts as constant, since it may be one."""
     return "static" if window.value is None or window.value in plan.staged else "dynamic"
 
 
