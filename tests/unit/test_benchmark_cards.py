@@ -22,7 +22,7 @@ WITHOUT = {
     *("role_lr", "tensorboard", "throttle", "trackio", "wandb"),
     *("fim", "domain_tokens", "distill", "jest", "rho1", "source_weights"),
     *("length_curriculum", "ema", "lion", "schedule_free", "swa"),
-    *("fp8_head", "metal", "triton"),  # kernels: what is computed is the same, or nearly
+    *("fp8_head", "fp8_mlp", "metal", "triton"),  # what is computed is the same, or nearly
     *("llama3_rope", "lora", "qat", "qkv_bias", "sft", "sparse_loss", "sparse_rows"),
     *("adafactor", "adam8bit", "ademamix", "agc", "cautious_adam", "early_stop"),
     *("mars", "shampoo", "soap"),
