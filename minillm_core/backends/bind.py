@@ -167,9 +167,11 @@ class Verdicts:
         asked = [one for one in self.requests if one.op == "attention" and one.backend == "torch"]
         changing = [replace(one, facts={**one.facts, "window": "dynamic"}) for one in asked]
         takes = {(c.op, c.name) for c in self.candidates for one in changing if not c.refusal(one)}
-        specs = [spec for spec in plan.spec.attentions.values() if spec.window and takes & served]
-        by_core = {spec.window.value for spec in specs if spec.window and spec.core}
-        return tuple(sorted({s.window.value for s in specs} & set(plan.staged) - by_core))
+        read = [(s.window.value, s.core) for s in plan.spec.attentions.values() if s.window]
+        ours = {value for value, _ in read if takes & served} - {
+            value for value, core in read if core
+        }
+        return tuple(name for name in plan.staged if name in ours)
 
 
 def verdicts(plan: Plan, machine: Detected, *, installed: bool = True) -> Verdicts:

@@ -29,12 +29,14 @@ LARGEST_SQUARE = 64.0  # of relu(.)^2, to begin with: the product is of order on
 class Fp8MLP(Plugin, api=1, backends=("torch",), devices=("cuda",)):
     """The ReLU squared MLP with products of 8-bit numbers forward: relu2 but for their rounding."""
 
-    hidden: int | None = option(None, ge=1, help="width inside; none: 3/2 of model.hidden")
+    hidden: int | None = option(
+        None, ge=1, help="width inside; none: 3/2 of model.hidden, in whole sixteens"
+    )
     down_lr_mul: float = option(1.0, gt=0, help="factor on the learning rate of Wdown")
     layers: Layers = option("all", help='layers that have it: "all", [0, -1], "every:2"')
 
     def build_model(self, model: Any) -> None:
-        hidden = self.hidden or 3 * model.hidden // 2
+        hidden = self.hidden or -(-3 * model.hidden // (2 * MULTIPLE)) * MULTIPLE
         for size, key in ((model.dim, "model.dim"), (hidden, "fp8_mlp.hidden")):
             if size % MULTIPLE:
                 raise PlanError(
@@ -87,7 +89,8 @@ class MLP(Module):
                 fix=f"relu2 in the place of fp8_mlp, or leave '{leaf.product.owner}' out",
             )
         if served(x):
-            return fp8_linear(x, leaf.weight, expected)
+            weight: Any = leaf.weight
+            return fp8_linear(x, weight, expected)
         return leaf(x), self.ops.stop_gradient(self.ops.max(self.ops.abs(x)))
 
     def next_state(self, of_x: Any, of_h: Any) -> dict[str, Any]:

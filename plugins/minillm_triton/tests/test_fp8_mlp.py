@@ -126,7 +126,7 @@ def test_scales_follow_the_largest_numbers_of_the_step_before_and_are_resumed() 
     for name, array in run.arrays().items():
         np.testing.assert_array_equal(again.arrays()[name], array, err_msg=name)
     without = create_trainer(plan, "torch")
-    without.resume({**saved, **{name: np.float32(1e-4) for name in names}})
+    without.resume({**saved, **{name: np.array(1e-4, np.float32) for name in names}})
     assert [stepped(without, plan, seed) for seed in (1, 2)] != losses  # scales are used
 
 
@@ -223,7 +223,7 @@ def test_a_gpu_gives_what_a_cpu_gives() -> None:
     results = []
     for device in ("cpu", "cuda"):
         given_ = [one.bfloat16().to(device).requires_grad_() for one in (x, weight)]
-        kernel = (
+        kernel: Any = (
             torch.compile(mlp.fp8_linear, fullgraph=True) if device == "cuda" else mlp.fp8_linear
         )
         y, most = kernel(*given_, expected.to(device))
