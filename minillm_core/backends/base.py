@@ -40,6 +40,7 @@ class Binding:
     checkpointing: bool
     deterministic: bool
     kernels: tuple[Choice, ...] = ()
+    inputs: tuple[str, ...] = ()  # staged values that are inputs of the compiled step, not baked in
     notes: tuple[str, ...] = ()  # TF32 stated, leaves multiplied as one, ...
     peak_flops: float | None = None  # dense FLOP/s of the compute dtype, where known
 

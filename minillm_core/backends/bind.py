@@ -53,6 +53,7 @@ def bind(detected: Detected, plan: Plan) -> tuple[Binding, tuple[Candidate, ...]
         checkpointing=config.train.checkpointing,
         deterministic=config.deterministic,
         kernels=found.choices(),
+        inputs=found.inputs(plan),
         notes=found.notes,
     )
     return binding, found.candidates
@@ -155,6 +156,22 @@ class Verdicts:
             if isinstance(outcome, BackendError):
                 raise outcome
         return tuple(one for one in self.outcomes.values() if isinstance(one, Choice))
+
+    def inputs(self, plan: Plan) -> tuple[str, ...]:
+        """List the staged windows that torch's compiled step takes as inputs: all stages are one graph.
+
+        Those that kernels alone read, where the one of attention takes a window that changes from step
+        to step. MLX traces within a second, and its kernels are faster with a constant.
+        """
+        served = {(one.op, one.kernel) for one in self.choices()}
+        asked = [one for one in self.requests if one.op == "attention" and one.backend == "torch"]
+        changing = [replace(one, facts={**one.facts, "window": "dynamic"}) for one in asked]
+        takes = {(c.op, c.name) for c in self.candidates for one in changing if not c.refusal(one)}
+        read = [(s.window.value, s.core) for s in plan.spec.attentions.values() if s.window]
+        ours = {value for value, _ in read if takes & served} - {
+            value for value, core in read if core
+        }
+        return tuple(name for name in plan.staged if name in ours)
 
 
 def verdicts(plan: Plan, machine: Detected, *, installed: bool = True) -> Verdicts:
@@ -443,7 +460,7 @@ def requests_of(
 
 
 def _window(plan: Plan, window: Setting) -> str:
-    """Return a window as kernels see it; a staged one counts as constant: each stage has its own step."""
+    """Return a window as kernels see it; a staged one counts as constant, since it may be one."""
     return "static" if window.value is None or window.value in plan.staged else "dynamic"
 
 

@@ -44,11 +44,9 @@ def _one_plain_target(request: Request) -> str | None:
 
 def _blocks(request: Request) -> str | None:
     """FlexAttention: where there is a window, documents or both to skip blocks by."""
-    window, head_dim = request.facts.get("window"), request.facts.get("head_dim", LEAST_HEAD)
+    head_dim = request.facts.get("head_dim", LEAST_HEAD)
     if not _masked(request):
         return "plainly causal: no blocks to skip but those that sdpa skips"
-    if window == "dynamic":
-        return "takes windows that are constant or staged, not one that changes from step to step"
     if head_dim < LEAST_HEAD:
         return f"takes heads of {LEAST_HEAD} features or more, not {head_dim}"
     return None

@@ -279,11 +279,12 @@ class NativeModel(Model):
             normaliser: multiplies the objective.
 
         Returns:
-            The staged ones, which are baked into a compiled step; the others and ``normaliser`` as
-            0-d float32 on the device.
+            The staged ones, which are baked into a compiled step; the others, those that it takes as
+            inputs all the same, and ``normaliser`` as 0-d float32 on the device.
         """
         staged = {name: int(values[name]) for name in self.staged}
-        dynamic = {name: float(v) for name, v in values.items() if name not in staged}
+        baked = staged.keys() - set(self.binding.inputs)
+        dynamic = {name: float(v) for name, v in values.items() if name not in baked}
         return staged, self.numbers(dynamic | {"normaliser": normaliser})
 
     def witnesses(self) -> Mapping[str, int]:

@@ -1,7 +1,8 @@
 """Schedules are values: wherever a number stands, one of these may stand.
 
 Knots are fractions of the run. *Dynamic* values become 0-d float32 inputs of the compiled step;
-*staged* values (windows, shapes) are finite and listed, each with a compiled callable of its own.
+*staged* values (windows, depths) are finite and listed, each with a compiled callable of its own, but
+for windows where the kernel takes them as inputs (``Binding.inputs``).
 """
 
 from __future__ import annotations

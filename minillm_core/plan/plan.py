@@ -338,7 +338,7 @@ def variants_of(plan: Plan) -> tuple[tuple[dict[str, int], Shape | None], ...]:
 def stages_of(plan: Plan) -> tuple[dict[str, int], ...]:
     """List the stages of a run in order: every combination of staged values, as value -> number.
 
-    Each has a compiled step of its own. All of them are warmed up before the clock starts, so that
+    Each has a compiled step of its own, but for windows that are inputs. All of them are warmed up before the clock starts, so that
     "no recompilation" means none after that. One empty stage where nothing is staged.
     """
     schedules = {name: schedule for name, (_, schedule) in sorted(plan.schedules.items())}

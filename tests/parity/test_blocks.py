@@ -43,6 +43,11 @@ def tensor(array: Any) -> Any:
     return None if array is None else torch.from_numpy(np.array(array))
 
 
+def entered(window: int | None) -> Any:
+    """A window as a step has it as an input."""
+    return None if window is None else torch.tensor(float(window))
+
+
 def in_blocks(visible: Any) -> Any:
     """bool (B, T, S) -> (B, m, BLOCK, n, BLOCK), what is beyond the row False."""
     missing = -visible.shape[2] % BLOCK
@@ -52,10 +57,13 @@ def in_blocks(visible: Any) -> Any:
 
 
 @settings(max_examples=40)
-@given(masks())
-def test_blocks_are_listed_once_and_none_is_missed(mask: tuple[int, int | None, Any, int]) -> None:
+@given(masks(), st.booleans())
+def test_blocks_are_listed_once_and_none_is_missed(
+    mask: tuple[int, int | None, Any, int], as_input: bool
+) -> None:
     T, window, documents, before = mask
-    made = blocks.block_mask(T, window, tensor(documents), CPU, before=before)
+    given_window = entered(window) if as_input else window
+    made = blocks.block_mask(T, given_window, tensor(documents), CPU, before=before)
     visible = reference.visible(T, T, window, documents).reshape(-1, T, T)[:, before:]
     tiles = in_blocks(visible)
     some, every = tiles.any(axis=(2, 4)), tiles.all(axis=(2, 4))
@@ -78,16 +86,23 @@ def listed(count: Any, indices: Any) -> Any:
 
 
 @settings(max_examples=15)
-@given(masks(), st.sampled_from([(2, 1), (3, 3), (4, 2)]), st.sampled_from([None, 0.1]))
+@given(
+    masks(), st.sampled_from([(2, 1), (3, 3), (4, 2)]), st.sampled_from([None, 0.1]), st.booleans()
+)
 def test_it_gives_what_the_reference_gives(
-    mask: tuple[int, int | None, Any, int], heads: tuple[int, int], scale: float | None
+    mask: tuple[int, int | None, Any, int],
+    heads: tuple[int, int],
+    scale: float | None,
+    as_input: bool,
 ) -> None:
     T, window, documents, before = mask
     rng = np.random.default_rng(T)
     q, k, v = (rng.standard_normal((2, T, n, 16)) for n in (heads[0], heads[1], heads[1]))
     q = q[:, before:]
     masked = {"scale": scale, "window": window}
-    got = blocks.flex(*map(tensor, (q, k, v)), **masked, documents=tensor(documents))
+    given_window = entered(window) if as_input else window
+    asked_for = {"scale": scale, "window": given_window, "documents": tensor(documents)}
+    got = blocks.flex(*map(tensor, (q, k, v)), **asked_for)
     expected = reference.attention(q, k, v, **masked, documents=documents)
     np.testing.assert_allclose(got.numpy(), expected, atol=1e-12)
 
@@ -113,7 +128,7 @@ def asked(device: str = "cuda", **facts: Any) -> Request:
         (asked(), "sdpa", "plainly causal"),
         (asked(window="static"), "flex", None),
         (asked(documents=True), "flex", None),
-        (asked(window="dynamic"), "sdpa", "from step to step"),
+        (asked(window="dynamic"), "flex", None),
         (asked(window="static", head_dim=8), "sdpa", "16 features or more, not 8"),
         (asked("cpu", window="static"), "sdpa", "serves cuda, not cpu"),
     ],

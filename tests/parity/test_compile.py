@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -122,8 +123,14 @@ def test_mlx_traces_each_graph_once(lab: Any, parts: int, traces: int) -> None:
     assert found == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("backend", ["torch", "mlx"])
-def test_a_staged_window_has_one_graph_a_stage(lab: Any, compiler: Compiler, backend: str) -> None:
+@pytest.mark.parametrize(
+    ("backend", "inputs", "graphs"),
+    [("torch", ("windowed.window",), 1), ("torch", (), 2), ("mlx", (), 2)],
+)
+def test_a_staged_window_is_an_input_of_torch_s_graph(
+    lab: Any, compiler: Compiler, backend: str, inputs: tuple[str, ...], graphs: int
+) -> None:
+    """And a constant where the kernel takes it as one alone, with a graph a stage; losses are the same."""
     from minillm_kit import materialise
 
     windowed = {"windowed": Windowed()}
@@ -131,13 +138,15 @@ def test_a_staged_window_has_one_graph_a_stage(lab: Any, compiler: Compiler, bac
     assert plan.staged == ("windowed.window",)
     options = {"compiler": compiler} if backend == "torch" else {}
     run, model = lab.trainer(plan, backend, **options), materialise(plan, 0)
+    assert run.binding.inputs == (("windowed.window",) if backend == "torch" else ())
+    run.binding = replace(run.binding, inputs=inputs)
     batch, found = lab.batch(plan), {}
     for index in range(20):
         values = plan.values((index + 1) / 20)
         loss = run.read(run.step([batch], values, lab.supervised([batch]))).loss
         found.setdefault(values["windowed.window"], []).append(loss)
         # all of them before the first step: the clock starts after it
-        assert (compiler.graphs if backend == "torch" else run.traces) == len(STAGES)
+        assert (compiler.graphs if backend == "torch" else run.traces) == graphs
     assert {window: len(losses) for window, losses in found.items()} == {4: 10, 9: 10}
     for window, losses in found.items():
         given = lab.values_of(plan, [batch]) | {"windowed.window": window}
@@ -225,3 +234,25 @@ def test_a_process_may_compile_many_trainers(lab: Any) -> None:
         run = lab.trainer(plan, **options)
         losses += lab.losses(run, plan, [[lab.batch(plan)]])
     assert np.isfinite(losses).all()
+
+
+class Growing(Plugin, api=1):
+    """Windows of two kinds, the longer one of which hides nothing in the end."""
+
+    def build_attention(self, attn: Any) -> None:
+        knots = ((0, 8), (0.25, 12), (0.5, 16)) if attn.layer else ((0, 4), (0.25, 6), (0.5, 8))
+        attn.window(stages(*knots), name="long" if attn.layer else "short")
+
+
+def test_windows_as_inputs_change_no_bit(lab: Any, compiler: Compiler) -> None:
+    """A window as long as a row stays out of the graph, which is another one for that."""
+    plan = lab.plan(plugins={"growing": Growing()}, train_compile="on", model_layers=2)
+    losses, graphs = [], []
+    for inputs in (("growing.window.long", "growing.window.short"), ()):
+        run, before = lab.trainer(plan, compiler=compiler), compiler.graphs
+        assert run.binding.inputs == ("growing.window.long", "growing.window.short")
+        run.binding = replace(run.binding, inputs=inputs)
+        losses.append([run.read(step(run, lab, plan, index)).loss for index in range(0, 20, 3)])
+        graphs.append(compiler.graphs - before)
+    assert graphs == [2, 3]
+    assert losses[0] == losses[1]

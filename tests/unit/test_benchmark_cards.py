@@ -22,7 +22,7 @@ WITHOUT = {
     *("role_lr", "tensorboard", "throttle", "trackio", "wandb"),
     *("fim", "domain_tokens", "distill", "jest", "rho1", "source_weights"),
     *("early_stop", "freeze", "untie_head"),
-    *("fp8_head", "metal", "triton"),  # kernels: what is computed is the same, or nearly
+    *("fp8_head", "fp8_mlp", "metal", "triton"),  # kernels: what is computed is the same, or nearly
     *("llama3_rope", "lora", "qat", "qkv_bias", "sft", "sparse_loss", "sparse_rows", "yarn_rope"),
 }
 """Techniques without a card, in the order of the lines: those that do nothing until an option is set,

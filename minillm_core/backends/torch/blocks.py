@@ -3,7 +3,8 @@ documents.
 
 Blocks of 128 queries and 128 keys that hide each other wholly are skipped, those that see each
 other wholly are not masked: T W instead of T^2 / 2 products for a window of W keys. Which block is
-which is worked out on the device, block by block, never from a (T, T) mask. Layers that ask alike
+which is worked out on the device, block by block, never from a (T, T) mask, and a window may be an
+input of the graph: windows that change need no other graph, and no wait. Layers that ask alike
 share it: their operations are equal, and a compiled step does each of them once.
 """
 
@@ -29,7 +30,7 @@ def flex(
     v: Tensor,  # (B, S, K, D)
     *,
     scale: float | None = None,
-    window: int | None = None,
+    window: int | Tensor | None = None,  # a tensor is 0-d: another one needs no other graph
     documents: Tensor | None = None,  # int32 (B, S)
 ) -> Tensor:
     """Run FlexAttention over the blocks that see each other; plainly causal attention is SDPA's.
@@ -39,7 +40,7 @@ def flex(
     those of context parallel.
     """
     queries, keys = q.shape[1], k.shape[1]
-    window = None if window is None or window >= keys else window
+    window = None if isinstance(window, int) and window >= keys else window
     apart = queries != keys and (queries % BLOCK or keys % BLOCK)
     if apart or (window is None and documents is None):
         return sdpa(q, k, v, scale=scale, window=window, documents=documents)
@@ -57,7 +58,7 @@ def flex(
 
 def block_mask(
     keys: int,
-    window: int | None,
+    window: int | Tensor | None,
     documents: Tensor | None,
     device: torch.device,
     *,

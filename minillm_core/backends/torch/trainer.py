@@ -79,7 +79,7 @@ class TorchTrainer(TorchModel, Trainer):
         self.binding = replace(binding, notes=(*binding.notes, *self.optimizer.notes))
         self.scaler = loss_scale(framework.ops) if binding.dtype == "float16" else {}
         self.reduced: dict[str, Tensor] = {}  # the step's statistics
-        self.graphs: dict[tuple[float, ...], Any] = {}  # by staged values, and sizes that change
+        self.graphs: dict[tuple[Any, ...], Any] = {}  # by staged values, and sizes that change
         self.met: set[tuple[int, ...]] = set()  # numbers of rows of tables, compiled for
         self.gradients: list[Tensor] | None = None
         self.random, self.snapshots = Generators(self.device), transfer.Snapshots(self.device)
@@ -245,6 +245,9 @@ class TorchTrainer(TorchModel, Trainer):
     ) -> Any:
         """Return the micro-batch's loss with these staged values baked in, for batches of one size.
 
+        Windows that are inputs are not, while they are shorter than a row: one that hides nothing is
+        left out of the step. Ranks that share rows cut keys by a window, and need its number.
+
         Each has a code object of its own: torch compiles one for eight sizes at most. How many
         positions are gathered, and rows of tables seen, is not known before: such a graph is compiled
         here, under its name.
@@ -252,7 +255,9 @@ class TorchTrainer(TorchModel, Trainer):
         sizes = batch["ids"].shape if self.sizes else ()
         gathers, tables = self.plan.spec.loss.gather is not None, self.optimizer.tables
         positions = batch.get(GATHERED, batch["ids"]).numel()  # at which the head is computed
-        key = (*staged.values(), *sizes, *((positions,) if gathers else ()), *tables.sizes)
+        row = batch["ids"].shape[1] if self.ranks.context == 1 else 0
+        staged = {n: v for n, v in staged.items() if v >= row or n not in self.binding.inputs}
+        key = (*staged.items(), *sizes, *((positions,) if gathers else ()), *tables.sizes)
         if key not in self.graphs:
 
             def micro_loss(batch: dict[str, Tensor], given: dict[str, Tensor]) -> Any:

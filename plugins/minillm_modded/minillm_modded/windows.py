@@ -5,8 +5,9 @@
 
 Of 12 layers 0, 4, 7 and 11 are long, as in modded-nanogpt's records of 2025-01 and 2025-02 (long
 and short windows from Gemma 2, arXiv:2408.00118; growing windows by fernbear.bsky.social). There
-W(t) grows by 128 tokens at a time up to 1,792; here in equal stages, each of which has a compiled
-step of its own, since a window is a constant of the kernel. Windows are multiples of 128, the blocks
+W(t) grows by 128 tokens at a time up to 1,792; here in equal stages. On PyTorch a window is an input
+of the compiled step, so that all stages are one step, but for windows as long as a row, which are left
+out of it. On MLX, and with ``yarn``, each stage has a step of its own. Windows are multiples of 128, the blocks
 that FlexAttention skips; a row of T tokens needs none above T. Where none is shorter than a row, or
 where they cannot grow, a note says so.
 
@@ -50,7 +51,7 @@ class Windows(Plugin, api=1):
         1792, ge=1, help="keys that long layers see at the end; at most a row's length"
     )
     start: int = option(256, ge=1, search=(64, 128, 256), help="the same at the beginning")
-    stages: int = option(4, ge=1, le=16, help="windows from start to window, a compilation each")
+    stages: int = option(4, ge=1, le=16, help="windows from start to window")
     block: int = option(128, ge=1, help="windows are multiples of it, and a short one is no less")
     long: Layers | None = option(
         None, help="long layers, such as [0, -1]; none: first, last and evenly between, a third"

@@ -22,9 +22,17 @@ import triton
 import triton.language as tl
 from torch import Tensor, library
 from torch.autograd import Function
-from torch.nn.functional import ScalingType, scaled_mm
 
-from minillm_core import BackendError, LossForm, SigmoidCap, TanhCap
+from minillm_core import LossForm, SigmoidCap, TanhCap
+from minillm_triton.kernels.fp8 import (
+    E4M3,
+    E5M2,
+    check_device,
+    largest,
+    multiplied,
+    power_of_two,
+    to_e4m3,
+)
 
 __all__ = ["chunk_rows", "fp8_linear_cross_entropy", "linear_cross_entropy"]
 
@@ -35,9 +43,7 @@ BLOCK, WARPS = 2048, 4  # of a program: logits of a row that it holds at once
 UNROLL = 1
 PROGRAMS = 6  # a multiprocessor; fewer wait for memory, though their rows would fit the cache
 NO_CAP, TANH, SIGMOID = 0, 1, 2
-E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 FP8_CHUNK_BYTES = 800 * 2**20  # a product of 8-bit numbers needs more rows to be worth its launch
-FP8_FIRST = (8, 9)  # compute capability
 BOUNDED = 40.0  # a cap below it: exp(x - cap) stays within float32, and no maximum is searched
 
 
@@ -68,12 +74,7 @@ def fp8_linear_cross_entropy(
     Raises:
         BackendError: the GPU multiplies no 8-bit numbers.
     """
-    if hidden.is_cuda and torch.cuda.get_device_capability(hidden.device) < FP8_FIRST:
-        raise BackendError(
-            f"{torch.cuda.get_device_name(hidden.device)} multiplies no 8-bit numbers",
-            where="--kernels linear_cross_entropy=fp8",
-            fix="leave plugin 'fp8_head' out: Ada, Hopper and later GPUs have such products",
-        )
+    check_device(hidden, "--kernels linear_cross_entropy=fp8", "leave plugin 'fp8_head' out")
     return _loss(hidden, weight, targets, weights, form, fp8=True)
 
 
@@ -263,22 +264,22 @@ class _Fp8Products:
         cap: int,
         constants: list[float],
     ) -> None:
-        self.by_hidden = _power_of_two(_largest(hidden) / torch.finfo(E4M3).max)
-        self.by_weight = _power_of_two(_largest(weight) / torch.finfo(E4M3).max)
-        self.weight = _rounded(weight, self.by_weight)  # (V, C)
+        self.by_hidden = power_of_two(largest(hidden) / torch.finfo(E4M3).max)
+        self.by_weight = power_of_two(largest(weight) / torch.finfo(E4M3).max)
+        self.weight = to_e4m3(weight, self.by_weight)  # (V, C)
         self.transposed = self.weight.T.contiguous() if rows else self.weight  # (C, V)
         a, _, c, times, _, z = constants
         slope = times * (a / (4.0 * c) if cap == SIGMOID else 1.0)  # a logit's, over its product
         if z > 0.0:
             slope *= 2.0  # what z-loss adds beyond as much again is cut off
-        self.by_gradient = _power_of_two(slope * scale.sum(0).amax() / torch.finfo(E5M2).max)
+        self.by_gradient = power_of_two(slope * scale.sum(0).amax() / torch.finfo(E5M2).max)
         self.raised = 1.0 / self.by_gradient  # (): the rows multiply by it before they round
         self.buffer = weight.new_empty((rows, len(weight)), dtype=E5M2)
 
     def logits(self, h: Tensor) -> Tensor:
         """Multiply hidden states h (n, C) with the head: (n, V)."""
         by = self.by_hidden, self.by_weight
-        return _scaled(_rounded(h, self.by_hidden), self.weight.T, *by, h.dtype, fast=True)
+        return multiplied(to_e4m3(h, self.by_hidden), self.weight.T, *by, h.dtype, fast=True)
 
     def gradient(self, logits: Tensor) -> Tensor:
         """Return where the gradient of logits (n, V) goes, rounded."""
@@ -287,36 +288,7 @@ class _Fp8Products:
     def hidden_gradient(self, d: Tensor, out: Tensor) -> None:
         """Multiply the logits' gradient d (n, V) with the head, into out (n, C)."""
         by = self.by_gradient, self.by_weight
-        out.copy_(_scaled(d, self.transposed.T, *by, out.dtype, fast=False))
-
-
-def _largest(x: Tensor) -> Tensor:
-    """Return the largest absolute value: one pass, and no copy as abs() makes."""
-    return torch.linalg.vector_norm(x, float("inf"))
-
-
-def _power_of_two(most: Tensor) -> Tensor:
-    """Return the power of two from ``most`` on, float32: division by it rounds nothing."""
-    return torch.exp2(torch.ceil(torch.log2(most.float().clamp(min=2.0**-100))))
-
-
-def _rounded(x: Tensor, by: Tensor) -> Tensor:
-    """Divide by a power of two, and round to e4m3."""
-    return (x * (1.0 / by).to(x.dtype)).to(E4M3)
-
-
-def _scaled(
-    a: Tensor,  # (n, k), rows one after another
-    b: Tensor,  # (k, m), columns one after another
-    by_a: Tensor,
-    by_b: Tensor,
-    dtype: torch.dtype,
-    *,
-    fast: bool,
-) -> Tensor:
-    """Multiply 8-bit matrices and both scales; ``fast`` adds with fewer bits."""
-    whole = ScalingType.TensorWise
-    return scaled_mm(a, b, by_a, whole, by_b, whole, output_dtype=dtype, use_fast_accum=fast)
+        out.copy_(multiplied(d, self.transposed.T, *by, out.dtype, fast=False))
 
 
 def _programs(device: torch.device) -> int:

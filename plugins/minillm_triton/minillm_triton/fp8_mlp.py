@@ -1,0 +1,98 @@
+"""ReLU squared MLP in fp8: both products of the forward pass of 8-bit numbers, on NVIDIA GPUs from Ada on.
+
+    y = relu(x Wup^T)^2 Wdown^T
+
+takes the place of `relu2`, with its parameters, sizes and initial values. (modded-nanogpt, records of 2026-05-21 and
+2026-07-17: its up- and its down-projection in fp8, the latter with a scale of the step before.)
+
+Each operand is rounded to e4m3 with one scale for the whole array, a power of two. The weights' come from their own
+largest numbers. Those of x and of relu(.)^2 would take another pass over each, so they come from the
+step before: the largest numbers are State, saved and resumed, and the update writes them. There is room for numbers twice as
+large; beyond it they are cut off. The backward pass multiplies in bfloat16, the numbers before they were rounded.
+
+Not on MLX: Apple's GPUs multiply no 8-bit floats, so that it would only round.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minillm_core import Constant, Layers, Linear, Module, Normal, PlanError, Plugin, State, option
+
+__all__ = ["MLP", "Fp8MLP"]
+
+MULTIPLE = 16  # what the products of 8-bit numbers take
+LARGEST_INPUT = 16.0  # of a normalised x, to begin with
+LARGEST_SQUARE = 64.0  # of relu(.)^2, to begin with: the product is of order one
+
+
+class Fp8MLP(Plugin, api=1, backends=("torch",), devices=("cuda",)):
+    """The ReLU squared MLP with products of 8-bit numbers forward: relu2 but for their rounding."""
+
+    hidden: int | None = option(
+        None, ge=1, help="width inside; none: 3/2 of model.hidden, in whole sixteens"
+    )
+    down_lr_mul: float = option(1.0, gt=0, help="factor on the learning rate of Wdown")
+    layers: Layers = option("all", help='layers that have it: "all", [0, -1], "every:2"')
+
+    def build_model(self, model: Any) -> None:
+        hidden = self.hidden or -(-3 * model.hidden // (2 * MULTIPLE)) * MULTIPLE
+        for size, key in ((model.dim, "model.dim"), (hidden, "fp8_mlp.hidden")):
+            if size % MULTIPLE:
+                raise PlanError(
+                    f"products of 8-bit numbers take multiples of {MULTIPLE}, and one side is {size}",
+                    where=f"{key}={size}",
+                    fix=f"{key}={-(-size // MULTIPLE) * MULTIPLE}, or relu2 in the place of fp8_mlp",
+                )
+        for layer in self.layers.resolve(model.layers):
+            model.mlp(layer, MLP, hidden=hidden, down_lr_mul=self.down_lr_mul)
+
+
+class MLP(Module):
+    """x (B, T, C) -> relu(x Wup^T)^2 Wdown^T (B, T, C), and the largest numbers that were multiplied, () each."""
+
+    statistics = {"of_x": "max", "of_h": "max"}  # noqa: RUF012
+
+    def __init__(self, geometry: Any, hidden: int, down_lr_mul: float) -> None:
+        super().__init__()
+        self.up = Linear(geometry.dim, hidden, role="mlp.up", axes=("hidden", "dim"))
+        self.down = Linear(
+            hidden,
+            geometry.dim,
+            role="mlp.down",
+            axes=("dim", "hidden"),
+            init=Normal((hidden * 2 * geometry.layers) ** -0.5),  # as the plain MLP's
+            lr_mul=down_lr_mul,
+        )
+        self.largest_x = State((), Constant(LARGEST_INPUT))
+        self.largest_h = State((), Constant(LARGEST_SQUARE))
+
+    def forward(self, x: Any) -> tuple[Any, Any, Any]:
+        """x (B, T, C) -> (B, T, C), (), ()."""
+        h, of_x = self.product(x, self.up, self.largest_x)  # (B, T, hidden)
+        h = self.ops.square(self.ops.relu(h))
+        y, of_h = self.product(h, self.down, self.largest_h)
+        return y, of_x, of_h
+
+    def product(self, x: Any, leaf: Linear, expected: Any) -> tuple[Any, Any]:
+        """Multiply x (..., C) with a leaf's weight: (..., O), and the largest number of x, ().
+
+        Raises:
+            PlanError: a plugin has claimed the leaf's product, which is not called here.
+        """
+        from minillm_triton.kernels.mlp import fp8_linear, served
+
+        if leaf.product is not None:
+            raise PlanError(
+                f"fp8_mlp multiplies '{leaf.path}' by itself, and '{leaf.product.owner}' claims it",
+                where=f"model.linear[{leaf.path}]",
+                fix=f"relu2 in the place of fp8_mlp, or leave '{leaf.product.owner}' out",
+            )
+        if served(x):
+            weight: Any = leaf.weight
+            return fp8_linear(x, weight, expected)
+        return leaf(x), self.ops.stop_gradient(self.ops.max(self.ops.abs(x)))
+
+    def next_state(self, of_x: Any, of_h: Any) -> dict[str, Any]:
+        """Expect in the next step what was the largest in this one."""
+        return {"largest_x": of_x, "largest_h": of_h}

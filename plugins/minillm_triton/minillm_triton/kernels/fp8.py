@@ -1,0 +1,63 @@
+"""Products of 8-bit numbers (Micikevicius et al., arXiv:2209.05433), each matrix with one scale, a power of two."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import ScalingType, scaled_mm
+
+from minillm_core import BackendError
+
+__all__ = ["E4M3", "E5M2", "check_device", "largest", "multiplied", "power_of_two", "to_e4m3"]
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+FP8_FIRST = (8, 9)  # compute capability
+
+
+def check_device(x: Tensor, where: str, fix: str) -> None:
+    """Refuse a GPU that multiplies no 8-bit numbers.
+
+    Raises:
+        BackendError: it is one.
+    """
+    if x.is_cuda and torch.cuda.get_device_capability(x.device) < FP8_FIRST:
+        raise BackendError(
+            f"{torch.cuda.get_device_name(x.device)} multiplies no 8-bit numbers",
+            where=where,
+            fix=f"{fix}: Ada, Hopper and later GPUs have such products",
+        )
+
+
+def largest(x: Tensor) -> Tensor:
+    """Return the largest absolute value: one pass, and no copy as abs() makes."""
+    return torch.linalg.vector_norm(x, float("inf"))
+
+
+def power_of_two(most: Tensor) -> Tensor:
+    """Return the power of two from ``most`` on, float32: division by it rounds nothing."""
+    return torch.exp2(torch.ceil(torch.log2(most.float().clamp(min=2.0**-100))))
+
+
+def to_e4m3(x: Tensor, by: Tensor) -> Tensor:
+    """Divide by a power of two, and round to e4m3; what is beyond its range is its largest number."""
+    most = torch.finfo(E4M3).max
+    return (x * (1.0 / by).to(x.dtype)).clamp(-most, most).to(E4M3)
+
+
+def multiplied(
+    a: Tensor,  # (n, k), rows one after another
+    b: Tensor,  # (k, m), columns one after another
+    by_a: Tensor,
+    by_b: Tensor,
+    dtype: torch.dtype,
+    *,
+    fast: bool,
+) -> Tensor:
+    """Multiply 8-bit matrices and both scales; ``fast`` adds with fewer bits.
+
+    A CPU adds in float32: PyTorch 2.11 has no such product there.
+    """
+    if not a.is_cuda:
+        return ((a.float() @ b.float()) * (by_a * by_b)).to(dtype)
+    whole = ScalingType.TensorWise
+    return scaled_mm(a, b, by_a, whole, by_b, whole, output_dtype=dtype, use_fast_accum=fast)

@@ -1,0 +1,244 @@
+"""The MLP in fp8: products against float64 of their rounded operands, scales that are carried, what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from minillm_core import BackendError, Module, PlanError, Plugin
+from minillm_core.backends.bind import create_trainer
+from minillm_core.config.load import load
+from minillm_core.plan import Plan, build_plan
+from minillm_core.plugins.manager import LoadedPlugin
+from minillm_triton.fp8_mlp import Fp8MLP
+
+torch = pytest.importorskip("torch")
+
+from minillm_triton.kernels import fp8, mlp  # noqa: E402  (needs torch)
+
+TINY = ("model.layers=2", "model.dim=32", "model.heads=2", "model.kv_heads=2", "model.hidden=64")
+TINY += ("model.vocab=64", "train.rows=2", "train.seq_len=16", "train.accumulate=2")
+
+
+def planned(*more: tuple[str, Plugin], settings: tuple[str, ...] = (), **options: Any) -> Plan:
+    given_ = ("train.dtype=bfloat16", *TINY, *settings)
+    config = load(preset="tiny", assignments=given_, default_preset=lambda: ("tiny", "test")).config
+    named = [("fp8_mlp", Fp8MLP(**options)), *more]
+    return build_plan(config, [LoadedPlugin.of(name, plugin) for name, plugin in named])
+
+
+def batches(plan: Plan, seed: int = 0) -> list[dict[str, np.ndarray]]:
+    train = plan.config.train
+    rng = np.random.default_rng(seed)
+    made = []
+    for _ in range(train.accumulate):
+        ids = rng.integers(0, plan.config.model.vocab, (train.rows, train.seq_len + 1), np.int32)
+        places = np.tile(np.arange(train.seq_len, dtype=np.int32), (train.rows, 1))
+        fields = {"documents": np.zeros_like(places), "positions": places}
+        made.append({"ids": ids[:, :-1].copy(), "labels": ids[:, 1:].copy(), **fields})
+    return made
+
+
+def stepped(run: Any, plan: Plan, seed: int) -> float:
+    micro = batches(plan, seed)
+    supervised = sum(int((one["labels"] >= 0).sum()) for one in micro)
+    return run.read(run.step(micro, plan.values(0.1), supervised)).loss
+
+
+def rounded(x: Any, by: float) -> Any:
+    """The nearest numbers of e4m3 times a power of two, float64: three bits behind the point, 448 the largest."""
+    x = x.detach().double().numpy() / by
+    exponent = np.floor(np.log2(np.maximum(np.abs(x), 2.0**-6)))
+    unit = 2.0 ** (exponent - 3)
+    return np.clip(np.round(x / unit) * unit, -448.0, 448.0) * by
+
+
+def scale(most: float) -> float:
+    return 2.0 ** np.ceil(np.log2(most / 448.0))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.integers(1, 40),
+    width=st.integers(1, 5),
+    outputs=st.integers(1, 5),
+    expected=st.sampled_from([0.5, 3.0, 16.0, 1000.0]),
+    seed=st.integers(0, 2**32 - 1),
+)
+@example(rows=17, width=3, outputs=2, expected=0.01, seed=0)  # most numbers are cut off
+def test_a_product_is_that_of_its_rounded_operands(
+    rows: int, width: int, outputs: int, expected: float, seed: int
+) -> None:
+    """And both gradients are bfloat16's, of the operands before they were rounded."""
+    rng = np.random.default_rng(seed)
+    x, weight, up = (
+        torch.from_numpy(rng.standard_normal(shape, np.float32)).bfloat16()
+        for shape in ((rows, 16 * width), (16 * outputs, 16 * width), (rows, 16 * outputs))
+    )
+    x, weight = x.requires_grad_(), weight.requires_grad_()
+    y, most = mlp.fp8_linear(x, weight, torch.tensor(expected))
+    a = rounded(x, scale(2.0 * expected))
+    b = rounded(weight, scale(float(weight.detach().abs().max())))
+    exact = a @ b.T
+    off = np.abs(y.detach().double().numpy() - exact)
+    assert (off <= 2.0**-8 * np.abs(exact) + 2e-6 * (np.abs(a) @ np.abs(b).T)).all()
+    assert most.item() == x.detach().abs().max().item()
+    assert not most.requires_grad
+    of_x, of_weight = torch.autograd.grad(y, [x, weight], up)
+    assert torch.equal(of_x, up @ weight.detach())
+    assert torch.equal(of_weight, up.T @ x.detach())
+
+
+def test_the_mlp_is_off_by_what_eight_bits_are() -> None:
+    """Against relu(x Wup^T)^2 Wdown^T in float64: the tolerance that the README states."""
+    torch.manual_seed(0)
+    x = torch.randn(512, 128)
+    up, down = torch.randn(384, 128) * 128**-0.5, torch.randn(128, 384) * 384**-0.5
+    arrays = [one.bfloat16().requires_grad_() for one in (x, up, down)]
+    h, _ = mlp.fp8_linear(arrays[0], arrays[1], torch.tensor(5.0))
+    y, _ = mlp.fp8_linear(h.relu().square(), arrays[2], torch.tensor(20.0))
+    wide = [one.detach().double().requires_grad_() for one in arrays]
+    exact = (wide[0] @ wide[1].T).relu().square() @ wide[2].T
+    by = torch.randn_like(exact)
+    found = [y, *torch.autograd.grad(y, arrays, by.bfloat16())]
+    expected = [exact, *torch.autograd.grad(exact, wide, by)]
+    for mine, theirs, bound in zip(found, expected, (0.06, 0.05, 0.05, 0.06), strict=True):
+        assert (mine.double() - theirs).norm() <= bound * theirs.norm()
+
+
+def test_scales_follow_the_largest_numbers_of_the_step_before_and_are_resumed() -> None:
+    plan = planned()
+    run, again = create_trainer(plan, "torch"), create_trainer(plan, "torch")
+    names = [f"state.layers.{n}.mlp.largest_{of}" for n in (0, 1) for of in ("x", "h")]
+    assert [float(run.arrays()[name]) for name in names] == [16.0, 64.0] * 2
+    stepped(run, plan, 0)
+    saved = {name: np.array(array) for name, array in run.arrays().items()}
+    first = [float(saved[name]) for name in names]
+    assert all(0 < one < 16 for one in first)
+    losses = [stepped(run, plan, seed) for seed in (1, 2)]
+    assert [float(run.arrays()[name]) for name in names] != first
+    again.resume(saved)
+    assert [stepped(again, plan, seed) for seed in (1, 2)] == losses
+    for name, array in run.arrays().items():
+        np.testing.assert_array_equal(again.arrays()[name], array, err_msg=name)
+    without = create_trainer(plan, "torch")
+    without.resume({**saved, **{name: np.array(1e-4, np.float32) for name in names}})
+    assert [stepped(without, plan, seed) for seed in (1, 2)] != losses  # scales are used
+
+
+def test_a_step_is_one_graph_and_gives_the_losses_of_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = 0
+
+    def counted(graph: Any, inputs: Any) -> Any:
+        nonlocal graphs
+        graphs += 1
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+    def compiler(function: Any, **options: Any) -> Any:
+        return torch.compile(function, backend=counted, **options)
+
+    plan, plain = planned(settings=("train.compile=on",)), planned()
+    run = create_trainer(plan, "torch", compiler=compiler)
+    eager = create_trainer(plain, "torch")
+    losses = [[stepped(one, plan, seed) for seed in range(3)] for one in (run, eager)]
+    assert graphs == 1
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    torch.compiler.reset()
+
+
+def test_it_learns_as_relu2_does() -> None:
+    relu2 = pytest.importorskip("minillm_modded.relu2")
+    plan = planned()
+    plain = build_plan(plan.config, [LoadedPlugin.of("relu2", relu2.ReLU2())])
+    assert {n: i.shape for n, i in plan.parameters.items()} == {
+        n: i.shape for n, i in plain.parameters.items()
+    }
+    ends = []
+    for one in (plan, plain):
+        run = create_trainer(one, "torch")
+        ends.append([stepped(run, one, 0) for _ in range(30)][-1])
+    assert ends[1] < 4.0 < np.log(64)
+    assert ends[0] == pytest.approx(ends[1], rel=0.02)
+
+
+def test_what_it_cannot_multiply_is_refused() -> None:
+    with pytest.raises(PlanError, match="multiples of 16, and one side is 40") as refused:
+        planned(hidden=40)
+    assert "fp8_mlp.hidden=48" in str(refused.value.fix)
+    with pytest.raises(PlanError, match="one side is 24") as refused:
+        planned(settings=("model.dim=24",))
+    assert "model.dim=32" in str(refused.value.fix)
+    plan = planned(settings=("train.dtype=float32",))
+    run = create_trainer(plan, "torch")
+    with pytest.raises(BackendError, match="rounds from bfloat16, not from float32"):
+        stepped(run, plan, 0)
+    total, count = run.evaluate(batches(plan))  # looking at it is no training
+    assert total / count == pytest.approx(np.log(64), rel=0.2)
+
+
+class Twice(Module):
+    """A product of one's own."""
+
+    def forward(self, x: Any, weight: Any) -> Any:
+        return 2.0 * self.ops.linear(x, weight)
+
+
+class Claims(Plugin, api=1):
+    """Claims the product of a leaf."""
+
+    def build_model(self, model: Any) -> None:
+        model.linear("layers.0.mlp.up", Twice)
+
+
+def test_a_claim_on_its_leaves_is_not_passed_over() -> None:
+    plan = planned(("claims", Claims()))
+    with pytest.raises(PlanError, match="'claims' claims it"):
+        stepped(create_trainer(plan, "torch"), plan, 0)
+
+
+def test_it_takes_the_place_of_relu2() -> None:
+    relu2 = pytest.importorskip("minillm_modded.relu2")
+    with pytest.raises(PlanError, match=r"model\.mlp\[0\] is claimed by both") as refused:
+        planned(("relu2", relu2.ReLU2()))
+    assert "--plugins -relu2" in str(refused.value.fix)
+
+
+def test_numbers_beyond_the_range_are_its_largest() -> None:
+    x = torch.tensor([1e4, -1e4, 3.0], dtype=torch.bfloat16)
+    assert fp8.to_e4m3(x, torch.tensor(1.0)).float().tolist() == [448.0, -448.0, 3.0]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+@pytest.mark.filterwarnings("default")
+def test_a_gpu_gives_what_a_cpu_gives() -> None:
+    """The product, its gradients and the largest number, compiled, at the preset's sizes in small."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(300, 768), torch.randn(3072, 768) * 768**-0.5
+    expected, up = torch.tensor(5.0), torch.randn(300, 3072).bfloat16()
+    results = []
+    for device in ("cpu", "cuda"):
+        given_ = [one.bfloat16().to(device).requires_grad_() for one in (x, weight)]
+        kernel: Any = (
+            torch.compile(mlp.fp8_linear, fullgraph=True) if device == "cuda" else mlp.fp8_linear
+        )
+        y, most = kernel(*given_, expected.to(device))
+        grads = torch.autograd.grad(y, given_, up.to(device))
+        results.append([one.detach().double().cpu() for one in (y, most, *grads)])
+    for mine, theirs in zip(*results, strict=True):
+        assert (mine - theirs).norm() <= 1e-2 * theirs.norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("compiled", ["on", "off"])
+def test_steps_on_a_gpu_are_those_of_a_cpu(compiled: str) -> None:
+    plans = [planned(settings=(f"train.compile={one}",)) for one in (compiled, "off")]
+    runs = [create_trainer(plans[0], "torch", device="cuda"), create_trainer(plans[1], "torch")]
+    losses = [[stepped(run, plans[1], seed) for seed in range(4)] for run in runs]
+    assert losses[0] == pytest.approx(losses[1], rel=5e-3)
