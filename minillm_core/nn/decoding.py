@@ -132,6 +132,13 @@ class CachedScope(Scope):
             if name in node.recurrent:
                 kept[index] = new[name]
 
+    def columns(self, node: Any, documents: Any) -> Any:
+        """Append the documents of the new columns to those cached; a node that looks back has them so."""
+        if node.lookback:
+            return documents
+        place, new = f"{self.place(node)}.documents", self.cache.new
+        return self.cache.append(node.ops, place, (documents,), EVERYTHING, new)[0]
+
     def positions(self, ops: Any) -> Any:
         """Return the new columns' positions from the sequence's start, int32 (T,)."""
         return ops.arange(self.cache.columns + self.cache.new)[self.cache.columns :]
