@@ -69,7 +69,9 @@ def block(draft: Draft, layer: int, spec: Any) -> str:
             make.append(f"self.attention = {draft.made(spec.attention)}")
             run.append(f"h = {h}")
             name = 'f"{self.name}.attention"'
-            own = {"x": "h"}
+            check_known(spec.seen)
+            window = "None" if spec.seen.window is None else draft.number(spec.seen.window)
+            own = {"x": "h", "window": window, "documents": "None"}  # a row is one document
             y = draft.call("self.attention", spec.attention, own, reads.local, name=name)
         else:
             own_inputs = [one for one in "qkv" if one in apart]
