@@ -130,7 +130,9 @@ def block(draft: Draft, layer: int, spec: Any) -> str:
         *(identifier(f"layers.{layer}.{one}") for one in spec.taps if one in tapped),
         *map(variable, streams),
     ]
-    draft.calls.append(f"{', '.join(results)} = self.layers[{layer}](x, positions, cache{more})")
+    draft.calls.append(
+        f"{', '.join(results)} = self.layers[{layer}](x, positions, {draft.cache}{more})"
+    )
     if "out" in spec.taps:
         draft.calls.append(f"{identifier(f'layers.{layer}.out')} = x")
     return f"@{draft.classes.index(cls)}@(replace(geometry, layer={layer}){with_arguments})"
