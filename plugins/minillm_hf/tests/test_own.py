@@ -155,6 +155,7 @@ def _cases() -> dict[str, Callable[[], Plan]]:
     cases["every_slot"] = lambda: plan_of(slots)
     narrow = {"windows.start": 8, "windows.window": 8, "windows.block": 8}
     apart = {"gated_delta.layers": "[1]", "mla.layers": "[2]", "windows.documents": True}
+    apart |= {"model.layers": 4}
     cases["core_in_layout"] = lambda: plan_of("windows,attn_sink,paired_heads", narrow)
     cases["hybrid"] = lambda: plan_of("gated_delta,layer_loop,mla,mudd,windows", narrow | apart)
     return {**cases, "everything": everything, "speedrun": speedrun}
