@@ -400,12 +400,7 @@ class ModelBuilder(Builder):
         self._place(self._slots.norm[site], cls, arguments)
 
     def linear(
-        self,
-        leaf: str,
-        cls: type,
-        *,
-        reads: Mapping[str, str] | None = None,
-        **arguments: Any,
+        self, leaf: str, cls: type, *, reads: Mapping[str, str] | None = None, **arguments: Any
     ) -> None:
         """Claim: x (..., C), weight (O, C) -> (..., O), the product of a leaf of that name.
 
