@@ -105,13 +105,14 @@ class Memory(Module):
             tail = ops.astype_like(tail, flat)
         whole = ops.concat([tail, flat], 1)
         of = None if documents is None else numbered(ops, documents, T)  # (B, 3 + T)
-        mixed = whole[:, TAPS - 1 :] * self.taps[TAPS - 1]
+        taps: Any = self.taps
+        mixed = whole[:, TAPS - 1 :] * taps[TAPS - 1]
         for tap in range(TAPS - 1):
             seen = whole[:, tap : tap + T]
             if of is not None:
                 own = ops.expand_dims(of[:, tap : tap + T] == of[:, TAPS - 1 :], -1)
                 seen = seen * ops.astype_like(own, seen)
-            mixed = mixed + seen * self.taps[tap]
+            mixed = mixed + seen * taps[tap]
         mixed = ops.astype(ops.silu(mixed), "float32")
         q, k, v = (
             ops.permute_dims(ops.reshape(one, (B, T, H, D)), (0, 2, 1, 3))  # (B, H, T, D)

@@ -12,10 +12,11 @@ import pytest
 
 from minillm_core.config.schema import Config
 from minillm_core.errors import PlanError, PluginCodeError
-from minillm_core.nn.attention import UNMASKED, Layout
+from minillm_core.nn.attention import UNMASKED, DocumentMask, Layout
 from minillm_core.nn.init import zeros
 from minillm_core.nn.layers import Linear
 from minillm_core.nn.module import Module
+from minillm_core.nn.node import Setting
 from minillm_core.nn.param import Param
 from minillm_core.ops.select import Candidate
 from minillm_core.optim.schedules import piecewise, stages
@@ -621,7 +622,7 @@ def test_a_whole_attention_that_names_them_has_window_and_documents(planned: Pla
     near = attention(lambda a: [a.window(3), a.documents()])
     plan = planned(whole=whole(), near=near())
     seen = plan.spec.blocks[1].seen
-    assert (seen.window.constant, seen.documents.owner) == (3, "near")
+    assert (seen.window, seen.documents) == (Setting("near", 3), DocumentMask("near"))
     slots = {p.slot for p in plan.placements if p.owner == "near"}
     assert {"layers.1.attention.window", "layers.1.attention.documents"} <= slots
     assert not plan.notes
