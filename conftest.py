@@ -71,8 +71,15 @@ LONG = ("test_contract.py", "test_wrong_plugins.py", "test_torch_ranks.py", "tes
 """Files that take minutes in the full tier, beside those of tests/integration."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take minutes: a worker that gets one last works on when others are done."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with the files that take minutes: a worker that gets one last works on when others are done.
+
+    Nightly tests are left out unless they are asked for.
+    """
+    if "nightly" not in config.option.markexpr:
+        left = [one for one in items if one.get_closest_marker("nightly")]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [one for one in items if not one.get_closest_marker("nightly")]
     items.sort(key=lambda one: not (one.path.name in LONG or one.path.parent.name == "integration"))
 
 

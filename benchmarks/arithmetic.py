@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
+from math import lcm, prod
 from typing import Any
 
 import numpy as np
@@ -37,8 +37,10 @@ from minillm_core.backends.base import Batch, Binding
 from minillm_core.backends.torch.model import TorchFramework
 from minillm_core.backends.torch.ops import TorchOps
 from minillm_core.backends.torch.trainer import TorchTrainer
+from minillm_core.config.schema import Shape
 from minillm_core.nn.decoder import decoder
 from minillm_core.nn.module import materialising
+from minillm_core.optim.update import cycles_of, due_at
 from minillm_core.plan import Plan
 from minillm_core.plan.estimate import ITEMSIZE
 
@@ -94,17 +96,21 @@ def arithmetic(plan: Plan, dtype: str = "bfloat16") -> Arithmetic:
     """
     if dtype not in ITEMSIZE:
         raise ValueError(f"dtype {dtype!r}: one of {', '.join(ITEMSIZE)}")
-    shares: Counter[tuple[float, ...]] = Counter()
-    stages: dict[tuple[float, ...], Mapping[str, float]] = {}
+    shares: Counter[tuple[Any, ...]] = Counter()
+    stages: dict[tuple[Any, ...], Mapping[str, float]] = {}
+    steps = plan.config.train.steps or 1
     for index in range(POINTS):
-        values = plan.values((index + 0.5) / POINTS)
-        key = tuple(values[name] for name in plan.staged)
+        at = (index + 0.5) / POINTS
+        values, shape = plan.values(at), plan.shape_at(max(1, round(at * steps)))
+        key = (shape, *(values[name] for name in plan.staged))
         shares[key] += 1
         stages.setdefault(key, values)
     traffic = _updates(plan, ITEMSIZE[dtype])
     total = Counts()
     for key, share in shares.items():
-        total.add(_traced(plan, dtype, stages[key]), share / POINTS)
+        for step, of_these in _turns(plan).items():
+            counts = _traced(plan, dtype, stages[key], key[0], step)
+            total.add(counts, share / POINTS * of_these)
     return Arithmetic(
         flops=dict(total.flops),
         least={p: total.least[p] + (traffic if p == "optimizer" else 0) for p in PHASES},
@@ -115,15 +121,25 @@ def arithmetic(plan: Plan, dtype: str = "bfloat16") -> Arithmetic:
     )
 
 
-def _traced(plan: Plan, dtype: str, values: Mapping[str, float]) -> Counts:
-    """Trace one step at these schedule values."""
+def _turns(plan: Plan) -> Mapping[int, float]:
+    """Map a step, from 0, to the share of steps in which the same stages have a turn."""
+    cycles = cycles_of(plan.groups)
+    steps = range(lcm(*cycles))
+    due = [due_at(cycles, step) for step in steps]
+    return {due.index(one): count / len(steps) for one, count in Counter(due).items()}
+
+
+def _traced(plan: Plan, dtype: str, values: Mapping[str, float], shape: Shape, step: int) -> Counts:
+    """Trace one step at these schedule values, on batches of a shape."""
     counter = StepCounter()
     with FakeTensorMode(allow_non_fake_inputs=True):
         trainer = _trainer(plan, dtype, counter)
         trainer.step_timer = counter.mark
-        micro = [_batch(plan)] * plan.config.train.accumulate
+        optimizer: Any = trainer.optimizer
+        optimizer.steps = step  # a number that the host reads: tensors here have none in them
+        micro = [_batch(plan, shape)] * shape.accumulate
         with counter:
-            trainer.step(micro, values, plan.tokens_per_step)
+            trainer.step(micro, values, shape.tokens)
     return counter.counts
 
 
@@ -149,9 +165,9 @@ def _trainer(plan: Plan, dtype: str, counter: StepCounter) -> TorchTrainer:
     return TorchTrainer(plan, binding, model, framework, fused=False)
 
 
-def _batch(plan: Plan) -> Batch:
+def _batch(plan: Plan, of: Shape) -> Batch:
     """Make a micro-batch of the right shapes."""
-    shape = (plan.config.train.rows, plan.config.train.seq_len)
+    shape = (of.rows, of.seq_len)
     known = ("ids", "labels", "documents", "positions")
     declared = {name: np.zeros((*shape, *f.shape), f.dtype) for name, _, f in plan.batch_fields}
     return {name: np.zeros(shape, np.int32) for name in known} | declared

@@ -29,8 +29,10 @@ YES: tuple[Said, ...] = (
     Said("Scores composed across heads (DC-MHA)", "`attn.core`, `keeps`", "minillm_modded.dc_mha"),
     Said("Layers that run several times", "`model.loop`", "minillm_mix.layer_loop"),
     Said("Interleaved heads (IHA)", "`attn.layout`", "minillm_mix.iha"),
-    Said("MLA", "`model.attention`, `keeps`", "minillm_mix.mla"),
-    Said("Gated delta rule", "`model.attention`, `recurrent`", "minillm_mix.gated_delta"),
+    Said("MLA", "`model.attention`, `keeps`, `window`", "minillm_mix.mla"),
+    Said(
+        "Gated delta rule", "`model.attention`, `recurrent`, `documents`", "minillm_mix.gated_delta"
+    ),
     Said("Another attention in some layers", "`model.attention`, beside any preset"),
     Said("Key offset", "`attn.qk.shift`, `attn.rope.expects`", "minillm_modded.key_offset"),
     Said(

@@ -417,7 +417,8 @@ def requests_of(
     loss, geometry = plan.spec.loss, plan.spec.geometry
     specs = list(plan.spec.attentions.values())
     asking = [spec for spec in specs if spec.core is None or "attention" in calls_of(spec.core)]
-    windows = {_window(plan, spec.window) for spec in asking if spec.window is not None}
+    masked = [*asking, *(block.seen for block in plan.spec.blocks)]
+    windows = {_window(plan, spec.window) for spec in masked if spec.window is not None}
     weights = "target" if loss.targets else None
     by_position = (
         plan.on_batch
@@ -432,7 +433,7 @@ def requests_of(
         "rotate": {"positions": "batch" if any(spec.rope.positions for spec in specs) else None},
         "attention": {
             "window": min(windows, default=None),  # dynamic, where a layer has one
-            "documents": any(spec.documents is not None for spec in asking),
+            "documents": any(spec.documents is not None for spec in masked),
             "grouped": geometry.kv_heads != geometry.heads,
             "head_dim": geometry.head_dim,
             "length": geometry.positions,

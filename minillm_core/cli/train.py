@@ -41,10 +41,5 @@ def train(
     from minillm_core.config.folders import cache_folder
 
     request.train(
-        prepared,
-        out=run.out,
-        resume=run.resume,
-        cache=cache_folder(),
-        say=say,
-        verbose=verbose,
+        prepared, out=run.out, resume=run.resume, cache=cache_folder(), say=say, verbose=verbose
     )

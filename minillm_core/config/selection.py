@@ -125,10 +125,7 @@ def _items(argument: str | None) -> list[str]:
 
 
 def select(
-    named: Mapping[str, Setting],
-    argument: str | None,
-    *,
-    goes_on: bool = False,
+    named: Mapping[str, Setting], argument: str | None, *, goes_on: bool = False
 ) -> tuple[dict[str, Spec], dict[str, str]]:
     """Select the plugins of the run.
 

@@ -72,6 +72,18 @@ class DocumentMask:
 
 
 @dataclass(frozen=True)
+class Seen:
+    """What a plugin's own attention sees, of its layer's slots that its ``forward`` names."""
+
+    window: Setting | None = None
+    documents: DocumentMask | None = None
+
+
+UNMASKED = Seen()
+"""Every key up to the query's own, of every document."""
+
+
+@dataclass(frozen=True)
 class AttentionSpec:
     """One layer's attention, resolved."""
 

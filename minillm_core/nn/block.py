@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minillm_core.errors import PlanError
-from minillm_core.nn.attention import TAPPED, Attention, AttentionSpec
+from minillm_core.nn.attention import TAPPED, UNMASKED, Attention, AttentionSpec, Seen
 from minillm_core.nn.layers import RMSNorm, SwiGLU
 from minillm_core.nn.module import Module
 from minillm_core.nn.node import ModelShape, Node, Scope, inputs_of
@@ -54,6 +54,7 @@ class BlockSpec:
     site_out: SiteSpec | None = None
     taps: tuple[str, ...] = ()  # of this block's "in", "mid", "out", "attention.v" ..., sorted
     apart: tuple[SiteSpec, ...] = ()  # what parts are given in the place of the stream, by INPUTS
+    seen: Seen = UNMASKED  # by an attention of a plugin's own
 
     @property
     def core_attention(self) -> AttentionSpec | None:
@@ -101,7 +102,7 @@ class Block(Module):
         self.taps = spec.taps
         self.attention_norm = self.mlp_norm = None
         self.attention = self.mlp = None
-        self.plain_attention = spec.core_attention is not None
+        self.plain_attention, self.seen = spec.core_attention is not None, spec.seen
         if not isinstance(spec.attention, Omitted):
             self.attention_norm = norm_of(geometry, spec.attention_norm)
             if isinstance(spec.attention, Node):
@@ -146,7 +147,7 @@ class Block(Module):
                     apart[one] = normed(self.attention_norm, given, scope)
                 y = self.attention(h, scope, apart)
             else:
-                y = scope.apply(self.attention, {"x": h})
+                y = scope.apply(self.attention, {"x": h, **self.masks(scope)})
         at["mid"] = x = joined(self.site_mid, x, y, scope)
         if (rows := scope.reads.get(GATHERED)) is not None:  # an input of the last block alone
             x = self.ops.take_rows(self.ops.reshape(x, (-1, x.shape[-1])), rows)  # (S, C)
@@ -158,6 +159,13 @@ class Block(Module):
         emitted = [scope.emitted[name] for name in (*self.term_names, *self.statistic_names)]
         streams = [scope.reads[name] for name in self.stream_names]
         return (x, *[at[tap] for tap in self.taps], *streams, *emitted)
+
+    def masks(self, scope: Scope) -> dict[str, Any]:
+        """Return what a plugin's own attention may see: a number of keys, documents of all columns."""
+        window, documents = self.seen.window, None
+        if self.seen.documents is not None:
+            documents = scope.columns(self.attention, scope.reads["documents"])
+        return {"window": window and window.of(scope.reads), "documents": documents}
 
     def input(self, part: str, x: Any, scope: Scope) -> Any:
         """Return what a part is given before its norm, (B, T, C): x, or a sum of its own."""

@@ -132,6 +132,13 @@ class CachedScope(Scope):
             if name in node.recurrent:
                 kept[index] = new[name]
 
+    def columns(self, node: Any, documents: Any) -> Any:
+        """Append the documents of the new columns to those cached; a node that looks back has them so."""
+        if node.lookback:
+            return documents
+        place, new = f"{self.place(node)}.documents", self.cache.new
+        return self.cache.append(node.ops, place, (documents,), EVERYTHING, new)[0]
+
     def positions(self, ops: Any) -> Any:
         """Return the new columns' positions from the sequence's start, int32 (T,)."""
         return ops.arange(self.cache.columns + self.cache.new)[self.cache.columns :]
@@ -139,13 +146,13 @@ class CachedScope(Scope):
     def attend(self, attention: Attention, call: Call, x: Any) -> Any:
         """Attend to the keys, values and documents of all columns that the new ones may see, cached and new.
 
-        Within a window the kernel sees no others, so no more are cached; a plugin's function may keep
-        arrays of its own beside them, of all columns.
+        Within a window a query sees no others, so no more are cached, unless a plugin's function keeps
+        arrays of its own beside them, which are of all columns.
 
         Raises:
             PluginCodeError: a layout made another number of positions than it declares.
         """
-        columns = self.cache.new * attention.stretch
+        columns, keeps = self.cache.new * attention.stretch, attention.core and attention.core.keeps
         if attention.layout is not None and (made := call.k.shape[1]) != columns:
             raise PluginCodeError(
                 attention.layout.owner,
@@ -159,7 +166,7 @@ class CachedScope(Scope):
             attention.ops,
             self.place(attention),
             (call.k, call.v, call.documents),
-            call.window - 1 if isinstance(call.window, int) and not attention.core else EVERYTHING,
+            call.window - 1 if isinstance(call.window, int) and not keeps else EVERYTHING,
             columns,
         )
         return attention.attended(call._replace(k=k, v=v, documents=documents), x, self)

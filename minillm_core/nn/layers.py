@@ -95,11 +95,7 @@ class Embedding(Module):
 def head_of(geometry: ModelShape) -> Linear:
     """Make the untied head, (V, C)."""
     return Linear(
-        geometry.dim,
-        geometry.vocab,
-        role="head",
-        axes=("vocab", "dim"),
-        init=Normal(HEAD_STD),
+        geometry.dim, geometry.vocab, role="head", axes=("vocab", "dim"), init=Normal(HEAD_STD)
     )
 
 

@@ -269,6 +269,10 @@ class Scope:
         """Attend from the call's queries, those of x, to all keys that they may see; here its own."""
         return attention.attended(call, x, self)
 
+    def columns(self, node: Any, documents: Any) -> Any:
+        """Return the documents of all columns that a node may see, the new ones last; here its own."""
+        return documents
+
     def split_emitted(self, node: Any, result: Any) -> Any:
         """Note that ``node`` took part; return its result without what it keeps and emits."""
         node.framework.witness(f"node:{node.path}")

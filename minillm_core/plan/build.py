@@ -15,6 +15,7 @@ from typing import Any
 from minillm_core.config.load import Loaded
 from minillm_core.config.schema import Config
 from minillm_core.errors import PlanError
+from minillm_core.nn.attention import Seen
 from minillm_core.nn.block import INPUTS, BlockSpec, Omitted
 from minillm_core.nn.decoder import DecoderSpec, Loop, decoder, layer_geometry
 from minillm_core.nn.init import Init, Same
@@ -33,6 +34,7 @@ from minillm_core.plan.slots import (
     hook_reports,
     kernel_reports,
     located,
+    masks_of,
     optimizer_reports,
 )
 from minillm_core.plugins import builders
@@ -41,7 +43,7 @@ from minillm_core.plugins.builders.data import Shaping
 from minillm_core.plugins.builders.loss import Reference
 from minillm_core.plugins.layers import Layers
 from minillm_core.plugins.manager import LoadedPlugin, Manager, load
-from minillm_core.plugins.slots import AFTER, EMBED, LOSS, PLACES, slots_in, way_out
+from minillm_core.plugins.slots import AFTER, EMBED, LOSS, PLACES, Slot, Terms, slots_in, way_out
 from minillm_core.plugins.sourcing import Sourcing
 from minillm_core.text import did_you_mean, nearest
 
@@ -191,6 +193,7 @@ def _block(slots: builders.AttentionSlots, model: builders.ModelSlots) -> BlockS
         site_out=model.site(f"{at}.out"),
         taps=_taps(at, attention, model),
         apart=apart,
+        seen=Seen(**{name: getattr(slots, name).resolve() for name in masks_of(attention)}),
     )
 
 
@@ -230,15 +233,18 @@ def _check_replaced(state: SlotState, manager: Manager) -> None:
     """
     claims = [state.model.sublayer["attention", one.layer].resolve() for one in state.attention]
     pairs = list(zip(state.attention, claims, strict=True))
-    elsewhere = set[str]().union(*(slots.owners() for slots, by in pairs if by is None))
+    elsewhere = {
+        o for one, by in pairs if by is None for s in _inside(one, by, state) for o in s.owners
+    }
     skipped: dict[tuple[str, tuple[str, ...]], list[int]] = {}
     for slots, by in pairs:
         if by is None:
             continue
-        others = sorted(slots.owners() - {by.owner})
-        _check_unnamed(by, slots, manager)
+        gone = _inside(slots, by, state)
+        others = sorted({owner for slot in gone for owner in slot.owners} - {by.owner})
+        _check_unnamed(by, others, slots, manager)
         if alone := [other for other in others if other not in elsewhere]:
-            where = [one.where for one in slots_in(slots) if alone[0] in one.owners]
+            where = [one.where for one in gone if alone[0] in one.owners]
             fix = way_out(by.owner, alone[0])
             if by.owner in state.layered and len(pairs) > 1:
                 fix += f"; or give '{by.owner}' fewer layers: {by.owner}.layers=[-1]"
@@ -250,6 +256,9 @@ def _check_replaced(state: SlotState, manager: Manager) -> None:
             ).concerning(*where, plugins=(by.owner, alone[0]))
         if others and isinstance(by, Node):
             skipped.setdefault((by.owner, tuple(others)), []).append(slots.layer)
+        for one in gone:  # inputs that nothing reads; what else there is, nothing resolves
+            if isinstance(one, Terms) and one.shared:
+                one.held = {key: its for key, its in one.held.items() if its[0] == by.owner}
     for (owner, others), layers in skipped.items():
         text = f"its attention in {located(layers)} has no slots: {', '.join(others)} " + (
             "are in the other layers" if len(others) > 1 else "is in the other layers"
@@ -257,18 +266,30 @@ def _check_replaced(state: SlotState, manager: Manager) -> None:
         state.values.notes[owner, text] = None
 
 
+def _inside(
+    slots: builders.AttentionSlots, by: Node | Omitted | None, state: SlotState
+) -> list[Slot]:
+    """List the slots of a layer's attention that are gone where a plugin replaces it or leaves it out."""
+    parts = INPUTS[1 if isinstance(by, Node) else 0 : -1]  # a plugin's own attention has an input
+    inputs = [state.model.inputs[f"layers.{slots.layer}.{part}"] for part in parts]
+    kept = [getattr(slots, name) for name in masks_of(by)]
+    return [*(one for one in slots_in(slots) if one not in kept), *inputs]
+
+
 def _done_to(by: Node | Omitted) -> str:
     """Word what a plugin does to an attention."""
     return "leaves out" if isinstance(by, Omitted) else "replaces"
 
 
-def _check_unnamed(by: Node | Omitted, slots: builders.AttentionSlots, manager: Manager) -> None:
+def _check_unnamed(
+    by: Node | Omitted, others: Collection[str], slots: builders.AttentionSlots, manager: Manager
+) -> None:
     """Refuse a plugin that lists a layer whose attention has no slots; "all" means the rest."""
     layer, layers = slots.layer, slots.geometry.layers
     for plugin in manager.plugins:
         options = ((name, one) for name, one in plugin.plugin if isinstance(one, Layers))
         listed = [name for name, one in options if one.names(layer, layers)]
-        if listed and plugin.name in slots.owners() - {by.owner}:
+        if listed and plugin.name in others:
             raise PlanError(
                 f"{plugin.name}.{listed[0]} names layer {layer}, whose attention '{by.owner}' "
                 f"{_done_to(by)}",

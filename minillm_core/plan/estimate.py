@@ -261,18 +261,19 @@ def _scores(plan: Plan, model: Any) -> tuple[dict[int, int], tuple[str, ...]]:
     found, uncounted = dict[int, int](), []
     attentions = plan.spec.attentions
     for index, block in enumerate(model.layers):
+        sees, most = attentions.get(index, plan.spec.blocks[index].seen), math.inf
+        if sees.window is not None and sees.window.value is not None:
+            _, schedule = plan.schedules[sees.window.value]
+            most = int(schedule.at(1.0, plan.schedule))
+        elif sees.window is not None:
+            most = int(sees.window.constant or 0)
         if index in attentions:
             # a layout: seq_len x stretch positions of heads / stretch heads each
-            layout, window = block.attention.layout, attentions[index].window
-            stretch, most = 1 if layout is None else layout.stretch, math.inf
-            if window is not None and window.value is not None:
-                _, schedule = plan.schedules[window.value]
-                most = int(schedule.at(1.0, plan.schedule))
-            elif window is not None:
-                most = int(window.constant or 0)
+            layout = block.attention.layout
+            stretch = 1 if layout is None else layout.stretch
             count = getattr(block.attention.core, "flops", None)
         elif block.attention is not None:
-            stretch, most, count = 1, math.inf, getattr(block.attention, "flops", None)
+            stretch, count = 1, getattr(block.attention, "flops", None)
             if count is None:
                 uncounted.append(f"layers.{index}.attention of '{block.attention.owner}'")
                 continue

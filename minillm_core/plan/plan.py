@@ -286,7 +286,7 @@ class Plan:
 
 LATER = (
     *("rows", "weights", "weight_field", "norm_eps", "template", "ends", "gather", "core", "curve"),
-    *("apart", "computed", "rates", "loop"),
+    *("apart", "computed", "rates", "loop", "seen"),
 )
 """Fields of a spec that older plans do not have: at their defaults they are left out, so that the
 hashes of those plans stay what they were."""

@@ -11,6 +11,9 @@ from rich.text import Text
 
 from minillm_core.config.schema import EvalConfig
 from minillm_core.nn.block import Omitted
+from minillm_core.nn.decoder import decoder
+from minillm_core.nn.decoding import EVERYTHING
+from minillm_core.nn.module import named_modules
 from minillm_core.plan.estimate import Estimate
 from minillm_core.plan.plan import OWN, Plan, as_json
 from minillm_core.plan.slots import CORE, located, taken
@@ -156,6 +159,10 @@ def _facts(
         yield "views", f"{count} parameters are evaluated by {who}: {size} more in a checkpoint"
     for table, (seen, count) in estimate.tables.items():
         yield "by rows", f"{table}: a step reads and updates {seen:,} of {count:,} rows at most"
+    for path, node in named_modules(decoder(plan.spec)):
+        if node.lookback == EVERYTHING and hasattr(node, "owner"):
+            what = f"{path} of '{node.owner}' computes all columns again for each token of a text"
+            yield "generation", f"{what}: lookback = EVERYTHING"
     for entry in estimate.uncounted:
         yield "not counted", f"FLOPs of the scores in {entry}"
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from minillm_core.config.schema import Config
 from minillm_core.errors import PlanError
-from minillm_core.nn.attention import DocumentMask
+from minillm_core.nn.attention import DocumentMask, Seen
 from minillm_core.nn.block import Omitted
 from minillm_core.nn.decoder import Gathering, Loop, RowChoice, Target, Term
 from minillm_core.nn.init import Init
@@ -353,8 +353,15 @@ def _attention_reports(
     """Report every slot of every layer, also of one whose whole attention is replaced."""
     for layer, slots in enumerate(layers):
         whole = model.sublayer["attention", layer].held
+        kept = {getattr(slots, name).where for one in whole.values() for name in masks_of(one)}
         for report in _reports(slots):
-            yield _replaced(report, layer, min(whole)) if whole else report
+            gone = whole and report.slot not in kept
+            yield _replaced(report, layer, min(whole)) if gone else report
+
+
+def masks_of(attention: Any) -> set[str]:
+    """Return the slots of a layer that a plugin's own attention reads: window, documents."""
+    return {*vars(Seen())}.intersection(attention.reads if isinstance(attention, Node) else ())
 
 
 def _replaced(report: SlotReport, layer: int, owner: str) -> SlotReport:

@@ -27,13 +27,7 @@ from minillm_core.checkpoint.directories import (
 from minillm_core.config.folders import cache_folder
 from minillm_core.config.load import Loaded
 from minillm_core.config.selection import select
-from minillm_core.data import (
-    OnBatch,
-    Tokenizer,
-    ValidationBatches,
-    bytes_per_token,
-    open_documents,
-)
+from minillm_core.data import OnBatch, Tokenizer, ValidationBatches, bytes_per_token, open_documents
 from minillm_core.data.corpus import reserved
 from minillm_core.errors import Refusal
 from minillm_core.optim.views import evaluated
@@ -345,11 +339,7 @@ class Run:
         return kept
 
     def evaluate(
-        self,
-        data: Paths,
-        *,
-        seq_len: int | None = None,
-        max_tokens: int | None = None,
+        self, data: Paths, *, seq_len: int | None = None, max_tokens: int | None = None
     ) -> Evaluated:
         """Measure the loss on text, in file order, in windows that do not overlap.
 

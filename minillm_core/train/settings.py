@@ -39,9 +39,7 @@ def settings(loaded: Loaded) -> dict[str, Any]:
     return found
 
 
-def _entries(
-    document: Mapping[str, Any],
-) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:
+def _entries(document: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:
     """Yield the place of each value in the config, with its entry; of a plugin first its table."""
     for name, value in document.items():
         if name == "plugins":

@@ -443,7 +443,7 @@ class Tapped(Plugin, api=1):
 
 
 class Latent(Module):
-    """A whole attention that keeps one narrow array of keys and values."""
+    """A whole attention that keeps one narrow array of keys and values, masked as its layer is."""
 
     keeps = ("latent",)
 
@@ -453,11 +453,34 @@ class Latent(Module):
         self.q = Linear(geometry.dim, 8, role="gate")
         self.up = Linear(8, geometry.dim, role="gate")
 
-    def forward(self, x: Any, latent: Any) -> tuple[Any, Any]:
+    def forward(self, x: Any, window: Any, documents: Any, latent: Any) -> tuple[Any, Any]:
         new = self.down(x)
         whole = new if latent is None else self.ops.concat([latent, new], 1)
         q, k = (self.ops.expand_dims(a, 2) for a in (self.q(x), whole))
-        return self.up(self.ops.attention(q, k, k)[:, :, 0]), new
+        y = self.ops.attention(q, k, k, window=window, documents=documents)
+        return self.up(y[:, :, 0]), new
+
+
+class Back(Module):
+    """A whole attention that looks back on a few columns, masked as its layer is."""
+
+    lookback = 4
+
+    def forward(self, x: Any, documents: Any, window: Any) -> Any:
+        q = self.ops.expand_dims(x, 2)
+        return self.ops.attention(q, q, q, window=window, documents=documents)[:, :, 0]
+
+
+class Masked(Plugin, api=1):
+    """Windows and documents of layers whose whole attention is replaced, and of one that is not."""
+
+    def build_attention(self, attn: Any) -> None:
+        attn.window((stages((0, 2), (0.5, 4)), 5, 3)[attn.layer])
+        attn.documents()
+
+    def build_model(self, model: Any) -> None:
+        model.attention(0, Latent)
+        model.attention(1, Back)
 
 
 class Sums(Module):
@@ -538,6 +561,7 @@ SETS: dict[str, tuple[tuple[str, ...], dict[str, type[Plugin]], dict[str, Any]]]
     "cores": ((), {"cores": Cores}, {"model_layers": 3}),
     "kept": ((), {"kept": Kept}, {}),
     "tapped": ((), {"tapped": Tapped}, {"model_layers": 3}),
+    "masked": ((), {"masked": Masked}, {"model_layers": 3}),
     "most": (
         ("muon", "paired_heads"),
         {
@@ -581,7 +605,7 @@ def case_of(lab: Any, name: str, backend: str) -> Case:
     made = {key: plugin() for key, plugin in plugins.items()}
     plan = lab.plan(*names, plugins=made, train_seq_len=POSITIONS, **options)
     row = cut({key: array[:1] for key, array in lab.batch(plan, 3).items()}, 0, LENGTH)
-    ids = row["ids"]
+    ids, row["documents"] = row["ids"], np.array([[0] * 3 + [1] * 4 + [2] * 3], np.int32)
     row["pair"] = (ids * 31 + np.pad(ids, ((0, 0), (1, 0)))[:, :-1]) % 64
     if backend == "numpy":
         model = materialise(plan, 0)
@@ -702,6 +726,13 @@ def test_a_layer_with_a_window_caches_no_more_than_it(lab: Any, backend: str) ->
     assert again.cache.kept["layers.0.attention"][0].shape[1] == 2
 
 
+def test_a_whole_attention_sees_documents_apart(lab: Any) -> None:
+    case = case_of(lab, "masked", "numpy")
+    alone = {**case.row, "documents": np.zeros_like(case.row["documents"])}
+    logits = case.decoding().feed(alone)
+    assert np.abs(logits - case.whole[-1]).max() > 1e-3
+
+
 def test_a_feed_that_raises_leaves_the_sequence_as_it_was(lab: Any) -> None:
     case = case_of(lab, "bigram", "torch")
     decoding = case.decoding()
@@ -725,8 +756,8 @@ class Shortened(Plugin, api=1):
 
 
 class Hoarding(Latent):
-    def forward(self, x: Any, latent: Any) -> tuple[Any, Any]:
-        y, new = super().forward(x, latent)
+    def forward(self, x: Any, window: Any, documents: Any, latent: Any) -> tuple[Any, Any]:
+        y, new = super().forward(x, window, documents, latent)
         return y, new if latent is None else self.ops.concat([latent, new], 1)
 
 

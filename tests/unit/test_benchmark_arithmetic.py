@@ -16,6 +16,7 @@ from minillm_core.backends.torch.backend import TorchBackend
 from minillm_core.config.load import load
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plugins.manager import load as load_plugins
+from tools.every_plugin import Form, forms
 
 SIZES = {"layers": 2, "dim": 64, "heads": 4, "kv_heads": 2, "hidden": 96, "vocab": 131}
 ROWS, LENGTH = 3, 32
@@ -183,3 +184,32 @@ def batch(plan: Plan) -> dict[str, Any]:
     ids = torch.zeros(shape, dtype=torch.int32).numpy()
     fields = {name: ids for name in ("ids", "labels", "documents", "positions")}
     return fields | {name: ids for name, _, _ in plan.batch_fields}
+
+
+def test_stages_with_turns_count_as_often_as_they_have_one() -> None:
+    """Shampoo's roots are made in every fourth step here; products of the moments are in each."""
+    often, seldom = (
+        arithmetic(planned("shampoo", settings=(f"shampoo.every={n}",))).flops["optimizer"]
+        for n in (1, 4)
+    )
+    none = arithmetic(planned("shampoo", settings=("shampoo.every=500",))).flops["optimizer"]
+    assert seldom - none == pytest.approx((often - none) / 4, rel=1e-2)
+    assert often > 2 * seldom
+
+
+def test_batches_of_several_sizes_count_as_often_as_they_are_met() -> None:
+    grown = arithmetic(planned("batch_schedule", settings=("train.steps=200",)))
+    plain = arithmetic(planned(settings=("train.steps=200",)))
+    plan = planned("batch_schedule", settings=("train.steps=200",))
+    mean = sum(shape.tokens * n for shape, n in plan.course.items()) / 200
+    assert mean < TOKENS
+    assert grown.flops["forward"] == pytest.approx(plain.flops["forward"] * mean / TOKENS, rel=0.02)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("form", [form for form in forms() if form.left_out is None], ids=str)
+def test_the_step_of_every_technique_can_be_counted(form: Form) -> None:
+    given = [f"{key}={value}" for key, value in form.settings.items()]
+    counted = arithmetic(planned(*form.names, settings=("train.steps=100", *given)))
+    assert counted.all_flops > 0
+    assert 0 < counted.least_bytes <= counted.apart_bytes

@@ -156,13 +156,7 @@ class Graphs:
             due=due,
         )
         new_tables, new_rows = self.tables.step(
-            masters,
-            state["rows"],
-            grads,
-            factor,
-            state["updates"],
-            given,
-            self.framework.witness,
+            masters, state["rows"], grads, factor, state["updates"], given, self.framework.witness
         )
         place(self.statistics.holders, state["states"])
         fresh = self.statistics.next_states(sums["statistics"], lambda total: total * mean)

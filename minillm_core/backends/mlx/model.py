@@ -76,11 +76,7 @@ class MLXEmbedding(MLXModule, nn.Embedding):
         nn.Module.__init__(self)
 
 
-BASES: Mapping[str | None, type] = {
-    None: MLXModule,
-    "linear": MLXLinear,
-    "embedding": MLXEmbedding,
-}
+BASES: Mapping[str | None, type] = {None: MLXModule, "linear": MLXLinear, "embedding": MLXEmbedding}
 
 
 class MLXFramework(Framework):

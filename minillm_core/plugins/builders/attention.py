@@ -15,7 +15,7 @@ from minillm_core.nn.reference import Function
 from minillm_core.nn.rope import RopeSpec, Staged
 from minillm_core.optim.schedules import Schedule, Stages
 from minillm_core.plugins.builders.base import Anchor, Builder, Sealed, ValueTable
-from minillm_core.plugins.slots import Chain, Claim, Terms, slots_in, time_of, way_out
+from minillm_core.plugins.slots import Chain, Claim, Terms, time_of, way_out
 
 
 class AttentionSlots:
@@ -51,10 +51,6 @@ class AttentionSlots:
         self.documents: Claim[DocumentMask] = claim("documents", "every document of the row")
         self.scale: Claim[Setting] = claim("scale", f"{dim}^-1/2 = {dim**-0.5:.4g}")
         self.out = Chain(f"{at}.out", ("correct", "project_out", "gate"), **here)
-
-    def owners(self) -> set[str]:
-        """Return the plugins that fill any of them."""
-        return set().union(*(slot.owners for slot in slots_in(self)))
 
     def resolve(self) -> AttentionSpec:
         """Resolve to the layer's attention, a claim under its own name; every conflict is an error."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from minillm_core.errors import PlanError
+from minillm_core.nn.attention import Seen
 from minillm_core.nn.block import INPUTS, Omitted
 from minillm_core.nn.decoder import Loop
 from minillm_core.nn.init import Init, Referenced
@@ -365,13 +366,18 @@ class ModelBuilder(Builder):
         entries.add(self._owner, source, value)
 
     def attention(self, layer: int, cls: type | None, **arguments: Any) -> None:
-        """Claim: x (B, T, C) -> (B, T, C), a whole attention; None: none in this layer.
+        """Claim: x (B, T, C), window, documents -> (B, T, C), a whole attention; None: none in this layer.
+
+        One whose ``forward`` names ``window`` or ``documents`` leaves those slots of its layer open, and is
+        given what plugins claim there: how many keys a query sees, itself included, and int32 (B, S) of all
+        columns, of which the queries are the last T; None where no plugin does. Its other slots are gone.
 
         ::
 
             model.attention(-1, None)
         """
-        self._place(self._slots.sublayer["attention", self._layer(layer)], cls, arguments)
+        claim, own = self._slots.sublayer["attention", self._layer(layer)], ("x", *vars(Seen()))
+        self._place(claim, cls, arguments, own)
 
     def mlp(self, layer: int, cls: type | None, **arguments: Any) -> None:
         """Claim: x (B, T, C) -> (B, T, C), a whole MLP; None: none in this layer.
@@ -394,12 +400,7 @@ class ModelBuilder(Builder):
         self._place(self._slots.norm[site], cls, arguments)
 
     def linear(
-        self,
-        leaf: str,
-        cls: type,
-        *,
-        reads: Mapping[str, str] | None = None,
-        **arguments: Any,
+        self, leaf: str, cls: type, *, reads: Mapping[str, str] | None = None, **arguments: Any
     ) -> None:
         """Claim: x (..., C), weight (O, C) -> (..., O), the product of a leaf of that name.
 
@@ -483,11 +484,13 @@ class ModelBuilder(Builder):
         function = self._function(where, init, arguments)
         return Referenced(function.reference, function.arguments)
 
-    def _place(self, claim: Claim[Any], cls: type | None, arguments: dict[str, Any]) -> None:
+    def _place(
+        self, claim: Claim[Any], cls: type | None, arguments: dict[str, Any], own: Any = ("x",)
+    ) -> None:
         if cls is None:
             claim.add(self._owner, Omitted(self._owner))
         else:
-            claim.add(self._owner, self._node(claim.where, ("x",), cls, arguments))
+            claim.add(self._owner, self._node(claim.where, own, cls, arguments))
 
     def _layer(self, layer: int) -> int:
         if not -self.layers <= layer < self.layers:

@@ -16,14 +16,7 @@ from minillm_core.optim.adamw import adam, decay, write
 from minillm_core.optim.follow import Follow
 from minillm_core.optim.groups import ByRows, Group, Member, groups_of
 from minillm_core.optim.rows import RowRule
-from minillm_core.optim.schedules import (
-    Cosine,
-    Piecewise,
-    Plateaus,
-    Schedule,
-    Scheduled,
-    Stages,
-)
+from minillm_core.optim.schedules import Cosine, Piecewise, Plateaus, Schedule, Scheduled, Stages
 from minillm_core.optim.stage import ANCHORS, GRADIENT, Draft, Rule, stage
 from minillm_core.plugins.builders.base import Builder, ValueTable, offered_twice
 from minillm_core.plugins.slots import Chain, Claim, Claims, way_out

@@ -149,18 +149,19 @@ def assert_the_same(facts: dict[str, Any], within: float = TIGHT) -> None:
 def _cases() -> dict[str, Callable[[], Plan]]:
     cases: dict[str, Callable[[], Plan]] = {"plain": plan_of, "tied": lambda: plan_of(None, TIED)}
     for form in filter(shapes_models, forms()):
-        if form.name in UNWRITTEN:
-            continue
         name = re.sub(r"\W+", "_", str(form)).strip("_")
         cases[name] = lambda form=form: plan_of(",".join(form.names), form.settings)
     slots = f"{Path(__file__).with_name('every_slot.py')}:Slots"
     cases["every_slot"] = lambda: plan_of(slots)
+    narrow = {"windows.start": 8, "windows.window": 8, "windows.block": 8}
+    apart = {"gated_delta.layers": "[1]", "mla.layers": "[2]", "windows.documents": True}
+    apart |= {"model.layers": 4}
+    cases["core_in_layout"] = lambda: plan_of("windows,attn_sink,paired_heads", narrow)
+    cases["hybrid"] = lambda: plan_of("gated_delta,layer_loop,mla,mudd,windows", narrow | apart)
     return {**cases, "everything": everything, "speedrun": speedrun}
 
 
 TIED = {"model.tied": True}
-UNWRITTEN = {"layer_loop": "DecoderSpec.loop"}
-"""Plugins whose slot modeling files do not have yet, by that slot."""
 CASES = _cases()
 
 
@@ -195,13 +196,6 @@ def test_what_is_written_passes_a_linter(folders: dict[str, Path]) -> None:
     linter = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "E9,F", "-q", *files]
     done = subprocess.run(linter, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:]
-
-
-@pytest.mark.parametrize(("name", "slot"), UNWRITTEN.items())
-def test_what_is_not_written_yet_is_said_before_training(name: str, slot: str) -> None:
-    checked = export_checked(plan_of(name))
-    assert checked.export.layout is None
-    assert f"the slot {slot} is filled" in exportable(checked)
 
 
 def test_the_cases_are_all_that_is_shipped() -> None:

@@ -9,8 +9,7 @@ no more; the step is compiled for both.
 
 Between the rounds nothing is added but what plugins add at each of those layers anyhow. The model is
 evaluated, sampled from and continued with all rounds from the start on, so that held-out losses before
-that share are of a model that is not trained for it. Each round has a KV cache of its own. There is no
-export yet: modeling files have each layer once.
+that share are of a model that is not trained for it. Each round has a KV cache of its own.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ Decoding keeps c and the rotated part, ``kv_rank + rope_dim`` numbers a token an
 multi-head attention keeps 2 H D: keys and values are computed from them again. (The paper also
 absorbs Wk and Wv into its other products then; here they stay, so that plugins which replace a
 product, such as adapters, mean the same in training and decoding.) The paper's sizes are
-kv_rank = 4 head_dim and rope_dim = head_dim / 2. It replaces the whole attention of a layer: slots
-of attention, windows and documents among them, are those of the other layers.
+kv_rank = 4 head_dim and rope_dim = head_dim / 2. It replaces the whole attention of a layer, whose
+window and documents it keeps: its other slots are those of the other layers.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ class Latent(Module):
         heads, plain, rope_dim = self.sizes
         return 6 * heads * (2 * plain + rope_dim) * keys
 
-    def forward(self, x: Any, latent: Any) -> tuple[Any, Any]:
-        """x (B, T, C), latent (B, S - T, kv_rank + rope_dim) or None -> (B, T, C), latent of x."""
+    def forward(self, x: Any, window: int | None, documents: Any, latent: Any) -> tuple[Any, Any]:
+        """x (B, T, C), documents (B, S), latent (B, S - T, kv_rank + rope_dim) or None -> (B, T, C), latent of x."""
         ops, (B, T, _), (H, D, R) = self.ops, x.shape, self.sizes
         earlier = 0 if latent is None else latent.shape[1]
         positions = ops.arange(earlier + T)[earlier:] if earlier else None
@@ -119,5 +119,6 @@ class Latent(Module):
         k_turned = ops.broadcast_to(ops.expand_dims(k_turned, 2), (B, S, H, R))
         k = ops.concat([k, k_turned], -1)
         v = ops.concat([v, ops.zeros_like(k_turned)], -1)  # kernels take one size of head
-        y = ops.attention(ops.concat([q_plain, q_turned], -1), k, v)
+        q = ops.concat([q_plain, q_turned], -1)
+        y = ops.attention(q, k, v, window=window, documents=documents)
         return self.o(ops.reshape(y[..., :D], (B, T, H * D))), new

@@ -16,10 +16,11 @@ test_forgetting_attn = conformance("forgetting_attn", pairs=2)
 test_forgetting_attn_with_rope = conformance(
     "forgetting_attn", {"rope": True, "bias": 3.0}, pairs=2
 )
-# each framework apart, against NumPy: a chain of some thirty roundings in float32 leaves the gradients
-# of the two 1.7e-6 to 3.5e-6 of their norm apart, and the bound between them is 2e-6
-test_gated_delta = conformance("gated_delta", {"chunk": 4}, pairs=2, backend="torch")
-test_gated_delta_on_mlx = conformance("gated_delta", {"chunk": 4}, pairs=2, backend="mlx")
+test_gated_delta = conformance("gated_delta", {"chunk": 4, "eps": 0.1}, pairs=2)
+# with the epsilon of published code a head's y, which may be next to nothing, magnifies rounding: each
+# framework is 1.5e-6 of the gradients' norm from float64, and the bound between them is 2e-6
+test_gated_delta_as_published = conformance("gated_delta", {"chunk": 4}, pairs=0, backend="torch")
+test_gated_delta_on_mlx = conformance("gated_delta", {"chunk": 4}, pairs=0, backend="mlx")
 test_hyper_connections = conformance("hyper_connections", pairs=2)
 test_iha = conformance("iha", pairs=2)
 test_layer_loop = conformance("layer_loop", pairs=2)

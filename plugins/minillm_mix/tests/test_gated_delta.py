@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm_core import PlanError
+from minillm_core import Layers, PlanError
 from minillm_core.backends.native import Continuation
+from minillm_core.nn.node import Scope
 from minillm_kit import last_logits
 from minillm_mix.gated_delta import TAPS, GatedDelta, Memory
+from minillm_modded.windows import Windows
 
 LENGTH, DIM, HEADS, SIZE = 11, 10, 3, 4
 
@@ -50,7 +52,7 @@ def test_chunks_are_the_recurrence_whole_and_continued(
     memory = tail = None
     found, at = [], 0
     for end in cuts:
-        y, memory, tail = made(x[:, at:end], memory, tail)
+        y, memory, tail = made(x[:, at:end], None, memory, tail)
         assert memory.shape == (2, HEADS, SIZE, SIZE)
         assert tail.shape == (2, TAPS - 1, 3 * HEADS * SIZE)
         found.append(y)
@@ -58,6 +60,29 @@ def test_chunks_are_the_recurrence_whole_and_continued(
     y = np.concatenate(found, 1)
     for row in range(2):
         np.testing.assert_allclose(y[row], definition(x[row], made), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 32])
+@pytest.mark.parametrize("cuts", [(LENGTH,), (1, 5, LENGTH), (3, 4, 10, LENGTH)])
+def test_a_document_begins_with_nothing(
+    node: Any, rng: Any, seen: Any, chunk: int, cuts: tuple[int, ...]
+) -> None:
+    """A number that comes back is another document, as it is for the recurrence."""
+    made = node(Memory, geometry=seen.geometry(HEADS, 1, SIZE, dim=DIM), chunk=chunk)
+    x = rng.standard_normal((2, LENGTH, DIM))
+    lengths = ((4, 1, 6), (2, 2, 7))
+    documents = np.array([np.repeat((5, 2, 5), each) for each in lengths], np.int32)
+    memory = tail = None
+    found, at = [], 0
+    for end in cuts:
+        y, memory, tail = made(x[:, at:end], documents[:, :end], memory, tail)
+        found.append(y)
+        at = end
+    y = np.concatenate(found, 1)
+    for row, each in enumerate(lengths):
+        pieces = np.split(x[row], np.cumsum(each)[:-1])
+        expected = np.concatenate([definition(one, made) for one in pieces])
+        np.testing.assert_allclose(y[row], expected, rtol=1e-9, atol=1e-9)
 
 
 def test_what_decoding_keeps_does_not_grow(lab: Any) -> None:
@@ -70,6 +95,25 @@ def test_what_decoding_keeps_does_not_grow(lab: Any) -> None:
         decoding.feed({"ids": ids[:, at : at + 1]})
         held = decoding.cache.kept["layers.0.attention"]
         assert sum(array.size for array in held) == 4 * 8 * 8 + 3 * (3 * 4 * 8)
+
+
+def test_a_text_continues_within_its_document(lab: Any) -> None:
+    """In a model whose attention sees documents apart, whole rows are what decoding makes of them."""
+    masked = Windows(start=4, window=4, block=4, documents=True)
+    plan = lab.plan(GatedDelta(chunk=4, layers=Layers([1])), masked, seq_len=12)
+    assert plan.notes == (
+        "gateddelta: its attention in layer 1 has no slots: windows is in the other layers",
+    )
+    model, batch = lab.model(plan), lab.batch(rows=1)
+    logits: Any = last_logits(plan, model.net)
+    decoding = Continuation(logits, model.net.geometry)
+    for at in range(9):
+        one = {name: array[:, at : at + 1] for name, array in batch.items()}
+        whole = {name: array[:, : at + 1] for name, array in batch.items()}
+        np.testing.assert_allclose(decoding.feed(one), logits(whole, Scope), rtol=1e-9, atol=1e-9)
+    assert len(np.unique(batch["documents"])) > 1
+    blind = {**batch, "documents": np.zeros_like(batch["documents"])}
+    assert np.abs(model.hidden(blind) - model.hidden(batch)).max() > 0.01
 
 
 def test_a_recurrent_array_is_one_that_is_kept(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:

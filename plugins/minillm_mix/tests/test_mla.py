@@ -32,8 +32,16 @@ def normed(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
     return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * weight
 
 
-def definition(x: np.ndarray, node: Any, heads: int, size: int, rope: int) -> np.ndarray:
-    """x (T, C) -> (T, C)."""
+def definition(
+    x: np.ndarray,
+    node: Any,
+    heads: int,
+    size: int,
+    rope: int,
+    window: int | None = None,
+    documents: np.ndarray | None = None,
+) -> np.ndarray:
+    """x (T, C), documents (T,) -> (T, C)."""
     down = x @ node.kv_down.weight.T
     c = normed(down[:, : node.kv_rank], node.kv_norm)
     queries = x if node.q_down is None else normed(x @ node.q_down.weight.T, node.q_norm)
@@ -41,16 +49,19 @@ def definition(x: np.ndarray, node: Any, heads: int, size: int, rope: int) -> np
     k, v = ((c @ leaf.weight.T).reshape(len(x), heads, size) for leaf in (node.k, node.v))
     y = np.zeros((len(x), heads, size))
     for t in range(len(x)):
+        seen = np.arange(t + 1)[max(0, t + 1 - (window or len(x))) :]
+        if documents is not None:
+            seen = seen[documents[seen] == documents[t]]
         for head in range(heads):
             scores = np.array(
                 [
                     q[t, head, :size] @ k[s, head]
                     + turned(q[t, head, size:], t) @ turned(down[s, node.kv_rank :], s)
-                    for s in range(t + 1)
+                    for s in seen
                 ]
             ) / np.sqrt(size + rope)
             weights = np.exp(scores - scores.max())
-            y[t, head] = weights @ v[: t + 1, head] / weights.sum()
+            y[t, head] = weights @ v[seen, head] / weights.sum()
     return y.reshape(len(x), -1) @ node.o.weight.T
 
 
@@ -62,14 +73,33 @@ def test_it_is_the_papers_whole_and_continued(
     sizes = seen.geometry(3, 1, 4, dim=DIM)
     made = node(Latent, geometry=sizes, kv_rank=5, rope_dim=2, q_rank=q_rank, base=10_000.0)
     x = rng.standard_normal((2, LENGTH, DIM))
-    y, kept = made(x[:, :first], None)
+    y, kept = made(x[:, :first], None, None, None)
     if first < LENGTH:
-        after, new = made(x[:, first:], kept)
+        after, new = made(x[:, first:], None, None, kept)
         y, kept = np.concatenate([y, after], 1), np.concatenate([kept, new], 1)
     assert kept.shape == (2, LENGTH, 5 + 2)
     for row in range(2):
         expected = definition(x[row], made, 3, 4, 2)
         np.testing.assert_allclose(y[row], expected, rtol=1e-4, atol=1e-4)  # tables are float32
+
+
+@pytest.mark.parametrize("window", [None, 2])
+@pytest.mark.parametrize("documents", [None, ((0, 0, 1, 1, 1), (3, 4, 4, 4, 9))])
+@pytest.mark.parametrize("first", [LENGTH, 2])
+def test_it_sees_a_window_and_its_own_document(
+    node: Any, rng: Any, seen: Any, window: int | None, documents: Any, first: int
+) -> None:
+    sizes = seen.geometry(3, 1, 4, dim=DIM)
+    made = node(Latent, geometry=sizes, kv_rank=5, rope_dim=2, q_rank=None, base=10_000.0)
+    x = rng.standard_normal((2, LENGTH, DIM))
+    of = None if documents is None else np.array(documents, np.int32)
+    y, kept = made(x[:, :first], window, None if of is None else of[:, :first], None)
+    if first < LENGTH:
+        y = np.concatenate([y, made(x[:, first:], window, of, kept)[0]], 1)
+    for row in range(2):
+        its = None if of is None else of[row]
+        expected = definition(x[row], made, 3, 4, 2, window, its)
+        np.testing.assert_allclose(y[row], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_the_cache_has_the_papers_numbers_a_token(lab: Any) -> None:
@@ -123,4 +153,7 @@ def test_the_recipe_takes_it_in_a_layer() -> None:
     )
     plan = build_plan(config)
     (note,) = (note for note in plan.notes if note.startswith("mla:"))
-    assert "attn_scale, half_rope, qk_norm, windows are in the other layers" in note
+    assert "attn_scale, half_rope, qk_norm are in the other layers" in note
+    assert (
+        plan.spec.blocks[3].seen.window == plan.spec.attentions[1].window
+    )  # those of short layers

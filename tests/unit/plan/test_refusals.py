@@ -12,10 +12,11 @@ import pytest
 
 from minillm_core.config.schema import Config
 from minillm_core.errors import PlanError, PluginCodeError
-from minillm_core.nn.attention import Layout
+from minillm_core.nn.attention import UNMASKED, DocumentMask, Layout
 from minillm_core.nn.init import zeros
 from minillm_core.nn.layers import Linear
 from minillm_core.nn.module import Module
+from minillm_core.nn.node import Setting
 from minillm_core.nn.param import Param
 from minillm_core.ops.select import Candidate
 from minillm_core.optim.schedules import piecewise, stages
@@ -609,6 +610,49 @@ def test_plugins_of_all_layers_pass_over_a_replaced_attention(planned: Planned) 
     )
     with pytest.raises(PlanError, match=r"gate.where names layer 2, whose attention 'whole' repl"):
         planned(whole=whole, gate=Listed(where=Layers([0, 2])))
+
+
+class Seeing(Module):
+    def forward(self, x: Any, window: Any, documents: Any) -> Any:
+        return x
+
+
+def test_a_whole_attention_that_names_them_has_window_and_documents(planned: Planned) -> None:
+    whole = model(lambda m: [m.attention(layer, Seeing) for layer in range(4)])
+    near = attention(lambda a: [a.window(3), a.documents()])
+    plan = planned(whole=whole(), near=near())
+    seen = plan.spec.blocks[1].seen
+    assert (seen.window, seen.documents) == (Setting("near", 3), DocumentMask("near"))
+    slots = {p.slot for p in plan.placements if p.owner == "near"}
+    assert {"layers.1.attention.window", "layers.1.attention.documents"} <= slots
+    assert not plan.notes
+    with pytest.raises(PlanError, match=r"layers\.0\.attention\.window is claimed by both 'far' a"):
+        planned(whole=whole(), near=near(), far=attention(lambda a: a.window(9))())
+    gate = attention(lambda a: [a.window(3), a.out.gate(Y)])
+    with pytest.raises(PlanError, match="'gate' wants a slot of it, and has none elsewhere"):
+        planned(whole=whole(), gate=gate())
+    assert planned(whole=whole()).spec.blocks[1].seen == UNMASKED
+
+
+@pytest.mark.parametrize("cls", [X, None])
+def test_inputs_of_a_replaced_attention_are_those_of_the_other_layers(
+    planned: Planned, cls: type | None
+) -> None:
+    whole = model(lambda m: m.attention(1, cls))
+    parts = ("q", "v")
+    mixed = model(
+        lambda m: [m.input(f"layers.{i}.attention.{one}", "x0") for i in range(4) for one in parts]
+    )
+    plan = planned(whole=whole(), mixed=mixed())
+    assert [len(block.apart) for block in plan.spec.blocks] == [2, 0, 2, 2]
+    slots = {p.slot for p in plan.placements if p.owner == "mixed"}
+    assert "model.input[layers.0.attention.q][x0]" in slots
+    assert not any("layers.1" in slot for slot in slots)
+    note = "whole: its attention in layer 1 has no slots: mixed is in the other layers"
+    assert plan.notes == ((note,) if cls else ())
+    alone = model(lambda m: m.input("layers.1.attention.q", "x0"))
+    with pytest.raises(PlanError, match="'alone' wants a slot of it, and has none elsewhere"):
+        planned(whole=whole(), alone=alone())
 
 
 @pytest.mark.parametrize(

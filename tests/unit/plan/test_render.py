@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from minillm_core.nn.decoding import EVERYTHING
 from minillm_core.nn.module import Module
 from minillm_core.plan import Plan
 from minillm_core.plan.diff import ABSENT, Difference, differences, in_words, render_diff
@@ -77,6 +78,25 @@ def test_what_is_not_there_is_not_shown(planned: Planned) -> None:
     assert "plugin" not in text
     assert "muon" not in text
     assert "a llama directory" in text
+
+
+class Remembers(Gate):
+    lookback = EVERYTHING
+
+
+class Again(Plugin, api=1):
+    """Computes everything again."""
+
+    def build_attention(self, attn):
+        if attn.layer == 0:
+            attn.out.gate(Remembers)
+
+
+def test_what_is_computed_again_for_each_token_is_said(planned: Planned) -> None:
+    text = " ".join(shown(planned(again=Again())).split())
+    where = "layers.0.attention.out.again of 'again'"
+    assert f"generation {where} computes all columns again for each token of a text" in text
+    assert "generation" not in shown(planned(gates=Gates()))
 
 
 def test_layers_that_differ_are_shown_apart(planned: Planned) -> None:

@@ -86,8 +86,10 @@ def attention(
         run.append(f"v = v + {' + '.join(added)}")
     how = "".join(f", {name}=self.{name}" for name in ("window", "scale") if name in arguments)
     if spec.core is not None:
-        if spec.layout is not None and draft.outline(spec.layout).joins != 1:
-            raise CannotWriteError(f"{spec.core.owner} stands inside a layout that joins heads")
+        joins = 1 if spec.layout is None else draft.outline(spec.layout).joins
+        if joins != 1:  # it is made for the heads that the layout enters
+            sizes = f"heads=H // {joins}, kv_heads=K // {joins}"
+            make.append(f"geometry = replace(geometry, {sizes})")
         make.append(f"self.core = {draft.made(spec.core)}")
 
     def by_core(own: Mapping[str, str]) -> None:
@@ -95,7 +97,9 @@ def attention(
         if {"mask", "distance"}.intersection(spec.core.reads):
             take("visible")
             given = ", ".join(own[one] for one in ("window", "documents"))
-            run.append(f"mask, distance = visible(ops, T, keys.shape[1], {given})")
+            run.append(
+                f"mask, distance = visible(ops, {own['q']}.shape[1], keys.shape[1], {given})"
+            )
         own = {**own, "x": "x", "k": "keys", "v": "values", "mask": "mask"}
         own["distance"] = "distance"
         name = 'f"{self.name}.core"'
@@ -103,13 +107,16 @@ def attention(
         run.append(f"y = {given}  # (B, T, H, D)")
 
     window, scale = (f"self.{n}" if n in arguments else "None" for n in ("window", "scale"))
+    alone = spec.core is None or not draft.outline(spec.core).keeps  # else all columns are kept
+    slides = ", {} - 1" if alone and "window" in arguments else ""  # keys that later queries see
+    kept = f"cache.extend(self.name, (k, v){slides.format('self.window')})"
     if spec.layout is None and spec.core is not None:
-        run.append("keys, values = (k, v) if cache is None else cache.extend(self.name, (k, v))")
+        run.append(f"keys, values = (k, v) if cache is None else {kept}")
         scale = "self.head_dim**-0.5" if scale == "None" else scale
         by_core({"q": "q", "window": window, "documents": "None", "scale": scale})
     elif spec.layout is None:
         run += [
-            "keys, values = (k, v) if cache is None else cache.extend(self.name, (k, v))",
+            f"keys, values = (k, v) if cache is None else {kept}",
             f"y = ops.attention(q, keys, values{how})  # (B, T, H, D)",
         ]
     else:
@@ -125,7 +132,8 @@ def attention(
             ]
         run += [
             "kept = (call.k, call.v, call.documents)",
-            "keys, values, seen = kept if cache is None else cache.extend(self.name, kept)",
+            "keys, values, seen = kept if cache is None else cache.extend(self.name, kept"
+            f"{slides.format('call.window')})",
         ]
         if spec.core is None:
             run += [

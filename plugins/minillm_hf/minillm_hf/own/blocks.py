@@ -69,7 +69,9 @@ def block(draft: Draft, layer: int, spec: Any) -> str:
             make.append(f"self.attention = {draft.made(spec.attention)}")
             run.append(f"h = {h}")
             name = 'f"{self.name}.attention"'
-            own = {"x": "h"}
+            check_known(spec.seen)
+            window = "None" if spec.seen.window is None else draft.number(spec.seen.window)
+            own = {"x": "h", "window": window, "documents": "None"}  # a row is one document
             y = draft.call("self.attention", spec.attention, own, reads.local, name=name)
         else:
             own_inputs = [one for one in "qkv" if one in apart]
@@ -128,7 +130,9 @@ def block(draft: Draft, layer: int, spec: Any) -> str:
         *(identifier(f"layers.{layer}.{one}") for one in spec.taps if one in tapped),
         *map(variable, streams),
     ]
-    draft.calls.append(f"{', '.join(results)} = self.layers[{layer}](x, positions, cache{more})")
+    draft.calls.append(
+        f"{', '.join(results)} = self.layers[{layer}](x, positions, {draft.cache}{more})"
+    )
     if "out" in spec.taps:
         draft.calls.append(f"{identifier(f'layers.{layer}.out')} = x")
     return f"@{draft.classes.index(cls)}@(replace(geometry, layer={layer}){with_arguments})"

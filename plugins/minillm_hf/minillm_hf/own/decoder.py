@@ -38,7 +38,7 @@ def decoder(draft: Draft) -> str:
         at, name = f'self.streams["{node.name}"]', repr_of(f"streams.{node.name}")
         given = draft.call(at, node, {}, draft.read, name=name, shape="ids.shape")
         streams.append(f"{variable(node.name)} = {given}")
-    blocks = [block(draft, layer, one) for layer, one in enumerate(spec.blocks)]
+    blocks = layers(draft)
     reads = Reads(draft, "decoder")
     reads.local = lambda name: reads.made.get(name) or draft.read(name)  # type: ignore[method-assign]
     if made := site(draft, "site_final", spec.final, None, reads, after, name='"'):
@@ -92,6 +92,25 @@ def decoder(draft: Draft) -> str:
         one.text = re.sub(r"@(\d+)@", lambda found: names[int(found[1])], one.text)
     draft.copier.given |= set(names)
     return re.sub(r"@(\d+)@", lambda found: names[int(found[1])], text)
+
+
+def layers(draft: Draft) -> list[str]:
+    """Write the layers and their calls, of those that run several times in a loop; return their constructions."""
+    made, loop = [], draft.spec.loop
+    looped = range(loop.first, loop.last + 1) if loop else range(0)
+    for layer, one in enumerate(draft.spec.blocks):
+        if loop and layer == loop.first:
+            check_known(loop)
+            draft.copier.take_part("Turn")
+            draft.calls += [
+                f"for turn in range({draft.number(loop.times)}):",
+                "    columns = None if cache is None else Turn(cache, turn)",
+            ]
+        begun = len(draft.calls)
+        draft.cache, indent = ("columns", "    ") if layer in looped else ("cache", "")
+        made.append(block(draft, layer, one))
+        draft.calls[begun:] = [indent + line for line in draft.calls[begun:]]
+    return made
 
 
 def logits(draft: Draft) -> Lines:

@@ -47,6 +47,7 @@ class Draft:
         self.aliases = dict(plan.spec.taps)
         self.products = {leaf: node for leaf, node in plan.spec.linears if node.external}
         self.handed_on = handed_on(plan.spec)
+        self.cache = "cache"  # the variable with the columns of the layer that is written
         self.declared = {name: owner for name, owner, _ in plan.batch_fields}
         self.classes: list[Class] = []
         self.ropes: list[str] = []

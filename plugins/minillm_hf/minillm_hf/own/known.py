@@ -20,11 +20,15 @@ def names(text: str) -> frozenset[str]:
 
 
 KNOWN: Mapping[str, frozenset[str]] = {
-    "DecoderSpec": names("geometry tied embed streams blocks taps final final_norm loss linears"),
+    "DecoderSpec": names(
+        "geometry tied embed streams blocks taps final final_norm loss linears loop"
+    ),
     "BlockSpec": names(
-        "attention mlp attention_norm mlp_norm site_in site_mid site_out taps apart"
+        "attention mlp attention_norm mlp_norm site_in site_mid site_out taps apart seen"
     ),
     "AttentionSpec": names("rope before_rope after_rope v layout core window documents scale out"),
+    "Loop": names("owner first last times"),
+    "Seen": names("window documents"),
     "RopeSpec": names("base frequencies scaling positions"),
     "SiteSpec": names("name terms computed"),
     "ModelShape": names("layers dim heads kv_heads head_dim hidden vocab positions layer norm_eps"),

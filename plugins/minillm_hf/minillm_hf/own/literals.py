@@ -12,7 +12,7 @@ from minillm_hf.own.known import names
 RESERVED = names(
     "B T C H K D q k v x y z h ops ids keys values queries kept seen call "
     "carry cache start every fields positions self at_in at_mid at_q at_k at_v at_y mask distance "
-    "q_in k_in v_in given"
+    "q_in k_in v_in given turn columns"
 )
 """Names of variables in what is written."""
 

@@ -182,7 +182,7 @@ def keeping(node, cache, name, given, *, kept, states=()):
 
     ``states``: which of them, by number, are a state, of which the last alone is kept.
     """
-    given, earlier = list(given), None if cache is None else cache.kept.get(name)
+    given, earlier = list(given), None if cache is None else cache.at(name)
     for index, place in enumerate(kept):
         given[place] = None if earlier is None else earlier[index]
     result, *new = node(*given)
@@ -190,8 +190,21 @@ def keeping(node, cache, name, given, *, kept, states=()):
         appended = [None if index in states else new[index] for index in range(len(kept))]
         cache.extend(name, appended)
         for index in states:
-            cache.kept[name][index] = new[index]
+            cache.at(name)[index] = new[index]
     return result
+
+
+class Turn:
+    """The columns of layers that run several times, in one of their turns: under names of its own."""
+
+    def __init__(self, cache, number):
+        self.cache, self.end = cache, f"@{number}"
+
+    def at(self, name):
+        return self.cache.at(name + self.end)
+
+    def extend(self, name, arrays, keep=EVERYTHING):
+        return self.cache.extend(name + self.end, arrays, keep)
 
 
 def visible(ops, queries, keys, window, documents):

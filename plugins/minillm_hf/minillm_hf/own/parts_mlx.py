@@ -289,6 +289,10 @@ class Columns:
         self.columns = 0
         self.kept = {}
 
+    def at(self, name):
+        """Return what is kept under a name; None: nothing yet."""
+        return self.kept.get(name)
+
     def extend(self, name, arrays, keep=EVERYTHING):
         """Return arrays (B, T, ...) behind the columns kept of them; keep the last ``keep``."""
         earlier = self.kept.get(name, [None] * len(arrays))
