@@ -1,6 +1,7 @@
 """The names of ``minillm_core.inspection``, and the modules that define them."""
 
 from minillm_core.backends.base import (
+    Snapshot as Snapshot,
     Trainer as Trainer,
 )
 from minillm_core.backends.bind import (
@@ -39,6 +40,15 @@ from minillm_core.backends.steps import (
 from minillm_core.backends.torch.compiling import (
     own_code as own_code,
 )
+from minillm_core.checkpoint.commit import (
+    non_finite as non_finite,
+)
+from minillm_core.checkpoint.layout import (
+    of_rank,
+)
+from minillm_core.checkpoint.tensors import (
+    ROW as ROW,
+)
 from minillm_core.config.check import (
     check_option as check_option,
 )
@@ -62,6 +72,9 @@ from minillm_core.data import (
 )
 from minillm_core.data.batch import (
     part_of as part_of,
+)
+from minillm_core.disk import (
+    Written as Written,
 )
 from minillm_core.errors import (
     PluginCodeError as PluginCodeError,
@@ -171,6 +184,7 @@ from minillm_core.train.hooks import (
 )
 
 MLX_KERNELS = MLX
+rank_file = of_rank
 OpsBase = Known
 TORCH_KERNELS = TORCH
 batch_hook = plan_hook

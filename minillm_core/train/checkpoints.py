@@ -143,7 +143,8 @@ class CheckpointManager:
             return
         if snapshot.note:
             self.say(f"step {position.step}: {snapshot.note}")
-        self.writer.submit(position.step, snapshot, {**position.data(), **self.constants})
+        scalars = {**position.data(), **self.constants}
+        self.writer.submit(position.step, snapshot, scalars, snapshot.beside)
 
     def evaluated(self, position: Position, evaluated: Evaluated) -> None:
         """Save the step of an evaluation that is the best so far, where the best is kept."""
