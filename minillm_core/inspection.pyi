@@ -48,6 +48,7 @@ from minillm_core.checkpoint.layout import (
 )
 from minillm_core.checkpoint.tensors import (
     ROW as ROW,
+    parts,
 )
 from minillm_core.config.check import (
     check_option as check_option,
@@ -75,6 +76,7 @@ from minillm_core.data.batch import (
 )
 from minillm_core.disk import (
     Written as Written,
+    stream,
 )
 from minillm_core.errors import (
     PluginCodeError as PluginCodeError,
@@ -172,9 +174,6 @@ from minillm_core.plugins.manager import (
 from minillm_core.plugins.manifest import (
     read_class as read_class,
 )
-from minillm_core.train.errors import (
-    check_ranks as check_ranks,
-)
 from minillm_core.train.evidence import (
     Evidence as Evidence,
 )
@@ -185,6 +184,8 @@ from minillm_core.train.hooks import (
 
 MLX_KERNELS = MLX
 rank_file = of_rank
+stream_file = stream
+tensor_file = parts
 OpsBase = Known
 TORCH_KERNELS = TORCH
 batch_hook = plan_hook

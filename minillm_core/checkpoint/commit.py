@@ -16,7 +16,6 @@ from minillm_core import disk, strict
 from minillm_core.checkpoint import layout, manifest, tensors
 from minillm_core.errors import Interrupted, MinillmError, NonFinite
 
-
 Beside = Callable[
     [Path, Callable[[], bool]], AbstractContextManager[Callable[[], Mapping[str, disk.Written]]]
 ]

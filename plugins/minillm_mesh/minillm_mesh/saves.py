@@ -26,8 +26,14 @@ from threading import Event
 from typing import Any, NamedTuple, Protocol
 
 from minillm_core import Interrupted, MinillmError, NonFinite
-from minillm_core.directories import stream_file, tensor_file
-from minillm_core.inspection import Snapshot, Written, non_finite, rank_file
+from minillm_core.inspection import (
+    Snapshot,
+    Written,
+    non_finite,
+    rank_file,
+    stream_file,
+    tensor_file,
+)
 from minillm_mesh.collectives import Ended
 
 EVERY = 0.02

@@ -23,7 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from minillm_core import Plan
 from minillm_core.inspection import Detected, Group, Ranks
-from minillm_mesh import by_columns, by_rows, heads, stages
+from minillm_mesh import by_columns, by_rows, by_steps, heads, stages
 from minillm_mesh import context as rows
 from minillm_mesh.alive import Watch, meet
 from minillm_mesh.collectives import Ended, met
@@ -90,19 +90,24 @@ class TorchRanks(Ranks):
 
     def share_layers(self, pipeline: int) -> None:
         """Let so many compute the layers of each row one after the other: each the next run of them."""
-        if pipeline in (1, self.pipeline):
+        if pipeline == self.pipeline:
             return
+        self.pipeline = pipeline
         parts = self.size // pipeline
         groups: list[Any] = [  # every rank makes all of them, in one order
             dist.new_group([*range(part, self.size, parts)], timeout=TIMEOUT)
             for part in range(parts)
         ]
-        self.pipeline = pipeline
         self._stages = Pipeline(self.rank // parts, pipeline, groups[self.rank % parts])
 
     def pipelined(self, trainer: Any, *step: Any) -> Iterator[Any]:
         """Compute the losses of a step's micro-batches: see :mod:`minillm_mesh.pipeline`."""
         return self._stages.losses(trainer, *step)
+
+    def divide(self, plan: Plan) -> Sequence[str]:
+        """Divide a run, if its steps can be divided by so many."""
+        by_steps.check(plan, self.size)
+        return super().divide(plan)
 
     def check(self, plan: Plan) -> Sequence[str]:
         """Refuse a plan whose model cannot be divided as it is to be; choose how columns attend."""
