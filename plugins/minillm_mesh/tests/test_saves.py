@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.distributed import HashStore
+from torch.distributed.distributed_c10d import HashStore
 
 import minillm_core as minillm
 from minillm_core import disk
@@ -33,7 +33,7 @@ WHOLE: Arrays = {
     "model.w": np.arange(12, dtype=np.float32).reshape(6, 2),
     "model.v": np.ones(3, np.float32),
     "optimizer.precondition.m.w": -np.arange(12, dtype=np.float32).reshape(6, 2),
-    "optimizer.updates": np.float32(7).reshape(()),
+    "optimizer.updates": np.array(7, np.float32),
 }
 PARTS: Sequence[Arrays] = (
     {
@@ -159,7 +159,7 @@ def test_what_is_not_finite_on_one_rank_is_not_saved(ranks: Ranks, tmp_path: Pat
     assert "rank 1: model.v is no longer finite" in str(error)
     assert entries(tmp_path) == set()
     # on rank 0 it is seen before the others are told of a save: theirs is passed over
-    first = {**PARTS[0], "optimizer.updates": np.float32(np.inf).reshape(())}
+    first = {**PARTS[0], "optimizer.updates": np.array(np.inf, np.float32)}
     assert isinstance(ranks.save(2, first, *PARTS[1:]).error, minillm.NonFinite)
     assert ranks.save(3).path is not None
 
