@@ -5,8 +5,8 @@
 A trial is a run of 24 steps on a CPU over gloo, a checkpoint every 4 steps. One rank, drawn at random,
 is killed, the others are ended as torchrun ends them, and the run is resumed; that one, two or three
 times, then to its end. A kill comes at a moment that is uniform over the run, start-up and tokenising
-included; or, every other time, in a save: before the k-th touch of the checkpoints by rank 0 itself, or
-for any rank within the time of a save from when its temporary folder is seen.
+included; or, every other time, in a save: before the k-th touch of the checkpoints by the rank itself, or
+within the time of a save from when its temporary folder is seen.
 
 same     every life has one number of ranks, and the end must be an undisturbed run's of that number to
          the bit: arrays, scalars, losses
@@ -63,6 +63,7 @@ class Known:
     outs: Mapping[int, Path]
     seconds: Mapping[int, float]
     touches: int  # of the checkpoints, by rank 0
+    of_others: int  # by each other rank, of which all write
     saves: int
     save_seconds: float
 
@@ -168,18 +169,19 @@ def at_any_time(
 def at_a_touch(
     known: Known, out: Path, size: int, resume: bool, rng: random.Random
 ) -> tuple[int, Group]:
-    """Let rank 0 kill itself before its k-th touch of the checkpoints."""
-    k = rng.randint(1, known.touches)
+    """Let a rank kill itself before its k-th touch of the checkpoints."""
+    victim = rng.randrange(size)
+    k = rng.randint(1, known.touches if victim == 0 else known.of_others)
 
     def die(number: int) -> None:
         if number == k:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def first(rank: int) -> None:
-        if rank == 0:
+        if rank == victim:
             watch_checkpoints(out, die)
 
-    return 0, known.run.launch(out, size, resume=resume, first=first)
+    return victim, known.run.launch(out, size, resume=resume, first=first)
 
 
 def at_a_moment(
@@ -293,7 +295,10 @@ def undisturbed(run: RankedRun, sizes: list[int]) -> Known:
     Raises:
         RuntimeError: one failed, or two of the same number differ.
     """
-    modules, touches = run.folder / "modules.json", run.folder / "touches.txt"
+    modules = run.folder / "modules.json"
+    touches = [run.folder / f"touches-{rank}.txt" for rank in range(2)]
+    for file in touches:
+        file.write_text("1")
     scout = run.folder / "scout"
     child = run.start(scout, last=partial(modules_of, modules))
     if child.wait():
@@ -302,12 +307,9 @@ def undisturbed(run: RankedRun, sizes: list[int]) -> Known:
     outs, seconds = {1: run.folder / "whole-1"}, {}
     sizes = sorted({1, *sizes})
 
-    def count(number: int) -> None:
-        touches.write_text(str(number))
-
     def first(out: Path, rank: int) -> None:
-        if rank == 0:
-            watch_checkpoints(out, count)
+        if rank < 2:
+            watch_checkpoints(out, lambda number: touches[rank].write_text(str(number)) and None)
 
     for size in sizes:
         for again in (False, True):
@@ -324,7 +326,8 @@ def undisturbed(run: RankedRun, sizes: list[int]) -> Known:
             raise RuntimeError(f"runs of 1 and of {size} differ: {apart[0]}")
     saves = [event["seconds"] for event in events(outs[sizes[-1]], "save")]
     middle = sorted(saves)[len(saves) // 2]
-    return Known(run, outs, seconds, int(touches.read_text()), len(saves), middle)
+    counted = [int(file.read_text()) for file in touches]
+    return Known(run, outs, seconds, *counted, len(saves), middle)
 
 
 WHAT = {

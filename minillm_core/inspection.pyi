@@ -1,6 +1,7 @@
 """The names of ``minillm_core.inspection``, and the modules that define them."""
 
 from minillm_core.backends.base import (
+    Snapshot as Snapshot,
     Trainer as Trainer,
 )
 from minillm_core.backends.bind import (
@@ -39,6 +40,16 @@ from minillm_core.backends.steps import (
 from minillm_core.backends.torch.compiling import (
     own_code as own_code,
 )
+from minillm_core.checkpoint.commit import (
+    non_finite as non_finite,
+)
+from minillm_core.checkpoint.layout import (
+    of_rank,
+)
+from minillm_core.checkpoint.tensors import (
+    ROW as ROW,
+    parts,
+)
 from minillm_core.config.check import (
     check_option as check_option,
 )
@@ -62,6 +73,10 @@ from minillm_core.data import (
 )
 from minillm_core.data.batch import (
     part_of as part_of,
+)
+from minillm_core.disk import (
+    Written as Written,
+    stream,
 )
 from minillm_core.errors import (
     PluginCodeError as PluginCodeError,
@@ -159,9 +174,6 @@ from minillm_core.plugins.manager import (
 from minillm_core.plugins.manifest import (
     read_class as read_class,
 )
-from minillm_core.train.errors import (
-    check_ranks as check_ranks,
-)
 from minillm_core.train.evidence import (
     Evidence as Evidence,
 )
@@ -171,6 +183,9 @@ from minillm_core.train.hooks import (
 )
 
 MLX_KERNELS = MLX
+rank_file = of_rank
+stream_file = stream
+tensor_file = parts
 OpsBase = Known
 TORCH_KERNELS = TORCH
 batch_hook = plan_hook

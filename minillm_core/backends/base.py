@@ -51,6 +51,7 @@ class Snapshot:
 
     bring: Callable[[], dict[str, np.ndarray]]  # waits until everything is on the host
     note: str | None = None  # how it was taken, where a user should know
+    beside: Any = None  # other processes that write parts of the same checkpoint: see ``commit``
 
     def __call__(self) -> dict[str, np.ndarray]:
         """Return the arrays, on the host."""

@@ -74,6 +74,13 @@ class Ranks:
         each = self.context * self.tensor
         return self.size // each, self.rank // each
 
+    def divide(self, plan: Plan) -> Sequence[str]:
+        """Divide a run among these processes as its settings ask; raises and returns as :meth:`check`."""
+        mesh = plan.config.mesh
+        self.share_rows(mesh.context, mesh.tensor)
+        self.share_layers(mesh.pipeline)
+        return self.check(plan)
+
     def share_rows(self, context: int, tensor: int = 1) -> None:
         """Let neighbours share each row from here on: ``context`` its columns, ``tensor`` these columns' heads.
 

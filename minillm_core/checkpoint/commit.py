@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,12 @@ from minillm_core import disk, strict
 from minillm_core.checkpoint import layout, manifest, tensors
 from minillm_core.errors import Interrupted, MinillmError, NonFinite
 
+Beside = Callable[
+    [Path, Callable[[], bool]], AbstractContextManager[Callable[[], Mapping[str, disk.Written]]]
+]
+"""Entered with the temporary folder and ``given_up``: what other processes write there, by name, which is
+waited for; left by an error, they give up."""
+
 
 def commit(
     out: Path,
@@ -24,6 +30,7 @@ def commit(
     scalars: Mapping[str, Any],
     *,
     given_up: Callable[[], bool] = lambda: False,
+    beside: Beside | None = None,
 ) -> Path:
     """Write a checkpoint; a kill at any moment leaves the ones before it as they were.
 
@@ -33,6 +40,7 @@ def commit(
         arrays: by name; ``model.*`` go to a file of their own.
         scalars: whatever JSON can hold.
         given_up: called between tensors; True ends the save.
+        beside: other processes, which write their parts at the same time; None: there are none.
 
     Returns:
         OUT/checkpoints/step-<step>.
@@ -42,7 +50,8 @@ def commit(
         Interrupted: it was given up; nothing of it is left on the disk.
         MinillmError: the disk refused; nothing of it is left there either.
     """
-    _refuse_non_finite(step, arrays)
+    if found := non_finite(arrays):
+        raise NonFinite(f"{found} is no longer finite after step {step}; it was not saved")
     target = layout.folder(out, step)
     temporary = disk.aside(target)
     state = json.dumps(dict(scalars), indent=1, sort_keys=True, allow_nan=False).encode()
@@ -65,15 +74,18 @@ def commit(
             target.parent.mkdir()  # not its parents: a run's folder that is gone is not made anew
             disk.sync(out)
         temporary.mkdir()
-        written = {
-            name: disk.stream(temporary / name, wanted(parts)) for name, parts in contents.items()
-        }
+        with nullcontext(dict) if beside is None else beside(temporary, given_up) as theirs:
+            written = {
+                name: disk.stream(temporary / name, wanted(parts))
+                for name, parts in contents.items()
+            }
+            written |= theirs()
         disk.write(temporary / layout.MANIFEST, manifest.encode(step, written))
         disk.sync(temporary)
         _give_name(temporary, target)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        if isinstance(error, Interrupted) or not isinstance(error, Exception):
+        if isinstance(error, (Interrupted, NonFinite)) or not isinstance(error, Exception):
             raise
         size = sum(array.nbytes for array in arrays.values()) + len(state)
         raise _unwritten(target, step, size, error) from error
@@ -163,13 +175,15 @@ def _remove(path: Path) -> Path:
     return path
 
 
-def _refuse_non_finite(step: int, arrays: Mapping[str, np.ndarray]) -> None:
+def non_finite(arrays: Mapping[str, np.ndarray]) -> str | None:
+    """Name the first array that holds a NaN or an infinity."""
     for name, array in arrays.items():
         # min and max carry a NaN along and need no mask as large as the array
         if array.dtype.kind == "f" and array.size:
             low, high = array.min(), array.max()
             if not (np.isfinite(low) and np.isfinite(high)):
-                raise NonFinite(f"{name} is no longer finite after step {step}; it was not saved")
+                return name
+    return None
 
 
 def archive_orphans(out: Path) -> Path | None:

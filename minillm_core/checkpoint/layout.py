@@ -15,6 +15,8 @@ BEST = "best.json"
 """Beside the checkpoints: which of them is the best."""
 FILES = (MODEL, OPTIMIZER, STATE)
 """What a manifest must list; it cannot list itself."""
+OF_RANK = re.compile(r"rank-\d{5,}\.safetensors")
+"""Beside these: the arrays, and parts of arrays, that another process than the first has written."""
 
 _CORRUPT = re.compile(r"step-\d{8,}\.corrupt(-\d+)?")
 _STEP = re.compile(r"step-(\d{8,})")
@@ -24,6 +26,11 @@ _HALF = re.compile(  # of disk.replace and Tokenizer.save, and of a lock that wa
     r"\.tmp-[0-9a-f]+|lock\.json\.takeover"
 )
 _REPLACED = re.compile(r"step-(\d{8,})\.old-[0-9a-f]+")
+
+
+def of_rank(rank: int) -> str:
+    """Name the file of a process's part of a checkpoint, other than the first."""
+    return f"rank-{rank:05d}.safetensors"
 
 
 def folder(out: Path, step: int) -> Path:

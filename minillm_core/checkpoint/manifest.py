@@ -28,13 +28,14 @@ from minillm_core.checkpoint import layout, tensors
 from minillm_core.disk import Written
 
 FORMAT = 1
-LARGEST = 1 << 16  # bytes of a manifest; one written here has under a thousand
+LARGEST = 1 << 20  # bytes of a manifest; one process writes under a thousand, others 120 each
 CHUNK = 1 << 22  # bytes hashed at a time
 
 
 def encode(step: int, written: Mapping[str, Written]) -> bytes:
     """Encode the manifest of files, by name."""
-    files = [{"name": name, **written[name]._asdict()} for name in layout.FILES]
+    names = (*layout.FILES, *sorted(written.keys() - layout.FILES))
+    files = [{"name": name, **written[name]._asdict()} for name in names]
     return _sealed({"format": FORMAT, "step": step, "files": files})
 
 
@@ -83,12 +84,12 @@ def _read(files: Opened) -> tuple[int, dict[str, Written]]:
         raise ValueError("needs a step from 0 on, and a list of files")
     for entry in entries:
         _check_keys(entry, {"name", "size", "xxh3_128"})
-        if entry["name"] not in layout.FILES:
-            raise ValueError(f"{str(entry['name'])[:40]!r} is no file of a checkpoint")
+        if entry["name"] not in files.names:
+            raise ValueError(f"{str(entry['name'])[:40]!r} is no file of a checkpoint, or missing")
         if not tensors.are_sizes([entry["size"]]):
             raise ValueError(f"{entry['name']}: needs its size in bytes")
     names = [entry["name"] for entry in entries]
-    for name in layout.FILES:
+    for name in files.names:
         if names.count(name) != 1:
             raise ValueError(f"lists {name} {names.count(name)} times")
     return step, {entry.pop("name"): Written(**entry) for entry in entries}
@@ -138,7 +139,9 @@ class Opened:
         except OSError as error:
             raise ValueError(f"{folder.name}: {error.strerror}") from error
         try:
-            for name in (*layout.FILES, layout.MANIFEST):
+            others = filter(layout.OF_RANK.fullmatch, os.listdir(place))
+            self.names = (*layout.FILES, *sorted(others))
+            for name in (*self.names, layout.MANIFEST):
                 self._handles[name] = disk.regular(name, name, place)
         except FileNotFoundError:
             self.close()

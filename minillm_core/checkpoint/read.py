@@ -47,12 +47,12 @@ class Checkpoint:
         """
         found = {}
         with self._reading() as files:
-            for name in (layout.MODEL, layout.OPTIMIZER):
+            for name in (name for name in files.names if name != layout.STATE):
                 fill = partial(files.fill, name)
                 for key, stored in tensors.header(fill, files.size(name)).items():
                     if key.startswith(prefix):
                         found[key] = tensors.read(fill, stored)
-        return found
+            return tensors.joined(found)
 
     @property
     def scalars(self) -> dict[str, Any]:

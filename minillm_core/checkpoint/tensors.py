@@ -15,6 +15,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -139,6 +140,32 @@ def read(fill: Read, stored: Stored) -> np.ndarray:
     array = np.empty(stored.shape, DTYPES[stored.dtype])
     fill(stored.start, array.reshape(-1).view(np.uint8).data)
     return array
+
+
+ROW = "@"
+"""Between the name of an array and the first row of a part of it, which one of several processes has written."""
+
+
+def joined(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Put parts of arrays together, ``name@row``; others are as they are.
+
+    Raises:
+        ValueError: rows are missing, or there twice.
+    """
+    parts, found = dict[str, dict[int, np.ndarray]](), dict[str, np.ndarray]()
+    for key, array in arrays.items():
+        name, _, row = key.rpartition(ROW)
+        if name and row.isdecimal():
+            parts.setdefault(name, {})[int(row)] = array
+        else:
+            found[key] = array
+    for name, rows in parts.items():
+        held = [rows[row] for row in sorted(rows)]
+        begins = [0, *accumulate(len(one) for one in held)]
+        if sorted(rows) != begins[:-1] or name in found:
+            raise ValueError(f"{name}: its parts begin at rows {sorted(rows)[:8]}")
+        found[name] = np.concatenate(held)
+    return found
 
 
 def _bytes(fill: Read, offset: int, count: int) -> bytes:

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from minillm_core.checkpoint.commit import commit, retain
+from minillm_core.checkpoint.commit import Beside, commit, retain
 from minillm_core.errors import MinillmError
 
 
@@ -65,6 +65,7 @@ class Writer:
         step: int,
         snapshot: Callable[[], Mapping[str, np.ndarray]],
         scalars: Mapping[str, Any],
+        beside: Beside | None = None,
     ) -> None:
         """Save in the background; waits for an earlier save, and not for this one.
 
@@ -72,13 +73,14 @@ class Writer:
             step: how many optimizer steps the state has seen.
             snapshot: brings the arrays to the host; called once, in the thread.
             scalars: whatever JSON can hold, as it is now: later changes are not saved.
+            beside: other processes, which write their parts: see :func:`~minillm_core.checkpoint.commit.commit`.
 
         Raises:
             ValueError: JSON cannot hold the scalars.
         """
         frozen = json.dumps(dict(scalars), allow_nan=False)
         self._collect(wait=True)
-        self._saving = self._pool.submit(self._save, step, snapshot, frozen)
+        self._saving = self._pool.submit(self._save, step, snapshot, frozen, beside)
 
     def finished(self) -> list[Result]:
         """Return the saves that ended since the last call; does not wait."""
@@ -108,14 +110,17 @@ class Writer:
             self._saving = None
 
     def _save(
-        self, step: int, snapshot: Callable[[], Mapping[str, np.ndarray]], frozen: str
+        self,
+        step: int,
+        snapshot: Callable[[], Mapping[str, np.ndarray]],
+        frozen: str,
+        beside: Beside | None,
     ) -> Result:
         began = time.perf_counter()
         path = error = None
         try:
-            path = commit(
-                self.out, step, snapshot(), json.loads(frozen), given_up=self._given_up.is_set
-            )
+            scalars, given_up = json.loads(frozen), self._given_up.is_set
+            path = commit(self.out, step, snapshot(), scalars, given_up=given_up, beside=beside)
             self._retain(step)
         except BaseException as raised:  # of a plugin's state, of a library: never lost
             error = raised

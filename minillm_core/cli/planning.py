@@ -28,7 +28,6 @@ from minillm_core.plan.estimate import vocabulary_note
 from minillm_core.plan.render import amount, columns, plan_document, render_plan, sized
 from minillm_core.plugins.cards import BadCard, card_sources, read_cards
 from minillm_core.text import plain
-from minillm_core.train.errors import check_ranks
 from minillm_core.train.initial import read_initial
 from minillm_core.train.memory import fit_memory
 from minillm_core.train.request import Prepared, RunRequest, prepare
@@ -70,7 +69,7 @@ def answer(
     plan = _plan(prepared)
     of_vocabulary, dtype = vocabulary_note(plan.estimate()), prepared.dtype
     divided = _divided(plan, gpus, card) if gpus else None
-    notes = of_vocabulary, _not_divided(plan, gpus) if gpus else None
+    notes = of_vocabulary, divided.refused if divided else None
     _say_notes([prepared], [plan], *filter(None, notes))
     costs, lines = _costs(prepared, plan, dtype)
     if as_json:
@@ -95,15 +94,6 @@ def _divided(plan: Plan, gpus: int, card: str | None) -> Any:
         )
     dtype = plan.config.train.dtype.replace("auto", "bfloat16")
     return forecaster(asked)(plan, gpus, card, dtype)
-
-
-def _not_divided(plan: Plan, gpus: int) -> str | None:
-    """Word why a run would be refused on so many GPUs; None: it would not be."""
-    try:
-        check_ranks(plan, gpus)
-    except Refusal as refusal:
-        return f"{refusal.what} ({refusal.where}): {refusal.fix}; figures are of equal parts"
-    return None
 
 
 def _show_diff(asked: RunRequest, first: str, second: str, *, json: bool) -> None:

@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any
 
 from minillm_core.backends.base import StepResult, Trainer
+from minillm_core.backends.ranks import ALONE, Ranks
 from minillm_core.checkpoint import best, layout
 from minillm_core.checkpoint.commit import discard
 from minillm_core.checkpoint.manifest import verify
@@ -83,7 +84,8 @@ class CheckpointManager:
     emit: Callable[[Event], None] = lambda event: None  # takes an event for each save that ended
     say: Callable[[str], None] = lambda line: None
     check: Callable[[], None] = lambda: None  # raises where a save would hold what it should not
-    agree: Callable[[bool], bool] = bool  # rank 0's answer, where others bring what it saves
+    ranks: Ranks = ALONE  # those that train together
+    divided: bool = False  # each has a part of what is saved
     trainer: Trainer | None = None  # is saved, and put back
     writer: Writer | None = None  # None: nothing is ever saved
     constants: Mapping[str, Any] = field(default_factory=dict)  # scalars of every checkpoint
@@ -100,7 +102,6 @@ class CheckpointManager:
         self,
         out: Path,
         config: Config,
-        feed: Feed,
         constants: Mapping[str, Any],
         before: Iterable[Evaluated],
     ) -> None:
@@ -109,12 +110,10 @@ class CheckpointManager:
         Args:
             out: the run's folder, locked.
             config: the settings.
-            feed: the batches, which are put back at a spike.
             constants: scalars that every checkpoint holds.
             before: the evaluations that earlier processes of the run made.
         """
-        self.out, self.feed, self.constants = out, feed, constants
-        self.back, self.skip = config.train.rewind, config.train.skip
+        self.out, self.constants = out, constants
         if config.checkpoint.every != 0:
             self.on_error = config.checkpoint.on_error
             self.best = Best(out, before) if config.checkpoint.best else None
@@ -135,7 +134,7 @@ class CheckpointManager:
             self.check()
         learnt = position.step > len(position.guarded)
         due = due and bool(self.writer) and learnt and self.begun != position.step
-        if not self.agree(due) or not self.trainer:
+        if not (self.ranks.agreed(due) if self.divided else due) or not self.trainer:
             return
         self.begun = position.step
         snapshot = self.trainer.snapshot()
@@ -143,7 +142,8 @@ class CheckpointManager:
             return
         if snapshot.note:
             self.say(f"step {position.step}: {snapshot.note}")
-        self.writer.submit(position.step, snapshot, {**position.data(), **self.constants})
+        scalars = {**position.data(), **self.constants}
+        self.writer.submit(position.step, snapshot, scalars, snapshot.beside)
 
     def evaluated(self, position: Position, evaluated: Evaluated) -> None:
         """Save the step of an evaluation that is the best so far, where the best is kept."""
@@ -197,19 +197,22 @@ class CheckpointManager:
             Where the run is now and how many steps' batches it passed over; None, and nothing has
             changed, where no checkpoint that verifies is old enough.
         """
-        if self.out is None or self.feed is None or self.trainer is None:
+        if self.feed is None or self.trainer is None:
             return None
-        for saved, path in layout.folders(self.out):
-            if saved <= step - self.back and not verify(path):
-                position = load(Checkpoint(path, saved), self.trainer)
-                discard(self.out, after=saved)
-                skip = self.skip * (1 + rewinds - position.rewinds)
-                position.cursor = self.feed.rewind(position.cursor, skip, saved)
-                self.begun = saved
-                if self.best:
-                    self.best.forget(after=saved)
-                return position, skip
-        return None
+        there = layout.folders(self.out.absolute()) if self.out else ()  # of rank 0
+        fits = ((n, str(at)) for n, at in there if n <= step - self.back and not verify(at))
+        if (found := self.ranks.agreed(next(fits, None))) is None:
+            return None
+        saved, path = found
+        position = load(Checkpoint(Path(path), saved), self.trainer)
+        if self.out:
+            discard(self.out, after=saved)
+        skip = self.skip * (1 + rewinds - position.rewinds)
+        position.cursor = self.feed.rewind(position.cursor, skip, saved)
+        self.begun = saved
+        if self.best:
+            self.best.forget(after=saved)
+        return position, skip
 
     def _event(self, result: Result) -> Event:
         if result.path is not None:

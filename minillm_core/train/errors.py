@@ -17,7 +17,6 @@ from minillm_core.errors import (
     Interrupted,
     MinillmError,
     OutOfMemory,
-    PlanError,
     Stopped,
 )
 from minillm_core.plugins.manager import LoadedPlugin
@@ -25,7 +24,6 @@ from minillm_core.train.budget import Position
 from minillm_core.train.signals import StopRequest
 
 if TYPE_CHECKING:
-    from minillm_core.plan import Plan
     from minillm_core.train.job import Job
 
 
@@ -163,60 +161,6 @@ def check_step(train: TrainConfig) -> None:
             f"train.seq_len={train.seq_len}",
             fix="a smaller train.rows or train.accumulate",
         )
-
-
-def check_ranks(plan: Plan, ranks: int) -> None:
-    """Refuse steps that several processes cannot divide, and what only one can do.
-
-    Raises:
-        ConfigError: with what to set.
-        PlanError: a plugin's part needs the whole step in one process.
-    """
-    train = plan.config.train
-    if ranks > 1 and plan.by_rows:
-        raise PlanError(
-            "tables that are updated by the rows which a step reads need one process",
-            where=", ".join(plan.by_rows),
-            fix="--plugins -sparse_rows, or one process",
-        )
-    mesh = plan.config.mesh
-    each = mesh.context * mesh.tensor * mesh.pipeline if ranks > 1 else 1
-    if ranks % each:
-        raise ConfigError(
-            f"{ranks} processes, and each row is to be shared by {each} of them",
-            where=f"mesh.context={mesh.context}, mesh.tensor={mesh.tensor}, mesh.pipeline={mesh.pipeline}",
-            fix=f"numbers whose product divides {ranks}, or a multiple of {each} processes",
-        )
-    parts = ranks // each
-    for shape in plan.course:
-        if shape.accumulate % parts and shape.rows % parts:
-            raise ConfigError(
-                f"{parts} processes cannot divide a step of {shape.accumulate} micro-batches of "
-                f"{shape.rows} rows",
-                where="train.accumulate, train.rows",
-                fix=f"make either a multiple of {parts}, or take {_fitting(plan, parts)} processes",
-            )
-        if shape.accumulate % parts and (whole := plan.spec.loss.whole):
-            raise PlanError(
-                "what is trained on is chosen in a whole micro-batch, which cannot be divided",
-                where=f"loss of '{whole.owner}', {parts} processes",
-                fix=f"make train.accumulate a multiple of {parts}",
-            )
-    if ranks > 1 and train.spike:
-        raise ConfigError(
-            "several processes cannot go back together to the checkpoint before a spike yet",
-            where=f"train.spike={train.spike:g}",
-            fix="train.spike=0",
-        )
-
-
-def _fitting(plan: Plan, ranks: int) -> str:
-    """Name the numbers of processes next to one that can divide every step of a run."""
-    sizes = [(shape.accumulate, shape.rows) for shape in plan.course]
-    most = max(max(size) for size in sizes)
-    fit = [n for n in range(1, most + 1) if all(a % n == 0 or r % n == 0 for a, r in sizes)]
-    below, above = (n for n in fit if n < ranks), (n for n in fit if n > ranks)
-    return " or ".join(f"{n:,}" for n in (max(below), min(above, default=None)) if n)
 
 
 def _tokens(train: TrainConfig) -> int:

@@ -116,10 +116,7 @@ class Session:
         errors.check_step(config.train)
         check_support(plugins, detected.backend, detected.device)
         plan = export_checked(build_plan(loaded, plugins) if plan is None else plan)
-        errors.check_ranks(plan, self.ranks.size)
-        self.ranks.share_rows(config.mesh.context, config.mesh.tensor)
-        self.ranks.share_layers(config.mesh.pipeline)
-        notes = [*loaded.notes, *self.ranks.check(plan)]
+        notes = [*loaded.notes, *self.ranks.divide(plan)]
         shard, warnings, details = divides(config.mesh.shard, self.ranks), [], []
         chosen_here = earlier is None and branch is None  # else it is the earlier run's preset
         if chosen_here and loaded.origins.get("preset") == "device":  # its first note says why
@@ -401,10 +398,11 @@ class Session:
                 for one in (*checks, job.corpus.check_unchanged):
                     one()
 
-            agree = self.ranks.agreed if job.shard else bool
-            checkpoints = CheckpointManager(emit, shown.say, check, trainer=trainer, agree=agree)
+            more = {"ranks": self.ranks, "divided": bool(job.shard), "feed": feed}
+            more |= {"back": config.train.rewind, "skip": config.train.skip}
+            checkpoints = CheckpointManager(emit, shown.say, check, trainer=trainer, **more)
             if held is not None:
-                checkpoints.open(held.out, config, feed, constants, self.evaluations)
+                checkpoints.open(held.out, config, constants, self.evaluations)
                 checkpoints.begun = position.saved
                 stack.callback(lambda: checkpoints.close(now=stop.hurried))
             # the best is chosen by all windows: a part's losses are comparable with that part's alone

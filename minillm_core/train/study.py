@@ -115,8 +115,7 @@ def bind(plan: Plan, detected: Detected) -> Binding:
     """
     check_support(plan.active, detected.backend, detected.device)
     divides(plan.config.mesh.shard, ALONE)
-    ALONE.share_rows(plan.config.mesh.context, plan.config.mesh.tensor)
-    ALONE.share_layers(plan.config.mesh.pipeline)
+    ALONE.divide(plan)
     return create_backend(detected, plan).binding
 
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
+from minillm_core.backends.base import Snapshot
 from minillm_core.optim.groups import Group
 
 
@@ -52,6 +53,12 @@ class Share(Protocol):
 
     def spread(self, tensors: Mapping[str, Tensor], kind: str) -> Iterator[tuple[str, Tensor]]:
         """Yield on all ranks what each has of a kind (``view.``), by parameter; those are never cut."""
+        ...
+
+    def saved(
+        self, tensors: Mapping[str, Tensor], take: Callable[[Mapping[str, Tensor]], Snapshot]
+    ) -> Snapshot:
+        """Take a snapshot of what this rank writes of a checkpoint: its parts, and rank 0 what is not divided."""
         ...
 
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:

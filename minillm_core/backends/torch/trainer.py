@@ -325,15 +325,21 @@ class TorchTrainer(TorchModel, Trainer):
 
     def snapshot(self) -> Snapshot:
         """Take everything to save."""
-        drawn = {f"random.{name}": state for name, state in self.random.states().items()}
+        if self.share is not None:
+            return self.share.saved(self._saved(), self.snapshots.take)
         tables = self.optimizer.tables.arrays(self.optimizer.updates)
+        taken = self.snapshots.take(self._saved() | tables)
+        return replace(taken, bring=lambda: packed(taken.bring()))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return everything that is saved; of divided updates rank 0 alone gets it. Waits."""
+        return super().arrays() if self.share is None else self.share.whole(self._saved())
+
+    def _saved(self) -> dict[str, Tensor]:
+        drawn = {f"random.{name}": state for name, state in self.random.states().items()}
         with torch.no_grad():
             views = {f"{VIEWED}{name}": view for name, view in self.views()}
-        if self.share is not None:
-            brought = self.share.whole(self._everything() | views | drawn)
-            return Snapshot(lambda: brought)
-        taken = self.snapshots.take(self._everything() | tables | views | drawn)
-        return replace(taken, bring=lambda: packed(taken.bring()))
+        return self._everything() | views | drawn
 
     def _everything(self) -> dict[str, Tensor]:
         tensors = self.held() | self.optimizer.tables.saved()

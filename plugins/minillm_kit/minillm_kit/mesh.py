@@ -29,7 +29,6 @@ from minillm_core.inspection import (
     ALONE,
     Detected,
     Ranks,
-    check_ranks,
     entry_points,
     join,
     on_host,
@@ -83,6 +82,11 @@ AXES = (
         "tensor",
         "heads and hidden units",
         {"model_kv_heads": 4, "mesh_tensor": 2, "mesh_shard": "off"},
+    ),
+    Axis(
+        "pipeline",
+        "layers",
+        {"train_accumulate": 2, "mesh_pipeline": 2, "mesh_shard": "off"},
     ),
 )
 """The axes, in the order in which they are tried."""
@@ -229,9 +233,7 @@ def tried(subject: Subject, axis: Axis, ranks: Ranks) -> dict[str, Any]:
     try:
         plan = subject.planned(**axis.settings)
         mesh = plan.config.mesh
-        check_ranks(plan, ranks.size)
-        ranks.share_rows(mesh.context, mesh.tensor)
-        ranks.check(plan)
+        ranks.divide(plan)
         steps = steps_of(subject, plan)
         losses, _, arrays = train(subject, plan, steps, ranks)
     except Refusal as refusal:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from minillm_core import Plan, Refusal
-from minillm_core.inspection import check_ranks
-from minillm_mesh import by_columns, by_rows, heads
+from minillm_mesh import by_columns, by_rows, by_steps, heads, stages
 
 
 def _steps(rows: int, accumulate: int) -> Callable[[Plan], None]:
     """Make the check of steps of so many rows and micro-batches."""
-    return lambda plan: check_ranks(plan.with_train(rows=rows, accumulate=accumulate), 2)
+    return lambda plan: by_steps.check(plan.with_train(rows=rows, accumulate=accumulate), 2)
 
 
 AXES: Mapping[str, tuple[Callable[[Plan], None], ...]] = {
@@ -20,6 +19,10 @@ AXES: Mapping[str, tuple[Callable[[Plan], None], ...]] = {
     "rows": (_steps(4, 1),),
     "context": (_steps(4, 2), lambda plan: by_columns.check(plan, 2)),
     "tensor": (_steps(4, 2), lambda plan: heads.check(plan, 2)),
+    "pipeline": (
+        _steps(4, 2),
+        lambda plan: stages.check(plan.with_train(rows=4, accumulate=2), 2, 1),
+    ),
 }
 
 

@@ -14,6 +14,10 @@ all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_te
 reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
+class Ended(MinillmError):
+    """Another process of the run has ended."""
+
+
 @contextmanager
 def met() -> Iterator[None]:
     """Say of an error of a collective what it nearly always is: another process has ended."""
@@ -23,11 +27,11 @@ def met() -> Iterator[None]:
         text, ours = str(error), isinstance(error, dist.DistError)
         if not ours and "onnection" not in text and "peer" not in text:
             raise
-        raise MinillmError(
+        raise Ended(
             "another process of the run has ended",
             where=text.splitlines()[0][:200],
             fix="its own message says why; --resume goes on from the last checkpoint",
         ) from error
 
 
-__all__ = ["all_gather", "met", "reduce_scatter"]
+__all__ = ["Ended", "all_gather", "met", "reduce_scatter"]

@@ -18,7 +18,7 @@ from rich.table import Table
 from minillm_core import ConfigError, Plan, Refusal
 from minillm_core.commands import amount, columns, counted, sized
 from minillm_core.inspection import Group, decoder, named_modules
-from minillm_mesh import by_rows, heads
+from minillm_mesh import by_rows, by_steps, heads
 from minillm_mesh import stages as pipeline
 from minillm_mesh.cost import (
     CARDS,
@@ -154,6 +154,15 @@ class Forecast:
     ranks: int
     card: Card
     dtype: str
+
+    @property
+    def refused(self) -> str | None:
+        """Why so many cards could not divide its steps, in words; None: they can."""
+        try:
+            by_steps.check(self.plan, self.ranks)
+        except Refusal as refusal:
+            return f"{refusal.what} ({refusal.where}): {refusal.fix}; figures are of equal parts"
+        return None
 
     @property
     def tensor(self) -> int:

@@ -9,8 +9,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from minillm_core import BackendError
+from minillm_core import BackendError, Plan
 from minillm_core.inspection import Detected, Ranks, launched
+from minillm_mesh import by_steps
 
 
 class MLXRanks(Ranks):
@@ -34,6 +35,11 @@ class MLXRanks(Ranks):
         if self.group.size() != size:
             raise _apart(size, f"mx.distributed has {self.group.size()}")
         self.rank, self.size, self.how = self.group.rank(), size, "mx.distributed"
+
+    def divide(self, plan: Plan) -> Sequence[str]:
+        """Divide a run, if its steps can be divided by so many."""
+        by_steps.check(plan, self.size)
+        return super().divide(plan)
 
     def total(self, arrays: Sequence[mx.array]) -> list[mx.array]:
         """Add up arrays over all ranks, in one flat float32 buffer."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -23,14 +23,15 @@ from torch.distributed.rendezvous import rendezvous
 
 from minillm_core import Plan
 from minillm_core.inspection import Detected, Group, Ranks
-from minillm_mesh import by_columns, by_rows, heads, stages
+from minillm_mesh import by_columns, by_rows, by_steps, heads, stages
 from minillm_mesh import context as rows
 from minillm_mesh.alive import Watch, meet
-from minillm_mesh.collectives import met
+from minillm_mesh.collectives import Ended, met
 from minillm_mesh.cost import CARDS, DEFAULT
 from minillm_mesh.exchange import HEADS, chosen
 from minillm_mesh.forecast import Forecast
 from minillm_mesh.pipeline import Pipeline
+from minillm_mesh.saves import Saves
 from minillm_mesh.tensor import Share
 from minillm_mesh.torch_share import Divided, TorchShare
 from minillm_mesh.torch_weights import TorchWeights
@@ -64,8 +65,10 @@ class TorchRanks(Ranks):
             dist.init_process_group(
                 backend, store=store, rank=self.rank, world_size=self.size, timeout=TIMEOUT
             )
-        self.how = "NCCL" if kind == "cuda" else "gloo"
+            saving = PrefixStore("minillm-saves", next(rendezvous("env://"))[0])
         self._watch = Watch(watched, self.rank, self.size)
+        self._saves = Saves(saving, self.rank, self.size)
+        self.how = "NCCL" if kind == "cuda" else "gloo"
 
     def share_rows(self, context: int, tensor: int = 1) -> None:
         """Let neighbours share each row: ``tensor`` of them next to each other the heads, ``context`` the columns."""
@@ -87,19 +90,24 @@ class TorchRanks(Ranks):
 
     def share_layers(self, pipeline: int) -> None:
         """Let so many compute the layers of each row one after the other: each the next run of them."""
-        if pipeline in (1, self.pipeline):
+        if pipeline == self.pipeline:
             return
+        self.pipeline = pipeline
         parts = self.size // pipeline
         groups: list[Any] = [  # every rank makes all of them, in one order
             dist.new_group([*range(part, self.size, parts)], timeout=TIMEOUT)
             for part in range(parts)
         ]
-        self.pipeline = pipeline
         self._stages = Pipeline(self.rank // parts, pipeline, groups[self.rank % parts])
 
     def pipelined(self, trainer: Any, *step: Any) -> Iterator[Any]:
         """Compute the losses of a step's micro-batches: see :mod:`minillm_mesh.pipeline`."""
         return self._stages.losses(trainer, *step)
+
+    def divide(self, plan: Plan) -> Sequence[str]:
+        """Divide a run, if its steps can be divided by so many."""
+        by_steps.check(plan, self.size)
+        return super().divide(plan)
 
     def check(self, plan: Plan) -> Sequence[str]:
         """Refuse a plan whose model cannot be divided as it is to be; choose how columns attend."""
@@ -182,15 +190,22 @@ class TorchRanks(Ranks):
     def share(self, what: str, groups: Mapping[str, Group], weights: Any, model: Any) -> Divided:
         """Divide the updates, or weights too: see :mod:`minillm_mesh.layout`."""
         if what == "weights":
-            return TorchWeights(groups, weights, model, self)
-        return TorchShare(groups, weights.trained, self.rank, self.size)
+            return TorchWeights(groups, weights, model, self, self._saves)
+        return TorchShare(groups, weights.trained, self.rank, self.size, self._saves)
 
-    def meeting(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def meeting(self) -> Iterator[None]:
         """Say of a collective's error that another process has ended: FSDP and attentions raise it as it is."""
-        return met()
+        try:
+            with met():
+                yield
+        except Ended:
+            self._saves.give_up()  # the part of a process that has ended would be waited for
+            raise
 
     def close(self) -> None:
         """Leave the group."""
+        self._saves.close()
         self._watch.close()
         dist.destroy_process_group()
 

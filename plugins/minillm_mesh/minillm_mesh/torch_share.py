@@ -30,9 +30,10 @@ from torch import Tensor
 from torch import _foreach_add_ as foreach_add_  # pyright: ignore[reportPrivateImportUsage]
 from torch import _foreach_copy_ as foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
 
-from minillm_core.inspection import Group
+from minillm_core.inspection import ROW, Group, Snapshot
 from minillm_mesh.collectives import all_gather, met, reduce_scatter
 from minillm_mesh.layout import BUCKET, Layout, Part, layout
+from minillm_mesh.saves import Saves
 
 ALIGNED = 16
 """Numbers to which the place of a part is rounded up: 32 bytes in bfloat16, for vectorised kernels."""
@@ -64,6 +65,7 @@ class Divided:
         shapes: name -> that of a parameter which is divided.
         rank: of this process.
         device: where the arrays are.
+        saves: writes them, beside other ranks.
     """
 
     def __init__(
@@ -73,8 +75,10 @@ class Divided:
         shapes: Mapping[str, tuple[int, ...]],
         rank: int,
         device: torch.device,
+        saves: Saves,
     ) -> None:
         self.rank, self.size, self.device, self.shapes = rank, len(parts), device, shapes
+        self.saves = saves
         by_rank = [_local(groups, those) for those in parts]
         self.groups = by_rank[rank]
         self.held = [_arrays(*one) for one in zip(by_rank, parts, strict=True)]
@@ -90,6 +94,18 @@ class Divided:
         """Yield what each rank has of a kind, by parameter."""
         for array, tensor in self._brought(tensors, kind):
             yield array.part.name, tensor
+
+    def saved(
+        self, tensors: Mapping[str, Tensor], take: Callable[[Mapping[str, Tensor]], Snapshot]
+    ) -> Snapshot:
+        """Take a snapshot of this rank's parts, and on rank 0 of what all have alike; no rank waits for another."""
+        written = {}
+        for name, tensor in tensors.items():
+            if (part := self.mine.get(name)) is not None:
+                written[name if part.first is None else f"{name}{ROW}{part.first}"] = tensor
+            elif self.rank == 0:
+                written[name] = tensor
+        return self.saves.taken(take(written))
 
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
         """Bring all that ranks have to rank 0; a bucket is on the device at a time."""
@@ -136,6 +152,7 @@ class TorchShare(Divided):
         parameters: name -> parameter that is updated, in the compute dtype.
         rank: of this process.
         size: how many there are.
+        saves: writes checkpoints, beside other ranks.
     """
 
     def __init__(
@@ -144,12 +161,13 @@ class TorchShare(Divided):
         parameters: Mapping[str, torch.nn.Parameter],
         rank: int,
         size: int,
+        saves: Saves,
     ) -> None:
         parts: Layout = layout(groups.values(), size)
         self.parameters, first = parameters, next(iter(parameters.values()))
         device, self.dtype = first.device, first.dtype
         shapes = {m.name: m.shape for group in groups.values() for m in group.members}
-        super().__init__(groups, parts, shapes, rank, device)
+        super().__init__(groups, parts, shapes, rank, device, saves)
         # one section a rank, and where each part begins in its own
         ends = [[*accumulate(_rounded(part.size) for part in those)] for those in parts]
         section = _rounded(max([1, *(end[-1] for end in ends if end)]))

@@ -31,6 +31,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from minillm_core.inspection import Group, Ranks, own_code
 from minillm_mesh.collectives import met
 from minillm_mesh.layout import BUCKET, Layout, layout, row_part, rows_of, uncut
+from minillm_mesh.saves import Saves
 from minillm_mesh.torch_share import Divided
 
 
@@ -42,9 +43,17 @@ class TorchWeights(Divided):
         weights: masters, and parameters in the compute dtype, which become this rank's rows.
         model: materialised; its layers and itself become FSDP's modules.
         ranks: the processes.
+        saves: writes checkpoints, beside other ranks.
     """
 
-    def __init__(self, groups: Mapping[str, Group], weights: Any, model: Any, ranks: Ranks) -> None:
+    def __init__(
+        self,
+        groups: Mapping[str, Group],
+        weights: Any,
+        model: Any,
+        ranks: Ranks,
+        saves: Saves,
+    ) -> None:
         rank, size = ranks.rank, ranks.size
         shapes = {name: tuple(p.shape) for name, p in weights.parameters.items()}
         device, self.dtype = _compute(weights.parameters.values())
@@ -63,7 +72,7 @@ class TorchWeights(Divided):
             (*those, *filter(None, (row_part(name, shapes[name], at, size) for name in frozen)))
             for at, those in enumerate(updated)
         )
-        super().__init__(groups, parts, shapes, rank, device)
+        super().__init__(groups, parts, shapes, rank, device, saves)
         self.exchange = Exchange(_owners(groups, updated), shapes, rank, size, device)
         self.open = self.helping = (
             False  # weights are lent at the moment; this rank gathers for others

@@ -15,6 +15,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -85,12 +86,12 @@ def plan_of(name: str, split: str, given: Mapping[str, Any] = {}) -> minillm.Pla
 
 
 def batches(plan: minillm.Plan) -> Iterator[tuple[dict[str, np.ndarray], ...]]:
-    """Make the micro-batches of each step; their rows have very different numbers of labels."""
+    """Make the micro-batches of each step; their rows have very different numbers of labels, or none."""
     pieces = tuple(bytes([one]) for one in range(128))
     rng, hook = np.random.default_rng(0), batch_hook(plan, pieces=pieces)
     (shape,) = plan.course
     size = shape.rows, shape.seq_len
-    while True:
+    for step in count():
         micro = []
         for number in range(shape.accumulate):
             ids = rng.integers(0, 128, (size[0], size[1] + 1)).astype(np.int32)
@@ -104,6 +105,9 @@ def batches(plan: minillm.Plan) -> Iterator[tuple[dict[str, np.ndarray], ...]]:
             }
             kept = 3 + 7 * ((np.arange(size[0])[:, None] + number) % 5)  # other sums in each half
             batch["labels"][np.arange(size[1])[None] >= kept] = -1
+            if step % 3 == 2:  # all that the first of two ranks reads has no label
+                whole = size[0] * (number < shape.accumulate // 2)
+                batch["labels"][: whole if shape.accumulate > 1 else size[0] // 2] = -1
             micro.append(hook(batch, "train") if hook else batch)
         yield tuple(micro)
 

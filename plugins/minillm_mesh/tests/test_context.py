@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 import minillm_core as minillm
 from minillm_core.backends.ranks import ALONE, Ranks
-from minillm_core.inspection import check_ranks
 from minillm_core.nn.block import COLUMNS
 from minillm_core.nn.decoder import ahead
 from minillm_kit import small
 from minillm_kit.subject import with_stand_ins
+from minillm_mesh import by_steps
 from minillm_mesh.by_columns import check
 from minillm_mesh.context import Columns
 
@@ -150,7 +150,7 @@ def test_processes_that_cannot_share_rows_say_so() -> None:
     with pytest.raises(minillm.BackendError, match="those of pigeons do not"):
         Two().share_rows(2)
     with pytest.raises(minillm.ConfigError, match=r"4 processes, and each row .* by 3") as refused:
-        check_ranks(plan_of(mesh_context=3), 4)
+        by_steps.check(plan_of(mesh_context=3), 4)
     assert "product divides 4" in str(refused.value.fix)
 
 

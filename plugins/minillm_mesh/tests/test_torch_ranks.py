@@ -188,6 +188,35 @@ def alike(one: Path, other: Path) -> None:
             assert found[step] == pytest.approx(figure, abs=1e-4), f"{event} {step}"
 
 
+SPIKE = '''
+import numpy as np
+from minillm_core import Plugin
+
+class Spike(Plugin, api=1):
+    """Asks for nonsense in some batches, by what is in it."""
+
+    def on_batch(self, batch, phase):
+        if phase != "train" or batch["ids"].sum() % 13:
+            return batch
+        return {**batch, "labels": np.full_like(batch["labels"], 297)}
+'''
+
+
+def test_processes_go_back_together_at_a_spike(text: Path, tmp_path: Path) -> None:
+    (tmp_path / "spike.py").write_text(SPIKE)
+    more = ("--plugins", f"{tmp_path / 'spike.py'}:Spike", "--steps", "40")
+    more = (*more, "checkpoint.every=4", "eval.samples=0")
+    more = (*more, "train.spike=0.2", "train.rewind=5", "train.skip=3", "train.lr=0.01")
+    alone, *others = (tmp_path / name for name in ("alone", "updates", "weights", "off"))
+    train(1, alone, text, *more)
+    expected = losses(alone, "rewind", "to")
+    assert expected
+    for out in others:
+        train(2, out, text, *more, f"mesh.shard={out.name}")
+        assert losses(out, "rewind", "to") == expected
+        alike(alone, out)
+
+
 def test_a_process_that_is_stopped_is_named(text: Path, tmp_path: Path) -> None:
     process = start(tmp_path / "run", text, "--steps", "100000")
     wait_for(tmp_path / "run", 3, process)

@@ -56,7 +56,7 @@ class Saves:
         self.delay, self.failing, self.go_on = delay, set(failing), go_on
         self.open: list[tuple[int, int]] = []  # (step, asked)
 
-    def submit(self, step: int, snapshot: Any, scalars: dict[str, Any]) -> None:
+    def submit(self, step: int, snapshot: Any, scalars: dict[str, Any], beside: Any) -> None:
         self.open = [(step, self.delay) for step, _ in self.open]  # the one before is waited for
         self.begun.append(Position.of(scalars))
         self.open.append((step, 0))

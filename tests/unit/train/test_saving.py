@@ -29,7 +29,7 @@ class Disk:
         self.submitted: list[tuple[int, dict[str, Any]]] = []
         self.results: list[Result] = []
 
-    def submit(self, step: int, snapshot: Any, scalars: dict[str, Any]) -> None:
+    def submit(self, step: int, snapshot: Any, scalars: dict[str, Any], beside: Any) -> None:
         self.submitted.append((step, json.loads(json.dumps(scalars))))
         written, error = self.errors.pop(0)
         path = Path("out") / "checkpoints" / f"step-{step:08d}" if written else None
@@ -169,7 +169,8 @@ def test_other_ranks_bring_their_parts_when_rank_0_saves() -> None:
         return Snapshot(dict)
 
     trainer: Any = SimpleNamespace(snapshot=snapshot)
-    other = CheckpointManager(trainer=trainer, agree=lambda due: next(answers))
+    ranks: Any = SimpleNamespace(agreed=lambda due: next(answers))
+    other = CheckpointManager(trainer=trainer, ranks=ranks, divided=True)
     other.save(Position(step=4))
     other.evaluated(Position(step=6), Evaluated(6, 1.0, None, 10))
     assert len(taken) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from minillm_core import ConfigError, Plan, PlanError, build_plan, load
-from minillm_core.train.errors import check_ranks
+from minillm_mesh.by_steps import check
 
 
 def planned(plugins: str | None = None, **settings: object) -> Plan:
@@ -22,25 +22,25 @@ def test_the_numbers_next_to_one_that_does_not_fit_are_named(
 ) -> None:
     plan = planned(train_rows=rows, train_accumulate=accumulate)
     if instead is None:
-        check_ranks(plan, ranks)
+        check(plan, ranks)
         return
     with pytest.raises(ConfigError, match="cannot divide a step") as refused:
-        check_ranks(plan, ranks)
+        check(plan, ranks)
     assert refused.value.fix == f"make either a multiple of {ranks}, or take {instead} processes"
     for number in map(int, instead.split(" or ")):
-        check_ranks(plan, number)
+        check(plan, number)
 
 
 def test_sizes_that_a_plugin_brings_are_looked_at() -> None:
     plan = planned("batch_schedule", train_rows=6)
     sizes = {shape.rows for shape in plan.course}
     assert len(sizes) > 1
-    check_ranks(plan, 2)
+    check(plan, 2)
     with pytest.raises(ConfigError, match=f"micro-batches of {min(sizes)} rows"):
-        check_ranks(plan, 6)
+        check(plan, 6)
 
 
 def test_a_choice_in_a_whole_micro_batch_is_refused_where_its_rows_are_divided() -> None:
-    check_ranks(planned("jest", train_accumulate=2), 2)
+    check(planned("jest", train_accumulate=2), 2)
     with pytest.raises(PlanError, match="whole micro-batch"):
-        check_ranks(planned("jest", train_rows=4), 2)
+        check(planned("jest", train_rows=4), 2)

@@ -1,0 +1,56 @@
+"""What of a plan's steps several processes cannot divide, and what only one can do."""
+
+from __future__ import annotations
+
+from minillm_core import ConfigError, Plan, PlanError
+
+
+def check(plan: Plan, ranks: int) -> None:
+    """Refuse steps that several processes cannot divide, and what only one can do.
+
+    Raises:
+        ConfigError: with what to set.
+        PlanError: a plugin's part needs the whole step in one process.
+    """
+    if ranks > 1 and plan.by_rows:
+        raise PlanError(
+            "tables that are updated by the rows which a step reads need one process: each of several reads "
+            "other rows, and gradients are added up over the same numbers in all",
+            where=", ".join(plan.by_rows),
+            fix="--plugins -sparse_rows, or one process",
+        )
+    mesh = plan.config.mesh
+    each = mesh.context * mesh.tensor * mesh.pipeline if ranks > 1 else 1
+    if ranks % each:
+        raise ConfigError(
+            f"{ranks} processes, and each row is to be shared by {each} of them",
+            where=f"mesh.context={mesh.context}, mesh.tensor={mesh.tensor}, mesh.pipeline={mesh.pipeline}",
+            fix=f"numbers whose product divides {ranks}, or a multiple of {each} processes",
+        )
+    parts = ranks // each
+    for shape in plan.course:
+        if shape.accumulate % parts and shape.rows % parts:
+            raise ConfigError(
+                f"{parts} processes cannot divide a step of {shape.accumulate} micro-batches of "
+                f"{shape.rows} rows",
+                where="train.accumulate, train.rows",
+                fix=f"make either a multiple of {parts}, or take {_fitting(plan, parts)} processes",
+            )
+        if shape.accumulate % parts and (whole := plan.spec.loss.whole):
+            raise PlanError(
+                "what is trained on is chosen in a whole micro-batch, which cannot be divided",
+                where=f"loss of '{whole.owner}', {parts} processes",
+                fix=f"make train.accumulate a multiple of {parts}",
+            )
+
+
+def _fitting(plan: Plan, ranks: int) -> str:
+    """Name the numbers of processes next to one that can divide every step of a run."""
+    sizes = [(shape.accumulate, shape.rows) for shape in plan.course]
+    most = max(max(size) for size in sizes)
+    fit = [n for n in range(1, most + 1) if all(a % n == 0 or r % n == 0 for a, r in sizes)]
+    below, above = (n for n in fit if n < ranks), (n for n in fit if n > ranks)
+    return " or ".join(f"{n:,}" for n in (max(below), min(above, default=None)) if n)
+
+
+__all__ = ["check"]

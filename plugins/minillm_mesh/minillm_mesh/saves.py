@@ -1,0 +1,202 @@
+"""Checkpoints that all ranks write at the same time: each the arrays that it has, rank 0 the manifest, last.
+
+    step-00000100.tmp-.../
+        model.safetensors, optimizer.safetensors, state.json    rank 0: its parts, and what all have alike
+        rank-00001.safetensors, ...                             the other ranks' parts
+        manifest.json                                           rank 0, once it has every file's size and digest
+
+A part is whole rows of an array, ``model.layers.0.attn.q@128`` from row 128 on, so any reader puts them together
+and no rank waits for another one's arrays. No collective takes part: ranks write in threads while training goes
+on, and what they tell each other lies in the store where they met. Rank 0 says the number of a save and its
+temporary folder once that is there; each other rank answers with the size and digest of its file, or why there
+is none. A save ends where rank 0 says another number or folder, and until all have answered nothing has a name.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from threading import Event
+from typing import Any, NamedTuple, Protocol
+
+from minillm_core import Interrupted, MinillmError, NonFinite
+from minillm_core.inspection import (
+    Snapshot,
+    Written,
+    non_finite,
+    rank_file,
+    stream_file,
+    tensor_file,
+)
+from minillm_mesh.collectives import Ended
+
+EVERY = 0.02
+"""Seconds between two looks into the store."""
+
+CLEARING = 10.0
+"""Seconds in which rank 0 lets others stop writing, before it removes what there is of a save."""
+
+NOW = "now"
+"""The key of the save that is under way: its number and temporary folder; "" where it was given up."""
+
+
+class Store(Protocol):
+    """A map that all processes share."""
+
+    def set(self, key: str, value: str, /) -> None:
+        """Write a value."""
+        ...
+
+    def get(self, key: str, /) -> bytes:
+        """Read a value, which is waited for."""
+        ...
+
+    def check(self, keys: list[str], /) -> bool:
+        """Tell whether all keys are there."""
+        ...
+
+    def delete_key(self, key: str, /) -> bool:
+        """Remove a value."""
+        ...
+
+
+class Answer(NamedTuple):
+    """What a rank tells of its file: size and digest, or why there is none."""
+
+    written: tuple[int, str] = (0, "")
+    error: str = ""
+    finite: bool = True  # the error is not a NaN or an infinity
+
+
+class Saves:
+    """One process's part in checkpoints.
+
+    Args:
+        store: a connection of its own: the threads of a save wait there.
+        rank: of this process.
+        size: how many there are.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int) -> None:
+        self._store, self._rank, self._size = store, rank, size
+        self._number = 0  # of saves so far: the same on all ranks
+        self._over, self._lost = Event(), Event()
+        self._thread: ThreadPoolExecutor | None = None
+        if rank == 0:
+            store.set(NOW, json.dumps([0, ""]))
+
+    def taken(self, snapshot: Snapshot) -> Snapshot:
+        """Take over a snapshot of this rank's arrays; every rank calls it for the same saves.
+
+        Returns:
+            On rank 0 the one to commit. Others have theirs written here.
+        """
+        self._number += 1
+        if self._rank == 0:
+            return replace(snapshot, beside=partial(self._beside, self._number))
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._thread.submit(self._write, self._number, snapshot)
+        return snapshot
+
+    def give_up(self) -> None:
+        """Wait for no other rank any more: one has ended."""
+        self._lost.set()
+
+    def close(self) -> None:
+        """Wait for the part under way, if rank 0 still wants it."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.shutdown()
+
+    # rank 0
+
+    @contextmanager
+    def _beside(
+        self, number: int, folder: Path, given_up: Callable[[], bool]
+    ) -> Iterator[Callable[[], Mapping[str, Any]]]:
+        """Let the others write into a folder inside: see ``commit``."""
+        self._store.set(NOW, json.dumps([number, str(folder.absolute())]))
+        try:
+            yield partial(self._answers, number, given_up)
+        except BaseException:
+            self._store.set(NOW, json.dumps([number, ""]))
+            late = time.monotonic() + CLEARING
+            while not (self._lost.is_set() or self._all_there(number) or time.monotonic() > late):
+                time.sleep(EVERY)
+            raise
+        finally:
+            for key in self._keys(number).values():
+                self._store.delete_key(key)
+
+    def _answers(self, number: int, given_up: Callable[[], bool]) -> dict[str, Any]:
+        """Wait for the other ranks; return size and digest of each file by name.
+
+        Raises:
+            NonFinite: an array of one of them is not finite.
+            OSError: one of them could not write.
+            Interrupted: the save is given up.
+            Ended: one of them has ended.
+        """
+        while not self._all_there(number):
+            if given_up():
+                raise Interrupted("the checkpoint was given up")
+            if self._lost.is_set():
+                raise Ended("another process of the run has ended, and its part is missing")
+            time.sleep(EVERY)
+        found: dict[str, Any] = {}
+        for rank, key in self._keys(number).items():
+            answer = Answer(*json.loads(self._store.get(key)))
+            if answer.error:
+                raise (OSError if answer.finite else NonFinite)(f"rank {rank}: {answer.error}")
+            found[rank_file(rank)] = Written(*answer.written)
+        return found
+
+    def _all_there(self, number: int) -> bool:
+        return self._store.check([*self._keys(number).values()])
+
+    def _keys(self, number: int) -> dict[int, str]:
+        return {rank: f"{number}/{rank}" for rank in range(1, self._size)}
+
+    # the others
+
+    def _write(self, number: int, snapshot: Snapshot) -> None:
+        """Write this rank's part once rank 0 says where, and answer."""
+        while (under_way := self._under_way())[0] < number:
+            if self._over.wait(EVERY):
+                return
+        if under_way[0] > number:
+            return
+        try:
+            answer = self._written(snapshot(), under_way)
+        except BaseException as error:  # whatever it is: rank 0 waits, and says it
+            what = error.what if isinstance(error, MinillmError) else str(error)
+            answer = Answer(error=what or type(error).__name__)
+        self._store.set(self._keys(number)[self._rank], json.dumps(answer))
+
+    def _written(self, arrays: Mapping[str, Any], under_way: tuple[int, str]) -> Answer:
+        """Write this rank's file, unless rank 0 gives the save up meanwhile."""
+        if found := non_finite(arrays):
+            return Answer(error=f"{found} is no longer finite; it was not saved", finite=False)
+
+        def wanted() -> Iterator[Any]:
+            for part in tensor_file(arrays):
+                if self._under_way() != under_way:
+                    raise Interrupted("rank 0 has given it up")
+                yield part
+
+        return Answer(stream_file(Path(under_way[1]) / rank_file(self._rank), wanted()))
+
+    def _under_way(self) -> tuple[int, str]:
+        """Read the number and folder of the save that rank 0 has begun last; "": it was given up."""
+        number, folder = json.loads(self._store.get(NOW))
+        return number, folder
+
+
+__all__ = ["Saves"]
