@@ -3,6 +3,7 @@
 #   make run        set up, and train the small default model on this machine
 #   make test       set up, and pass the fast tests (lint, types, tests)
 #   make test-all   the full tier: the fast tests, then the slow ones
+#   make test-nightly  every case of what the full tier tries a sample of
 #   make format     rewrite the source as the linter wants it
 #   make wheels     build every distribution into dist/, and check what was built
 #   make clean      remove $(VENV) and what the tools left behind
@@ -32,17 +33,20 @@ RUN   := $(VENV)/.run
 STAMP := $(VENV)/.installed
 PINS  := pyproject.toml constraints.txt $(PLUGINS:%=%/pyproject.toml)
 
-.PHONY: run test test-all check format setup wheels clean
+.PHONY: run test test-all test-nightly check format setup wheels clean
 .DEFAULT_GOAL := test
 
 run: $(RUN)
 	$(BIN)/minillm train $(or $(ARGS),--preset $(RECIPE))
 
 test: check
-	$(PYTEST) -m "not slow and not full and not gpu and not metal"
+	$(PYTEST) -m "not slow and not full and not nightly and not gpu and not metal"
 
 test-all: test
-	$(PYTEST) -m "slow or full or gpu or metal"
+	$(PYTEST) -m "(slow or full or gpu or metal) and not nightly"
+
+test-nightly: $(STAMP)
+	$(PYTEST) -m nightly
 
 check: $(STAMP)
 	$(BIN)/ruff check .
