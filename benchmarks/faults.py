@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from benchmarks.trials.bench import Row, each, finish, parser, workshop
+from benchmarks.trials.bench import Row, each, finish, parser, sample, workshop
 from benchmarks.trials.compare import differences, newest_step, state
 from benchmarks.trials.forked import Child, import_all, modules_of
 from benchmarks.trials.tiny_run import TinyRun
@@ -269,12 +269,14 @@ def trials_of(run: TinyRun, given: Namespace) -> list[Trial]:
         for place in PLACES
         if (place, kind) not in NONE | (UNSEEN if given.backend == "mlx" else set())
     ]
-    return [trial for trial in found if not given.only or re.fullmatch(given.only, trial.name)]
+    chosen = [trial for trial in found if not given.only or re.fullmatch(given.only, trial.name)]
+    return sample(chosen, given)
 
 
 def main() -> int:
     options = parser(__doc__)
     options.add_argument("--hang", type=float, default=60.0, help="seconds that a hang lasts")
+    options.add_argument("--sample", type=int, help="try so many of them, drawn with --seed")
     options.add_argument("--only", help="trials whose names, such as on_batch-hang, fit this regex")
     given = options.parse_args()
     found: dict[str, Row] = {}

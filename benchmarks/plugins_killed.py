@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.trials.bench import Row, backends_of, each, finish, parser, workshop
+from benchmarks.trials.bench import Row, backends_of, each, finish, parser, sample, workshop
 from benchmarks.trials.compare import broken, differences, newest_step
 from benchmarks.trials.forked import import_all, modules_of
 from benchmarks.trials.tiny_run import EVERY, STEPS, TinyRun
@@ -176,6 +176,7 @@ def main() -> int:
     options.add_argument(
         "--alternate", action="store_true", help="each form on one of the backends, by turns"
     )
+    options.add_argument("--sample", type=int, help="try so many of them, drawn with --seed")
     options.add_argument("--only", metavar="NAME", help="one plugin, or 'all at once'")
     given = options.parse_args()
     left_out = {form.name: form.left_out for form in forms() if form.left_out}
@@ -197,6 +198,9 @@ def main() -> int:
             ]
         if given.only:
             planned = [one for one in planned if one.plugin == given.only]
+        if given.sample:
+            whole = [one for one in planned if one.plugin == TOGETHER]
+            planned = sample([one for one in planned if one not in whole], given) + whole
         rows, cells = attempt(planned, given.jobs)
         return finish("plugins_killed", rows, given, plugins=cells, left_out=left_out)
 

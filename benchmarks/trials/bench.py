@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import random
 import secrets
 import shutil
 import sys
@@ -20,7 +21,7 @@ from typing import Any, TypeVar
 from benchmarks import command
 from benchmarks.environment import write
 
-__all__ = ["Row", "backends_of", "each", "finish", "parser", "table", "workshop"]
+__all__ = ["Row", "backends_of", "each", "finish", "parser", "sample", "table", "workshop"]
 
 BACKENDS = ("torch", "mlx")
 
@@ -98,6 +99,14 @@ def workshop(options: argparse.Namespace) -> Iterator[Path]:
             print(f"what failed is kept in {folder / 'failed'}", flush=True)
         else:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def sample(trials: Sequence[Trial], options: argparse.Namespace) -> list[Trial]:
+    """Return all trials, or as many of them as ``--sample`` says, drawn with the seed; in their order."""
+    if options.sample is None:
+        return [*trials]
+    drawn = random.Random(f"{options.seed} sample").sample(range(len(trials)), options.sample)
+    return [trials[number] for number in sorted(drawn)]
 
 
 def each(

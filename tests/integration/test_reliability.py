@@ -1,5 +1,7 @@
 """Runs that are killed, damaged, crowded and starved: the scripts of benchmarks/, in small numbers.
 
+The nightly tests try larger ones, and every plugin and fault of which the full tier tries a sample.
+
 Each in a process of its own: children are forked, which only a process without threads may do.
 """
 
@@ -11,6 +13,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,10 +50,16 @@ def total(rows: list[dict], what: str) -> int:
     return sum(row[what] for row in rows)
 
 
-def test_every_killed_run_ends_bit_equal(tried) -> None:
-    rows = tried("kills", "--train", "50", "--save", "50")
-    assert total(rows, "tried") == total(rows, "bit_equal") == 100
-    assert sum(row["facts"]["kills"] for row in rows) >= 100
+def numbers(few: int, many: int) -> list[Any]:
+    """Numbers of trials: of the full tier, and of the nightly tests."""
+    return [few, pytest.param(many, marks=pytest.mark.nightly)]
+
+
+@pytest.mark.parametrize("many", numbers(16, 50))
+def test_every_killed_run_ends_bit_equal(tried, many: int) -> None:
+    rows = tried("kills", "--train", str(many), "--save", str(many))
+    assert total(rows, "tried") == total(rows, "bit_equal") == 2 * many
+    assert sum(row["facts"]["kills"] for row in rows) >= 2 * many
     assert {row["what"].partition(",")[0] for row in rows} == {
         "kill -9 in training",
         "kill -9 in a save",
@@ -64,10 +73,17 @@ def test_a_rank_that_is_killed_costs_nothing(tried) -> None:
     assert sum(row["facts"]["kills"] for row in rows) >= 2
 
 
-def test_every_plugin_killed_ends_bit_equal(tried) -> None:
-    rows = tried("plugins_killed", "--alternate")
+@pytest.mark.parametrize(
+    ("sample", "least"),
+    [
+        (("--sample", "30", "--seed", "18"), 10),
+        pytest.param((), 20, marks=pytest.mark.nightly),
+    ],
+)
+def test_every_plugin_killed_ends_bit_equal(tried, sample: tuple[str, ...], least: int) -> None:
+    rows = tried("plugins_killed", "--alternate", *sample)
     assert total(rows, "tried") == total(rows, "bit_equal") == total(rows, "detected")
-    assert all(row["facts"]["plugins"] > 20 for row in rows)
+    assert all(row["facts"]["plugins"] > least for row in rows)
 
 
 def test_every_corruption_is_noticed(tried) -> None:
@@ -97,13 +113,27 @@ def test_a_full_disk_costs_no_checkpoint(tried) -> None:
     assert total(rows, "detected") == total(rows, "bit_equal") == 20
 
 
-def test_every_fault_of_a_plugin_is_contained(tried) -> None:
-    rows = tried("faults", "--hang", "14")
-    assert total(rows, "tried") == total(rows, "detected") == total(rows, "bit_equal") == 103
+@pytest.mark.parametrize(
+    ("sample", "count"),
+    [
+        (("--sample", "40", "--seed", "18"), 40),
+        pytest.param((), 103, marks=pytest.mark.nightly),
+    ],
+)
+def test_every_fault_of_a_plugin_is_contained(tried, sample: tuple[str, ...], count: int) -> None:
+    rows = tried("faults", "--hang", "14", *sample)
+    assert total(rows, "tried") == total(rows, "detected") == total(rows, "bit_equal") == count
 
 
 @pytest.mark.skipif(not find_spec("mlx"), reason="mlx is not installed")
-def test_and_where_arrays_are_mlx_s(tried) -> None:
+@pytest.mark.parametrize(
+    ("sample", "count"),
+    [
+        (("--sample", "10", "--seed", "18"), 10),
+        pytest.param((), 21, marks=pytest.mark.nightly),
+    ],
+)
+def test_and_where_arrays_are_mlx_s(tried, sample: tuple[str, ...], count: int) -> None:
     running = "(on_batch|forward|stage|kernel)-(?!hang|signal).*"
-    rows = tried("faults", "--backend", "mlx", "--only", running)
-    assert total(rows, "tried") == total(rows, "detected") == total(rows, "bit_equal") == 21
+    rows = tried("faults", "--backend", "mlx", "--only", running, *sample)
+    assert total(rows, "tried") == total(rows, "detected") == total(rows, "bit_equal") == count

@@ -25,7 +25,7 @@ from minillm_core.backends.ranks import ALONE, join
 from minillm_core.data.batch import part_of
 from minillm_core.inspection import Detected, Ranks, batch_hook, read_value, trainer
 
-STEPS = 20
+STEPS = 8
 TINY = {
     "model.dim": 32,
     "model.heads": 4,
