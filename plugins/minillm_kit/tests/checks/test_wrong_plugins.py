@@ -322,10 +322,7 @@ def test_its_check_finds_it(plugin: Write, partner: Write, what: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "what",
-    [
-        what if what in SAMPLE else pytest.param(what, marks=pytest.mark.nightly)
-        for what in WRONG
-    ],
+    [what if what in SAMPLE else pytest.param(what, marks=pytest.mark.nightly) for what in WRONG],
 )
 def test_no_other_check_finds_it(plugin: Write, partner: Write, what: str) -> None:
     check, right, wrong = WRONG[what]
