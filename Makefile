@@ -3,6 +3,7 @@
 #   make run        set up, and train the small default model on this machine
 #   make test       set up, and pass the fast tests (lint, types, tests)
 #   make test-all   the full tier: the fast tests, then the slow ones
+#   make test-nightly  every case of what the full tier tries a sample of
 #   make format     rewrite the source as the linter wants it
 #   make wheels     build every distribution into dist/, and check what was built
 #   make clean      remove $(VENV) and what the tools left behind
@@ -32,7 +33,7 @@ RUN   := $(VENV)/.run
 STAMP := $(VENV)/.installed
 PINS  := pyproject.toml constraints.txt $(PLUGINS:%=%/pyproject.toml)
 
-.PHONY: run test test-all check format setup wheels clean
+.PHONY: run test test-all test-nightly check format setup wheels clean
 .DEFAULT_GOAL := test
 
 run: $(RUN)
@@ -43,6 +44,9 @@ test: check
 
 test-all: test
 	$(PYTEST) -m "slow or full or gpu or metal"
+
+test-nightly: $(STAMP)
+	$(PYTEST) -m nightly
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -9,10 +9,12 @@ is written by hand.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
+from random import Random
 from typing import Any
 
 from minillm_core.backends.bind import kernel_preflight
@@ -25,7 +27,12 @@ from tools.markdown import table
 from tools.pages import Page, main
 from tools.repository import ROOT, ours
 
-__all__ = ["PAGE", "Outcomes", "outcomes"]
+__all__ = ["Outcomes", "listed", "outcomes", "page"]
+
+PATH = ROOT / "docs" / "compose.md"
+
+SEED = 18
+"""Of the pairs that a sample holds: others come with another seed, and with a new plugin."""
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "domain_tokens": {"domains": ["code", "text"]},
@@ -40,12 +47,15 @@ class Outcomes:
 
     needs: Mapping[str, tuple[str, ...]]  # plugin -> those without which it is refused
     refused: Mapping[tuple[str, str], Refusal]  # pairs, each with what its two need
-    pairs: int  # planned, the refused ones included
+    pairs: int  # that there are, the refused ones included
 
 
 @cache
-def outcomes() -> Outcomes:
+def outcomes(sampled: int | None = None) -> Outcomes:
     """Plan every pair with default options, for the model of preset tiny.
+
+    Args:
+        sampled: plan those that the page says are refused, and so many of all, drawn with :data:`SEED`.
 
     Raises:
         Refusal: a plugin is refused alone and beside each of the others.
@@ -54,13 +64,19 @@ def outcomes() -> Outcomes:
     loaded = {one.name: one for one in load(ours(), OPTIONS)}
     needs = {name: _needs(name, loaded, config) for name in loaded}
     refused, pairs = {}, list(combinations(loaded, 2))
-    for pair in pairs:
+    planned = {*pairs} if sampled is None else {*Random(SEED).sample(pairs, sampled), *listed()}
+    for pair in (one for one in pairs if one in planned):
         names = {*pair, *(other for name in pair for other in needs[name])}
         try:
             _plan(names, loaded, config)
         except Refusal as refusal:
             refused[pair] = refusal
     return Outcomes({name: others for name, others in needs.items() if others}, refused, len(pairs))
+
+
+def listed() -> set[tuple[str, str]]:
+    """Read the pairs that the page says are refused."""
+    return {*re.findall(r"^\| `(\w+)`, `(\w+)` \| ", PATH.read_text("utf-8"), re.MULTILINE)}
 
 
 def _needs(name: str, loaded: Mapping[str, LoadedPlugin], config: Config) -> tuple[str, ...]:
@@ -80,35 +96,39 @@ def _plan(names: set[str], loaded: Mapping[str, LoadedPlugin], config: Config) -
     kernel_preflight(build_plan(config, [loaded[name] for name in sorted(names)]))
 
 
-def summary() -> str:
+def summary(found: Outcomes) -> str:
     """Say how many pairs there are, in a sentence."""
-    found = outcomes()
     return (
         f"{len(ours())} plugins make {found.pairs} pairs: {found.pairs - len(found.refused)} are "
         f"planned, {len(found.refused)} are refused."
     )
 
 
-def requirements() -> str:
+def requirements(found: Outcomes) -> str:
     """List which plugins build on which."""
     rows = [
         (f"`{name}`", ", ".join(f"`{other}`" for other in others))
-        for name, others in outcomes().needs.items()
+        for name, others in found.needs.items()
     ]
     return table(("plugin", "needs"), rows)
 
 
-def refusals() -> str:
+def refusals(found: Outcomes) -> str:
     """List each refused pair with the reason, and the way out as planning says it."""
     rows = [
         (f"`{a}`, `{b}`", refusal.what, str(refusal.fix or ""))
-        for (a, b), refusal in outcomes().refused.items()
+        for (a, b), refusal in found.refused.items()
     ]
     return table(("pair", "what planning says", "the way out"), rows)
 
 
-PARTS = {"summary": summary, "needs": requirements, "refused": refusals}
-PAGE = Page(ROOT / "docs" / "compose.md", PARTS)
+def page(sampled: int | None = None) -> Page:
+    """Return the page as :func:`outcomes` make it."""
+    made = {"summary": summary, "needs": requirements, "refused": refusals}
+    return Page(
+        PATH, {name: lambda part=part: part(outcomes(sampled)) for name, part in made.items()}
+    )
+
 
 if __name__ == "__main__":
-    main(__doc__, PAGE)
+    main(__doc__, page())

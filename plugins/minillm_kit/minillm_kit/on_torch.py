@@ -12,12 +12,22 @@ import torch
 
 
 def traced() -> Callable[..., Any]:
-    """Forget earlier graphs, of which dynamo keeps eight a function, and compile by aot_eager.
+    """Forget earlier graphs, of which dynamo keeps eight a function, and compile without code.
 
-    So a compiled step is one graph or an error, on a CPU within seconds: no code is generated.
+    So a compiled step is one graph or an error, on a CPU within seconds. As ``aot_eager`` does, but for
+    the cut between forward and backward: what a minimal one recomputes, this one keeps.
     """
     torch.compiler.reset()
-    return partial(torch.compile, backend="aot_eager")
+    return partial(torch.compile, backend=_forward_and_backward)
+
+
+def _forward_and_backward(graph: Any, inputs: Any) -> Any:
+    from functorch.compile import default_partition, nop
+    from torch._dynamo.backends.common import aot_autograd
+
+    return aot_autograd(fw_compiler=nop, bw_compiler=nop, partition_fn=default_partition)(
+        graph, inputs
+    )
 
 
 def process_state() -> dict[str, Any]:

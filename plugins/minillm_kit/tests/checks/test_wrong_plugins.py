@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Container, Iterator
+from random import Random
 
 import pytest
 
@@ -277,6 +278,8 @@ BOTH = ("parity", "alike")
 """Checks that compare two frameworks; for the others one is enough."""
 SLOW = ("clean",)
 """Checks that take seconds: run with all the others alone."""
+SAMPLE = {*Random(18).sample([*WRONG], 12), *(what for what in WRONG if WRONG[what][0] in SLOW)}
+"""Those that the full tier runs all checks of; the nightly tests run all checks of every one."""
 
 
 @pytest.fixture(autouse=True)
@@ -317,7 +320,10 @@ def test_its_check_finds_it(plugin: Write, partner: Write, what: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", WRONG)
+@pytest.mark.parametrize(
+    "what",
+    [what if what in SAMPLE else pytest.param(what, marks=pytest.mark.nightly) for what in WRONG],
+)
 def test_no_other_check_finds_it(plugin: Write, partner: Write, what: str) -> None:
     check, right, wrong = WRONG[what]
     names = {check.name for check in CHECKS}
