@@ -1,10 +1,6 @@
 """The names of ``minillm_core.commands``, and the modules that define them."""
 
-from minillm_core.cli.console import (
-    emit as emit,
-    say as say,
-    write as write,
-)
+from minillm_core.cli.console import emit as emit, say as say, write as write
 from minillm_core.cli.options import (
     AsJson as AsJson,
     InferenceOptions as InferenceOptions,
@@ -14,18 +10,9 @@ from minillm_core.cli.options import (
     Steps as Steps,
     StudyOptions as StudyOptions,
 )
-from minillm_core.config.folders import (
-    cache_folder as cache_folder,
-    data_folder as data_folder,
-)
-from minillm_core.install import (
-    pip_line as pip_line,
-)
-from minillm_core.plan.render import (
-    amount as amount,
-    columns as columns,
-    sized as sized,
-)
+from minillm_core.config.folders import cache_folder as cache_folder, data_folder as data_folder
+from minillm_core.install import pip_line as pip_line
+from minillm_core.plan.render import amount as amount, columns as columns, sized as sized
 from minillm_core.text import (
     counted as counted,
     few as few,
@@ -35,7 +22,4 @@ from minillm_core.text import (
     printable as printable,
     rounded as rounded,
 )
-from minillm_core.train.progress import (
-    display as display,
-    duration as duration,
-)
+from minillm_core.train.progress import display as display, duration as duration

@@ -1,11 +1,7 @@
 """The names of ``minillm_core.documents``, and the modules that define them."""
 
-from minillm_core.config.schema import (
-    weighted_path as weighted_path,
-)
-from minillm_core.data.cutting import (
-    Continued as Continued,
-)
+from minillm_core.config.schema import weighted_path as weighted_path
+from minillm_core.data.cutting import Continued as Continued
 from minillm_core.data.formats import (
     EMPTY as EMPTY,
     FORMATS as FORMATS,
@@ -22,39 +18,23 @@ from minillm_core.data.formats import (
     read_records as read_records,
     ticker as ticker,
 )
-from minillm_core.data.shards import (
-    map_shard as map_shard,
-    write_shard as write_shard,
-)
+from minillm_core.data.shards import map_shard as map_shard, write_shard as write_shard
 from minillm_core.data.sources import (
     Source as Source,
     find as find,
     fitting_entries as fitting_entries,
 )
-from minillm_core.data.store import (
-    abandoned,
-    alone,
-    entry_folders as entry_folders,
-    read_meta,
-)
-from minillm_core.data.turns import (
-    next_source as next_source,
-)
+from minillm_core.data.store import abandoned, alone, entry_folders as entry_folders, read_meta
+from minillm_core.data.turns import next_source as next_source
 from minillm_core.plugins.sourcing import Segment as Segment, Special as Special
-from minillm_core.data.tokenise import (
-    Sample as Sample,
-    encode_documents as encode_documents,
-)
+from minillm_core.data.tokenise import Sample as Sample, encode_documents as encode_documents
 from minillm_core.data.tokenizer import (
     END_OF_TEXT as END_OF_TEXT,
     Tokenizer as Tokenizer,
     bytes_per_token as bytes_per_token,
     grouped as grouped,
 )
-from minillm_core.disk import (
-    remove,
-    replace,
-)
+from minillm_core.disk import remove, replace
 
 abandoned_entry = abandoned
 lock_cache = alone

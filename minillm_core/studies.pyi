@@ -1,37 +1,14 @@
 """The names of ``minillm_core.studies``, and the modules that define them."""
 
-from minillm_core.backends.base import (
-    Batch as Batch,
-    Binding as Binding,
-    Trainer as Trainer,
-)
-from minillm_core.backends.detect import (
-    Detected as Detected,
-)
-from minillm_core.checkpoint.lock import (
-    lock as lock,
-)
-from minillm_core.config.load import (
-    Loaded as Loaded,
-)
-from minillm_core.config.presets import (
-    plugins_of as plugins_of,
-    recipe_names as recipe_names,
-)
-from minillm_core.config.selection import (
-    added as added,
-    taken_away as taken_away,
-)
-from minillm_core.disk import (
-    replace,
-)
-from minillm_core.plan.render import (
-    amount as amount,
-    sized as sized,
-)
-from minillm_core.plugins.attribution import (
-    attribute_errors as attribute_errors,
-)
+from minillm_core.backends.base import Batch as Batch, Binding as Binding, Trainer as Trainer
+from minillm_core.backends.detect import Detected as Detected
+from minillm_core.checkpoint.lock import lock as lock
+from minillm_core.config.load import Loaded as Loaded
+from minillm_core.config.presets import plugins_of as plugins_of, recipe_names as recipe_names
+from minillm_core.config.selection import added as added, taken_away as taken_away
+from minillm_core.disk import replace
+from minillm_core.plan.render import amount as amount, sized as sized
+from minillm_core.plugins.attribution import attribute_errors as attribute_errors
 from minillm_core.plugins.cards import (
     PAIRS as PAIRS,
     Card as Card,
@@ -42,19 +19,10 @@ from minillm_core.plugins.cards import (
     interval as interval,
     signed as signed,
 )
-from minillm_core.plugins.manager import (
-    LoadedPlugin as LoadedPlugin,
-)
-from minillm_core.train.document import (
-    settings_file as settings_file,
-)
-from minillm_core.train.memory import (
-    bytes_of as bytes_of,
-)
-from minillm_core.train.metrics import (
-    METRICS as METRICS,
-    thin as thin,
-)
+from minillm_core.plugins.manager import LoadedPlugin as LoadedPlugin
+from minillm_core.train.document import settings_file as settings_file
+from minillm_core.train.memory import bytes_of as bytes_of
+from minillm_core.train.metrics import METRICS as METRICS, thin as thin
 from minillm_core.train.record import (
     ABLATION as ABLATION,
     RUN as RUN,

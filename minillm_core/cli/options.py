@@ -182,10 +182,9 @@ class RunOptions:
             names=("--prompt",),
         ),
     ] = None
-    file: Annotated[
-        Path | None,
-        _setting("TOML", "Settings file.", names=("-c", "--config")),
-    ] = None
+    file: Annotated[Path | None, _setting("TOML", "Settings file.", names=("-c", "--config"))] = (
+        None
+    )
     backend: Backend = None
     device: Device = None
     memory: Annotated[
@@ -318,12 +317,10 @@ class SamplingOptions:
     """The options by which tokens are drawn; a parameter of this type stands for all of them."""
 
     temperature: Annotated[
-        float,
-        _sampling("T", "Lower is less random; 0 always takes the most likely token."),
+        float, _sampling("T", "Lower is less random; 0 always takes the most likely token.")
     ] = 0.8
     top_k: Annotated[
-        int | None,
-        _sampling("K", "Sample from the K most likely tokens. Default: all."),
+        int | None, _sampling("K", "Sample from the K most likely tokens. Default: all.")
     ] = None
     top_p: Annotated[
         float,

@@ -9,8 +9,7 @@ import typer
 from minillm_core.cli import options
 
 EXAMPLES = options.examples(
-    "minillm plugins info muon",
-    "minillm plugins info ./my_trick.py:MyTrick --preset small",
+    "minillm plugins info muon", "minillm plugins info ./my_trick.py:MyTrick --preset small"
 )
 
 

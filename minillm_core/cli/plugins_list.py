@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 EXAMPLES = examples(
-    "minillm plugins list",
-    "minillm plugins list -v",
-    "minillm plugins list --json",
+    "minillm plugins list", "minillm plugins list -v", "minillm plugins list --json"
 )
 
 

@@ -99,11 +99,7 @@ class CheckpointManager:
     seconds: float = 0.0
 
     def open(
-        self,
-        out: Path,
-        config: Config,
-        constants: Mapping[str, Any],
-        before: Iterable[Evaluated],
+        self, out: Path, config: Config, constants: Mapping[str, Any], before: Iterable[Evaluated]
     ) -> None:
         """Keep checkpoints in a folder from here on, as the settings ask.
 

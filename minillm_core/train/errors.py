@@ -12,13 +12,7 @@ import numpy as np
 from minillm_core.backends.memory import memory
 from minillm_core.checkpoint import layout
 from minillm_core.config.schema import TrainConfig
-from minillm_core.errors import (
-    ConfigError,
-    Interrupted,
-    MinillmError,
-    OutOfMemory,
-    Stopped,
-)
+from minillm_core.errors import ConfigError, Interrupted, MinillmError, OutOfMemory, Stopped
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.train.budget import Position
 from minillm_core.train.signals import StopRequest

@@ -82,11 +82,7 @@ class Session:
 
     # checks
 
-    def bind(
-        self,
-        prepared: Prepared,
-        plan: Plan | None = None,
-    ) -> bool:
+    def bind(self, prepared: Prepared, plan: Plan | None = None) -> bool:
         """Check OUT, plugins, plan, data and device, cheapest first; writes nothing.
 
         Args:
