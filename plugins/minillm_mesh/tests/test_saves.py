@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.distributed.distributed_c10d import HashStore
+from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
 import minillm_core as minillm
 from minillm_core import disk
