@@ -7,7 +7,7 @@ python -m tools.settings_page --write     # write it
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pydantic.fields import FieldInfo
@@ -22,6 +22,12 @@ from tools.pages import Page, main
 from tools.repository import ROOT
 
 __all__ = ["PAGE"]
+
+FOLLOW = """A preset or a settings file may say how a setting follows another one: pairs of both, with straight
+lines between them, level beyond the first and the last. What is set by a higher source stays as it is
+set there. `--depth N` is `model.layers=N` with a preset of which others follow.
+
+"""
 
 RECIPES = """
 ## Presets that name plugins
@@ -50,9 +56,19 @@ def settings() -> str:
             rows.append((f"`{section}.{key}`", *_told(info), *shown))
         head = ("key", "type", "default", "meaning", *stated)
         parts += [f"\n## `[{section}]`\n", f"{about}\n", table(head, rows)]
+    parts.append("\n## Settings that follow another one\n")
+    parts.append(FOLLOW + table(("preset", "setting", "follows", "by"), _followed(presets)))
     parts.append(RECIPES.format(first="speedrun"))
     parts += [_recipe(name) for name in recipe_names()]
     return "\n".join(parts)
+
+
+def _followed(presets: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """Rows of what presets say of settings that follow another one."""
+    for name, document in presets.items():
+        for dial, followers in document.get("by", {}).items():
+            for key, knots in followers.items():
+                yield f"`{name}`", f"`{key}`", f"`{dial}`", f"`{json.dumps(knots)}`"
 
 
 def _recipe(name: str) -> str:

@@ -166,6 +166,13 @@ class RunOptions:
         ),
     ] = None
     steps: Steps = None
+    depth: Annotated[
+        int | None,
+        _setting(
+            "N",
+            "Layers of preset depth, 4 to 24: width, heads, batch, rate and steps follow.",
+        ),
+    ] = None
     seed: Annotated[
         int | None,
         _setting(
@@ -240,7 +247,10 @@ class RunOptions:
                 where="--resume",
                 fix="--resume --out with the folder of the run, such as runs/tiny-1",
             )
-        flags = {f"--{one}": getattr(self, one) for one in ("seed", "backend", "device", "kernels")}
+        flags = {
+            f"--{one}": getattr(self, one)
+            for one in ("depth", "seed", "backend", "device", "kernels")
+        }
         flags |= {
             "--steps": self.steps if steps is None else steps,
             "--data": self.data or None,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from minillm_core.config import schema
 from minillm_core.config.check import check, check_option, refusal, validated, without_effect
 from minillm_core.config.origins import (
+    FLAGS,
+    Follows,
     Layer,
     Setting,
     flatten,
@@ -18,10 +21,10 @@ from minillm_core.config.origins import (
     from_flags,
     from_python,
 )
-from minillm_core.config.presets import read_preset
+from minillm_core.config.presets import DEPTH, read_preset
 from minillm_core.config.schema import Config
 from minillm_core.config.selection import Spec, check_name, select, taken_away
-from minillm_core.config.values import show
+from minillm_core.config.values import is_number, show
 from minillm_core.errors import ConfigError
 from minillm_core.text import few
 
@@ -112,6 +115,8 @@ def load(
         ConfigError: anything in it cannot be used: what, where, and what to write instead.
     """
     upper = _upper_layers(preset, file, assignments, flags or {}, settings)
+    if (depth := (flags or {}).get("--depth")) is not None:
+        default_preset = partial(tuple[str, str], (DEPTH, "--depth"))
     if recorded is None:
         chosen, notes = _preset(preset, upper, default_preset)
         document = read_preset(chosen.value, origin=chosen.where)
@@ -128,6 +133,10 @@ def load(
         chosen, notes = _same_preset(recorded, preset, upper), []
         layers = [recorded, *upper]
     notes += [note for layer in upper for note in layer.notes]
+    if depth is not None:
+        _check_depth(depth, layers, chosen)
+    budget, cleared = _budget(layers)
+    notes += _followed(layers, cleared)
 
     named = _named(layers)
     specs, named_by = select(named, plugins, goes_on=recorded is not None and not branch)
@@ -138,7 +147,6 @@ def load(
                 del initial.settings[key]
     merged, options = _merged(layers, set(specs), without)
     merged["preset"] = chosen
-    budget, cleared = _budget(layers)
     for key, by in cleared.items():
         notes.append(f"{budget} ({by}) takes the place of {key} ({merged.pop(key).origin})")
 
@@ -298,6 +306,46 @@ def _merged(
             else:
                 raise refusal(key, setting, plugins)
     return settings, options
+
+
+def _check_depth(depth: Any, layers: Sequence[Layer], preset: Setting) -> None:
+    """Refuse ``--depth`` where nothing follows it, or beyond what a preset says of it.
+
+    Raises:
+        ConfigError: with the depths that there are.
+    """
+    key = FLAGS["--depth"]
+    ends = [(one.knots[0][0], one.knots[-1][0]) for one in _follow(layers, key)]
+    if not ends:
+        raise ConfigError(
+            f"in preset {preset.value} nothing follows {key}",
+            where=f"--depth {depth}",
+            fix=f"--preset {DEPTH} --depth {depth}; or {key}={depth}, which changes nothing else",
+        )
+    least, most = max(low for low, _ in ends), min(high for _, high in ends)
+    if not least <= depth <= most:
+        raise ConfigError(
+            f"preset {preset.value} goes from {least} to {most} layers",
+            where=f"--depth {depth}",
+            fix=f"--depth {least if depth < least else most}, or settings of your own",
+        )
+
+
+def _follow(layers: Sequence[Layer], dial: str) -> list[Follows]:
+    return [one for layer in layers for one in layer.follow.values() if one.dial == dial]
+
+
+def _followed(layers: Sequence[Layer], cleared: Mapping[str, str]) -> list[str]:
+    """Set what follows other settings, in the layer that says so; return a note on what cannot."""
+    notes = []
+    for layer in layers:
+        for key, one in layer.follow.items():
+            dial = _last(layers, one.dial)
+            if dial is None or one.dial in cleared:
+                notes.append(f"{key} follows {one.dial}, which is not given, and stays as it is")
+            elif is_number(dial.value):  # another value is refused where all are checked
+                layer.settings[key] = one.at(dial.value)
+    return notes
 
 
 _BUDGETS = ("train.steps", "train.minutes")

@@ -10,11 +10,12 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
-from minillm_core.config.schema import SECTIONS, TOP
-from minillm_core.config.values import read_value
+from minillm_core.config.schema import FIELDS, SECTIONS, TOP
+from minillm_core.config.values import is_number, read_value, show
 from minillm_core.errors import ConfigError
 
 
@@ -27,11 +28,33 @@ class Setting:
     where: str  # "run.toml, line 7"
 
 
+@dataclass(frozen=True)
+class Follows:
+    """A setting that follows another one: straight lines between knots, level beyond the first and last."""
+
+    dial: str  # the setting that it follows
+    knots: tuple[tuple[float, float], ...]  # of the dial, rising, and of the setting
+    origin: str
+    where: str
+
+    def at(self, dial: float) -> Setting:
+        """Return the setting where the dial has this value; a whole number if it is one at all knots."""
+        value = self.knots[-1][1]
+        for (x, y), (following, end) in pairwise(self.knots):
+            if dial < following:
+                value = y + (end - y) * max(0.0, dial - x) / (following - x)
+                break
+        whole = all(isinstance(one, int) for _, one in self.knots)
+        origin = f"{self.origin}, by {self.dial}={show(dial)}"
+        return Setting(round(value) if whole else float(f"{value:.6g}"), origin, self.where)
+
+
 @dataclass
 class Layer:
     """The settings of one source."""
 
     settings: dict[str, Setting] = field(default_factory=dict)
+    follow: dict[str, Follows] = field(default_factory=dict)  # key -> what it follows
     named: dict[str, Setting] = field(default_factory=dict)  # plugins that this source names
     without: set[str] = field(default_factory=set)  # plugins of lower layers that it takes away
     notes: list[str] = field(default_factory=list)  # for a person to read
@@ -57,8 +80,9 @@ class Layer:
 def flatten(document: Mapping[str, Any], *, origin: str, text: str | None = None) -> Layer:
     """Make the layer of a TOML document.
 
-    Tables that are no section and not ``plugins`` are read as a plugin's options; whether a plugin
-    of that name is wanted is checked when all layers are known.
+    Tables that are no section, not ``plugins`` and not ``by`` are read as a plugin's options; whether
+    a plugin of that name is wanted is checked when all layers are known. ``[by."train.steps"]`` holds
+    what follows that setting: ``"train.cooldown" = [[40, 0.3], [210, 0.4]]``.
 
     Args:
         document: the parsed document.
@@ -66,7 +90,7 @@ def flatten(document: Mapping[str, Any], *, origin: str, text: str | None = None
         text: its source, to name lines in errors.
 
     Raises:
-        ConfigError: a section that is not a table, or an option given in two tables.
+        ConfigError: a section that is not a table, an option given in two tables, or knots of another form.
     """
     layer = Layer()
 
@@ -84,6 +108,13 @@ def flatten(document: Mapping[str, Any], *, origin: str, text: str | None = None
                 for option, given in options.items():
                     where = place("plugins", plugin, option)
                     layer.add(f"{plugin}.{option}", Setting(given, origin, where))
+        elif name == "by":
+            for dial, table in _tables(value, "by", place("by"), "setting that others follow"):
+                for key, knots in table.items():
+                    where = place(*f"by.{dial}.{key}".split("."))
+                    _check_knots(dial, key, knots, where)
+                    pairs = tuple((x, y) for x, y in knots)
+                    layer.follow[key] = Follows(dial, pairs, origin, where)
         elif isinstance(value, Mapping) and name not in TOP:
             for option, given in value.items():
                 layer.add(f"{name}.{option}", Setting(given, origin, place(name, option)))
@@ -94,17 +125,42 @@ def flatten(document: Mapping[str, Any], *, origin: str, text: str | None = None
     return layer
 
 
-def _tables(value: Any, name: str, where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _tables(
+    value: Any, name: str, where: str, each: str = "plugin"
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
     if not isinstance(value, Mapping):
-        raise ConfigError(
-            f"'{name}' holds a table for each plugin", where=where, fix=f"[{name}.NAME]"
-        )
+        header = f"[{name}.NAME]" if each == "plugin" else f'[{name}."train.steps"]'
+        raise ConfigError(f"'{name}' holds a table for each {each}", where=where, fix=header)
     for key, table in value.items():
         if not isinstance(table, Mapping):
-            raise ConfigError(
-                f"{name}.{key} is not a table", where=where, fix=f"[{name}.{key}], even if empty"
-            )
+            header = f"[{name}.{key}]" if each == "plugin" else f'[{name}."{key}"]'
+            what = f"{name}.{key} is not a table"
+            raise ConfigError(what, where=where, fix=f"{header}, even if empty")
         yield key, table
+
+
+def _check_knots(dial: str, key: str, knots: Any, where: str) -> None:
+    """Refuse what cannot be followed.
+
+    Raises:
+        ConfigError: no such dial, no pairs of numbers, or dials that do not rise.
+    """
+    if dial not in FIELDS:
+        raise ConfigError(
+            f"there is no setting {dial!r} to follow",
+            where=where,
+            fix='[by."train.steps"], in quotes, for what follows train.steps',
+        )
+    pairs = isinstance(knots, list) and all(isinstance(k, list) and len(k) == 2 for k in knots)
+    if not pairs or len(knots) < 2 or not all(map(is_number, chain(*knots))):
+        raise ConfigError(
+            f"{key} follows {dial} by two or more pairs of numbers, not by {show(knots)}",
+            where=where,
+            fix=f'"{key}" = [[{dial}, {key}], ...], such as [[40, 0.3], [210, 0.4]]',
+        )
+    if any(x >= following for (x, _), (following, _) in pairwise(knots)):
+        what = f"{key}: the values of {dial} do not rise"
+        raise ConfigError(what, where=where, fix="smaller ones first, each once")
 
 
 _HEADER = re.compile(r"\s*\[+\s*([^\[\]]+?)\s*\]+\s*(?:#.*)?$")
@@ -160,6 +216,7 @@ def _parts(dotted: str) -> tuple[str, ...]:
 FLAGS: Mapping[str, str] = {
     "--data": "data.paths",
     "--steps": "train.steps",
+    "--depth": "model.layers",
     "--seed": "seed",
     "--prompt": "eval.prompts",
     "--init": "init",

@@ -15,7 +15,9 @@ from typing import Any
 from minillm_core.errors import ConfigError
 from minillm_core.text import nearest
 
-SHAPES = ("tiny", "small", "gpt2-124m", "350m", "1b")
+DEPTH = "depth"
+"""The preset whose width, rates and length follow the number of layers: what ``--depth`` takes."""
+SHAPES = ("tiny", "small", "gpt2-124m", "350m", "1b", DEPTH)
 """The presets that name no plugin, by size; all others are recipes."""
 
 _FOLDER = Path(__file__).with_suffix("")  # not read here, and importlib.resources slows --help

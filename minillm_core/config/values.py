@@ -56,6 +56,11 @@ def show(value: Any) -> str:
     return shown if len(shown) <= 60 else f"{shown[:57]}..."
 
 
+def is_number(value: Any) -> bool:
+    """Tell a finite number from everything else, true and false too."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def is_finite(value: Any) -> bool:
     """Return whether no number in a value is a NaN or an infinity."""
     if isinstance(value, list | tuple):

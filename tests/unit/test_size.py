@@ -11,7 +11,7 @@ import pytest
 
 from tools.size import File, count, packages, summary
 
-CEILING = 24_800
+CEILING = 24_900
 """Lines of code that the core may have.
 
 It is what the core has today, rounded up to the next hundred; each step lowers the number. The aim is
@@ -128,6 +128,9 @@ of evaluation, and who has which rows (30).
 
 24,700 to 24,800: layers that processes share. The decoder's pass in parts that a stage calls (25), losses of a
 step by a stage, and who computes what (30), FLOPs of attention by layer (5); three settings (17).
+
+24,800 to 24,900: settings that follow another one, in a preset or a file: read and checked (45), applied
+between sources and settings, where no hook is (20), and the dial --depth (25).
 """
 
 SOURCE = '''\

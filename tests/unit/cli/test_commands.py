@@ -55,25 +55,61 @@ AGREED = {
     ("kernels", "bench"): {"--json"},
 }
 MORE = {
-    ("train",): {"--gpus", "--memory", "--config", "--init", "--prompt", "-v", "--verbose"},
-    ("plan",): {"--memory", "--config", "--init", "--gpus", "--card"},
+    ("train",): {
+        "--depth",
+        "--gpus",
+        "--memory",
+        "--config",
+        "--init",
+        "--prompt",
+        "-v",
+        "--verbose",
+    },
+    ("plan",): {"--depth", "--memory", "--config", "--init", "--gpus", "--card"},
     ("eval",): {"--backend", "--device", "--plugins", "--chats", "--pattern", "--limit"}
     | {"--tasks", "--task-path", "--shots"},
     ("generate",): {"--backend", "--device", "--plugins", "--json"},
     ("export",): {"--plugins", "--json", "--dtype", "--layout"},
     ("report",): {"--plugins", "--no-sample"},
-    ("ablate",): {"--with", "--preset", "--seed", "--config", "--backend", "--device"}
+    ("ablate",): {"--depth", "--with", "--preset", "--seed", "--config", "--backend", "--device"}
     | {"--kernels", "--json", "-c", "KEY=VALUE"},
-    ("search",): {"--preset", "--data", "--seed", "-c", "--config", "--backend", "--device"}
+    ("search",): {
+        "--depth",
+        "--preset",
+        "--data",
+        "--seed",
+        "-c",
+        "--config",
+        "--backend",
+        "--device",
+    }
     | {"--kernels"},
-    ("tune",): {"--steps", "--repeats", "--data", "--seed", "-c", "--config", "--backend"}
+    ("tune",): {
+        "--depth",
+        "--steps",
+        "--repeats",
+        "--data",
+        "--seed",
+        "-c",
+        "--config",
+        "--backend",
+    }
     | {"--device", "--kernels"},
-    ("bench",): {"--against", "--steps", "--repeats", "--layers", "--data", "--seed", "-c"}
+    ("bench",): {
+        "--depth",
+        "--against",
+        "--steps",
+        "--repeats",
+        "--layers",
+        "--data",
+        "--seed",
+        "-c",
+    }
     | {"--config", "--backend", "--device", "--kernels"},
     ("plugins", "list"): {"-v", "--verbose"},
     ("plugins", "info"): {"--preset"},
     ("plugins", "check"): {"NAME.OPTION=VALUE", "--pairs", "--only"},
-    ("plugins", "why"): {"--config", "--init", "--all"},
+    ("plugins", "why"): {"--depth", "--config", "--init", "--all"},
     ("data", "tokenize"): {"--vocab", "--seq-len", "--malformed"},
     ("data", "train-tokenizer"): {"--json", "--malformed"},
     ("data", "inspect"): {"--tokenizer", "--samples", "--page", "--malformed"},

@@ -13,7 +13,14 @@ from minillm_core.plugins.first_party import FIRST_PARTY
 
 Load = Callable[..., Loaded]
 
-MILLIONS = {"tiny": 4.85, "small": 34.1, "gpt2-124m": 123.6, "350m": 359.9, "1b": 1076.2}
+MILLIONS = {
+    "tiny": 4.85,
+    "small": 34.1,
+    "gpt2-124m": 123.6,
+    "350m": 359.9,
+    "1b": 1076.2,
+    "depth": 125.4,
+}
 
 
 def parameters(model: ModelConfig) -> int:
