@@ -125,7 +125,7 @@ def _say_notes(each: Sequence[Prepared], plans: Sequence[Plan], *more: str) -> N
 
 
 def settings_table(loaded: Loaded) -> Table:
-    """Make a table of the settings by source, the preset first; plugins come before values.
+    """Make a table of the settings by source, those of the preset first; plugins come before values.
 
     Settings at their defaults are left out.
     """
@@ -136,7 +136,7 @@ def settings_table(loaded: Loaded) -> Table:
             by_place.setdefault(place, []).append(_given(loaded, key))
     lowest = f"preset {loaded.config.preset}"
     table = columns("settings from", "")
-    for place in sorted(by_place, key=lambda place: (place != lowest, place)):
+    for place in sorted(by_place, key=lambda place: (not place.startswith(lowest), place)):
         table.add_row(Text(plain(place)), Text("  ".join(map(plain, by_place[place]))))
     return table
 

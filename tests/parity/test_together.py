@@ -15,7 +15,7 @@ from minillm_core.plan import Plan
 from minillm_core.plugins.discover import installed_plugins
 from minillm_core.plugins.manager import find
 from minillm_kit import materialise
-from tools.every_plugin import APART, MIXERS, OPTIONS, READING, WHOLE, Form
+from tools.every_plugin import APART, MIXERS, OPTIONS, WHOLE, Form
 
 pytest.importorskip("torch")
 pytest.importorskip("mlx.core")
@@ -28,7 +28,7 @@ def everything(lab: Any) -> Plan:
     """All installed plugins that shape the model or the loss, under AdamW alone."""
     found = {entry.name: find(entry.name).cls for entry in installed_plugins()}
     shaping = [name for name, cls in found.items() if SHAPING & set(cls.hooks)]
-    names = [name for name in shaping if name not in (*READING, *MIXERS, *WHOLE)]
+    names = [name for name in shaping if name not in (*MIXERS, *WHOLE) and not Form(name).left_out]
     shorter = Form("windows", OPTIONS["windows"][0]).settings  # than a row of the lab
     settings = {**shorter, **APART}
     apart = {key: value for key, value in settings.items() if key.partition(".")[0] in names}

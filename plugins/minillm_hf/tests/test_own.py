@@ -75,7 +75,7 @@ def everything() -> Plan:
     names = [
         entry.name
         for entry in installed_plugins()
-        if SHAPING & set(find(entry.name).cls.hooks) and entry.name not in (*READING, *ALONE)
+        if shapes_models(form := Form(entry.name)) and not form.left_out and form.name not in ALONE
     ]
     settings = {**Form("windows", OPTIONS["windows"][0]).settings, **APART}
     apart = {key: value for key, value in settings.items() if key.partition(".")[0] in names}

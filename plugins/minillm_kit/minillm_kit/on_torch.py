@@ -22,8 +22,9 @@ def traced() -> Callable[..., Any]:
 
 
 def _forward_and_backward(graph: Any, inputs: Any) -> Any:
-    from functorch.compile import default_partition, nop
     from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.compilers import nop
+    from torch._functorch.partitioners import default_partition
 
     return aot_autograd(fw_compiler=nop, bw_compiler=nop, partition_fn=default_partition)(
         graph, inputs

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
 import minillm_core as minillm
 from minillm_core.backends.ranks import divides
+from minillm_mesh.saves import Saves
 from minillm_mesh.torch_ranks import TorchRanks
 
 
@@ -24,6 +26,7 @@ def ranks() -> TorchRanks:
     """Eight that have not met."""
     made = object.__new__(TorchRanks)
     made.size = 8
+    made._saves = Saves(HashStore(), 0, 8)
     return made
 
 

@@ -48,10 +48,8 @@ class Fp8MLP(Plugin, api=1, backends=("torch",), devices=("cuda",)):
             model.mlp(layer, MLP, hidden=hidden, down_lr_mul=self.down_lr_mul)
 
 
-class MLP(Module):
-    """x (B, T, C) -> relu(x Wup^T)^2 Wdown^T (B, T, C), and the largest numbers that were multiplied, () each."""
-
-    statistics = {"of_x": "max", "of_h": "max"}  # noqa: RUF012
+class PlainMLP(Module):
+    """x (B, T, C) -> relu(x Wup^T)^2 Wdown^T (B, T, C), as it is where nothing is trained."""
 
     def __init__(self, geometry: Any, hidden: int, down_lr_mul: float) -> None:
         super().__init__()
@@ -64,6 +62,21 @@ class MLP(Module):
             init=Normal((hidden * 2 * geometry.layers) ** -0.5),  # as the plain MLP's
             lr_mul=down_lr_mul,
         )
+
+    def forward(self, x: Any) -> Any:
+        """x (B, T, C) -> (B, T, C)."""
+        h = self.ops.square(self.ops.relu(self.up(x)))  # (B, T, hidden)
+        return self.down(h)
+
+
+class MLP(PlainMLP):
+    """The same by products of 8-bit numbers, and the largest numbers that were multiplied, () each."""
+
+    statistics = {"of_x": "max", "of_h": "max"}  # noqa: RUF012
+    written_as = PlainMLP  # a model directory needs no kernels
+
+    def __init__(self, geometry: Any, hidden: int, down_lr_mul: float) -> None:
+        super().__init__(geometry, hidden, down_lr_mul)
         self.largest_x = State((), Constant(LARGEST_INPUT))
         self.largest_h = State((), Constant(LARGEST_SQUARE))
 

@@ -13,11 +13,12 @@ import numpy as np
 from minillm_core import Plan, PlanError, Refusal
 from minillm_core.commands import listed
 from minillm_core.directories import DirectoryFormat, ModelDirectory, TrainedModel
-from minillm_core.inspection import batch_hook
+from minillm_core.inspection import Node, batch_hook
 from minillm_hf.card import card
 from minillm_hf.directory import check_dtype, documents_of
 from minillm_hf.layouts import OWN_MODEL, products
 from minillm_hf.own.copying import CannotWriteError
+from minillm_hf.own.draft import written
 from minillm_hf.own.tidying import finished
 from minillm_hf.own.writing import (
     FRAMEWORKS,
@@ -138,17 +139,25 @@ def _check_batches(plan: Plan) -> None:
 def tensors_of(model: TrainedModel) -> dict[str, np.ndarray]:
     """Name a run's arrays as they are in the directory: what only training reads is left out.
 
-    Products of plugins that fold (LoRA) are in the weights.
+    Products of plugins that fold (LoRA) are in the weights. Of a sublayer that is written as another
+    class (fp8_mlp) the state is left out.
     """
     arrays, folded = model.arrays, products(model.plan)
+    plainer = tuple(
+        f"layers.{index}.{part}."
+        for index, block in enumerate(model.plan.spec.blocks)
+        for part in ("attention", "mlp")
+        if isinstance(node := getattr(block, part), Node) and written(node) is not node
+    )
     inside = tuple(f"{leaf}.product." for leaf in folded)
     tensors = {}
     for name, array in arrays.items():
         kind, _, path = name.partition(".")
         if path.startswith(inside) or model.plan.in_loss_alone(path):
             continue
-        tensors[f"model.{path}"] = array
         assert kind in ("model", "state")
+        if kind == "model" or not path.startswith(plainer):
+            tensors[f"model.{path}"] = array
     for leaf, module in folded.items():
         prefix = f"model.{leaf}.product."
         own = {k.removeprefix(prefix): a for k, a in arrays.items() if k.startswith(prefix)}

@@ -6,7 +6,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -81,6 +81,7 @@ class Draft:
         """Write the construction of a node."""
         if not isinstance(node, Node):
             raise CannotWriteError(f"a {type(node).__name__} stands where a part is expected")
+        node = written(node)
         cls = node.cls or resolved(node.reference)
         module, _, name = node.reference.partition(":")
         if of_core(module):
@@ -124,7 +125,7 @@ class Draft:
 
     def outline(self, node: Node) -> Any:
         """Make a node by itself, to ask what it emits and keeps."""
-        return node.make(self.spec.geometry)
+        return written(node).make(self.spec.geometry)
 
     def number(self, setting: Setting) -> str:
         """Write a constant, or a schedule's value at the end of the run."""
@@ -198,6 +199,18 @@ class Reads:
             count += 1
             made = f"{stem}_{count}"
         return made
+
+
+def written(node: Node) -> Node:
+    """Return the node that a file has: of the class that its own names as ``written_as``, if it does.
+
+    That computes the same from the same parameters and has no state, where a sublayer is trained by
+    kernels that no file can have.
+    """
+    plainer = getattr(node.cls or resolved(node.reference), "written_as", None)
+    if plainer is None:
+        return node
+    return replace(node, cls=plainer, reference=f"{plainer.__module__}:{plainer.__qualname__}")
 
 
 def resolved(named: str) -> type:

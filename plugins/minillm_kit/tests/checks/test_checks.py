@@ -321,7 +321,7 @@ def test_a_plugin_that_several_processes_refuse_says_so_along_each_axis() -> Non
     (found,) = outcomes(Subject("sparse_rows", backend="torch"), "mesh").values()
     assert found.verdict == "not applicable"
     assert found.found.startswith(
-        "refused along data, shard, weights, rows, context, tensor: tables that are updated by the rows"
+        "refused along data, shard, weights, rows, context, tensor, pipeline: tables that are updated"
     )
     (found,) = outcomes(Subject("jest", backend="torch"), "mesh").values()
     assert found.verdict == "passed"
