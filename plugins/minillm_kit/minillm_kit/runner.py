@@ -108,7 +108,12 @@ CHECKS = (
         ("resumes", "forward"),
     ),
     # Columns are divided by what decoding in pieces builds on: how far back a node reads
-    Check("mesh", "two processes train as one, along each axis", mesh.mesh, ("resumes", "decodes")),
+    Check(
+        "mesh",
+        "two processes train as one, along each axis",
+        mesh.mesh,
+        ("resumes", "decodes", "pure"),
+    ),
     Check("pairs", "beside others it trains, or is refused by name", pairs.pairs, ("trains",)),
 )
 """All checks, in the order of cost; what a check needs comes before it."""
