@@ -74,7 +74,7 @@ LONG = ("test_contract.py", "test_wrong_plugins.py", "test_torch_ranks.py", "tes
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the files that take minutes: a worker that gets one last works on when others are done.
 
-    Nightly tests are left out unless they are asked for.
+    Tests marked nightly are deselected, unless -m names that marker.
     """
     if "nightly" not in config.option.markexpr:
         left = [one for one in items if one.get_closest_marker("nightly")]

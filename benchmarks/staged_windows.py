@@ -98,15 +98,10 @@ def main() -> None:
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in given.runs.split(","):
-            cache = f"{folder}/{name.partition('-')[0]}"
+            kind, _, _ = name.partition("-")
+            cache = f"{folder}/{kind}"
             variables = {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": f"{cache}/triton"}
-            command = [
-                sys.executable,
-                "-m",
-                "benchmarks.staged_windows",
-                "--child",
-                name.partition("-")[0],
-            ]
+            command = [sys.executable, "-m", "benchmarks.staged_windows", "--child", kind]
             command += ["--preset", given.preset, "--steps", str(given.steps)]
             run = subprocess.run(
                 command,

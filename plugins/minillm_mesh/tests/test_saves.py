@@ -158,7 +158,7 @@ def test_what_is_not_finite_on_one_rank_is_not_saved(ranks: Ranks, tmp_path: Pat
     assert isinstance(error, minillm.NonFinite)
     assert "rank 1: model.v is no longer finite" in str(error)
     assert entries(tmp_path) == set()
-    # on rank 0 it is seen before the others are told of a save: theirs is passed over
+    # rank 0 finds it before the save is announced: the other ranks skip their part
     first = {**PARTS[0], "optimizer.updates": np.array(np.inf, np.float32)}
     assert isinstance(ranks.save(2, first, *PARTS[1:]).error, minillm.NonFinite)
     assert ranks.save(3).path is not None
@@ -226,7 +226,7 @@ def test_a_part_that_never_comes_is_not_waited_for(ranks: Ranks, tmp_path: Path,
 def test_a_rank_that_ends_leaves_a_save_that_was_never_begun(tmp_path: Path) -> None:
     store = HashStore()
     first, second = (Saves(store, rank, 2) for rank in range(2))
-    second.taken(Snapshot(refuse(AssertionError("nobody asked for it"))))
+    second.taken(Snapshot(refuse(AssertionError("a part of a save that rank 0 has not begun"))))
     second.close()
     assert not store.check(["1/1"])
     first.close()
