@@ -17,13 +17,26 @@ def test_the_page_is_what_the_source_says() -> None:
 
 
 def test_every_setting_has_a_meaning_and_a_row() -> None:
-    settings = PAGE.made().partition("## Presets that name plugins")[0]
+    settings = PAGE.made().partition("## Settings that follow another one")[0]
     rows = dict(re.findall(r"^\| `([\w.]+)` \| (.+) \|$", settings, re.MULTILINE))
     inside = {f"{name}.{key}" for name, model in SECTIONS.items() for key in model.model_fields}
     assert set(rows) == {*TOP, *inside}
     assert all(re.search(r"[a-z]{3}", row.split(" | ")[2]) for row in rows.values())
     assert "| `65536` | `262144` | `1048576` | `1048576` | `2097152` |" in rows["eval.tokens"]
     assert rows["train.clip"].startswith("number, >= 0 | `1.0` |")
+
+
+def test_settings_that_follow_another_one_are_settings_with_a_meaning() -> None:
+    rows = PAGE.made().partition("## Settings that follow another one")[2].partition("\n## ")[0]
+    followed = re.findall(
+        r"^\| `(\w+)` \| `([\w.]+)` \| `([\w.]+)` \| `(\[.+\])` \|$", rows, re.MULTILINE
+    )
+    assert ("depth", "train.lr", "model.layers") in {row[:3] for row in followed}
+    for _, key, dial, _ in followed:
+        section, _, name = key.partition(".")
+        assert name in SECTIONS[section].model_fields
+        section, _, name = dial.partition(".")
+        assert name in SECTIONS[section].model_fields
 
 
 @pytest.mark.parametrize("name", recipe_names())
