@@ -4,12 +4,16 @@ MLX's wheel for Linux bundles the reference BLAS (4 GFLOP/s on one core). libmlx
 symbols up when it is loaded, so a shim that was loaded before it may answer with those of the
 ``scipy-openblas32`` wheel, some 25 times as fast. Without gcc or the wheel, tests run on the
 bundled one.
+
+On a CPU MLX compiles each fused operation by ``g++``, which spends four fifths of its time on one
+header. A precompiled form of that header beside it makes that 0.12 CPU seconds instead of 0.55.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import importlib.util
 import os
 import platform
 import shlex
@@ -53,6 +57,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # so nohup starts what it starts
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
     config.stash[BLAS] = "bundled with MLX" if "mlx.core" in sys.modules else _openblas()
+    if not hasattr(config, "workerinput"):  # before the workers start
+        _precompile()
     # torch complains of itself: where torch.compile makes an instance of every autograd.Function
     # that it traces, and where Inductor is imported.
     for warning in (".*should not be instantiated", ".torch.jit.script_method. is deprecated"):
@@ -112,6 +118,25 @@ def _openblas() -> str:
         except (OSError, subprocess.CalledProcessError) as error:
             return f"bundled reference (slow): the shim to OpenBLAS failed: {error}"
     return f"OpenBLAS of scipy-openblas32 {openblas.__version__}"
+
+
+def _precompile() -> None:
+    """Precompile the header of MLX's fused operations, unless that was done in this environment."""
+    found = importlib.util.find_spec("mlx")
+    if sys.platform != "linux" or found is None or shutil.which("g++") is None:
+        return
+    for folder in found.submodule_search_locations or ():
+        header = Path(folder, "include", "mlx", "backend", "cpu", "compiled_preamble.h")
+        made = header.with_name(header.name + ".gch")
+        if not header.is_file() or made.exists() or not os.access(header.parent, os.W_OK):
+            continue
+        part = made.with_name(f"{made.name}.{os.getpid()}")
+        # the flags of MLX's own command: g++ ignores a header that was compiled with others
+        flags = ("-std=c++17", "-O3", "-Wall", "-fPIC", "-w", "-x", "c++-header")
+        command = ["g++", *flags, "-I", str(Path(folder, "include")), str(header), "-o", str(part)]
+        if subprocess.run(command, capture_output=True, check=False).returncode == 0:
+            part.replace(made)
+        part.unlink(missing_ok=True)
 
 
 @pytest.fixture(scope="module", autouse=True)

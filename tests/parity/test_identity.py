@@ -30,12 +30,13 @@ def declared() -> list[str]:
 
 def sets() -> list[Any]:
     """Each alone, in every form that is tried, and all together."""
-    tried = [one for one in forms() if one.name in declared()]
+    found = declared()
+    tried = [one for one in forms() if one.name in found]
     ours = {one.name for one in tried}
-    alone = [*tried, *(Form(name) for name in declared() if name not in ours)]
+    alone = [*tried, *(Form(name) for name in found if name not in ours)]
     # mixed into every layer's stream mudd would claim what others add to
     options = {"mudd": {"ways": ["q", "v"]}}
-    beside = [name for name in declared() if name not in WHOLE]
+    beside = [name for name in found if name not in WHOLE]
     together = tuple(Form(name, options.get(name, {})) for name in beside)
     return [*(pytest.param((one,), id=str(one)) for one in alone), pytest.param(together, id="all")]
 
