@@ -6,9 +6,11 @@ before a faster BLAS has been put under MLX.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -259,10 +261,17 @@ def completed(plan: Plan, batch: Batch, phase: str = "train") -> Batch:
     """The batch as the plan's installed plugins hand it on, documents that begin anywhere in it."""
     begins = np.random.default_rng(11).random(batch["ids"].shape) < 0.2
     batch = batch | {"documents": np.cumsum(begins, axis=1).astype(np.int32)}
-    ours = load_plugins([p.name for p in plan.plugins], {p.name: p.options for p in plan.plugins})
+    ours = installed(json.dumps({p.name: p.options for p in plan.plugins}))
     pieces = spelt(plan)
     hook = batch_hook(plan.on_batch, ours, Counter(), len(pieces), Streams(0), pieces=pieces)
     return hook(batch, phase) if hook else batch
+
+
+@lru_cache(maxsize=4)
+def installed(options: str) -> Sequence[LoadedPlugin]:
+    """Load plugins once for all batches of a plan: JSON of name -> options."""
+    given = json.loads(options)
+    return load_plugins([*given], given)
 
 
 def split(whole: Batch, parts: int) -> list[Batch]:
