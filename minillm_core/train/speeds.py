@@ -28,7 +28,6 @@ from minillm_core.data.documents import digest
 from minillm_core.data.sources import find
 from minillm_core.errors import DataError
 from minillm_core.plan import Plan
-from minillm_core.train.job import Job
 from minillm_core.train.record import hardware
 
 FILE = "speeds.json"
@@ -72,24 +71,27 @@ class Expected:
 
 def remember(
     cache: Path,
-    job: Job,
+    plan: Plan,
+    bound: Binding,
+    tokens: int,
     tokens_per_second: float,
     *,
     steps: int,
     by: Literal["run", "bench"] = "run",
 ) -> None:
-    """Keep the speed of a job and the size of its data; a few steps are too few to tell.
+    """Keep the speed of a run and the size of its data; a few steps are too few to tell.
 
     Args:
         cache: the folder; where it cannot be written, nothing is kept.
-        job: what ran.
+        plan: of the run.
+        bound: of the plan to this machine.
+        tokens: of the text to train on.
         tokens_per_second: the speed without the first step.
         steps: how many steps it was measured over.
         by: what measured it.
     """
     if steps < FEWEST or not tokens_per_second > 0:
         return
-    plan, bound = job.plan, job.trainer.binding
     new = Measured(
         machine=_machine(bound.backend, bound.device, bound.dtype),
         hardware=_hardware(bound),
@@ -102,13 +104,13 @@ def remember(
         date=datetime.now(UTC).date().isoformat(),
     )
     kept = [one for one in _speeds(cache) if (one.machine, one.run) != (new.machine, new.run)]
-    tokens = _tokens(cache)
-    if (key := _corpus(job.plan)) is not None:
-        tokens.pop(key, None)
-        tokens[key] = job.corpus.train.tokens
+    counts = _tokens(cache)
+    if (key := _corpus(plan)) is not None:
+        counts.pop(key, None)
+        counts[key] = tokens
     document = {
         "speeds": [asdict(one) for one in (*kept, new)[-MOST:]],
-        "tokens": dict(list(tokens.items())[-MOST:]),
+        "tokens": dict(list(counts.items())[-MOST:]),
     }
     try:
         cache.mkdir(parents=True, exist_ok=True)

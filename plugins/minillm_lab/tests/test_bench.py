@@ -72,6 +72,9 @@ class FakeTrainer:
     def read(self, handle: int) -> StepResult:
         return StepResult(1.0, 1.0)
 
+    def join(self, ranks: Any) -> None:
+        pass
+
     def synchronize(self) -> None:
         pass
 

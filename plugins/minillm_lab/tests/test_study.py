@@ -19,10 +19,11 @@ from minillm_core import (
     Run,
     build_plan,
     load,
-    studies,
 )
 from minillm_core.backends.bind import create
 from minillm_core.backends.detect import Detected
+from minillm_core.studies import METRICS, read_events
+from minillm_lab import study as studies
 
 DETECTED = Detected("torch", "cpu", "the test says so")
 SMALL = {
@@ -144,7 +145,7 @@ def test_a_run_by_the_clock_ends_when_its_time_is_over(
 
 
 def test_events_are_read_up_to_a_torn_line(tmp_path: Path) -> None:
-    assert not [*studies.read_events(tmp_path)]
+    assert not [*read_events(tmp_path)]
     event = {"event": "step", "step": 1}
-    (tmp_path / studies.METRICS).write_text(f'{json.dumps(event)}\n{{"event": "st')
-    assert [*studies.read_events(tmp_path)] == [event, None]
+    (tmp_path / METRICS).write_text(f'{json.dumps(event)}\n{{"event": "st')
+    assert [*read_events(tmp_path)] == [event, None]
