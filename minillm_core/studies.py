@@ -13,8 +13,7 @@ its ``--help``.
 - Writing: :func:`lock` a folder, :func:`replace_file` atomically, :func:`refuse_unwritable` before
   anything is started; :func:`stop_on_signals` lets a run end well.
 - Facts of a result: :func:`hardware` and :func:`versions`.
-- Technique cards: :class:`Card` and its parts, kept in :func:`card_folder`.
-- Numbers in words: :func:`amount`, :func:`sized`, :func:`signed`, :func:`interval`.
+- Numbers in words: :func:`amount`, :func:`sized`; a setting's value as it is typed: :func:`show_value`.
 """
 
 from minillm_core.public import public_names

@@ -12,22 +12,13 @@ from minillm_core.backends.ranks import divides as divides
 from minillm_core.checkpoint.lock import lock as lock
 from minillm_core.config.load import Loaded as Loaded
 from minillm_core.config.presets import plugins_of as plugins_of, recipe_names as recipe_names
+from minillm_core.config.values import show
 from minillm_core.config.selection import added as added, taken_away as taken_away
 from minillm_core.data import Corpus as Corpus
 from minillm_core.disk import replace
 from minillm_core.plan.plan import variants_of as variants_of
 from minillm_core.plan.render import amount as amount, sized as sized
 from minillm_core.plugins.attribution import attribute_errors as attribute_errors
-from minillm_core.plugins.cards import (
-    PAIRS as PAIRS,
-    Card as Card,
-    Cost as Cost,
-    Interval as Interval,
-    Scale as Scale,
-    card_folder as card_folder,
-    interval as interval,
-    signed as signed,
-)
 from minillm_core.plugins.manager import LoadedPlugin as LoadedPlugin
 from minillm_core.plugins.sourcing import Sourcing as Sourcing
 from minillm_core.train.document import settings_file as settings_file
@@ -58,7 +49,7 @@ from minillm_core.train.signals import (
     StopRequest as StopRequest,
     stop_on_signals as stop_on_signals,
 )
-from minillm_core.train.speeds import remember as remember
 
 create_backend = create
 replace_file = replace
+show_value = show

@@ -33,7 +33,9 @@ from minillm_core.plan import Plan, build_plan
 from minillm_core.plan.estimate import vocabulary_note
 from minillm_core.plugins.attribution import at_work, attribute_errors
 from minillm_core.plugins.manager import LoadedPlugin, check_support
+from minillm_core.plugins.measured import measured
 from minillm_core.plugins.watch import running, watching
+from minillm_core.text import plain
 from minillm_core.train import describe, document, errors, events, record, resume
 from minillm_core.train.budget import EVALUATIONS, Budget, Cadence, Position
 from minillm_core.train.checkpoints import CheckpointManager
@@ -52,7 +54,6 @@ from minillm_core.train.questions import Questions
 from minillm_core.train.request import Prepared
 from minillm_core.train.run_folder import RunFolder, keep_tokenizer
 from minillm_core.train.signals import StopRequest
-from minillm_core.train.speeds import remember
 from minillm_core.train.tuning import tuned
 from minillm_core.train.validation import Trend, bytes_of_a_token, validation
 
@@ -365,11 +366,19 @@ class Session:
         run_json.update(exit=0, plugins=plugins, **document.ended(job, made.evaluated))
         evidence.warn()
         if made.speed is not None:
-            ran = job.plan, job.trainer.binding, job.corpus.train.tokens
-            remember(self.cache, *ran, made.speed.real, steps=made.steps - first)
+            self._remember(job, made.speed.real, made.steps - first)
         for line in (*describe.end(job, out, made), *describe.next_steps(job, out, made)):
             say(line)
         self.stop.patient = False
+
+    def _remember(self, job: Job, speed: float, steps: int) -> None:
+        """Have the speed of a finished run kept, where a distribution keeps it."""
+        try:
+            if (remember := measured("remember")) is not None:
+                ran = job.plan, job.trainer.binding, job.corpus.train.tokens
+                remember(self.cache, *ran, speed, steps=steps)
+        except Exception as error:  # the run is over, and all of it is saved
+            self.shown.say(f"warning: the speed of the run is not kept: {plain(str(error))}")
 
     def _train(
         self,

@@ -14,6 +14,9 @@
   ``ablation_page``, ``comparison``: the pages.
 - ``doctor``: what this machine can run; ``cli``: the commands.
 
-Only public names of the core are used: ``minillm_core``, ``minillm_core.commands``, ``.studies`` and
-``.inspection``.
+- ``card`` and ``speeds``: technique cards, and speeds of finished runs, which ``minillm plugins info``
+  and ``minillm plan`` show (entry points ``minillm.measured``).
+
+Only public names of the core are used: ``minillm_core``, ``minillm_core.commands``, ``.documents``,
+``.studies`` and ``.inspection``.
 """

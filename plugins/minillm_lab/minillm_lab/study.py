@@ -33,9 +33,9 @@ from minillm_core.studies import (
     create_backend,
     divides,
     read_corpus,
-    remember,
     variants_of,
 )
+from minillm_lab.speeds import remember
 
 WARM = 2
 """Steps before the clock starts: the first compiles, the second has all memory."""

@@ -14,8 +14,8 @@ from minillm_core.backends.base import Binding
 from minillm_core.config.load import load
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plugins.manager import LoadedPlugin
-from minillm_core.train import speeds
-from minillm_core.train.speeds import FILE, Expected, expected, known_tokens, remember
+from minillm_lab import speeds
+from minillm_lab.speeds import FILE, Expected, expected, known_tokens, remember
 
 SIZES = ("model.layers=1", "model.dim=16", "model.heads=2", "model.kv_heads=2", "model.hidden=32")
 SIZES += ("model.vocab=300", "train.rows=2", "train.seq_len=16")
