@@ -371,7 +371,7 @@ class Run:
         return kept
 
     def validate(self, tokens: int | None = None) -> Evaluated:
-        """Measure the loss on the run's held-out text, as training does on the way.
+        """Measure the loss on the run's held-out text, as training does at its end.
 
         Args:
             tokens: predictions; default: ``eval.tokens``.
