@@ -376,12 +376,10 @@ class _Figures:
         if isinstance(event, Stepped):
             self.seconds += event.step_seconds
             self.tokens = event.tokens
-            steps, minutes = self.plan.config.train.steps, self.plan.config.train.minutes
-            shares = (
-                (event.step / steps if steps else 0.0),
-                self.seconds / (60 * (minutes or math.inf)),
-            )
-            self.watch(min(1.0, max(shares)))
+            train = self.plan.config.train
+            spent = self.seconds / (60.0 * (train.minutes or math.inf))
+            done = event.step / train.steps if train.steps else 0.0
+            self.watch(min(1.0, max(done, spent)))
         elif isinstance(event, Evaluated):
             clock, found = (self.tokens, self.seconds), (event.val_loss, event.bits_per_byte)
             self.curve.append(Point(event.step, *clock, *found, dict(event.verdicts)))

@@ -315,7 +315,7 @@ class Tuning:
             self._time(one)
         except OutOfMemory as error:
             one.speeds.clear()
-            one.reason = f"out of memory: {error.what}"
+            one.reason = f"out of memory: {error.where or error.what}"  # in the framework's words
         except Refusal as refusal:  # a plugin's kernel, without which the plugin would do nothing
             one.reason = f"refused: {refusal.what}"
         gc.collect()  # compiled steps are garbage in cycles
