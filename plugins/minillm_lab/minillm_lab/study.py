@@ -351,11 +351,11 @@ class _Kept(Backend):
         self._trainer, self.binding = trainer, trainer.binding
         self.name = trainer.binding.backend
 
-    def model(self, plan: Plan, seed: int, *, max_positions: int | None = None) -> Trainer:
+    def model(self, plan: Plan, seed: int, **more: Any) -> Trainer:
         """Give the trainer."""
         return self.trainer(plan, seed)
 
-    def trainer(self, plan: Plan, seed: int, *, max_positions: int | None = None) -> Trainer:
+    def trainer(self, plan: Plan, seed: int, **more: Any) -> Trainer:
         """Give the trainer, with the initial values of a seed."""
         self._trainer.restart(seed)
         return self._trainer
