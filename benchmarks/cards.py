@@ -43,9 +43,9 @@ from benchmarks.environment import RESULTS, environment, keep, own_command
 from minillm_core.checkpoint.lock import lock
 from minillm_core.config.folders import cache_folder
 from minillm_core.errors import MinillmError
-from minillm_core.plugins.cards import FOLDER, PAIRS
 from minillm_core.plugins.manager import find
 from minillm_lab.ablation import RESULT
+from minillm_lab.card import FOLDER, PAIRS
 from minillm_lab.cards import cards_of, write_card
 from minillm_lab.variants import side_by_side
 

@@ -38,12 +38,12 @@ from minillm_core.data.corpus import open_documents
 from minillm_core.plan import Plan
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.streams import Streams
-from minillm_core.studies import graph_of, without_gc
 from minillm_core.train.budget import Budget, Cadence
 from minillm_core.train.events import Evaluated, Event, Stepped
 from minillm_core.train.hooks import batch_hook
 from minillm_core.train.loop import Loop, Meter
 from minillm_core.train.validation import Validation
+from minillm_lab.study import graph_of, without_gc
 
 __all__ = ["Bench", "main"]
 

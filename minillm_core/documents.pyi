@@ -2,6 +2,7 @@
 
 from minillm_core.config.schema import weighted_path as weighted_path
 from minillm_core.data.cutting import Continued as Continued
+from minillm_core.data.documents import digest as digest
 from minillm_core.data.formats import (
     EMPTY as EMPTY,
     FORMATS as FORMATS,

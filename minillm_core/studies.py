@@ -1,21 +1,19 @@
 """The toolkit of measuring: for distributions that train a text several times, time steps, or read runs.
 
-docs/python.md shows a study whole. Unlike :mod:`minillm_core.commands` this module is not light: a
-command imports it when it runs, and not for its ``--help``.
+Whole studies are minillm-lab's (``minillm_lab.study``), as docs/python.md shows. Unlike
+:mod:`minillm_core.commands` this module is not light: a command imports it when it runs, and not for
+its ``--help``.
 
-- Runs: :func:`open_corpus` reads a text once; a :class:`Study` trains plans on it (:class:`Trained`,
-  with a :class:`Point` for each evaluation) and gives a :class:`Stepper` for steps by hand
-  (:class:`Timed`). :func:`graph_of` tells which plans share a compiled step.
+- Runs: :func:`read_corpus` reads a text once, and :class:`Shared` gives it to every
+  :class:`~minillm_core.Run` of a study, which has a ``trainer`` and its ``batches`` to step by hand.
 - Plans: :func:`prepare` makes settings, plugins and machine (:class:`Prepared`) of a command line,
-  which ``StudyOptions.asked`` gives as a :class:`RunRequest`; :func:`bind` refuses what does not run
-  here. Of a text such as
+  which ``StudyOptions.asked`` gives as a :class:`RunRequest`. Of a text such as
   ``muon,-xsa``: :func:`added`, :func:`taken_away`; of a preset: :func:`plugins_of`; :func:`recipe_names`.
 - A run's folder: :func:`read_record`, :func:`read_events`, :func:`read_json`; names of files.
 - Writing: :func:`lock` a folder, :func:`replace_file` atomically, :func:`refuse_unwritable` before
   anything is started; :func:`stop_on_signals` lets a run end well.
 - Facts of a result: :func:`hardware` and :func:`versions`.
-- Technique cards: :class:`Card` and its parts, kept in :func:`card_folder`.
-- Numbers in words: :func:`amount`, :func:`sized`, :func:`signed`, :func:`interval`.
+- Numbers in words: :func:`amount`, :func:`sized`; a setting's value as it is typed: :func:`show_value`.
 """
 
 from minillm_core.public import public_names

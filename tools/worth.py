@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from minillm_core.plugins.cards import FOLDER, Card, Interval, other_options, read_cards
 from minillm_core.plugins.options import describe_option
+from minillm_lab.card import FOLDER, Card, Interval, other_options, read_cards
 
 __all__ = ["HEAD", "card_of", "cells", "changed", "told"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -26,13 +26,12 @@ from minillm_core.plan import Plan, build_plan
 from minillm_core.plan.diff import Difference, render_diff
 from minillm_core.plan.estimate import vocabulary_note
 from minillm_core.plan.render import amount, columns, plan_document, render_plan, sized
-from minillm_core.plugins.cards import BadCard, card_sources, read_cards
+from minillm_core.plugins.measured import absent, measured
 from minillm_core.text import plain
 from minillm_core.train.initial import read_initial
 from minillm_core.train.memory import fit_memory
 from minillm_core.train.request import Prepared, RunRequest, prepare
 from minillm_core.train.settings import settings
-from minillm_core.train.speeds import Expected, expected, known_tokens
 
 UNSAID = "default"
 """Origins of values that no source gave: docs/settings.md lists them."""
@@ -170,10 +169,9 @@ def _costs(
         The costs as JSON, with None for what is not known; and their headings and words.
     """
     config, found, speed = plan.config, prepared.detected, None
-    if found is not None:
+    if (expect := measured("speed")) is not None and found is not None:
         dtype = dtype or config.train.dtype.replace("auto", "float32")
-        ratio = _ratios(prepared)
-        speed = expected(cache_folder(), plan, found.backend, found.device, dtype, ratio)
+        speed = expect(cache_folder(), plan, found, dtype)
     tokens, exact, data, whole = _tokens(plan)
     steps, seconds = _length(plan, speed)
     epochs = steps * plan.tokens_per_step / tokens if steps and tokens else None
@@ -181,6 +179,8 @@ def _costs(
         shown = f"{epochs:.2g}" if epochs < 99 else f"{epochs:,.0f}"
         data += f", {'' if exact else 'about '}{shown} epochs"
     time = "unknown here: minillm bench measures it, and so does a finished run"
+    if expect is None:
+        time = absent("unknown: speeds are kept")
     if speed is not None:
         per_second = f"{speed.tokens_per_second:,.0f} tokens/s, {speed.basis}"
         time = f"about {spoken(seconds or 0)} of training at {per_second}"
@@ -218,7 +218,7 @@ def spoken(seconds: float) -> str:
     return f"{seconds:.0f} seconds" if seconds >= 1.5 else "a second"
 
 
-def _length(plan: Plan, speed: Expected | None) -> tuple[int | None, float | None]:
+def _length(plan: Plan, speed: Any) -> tuple[int | None, float | None]:
     """Return the steps and seconds of the run, which has steps or minutes."""
     train = plan.config.train
     clock = None if train.minutes is None else 60 * train.minutes
@@ -240,7 +240,8 @@ def _tokens(plan: Plan) -> tuple[int | None, bool, str, int | None]:
     whole = int(sum(one.unpacked for one in read) / bytes_a_token(config.model.vocab))
     ids = sum(one.size for one in sources) - sum(one.size for one in read)
     share = 1.0 - config.data.val if isinstance(config.data.val, float) else 1.0
-    known = known_tokens(cache_folder(), plan)
+    counted = measured("tokens")
+    known = counted(cache_folder(), plan) if counted else None
     if known is None and not asked.files:
         return None, False, "unknown until the documents are read from their source", None
     tokens = known or int((whole + ids // _id_bytes(config)) * share)
@@ -255,20 +256,3 @@ def _id_bytes(config: Config) -> int:
 def bytes_a_token(vocab: int) -> float:
     """Estimate the bytes of a token of a byte-level BPE: 3.2 at 4,096 entries, 4.5 at 50,304."""
     return max(1.0, 0.35 * math.log2(vocab) - 1.0)
-
-
-def _ratios(prepared: Prepared) -> Callable[[str, str], float | None]:
-    """Look up what a plugin does to the speed on some hardware, in its card from there."""
-    files = {one.name: one.origin.file for one in prepared.plugins}
-
-    def ratio(plugin: str, hardware: str) -> float | None:
-        if plugin not in files:
-            return None
-        try:
-            cards = read_cards(plugin, card_sources(files[plugin]))
-        except BadCard:
-            return None
-        made = [card.cost.speed for card in cards if card.hardware == hardware]
-        return next((speed.effect for speed in made if speed is not None), None)
-
-    return ratio

@@ -20,9 +20,9 @@ from minillm_core.errors import Refusal
 from minillm_core.install import pip_line, unmet
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plan.slots import slots_of
-from minillm_core.plugins import cards
 from minillm_core.plugins.discover import offered
 from minillm_core.plugins.manager import LoadedPlugin, find, with_options
+from minillm_core.plugins.measured import absent, measured
 from minillm_core.plugins.options import describe_option
 from minillm_core.text import plain, rounded
 
@@ -78,11 +78,10 @@ def info(
             if origin.distribution and origin.name in plugins_of(preset)
         },
     }
-    try:
-        found_cards = cards.read_cards(origin.name, cards.card_sources(origin.file))
-        shown["cards"] = [card.model_dump(mode="json") for card in found_cards]
-    except cards.BadCard as error:
-        shown |= {"cards": [], "cards_refused": str(error)}
+    if (cards := measured("cards")) is not None:
+        shown |= cards(origin.name, origin.file)
+    else:
+        shown |= {"cards": [], "cards_refused": absent("measured worth is shown")}
     if planned is None:
         return shown
     try:
@@ -153,20 +152,12 @@ def _facts(shown: dict[str, Any]) -> list[tuple[str, str]]:
         facts.append(
             ("mesh", "\n".join([*lines, f"minillm plugins check {named} --only mesh tries it"]))
         )
-    return [*facts, *_cards(shown)]
+    return [*facts, *_worth(shown)]
 
 
-def _cards(shown: dict[str, Any]) -> list[tuple[str, str]]:
-    """Word what was measured of a plugin, or how to measure it."""
-    known = [cards.Card.model_validate(card) for card in shown["cards"]]
-    if not known:
-        named = shown["name"] if shown["distribution"] else shown["source"]
-        how = f"not measured yet: minillm ablate --plugins {named} --seeds {cards.PAIRS}"
-        if shown.get("slots_refused"):
-            how += "; --with names what it needs beside it"
-        return [("worth", plain(shown.get("cards_refused", how), limit=4096))]
-    defaults = {one["name"]: one.get("default") for one in shown["options"]}
-    return [("worth", "\n".join(map(plain, cards.card_lines(card, defaults)))) for card in known]
+def _worth(shown: dict[str, Any]) -> list[tuple[str, str]]:
+    worded = measured("worth")
+    return [("worth", text) for text in (worded(shown) if worded else [shown["cards_refused"]])]
 
 
 def _options(shown: dict[str, Any]) -> Table:

@@ -53,6 +53,19 @@ def events(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
         ) from error
 
 
+def read_events(out: Path) -> Iterator[Mapping[str, Any] | None]:
+    """Read the events of a run's metrics.jsonl one by one; None for a line that was cut short.
+
+    Raises:
+        Refusal: the file is a link, no file, or larger than any run writes it.
+    """
+    try:
+        for _, event in events(out / METRICS):
+            yield event
+    except FileNotFoundError:  # the run has not begun
+        return
+
+
 def cut(path: Path, step: int) -> list[dict[str, Any]]:
     """Take events of later steps, the end, and a torn last line out of the file.
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from minillm_core.backends import detect
-from minillm_core.backends.base import Backend, Binding, Model
+from minillm_core.backends.base import Backend, Binding, Model, Trainer
 from minillm_core.checkpoint import layout
 from minillm_core.checkpoint.directories import (
     ModelDirectory,
@@ -34,6 +34,7 @@ from minillm_core.optim.views import evaluated
 from minillm_core.plan import Plan
 from minillm_core.plugins.attribution import attribute_errors
 from minillm_core.train.events import Evaluated, Event
+from minillm_core.train.feed import Feed
 from minillm_core.train.generate import Sampling, Stream, Writer
 from minillm_core.train.hooks import plan_hook
 from minillm_core.train.initial import open_directory
@@ -43,9 +44,9 @@ from minillm_core.train.progress import Display, LineDisplay
 from minillm_core.train.record import RUN, read_record
 from minillm_core.train.request import Prepared, RunRequest, load_settings, prepare
 from minillm_core.train.restore import SavedModel, open_run
-from minillm_core.train.session import Session
+from minillm_core.train.session import Session, Shared
 from minillm_core.train.signals import StopRequest, stop_on_signals
-from minillm_core.train.validation import Validation
+from minillm_core.train.validation import Validation, validation
 
 Say = Callable[[str], None]
 Create = Callable[[detect.Detected, Plan], Backend]
@@ -115,6 +116,7 @@ class Run:
         say: prints notes and progress, line by line; None: silence.
         cache: the folder of tokens and tokenizers; default: minillm's own.
         create: makes the backend; default: the one that the settings choose for this machine.
+        shared: text and machine, where several runs share them (``minillm_core.studies``).
 
     Attributes:
         plan: the plan.
@@ -134,11 +136,16 @@ class Run:
         say: Say | None = None,
         cache: str | Path | None = None,
         create: Create | None = None,
+        shared: Shared | None = None,
     ) -> None:
         plan = with_settings(plan, "Run(plan)")
         assert plan.settings is not None
         self._set_up(out, say, cache, create)
-        detected = detect.choose(detect.probe(), plan.config.backend, plan.config.device)
+        if shared is not None:
+            self._session.shared, self._session.stop = shared, shared.stop
+            detected = shared.detected
+        else:
+            detected = detect.choose(detect.probe(), plan.config.backend, plan.config.device)
         prepared = Prepared(plan.settings, None, None, plan.active, detected)
         self._session.bind(prepared, plan)
 
@@ -263,6 +270,31 @@ class Run:
         """
         return self._reader().model
 
+    @property
+    def trainer(self) -> Trainer:
+        """The model with its optimizer and compiled step, which :meth:`batches` are for.
+
+        Raises:
+            Refusal: the run was opened, and is not resumed.
+        """
+        return self._bound("trainer").trainer
+
+    def batches(self, step: int = 0) -> Feed:
+        """Open the batches of training, one ``StepBatch`` a step: an iterator and a context manager.
+
+        They begin where the text does, made as those that follow ``step``.
+
+        Raises:
+            Refusal: the run was opened, and is not resumed.
+        """
+        return Feed(self._bound("batches"), None, step=step)
+
+    def _bound(self, where: str) -> Job:
+        if self._job is None:
+            fix = "Run(plan), or train the opened run first"
+            raise Refusal("an opened run reads its model alone", where=where, fix=fix)
+        return self._job
+
     def steps(self) -> Iterator[Event]:
         """Train; yields typed events (Started, Stepped, Evaluated, Sampled, Saved, ...) live.
 
@@ -337,6 +369,22 @@ class Run:
         if (kept := self.checkpoint) is None:
             raise Refusal("there is no step to save yet", where="save", fix="train first")
         return kept
+
+    def validate(self, tokens: int | None = None) -> Evaluated:
+        """Measure the loss on the run's held-out text, as training does at its end.
+
+        Args:
+            tokens: predictions; default: ``eval.tokens``.
+
+        Raises:
+            Refusal: the run was opened, and is not resumed.
+            DataError: there is nothing to predict.
+        """
+        job = self._bound("validate")
+        measure = validation(job, tokens or job.config.eval.tokens, cancelled=lambda: False)
+        found = measure(self.step)
+        assert found is not None  # it is not cancelled
+        return found
 
     def evaluate(
         self, data: Paths, *, seq_len: int | None = None, max_tokens: int | None = None

@@ -26,13 +26,16 @@ from minillm_core.checkpoint.lock import Held, lock
 from minillm_core.checkpoint.read import Checkpoint
 from minillm_core.config.origins import TOML
 from minillm_core.config.schema import Config
+from minillm_core.data import Corpus
 from minillm_core.data.documents import fingerprint
 from minillm_core.errors import Interrupted, MinillmError, NonFinite, OutOfMemory, Stopped
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plan.estimate import vocabulary_note
 from minillm_core.plugins.attribution import at_work, attribute_errors
 from minillm_core.plugins.manager import LoadedPlugin, check_support
+from minillm_core.plugins.measured import measured
 from minillm_core.plugins.watch import running, watching
+from minillm_core.text import plain
 from minillm_core.train import describe, document, errors, events, record, resume
 from minillm_core.train.budget import EVALUATIONS, Budget, Cadence, Position
 from minillm_core.train.checkpoints import CheckpointManager
@@ -51,9 +54,22 @@ from minillm_core.train.questions import Questions
 from minillm_core.train.request import Prepared
 from minillm_core.train.run_folder import RunFolder, keep_tokenizer
 from minillm_core.train.signals import StopRequest
-from minillm_core.train.speeds import remember
 from minillm_core.train.tuning import tuned
 from minillm_core.train.validation import Trend, bytes_of_a_token, validation
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Whatever the runs of a study share.
+
+    Each is one run of many: it prints warnings about plugins alone, and does not evaluate the
+    untrained model.
+    """
+
+    corpus: Corpus  # the text, read and tokenised before
+    detected: Detected  # where all of them train
+    stop: StopRequest = field(default_factory=StopRequest)  # ends the run that is under way
+    warn: Callable[[str], None] = lambda line: None  # prints a warning about a plugin
 
 
 @dataclass(eq=False)
@@ -71,6 +87,7 @@ class Session:
     runs: Path | None = None  # where a folder without a name is made
     verbose: bool = False  # print all that is known before the first step
     ranks: Ranks = ALONE  # the processes that train together; rank 0 alone writes
+    shared: Shared | None = None  # given to the runs of a study, which are in memory
     earlier: RunFolder | None = None  # the run that is resumed
     job: Job | None = None  # the run, checked; None before :meth:`bind`
     loop: Loop | None = None  # None before the first event
@@ -132,7 +149,11 @@ class Session:
             reports = {"say": notes.append, "detail": details.append}
             if not self.ranks.leads:  # its cache has the tokens then
                 self.ranks.agreed()
-            corpus = read_corpus(config, self.cache, shown, asked=plan.sourcing, **reports)
+            corpus = (
+                self.shared.corpus
+                if self.shared
+                else read_corpus(config, self.cache, shown, asked=plan.sourcing, **reports)
+            )
             if self.ranks.leads:
                 self.ranks.agreed()
         if (chosen := tuned(prepared, plan, corpus)) is not None:
@@ -227,6 +248,10 @@ class Session:
         assert self.job is not None
         return self.loop.position.step if self.loop is not None else self.job.begins.step
 
+    @property
+    def _warn(self) -> Callable[[str], None]:
+        return self.shared.warn if self.shared else self.shown.say
+
     def _started(self) -> Generator[events.Event]:
         if self._running is None:
             assert self.job is not None
@@ -249,9 +274,10 @@ class Session:
                 self._load_initial(job)
             if job.shard:
                 job.trainer.shard(job.shard)
-            evidence = Evidence.of(job, self.shown.say)
+            evidence = Evidence.of(job, self._warn)
             yield from self._train(job, None, position, before, evidence, {})
-            evidence.warn()
+            if self.shared is None:
+                evidence.warn()
             return
         self.out = record.claim_out(
             job.config.preset, given, runs=self.runs or record.RUNS, resume=self.resume
@@ -340,10 +366,19 @@ class Session:
         run_json.update(exit=0, plugins=plugins, **document.ended(job, made.evaluated))
         evidence.warn()
         if made.speed is not None:
-            remember(self.cache, job, made.speed.real, steps=made.steps - first)
+            self._remember(job, made.speed.real, made.steps - first)
         for line in (*describe.end(job, out, made), *describe.next_steps(job, out, made)):
             say(line)
         self.stop.patient = False
+
+    def _remember(self, job: Job, speed: float, steps: int) -> None:
+        """Have the speed of a finished run kept, where a distribution keeps it."""
+        try:
+            if (remember := measured("remember")) is not None:
+                ran = job.plan, job.trainer.binding, job.corpus.train.tokens
+                remember(self.cache, *ran, speed, steps=steps)
+        except Exception as error:  # the run is over, and all of it is saved
+            self.shown.say(f"warning: the speed of the run is not kept: {plain(str(error))}")
 
     def _train(
         self,
@@ -387,7 +422,7 @@ class Session:
             feed = Feed(job, position.cursor or None, lambda: loop.ending, step=position.step)
             stack.enter_context(feed)
             whose = job if self.ranks.leads else replace(job, plan=replace(job.plan, active=()))
-            emit = observers_of(whose, observers, say=shown.say)
+            emit = observers_of(whose, observers, say=self._warn)
 
             def check() -> None:
                 """Refuse to write where the folder, its metrics.jsonl or the data are no longer the run's."""
@@ -489,7 +524,8 @@ class Session:
                 emit(events.Resumed(position.step, str(folder.relative_to(held.out))))
             stop.patient = True  # from here on there is something to finish
             began = shown.clock()
-            running = loop.steps(evaluate_first=_evaluation_is_due(config, budget, position))
+            due = self.shared is None and _evaluation_is_due(config, budget, position)
+            running = loop.steps(evaluate_first=due)
             for _ in running:
                 try:
                     yield from self._drained()

@@ -13,7 +13,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
-from minillm_core.plugins.cards import read_cards
+from minillm_lab.card import read_cards
 
 pytestmark = pytest.mark.slow
 

@@ -107,6 +107,7 @@ def test_what_the_core_alone_lacks_is_named_with_its_pip_line(alone: Any, tmp_pa
         refused = alone.call("minillm_core", "plugins", *words, cwd=tmp_path)
         assert refused.returncode == 2
         assert "pip install minillm-kit" in refused.stderr
+    assert "by minillm-lab" in alone.run("minillm_core", "plan", cwd=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -148,6 +149,7 @@ def test_the_core_and_the_laboratory(beside: Callable[[str], Any], tmp_path: Pat
     page = lab.run("minillm_core", "report", "run", cwd=tmp_path).strip()
     assert "<svg" in (tmp_path / page).read_text()
     assert "torch" in lab.run("minillm_core", "doctor", cwd=tmp_path)
+    assert "as in a run" in lab.run("minillm_core", "plan", *FEW, cwd=tmp_path)
     assert lab.call("minillm_core", "plugins", "new", "a", cwd=tmp_path).returncode == 2
 
 

@@ -14,8 +14,8 @@ from benchmarks.card_child import Child, State, visible
 from benchmarks.card_job import DONE, OVER, READY, Share
 from benchmarks.card_table import REFERENCE, SHAPE, TABLE, Judged, active, divided
 from minillm_core.config.values import show
-from minillm_core.plugins.cards import FOLDER, PAIRS, read_cards
 from minillm_core.plugins.manager import find
+from minillm_lab.card import FOLDER, PAIRS, read_cards
 from tools.repository import ours
 
 WITHOUT = {

@@ -164,6 +164,7 @@ OPEN = {
     "minillm_lab": (
         "minillm_core",
         "minillm_core.commands",
+        "minillm_core.documents",
         "minillm_core.inspection",
         "minillm_core.studies",
     ),

@@ -25,8 +25,8 @@ GROUPS = {"minillm.plugins", "minillm.commands"}
 """Groups of entry points: a distribution beside the core has one of them, or a script of its own."""
 OBJECTS = "minillm.directories"
 """A group whose entry points name objects, not classes or functions."""
-ENGINES = ("minillm.judges", "minillm.ranks")
-"""Groups whose entry points are named by what they judge by or run on, and not as their modules are."""
+ENGINES = ("minillm.judges", "minillm.measured", "minillm.ranks")
+"""Groups whose entry points are named by what they judge by, give or run on, and not as their modules are."""
 
 
 def projects(root: Path) -> dict[Path, dict[str, Any]]:

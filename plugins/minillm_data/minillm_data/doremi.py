@@ -17,7 +17,7 @@ import numpy as np
 
 from minillm_core import ConfigError, build_plan, load
 from minillm_core.documents import Progress, find
-from minillm_core.studies import Stepper, Study, open_corpus
+from minillm_lab.study import Stepper, Study, open_corpus
 
 RATE = 1.0
 """Of the weights' growth: the paper's step size."""

@@ -1,5 +1,7 @@
 """The laboratory of minillm: the worth of a plugin, the speed of a run, and pages that show both.
 
+- ``study``: runs of one text that share what is expensive, trained whole or stepped by hand; all that
+  measures stands on it.
 - ``ablate``: the whole job of ``minillm ablate``. ``variants`` are the plugin sets, ``ablation`` makes
   the runs, ``worth`` has the statistics, ``cards`` makes technique cards, ``result_diff`` tells why
   the runs in a folder cannot be continued.
@@ -12,6 +14,9 @@
   ``ablation_page``, ``comparison``: the pages.
 - ``doctor``: what this machine can run; ``cli``: the commands.
 
-Only public names of the core are used: ``minillm_core``, ``minillm_core.commands``, ``.studies`` and
-``.inspection``.
+- ``card`` and ``speeds``: technique cards, and speeds of finished runs, which ``minillm plugins info``
+  and ``minillm plan`` show (entry points ``minillm.measured``).
+
+Only public names of the core are used: ``minillm_core``, ``minillm_core.commands``, ``.documents``,
+``.studies`` and ``.inspection``.
 """

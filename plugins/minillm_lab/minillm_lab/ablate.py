@@ -15,16 +15,14 @@ from minillm_core.studies import (
     LoadedPlugin,
     Prepared,
     StopRequest,
-    Study,
-    bind,
     lock,
-    open_corpus,
     refuse_unwritable,
     stop_on_signals,
 )
 from minillm_lab.ablation import RESULT, Ablation, Watch
 from minillm_lab.cards import cards_of, write_card
 from minillm_lab.members import choose_folder, facts_of, refuse_run
+from minillm_lab.study import Study, bind, open_corpus
 from minillm_lab.variants import Design, leave_one_out, one_at_a_time
 
 MOST_SEEDS = 64

@@ -19,10 +19,11 @@ from minillm_core import (
     Plan,
 )
 from minillm_core.commands import counted
-from minillm_core.studies import ABLATION, Study, Trained, replace_file
+from minillm_core.studies import ABLATION, replace_file
 from minillm_lab.ablation_page import ablation_page
 from minillm_lab.members import RUNS, Members, identity_of, read, stopped, write
 from minillm_lab.result_diff import difference, settings
+from minillm_lab.study import Study, Trained
 from minillm_lab.variants import Design, Variant
 from minillm_lab.worth import Lengths, extra_lengths, steps_in_time, worth
 

@@ -7,8 +7,9 @@ from statistics import fmean, median
 from typing import Any
 
 from minillm_core.commands import counted, listed
-from minillm_core.studies import amount, interval, signed, sized
+from minillm_core.studies import amount, sized
 from minillm_lab import page
+from minillm_lab.card import interval, signed
 from minillm_lab.figure import (
     SECONDS,
     TOKENS,

@@ -12,18 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from minillm_core import Plan, Refusal
-from minillm_core.studies import (
-    Detected,
-    Study,
-    Trainer,
-    attribute_errors,
-    bind,
-    hardware,
-    open_corpus,
-    versions,
-    without_gc,
-)
+from minillm_core.studies import Detected, Trainer, attribute_errors, hardware, versions
 from minillm_lab.profiling import Profiler, profiler_of
+from minillm_lab.study import Study, bind, open_corpus, without_gc
 
 WARM = 3
 """Steps before anything is timed: the first compiles, the second has all memory."""

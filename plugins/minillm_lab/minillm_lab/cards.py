@@ -9,8 +9,9 @@ from typing import Any
 
 import minillm_core
 from minillm_core.commands import few
-from minillm_core.studies import PAIRS, Card, Cost, Interval, Scale, replace_file
+from minillm_core.studies import replace_file
 from minillm_lab.ablation_page import at_equal_tokens
+from minillm_lab.card import PAIRS, Card, Cost, Interval, Scale
 
 Json = Mapping[str, Any]
 

@@ -12,10 +12,11 @@ from typing import Any
 
 from minillm_core import MinillmError, Plan
 from minillm_core.commands import amount, duration
-from minillm_core.studies import Trained, interval, signed
+from minillm_lab.card import interval, signed
 from minillm_lab.members import Members, identity_of
 from minillm_lab.result_diff import difference
 from minillm_lab.space import Move, Recipe
+from minillm_lab.study import Trained
 from minillm_lab.worth import effect_of
 
 TREND = 0.5

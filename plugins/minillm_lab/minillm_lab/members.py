@@ -19,14 +19,13 @@ from minillm_core.studies import (
     RUN,
     Binding,
     LoadedPlugin,
-    Study,
-    Trained,
     hardware,
     read_json,
     replace_file,
     versions,
 )
 from minillm_lab.cards import commit
+from minillm_lab.study import Study, Trained
 
 RUNS = "runs"
 """The folder of the files, within that of the study."""

@@ -24,10 +24,10 @@ from typing import Any
 
 from minillm_core import MinillmError
 from minillm_core.commands import amount
-from minillm_core.studies import graph_of
 from minillm_lab.confirm import Confirmation
 from minillm_lab.heats import Candidate, Heats, Length, Planner, Rung, in_words
 from minillm_lab.space import Move, Recipe, Space, parts_of, present, together
+from minillm_lab.study import graph_of
 
 INCUMBENT = "the incumbent"
 """The label of its runs."""

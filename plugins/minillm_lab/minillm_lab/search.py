@@ -24,11 +24,8 @@ from minillm_core.inspection import find_plugin
 from minillm_core.studies import (
     Prepared,
     RunRequest,
-    Study,
     added,
-    bind,
     lock,
-    open_corpus,
     prepare,
     refuse_unwritable,
     replace_file,
@@ -50,6 +47,7 @@ from minillm_lab.members import (
 from minillm_lab.race import Race
 from minillm_lab.search_page import markdown, search_page
 from minillm_lab.space import Recipe, Space, installed, parts_of, read_space, usual_space
+from minillm_lab.study import Study, bind, open_corpus
 
 RESULT, BEST, PAGE, TEXT = "search.json", "best.toml", "search.html", "search.md"
 

@@ -7,8 +7,8 @@ from statistics import fmean
 from typing import Any
 
 from minillm_core.commands import counted, duration
-from minillm_core.studies import interval, signed
 from minillm_lab import page
+from minillm_lab.card import interval, signed
 from minillm_lab.figure import Axis, Interval, Line, Size, interval_chart, line_chart
 from minillm_lab.markup import Markup, joined, tag
 from minillm_lab.worth import times

@@ -26,18 +26,10 @@ from typing import Any
 
 from minillm_core import OutOfMemory, Plan, Refusal
 from minillm_core.inspection import verdicts
-from minillm_core.studies import (
-    Detected,
-    Study,
-    bind,
-    hardware,
-    open_corpus,
-    sized,
-    versions,
-    without_gc,
-)
+from minillm_core.studies import Detected, hardware, sized, versions
 from minillm_lab.bench import WARM, refuse_no_time
 from minillm_lab.profiling import Profiler, profiler_of
+from minillm_lab.study import Study, bind, open_corpus, without_gc
 
 __all__ = ["Candidate", "Request", "tune"]
 
@@ -323,7 +315,7 @@ class Tuning:
             self._time(one)
         except OutOfMemory as error:
             one.speeds.clear()
-            one.reason = f"out of memory: {error.what}"
+            one.reason = f"out of memory: {error.where or error.what}"  # in the framework's words
         except Refusal as refusal:  # a plugin's kernel, without which the plugin would do nothing
             one.reason = f"refused: {refusal.what}"
         gc.collect()  # compiled steps are garbage in cycles

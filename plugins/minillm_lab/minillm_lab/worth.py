@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, linear_regression, median
 from typing import Any
 
-from minillm_core.studies import Trained
+from minillm_lab.study import Trained
 
 # Pairs
 

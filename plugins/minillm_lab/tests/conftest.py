@@ -11,7 +11,7 @@ from minillm_core import Interrupted, NonFinite, Plugin, option, scheduled, stag
 from minillm_core.cli.main import main
 from minillm_core.config.load import Loaded, load
 from minillm_core.plugins.manager import LoadedPlugin
-from minillm_core.studies import Point, Trained
+from minillm_lab.study import Point, Trained
 
 
 def halved(ops: Any, update: Any, param: Any, state: dict[str, Any]) -> Any:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from minillm_core.plugins.cards import signed
+from minillm_lab.card import signed
 from minillm_lab.cli.ablate_table import show_findings
 from minillm_lab.worth import effect_of
 

@@ -45,7 +45,7 @@ class Machine:
     def create(self, detected: Detected, plan: Any) -> Any:
         name = "+".join(one.name for one in plan.plugins) or "plain"
         compiled = self.compiled and plan.config.train.compile != "off"
-        return SimpleNamespace(trainer=lambda plan, seed: FakeTrainer(self, name, compiled))
+        return SimpleNamespace(trainer=lambda plan, seed, **more: FakeTrainer(self, name, compiled))
 
     def profile(self, trainer: Any) -> Any:
         return FakeProfiler(self, trainer)
@@ -71,6 +71,9 @@ class FakeTrainer:
 
     def read(self, handle: int) -> StepResult:
         return StepResult(1.0, 1.0)
+
+    def join(self, ranks: Any) -> None:
+        pass
 
     def synchronize(self) -> None:
         pass

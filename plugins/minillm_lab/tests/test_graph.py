@@ -7,7 +7,7 @@ import pytest
 from minillm_core.config.load import load
 from minillm_core.plan import build_plan
 from minillm_core.plugins.manager import load as load_plugins
-from minillm_core.studies import graph_of
+from minillm_lab.study import graph_of
 
 
 def graph(plugins: str = "", *settings: str) -> str:

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minillm_core.errors import Refusal
-from minillm_core.plugins.cards import read_cards
 from minillm_lab.ablation_page import ablation_page
+from minillm_lab.card import read_cards
 from minillm_lab.cards import cards_of, commit, write_card
 from minillm_lab.history import read_history, smoothed, thinned
 from minillm_lab.report import compare, report

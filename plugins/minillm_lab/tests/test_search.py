@@ -11,7 +11,6 @@ import pytest
 
 from minillm_core import Interrupted, Plan, Refusal, build_plan
 from minillm_core.inspection import find_plugin, installed_plugins, with_options
-from minillm_core.studies import Trained
 from minillm_lab.confirm import FRESH
 from minillm_lab.heats import Heats, Length
 from minillm_lab.members import Members
@@ -19,6 +18,7 @@ from minillm_lab.race import Race
 from minillm_lab.search import seconds_of
 from minillm_lab.search_page import headline, markdown, search_page
 from minillm_lab.space import Recipe, Space, read_space, usual_space
+from minillm_lab.study import Trained
 
 ABOUT = {"data": "text", "device": "a CPU", "dtype": "float32", "versions": {"minillm-core": "1"}}
 

@@ -33,7 +33,7 @@ class Machine:
     def create(self, detected: Detected, plan: Plan) -> Any:
         train, kernels = plan.config.train, plan.config.kernels
         self.built.append((train.rows, train.checkpointing, kernels))
-        return SimpleNamespace(trainer=lambda plan, seed: FakeTrainer(self, train, kernels))
+        return SimpleNamespace(trainer=lambda plan, seed, **more: FakeTrainer(self, train, kernels))
 
     def profile(self, trainer: Any) -> Any:
         return SimpleNamespace(
@@ -64,6 +64,9 @@ class FakeTrainer:
 
     def read(self, handle: int) -> StepResult:
         return StepResult(1.0, 1.0)
+
+    def join(self, ranks: Any) -> None:
+        pass
 
     def synchronize(self) -> None:
         pass

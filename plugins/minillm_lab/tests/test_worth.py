@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minillm_core.studies import Point, Trained
+from minillm_lab.study import Point, Trained
 from minillm_lab.worth import Runs, times, worth
 
 STEPS = 100

@@ -12,8 +12,8 @@ import pytest
 from minillm_core.cli.planning import bytes_a_token, spoken
 from minillm_core.config.load import load
 from minillm_core.plan import build_plan
-from minillm_core.train import speeds
-from minillm_core.train.speeds import Expected
+from minillm_lab import speeds
+from minillm_lab.speeds import Expected
 
 Program = Callable[..., tuple[int, str, str]]
 
@@ -48,8 +48,8 @@ def test_a_measured_speed_and_a_counted_corpus_are_used(
     (tmp_path / "a.txt").write_text("words")
     before = json.loads(program("plan", *TINY, "--json")[1])
     fast = Expected(2048.0, "as in a run of 2026-01-02 here")
-    monkeypatch.setattr("minillm_core.cli.planning.expected", lambda *a: fast)
-    monkeypatch.setattr("minillm_core.cli.planning.known_tokens", lambda *a: 20_480)
+    monkeypatch.setattr("minillm_lab.speeds.expected", lambda *a: fast)
+    monkeypatch.setattr("minillm_lab.speeds.known_tokens", lambda *a: 20_480)
     told = (*TINY, "--data", str(tmp_path / "a.txt"))
     text = " ".join(program("plan", *told)[1].split())
     assert "about 1.7 minutes of training at 2,048 tokens/s, as in a run of 2026-01-02" in text
@@ -64,7 +64,7 @@ def test_a_measured_speed_and_a_counted_corpus_are_used(
 def test_a_run_by_the_clock_has_as_many_steps_as_fit(
     own_cache: Path, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("minillm_core.cli.planning.expected", lambda *a: Expected(2048.0, "so"))
+    monkeypatch.setattr("minillm_lab.speeds.expected", lambda *a: Expected(2048.0, "so"))
     costs = json.loads(program("plan", *TINY[:-1], "train.minutes=0.5", "--json")[1])["costs"]
     assert (costs["steps"], costs["seconds"]) == (30, 30)
 

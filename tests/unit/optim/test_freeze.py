@@ -11,7 +11,7 @@ import pytest
 from minillm_core import Plan, PlanError, Plugin, option
 from minillm_core.cli.main import main
 from minillm_core.plan.diff import differences
-from minillm_core.train.study import graph_of
+from minillm_lab.study import graph_of
 
 Planned = Callable[..., Plan]
 

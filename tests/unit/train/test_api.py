@@ -14,6 +14,8 @@ import minillm_core as minillm
 from minillm_core.backends.base import Backend
 from minillm_core.checkpoint.manifest import verify
 from minillm_core.plan import Plan
+from minillm_core.studies import Detected, Shared, read_corpus
+from minillm_core.train.progress import LineDisplay
 
 SIZES = {
     **{"model.vocab": 300, "model.dim": 16, "model.layers": 2, "model.hidden": 16},
@@ -214,6 +216,53 @@ def test_a_run_without_checkpoints_saves_none(make: Callable[..., minillm.Run]) 
 def test_longer_windows_than_the_model_that_is_trained(make: Callable[..., minillm.Run]) -> None:
     with pytest.raises(minillm.Refusal, match="rows of 16 tokens"):
         make().evaluate("a.txt", seq_len=17)
+
+
+def test_a_run_is_stepped_by_hand(make: Callable[..., minillm.Run]) -> None:
+    run = make()
+    before = run.validate()
+    with run.batches() as batches:
+        for _ in range(3):
+            batch = next(batches)
+            values = run.plan.values(0.5)
+            run.trainer.read(run.trainer.step(batch.micro, values, batch.supervised))
+    assert batch.micro[0]["ids"].shape == (2, 16)
+    assert run.validate().val_loss < before.val_loss
+    assert run.validate(50).tokens < before.tokens
+
+
+def test_the_held_out_text_is_measured_as_at_the_end(make: Callable[..., minillm.Run]) -> None:
+    run = make()
+    *_, last = (one for one in run.steps() if isinstance(one, minillm.Evaluated))
+    assert run.validate() == last
+
+
+def test_a_run_that_is_only_opened_has_nothing_to_step(
+    make: Callable[..., minillm.Run], options: dict[str, Any]
+) -> None:
+    make("a").train()
+    run = minillm.Run.open("a", **options)
+    for use in (lambda: run.trainer, run.batches, run.validate):
+        with pytest.raises(minillm.Refusal, match="reads its model alone"):
+            use()
+
+
+def test_runs_share_a_text_and_are_silent(
+    settings: dict[str, Any], options: dict[str, Any]
+) -> None:
+    config = minillm.load("tiny", settings=settings | {"eval.every": 6, "eval.samples": 1})
+    plan, silent = minillm.build_plan(config), LineDisplay(lambda line: None)
+    text = read_corpus(plan.config, options["cache"], silent, say=silent.say)
+    warned: list[str] = []
+    shared = Shared(text, Detected("torch", "cpu", "the test says so"), warn=warned.append)
+    found = {}
+    for name, more in (("shared", {"shared": shared, "cache": "none"}), ("alone", {})):
+        run = minillm.Run(plan, **(options | more))
+        found[name] = [one for one in run.steps() if isinstance(one, minillm.Evaluated)]
+    assert [one.step for one in found["alone"]] == [0, 6, 12]
+    assert found["shared"] == found["alone"][1:]
+    assert not warned
+    assert not Path("none").exists()
 
 
 def test_a_run_continues_a_prompt_as_its_folder_does(

@@ -40,10 +40,10 @@ from minillm_core.plan import Plan
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.plugin import Plugin
 from minillm_core.train.errors import resume_line
+from minillm_core.train.metrics import read_events
 from minillm_core.train.request import Prepared, train
 from minillm_core.train.run import Run
 from minillm_core.train.run_folder import RunFolder
-from minillm_core.train.study import read_events
 
 HERE = Detected("torch", "cpu", "the test says so")
 SMALL = {

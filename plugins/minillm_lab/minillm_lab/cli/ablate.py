@@ -147,10 +147,11 @@ def show_ablation(
     Raises:
         MinillmError: no pair of runs finished; what there is was shown and kept.
     """
-    from minillm_core.studies import RUNS, added, card_folder, prepare
+    from minillm_core.studies import RUNS, added, prepare
     from minillm_lab.ablate import Request
     from minillm_lab.ablate import ablate as run_ablation
     from minillm_lab.ablation import PAGE, RESULT
+    from minillm_lab.card import card_folder
     from minillm_lab.cli.ablate_table import show_findings
 
     prepared = prepare(asked, to_run=True)

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from minillm_core.commands import counted, plain
-from minillm_core.studies import interval, signed
+from minillm_lab.card import interval, signed
 from minillm_lab.worth import MOST_PAIRS, times
 
 LOSSES = ("loss, equal tokens", "loss, equal seconds")

@@ -1,48 +1,41 @@
-"""Measuring: many runs of one text on one machine, trained whole or stepped by hand.
+"""Many runs of one text on one machine, trained whole or stepped by hand.
 
-Whatever a run stands on (trainer, batches, observers, loop) is assembled here as for ``minillm
-train``, so that a study measures what a user gets. Its runs share what is expensive: the prepared
-text, and the compiled step of plans that differ in numbers alone.
+Each is a :class:`minillm_core.Run`, so that a study measures what a user gets. They share what is
+expensive: the prepared text, and the compiled step of plans that differ in numbers alone.
 """
 
 from __future__ import annotations
 
 import gc
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from minillm_core.backends.base import Backend, Batch, Binding, Trainer
-from minillm_core.backends.bind import create as create_backend
-from minillm_core.backends.detect import Detected, choose, probe
-from minillm_core.backends.ranks import ALONE, divides
-from minillm_core.config.folders import cache_folder
-from minillm_core.config.schema import Config
-from minillm_core.data import Corpus
-from minillm_core.errors import PlanError
-from minillm_core.plan import Plan
-from minillm_core.plan.plan import variants_of
-from minillm_core.plugins.attribution import attribute_errors
-from minillm_core.plugins.manager import check_support
-from minillm_core.plugins.sourcing import PLAIN, Sourcing
-from minillm_core.train.budget import Budget, Cadence
-from minillm_core.train.events import Evaluated, Event, Stepped
-from minillm_core.train.evidence import Evidence
-from minillm_core.train.feed import Feed
-from minillm_core.train.frozen import check_references, described
-from minillm_core.train.hooks import judged, observers_of
-from minillm_core.train.job import Job, read_corpus, with_settings
-from minillm_core.train.loop import Loop
-from minillm_core.train.metrics import METRICS, events
-from minillm_core.train.predict import Predictor
-from minillm_core.train.progress import LineDisplay, display
-from minillm_core.train.signals import StopRequest
-from minillm_core.train.speeds import remember
-from minillm_core.train.validation import Validation, validation
+from minillm_core import Evaluated, Event, Plan, PlanError, Run, Stepped
+from minillm_core.commands import cache_folder, display
+from minillm_core.inspection import ALONE, Config, check_support, choose, probe
+from minillm_core.studies import (
+    Backend,
+    Batch,
+    Binding,
+    Corpus,
+    Detected,
+    Shared,
+    Sourcing,
+    StopRequest,
+    Trainer,
+    attribute_errors,
+    create_backend,
+    divides,
+    read_corpus,
+    variants_of,
+)
+from minillm_lab.speeds import remember
 
 WARM = 2
 """Steps before the clock starts: the first compiles, the second has all memory."""
@@ -140,12 +133,12 @@ def open_corpus(
         DataError: the text, its tokenizer or the cache folder cannot be used.
         PlanError: plugins of the plans read other documents than those of another.
     """
-    asked = plans[0].sourcing if plans else PLAIN
-    for plan in plans:
-        asked = _joined(asked, plan)
+    more: dict[str, Any] = {"asked": plans[0].sourcing} if plans else {}
+    for plan in plans[1:]:
+        more["asked"] = _joined(more["asked"], plan)
     with display(say) as shown, attribute_errors(plans[0].active if plans else (), "of the data"):
         cache = cache or cache_folder()
-        return read_corpus(config, cache, shown, say=note or shown.say, asked=asked)
+        return read_corpus(config, cache, shown, say=note or shown.say, **more)
 
 
 def _joined(asked: Sourcing, plan: Plan) -> Sourcing:
@@ -189,9 +182,10 @@ class Study:
         create: Create | None = None,
         turn: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        self._corpus, self._say = corpus, say
-        self._detected = detected or choose(probe())
-        self._stop, self._turn = stop or StopRequest(), turn
+        self._say, self._turn = say, turn
+        self._shared = Shared(
+            corpus, detected or choose(probe()), stop=stop or StopRequest(), warn=say
+        )
         self._create = create or create_backend
         self._kept: tuple[str, Trainer] | None = None  # a compiled trainer, by its graph
 
@@ -212,42 +206,27 @@ class Study:
             watch: takes the progress, 0..1, after every step.
 
         Raises:
-            PlanError: the plan has no settings.
+            PlanError: the plan has no settings, or the text was not read for it.
             ConfigError: it says neither how many steps nor how many minutes a run has.
             MinillmError: the run ended early; the next one starts with a trainer of its own.
         """
-        budget = Budget.of(plan.config.train)
-        every = max(1, round(budget.steps / evaluations)) if budget.steps else 0
-        self._check(plan)
+        plan = _member(plan, seed, evaluations)
+        figures = _Figures(watch, plan)
         try:
-            with attribute_errors(plan.active, "a step"):
-                plan = with_settings(plan, "Study", seed)
-                job = Job(plan, self._corpus, self._warm(plan))
-                figures = _Figures(watch, budget)
-                emit = observers_of(job, [figures, Evidence.of(job, self._say)], say=self._say)
-                with Feed(job, None) as feed, self._turn(), without_gc():
-                    loop = Loop(
-                        job.trainer,
-                        feed,
-                        plan.values,
-                        budget,
-                        emit,
-                        cadence=Cadence(every),
-                        evaluate=self._judged(job),
-                        stop=self._stop,
-                        shown=LineDisplay(self._say),
-                    )
-                    loop.run()
+            kept = _Kept(self._warm(plan))
+            with self._run(plan, lambda detected, plan: kept) as run, self._turn(), without_gc():
+                for event in run.steps():
+                    figures.take(event)
         except BaseException:
             self._drop()
             raise
         return Trained(
             seed=seed,
-            steps=loop.position.step,
+            steps=run.step,
             tokens=figures.tokens,
             seconds=figures.seconds,
             tokens_per_second=figures.tokens / figures.seconds,
-            peak_bytes=_own_peak(job.trainer),
+            peak_bytes=_own_peak(run.trainer),
             curve=tuple(figures.curve),
         )
 
@@ -263,56 +242,30 @@ class Study:
             PlanError: the plan has no settings.
             OutOfMemory: the model does not fit.
         """
-        self._check(plan)
-        plan = with_settings(plan, "Study")
-        return Stepper(Job(plan, self._corpus, self._built(plan)))
+        stepper = Stepper(self._run(plan, self._create), self._shared.corpus)
+        for one in plan.references:
+            for line in one.model.notes:
+                self._say(f"reference '{one.name}': {line}")
+        return stepper
 
-    def _check(self, plan: Plan) -> None:
-        """Refuse a plan that the text was not read for."""
-        if _joined(self._corpus.asked, plan) != self._corpus.asked:
+    def _run(self, plan: Plan, create: Create) -> Run:
+        """Bind a plan to text and machine; refuses one that the text was not read for."""
+        asked = self._shared.corpus.asked
+        if _joined(asked, plan) != asked:
             names = ", ".join(one.text for one in plan.sourcing.specials)
             fix = "open_corpus(config, plans=[...]) with every plan of the study"
             raise PlanError(f"the text was read without {names}", where="Study(corpus)", fix=fix)
+        return Run(plan, shared=self._shared, create=create)
 
     def _warm(self, plan: Plan) -> Trainer:
-        """Give a trainer that is compiled and has the plan's initial values."""
+        """Give a trainer that is compiled."""
         graph = graph_of(plan)
         if self._kept is None or self._kept[0] != graph:
             self._drop()
-            job = Job(plan, self._corpus, self._built(plan))
-            with Feed(job, None) as feed:
-                for _ in range(WARM):
-                    batch = next(feed)
-                    values = plan.values(1e-6)
-                    job.trainer.read(job.trainer.step(batch.micro, values, batch.supervised))
-            self._validation(job, plan.config.train.seq_len)(0)
-            self._kept = graph, job.trainer
-        trainer = self._kept[1]
-        trainer.restart(plan.config.seed)
-        return trainer
-
-    def _built(self, plan: Plan) -> Trainer:
-        for line in check_references(plan, self._corpus.tokenizer, None):
-            self._say(line)
-        with attribute_errors(plan.active, "while it is built"):
-            return self._create(self._detected, plan).trainer(plan, plan.config.seed)
-
-    def _judged(self, job: Job) -> Callable[[int], Evaluated | None]:
-        """Make the evaluation of a run, with the verdicts of its plugins."""
-        config, history = job.config, list[Evaluated]()
-        measure = self._validation(job, config.eval.tokens)
-        model = Predictor(job.trainer, config, job.corpus.tokenizer, job.hook())
-
-        def evaluate(step: int) -> Evaluated | None:
-            if (found := measure(step)) is not None:
-                found = judged(job.plugins, found, history, model)
-                history.append(found)
-            return found
-
-        return evaluate
-
-    def _validation(self, job: Job, tokens: int) -> Validation:
-        return validation(job, tokens, cancelled=lambda: self._stop.requested)
+            with self.stepper(plan) as stepper:
+                stepper.warm()
+            self._kept = graph, stepper.trainer
+        return self._kept[1]
 
     def _drop(self) -> None:
         """Give the compiled trainer's memory back before the next one takes its own."""
@@ -329,10 +282,15 @@ class Stepper:
         trainer: the plan's model, optimizer and compiled step on this machine.
     """
 
-    def __init__(self, job: Job) -> None:
-        self._job, self.trainer = job, job.trainer
-        middle = round(MIDDLE * (job.config.train.steps or 0))
-        self._values, self._feed = job.plan.values(MIDDLE), Feed(job, None, step=middle)
+    def __init__(self, run: Run, corpus: Corpus) -> None:
+        self._run, self._corpus, self.trainer = run, corpus, run.trainer
+        middle = round(MIDDLE * (run.plan.config.train.steps or 0))
+        self._values, self._batches = run.plan.values(MIDDLE), run.batches(middle)
+
+    def warm(self) -> None:
+        """Compile steps and evaluation, and take all memory."""
+        self.run(WARM)
+        self._run.validate(self._run.plan.config.train.seq_len)
 
     def arguments(self) -> tuple[Sequence[Batch], Mapping[str, float], int]:
         """Take the next step's batch: the arguments of ``trainer.step``.
@@ -341,8 +299,8 @@ class Stepper:
             Micro-batches of int32 (rows, T), the schedules' values in the middle of the run, and
             the number of supervised tokens.
         """
-        with attribute_errors(self._job.plugins, "in a step"):
-            batch = next(self._feed)
+        with attribute_errors(self._run.plan.active, "in a step"):
+            batch = next(self._batches)
         return batch.micro, self._values, batch.supervised
 
     def run(self, steps: int) -> Timed:
@@ -355,11 +313,11 @@ class Stepper:
         trainer.synchronize()
         waited, real, supervised = 0.0, 0, 0
         before: Any = None
-        with attribute_errors(self._job.plugins, "in a step"):
+        with attribute_errors(self._run.plan.active, "in a step"):
             began = time.perf_counter() - trainer.compile_seconds
             for _ in range(steps):
                 waiting = time.perf_counter()
-                batch = next(self._feed)
+                batch = next(self._batches)
                 waited += time.perf_counter() - waiting
                 real, supervised = real + batch.real, supervised + batch.supervised
                 handle = trainer.step(batch.micro, self._values, batch.supervised)
@@ -375,33 +333,66 @@ class Stepper:
         self, cache: Path, tokens_per_second: float, steps: int, by: Literal["run", "bench"]
     ) -> None:
         """Keep a speed measured over some steps, for the estimates of ``minillm plan``."""
-        remember(cache, self._job, tokens_per_second, steps=steps, by=by)
+        plan, tokens = self._run.plan, self._corpus.train.tokens
+        speed = {"steps": steps, "by": by}
+        remember(cache, plan, self.trainer.binding, tokens, tokens_per_second, **speed)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._feed.__exit__(*exception)
+        self._batches.__exit__(*exception)
+
+
+class _Kept(Backend):
+    """A backend whose trainer was compiled before, for a plan of the same graph."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer, self.binding = trainer, trainer.binding
+        self.name = trainer.binding.backend
+
+    def model(self, plan: Plan, seed: int, **more: Any) -> Trainer:
+        """Give the trainer."""
+        return self.trainer(plan, seed)
+
+    def trainer(self, plan: Plan, seed: int, **more: Any) -> Trainer:
+        """Give the trainer, with the initial values of a seed."""
+        self._trainer.restart(seed)
+        return self._trainer
 
 
 @dataclass(eq=False)
 class _Figures:
-    """An observer that adds up a run's clock and keeps its curve."""
+    """The clock of a run, added up, and its curve."""
 
     watch: Callable[[float], None]
-    budget: Budget
+    plan: Plan
     seconds: float = 0.0
     tokens: int = 0
     curve: list[Point] = field(default_factory=list)
 
-    def __call__(self, event: Event) -> None:
+    def take(self, event: Event) -> None:
+        """Take the next event."""
         if isinstance(event, Stepped):
             self.seconds += event.step_seconds
             self.tokens = event.tokens
-            self.watch(self.budget.progress(event.step, self.seconds))
+            train = self.plan.config.train
+            spent = self.seconds / (60.0 * (train.minutes or math.inf))
+            done = event.step / train.steps if train.steps else 0.0
+            self.watch(min(1.0, max(done, spent)))
         elif isinstance(event, Evaluated):
             clock, found = (self.tokens, self.seconds), (event.val_loss, event.bits_per_byte)
             self.curve.append(Point(event.step, *clock, *found, dict(event.verdicts)))
+
+
+def _member(plan: Plan, seed: int, evaluations: int) -> Plan:
+    """Plan a run of a study: evaluated evenly on whole windows, without samples and checkpoints."""
+    config = plan.config
+    every = max(1, round(config.train.steps / evaluations)) if config.train.steps else 0
+    of_eval = config.eval.model_copy(update={"every": every, "share": 1.0, "samples": 0})
+    none = config.checkpoint.model_copy(update={"every": 0, "minutes": 0.0, "best": False})
+    more = {"seed": seed, "eval": of_eval, "checkpoint": none}
+    return replace(plan, config=config.model_copy(update=more))
 
 
 def _own_peak(trainer: Trainer) -> int | None:
@@ -426,7 +417,7 @@ def graph_of(plan: Plan) -> str:
         "optimizer": data["optimizer"],
         "sizes": [train.rows, train.accumulate > 1, train.seq_len, plan.fields, *shapes],
         "bound": [train.dtype, train.compile, train.checkpointing, plan.config.kernels],
-        "references": described(plan),
+        "references": {one.name: one.model.identity for one in plan.references},
         "kernels": [[who, one.op, one.name, options[who]] for who, one in plan.candidates],
         "values": {
             name: schedule.data() if name in plan.staged else None
@@ -445,16 +436,3 @@ def without_gc() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-def read_events(out: Path) -> Iterator[Mapping[str, Any] | None]:
-    """Read the events of a run's metrics.jsonl one by one; None for a line that was cut short.
-
-    Raises:
-        Refusal: the file is a link, no file, or larger than any run writes it.
-    """
-    try:
-        for _, event in events(out / METRICS):
-            yield event
-    except FileNotFoundError:  # the run has not begun
-        return

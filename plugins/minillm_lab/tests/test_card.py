@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from minillm_core.cli.main import main
-from minillm_core.plugins.cards import (
+from minillm_lab.card import (
     PAIRS,
     BadCard,
     Card,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minillm_core.plugins.cards import signed
+from minillm_lab.card import signed
 
 sizes = st.floats(-99, 99, allow_nan=False)
 

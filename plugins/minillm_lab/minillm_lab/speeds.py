@@ -19,17 +19,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from annotated_types import Gt
-from pydantic import FiniteFloat, TypeAdapter, ValidationError
+from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 
-from minillm_core import disk
-from minillm_core.backends.base import Binding
-from minillm_core.data.documents import digest
-from minillm_core.data.sources import find
-from minillm_core.errors import DataError
-from minillm_core.plan import Plan
-from minillm_core.train.job import Job
-from minillm_core.train.record import hardware
+from minillm_core import DataError, Plan
+from minillm_core.documents import digest, find
+from minillm_core.studies import Binding, Detected, hardware, replace_file
+from minillm_lab.card import BadCard, card_sources, read_cards
 
 FILE = "speeds.json"
 MOST = 64
@@ -40,7 +35,7 @@ _MOST_BYTES = 1 << 20
 _FAR = 30.0
 """A measurement is not used for a model with so many times its FLOPs per token, or so few."""
 
-Positive = Annotated[FiniteFloat, Gt(0)]
+Positive = Annotated[FiniteFloat, Field(gt=0)]
 Ratio = Callable[[str, str], float | None]
 
 
@@ -72,24 +67,27 @@ class Expected:
 
 def remember(
     cache: Path,
-    job: Job,
+    plan: Plan,
+    bound: Binding,
+    tokens: int,
     tokens_per_second: float,
     *,
     steps: int,
     by: Literal["run", "bench"] = "run",
 ) -> None:
-    """Keep the speed of a job and the size of its data; a few steps are too few to tell.
+    """Keep the speed of a run and the size of its data; a few steps are too few to tell.
 
     Args:
         cache: the folder; where it cannot be written, nothing is kept.
-        job: what ran.
+        plan: of the run.
+        bound: of the plan to this machine.
+        tokens: of the text to train on.
         tokens_per_second: the speed without the first step.
         steps: how many steps it was measured over.
         by: what measured it.
     """
     if steps < FEWEST or not tokens_per_second > 0:
         return
-    plan, bound = job.plan, job.trainer.binding
     new = Measured(
         machine=_machine(bound.backend, bound.device, bound.dtype),
         hardware=_hardware(bound),
@@ -102,17 +100,17 @@ def remember(
         date=datetime.now(UTC).date().isoformat(),
     )
     kept = [one for one in _speeds(cache) if (one.machine, one.run) != (new.machine, new.run)]
-    tokens = _tokens(cache)
-    if (key := _corpus(job.plan)) is not None:
-        tokens.pop(key, None)
-        tokens[key] = job.corpus.train.tokens
+    counts = _tokens(cache)
+    if (key := _corpus(plan)) is not None:
+        counts.pop(key, None)
+        counts[key] = tokens
     document = {
         "speeds": [asdict(one) for one in (*kept, new)[-MOST:]],
-        "tokens": dict(list(tokens.items())[-MOST:]),
+        "tokens": dict(list(counts.items())[-MOST:]),
     }
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        disk.replace(cache / FILE, json.dumps(document, indent=1).encode() + b"\n")
+        replace_file(cache / FILE, json.dumps(document, indent=1).encode() + b"\n")
     except OSError:
         return  # the token cache is in the same folder, and reports that it cannot be written
 
@@ -152,6 +150,24 @@ def expected(
     one = min(reversed(near), key=lambda one: abs(math.log(one.flops_per_token / flops)))
     speed = one.tokens_per_second * one.flops_per_token / flops
     return Expected(speed, f"from the FLOP/s of another model in a {one.by} of {one.date} here")
+
+
+def expected_here(cache: Path, plan: Plan, detected: Detected, dtype: str) -> Expected | None:
+    """Estimate the speed of a plan on a machine, by :func:`expected` and the plugins' cards."""
+    files = {one.name: one.origin.file for one in plan.active}
+
+    def ratio(plugin: str, hardware: str) -> float | None:
+        """Look up what a plugin does to the speed on some hardware, in its card from there."""
+        if plugin not in files:
+            return None
+        try:
+            cards = read_cards(plugin, card_sources(files[plugin]))
+        except BadCard:
+            return None
+        made = [card.cost.speed for card in cards if card.hardware == hardware]
+        return next((speed.effect for speed in made if speed is not None), None)
+
+    return expected(cache, plan, detected.backend, detected.device, dtype, ratio)
 
 
 def known_tokens(cache: Path, plan: Plan) -> int | None:

@@ -2,7 +2,8 @@
 
 A card is written by ``minillm ablate`` from its result and never typed. It is a JSON file,
 ``cards/NAME.json``: beside the file that defines the plugin where its authors ship one, and in the
-user's own folder of cards (``minillm_core.config.folders.data_folder``) for measurements made here.
+user's own folder of cards (``data_folder``) for measurements made here. :func:`card_facts` and
+:func:`worth` are what ``minillm plugins info`` shows of them.
 """
 
 from __future__ import annotations
@@ -14,9 +15,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
-from minillm_core.config.folders import data_folder
-from minillm_core.config.values import show
-from minillm_core.text import plain
+from minillm_core.commands import data_folder, plain
+from minillm_core.studies import show_value
 
 FOLDER = "cards"
 
@@ -132,6 +132,40 @@ def card_sources(file: str) -> tuple[Path, ...]:
     return data_folder() / FOLDER, Path(file).parent / FOLDER
 
 
+def card_facts(plugin: str, file: str) -> dict[str, Any]:
+    """Describe a plugin's worth as ``plugins info --json`` does.
+
+    Args:
+        plugin: its name.
+        file: the one that defines it.
+
+    Returns:
+        JSON: ``cards``; where a file is no card there are none, and ``cards_refused`` says why.
+    """
+    try:
+        found = read_cards(plugin, card_sources(file))
+    except BadCard as error:
+        return {"cards": [], "cards_refused": str(error)}
+    return {"cards": [card.model_dump(mode="json") for card in found]}
+
+
+def worth(shown: Mapping[str, Any]) -> list[str]:
+    """Word what was measured of a plugin, or how to measure it.
+
+    Args:
+        shown: the document of ``plugins info``, :func:`card_facts` in it.
+    """
+    known = [Card.model_validate(card) for card in shown["cards"]]
+    if not known:
+        named = shown["name"] if shown["distribution"] else shown["source"]
+        how = f"not measured yet: minillm ablate --plugins {named} --seeds {PAIRS}"
+        if shown.get("slots_refused"):
+            how += "; --with names what it needs beside it"
+        return [plain(shown.get("cards_refused", how), limit=4096)]
+    defaults = {one["name"]: one.get("default") for one in shown["options"]}
+    return ["\n".join(map(plain, card_lines(card, defaults))) for card in known]
+
+
 def card_lines(card: Card, defaults: Mapping[str, Any]) -> Iterator[str]:
     """Show a card in a few lines.
 
@@ -159,7 +193,7 @@ def card_lines(card: Card, defaults: Mapping[str, Any]) -> Iterator[str]:
 def other_options(card: Card, defaults: Mapping[str, Any]) -> list[str]:
     """List the options that were not at their defaults, as they are typed."""
     return [
-        f"{card.plugin}.{name}={show(value)}"
+        f"{card.plugin}.{name}={show_value(value)}"
         for name, value in card.options.items()
         if name not in defaults or defaults[name] != value
     ]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,16 +16,19 @@ import pytest
 from minillm_core import (
     ConfigError,
     Evaluated,
+    Interrupted,
     MinillmError,
+    NoEvidence,
     Plan,
     PlanError,
     Run,
     build_plan,
     load,
-    studies,
 )
 from minillm_core.backends.bind import create
 from minillm_core.backends.detect import Detected
+from minillm_core.studies import METRICS, StopRequest, read_events
+from minillm_lab.study import Study, Trained, bind, open_corpus
 
 DETECTED = Detected("torch", "cpu", "the test says so")
 SMALL = {
@@ -54,11 +60,11 @@ def study(tmp_path: Path, planned: Callable[..., Plan]) -> Any:
         made.append(plan)
         return create(detected, plan)
 
-    corpus = studies.open_corpus(planned().config, cache=tmp_path / "cache")
-    return studies.Study(corpus, DETECTED, create=noted), made
+    corpus = open_corpus(planned().config, cache=tmp_path / "cache")
+    return Study(corpus, DETECTED, create=noted), made
 
 
-def losses(trained: studies.Trained) -> list[float]:
+def losses(trained: Trained) -> list[float]:
     return [point.val_loss for point in trained.curve]
 
 
@@ -119,7 +125,7 @@ def test_settings_of_several_processes_are_refused(
     planned: Callable[..., Plan], settings: dict[str, Any]
 ) -> None:
     with pytest.raises(MinillmError, match=r"one process trains|this one is alone"):
-        studies.bind(planned(**settings), DETECTED)
+        bind(planned(**settings), DETECTED)
 
 
 def test_a_plan_that_cannot_be_trained_is_refused(study: Any, planned: Callable[..., Plan]) -> None:
@@ -143,8 +149,74 @@ def test_a_run_by_the_clock_ends_when_its_time_is_over(
     assert 0.5 < seen[-1] <= 1
 
 
+FAILS = """
+from minillm_core import Plugin
+
+
+class Fails(Plugin, api=1):
+    '''Raises at every event.'''
+
+    def on_event(self, event):
+        raise ValueError("no")
+"""
+
+
+def test_a_plugin_that_took_no_part_ends_a_run_with_a_word_about_it_alone(
+    study: Any, planned: Callable[..., Plan], tmp_path: Path
+) -> None:
+    file = tmp_path / "fails.py"
+    file.write_text(FAILS)
+    said: list[str] = []
+    plan = planned(f"{file}:Fails", **{"train.steps": 12})
+    corpus = open_corpus(plan.config, cache=tmp_path / "cache", plans=[plan])
+    with pytest.raises(NoEvidence, match="its on_event raised 3 times and was switched off"):
+        Study(corpus, DETECTED, say=said.append).train(plan, 0)
+    assert len(said) == 4
+    assert all(line.startswith("warning: plugin 'fails' ") for line in said)
+
+
+def test_a_turn_begins_when_all_is_compiled_and_ends_with_the_run(
+    study: Any, planned: Callable[..., Plan]
+) -> None:
+    one, made = study
+    log: list[str] = []
+
+    @contextmanager
+    def turn() -> Iterator[None]:
+        log.append(f"begins after {len(made)}")
+        yield
+        log.append(f"ends, the collector on: {gc.isenabled()}")
+
+    def watch(progress: float) -> None:
+        assert not gc.isenabled()
+        log.append(f"{progress:g}")
+
+    one._turn = turn
+    one.train(planned(), 0, watch=watch)
+    steps = ["0.25", "0.5", "0.75", "1"]
+    assert log == ["begins after 1", *steps, "ends, the collector on: True"]
+    assert gc.isenabled()
+
+
+def test_a_request_to_stop_ends_the_run_after_its_step(
+    planned: Callable[..., Plan], tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    plan, stop, seen = planned(), StopRequest(), []
+    corpus = open_corpus(plan.config, cache=tmp_path / "cache", plans=[plan])
+
+    def watch(progress: float) -> None:
+        seen.append(progress)
+        stop.signal = signal.SIGTERM
+
+    with pytest.raises(Interrupted, match="SIGTERM after step"):
+        Study(corpus, DETECTED, stop=stop).train(plan, 0, watch=watch)
+    assert 0 < seen[-1] < 1
+    assert gc.isenabled()
+
+
 def test_events_are_read_up_to_a_torn_line(tmp_path: Path) -> None:
-    assert not [*studies.read_events(tmp_path)]
+    assert not [*read_events(tmp_path)]
     event = {"event": "step", "step": 1}
-    (tmp_path / studies.METRICS).write_text(f'{json.dumps(event)}\n{{"event": "st')
-    assert [*studies.read_events(tmp_path)] == [event, None]
+    (tmp_path / METRICS).write_text(f'{json.dumps(event)}\n{{"event": "st')
+    assert [*read_events(tmp_path)] == [event, None]

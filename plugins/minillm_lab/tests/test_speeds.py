@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +14,8 @@ from minillm_core.backends.base import Binding
 from minillm_core.config.load import load
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plugins.manager import LoadedPlugin
-from minillm_core.train import speeds
-from minillm_core.train.speeds import FILE, Expected, expected, known_tokens, remember
+from minillm_lab import speeds
+from minillm_lab.speeds import FILE, Expected, expected, known_tokens, remember
 
 SIZES = ("model.layers=1", "model.dim=16", "model.heads=2", "model.kv_heads=2", "model.hidden=32")
 SIZES += ("model.vocab=300", "train.rows=2", "train.seq_len=16")
@@ -42,12 +41,9 @@ def planned(*settings: str, plugin: Plugin | None = None) -> Plan:
     return build_plan(loaded.config, [LoadedPlugin.of("scale", plugin)] if plugin else [])
 
 
-def job(plan: Plan, device: str = "cpu", tokens: int = 1234) -> Any:
-    """As much of a job as is looked at."""
-    bound = Binding("torch", device, "A CPU", "", "float32", False, False, False)
-    corpus = SimpleNamespace(train=SimpleNamespace(tokens=tokens))
-    trainer = SimpleNamespace(binding=bound)
-    return SimpleNamespace(plan=plan, trainer=trainer, corpus=corpus, config=plan.config)
+def job(plan: Plan, device: str = "cpu", tokens: int = 1234) -> tuple[Plan, Binding, int]:
+    """A run, as far as it is looked at."""
+    return plan, Binding("torch", device, "A CPU", "", "float32", False, False, False), tokens
 
 
 def ask(
@@ -57,7 +53,7 @@ def ask(
 
 
 def test_the_same_plan_is_as_fast_as_it_was_whatever_its_length(tmp_path: Path) -> None:
-    remember(tmp_path, job(planned()), 1000.0, steps=20)
+    remember(tmp_path, *job(planned()), 1000.0, steps=20)
     found = ask(tmp_path, planned("train.steps=7", "train.lr=0.5", "eval.tokens=10"))
     assert found is not None
     assert found.tokens_per_second == 1000.0
@@ -66,7 +62,7 @@ def test_the_same_plan_is_as_fast_as_it_was_whatever_its_length(tmp_path: Path) 
 
 def test_a_newer_measurement_takes_the_place_of_an_older_one(tmp_path: Path) -> None:
     for speed in (1000.0, 1500.0):
-        remember(tmp_path, job(planned()), speed, steps=20, by="bench")
+        remember(tmp_path, *job(planned()), speed, steps=20, by="bench")
     found = ask(tmp_path, planned())
     assert found is not None
     assert found.tokens_per_second == 1500.0
@@ -75,7 +71,7 @@ def test_a_newer_measurement_takes_the_place_of_an_older_one(tmp_path: Path) -> 
 
 def test_another_model_is_expected_to_make_as_many_flops(tmp_path: Path) -> None:
     small, large = planned(), planned("model.layers=3")
-    remember(tmp_path, job(small), 1000.0, steps=20)
+    remember(tmp_path, *job(small), 1000.0, steps=20)
     found = ask(tmp_path, large)
     assert found is not None
     flops = [plan.estimate().flops_per_token for plan in (small, large)]
@@ -84,7 +80,7 @@ def test_another_model_is_expected_to_make_as_many_flops(tmp_path: Path) -> None
 
 
 def test_a_card_made_on_this_hardware_says_what_a_plugin_costs(tmp_path: Path) -> None:
-    remember(tmp_path, job(planned()), 1000.0, steps=20)
+    remember(tmp_path, *job(planned()), 1000.0, steps=20)
     found = ask(tmp_path, planned(plugin=Scale()), ratio=0.8)
     assert found is not None
     assert found.tokens_per_second == 800.0
@@ -92,14 +88,14 @@ def test_a_card_made_on_this_hardware_says_what_a_plugin_costs(tmp_path: Path) -
     other = ask(tmp_path, planned(plugin=Scale()))
     assert other is not None
     assert "FLOP/s" in other.basis
-    remember(tmp_path, job(planned(plugin=Scale(by=0.25))), 500.0, steps=20)
+    remember(tmp_path, *job(planned(plugin=Scale(by=0.25))), 500.0, steps=20)
     assert ask(tmp_path, planned(plugin=Scale(by=0.25))) != ask(tmp_path, planned())
 
 
 @pytest.mark.parametrize("far", ["model.hidden=20000", "--device"])
 def test_what_nothing_like_it_was_measured_of_is_unknown(tmp_path: Path, far: str) -> None:
     assert ask(tmp_path, planned()) is None
-    remember(tmp_path, job(planned()), 1000.0, steps=20)
+    remember(tmp_path, *job(planned()), 1000.0, steps=20)
     if far == "--device":
         assert ask(tmp_path, planned(), device="cuda") is None
     else:
@@ -107,7 +103,7 @@ def test_what_nothing_like_it_was_measured_of_is_unknown(tmp_path: Path, far: st
 
 
 def test_the_first_gpu_has_two_names(tmp_path: Path) -> None:
-    remember(tmp_path, job(planned(), device="cuda:0"), 1000.0, steps=20)
+    remember(tmp_path, *job(planned(), device="cuda:0"), 1000.0, steps=20)
     assert ask(tmp_path, planned(), device="cuda") is not None
 
 
@@ -115,11 +111,11 @@ def test_a_few_steps_tell_nothing_and_what_is_kept_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(speeds, "MOST", 4)
-    remember(tmp_path, job(planned()), 1000.0, steps=3)
+    remember(tmp_path, *job(planned()), 1000.0, steps=3)
     assert not (tmp_path / FILE).exists()
     plan = planned()
     for rows in range(1, 8):
-        remember(tmp_path, job(plan.with_train(rows=rows)), 1000.0, steps=20)
+        remember(tmp_path, *job(plan.with_train(rows=rows)), 1000.0, steps=20)
     assert len(json.loads((tmp_path / FILE).read_bytes())["speeds"]) == 4
 
 
@@ -141,7 +137,7 @@ def test_a_file_of_something_else_is_no_cache(tmp_path: Path, content: bytes | N
     else:
         (tmp_path / FILE).write_bytes(content)
     assert ask(tmp_path, planned()) is None
-    remember(tmp_path, job(planned()), 1000.0, steps=20)
+    remember(tmp_path, *job(planned()), 1000.0, steps=20)
     assert (ask(tmp_path, planned()) is None) == (content is None)
 
 
@@ -150,7 +146,7 @@ def test_the_tokens_of_a_corpus_are_known_until_it_changes(tmp_path: Path) -> No
     text.write_text("words " * 100)
     plan = planned(f'data.paths=["{text}"]')
     assert known_tokens(tmp_path / "cache", plan) is None
-    remember(tmp_path / "cache", job(plan, tokens=77), 1000.0, steps=20)
+    remember(tmp_path / "cache", *job(plan, tokens=77), 1000.0, steps=20)
     assert known_tokens(tmp_path / "cache", plan) == 77
     assert known_tokens(tmp_path / "cache", planned()) is None
     text.write_text("words " * 101)
