@@ -107,34 +107,25 @@ def evaluate(
             "tasks": {"task_path": task_path or None, "shots": shots, "limit": limit},
         },
     )
-    if name != "data":
-        judge = _judge(name)
-        with display(say) as shown:
-            run, figures = judge(out, read, shown, named, **own)
-            _record(out, run.step, name, figures)
-        if as_json:
-            emit({**figures, "step": run.step, "checkpoint": str(run.checkpoint)})
-        else:
-            _write(figures)
-        return
+    judge = _text if name == "data" else _judge(name)
     with display(say) as shown:
-        run = read.open(out, shown)
-        found = run.evaluate(named, **own)
-    rate = found.bits_per_byte
+        run, figures = judge(out, read, shown, named, **own)
+        if name != "data":
+            _record(out, run.step, name, figures)
     if as_json:
-        emit(
-            {
-                "val_loss": found.val_loss,
-                "bits_per_byte": rate,
-                "tokens": found.tokens,
-                "step": found.step,
-                "checkpoint": str(run.checkpoint),
-            }
-        )
-        return
-    write(f"val_loss       {found.val_loss:.4f}")
-    write(f"bits_per_byte  {'unknown: no tokenizer' if rate is None else f'{rate:.4f}'}")
-    write(f"tokens         {found.tokens:,}")
+        emit({**figures, "step": run.step, "checkpoint": str(run.checkpoint)})
+    else:
+        _write(figures)
+
+
+def _text(
+    out: Path, read: options.InferenceOptions, shown: Any, paths: list[str], **own: Any
+) -> tuple[Any, Mapping[str, Any]]:
+    """Judge a model by its loss on text, as one of :data:`JUDGES` does."""
+    run = read.open(out, shown)
+    found = run.evaluate(paths, **own)
+    names = ("val_loss", "bits_per_byte", "tokens")
+    return run, {name: getattr(found, name) for name in names}
 
 
 def _chosen(
@@ -175,15 +166,16 @@ def _record(out: Path, step: int, name: str, figures: Mapping[str, Any]) -> None
 
 
 def _write(figures: Mapping[str, Any], indent: str = "") -> None:
-    """Write figures, tables of them under their names."""
+    """Write figures, tables of them under their names; None: it takes a tokenizer, which the run lacks."""
     width = max(13, *map(len, figures))
     for name, figure in figures.items():
         if isinstance(figure, Mapping):
             write(f"{indent}{name}")
             _write(figure, f"{indent}  ")
         else:
+            shown = "unknown: no tokenizer" if figure is None else figure
             form = {float: ".4f", int: ","}.get(type(figure), "")
-            write(f"{indent}{name:<{width}}  {figure:{form}}")
+            write(f"{indent}{name:<{width}}  {shown:{form}}")
 
 
 def _judge(name: str) -> Callable[..., tuple[Any, Mapping[str, Any]]]:

@@ -23,8 +23,9 @@ from minillm_core.config.values import show
 from minillm_core.data.sources import find
 from minillm_core.errors import DataError, Refusal
 from minillm_core.plan import Plan, build_plan
-from minillm_core.plan.diff import Difference, render_diff
+from minillm_core.plan.diff import difference, render_diff
 from minillm_core.plan.estimate import vocabulary_note
+from minillm_core.plan.plan import as_json as to_json
 from minillm_core.plan.render import amount, columns, plan_document, render_plan, sized
 from minillm_core.plugins.cards import BadCard, card_sources, read_cards
 from minillm_core.text import plain
@@ -102,8 +103,8 @@ def _show_diff(asked: RunRequest, first: str, second: str, *, json: bool) -> Non
     one, other = map(_plan, both)
     _say_notes(both, [one, other])
     if json:
-        difference = Difference.of(one, other).as_json()
-        emit({"plans": [plan_document(one), plan_document(other)], "difference": difference})
+        plans = [plan_document(one), plan_document(other)]
+        emit({"plans": plans, "difference": to_json(difference(one, other))})
     else:
         render_diff(one, other, Console())
 
