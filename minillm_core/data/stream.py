@@ -101,16 +101,11 @@ class Stream:
         Returns:
             columns, (count + 1,) each; and starts bool (count + 1,): True where a document begins.
         """
-        found = self.at(self.position, count + 1)
+        columns, starts = self.documents.room(count + 1), np.zeros(count + 1, bool)
+        first = np.array([self.position])
+        self.gather(first, first + count + 1, ZERO, columns, starts)
         self.position += count
         self.forget()
-        return found
-
-    def at(self, position: int, count: int) -> tuple[Columns, np.ndarray]:
-        """Look up ``count`` tokens from a position on; as :meth:`read`, without reading on."""
-        columns, starts = self.documents.room(count), np.zeros(count, bool)
-        first = np.array([position])
-        self.gather(first, first + count, ZERO, columns, starts)
         return columns, starts
 
     def gather(

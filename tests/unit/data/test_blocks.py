@@ -38,7 +38,7 @@ blocks_of_lengths = st.lists(
 )
 
 
-class Given(Blocked):
+class Given:
     """Blocks that are there, as a text's may be, whose ids are all different."""
 
     vocab = VOCAB
