@@ -43,7 +43,7 @@ class InitSlots:
     """Claims on the initial values of parameters, by name and by role, and their resolution."""
 
     def __init__(self) -> None:
-        self.claims: Claims[str, Init] = Claims("model.init[{}]", shapes=False)
+        self.claims: Claims[str, Init] = Claims("model.init[{}]", "init:{}", shapes=False)
         self.roles: list[tuple[str, str, Init, str]] = []  # owner, role, initialiser, line
 
     def resolve(self, roles: Mapping[str, str]) -> dict[str, tuple[str, Init]]:
