@@ -83,7 +83,6 @@ class Plan:
     candidates: tuple[tuple[str, Candidate], ...]  # owner, candidate
     references: tuple[Reference, ...]  # frozen models beside the trained one, sorted by name
     plugins: tuple[PlannedPlugin, ...]
-    placements: tuple[Placement, ...]  # the slots that plugins fill, sorted
     digests: Mapping[str, str]  # module -> sha256 of its file, for what the plan refers to
     core_version: str
     export: Export
@@ -91,6 +90,11 @@ class Plan:
     notes: tuple[str, ...] = ()  # of plugins, for people
     active: tuple[LoadedPlugin, ...] = field(default=(), repr=False, compare=False)
     settings: Loaded | None = field(default=None, repr=False, compare=False)  # with their origins
+
+    @cached_property
+    def placements(self) -> tuple[Placement, ...]:
+        """The slots that plugins fill, sorted."""
+        return tuple(sorted(self.table.placements()))
 
     def in_loss_alone(self, name: str) -> bool:
         """Return whether only the loss reads a parameter or state: no export and no reader needs it."""
