@@ -29,8 +29,7 @@ from minillm_core.data.documents import (
 from minillm_core.data.turns import next_source, whole_shares
 from minillm_core.errors import DataError
 from minillm_core.nn.reference import Function
-from minillm_core.plugins.packing import Packer, Piece
-from minillm_core.plugins.sourcing import TARGET, WEIGHTS
+from minillm_core.plugins.sourcing import TARGET, WEIGHTS, Packer, Piece
 from minillm_core.plugins.watch import running
 from minillm_core.text import plain
 

@@ -111,14 +111,9 @@ class Estimate:
 
     def data(self) -> dict[str, Any]:
         """Return it as JSON."""
+        numbers = ("parameters", "frozen", "multiplied", "flops_per_token", "flops_per_step")
         return {
-            "dtype": self.dtype,
-            "parameters": self.parameters,
-            "frozen": self.frozen,
-            "multiplied": self.multiplied,
-            "flops_per_token": self.flops_per_token,
-            "flops_per_step": self.flops_per_step,
-            "bytes": self.bytes,
+            **{name: getattr(self, name) for name in ("dtype", *numbers, "bytes")},
             "parts": _by_name(self.parts),
             "rules": _by_name(self.rules),
             "memory": dict(self.memory),

@@ -345,8 +345,7 @@ def stages_of(plan: Plan) -> tuple[dict[str, int], ...]:
     Each has a compiled step of its own, but for windows that are inputs. All of them are warmed up before the clock starts, so that
     "no recompilation" means none after that. One empty stage where nothing is staged.
     """
-    schedules = {name: schedule for name, (_, schedule) in sorted(plan.schedules.items())}
-    staged = {name: one for name, one in schedules.items() if isinstance(one, Stages)}
+    staged: dict[str, Any] = {name: plan.schedules[name][1] for name in plan.staged}
     starts = sorted({start for schedule in staged.values() for start, _ in schedule.knots})
     found: list[dict[str, int]] = []
     for start in starts or [0.0]:
