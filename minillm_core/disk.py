@@ -89,10 +89,7 @@ def replace(path: Path, data: bytes | Iterable[Buffer]) -> None:
     """
     temporary = aside(path)
     try:
-        if isinstance(data, bytes):
-            write(temporary, data)
-        else:
-            stream(temporary, data)
+        stream(temporary, (data,) if isinstance(data, bytes) else data)
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
