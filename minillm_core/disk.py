@@ -89,7 +89,10 @@ def replace(path: Path, data: bytes | Iterable[Buffer]) -> None:
     """
     temporary = aside(path)
     try:
-        stream(temporary, (data,) if isinstance(data, bytes) else data)
+        if isinstance(data, bytes):
+            write(temporary, data)
+        else:
+            stream(temporary, data)
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
