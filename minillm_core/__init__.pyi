@@ -51,7 +51,7 @@ from minillm_core.plan import Plan as Plan, build_plan as build_plan
 from minillm_core.plugins.layers import Layers as Layers
 from minillm_core.plugins.manifest import HOOK_API as HOOK_API
 from minillm_core.plugins.options import option as option
-from minillm_core.plugins.packing import Packer as Packer, Piece as Piece
+from minillm_core.plugins.sourcing import Packer as Packer, Piece as Piece
 from minillm_core.plugins.plugin import Plugin as Plugin
 from minillm_core.plugins.streams import random_stream as random_stream
 from minillm_core.train.events import (

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 from rich.console import Console
@@ -16,6 +17,7 @@ from minillm_core.backends.bind import kernel_preflight
 from minillm_core.backends.ranks import forecaster
 from minillm_core.checkpoint.directories import export_checked
 from minillm_core.cli.console import emit, say
+from minillm_core.cli.plan import Shown
 from minillm_core.config.folders import cache_folder
 from minillm_core.config.load import Loaded
 from minillm_core.config.schema import Config
@@ -23,8 +25,9 @@ from minillm_core.config.values import show
 from minillm_core.data.sources import find
 from minillm_core.errors import DataError, Refusal
 from minillm_core.plan import Plan, build_plan
-from minillm_core.plan.diff import Difference, render_diff
+from minillm_core.plan.diff import difference, render_diff
 from minillm_core.plan.estimate import vocabulary_note
+from minillm_core.plan.plan import as_json as to_json
 from minillm_core.plan.render import amount, columns, plan_document, render_plan, sized
 from minillm_core.plugins.measured import absent, measured
 from minillm_core.text import plain
@@ -37,15 +40,9 @@ UNSAID = "default"
 """Origins of values that no source gave: docs/settings.md lists them."""
 
 
-def answer(
-    asked: RunRequest,
-    diff: tuple[str, str] | None,
-    gpus: int | None = None,
-    card: str | None = None,
-    *,
-    as_json: bool,
-) -> None:
+def answer(asked: RunRequest, shown: Shown, *, as_json: bool) -> None:
     """Show a plan and its costs, and those on several GPUs, or what differs between two plugin sets."""
+    diff, gpus, card = shown.diff, shown.gpus, shown.card
     given = {"--gpus": gpus, "--card": card}
     if diff or gpus is None:
         for flag in (flag for flag, value in given.items() if value is not None):
@@ -101,8 +98,8 @@ def _show_diff(asked: RunRequest, first: str, second: str, *, json: bool) -> Non
     one, other = map(_plan, both)
     _say_notes(both, [one, other])
     if json:
-        difference = Difference.of(one, other).as_json()
-        emit({"plans": [plan_document(one), plan_document(other)], "difference": difference})
+        plans = [plan_document(one), plan_document(other)]
+        emit({"plans": plans, "difference": to_json(difference(one, other))})
     else:
         render_diff(one, other, Console())
 
@@ -146,12 +143,7 @@ def _given(loaded: Loaded, key: str) -> str:
     plugins = loaded.config.plugins
     if owner == "plugins":
         return name
-    value: Any = loaded.config
-    if owner in plugins:
-        value = plugins[owner][name]
-    else:
-        for part in key.split("."):
-            value = getattr(value, part)
+    value = plugins[owner][name] if owner in plugins else attrgetter(key)(loaded.config)
     return key if value is None else f"{key}={show(value)}"
 
 

@@ -13,7 +13,7 @@ from minillm_core.backends.bind import kernel_answers
 from minillm_core.cli.console import emit, say
 from minillm_core.errors import PlanError, Refusal
 from minillm_core.plan import build_plan, why
-from minillm_core.plan.render import columns
+from minillm_core.plan.render import add_row, columns, fits
 from minillm_core.plan.slots import SlotState
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.text import plain, rounded
@@ -81,12 +81,12 @@ def _render(chosen: Sequence[why.SlotGroup], plugins: Sequence[LoadedPlugin]) ->
         place = (_short(one), one.where)
         for held in one.report.held:
             owner = f"{held.owner} {versions.get(held.owner) or ''}".strip()
-            _row(table, *place, owner, rounded(held.what), held.why)
+            add_row(table, *place, owner, rounded(held.what), held.why)
             place = ("", "")
         for refused in one.report.refused:
             style = "red" if refused.how == "clash" else "dim"
             how = "closed by" if refused.how == "closed" else refused.how
-            _row(table, *place, how, ", ".join(refused.who), refused.what, style=style)
+            add_row(table, *place, how, ", ".join(refused.who), refused.what, style=style)
             place = ("", "")
     console = Console()
     if not console.is_terminal:
@@ -96,8 +96,7 @@ def _render(chosen: Sequence[why.SlotGroup], plugins: Sequence[LoadedPlugin]) ->
 
 def show_table(table: Table, console: Console) -> None:
     """Print it; where it is too wide, an entry on lines of its own, so that no name is cut."""
-    anywhere = console.options.update(max_width=10_000)
-    if console.measure(table, options=anywhere).maximum <= console.width:
+    if fits(table, console):
         console.print(table)
         return
     rows = zip(*(column.cells for column in table.columns), strict=True)
@@ -105,10 +104,6 @@ def show_table(table: Table, console: Console) -> None:
         if str(slot):
             console.print(Text("  ").join(filter(None, (slot, where))), style="bold")
         console.print(Padding(Text("  ").join(filter(None, told)), (0, 0, 0, 4)))
-
-
-def _row(table: Table, *cells: str, style: str = "") -> None:
-    table.add_row(*(Text(plain(cell), style) for cell in cells))
 
 
 def _place(one: why.SlotGroup) -> str:

@@ -114,7 +114,7 @@ def load(
     Raises:
         ConfigError: anything in it cannot be used: what, where, and what to write instead.
     """
-    upper = _upper_layers(preset, file, assignments, flags or {}, settings)
+    upper = _upper_layers(file, assignments, flags or {}, settings, preset)
     if (depth := (flags or {}).get("--depth")) is not None:
         default_preset = partial(tuple[str, str], (DEPTH, "--depth"))
     if recorded is None:
@@ -170,21 +170,17 @@ def load(
     return Loaded(config, dict(sorted(origins.items())), specs, tuple(notes))
 
 
-def given(
-    key: str,
-    *,
-    preset: str | None = None,
-    file: Path | None,
-    assignments: Sequence[str],
-    flags: Mapping[str, Any],
-    settings: Mapping[str, Any] | None = None,
-) -> Any:
+def given(key: str, **sources: Any) -> Any:
     """Find the value that any source but the preset gives to ``key``; None: none does.
+
+    Args:
+        key: of a setting.
+        sources: preset, file, assignments, flags and settings, as :func:`load` takes them.
 
     Raises:
         ConfigError: the file or an argument cannot be read.
     """
-    setting = _last(_upper_layers(preset, file, assignments, flags, settings), key)
+    setting = _last(_upper_layers(**sources), key)
     return setting.value if setting else None
 
 
@@ -204,11 +200,11 @@ def absolute(config: Config) -> Config:
 
 
 def _upper_layers(
-    preset: str | None,
     file: Path | None,
     assignments: Sequence[str],
     flags: Mapping[str, Any],
-    settings: Mapping[str, Any] | None,
+    settings: Mapping[str, Any] | None = None,
+    preset: str | None = None,
 ) -> list[Layer]:
     named = Path(preset) if preset and _is_file(preset) else None
     layers = [from_file(one) for one in (named, file) if one]

@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -311,16 +311,8 @@ class ValidationBatches(Sequence[Batch]):
     def __len__(self) -> int:
         return -(-len(self._windows) // self._rows)
 
-    @overload
-    def __getitem__(self, index: int) -> Batch: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Batch]: ...
-    def __getitem__(self, index: int | slice) -> Batch | list[Batch]:
-        if isinstance(index, slice):
-            return [self._batch(i) for i in range(len(self))[index]]
-        return self._batch(range(len(self))[index])
-
-    def _batch(self, index: int) -> Batch:
+    def __getitem__(self, index: int) -> Batch:  # type: ignore[override]  # slices are not had
+        index = range(len(self))[index]
         windows = self._windows[index * self._rows : (index + 1) * self._rows]
         after = range(windows[-1] + 1, windows[-1] + 1 + self._rows - len(windows))
         rows = [self._row(window * self._seq_len) for window in windows]

@@ -20,11 +20,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
-from minillm_core.data.bpe import reason, serve
+from minillm_core.data.bpe import python, reason, serve
 from minillm_core.data.documents import Columns, Documents, digest
 from minillm_core.data.sources import Source
 from minillm_core.data.store import Bookmark, place_of, read_meta
-from minillm_core.data.tokenise import TokenCache
+from minillm_core.data.tokenise import Encoding, TokenCache
 from minillm_core.data.tokenizer import Tokenizer
 from minillm_core.errors import DataError, MinillmError
 from minillm_core.plugins.sourcing import PLAIN, Reserved
@@ -32,14 +32,11 @@ from minillm_core.plugins.sourcing import PLAIN, Reserved
 _SECONDS = 0.05  # between two looks for a block
 _NICE = 10
 _REFUSED = 2  # its exit code where the text cannot be used
-_LAUNCH = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from minillm_core.data.blocks import tokenise_rest; tokenise_rest(json.loads(sys.argv[2]))"
-)
+_RUN = "from minillm_core.data import blocks; blocks.tokenise_rest(json.loads(sys.argv[2]))"
 
 
 class Blocks:
-    """Documents that are read block by block; a :class:`~minillm_core.data.documents.Blocked`.
+    """Documents that are read block by block; as :class:`~minillm_core.data.documents.Documents` are.
 
     Args:
         cache: has opened the first block.
@@ -136,10 +133,9 @@ class _Beside:
             "parent": os.getpid(),
         }
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - read when it has ended
-        command = [sys.executable, "-P", "-c", _LAUNCH, json.dumps(sys.path), json.dumps(what)]
         # Ctrl-C in a terminal is for the process that trains, which ends this one
         self._process = subprocess.Popen(
-            command,
+            python(_RUN, json.dumps(what)),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self._errors,
@@ -200,7 +196,8 @@ def tokenise_rest(what: dict[str, Any]) -> None:
             tokenizer = Tokenizer.load(Path(path), what["vocab"], token)
         place = place_of(what)
         assert place is not None
-        for _ in cache.made(what["key"], what["number"], place, tokenizer, what["end_of_text"]):
+        by = Encoding(tokenizer, what["end_of_text"])
+        for _ in cache.made(what["key"], what["number"], place, by):
             pass
     except MinillmError as error:
         print(

@@ -29,10 +29,6 @@ END_OF_TEXT = "<|endoftext|>"
 _HERE = 1 << 16  # characters; so many are trained on in less time than a process takes to start
 _SECONDS = 0.2  # between two looks at the process, and two calls of ``beat``
 _LENGTH = struct.Struct("<I")
-_LAUNCH = (
-    "import json, runpy, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "runpy.run_path(sys.argv[2], run_name='__main__')"
-)
 
 
 def learn(
@@ -86,8 +82,8 @@ def _apart(
             given.write(b"".join(map(frame, some)))
             beat()
         given.seek(0)
-        command = [sys.executable, "-P", "-c", _LAUNCH, json.dumps(sys.path), __file__]
-        command += [str(vocab), str(os.getpid()), json.dumps(specials)]
+        here = __file__, str(vocab), str(os.getpid()), json.dumps(specials)
+        command = python("import runpy; runpy.run_path(sys.argv[2], run_name='__main__')", *here)
         process = subprocess.Popen(command, stdin=given, stdout=made, stderr=errors)
         try:
             while process.poll() is None:
@@ -101,6 +97,17 @@ def _apart(
             raise ChildProcessError(reason(process.returncode, errors))
         made.seek(0)
         return made.read().decode("utf-8")
+
+
+def python(code: str, *arguments: str) -> list[str]:
+    """Write the command of another Python that finds the modules of this one, and runs ``code``.
+
+    Args:
+        code: one line, which finds the arguments in sys.argv from 2 on.
+        arguments: for it.
+    """
+    first = "import json, sys; sys.path[:] = json.loads(sys.argv[1])"
+    return [sys.executable, "-P", "-c", f"{first}; {code}", json.dumps(sys.path), *arguments]
 
 
 def reason(code: int, errors: IO[bytes]) -> str:

@@ -12,13 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import xxhash
 
 from minillm_core.errors import DataError
 from minillm_core.nn.reference import Function
+
+if TYPE_CHECKING:
+    from minillm_core.data.blocks import Blocks
 
 
 def digest(*contents: str | np.ndarray) -> str:
@@ -279,36 +282,8 @@ class Documents:
             file.check_unchanged()
 
 
-class Blocked(Protocol):
-    """Documents that are read block by block: those of a text as a whole are one block."""
-
-    @property
-    def vocab(self) -> int:
-        """Ids are smaller than this."""
-        ...
-
-    @property
-    def digest(self) -> str:
-        """Name the content."""
-        ...
-
-    @property
-    def tokens(self) -> int:
-        """Count the tokens of all blocks; an estimate while there are blocks to come."""
-        ...
-
-    def block(self, number: int) -> Documents | None:
-        """Return a block, from 0, once it is there; None: there are fewer."""
-        ...
-
-    def room(self, tokens: int) -> Columns:
-        """Make arrays of zeros for so many tokens."""
-        ...
-
-    def check_unchanged(self) -> None:
-        """Check that the files behind the documents are still those that were opened."""
-        ...
-
+Blocked: TypeAlias = "Documents | Blocks"
+"""Documents that are read block by block: those of a text as a whole are one block."""
 
 RULE = "default_rng(seed + epoch).permutation(documents)"
 """Part of every fingerprint: another rule is another dataset."""

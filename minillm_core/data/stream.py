@@ -29,8 +29,7 @@ from minillm_core.data.documents import (
 from minillm_core.data.turns import next_source, whole_shares
 from minillm_core.errors import DataError
 from minillm_core.nn.reference import Function
-from minillm_core.plugins.packing import Packer, Piece
-from minillm_core.plugins.sourcing import TARGET, WEIGHTS
+from minillm_core.plugins.sourcing import TARGET, WEIGHTS, Packer, Piece
 from minillm_core.plugins.watch import running
 from minillm_core.text import plain
 
@@ -101,16 +100,11 @@ class Stream:
         Returns:
             columns, (count + 1,) each; and starts bool (count + 1,): True where a document begins.
         """
-        found = self.at(self.position, count + 1)
+        columns, starts = self.documents.room(count + 1), np.zeros(count + 1, bool)
+        first = np.array([self.position])
+        self.gather(first, first + count + 1, ZERO, columns, starts)
         self.position += count
         self.forget()
-        return found
-
-    def at(self, position: int, count: int) -> tuple[Columns, np.ndarray]:
-        """Look up ``count`` tokens from a position on; as :meth:`read`, without reading on."""
-        columns, starts = self.documents.room(count), np.zeros(count, bool)
-        first = np.array([position])
-        self.gather(first, first + count, ZERO, columns, starts)
         return columns, starts
 
     def gather(
@@ -315,9 +309,8 @@ class WindowRows(PlainRows):
             DataError: a file changed since it was opened.
         """
         stream, size, length = self._stream, self._size, seq_len + 1
-        pieces: list[
-            tuple[int, int, int]
-        ] = []  # from where in the stream, up to where, and to where
+        # from where in the stream, up to where, and to where
+        pieces: list[tuple[int, int, int]] = []
         for row in range(rows):
             filled = 0
             while filled < seq_len:

@@ -25,7 +25,7 @@ from tokenizers import pre_tokenizers
 from minillm_core import disk
 from minillm_core.data import bpe
 from minillm_core.data.bpe import END_OF_TEXT
-from minillm_core.data.cutting import LEARNED, PIECE, WORD, Continued, Kind, divide, parts
+from minillm_core.data.cutting import LEARNED, PIECE, WORD, Continued, divide, parts
 from minillm_core.errors import DataError
 from minillm_core.install import installed_version, pip_line
 from minillm_core.plugins.sourcing import Reserved
@@ -343,8 +343,8 @@ class Tokenizer:
     def _parts(self, text: str, notes: Counter[str]) -> Iterator[str]:
         if self._divides:
             goes_on = isinstance(text, Continued)  # perhaps in the middle of such a word
-            for part, kind in parts(text):
-                if kind is Kind.CUT and not goes_on:
+            for part, number in parts(text):
+                if number == 1 and not goes_on:
                     notes[_CUT] += 1
                 goes_on = False
                 yield part
@@ -363,10 +363,9 @@ def _trained_on(texts: Iterable[str], beat: Callable[[], None]) -> Iterator[str]
     left = _LONG
     for text in texts:
         beat()
-        for part, kind in parts(text, LEARNED):
-            if kind is not Kind.WHOLE:
-                left -= len(part)
-            if left >= 0 or kind is Kind.WHOLE:
+        for part, cut in parts(text, LEARNED):
+            left -= len(part) if cut else 0
+            if left >= 0 or not cut:
                 yield part
 
 
@@ -399,10 +398,7 @@ def bytes_per_token(tokenizer: Tokenizer, vocab: int | None = None) -> np.ndarra
         tokenizer: byte-level, or of the SentencePiece kind.
         vocab: rows of the embedding; default: the tokenizer's size.
     """
-    lengths = np.zeros(max(vocab or 0, tokenizer.size), np.int32)
-    for index, written in tokenizer._bytes.items():
-        lengths[index] = len(written)
-    return lengths[: vocab or tokenizer.size]
+    return np.array([*map(len, bytes_by_id(tokenizer, vocab or tokenizer.size))], np.int32)
 
 
 def bytes_by_id(tokenizer: Tokenizer, vocab: int) -> tuple[bytes, ...]:

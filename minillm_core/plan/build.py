@@ -28,7 +28,6 @@ from minillm_core.optim.groups import Group
 from minillm_core.optim.schedules import TrainSchedule
 from minillm_core.plan.plan import BATCH, Export, Plan, PlannedPlugin, as_json
 from minillm_core.plan.slots import (
-    Placement,
     SlotState,
     SlotTable,
     hook_reports,
@@ -74,7 +73,9 @@ def build_plan(
         plugins = load(settings.specs, config.plugins) if plugins is None else plugins
     manager = plugins if isinstance(plugins, Manager) else Manager(plugins or ())
     state = state or SlotState.of(config)
-    state.layered |= {p.name for p in manager.plugins if _has_layers(p)}
+    # plugins with an option ``layers``, which chooses those that they go into
+    layered = ((p.name, dict(p.plugin).get("layers")) for p in manager.plugins)
+    state.layered |= {name for name, layers in layered if isinstance(layers, Layers)}
     values, data, kernels = state.values, state.data, state.kernels
     state.fill(manager, "build_attention", builders.AttentionBuilder, *state.attention)
     state.fill(manager, "build_model", builders.ModelBuilder, state.model)
@@ -110,7 +111,6 @@ def build_plan(
     )
     more = *kernel_reports(kernels), *hook_reports(on_batch, judges, observers)
     table = SlotTable((*table, *optimizer_reports(state.optimizer, state.model), *more))
-    placements = tuple(sorted(table.placements()))
     updated = [info.init for info in parameters.values()], [group.rule.data() for group in groups]
     return Plan(
         config=config,
@@ -135,20 +135,14 @@ def build_plan(
             _planned(one, model, trained, table, outranked.get(one.name, ()))
             for one in manager.plugins
         ),
-        placements=placements,
         digests=_digests(manager, spec, updated, (arrangement, shaping, curve), sourcing),
         core_version=_version("minillm-core"),
-        export=_export(manager, placements, spec.training_alone),
+        export=_export(manager, table, spec.training_alone),
         table=table,
         notes=tuple(f"{owner}: {text}" for owner, text in values.notes),
         active=manager.plugins,
         settings=settings,
     )
-
-
-def _has_layers(plugin: LoadedPlugin) -> bool:
-    """Return whether an option ``layers`` chooses the layers of a plugin."""
-    return isinstance(dict(plugin.plugin).get("layers"), Layers)
 
 
 def _model(config: Config, manager: Manager, state: SlotState) -> DecoderSpec:
@@ -656,15 +650,13 @@ def _digests(manager: Manager, *parts: Any) -> dict[str, str]:
     return found
 
 
-def _export(
-    manager: Manager, placements: Iterable[Placement], training_alone: Collection[str]
-) -> Export:
+def _export(manager: Manager, table: SlotTable, training_alone: Collection[str]) -> Export:
     """Find the layout that fits; plugins that leave the model's function alone do not count.
 
     The plain model's, llama, is what others add to: beside them it says that nothing is in the way.
     """
     for_loss = {f"model.streams[{path.partition('.')[2]}]" for path in training_alone}
-    inside = {one.owner for one in placements if one.shapes and one.slot not in for_loss}
+    inside = {one.owner for one in table.placements() if one.shapes and one.slot not in for_loss}
     layouts = {p.name: p.plugin.manifest.export for p in manager.plugins if p.name in inside}
     blocked = sorted(name for name, layout in layouts.items() if layout is None)
     wanted = {layout for layout in layouts.values() if layout is not None} - {"llama"}

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from minillm_core.plan.plan import Plan, as_json
+from minillm_core.plan.plan import Plan
 from minillm_core.plan.render import amount, columns, sized
 from minillm_core.plan.slots import fold, ranges, taken
 from minillm_core.text import plain, rounded
@@ -23,50 +22,37 @@ Pair = tuple[Any, ...]
 """What the one plan and the other hold."""
 
 
-@dataclass(frozen=True)
-class Difference:
-    """Two plans side by side; every mapping holds what differs alone."""
+def difference(first: Plan, second: Plan) -> dict[str, Any]:
+    """Compare two plans side by side, pairs of what the one and the other hold; JSON by ``as_json``.
 
-    plan_hash: Pair
-    plugins: Pair  # their names
-    slots: Pair  # of each plan the slots taken in it alone
-    export: Pair
-    parts: Mapping[str, Pair]  # part of the model -> (parameters, FLOPs a token)
-    totals: Mapping[str, Pair]  # parameters, FLOP/token, bytes: always there
-    memory: Mapping[str, Pair]
-    rules: Mapping[str, Pair]  # rule -> (arrays, parameters)
-    schedules: Mapping[str, Pair]  # value -> its schedule as JSON, or None
-    data: Mapping[str, Pair]  # path -> what the two plans' data hold there
-
-    @classmethod
-    def of(cls, first: Plan, second: Plan) -> Difference:
-        """Compare two plans."""
-        plans = (first, second)
-        costs = [plan.estimate() for plan in plans]
-        slots = [taken(plan) for plan in plans]
-        parts = [{p.name: (p.parameters, p.flops) for p in cost.parts} for cost in costs]
-        rules = [{r.name: (r.arrays, r.parameters) for r in cost.rules} for cost in costs]
-        held = [{n: s.data() for n, (_, s) in plan.schedules.items()} for plan in plans]
-        return cls(
-            plan_hash=(first.hash, second.hash),
-            plugins=tuple(tuple(p.name for p in plan.plugins) for plan in plans),
-            slots=tuple(tuple(s for s in slots[i] if s not in slots[1 - i]) for i in (0, 1)),
-            export=(first.export.layout, second.export.layout),
-            parts=_unlike(*parts, missing=(0, 0)),
-            totals={
-                "parameters": tuple(cost.parameters for cost in costs),
-                "FLOP/token": tuple(cost.flops_per_token for cost in costs),
-                f"bytes in {costs[0].dtype}": tuple(cost.bytes for cost in costs),
-            },
-            memory=_unlike(*(cost.memory for cost in costs), missing=0),
-            rules=_unlike(*rules, missing=(0, 0)),
-            schedules=_unlike(*held, missing=None),
-            data=differences(first.data(), second.data()),
-        )
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it as JSON, pairs as lists of two."""
-        return as_json(self)
+    Returns:
+        plan_hash; plugins: their names; slots: of each plan the slots taken in it alone; export;
+        totals: parameters, FLOP/token, bytes; and of what differs alone, by name: parts of the model
+        (parameters, FLOPs a token), memory, rules (arrays, parameters), schedules as JSON, and data:
+        path -> what the two plans' data hold there.
+    """
+    plans = (first, second)
+    costs = [plan.estimate() for plan in plans]
+    slots = [taken(plan) for plan in plans]
+    parts = [{p.name: (p.parameters, p.flops) for p in cost.parts} for cost in costs]
+    rules = [{r.name: (r.arrays, r.parameters) for r in cost.rules} for cost in costs]
+    held = [{n: s.data() for n, (_, s) in plan.schedules.items()} for plan in plans]
+    return {
+        "plan_hash": (first.hash, second.hash),
+        "plugins": tuple(tuple(p.name for p in plan.plugins) for plan in plans),
+        "slots": tuple(tuple(s for s in slots[i] if s not in slots[1 - i]) for i in (0, 1)),
+        "export": (first.export.layout, second.export.layout),
+        "parts": _unlike(*parts, missing=(0, 0)),
+        "totals": {
+            "parameters": tuple(cost.parameters for cost in costs),
+            "FLOP/token": tuple(cost.flops_per_token for cost in costs),
+            f"bytes in {costs[0].dtype}": tuple(cost.bytes for cost in costs),
+        },
+        "memory": _unlike(*(cost.memory for cost in costs), missing=0),
+        "rules": _unlike(*rules, missing=(0, 0)),
+        "schedules": _unlike(*held, missing=None),
+        "data": differences(first.data(), second.data()),
+    }
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Pair]:
@@ -89,14 +75,14 @@ def in_words(found: Mapping[str, Pair]) -> tuple[str, ...]:
 
 def render_diff(first: Plan, second: Plan, console: Console) -> None:
     """Print what differs between two plans."""
-    found = Difference.of(first, second)
+    found = difference(first, second)
     if first.hash == second.hash:
         console.print(Text(f"the same plan: {first.hash[:12]}"))
         return
     console.print(_figures(found))
-    if any(found.slots):
+    if any(found["slots"]):
         table = columns("", "plugin", "slot", "where", "what")
-        for sign, slots in zip("-+", found.slots, strict=True):
+        for sign, slots in zip("-+", found["slots"], strict=True):
             for slot in slots:
                 _row(table, sign, slot.owner, slot.slot, slot.where, rounded(slot.what))
         console.print()
@@ -106,33 +92,33 @@ def render_diff(first: Plan, second: Plan, console: Console) -> None:
         console.print(Text("\n".join(rest)))
 
 
-def _figures(found: Difference) -> Table:
-    names = (", ".join(plugins) or "no plugins" for plugins in found.plugins)
+def _figures(found: Mapping[str, Any]) -> Table:
+    names = (", ".join(plugins) or "no plugins" for plugins in found["plugins"])
     table = columns("", *(f">{plain(name)}" for name in names), ">")
-    _row(table, "plan", *(key[:12] for key in found.plan_hash), "")
-    for name, pair in found.totals.items():
+    _row(table, "plan", *(key[:12] for key in found["plan_hash"]), "")
+    for name, pair in found["totals"].items():
         show = sized if name.startswith("bytes") else amount
         _row(table, name, *map(show, pair), _change(*pair))
-    for name, pair in found.memory.items():
+    for name, pair in found["memory"].items():
         _row(table, f"  {plain(name)}", *map(sized, pair), _change(*pair))
-    for name, (old, new) in found.parts.items():
+    for name, (old, new) in found["parts"].items():
         for kind, *pair in zip(("parameters", "FLOP/token"), old, new, strict=True):
             if pair[0] != pair[1]:
                 _row(table, f"  {plain(name)}, {kind}", *map(amount, pair), _change(*pair))
-    for name, pair in found.rules.items():
+    for name, pair in found["rules"].items():
         counts = (f"{arrays} arrays" if arrays else "" for arrays, _ in pair)
         _row(table, f"rule {plain(name)}", *counts, "")
-    if found.export[0] != found.export[1]:
-        _row(table, "export", *(layout or "none" for layout in found.export), "")
+    if found["export"][0] != found["export"][1]:
+        _row(table, "export", *(layout or "none" for layout in found["export"]), "")
     return table
 
 
-def _rest(found: Difference) -> tuple[str, ...]:
+def _rest(found: Mapping[str, Any]) -> tuple[str, ...]:
     """List the differences that no table shows: settings, schedules, options."""
     said = ("model.spec", "model.parameters", "model.inits", "optimizer", "versions", "digests")
     rest = {
         path: pair
-        for path, pair in found.data.items()
+        for path, pair in found["data"].items()
         if not path.startswith(said) and any(value and value != ABSENT for value in pair)
     }
     return in_words(rest)

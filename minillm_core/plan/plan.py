@@ -83,7 +83,6 @@ class Plan:
     candidates: tuple[tuple[str, Candidate], ...]  # owner, candidate
     references: tuple[Reference, ...]  # frozen models beside the trained one, sorted by name
     plugins: tuple[PlannedPlugin, ...]
-    placements: tuple[Placement, ...]  # the slots that plugins fill, sorted
     digests: Mapping[str, str]  # module -> sha256 of its file, for what the plan refers to
     core_version: str
     export: Export
@@ -91,6 +90,11 @@ class Plan:
     notes: tuple[str, ...] = ()  # of plugins, for people
     active: tuple[LoadedPlugin, ...] = field(default=(), repr=False, compare=False)
     settings: Loaded | None = field(default=None, repr=False, compare=False)  # with their origins
+
+    @cached_property
+    def placements(self) -> tuple[Placement, ...]:
+        """The slots that plugins fill, sorted."""
+        return tuple(sorted(self.table.placements()))
 
     def in_loss_alone(self, name: str) -> bool:
         """Return whether only the loss reads a parameter or state: no export and no reader needs it."""
@@ -341,8 +345,7 @@ def stages_of(plan: Plan) -> tuple[dict[str, int], ...]:
     Each has a compiled step of its own, but for windows that are inputs. All of them are warmed up before the clock starts, so that
     "no recompilation" means none after that. One empty stage where nothing is staged.
     """
-    schedules = {name: schedule for name, (_, schedule) in sorted(plan.schedules.items())}
-    staged = {name: one for name, one in schedules.items() if isinstance(one, Stages)}
+    staged: dict[str, Any] = {name: plan.schedules[name][1] for name in plan.staged}
     starts = sorted({start for schedule in staged.values() for start, _ in schedule.knots})
     found: list[dict[str, int]] = []
     for start in starts or [0.0]:

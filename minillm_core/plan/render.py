@@ -49,7 +49,7 @@ def render_plan(
     facts.add_column(style="bold", no_wrap=True)
     facts.add_column(overflow="fold")
     for fact in _facts(plan, estimate, costs):
-        _row(facts, *fact)
+        add_row(facts, *fact)
     console.print(facts)
     if plan.plugins:
         console.print()
@@ -59,7 +59,7 @@ def render_plan(
     grid = Table.grid(padding=(0, 4, 0, 0))
     stack = [part for table in right for part in (table, Text())]
     grid.add_row(left, Group(*stack[:-1]))
-    if _fits(grid, console):
+    if fits(grid, console):
         console.print(grid)
     else:
         console.print(left)
@@ -117,8 +117,9 @@ def sized(count: float) -> str:
     return f"{count / 2**20:,.1f} MiB"
 
 
-def _row(table: Table, *cells: str) -> None:
-    table.add_row(*(Text(plain(cell)) for cell in cells))
+def add_row(table: Table, *cells: str, style: str = "") -> None:
+    """Add a row of text that comes from anywhere."""
+    table.add_row(*(Text(plain(cell), style) for cell in cells))
 
 
 def _facts(
@@ -223,15 +224,15 @@ def _plugins(plan: Plan, console: Console) -> Table:
     for entry in taken(plan):
         begins, last = entry.owner != last, entry.owner
         name = f"{entry.owner} {versions.get(entry.owner) or ''}" if begins else ""
-        _row(wide, name, entry.slot, entry.where, rounded(entry.what))
+        add_row(wide, name, entry.slot, entry.where, rounded(entry.what))
         if begins:
             narrow.add_row(Text(plain(name), "bold"))
         rest = (Text(plain(cell)) for cell in (entry.where, rounded(entry.what)))
         narrow.add_row(Text(f"  {plain(entry.slot)}"), *rest)
-    return wide if _fits(wide, console) else narrow
+    return wide if fits(wide, console) else narrow
 
 
-def _fits(table: Table, console: Console) -> bool:
+def fits(table: Table, console: Console) -> bool:
     """Return whether no line of the table would have to be folded."""
     anywhere = console.options.update(max_width=10_000)
     return console.measure(table, options=anywhere).maximum <= console.width
@@ -243,7 +244,7 @@ def _parts(estimate: Estimate) -> Table:
     parameters, flops = max(estimate.parameters, 1), max(estimate.flops_per_token, 1)
     for part in estimate.parts:
         share, work = f"{part.parameters / parameters:.0%}", f"{part.flops / flops:.0%}"
-        _row(table, part.name, f"{part.parameters:,}", share, amount(part.flops), work)
+        add_row(table, part.name, f"{part.parameters:,}", share, amount(part.flops), work)
     totals = ("all", f"{estimate.parameters:,}", "", amount(estimate.flops_per_token), "")
     for column, total in zip(table.columns, totals, strict=True):
         column.footer = total
@@ -254,8 +255,8 @@ def _memory(estimate: Estimate) -> Table:
     table = columns(f"bytes in {estimate.dtype}", ">about")
     for name, count in estimate.memory.items():
         if count:
-            _row(table, name, sized(count))
-    _row(table, "all", sized(estimate.bytes))
+            add_row(table, name, sized(count))
+    add_row(table, "all", sized(estimate.bytes))
     return table
 
 
@@ -263,9 +264,9 @@ def _rules(plan: Plan, estimate: Estimate) -> Table:
     table = columns("rule", "stages", ">arrays", ">parameters")
     for cost in estimate.rules:
         stages = ", ".join(anchor for anchor, _, _ in plan.rules[cost.name].stages)
-        _row(table, cost.name, stages, f"{cost.arrays:,}", f"{cost.parameters:,}")
+        add_row(table, cost.name, stages, f"{cost.arrays:,}", f"{cost.parameters:,}")
     if plan.frozen:
-        _row(table, FROZEN, "not trained", f"{len(plan.frozen):,}", f"{estimate.frozen:,}")
+        add_row(table, FROZEN, "not trained", f"{len(plan.frozen):,}", f"{estimate.frozen:,}")
     return table
 
 
@@ -276,5 +277,5 @@ def _schedules(plan: Plan) -> Table:
     for name, (owner, schedule) in plan.schedules.items():
         numbers = [schedule.at(place, plan.schedule) for place in places]
         figures = (numbers[0], max(numbers), numbers[-1])
-        _row(table, name, owner, *(f"{number:.3g}" for number in figures))
+        add_row(table, name, owner, *(f"{number:.3g}" for number in figures))
     return table

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from minillm_core.config.schema import Config
@@ -23,13 +24,11 @@ from minillm_core.nn.node import ModelShape, Node, Setting, inputs_of
 from minillm_core.nn.reference import Function
 from minillm_core.nn.residual import Learned
 from minillm_core.ops.select import Candidate
-from minillm_core.optim.follow import FOLLOW
 from minillm_core.optim.schedules import Piecewise, Plateaus
 from minillm_core.optim.stage import ANCHORS, Draft, Stage
-from minillm_core.optim.views import VIEW
 from minillm_core.plugins import builders
 from minillm_core.plugins.builders.base import Builder, ValueTable
-from minillm_core.plugins.builders.optimizer import DEFAULT_RULE, FROZEN, ROWS, Joined
+from minillm_core.plugins.builders.optimizer import DEFAULT_RULE, FROZEN, Joined
 from minillm_core.plugins.hookspecs import HOOKS
 from minillm_core.plugins.slots import AFTER, Chain, Claim, Link, Slot, Terms, slots_in
 from minillm_core.plugins.sourcing import Field, Reserved, Sourcing
@@ -54,18 +53,9 @@ USUAL = {"lr_mul": 1.0, "wd_mul": 1.0, "betas": None}
 
 def geometry_of(config: Config) -> ModelShape:
     """Return the sizes of the configured model."""
-    model = config.model
-    return ModelShape(
-        layers=model.layers,
-        dim=model.dim,
-        heads=model.heads,
-        kv_heads=model.kv_heads,
-        head_dim=model.head_width,
-        hidden=model.hidden,
-        vocab=model.vocab,
-        positions=config.train.seq_len,
-        norm_eps=model.norm_eps,
-    )
+    sizes = config.model.model_dump(exclude={"tied", "rope_base"})
+    sizes |= {"head_dim": config.model.head_width, "positions": config.train.seq_len}
+    return ModelShape(**sizes)
 
 
 @dataclass
@@ -245,7 +235,7 @@ def _reports(kept: object) -> Iterator[SlotReport]:
     """Report every slot that is declared in an object."""
     for slot in slots_in(kept):
         if isinstance(slot, Claim):
-            yield _claim(slot, evidence=slot.evidence)
+            yield _claim(slot)
         elif isinstance(slot, Chain):
             yield from _chain(slot)
         elif isinstance(slot, Terms):
@@ -262,15 +252,13 @@ def _entry(slot: Slot, owner: str, value: Any, why: str, **more: Any) -> Holder:
 
 def _report(kept: Slot, kind: str, held: Iterable[Holder], **changed: Any) -> SlotReport:
     """Report a slot as it is declared, but for the fields that are given."""
-    facts = {"slot": kept.where, "also": kept.also, "order": kept.order, "shapes": kept.shapes}
-    return SlotReport(kind=kind, held=tuple(held), **facts | changed)
+    facts = {name: getattr(kept, name) for name in ("also", "order", "shapes", "heading")}
+    return SlotReport(kind=kind, held=tuple(held), **{"slot": kept.where} | facts | changed)
 
 
-def _claim(
-    claim: Claim[Any], default: str = "", *, evidence: str = "", **changed: Any
-) -> SlotReport:
+def _claim(claim: Claim[Any], default: str = "", **changed: Any) -> SlotReport:
     """Report the claimants of a slot, or the core's default: ``default``, or as the slot declares it."""
-    entries = sorted(claim.held.items())
+    entries, evidence = sorted(claim.held.items()), changed.pop("evidence", claim.evidence)
     held = [_entry(claim, *entry, "claims it", evidence=evidence) for entry in entries]
     refused: tuple[Refused, ...] = ()
     try:
@@ -379,7 +367,8 @@ def optimizer_reports(
     """Report the rules with their stages, then each parameter and the claims on it, slot by slot."""
     if slots.schedule.held:
         yield _claim(slots.schedule, shapes=False)
-    followers = Counter(_followed(slots, name) for name in slots.parameters)
+    rules = (slots.assigned[name].held.values() for name in slots.parameters)
+    followers = Counter(next(iter(held), DEFAULT_RULE) for held in rules)
     for name in sorted(slots.rules):
         count = followers[name]
         what = "1 parameter follows it" if count == 1 else f"{count} parameters follow it"
@@ -392,10 +381,6 @@ def optimizer_reports(
         claims = tuple(_parameter_claims(info, slots, model))
         yield _parameter(info, claims, model)
         yield from claims
-
-
-def _followed(slots: builders.OptimizerSlots, parameter: str) -> str:
-    return next(iter(slots.assigned[parameter].held.values()), DEFAULT_RULE)
 
 
 def _stages(name: str, slots: builders.OptimizerSlots, *, followed: bool) -> Iterator[SlotReport]:
@@ -433,7 +418,7 @@ def _parameter_claims(
 ) -> Iterator[SlotReport]:
     """Report the claims on one parameter: initial values, rule, multipliers."""
     name = info.name
-    yield _claim(model.init.claims[name], _declared(info.init), evidence=f"init:{name}")
+    yield _claim(model.init.claims[name], _declared(info.init))
     assigned = slots.assigned[name]
     rules = {*assigned.held.values()}
     also = tuple(f"opt.assign[{rule}]" for rule in rules)
@@ -445,14 +430,10 @@ def _parameter_claims(
         default = "the rule's own" if value is None else f"{value:g}"
         untouched = not claim.held and value == usual
         yield _claim(claim, default, usual=untouched, heading=f"opt.set[{key}]")
-    if (table := slots.tables[name]).held:
-        yield _claim(table, "every row", evidence=f"{ROWS}{name}", shapes=False)
-    if (blocks := slots.blocks[name]).held:
-        yield _claim(blocks, "one matrix", shapes=False, heading="opt.split")
-    if (view := slots.views[name]).held and FROZEN not in rules:
-        yield _claim(view, evidence=f"{VIEW}{name}", shapes=False, heading="opt.view")
-    if (follow := slots.follows[name]).held:
-        yield _claim(follow, "itself", evidence=f"{FOLLOW}{name}", shapes=False)
+    frozen = slots.views if FROZEN in rules else None  # which has no view
+    for claims in (slots.tables, slots.blocks, slots.views, slots.follows):
+        if claims[name].held and claims is not frozen:
+            yield _claim(claims[name])
 
 
 def _declared(init: Mapping[str, Any]) -> str:
@@ -571,13 +552,9 @@ def fold(entries: Iterable[tuple[str, T]]) -> list[tuple[str, T, tuple[int, ...]
 
 def ranges(numbers: Iterable[int]) -> str:
     """Write ``0-3, 5`` for 0, 1, 2, 3, 5."""
-    runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs)
+    placed = enumerate(sorted({*numbers}))  # in a run, number and place are as far apart all along
+    runs = ([n for _, n in run] for _, run in groupby(placed, lambda one: one[1] - one[0]))
+    return ", ".join(f"{run[0]}-{run[-1]}" if run[1:] else f"{run[0]}" for run in runs)
 
 
 def located(layers: Iterable[int]) -> str:

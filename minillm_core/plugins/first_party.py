@@ -70,13 +70,8 @@ FIRST_PARTY_COMMANDS: Mapping[str, str] = {
 
 DISTRIBUTIONS = frozenset(
     {
-        CORE,
-        "minillm-data",
-        "minillm-eval",
-        "minillm-kit",
-        "minillm-lab",
-        "minillm-mesh",
-        *(one.partition("[")[0] for one in _OFFERED),
+        *(CORE, "minillm-eval", "minillm-mesh"),
+        *(one.partition("[")[0] for one in (*_OFFERED, *_COMMANDS)),
     }
 )
 """Distributions that carry one version and work only beside others of the same version."""

@@ -5,44 +5,31 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-import pluggy
-
 if TYPE_CHECKING:
     from minillm_core.plugins import builders
-
-PROJECT = "minillm"
-hookspec = pluggy.HookspecMarker(PROJECT)
-hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
 class Hooks:
     """What a plugin may implement. Builders are bound to the plugin: every entry knows its owner."""
 
-    @hookspec
     def build_attention(self, attn: builders.AttentionBuilder) -> None:
         """While planning, once a layer: the slots of that layer's attention."""
 
-    @hookspec
     def build_model(self, model: builders.ModelBuilder) -> None:
         """While planning: embedding, streams, residual sites, whole sublayers, norms, initial values."""
 
-    @hookspec
     def compute_loss(self, loss: builders.LossBuilder) -> None:
         """While planning: the form of the logits, further targets, further terms."""
 
-    @hookspec
     def optimizer_factory(self, optimizer: builders.OptimizerBuilder) -> None:
         """While planning, last: rules, their stages, which parameter follows which, multipliers."""
 
-    @hookspec
     def kernel_provider(self, kernels: builders.KernelBuilder) -> None:
         """While planning: candidates for ops, which are chosen from when the plan is bound to a device."""
 
-    @hookspec
     def build_data(self, data: builders.DataBuilder) -> None:
         """While planning: the documents, their order and rows, special tokens, further fields, what ``on_batch`` reads."""
 
-    @hookspec
     def on_batch(
         self,
         batch: dict[str, Any],
@@ -61,11 +48,9 @@ class Hooks:
         """
         raise NotImplementedError
 
-    @hookspec
     def on_evaluated(self, evaluated: Any, history: Any, model: Any) -> Any:
         """While running, after an evaluation: figures of one's own, and whether the run ends there."""
 
-    @hookspec
     def on_event(self, event: Any) -> None:
         """While running: typed events, for an observer, which changes nothing."""
 

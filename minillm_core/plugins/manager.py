@@ -12,14 +12,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import pluggy
-
 from minillm_core.config.selection import FileSpec, Spec, check_name, spec_of
 from minillm_core.errors import PluginError
 from minillm_core.install import pip_line, unmet
 from minillm_core.plugins import discover, first_party
 from minillm_core.plugins.attribution import Origin, digest_of, root_of
-from minillm_core.plugins.hookspecs import PROJECT, Hooks
 from minillm_core.plugins.manifest import HOOK_API, ManifestError, plugin_classes, read_class
 from minillm_core.plugins.options import validated
 from minillm_core.plugins.plugin import Plugin
@@ -276,29 +273,15 @@ def check_support(plugins: Iterable[LoadedPlugin], backend: str, device: str) ->
 
 
 class Manager:
-    """The plugins of one run, registered with pluggy, their hooks callable one by one.
-
-    pluggy hands one object to all implementations of a hook; here each is called with arguments
-    of its own, so that a builder knows its owner, in the order of the plugins' names.
+    """The plugins of one run in the order of their names, their hooks callable one by one.
 
     Raises:
-        PluginError: pluggy finds a hook that does not fit its specification.
+        PluginError: two of them have one name.
     """
 
     def __init__(self, plugins: Iterable[LoadedPlugin] = ()) -> None:
         self.plugins = tuple(sorted(plugins, key=lambda one: one.name))
         _refuse_twice(self.plugins)
-        self._registry = _Registry(PROJECT)
-        self._registry.add_hookspecs(Hooks)
-        for one in self.plugins:
-            try:
-                self._registry.register(one.plugin, one.name)
-                self._registry.check_pending()
-            except pluggy.PluginValidationError as error:
-                raise PluginError(
-                    f"plugin '{one.name}' has a hook that does not fit: {plain(str(error))}",
-                    where=one.source,
-                ) from error
 
     def implementing(self, hook: str) -> tuple[LoadedPlugin, ...]:
         """Return the plugins that implement ``hook``, sorted by name."""
@@ -312,30 +295,18 @@ class Manager:
             PluginError: an implementation returned something.
             MinillmError: what the core raised in answer to an implementation, as it is.
         """
-        implementations = {
-            one.plugin_name: one for one in getattr(self._registry.hook, hook).get_hookimpls()
-        }
         for one in self.implementing(hook):
-            implementation = implementations[one.name]
-            arguments = make_arguments(one)
-            taken = {name: arguments[name] for name in implementation.argnames}
+            implementation, arguments = getattr(one.plugin, hook), make_arguments(one)
+            names = inspect.signature(implementation).parameters  # it may leave some out
+            taken = {name: arguments[name] for name in names}
             with one.contain(hook):
-                result = implementation.function(**taken)
+                result = implementation(**taken)
                 if result is not None:
                     raise PluginError(
                         f"{one.called}: {hook} returned {type(result).__name__}, and what "
                         "it returns is used for nothing",
                         fix=f"say it through the slots of '{', '.join(taken)}', and return nothing",
                     )
-
-
-class _Registry(pluggy.PluginManager):
-    """A registry that looks for hooks among the plugin class's own, not in all that pydantic adds."""
-
-    def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
-        if isinstance(plugin, Plugin) and name not in type(plugin).hooks:
-            return None
-        return super().parse_hookimpl_opts(plugin, name)
 
 
 def with_options(found: FoundPlugin, options: Mapping[str, Any]) -> LoadedPlugin:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from minillm_core.errors import PluginError
 from minillm_core.nn.reference import place_of
-from minillm_core.plugins.hookspecs import HOOKS, hookimpl
+from minillm_core.plugins.hookspecs import HOOKS
 from minillm_core.plugins.manifest import HOOK_API, Manifest, ManifestError, summary
 from minillm_core.text import nearest
 
@@ -76,7 +76,6 @@ class Plugin(BaseModel):
                 )
         for name, method in _public_methods(cls).items():
             _check_hook(cls, name, method)
-            hookimpl(method)
         cls.hooks = tuple(name for name in HOOKS if name in _public_methods(cls))
 
     def options(self) -> dict[str, Any]:
@@ -133,7 +132,7 @@ def _check_hook(cls: type[Plugin], name: str, method: Any) -> None:
 def _arguments_problem(
     parameters: Sequence[inspect.Parameter], known: tuple[str, ...]
 ) -> str | None:
-    """Describe the mistake in a hook's arguments; it may leave some out, as pluggy allows."""
+    """Describe the mistake in a hook's arguments; it may leave some out."""
     if not parameters:
         return "does not take self"
     for parameter in parameters[1:]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from minillm_core.errors import PlanError
 
@@ -85,14 +85,16 @@ class Slot:
 
     where: str  # its name in the plan: layers.0.attention.window
     _: KW_ONLY
-    layered: Collection[
-        str
-    ] = ()  # of a slot that each layer has, plugins with an option ``layers``
+    # of a slot that each layer has, plugins with an option ``layers``
+    layered: Collection[str] = ()
     default: str = "none"  # what the core does there, in words
     also: tuple[str, ...] = ()  # further names by which it is found
     order: float = AFTER  # when a step computes it: EMBED, STREAMS, in its layer, or AFTER them
     shapes: bool = True  # the model's function differs by it; not by a loss or an optimizer
     listed: bool = True  # a plan lists what plugins put there
+    heading: str = (
+        ""  # under which a plan counts it together with others; empty: it is listed itself
+    )
     owners: set[str] = field(default_factory=set, init=False)  # the plugins that fill it
 
 
@@ -158,16 +160,18 @@ class Claims(dict[K, Claim[T]]):
 
     Args:
         where: the name of each, with ``{}`` for its key, or for each part of it.
+        evidence: of each, likewise.
         declared: see :class:`Slot`.
     """
 
-    def __init__(self, where: str, **declared: Any) -> None:
+    def __init__(self, where: str, evidence: str = "", **declared: Any) -> None:
         super().__init__()
-        self.where, self.declared = where, declared
+        self.texts, self.declared = (where, evidence), declared
 
     def __missing__(self, key: K) -> Claim[T]:
         parts = key if isinstance(key, tuple) else (key,)
-        return self.setdefault(key, Claim(self.where.format(*parts), **self.declared))
+        where, evidence = (text.format(*parts) for text in self.texts)
+        return self.setdefault(key, Claim(where, evidence=evidence, **self.declared))
 
 
 @dataclass(frozen=True)
@@ -270,16 +274,6 @@ class Chain(Slot):
         return order
 
 
-class Shared(NamedTuple):
-    """A key under which entries of several plugins add up, with the plugin of one of them."""
-
-    key: str
-    owner: str
-
-    def __str__(self) -> str:
-        return self.key
-
-
 @dataclass(eq=False)
 class Terms(Slot, Generic[T]):
     """A sum: entries under keys, each from one plugin unless ``shared``."""
@@ -294,6 +288,7 @@ class Terms(Slot, Generic[T]):
     times: dict[Hashable, float] = field(default_factory=dict, init=False)
     """Of entries that a step computes at another time than ``order``."""
     held: dict[Hashable, tuple[str, T]] = field(default_factory=dict, init=False)
+    """Key -> (owner, value); where several plugins may add to a key, it stands beside the owner's name."""
 
     def add(self, owner: str, key: Hashable, value: T) -> None:
         """Add an entry.
@@ -301,11 +296,11 @@ class Terms(Slot, Generic[T]):
         Raises:
             PlanError: the key is there already; names both plugins.
         """
+        place = f"{self.where}[{key}]"
         if self.shared and key not in self.always:
-            key = Shared(str(key), owner)
+            key = (key, owner)
         if key in self.held:
             other = self.held[key][0]
-            place = f"{self.where}[{key}]"
             if other == owner:
                 raise PlanError(
                     f"plugin '{owner}' adds {place} twice", fix="add it once"
@@ -321,7 +316,5 @@ class Terms(Slot, Generic[T]):
 
     def resolve(self) -> tuple[tuple[Any, str, T], ...]:
         """Return (key, owner, value), sorted by key and owner: float sums depend on their order."""
-        in_order = sorted(self.held, key=lambda key: (str(key), self.held[key][0]))
-        return tuple(
-            (key.key if isinstance(key, Shared) else key, *self.held[key]) for key in in_order
-        )
+        held = ((k[0] if isinstance(k, tuple) else k, *its) for k, its in self.held.items())
+        return tuple(sorted(held, key=lambda one: (str(one[0]), one[1])))

@@ -243,7 +243,7 @@ def _observe(one: LoadedPlugin, event: Event) -> None:
 
 
 def _call(hook: Callable, **arguments: object):
-    """Call a hook, which may leave arguments out, as pluggy allows."""
+    """Call a hook, which may leave arguments out."""
     taken = hook.__code__.co_varnames[1 : hook.__code__.co_argcount]
     return hook(**{name: arguments[name] for name in taken})
 

@@ -11,9 +11,8 @@ from minillm_core.config.schema import Config, Shape
 from minillm_core.errors import PlanError
 from minillm_core.nn.reference import Function, reference_of
 from minillm_core.plugins.builders.base import Builder, ValueTable
-from minillm_core.plugins.packing import Packer
 from minillm_core.plugins.slots import Claim, Terms, in_order
-from minillm_core.plugins.sourcing import WEIGHTS, Field, Reserved, Sourcing
+from minillm_core.plugins.sourcing import WEIGHTS, Field, Packer, Reserved, Sourcing
 from minillm_core.text import plain
 
 DTYPES = ("int32", "float32")

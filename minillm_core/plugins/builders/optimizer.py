@@ -13,11 +13,12 @@ from minillm_core.errors import PlanError
 from minillm_core.nn.node import Setting
 from minillm_core.nn.reference import Function, reference_of, resolve
 from minillm_core.optim.adamw import adam, decay, write
-from minillm_core.optim.follow import Follow
+from minillm_core.optim.follow import FOLLOW, Follow
 from minillm_core.optim.groups import ByRows, Group, Member, groups_of
 from minillm_core.optim.rows import RowRule
 from minillm_core.optim.schedules import Cosine, Piecewise, Plateaus, Schedule, Scheduled, Stages
 from minillm_core.optim.stage import ANCHORS, GRADIENT, Draft, Rule, stage
+from minillm_core.optim.views import VIEW
 from minillm_core.plugins.builders.base import Builder, ValueTable, offered_twice
 from minillm_core.plugins.slots import Chain, Claim, Claims, way_out
 from minillm_core.text import counted, did_you_mean, few, listed
@@ -100,11 +101,15 @@ class OptimizerSlots:
         self.over: dict[tuple[str, str], None] = {}  # parameter, plugin whose claim outranks others
         self.outranked: dict[str, set[str]] = {}  # plugin: those whose claims dropped its own
         self.multipliers: Claims[tuple[str, str], Any] = Claims("opt.set[{}].{}")
-        self.tables: Claims[str, ByRows] = Claims("opt.rows[{}]")
-        self.views: Claims[str, Function] = Claims("opt.view[{}]")
-        self.blocks: Claims[str, Blocks] = Claims("opt.split[{}]")
+        self.tables: Claims[str, ByRows] = Claims("opt.rows[{}]", ROWS + "{}", shapes=False)
+        self.views: Claims[str, Function] = Claims(
+            "opt.view[{}]", VIEW + "{}", shapes=False, heading="opt.view"
+        )
+        self.blocks: Claims[str, Blocks] = Claims(
+            "opt.split[{}]", shapes=False, heading="opt.split"
+        )
         self.schedule: Claim[Function] = Claim("opt.schedule")
-        self.follows: Claims[str, Follow] = Claims("opt.follow[{}]")
+        self.follows: Claims[str, Follow] = Claims("opt.follow[{}]", FOLLOW + "{}", shapes=False)
         self.rates: Claim[Schedule] = Claim("opt.rates", default="1", shapes=False)
 
     def resolve(self) -> tuple[Group, ...]:

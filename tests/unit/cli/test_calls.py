@@ -54,7 +54,7 @@ class Opened:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, result: Any) -> None:
         self.open, self.evaluate, self.export = Spy(self), Spy(result), Spy(result)
-        self.checkpoint = Path("c")
+        self.checkpoint, self.step = Path("c"), 3
         monkeypatch.setattr("minillm_core.train.run.Run.open", self.open)
 
 

@@ -21,7 +21,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from minillm_core.data import Tokenizer, bpe, cutting, formats
-from minillm_core.data.cutting import LEARNED, WORD, Continued, Kind, parts
+from minillm_core.data.cutting import LEARNED, WORD, Continued, parts
 from minillm_core.data.formats import Reading
 
 ALPHABET = [" ", "\n", "\r\n", "\t", "a", "Zé", "it's", "'", "''s", "42", "²", "-", "...", "\x00",
@@ -43,8 +43,8 @@ def test_parts_are_the_text_and_no_word_in_them_is_too_long(text: str) -> None:
     assert "".join(part for part, _ in found) == text
     edges = [0, *(m.end() for m in cutting._BOUNDARY.finditer(text)), len(text)]
     long = [b - a for a, b in pairwise(edges) if b - a > LEARNED]
-    assert [kind for _, kind in found].count(Kind.CUT) == len(long)
-    assert sum(len(part) for part, kind in found if kind is not Kind.WHOLE) == sum(long)
+    assert [number for _, number in found].count(1) == len(long)
+    assert sum(len(part) for part, number in found if number) == sum(long)
     assert all(part for part, _ in found)
     assert max((len(part) for part, _ in found), default=0) <= cutting._PART + 2 * LEARNED
 
@@ -61,7 +61,7 @@ def test_ids_are_those_of_the_whole_text_unless_a_word_was_cut(
     finally:
         cutting._PART = before
     assert tokenizer.decode(ids) == text
-    assert notes.total() == [kind for _, kind in parts(text)].count(Kind.CUT)
+    assert notes.total() == [number for _, number in parts(text)].count(1)
     if not notes:
         whole = tokenizer._native.encode(text, add_special_tokens=False).ids
         np.testing.assert_array_equal(ids, whole)
@@ -69,7 +69,7 @@ def test_ids_are_those_of_the_whole_text_unless_a_word_was_cut(
 
 @given(st.lists(pieces, min_size=1, max_size=3))
 def test_training_does_not_see_where_normal_text_is_divided(texts: list[str]) -> None:
-    if any(kind is not Kind.WHOLE for text in texts for _, kind in parts(text, LEARNED)):
+    if any(number for text in texts for _, number in parts(text, LEARNED)):
         return
     whole = tokenizers.Tokenizer.from_str(bpe.learn(iter(texts), 280, lambda: None))
     before, cutting._PART = cutting._PART, 7
@@ -115,7 +115,8 @@ def test_training_in_another_process_gives_the_same_and_beats(
 
 def test_a_process_that_fails_is_named(texts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bpe, "_HERE", 10)
-    monkeypatch.setattr(bpe, "_LAUNCH", "raise SystemExit('out of order')")
+    program = [sys.executable, "-c", "raise SystemExit('out of order')"]
+    monkeypatch.setattr(bpe, "python", lambda code, *arguments: program)
     with pytest.raises(Exception, match="failed: exit code 1, out of order"):
         Tokenizer.train(texts, 290)
 

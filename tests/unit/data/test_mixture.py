@@ -21,7 +21,7 @@ from minillm_core.data.stream import Batch, MixedRows
 from minillm_core.data.turns import next_source, whole_shares
 from minillm_core.errors import ConfigError, DataError
 from minillm_core.nn.reference import Function
-from minillm_core.plugins.packing import Packer, Piece
+from minillm_core.plugins.sourcing import Packer, Piece
 
 VOCAB = 10_000
 weights = st.lists(st.floats(0.01, 100), min_size=1, max_size=6)

@@ -16,7 +16,7 @@ from minillm_core.data import Documents, Loader, StepBatch, stream
 from minillm_core.data.documents import Arrangement
 from minillm_core.errors import DataError, PluginCodeError
 from minillm_core.nn.reference import Function
-from minillm_core.plugins.packing import Packer, Piece
+from minillm_core.plugins.sourcing import Packer, Piece
 
 VOCAB = 10_000
 FIELDS = ("ids", "labels", "documents", "positions")

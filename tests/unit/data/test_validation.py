@@ -79,7 +79,7 @@ def test_batches_are_the_same_each_time_and_any_of_them_can_be_had() -> None:
     documents = Documents.of([list(range(100))], VOCAB)
     batches = ValidationBatches(documents, rows=2, seq_len=5, tokens=None, seed=0)
     assert len(batches) == len(list(batches)) == 10
-    for once, again in zip(batches, batches[:], strict=True):
+    for once, again in zip(batches, list(batches), strict=True):
         np.testing.assert_array_equal(once["ids"], again["ids"])
     np.testing.assert_array_equal(batches[-1]["ids"], batches[9]["ids"])
     with pytest.raises(IndexError):

@@ -14,7 +14,8 @@ from rich.console import Console
 from minillm_core.nn.decoding import EVERYTHING
 from minillm_core.nn.module import Module
 from minillm_core.plan import Plan
-from minillm_core.plan.diff import ABSENT, Difference, differences, in_words, render_diff
+from minillm_core.plan.diff import ABSENT, difference, differences, in_words, render_diff
+from minillm_core.plan.plan import as_json
 from minillm_core.plan.render import amount, plan_document, render_plan, sized
 from minillm_core.plan.slots import fold, ranges, slots_of, taken
 from minillm_core.plugins.layers import Layers
@@ -144,7 +145,7 @@ def test_numbers_are_read_at_six_digits_and_kept_at_all_of_theirs(planned: Plann
         assert str(long) not in text
     assert plan.data()["plugins"]["scaled"]["by"] == long
     assert str(long) in json.dumps(plan.data()["model"]["spec"])
-    assert str(long) in json.dumps(Difference.of(plan, other).as_json()["slots"])
+    assert str(long) in json.dumps(as_json(difference(plan, other)["slots"]))
 
 
 def test_values_that_would_be_read_alike_are_shown_at_all_their_digits() -> None:
@@ -170,15 +171,15 @@ def test_slots_of_a_plugin_are_a_line_each(planned: Planned) -> None:
 def test_a_difference_holds_what_differs_alone(planned: Planned) -> None:
     first = planned("train.steps=10", paired_heads=PairedHeads())
     second = planned("train.steps=20", muon=Muon())
-    found = Difference.of(first, second)
-    assert [slot.owner for slot in found.slots[0]] == ["paired_heads"]
-    assert {slot.owner for slot in found.slots[1]} == {"muon"}
-    assert set(found.parts) == {"attention.scores"}
-    assert found.rules == {"adamw": ((38, 33056), (10, 2336)), "muon": ((0, 0), (28, 30720))}
-    assert set(found.schedules) == {"muon.lr"}
-    assert found.export == (None, "llama")
-    assert found.data["train.steps"] == (10, 20)
-    json.dumps(found.as_json(), allow_nan=False)
+    found = difference(first, second)
+    assert [slot.owner for slot in found["slots"][0]] == ["paired_heads"]
+    assert {slot.owner for slot in found["slots"][1]} == {"muon"}
+    assert set(found["parts"]) == {"attention.scores"}
+    assert found["rules"] == {"adamw": ((38, 33056), (10, 2336)), "muon": ((0, 0), (28, 30720))}
+    assert set(found["schedules"]) == {"muon.lr"}
+    assert found["export"] == (None, "llama")
+    assert found["data"]["train.steps"] == (10, 20)
+    json.dumps(as_json(found), allow_nan=False)
     text = shown_difference(first, second)
     for word in ("paired_heads", "-50.0%", "28 arrays", "train.steps: 10 -> 20", "+  muon"):
         assert word in text

@@ -474,15 +474,6 @@ def test_in_another_thread_every_interrupt_is_the_plugins(make_plugin: Make) -> 
     assert isinstance(seen[0], PluginCodeError)
 
 
-def test_pluggy_has_the_last_word(make_plugin: Make) -> None:
-    make_plugin()
-    (one,) = load(["trick"])
-    hook = vars(type(one.plugin))["build_attention"]
-    hook.__dict__["minillm_impl"]["specname"] = "build_atention"  # past the class
-    with pytest.raises(PluginError, match="does not fit"):
-        Manager([one])
-
-
 def test_a_plugin_made_in_python(make_plugin: Make) -> None:
     make_plugin()
     options: dict[str, Any] = {"width": 7}

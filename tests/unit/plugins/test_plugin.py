@@ -33,7 +33,7 @@ class Example(Plugin, api=1, backends=("torch",), identity_at_init=True, export=
     def build_attention(self, attn):
         return self._helper(attn)
 
-    def on_batch(self, batch):  # leaves phase out, as pluggy allows
+    def on_batch(self, batch):  # leaves phase out, which it may
         return batch
 
     def _helper(self, attn):
