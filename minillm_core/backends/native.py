@@ -44,27 +44,25 @@ class NativeBackend(Backend):
     Args:
         binding: the decisions, kernels included.
         candidates: the kernels to load from: the core's and the plugins'.
-        framework: makes the framework object of some kernels.
-        model: makes a model of plan, binding, materialised model and framework object.
-        trainer: makes a trainer of the same.
-        seed: seeds the framework's own generators.
-        compiler: as of :func:`create`, for reference models.
+        compiler: as of :func:`create`, for reference models too.
     """
+
+    _seed: Callable[[int], None]  # seeds the framework's own generators
+    # of plan, binding, materialised model and framework object
+    _model: Callable[..., Any]
+    _trainer: Callable[..., Any]
 
     def __init__(
         self,
         binding: Binding,
         candidates: tuple[Candidate, ...],
-        *,
-        framework: Callable[[Mapping[str, Callable[..., Any]]], Any],
-        model: Callable[..., Model],
-        trainer: Callable[..., Trainer],
-        seed: Callable[[int], None],
         compiler: Callable[..., Any] | None = None,
     ) -> None:
-        self.binding, self.candidates = binding, candidates
-        self._framework, self._model, self._trainer = framework, model, trainer
-        self._seed, self._compiler = seed, compiler
+        self.binding, self.candidates, self._compiler = binding, candidates, compiler
+
+    @abstractmethod
+    def _framework(self, kernels: Mapping[str, Callable[..., Any]]) -> Any:
+        """Make the framework object of some kernels."""
 
     def model(self, plan: Plan, seed: int, *, max_positions: int | None = None) -> Model:
         """Make the plan's model, filled."""
