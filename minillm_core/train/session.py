@@ -39,7 +39,7 @@ from minillm_core.train.checkpoints import CheckpointManager
 from minillm_core.train.evidence import Evidence
 from minillm_core.train.feed import Feed
 from minillm_core.train.frozen import check_references
-from minillm_core.train.generate import Writer, prompts, sample
+from minillm_core.train.generate import Writer, prompts, questions_of, sample
 from minillm_core.train.hooks import judged, observers_of
 from minillm_core.train.initial import Initial
 from minillm_core.train.job import Job, read_corpus
@@ -47,7 +47,6 @@ from minillm_core.train.loop import Loop, Meter
 from minillm_core.train.metrics import METRICS, Metrics, cut
 from minillm_core.train.predict import Predictor
 from minillm_core.train.progress import Course, Display
-from minillm_core.train.questions import Questions
 from minillm_core.train.request import Prepared
 from minillm_core.train.run_folder import RunFolder, keep_tokenizer
 from minillm_core.train.signals import StopRequest
@@ -579,9 +578,8 @@ class Samples:
         self._job, self._stop, self._shown = job, stop, shown
         tokenizer, given = job.corpus.tokenizer, list(job.config.eval.prompts)
         self.prompts: list[str] = []
-        self._asked: Questions | None = None
-        if tokenizer is not None and job.plan.sourcing.prompt is not None:
-            self._asked = Questions(job.plan.sourcing, tokenizer, job.corpus.specials)
+        self._asked = questions_of(job.plan.sourcing, tokenizer, job.corpus.specials, shown.say)
+        if self._asked is not None:
             self.prompts = given or self._asked.held_out(job.corpus.val, 2)
         elif tokenizer is not None:
             self.prompts = given or prompts(job.corpus.val, tokenizer, 2) or [""]
