@@ -77,7 +77,7 @@ class Evaluated(Event):
     """One evaluation on held-out text."""
 
     event: ClassVar[str] = "eval"
-    seldom: ClassVar[tuple[str, ...]] = ("sources", "verdicts", "stop")
+    seldom = ("sources", "verdicts", "stop")
     step: int
     val_loss: float  # nats per token, main target
     bits_per_byte: float | None  # None without a tokenizer
@@ -97,7 +97,7 @@ class Sampled(Event):
     """The model continued a prompt, or answered a question."""
 
     event: ClassVar[str] = "sample"
-    seldom: ClassVar[tuple[str, ...]] = ("answers",)
+    seldom = ("answers",)
     step: int
     prompt: str  # empty: the beginning of a document
     text: str  # what the model wrote after it

@@ -18,7 +18,7 @@ from minillm_core import disk
 from minillm_core.backends.base import Backend
 from minillm_core.backends.bind import create as create_backend
 from minillm_core.backends.detect import Detected
-from minillm_core.backends.ranks import ALONE, Ranks, divides
+from minillm_core.backends.ranks import ALONE, Ranks, brought, divides
 from minillm_core.checkpoint import best, layout
 from minillm_core.checkpoint import commit as saving
 from minillm_core.checkpoint.directories import export_checked
@@ -51,7 +51,6 @@ from minillm_core.train.request import Prepared
 from minillm_core.train.run_folder import RunFolder, keep_tokenizer
 from minillm_core.train.signals import StopRequest
 from minillm_core.train.speeds import remember
-from minillm_core.train.tuning import tuned
 from minillm_core.train.validation import Trend, bytes_of_a_token, validation
 
 
@@ -134,7 +133,13 @@ class Session:
             corpus = read_corpus(config, self.cache, shown, asked=plan.sourcing, **reports)
             if self.ranks.leads:
                 self.ranks.agreed()
-        if (chosen := tuned(prepared, plan, corpus)) is not None:
+        chosen = None
+        if plan.sourcing.epochs is not None:  # a trained model may be tuned for so many of them
+            what = "choosing how long a trained model is tuned"
+            chosen = brought("minillm.tuning", "epochs", what, "minillm-chat")(
+                prepared, plan, corpus
+            )
+        if chosen is not None:
             plan, config = export_checked(build_plan(chosen, plugins)), chosen.config
             budget, notes = Budget.of(config.train), [*notes, *chosen.notes[len(loaded.notes) :]]
         known = fingerprint(corpus.train, config.data.seed, plan.arrangement)
