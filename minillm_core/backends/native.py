@@ -20,7 +20,7 @@ from minillm_core.backends.base import Backend, Batch, Binding, Decoding, Model,
 from minillm_core.backends.bind import create
 from minillm_core.backends.detect import Detected
 from minillm_core.backends.memory import memory_or_error
-from minillm_core.backends.steps import supervised_positions
+from minillm_core.backends.steps import Statistics, supervised_positions
 from minillm_core.backends.tables import Tables
 from minillm_core.errors import DataError, PluginCodeError
 from minillm_core.nn.block import GATHERED
@@ -179,6 +179,7 @@ class NativeModel(Model):
     def __init__(self, plan: Plan, binding: Binding, model: Any, framework: Any) -> None:
         self.plan, self.binding, self.framework = plan, binding, framework
         self.model = self.part = model  # part: what this process trains and evaluates of it
+        self.statistics = Statistics(model, framework.ops)
         self.staged, self.sizes = plan.staged, len(plan.course) > 1
         self.references: dict[str, Callable[[Batch], Any]] = {}  # name -> its field of a batch
         self.tables = Tables()  # of a trainer: those that are updated by rows
