@@ -11,7 +11,7 @@ import pytest
 
 from tools.size import File, count, packages, summary
 
-CEILING = 24_900
+CEILING = 24_500
 """Lines of code that the core may have.
 
 It is what the core has today, rounded up to the next hundred; each step lowers the number. The aim is
@@ -131,6 +131,9 @@ step by a stage, and who computes what (30), FLOPs of attention by layer (5); th
 
 24,800 to 24,900: settings that follow another one, in a preset or a file: read and checked (45), applied
 between sources and settings, where no hook is (20), and the dial --depth (25).
+
+24,900 to 24,500: tables that are updated by rows, on both frameworks, went to minillm-modded (240), questions of
+chats and how long a model is tuned to minillm-chat (85).
 """
 
 SOURCE = '''\
