@@ -17,7 +17,6 @@ from __future__ import annotations
 import gc
 import json
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,7 @@ from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.streams import Streams
 from minillm_core.train.budget import Budget, Cadence
 from minillm_core.train.events import Evaluated, Event, Stepped
-from minillm_core.train.hooks import batch_hook
+from minillm_core.train.hooks import plan_hook
 from minillm_core.train.loop import Loop, Meter
 from minillm_core.train.validation import Validation
 from minillm_lab.study import graph_of, without_gc
@@ -183,8 +182,7 @@ class Bench:
 
 def hook_of(plan: Plan, plugins: Sequence[LoadedPlugin]) -> OnBatch | None:
     """Return the plugins' ``on_batch``."""
-    vocab = plan.config.model.vocab
-    return batch_hook(plan.on_batch, plugins, Counter(), vocab, Streams(0))
+    return plan_hook(plan, plugins, streams=Streams(0))
 
 
 def loader(plan: Plan, corpus: Corpus, plugins: Sequence[LoadedPlugin]) -> Loader:

@@ -40,7 +40,12 @@ from minillm_core.data.batch import part_of as part_of
 from minillm_core.disk import Written as Written, stream
 from minillm_core.errors import PluginCodeError as PluginCodeError
 from minillm_core.install import FRAMEWORKS as FRAMEWORKS, unmet as unmet
-from minillm_core.nn.decoder import Loss as Loss, ahead as ahead, decoder as decoder
+from minillm_core.nn.decoder import (
+    Loss as Loss,
+    ahead as ahead,
+    decoder as decoder,
+    lookup as lookup,
+)
 from minillm_core.nn.init import generator as generator
 from minillm_core.nn.initial import initial_values as initial_values
 from minillm_core.nn.module import (

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -20,7 +20,8 @@ from minillm_core.backends.base import Backend, Batch, Binding, Decoding, Model,
 from minillm_core.backends.bind import create
 from minillm_core.backends.detect import Detected
 from minillm_core.backends.memory import memory_or_error
-from minillm_core.backends.steps import supervised_positions
+from minillm_core.backends.steps import Statistics, supervised_positions
+from minillm_core.backends.tables import Tables
 from minillm_core.errors import DataError, PluginCodeError
 from minillm_core.nn.block import GATHERED
 from minillm_core.nn.decoder import decoder, lookup
@@ -31,6 +32,7 @@ from minillm_core.nn.node import ModelShape, Scope
 from minillm_core.ops.select import Candidate, Choice, load
 from minillm_core.plan import Plan
 from minillm_core.plugins.builders.loss import LEFT_OUT, POSITIONS, Reference
+from minillm_core.plugins.builders.optimizer import ROWS
 
 LastLogits = Callable[[Batch, Callable[..., object]], np.ndarray]
 """(batch, maker of its scope) -> float32 (V,): the logits after the last column."""
@@ -42,27 +44,25 @@ class NativeBackend(Backend):
     Args:
         binding: the decisions, kernels included.
         candidates: the kernels to load from: the core's and the plugins'.
-        framework: makes the framework object of some kernels.
-        model: makes a model of plan, binding, materialised model and framework object.
-        trainer: makes a trainer of the same.
-        seed: seeds the framework's own generators.
-        compiler: as of :func:`create`, for reference models.
+        compiler: as of :func:`create`, for reference models too.
     """
+
+    _seed: Callable[[int], None]  # seeds the framework's own generators
+    # of plan, binding, materialised model and framework object
+    _model: Callable[..., Any]
+    _trainer: Callable[..., Any]
 
     def __init__(
         self,
         binding: Binding,
         candidates: tuple[Candidate, ...],
-        *,
-        framework: Callable[[Mapping[str, Callable[..., Any]]], Any],
-        model: Callable[..., Model],
-        trainer: Callable[..., Trainer],
-        seed: Callable[[int], None],
         compiler: Callable[..., Any] | None = None,
     ) -> None:
-        self.binding, self.candidates = binding, candidates
-        self._framework, self._model, self._trainer = framework, model, trainer
-        self._seed, self._compiler = seed, compiler
+        self.binding, self.candidates, self._compiler = binding, candidates, compiler
+
+    @abstractmethod
+    def _framework(self, kernels: Mapping[str, Callable[..., Any]]) -> Any:
+        """Make the framework object of some kernels."""
 
     def model(self, plan: Plan, seed: int, *, max_positions: int | None = None) -> Model:
         """Make the plan's model, filled."""
@@ -179,8 +179,10 @@ class NativeModel(Model):
     def __init__(self, plan: Plan, binding: Binding, model: Any, framework: Any) -> None:
         self.plan, self.binding, self.framework = plan, binding, framework
         self.model = self.part = model  # part: what this process trains and evaluates of it
+        self.statistics = Statistics(model, framework.ops)
         self.staged, self.sizes = plan.staged, len(plan.course) > 1
         self.references: dict[str, Callable[[Batch], Any]] = {}  # name -> its field of a batch
+        self.tables = Tables()  # of a trainer: those that are updated by rows
 
     def fields(
         self, host: Batch, staged: Mapping[str, int], *, trained: bool = True
@@ -202,6 +204,14 @@ class NativeModel(Model):
                 host = {**host, GATHERED: at}
         given = {name: field(others) for name, field in self.references.items()}
         return self.moved(host) | given
+
+    def seen_rows(self, micro: Sequence[Batch]) -> tuple[Sequence[Batch], dict[str, np.ndarray]]:
+        """Find the rows of tables that a step sees, as evidence too: see :meth:`Tables.seen`."""
+        micro, rows = self.tables.seen(micro)
+        if rows:
+            self.framework.seen[ROWS] += 1
+        self.framework.seen.update({f"{ROWS}{name}": index.size for name, index in rows.items()})
+        return micro, rows
 
     @abstractmethod
     def frozen(self, method: str) -> Callable[[Batch], Any]:

@@ -266,7 +266,7 @@ def engine(backend: str) -> Any:
         BackendError: no installed distribution brings it.
         PluginError: several do.
     """
-    return _brought(GROUP, backend, f"training in several processes on {backend}")
+    return brought(GROUP, backend, f"training in several processes on {backend}", FIRST_PARTY)
 
 
 def forecaster(backend: str) -> Any:
@@ -276,14 +276,20 @@ def forecaster(backend: str) -> Any:
         BackendError: no installed distribution brings it.
         PluginError: several do.
     """
-    return _brought(FORECASTS, backend, f"a forecast for several GPUs on {backend}")
+    return brought(FORECASTS, backend, f"a forecast for several GPUs on {backend}", FIRST_PARTY)
 
 
-def _brought(group: str, backend: str, what: str) -> Any:
+def brought(group: str, backend: str, what: str, by: str) -> Any:
+    """Import what an installed distribution brings for a backend; ``by`` is the one of minillm's own.
+
+    Raises:
+        BackendError: none does.
+        PluginError: several do.
+    """
     if (found := offered(group, backend, f"bring {what}")) is None:
         raise BackendError(
             f"{what} needs a distribution that is not installed",
             where=f"entry points of {group}",
-            fix=installing([FIRST_PARTY]),
+            fix=installing([by]),
         )
     return found.load()

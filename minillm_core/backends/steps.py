@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,9 @@ import numpy as np
 from minillm_core.backends.base import Batch, Phase, StepResult
 from minillm_core.backends.ranks import Ranks
 from minillm_core.errors import PluginCodeError
-from minillm_core.nn.decoder import LossSpec, lookup
+from minillm_core.nn.decoder import LossSpec
 from minillm_core.nn.module import declared, named_modules
 from minillm_core.nn.param import State
-from minillm_core.optim.rows import LAST
 from minillm_core.plan import Plan
 from minillm_core.plan.build import owners_of
 from minillm_core.plan.plan import variants_of
@@ -101,92 +100,6 @@ def supervised_positions(
         return None
     taken[np.flatnonzero(~taken)[: filled - count]] = True
     return np.flatnonzero(taken).astype(np.int32)
-
-
-def seen_rows(plan: Plan, micro: Sequence[Batch]) -> tuple[Sequence[Batch], dict[str, np.ndarray]]:
-    """Find the rows that a step sees of the tables that are updated by rows.
-
-    Their number is rounded up to one of a few sizes by the first rows that are not seen, and is a
-    function of the step's batches alone, so that a resumed run computes the same bits.
-
-    Args:
-        plan: the plan.
-        micro: the step's micro-batches.
-
-    Returns:
-        The micro-batches, each with the places of its ids among those rows, int32 (B, T); and the
-        rows by table, int32 (S,), sorted and distinct.
-    """
-    made, found = [dict(batch) for batch in micro], dict[str, np.ndarray]()
-    alike: dict[Any, tuple[np.ndarray, list[np.ndarray]]] = {}  # tables that are looked up alike
-    for name, table in plan.by_rows.items():
-        key = table.field, plan.parameters[name].shape[0], table.buckets
-        if key not in alike:
-            alike[key] = _places([batch[table.field] for batch in micro], *key[1:])
-        found[name], places = alike[key]
-        for batch, place in zip(made, places, strict=True):
-            batch[lookup(name)] = place
-    return made, found
-
-
-def _places(
-    ids: Sequence[np.ndarray], count: int, buckets: int
-) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Return rows that hold ids of a table of ``count``, filled up, and each id's place among them."""
-    seen = np.zeros(count, bool)
-    for one in ids:
-        seen[one] = True
-    there, size = np.count_nonzero(seen), -(-min(count, sum(one.size for one in ids)) // buckets)
-    wanted = min(count, -(-there // size) * size)
-    seen[np.flatnonzero(~seen)[: wanted - there]] = True
-    rows = np.flatnonzero(seen).astype(np.int32)
-    places = np.empty(count, np.int32)
-    places[rows] = np.arange(wanted, dtype=np.int32)
-    return rows, [places[one] for one in ids]
-
-
-PENDING, AGE = "rows.pending.", "rows.age."
-"""Before a table's name, in a checkpoint: the bits in which the rows on the device differ from those that
-are up to date, and updates since each was brought up to date."""
-
-
-def table_key(entry: str, name: str) -> str:
-    """Name an entry of a table's state in a checkpoint; moments are named as those of other parameters.
-
-    Not by the same names: without the numbers of updates, a branch that updates every row would take
-    them for moments of now.
-    """
-    if entry == LAST:
-        return f"{AGE}{name}"
-    return f"optimizer.rows.{entry}.{name}" if "." in entry else f"rows.{entry}.{name}"
-
-
-def packed(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Write a snapshot's tables as a checkpoint has them: up to date, and what makes them the old bits.
-
-    Readers of a checkpoint get whole tables, a resumed run those that it had; where nothing is
-    pending, as in a branch of a run that had dense tables, all rows are up to date.
-
-    Args:
-        arrays: with ``model.<name>`` up to date, ``rows.pending.<name>`` the same as it lies on the
-            device, and ``rows.age.<name>`` the update at which each row was brought up to date.
-    """
-    for key in [name for name in arrays if name.startswith(PENDING)]:
-        name = key.removeprefix(PENDING)
-        whole = arrays[f"model.{name}"].view(np.uint32)
-        arrays[key] = arrays[key].view(np.uint32) ^ whole
-        arrays[AGE + name] = arrays["optimizer.updates"] - arrays[AGE + name]
-    return arrays
-
-
-def unpacked(arrays: Mapping[str, np.ndarray], tables: Iterable[str]) -> dict[str, np.ndarray]:
-    """Read what :func:`packed` wrote: ``model.<name>`` is the table as it lies on the device."""
-    found = dict(arrays)
-    for name in tables:
-        bits = found[PENDING + name] ^ found[f"model.{name}"].view(np.uint32)
-        found[f"model.{name}"] = bits.view(np.float32)
-        found[AGE + name] = found["optimizer.updates"] - found[AGE + name]
-    return found
 
 
 # The loss scale of float16, on the device: nothing is read back (arXiv:1710.03740)

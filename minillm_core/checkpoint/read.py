@@ -218,19 +218,14 @@ def newest_and_set_aside(out: Path, say: Callable[[str], None]) -> Checkpoint | 
         NoCheckpoint: none of those that were written verifies, now or at an earlier try.
         MinillmError: one could not be renamed.
     """
-    many = 0
-    for step, path in layout.folders(out):
-        found, reason = _open(path, step)
-        if found:
-            break
-        aside, many = _set_aside(path), many + 1
-        if many <= SHOWN:
+    found, bad = _search(out, None)
+    for place, (path, reason) in enumerate(bad):
+        aside = _set_aside(path)
+        if place < SHOWN:
             say(f"{path.name} does not verify and is now {aside.name}: {reason}")
-    else:
-        found = None
-    if many > SHOWN:
-        say(f"... and {many - SHOWN:,} older ones that do not verify are renamed as well")
-    if many:
+    if len(bad) > SHOWN:
+        say(f"... and {len(bad) - SHOWN:,} older ones that do not verify are renamed as well")
+    if bad:
         disk.sync(out / "checkpoints")
     if found is None:
         _refuse_corrupt(out)

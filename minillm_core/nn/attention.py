@@ -187,12 +187,8 @@ class Attention(Module):
             # A schedule's: kernels take a constant, and in bfloat16 the number itself would be off.
             q, scale = self.ops.like(self.ops.astype(q, "float32") * scale, q), 1.0
         call = call._replace(q=q, scale=scale)
-        return (
-            self.by_kernel(call) if self.core is None else self.by_core(self.core, call, x, scope)
-        )
-
-    def by_kernel(self, call: Call) -> Any:
-        """Attend by the kernel of the op."""
+        if self.core is not None:
+            return self.by_core(self.core, call, x, scope)
         q, k, v, _, window, documents, scale = call
         return self.ops.attention(q, k, v, scale=scale, window=window, documents=documents)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from minillm_core.nn.reference import call_reference
+from minillm_core.nn.reference import resolve
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Referenced(Init):
         Raises:
             ValueError: the function returned another shape.
         """
-        value = np.asarray(call_reference(self.reference, rng, shape, **dict(self.arguments)))
+        value = np.asarray(resolve(self.reference)(rng, shape, **dict(self.arguments)))
         if value.shape != shape:
             raise ValueError(f"{self.reference} returned shape {value.shape}, not {shape}")
         return value.astype(np.float32)

@@ -6,6 +6,7 @@ framework's own module class; outside it, as an outline that only knows its decl
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -110,14 +111,16 @@ class Framework:
 
     Args:
         bases: the framework's own module classes by :attr:`Module.leaf`; None: for all others.
+        ops: what modules compute with; None: they only declare.
     """
 
-    ops: Any = None
+    ops: Any
     scope_of: Any = None  # the scope of batches with some columns of their rows, of those reads
 
-    def __init__(self, bases: Mapping[str | None, type]) -> None:
-        self._bases = bases
+    def __init__(self, bases: Mapping[str | None, type], ops: Any = None) -> None:
+        self._bases, self.ops = bases, ops
         self._native: dict[type, type] = {}
+        self.seen = Counter[str]()  # evidence: key -> how often it was witnessed
 
     def native(self, cls: type[Module]) -> type:
         """Return ``cls`` as a subclass of itself and of the framework's class for it."""
@@ -138,7 +141,7 @@ class Framework:
 
     def witness(self, key: str) -> None:
         """Note, while tracing or in eager, that ``key`` takes part; costs a compiled step nothing."""
-        raise NotImplementedError
+        self.seen[key] += 1
 
     def versions(self, arrays: Iterable[Any]) -> tuple[int, ...]:
         """Count how often each was written in place, where the framework does; else nothing."""

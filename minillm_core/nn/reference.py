@@ -70,11 +70,6 @@ def place_of(function: Any) -> str | None:
     return code and f"{code.co_filename}:{code.co_firstlineno}"
 
 
-def call_reference(reference: str, *positional: Any, **named: Any) -> Any:
-    """Call the function that ``reference`` names."""
-    return resolve(reference)(*positional, **named)
-
-
 def json_arguments(arguments: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     """Convert arguments to sorted pairs, lists to tuples, so that they can be hashed.
 

@@ -12,7 +12,7 @@ from minillm_core.errors import PlanError
 from minillm_core.nn.module import Module
 from minillm_core.nn.node import ModelShape, Node
 from minillm_core.nn.param import Buffer
-from minillm_core.nn.reference import Function, call_reference
+from minillm_core.nn.reference import Function
 from minillm_core.ops.contract import Rotary
 
 
@@ -63,12 +63,12 @@ class RopeSpec:
         if self.frequencies is None:
             theta = llama_frequencies(head_dim, self.base)
         else:
-            _, reference, arguments = self.frequencies
-            theta = np.asarray(call_reference(reference, head_dim, **dict(arguments)), np.float64)
+            theta = np.asarray(self.frequencies.call(head_dim), np.float64)
         if self.scaling is not None:
-            _, reference, arguments = self.scaling
-            given = {k: number if isinstance(v, Staged) else v for k, v in arguments}
-            theta = np.asarray(call_reference(reference, theta, **given), np.float64)
+            given = ((k, number if isinstance(v, Staged) else v) for k, v in self.scaling.arguments)
+            theta = np.asarray(
+                self.scaling._replace(arguments=tuple(given)).call(theta), np.float64
+            )
         if theta.shape != (head_dim // 2,):
             raise PlanError(f"rotary frequencies have shape {theta.shape}, not ({head_dim // 2},)")
         return theta

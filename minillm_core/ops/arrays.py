@@ -7,7 +7,7 @@ also know the operators ``+ - * / @ == < <= > >=`` and plain indexing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from minillm_core.text import nearest
 
@@ -155,10 +155,34 @@ ARRAY_FUNCTIONS: tuple[str, ...] = tuple(
 )
 
 
+COMMON = frozenset(
+    [
+        "abs",
+        "cos",
+        "exp",
+        "log",
+        "ones_like",
+        "reshape",
+        "round",
+        "sigmoid",
+        "sign",
+        "sin",
+        "sqrt",
+        "square",
+        "tanh",
+        "tril",
+        "where",
+        "zeros_like",
+    ]
+)
+"""Array functions that the modules of the frameworks have by the same names and with the same meaning."""
+
+
 class Known:
     """Base of every ops object: a name that is none of an op's is answered with the nearest.
 
-    Kernels are plain attributes, so that a trace reads them without a lookup.
+    Kernels are plain attributes, so that a trace reads them without a lookup. A subclass that names its
+    framework's ``module`` has the functions of :data:`COMMON` from there.
     """
 
     linear: Kernel
@@ -172,30 +196,27 @@ class Known:
     linear_cross_entropy: Kernel
     token_losses: Kernel
 
+    def __init_subclass__(cls, module: Any = None) -> None:
+        super().__init_subclass__()
+        for name in COMMON if module else ():
+            setattr(cls, name, staticmethod(getattr(module, name)))
+
     def take_kernels(self, kernels: Mapping[str, Kernel]) -> None:
         """Serve each op by its function, ops of plugins included."""
         for op, kernel in kernels.items():
             setattr(self, op, kernel)
 
-    if TYPE_CHECKING:
-
-        def split(
-            self, x: Array, parts: int | Sequence[int], axis: int = -1
-        ) -> Sequence[Array]: ...
-        def reshape(self, x: Array, shape: Sequence[int]) -> Array: ...
-        def stack(self, arrays: Sequence[Array], axis: int = 0) -> Array: ...
-
     def scan(
         self, step: Callable[[Any, tuple[Array, ...]], Any], carry: Any, arrays: Sequence[Array]
     ) -> tuple[Any, Array]:
         """Run a step along axis 1: see :class:`ArrayFunctions`."""
-        cut = [self.split(x, x.shape[1], 1) for x in arrays]  # each (B, 1, ...)
-        found = []
+        ops, found = cast(ArrayFunctions, self), []
+        cut = [ops.split(x, x.shape[1], 1) for x in arrays]  # each (B, 1, ...)
         for turn in zip(*cut, strict=True):
-            slices = tuple(self.reshape(x, (x.shape[0], *x.shape[2:])) for x in turn)
+            slices = tuple(ops.reshape(x, (x.shape[0], *x.shape[2:])) for x in turn)
             carry, y = step(carry, slices)
             found.append(y)
-        return carry, self.stack(found, 1)
+        return carry, ops.stack(found, 1)
 
     if not TYPE_CHECKING:  # to which every name would be known
 

@@ -8,12 +8,12 @@ that number; the step itself is the group's stages, on fewer rows.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from minillm_core.nn.reference import resolve
 from minillm_core.optim.groups import Group
-from minillm_core.optim.update import multiplier, update
+from minillm_core.optim.update import multiplier
 
 LAST = "last"
 Held = Mapping[str, Any]
@@ -102,55 +102,3 @@ def rules_of(plan: Any) -> dict[str, RowRule]:
 def groups_of_whole(plan: Any) -> dict[str, Group]:
     """Return the groups of all other parameters, by keys that are the same in every run."""
     return {str(i): one for i, one in enumerate(plan.groups) if one.members[0].rows is None}
-
-
-def state_shapes(rule: RowRule) -> dict[str, tuple[int, ...]]:
-    """Map the state of a table's rows to shapes: moments (R, C), ``last`` (R,)."""
-    anchors = rule.group.state_shapes().items()
-    moments = {f"{a}.{entry}": shape for a, entries in anchors for entry, shape in entries.items()}
-    return {**moments, LAST: rule.group.shape[:1]}
-
-
-def stepped(
-    rule: RowRule,
-    ops: Any,
-    held: Held,
-    shared: Shared,
-    grad: Any,
-    factor: Any,
-    updates: Any,
-    values: Mapping[str, Any],
-    witness: Callable[[str], None],
-) -> dict[str, Any]:
-    """Bring rows up to date, and update them by their gradient; return all that is held of them.
-
-    Args:
-        rule: the table's.
-        ops: the framework's.
-        held: the rows.
-        shared: of the table.
-        grad: float32 (S, C).
-        factor: 0-d float32, multiplies it.
-        updates: 0-d float32: how many there were, this one not included.
-        values: schedule value -> 0-d float32.
-        witness: called with the stages that ran.
-    """
-    now = rule.brought(ops, held, shared, updates)
-    state: dict[str, dict[str, Any]] = {}
-    for name in now.keys() - {"param"}:
-        anchor, _, entry = name.partition(".")
-        state.setdefault(anchor, {})[entry] = now[name]
-    params, states = update(
-        ops,
-        {"": rule.group},
-        {rule.name: now["param"]},
-        {rule.name: grad},
-        factor,
-        {"": state},
-        updates + 1.0,
-        values,
-        witness,
-    )
-    new = {f"{a}.{e}": one for a, entries in states[""].items() for e, one in entries.items()}
-    last = ops.broadcast_to(updates + 1.0, held[LAST].shape)
-    return {"param": params[rule.name], **new, LAST: last}

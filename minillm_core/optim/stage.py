@@ -53,12 +53,11 @@ class Stage:
     supplied: tuple[str, ...] = ()
     every: int = 1  # updates from one turn to the next
 
-    def shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        """Map each entry to its shape for a parameter of ``shape``; a scalar has as many axes, all 1."""
-        return {entry: self._shape(kind, shape) for entry, kind in self.state}
-
     def kept(self, shape: tuple[int, ...]) -> dict[str, Kept]:
-        """Map what is kept of the entries between updates to shapes and dtypes."""
+        """Map what is kept of the entries of a parameter between updates to shapes and dtypes.
+
+        A scalar has as many axes as the parameter, all 1.
+        """
         found: dict[str, Kept] = {}
         for entry, kind in self.state:
             narrow = kind in NARROW

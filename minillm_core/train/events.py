@@ -12,10 +12,12 @@ class Event:
     """Base of all events; ``event`` is the name in metrics.jsonl."""
 
     event: ClassVar[str] = ""
+    seldom: ClassVar[tuple[str, ...]] = ()  # fields that are left out of JSON where they are empty
 
     def data(self) -> dict[str, Any]:
         """Give the event as one JSON object, its name first."""
-        return {"event": self.event, **asdict(self)}
+        shown = {"event": self.event, **asdict(self)}
+        return {name: value for name, value in shown.items() if value or name not in self.seldom}
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class Evaluated(Event):
     """One evaluation on held-out text."""
 
     event: ClassVar[str] = "eval"
+    seldom = ("sources", "verdicts", "stop")
     step: int
     val_loss: float  # nats per token, main target
     bits_per_byte: float | None  # None without a tokenizer
@@ -88,26 +91,17 @@ class Evaluated(Event):
         shown = asdict(self)
         return {key: shown[key] for key in ("val_loss", "bits_per_byte", "tokens")}
 
-    def data(self) -> dict[str, Any]:
-        """Give it as one JSON object: ``sources``, ``verdicts`` and ``stop`` where there are any."""
-        seldom = ("sources", "verdicts", "stop")
-        return {k: v for k, v in super().data().items() if v or k not in seldom}
-
 
 @dataclass(frozen=True)
 class Sampled(Event):
     """The model continued a prompt, or answered a question."""
 
     event: ClassVar[str] = "sample"
+    seldom = ("answers",)
     step: int
     prompt: str  # empty: the beginning of a document
     text: str  # what the model wrote after it
     answers: bool = False  # the prompt is a user's question, and the text an answer
-
-    def data(self) -> dict[str, Any]:
-        """Give it as one JSON object, with ``answers`` where it does."""
-        shown = super().data()
-        return shown if self.answers else {k: v for k, v in shown.items() if k != "answers"}
 
 
 @dataclass(frozen=True)

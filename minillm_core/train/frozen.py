@@ -13,7 +13,7 @@ import numpy as np
 from minillm_core.data import Tokenizer
 from minillm_core.errors import DataError, Refusal
 from minillm_core.plan import Plan
-from minillm_core.train.restore import SavedRun, open_run
+from minillm_core.train.restore import SavedModel, open_run
 from minillm_core.train.run_folder import TOKENIZER
 
 
@@ -31,7 +31,7 @@ class FrozenModel:
         self.notes: list[str] = []  # what a user should know of it, once it is read
 
     @cached_property
-    def saved(self) -> SavedRun:
+    def saved(self) -> SavedModel:
         """The folder, read.
 
         Raises:

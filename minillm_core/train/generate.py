@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,10 @@ from minillm_core.backends.base import Decoding, Model, lone_row
 from minillm_core.data import Documents, OnBatch, Tokenizer
 from minillm_core.errors import NonFinite, Refusal
 from minillm_core.plugins.attribution import attribute_errors
+from minillm_core.plugins.discover import offered
+from minillm_core.plugins.first_party import installing
 from minillm_core.plugins.manager import LoadedPlugin
+from minillm_core.plugins.sourcing import Sourcing
 from minillm_core.text import printable, printable_so_far
 
 Say = Callable[[str], None]
@@ -307,6 +311,30 @@ def sample(
             yield one
 
     return "".join(pieces(in_time(), writer.vocabulary.stream()))
+
+
+def questions_of(
+    asked: Sourcing, tokenizer: Tokenizer | None, specials: Mapping[str, int], say: Say
+) -> Any | None:
+    """Make what asks questions in the place of prompts, where a plan's source writes them; None: none does.
+
+    It is of an entry point of the group ``minillm.questions``: its class is made of the same, and has
+    ``held_out(documents, count)``, ``ids(question)``, up to where the answer begins, and ``ends``.
+
+    Args:
+        asked: the plan's, of its source.
+        tokenizer: of the run's text; None: it is trained on ids.
+        specials: the ids of special tokens, by name.
+        say: prints a note where no installed distribution asks questions.
+    """
+    if asked.prompt is None or tokenizer is None:
+        return None
+    if (found := offered("minillm.questions", "chats", "ask the questions of chats")) is None:
+        say(
+            f"note: samples continue texts, and answer no questions: {installing(['minillm-chat'])}"
+        )
+        return None
+    return found.load()(asked, tokenizer, specials)
 
 
 def prompts(documents: Documents, tokenizer: Tokenizer, count: int) -> list[str]:

@@ -26,40 +26,48 @@ if TYPE_CHECKING:
     from minillm_core.train.job import Job
 
 
-def batch_hook(
-    order: Sequence[str],
-    plugins: Iterable[LoadedPlugin],
-    seen: Counter[str],
-    vocab: int,
-    streams: Streams,
-    fields: Sequence[tuple[str, str, Field]] = (),
+def plan_hook(
+    plan: Plan,
+    plugins: Iterable[LoadedPlugin] | None = None,
+    *,
+    seen: Counter[str] | None = None,
+    streams: Streams | None = None,
     progress: Callable[[], float] = lambda: 1.0,
     specials: Mapping[str, int] | None = None,
-    given: Sequence[Field] = (),
     pieces: tuple[bytes, ...] = (),
 ) -> OnBatch | None:
-    """Join all ``on_batch`` into one function, called in ``order``; None where there is none.
-
-    It raises PluginCodeError where a plugin's code raises or returns what is no batch.
+    """Join the plugins' ``on_batch`` into one function of (batch, phase), as a run of the plan does.
 
     Args:
-        order: names of plugins, from the plan.
-        plugins: those of the run.
+        plan: says in which order they are called, what they add to a batch, and the vocabulary, below
+            which ids and labels are.
+        plugins: those of the plan, in any order; default: the ones that the plan holds.
         seen: ``batch:<plugin>`` is counted there, and ``unlabelled:<plugin>`` for each batch of an
             evaluation whose last label it took.
-        vocab: ids and labels are below it.
-        streams: the random numbers that they draw from.
-        fields: name, plugin and declaration of what they add to a batch, from the plan.
+        streams: the random numbers that they draw from; default: new ones, for other phases than
+            train, where they begin anew every batch.
         progress: called once for each batch of phase train: its place in the run.
-        specials: the ids of the special tokens that plugins asked for, by name.
-        given: fields that a source gives, 0 where the batch is from none, as in phase decode.
-        pieces: the bytes of each id, ``vocab`` of them; none where no tokenizer is known.
+        specials: the ids of the special tokens that plugins asked for, by name; default: as a
+            tokenizer has them that is trained here.
+        pieces: the bytes of each id, as many as the vocabulary has; none where no tokenizer is known.
+
+    Returns:
+        The function, which raises PluginCodeError where a plugin raises or returns no batch of the
+        shape that it was given; None where no plugin has the hook. Fields that a source gives are 0
+        where the batch is from none, as in phase decode.
     """
+    counted, vocab, asked = (
+        Counter() if seen is None else seen,
+        plan.config.model.vocab,
+        plan.sourcing,
+    )
+    drawn = streams or Streams(plan.config.seed)
+    ids = dict(asked.ids if specials is None else specials)
     declared: dict[str, list[Field]] = {}
-    for _, owner, one in fields:
+    for _, owner, one in plan.batch_fields:
         declared.setdefault(owner, []).append(one)
-    by_name = {one.name: one for one in plugins}
-    chain = [by_name[name] for name in order]
+    by_name = {one.name: one for one in (plan.active if plugins is None else plugins)}
+    chain, given = [by_name[name] for name in plan.on_batch], asked.batch_fields
     if not (chain or given):
         return None
 
@@ -69,14 +77,14 @@ def batch_hook(
         shape, share = batch["ids"].shape, progress() if phase == "train" else 1.0
         for one in chain:
             hook, labelled = f"on_batch, phase {phase}", phase == "eval" and _labelled(batch)
-            with one.contain(hook), streams.of(one.name, phase):
+            with one.contain(hook), drawn.of(one.name, phase):
                 batch = _call(
                     one.plugin.on_batch,  # type: ignore[attr-defined]
                     batch=batch,
                     phase=phase,
                     vocab=vocab,
                     progress=share,
-                    specials=dict(specials or {}),
+                    specials=dict(ids),
                     pieces=pieces,
                 )
             try:
@@ -92,45 +100,12 @@ def batch_hook(
                     "keep the batch's shape (rows, T): -1 as a label drops a position in phase "
                     "train; train.rows and train.seq_len set the shape",
                 )
-            seen[f"batch:{one.name}"] += 1
+            counted[f"batch:{one.name}"] += 1
             if labelled and not _labelled(batch):
-                seen[f"unlabelled:{one.name}"] += 1
+                counted[f"unlabelled:{one.name}"] += 1
         return batch
 
     return on_batch
-
-
-def plan_hook(
-    plan: Plan,
-    plugins: Iterable[LoadedPlugin] | None = None,
-    *,
-    seen: Counter[str] | None = None,
-    streams: Streams | None = None,
-    progress: Callable[[], float] = lambda: 1.0,
-    specials: Mapping[str, int] | None = None,
-    pieces: tuple[bytes, ...] = (),
-) -> OnBatch | None:
-    """Join the plugins' ``on_batch`` into one function of (batch, phase), as a run of the plan does.
-
-    Args:
-        plan: says in which order they are called, what they add to a batch, and the vocabulary.
-        plugins: those of the plan, in any order; default: the ones that the plan holds.
-        seen: as for :func:`batch_hook`.
-        streams: default: new ones, for other phases than train, where they begin anew every batch.
-        progress: as for :func:`batch_hook`.
-        specials: as for :func:`batch_hook`; default: as a tokenizer has them that is trained here.
-        pieces: as for :func:`batch_hook`.
-
-    Returns:
-        The function, which raises PluginCodeError where a plugin raises or returns no batch of the
-        shape that it was given; None where no plugin has the hook.
-    """
-    config, seen = plan.config, Counter() if seen is None else seen
-    plugins, streams = plan.active if plugins is None else plugins, streams or Streams(config.seed)
-    vocab, fields, asked = config.model.vocab, plan.batch_fields, plan.sourcing
-    specials = asked.ids if specials is None else specials
-    more = progress, specials, asked.batch_fields, pieces
-    return batch_hook(plan.on_batch, plugins, seen, vocab, streams, fields, *more)
 
 
 def _broken(one: LoadedPlugin, hook: str, did: str, where: str, fix: str | None) -> PluginCodeError:

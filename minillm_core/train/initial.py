@@ -122,27 +122,6 @@ class Initial:
         return found if name is None else found | {"published": name}
 
 
-@dataclass(frozen=True)
-class SavedDirectory(SavedModel):
-    """The model of a directory as it is there, before any tuning: texts begin as its tokenizer begins them."""
-
-    initial: Initial
-
-    @property
-    def step(self) -> int:
-        """No step is known of it."""
-        return 0
-
-    @property
-    def path(self) -> Path:
-        """The directory."""
-        return self.initial.directory.path
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Give the parameters that were read."""
-        return self.initial.fitted.arrays
-
-
 def followed(
     plan: Plan, progress: float, arrays: Mapping[str, np.ndarray]
 ) -> tuple[dict[str, np.ndarray], list[str]]:
@@ -171,8 +150,8 @@ def followed(
 
 def open_directory(
     directory: ModelDirectory, request: RunRequest, say: Callable[[str], None]
-) -> SavedDirectory:
-    """Plan the model of a directory, with the plugins that it needs, and read its weights.
+) -> SavedModel:
+    """Plan the model of a directory as it is there, with the plugins that it needs, and read its weights.
 
     Args:
         directory: the directory.
@@ -209,7 +188,8 @@ def open_directory(
         tokenizer = Tokenizer.load(path, config.model.vocab, end_of_text)
         if directory.begins is not None:
             tokenizer = tokenizer.beginning(directory.begins, str(directory.path))
-    return SavedDirectory(plan, tokenizer, Initial(directory, directory.fit(plan)))
+    fitted = directory.fit(plan)
+    return SavedModel(plan, tokenizer, directory.path, 0, lambda: fitted.arrays)
 
 
 BRANCHED_FROM = "branched_from"

@@ -29,7 +29,6 @@ FILES = {
 """What a run writes -> whether a mode is that of it; a link would lead it out of the folder."""
 RUNS = Path("runs")
 PACKAGES = ("minillm-core", "numpy", "pydantic", "tokenizers")
-FRAMEWORKS = {"torch": ("torch",), "mlx": ("mlx",), "numpy": ()}
 
 
 def split_run(given: str) -> tuple[str, str]:
@@ -230,7 +229,7 @@ def unwritable(path: Path) -> Iterator[None]:
 
 def versions(backend: str, distributions: Sequence[str] = ()) -> dict[str, str | None]:
     """List the versions of Python, of what the core stands on, of the framework, and of ``distributions``."""
-    names = (*PACKAGES, *FRAMEWORKS.get(backend, (backend,)), *distributions)
+    names = (*PACKAGES, backend, *distributions)
     found: dict[str, str | None] = {"python": platform.python_version()}
     return found | {name: installed_version(name) for name in sorted(set(names))}
 

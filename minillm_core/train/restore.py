@@ -8,7 +8,6 @@ read without it, and one line says so.
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from minillm_core.backends.base import Backend, Model
 from minillm_core.backends.bind import create as create_backend
 from minillm_core.backends.bind import requests_here
 from minillm_core.backends.detect import Detected
-from minillm_core.checkpoint.read import Checkpoint, chosen_or_refuse
+from minillm_core.checkpoint.read import chosen_or_refuse
 from minillm_core.config.kernels import AUTO, parse_policy
 from minillm_core.config.selection import Spec
 from minillm_core.data import Tokenizer
@@ -53,25 +52,15 @@ Create = Callable[[Detected, Plan], Backend]
 
 
 @dataclass(frozen=True)
-class SavedModel(ABC):
+class SavedModel:
     """A trained model, on no device yet: its plan, its tokenizer, and arrays that are read when needed."""
 
     plan: Plan
     tokenizer: Tokenizer | None  # None: it was trained on ids
-
-    @property
-    @abstractmethod
-    def path(self) -> Path:
-        """The folder that its arrays are in."""
-
-    @property
-    @abstractmethod
-    def step(self) -> int:
-        """Optimizer steps that it has seen; 0 where that is not known."""
-
-    @abstractmethod
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Read the model's parameters and state, float32, under the names of :meth:`Model.load`."""
+    path: Path  # the folder that its arrays are in
+    step: int  # optimizer steps that it has seen; 0 where that is not known
+    # reads the model's parameters and state, float32, under the names of Model.load
+    arrays: Callable[[], dict[str, np.ndarray]]
 
     def model(
         self,
@@ -119,29 +108,6 @@ class SavedModel(ABC):
         return model
 
 
-@dataclass(frozen=True)
-class SavedRun(SavedModel):
-    """A run's plan and a checkpoint of it, read by :func:`open_run`."""
-
-    folder: RunFolder
-    checkpoint: Checkpoint
-
-    @property
-    def path(self) -> Path:
-        """The checkpoint's folder."""
-        return self.checkpoint.path
-
-    @property
-    def step(self) -> int:
-        """The checkpoint's step."""
-        return self.checkpoint.step
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Read the model's parameters, or what is evaluated in their place, and state from the checkpoint."""
-        read = self.checkpoint.arrays
-        return evaluated(read("model.") | read("state.") | read(VIEWED))
-
-
 def open_run(
     out: Path,
     *,
@@ -149,7 +115,7 @@ def open_run(
     step: int | None = None,
     best: bool = False,
     say: Callable[[str], None],
-) -> SavedRun:
+) -> SavedModel:
     """Read a run's folder; changes nothing in it, and needs no framework.
 
     Args:
@@ -169,7 +135,13 @@ def open_run(
     plan = _planned(folder, folder.specs(folder.config, plugins or {}), say)
     checkpoint = chosen_or_refuse(out, say, step=step, best=best)
     folder.check_seed(checkpoint)
-    return SavedRun(plan, folder.tokenizer(checkpoint, say), folder, checkpoint)
+    tokenizer, read = folder.tokenizer(checkpoint, say), checkpoint.arrays
+
+    def arrays() -> dict[str, np.ndarray]:
+        """Read the parameters, or what is evaluated in their place, and state from the checkpoint."""
+        return evaluated(read("model.") | read("state.") | read(VIEWED))
+
+    return SavedModel(plan, tokenizer, checkpoint.path, checkpoint.step, arrays)
 
 
 def _planned(folder: RunFolder, specs: Mapping[str, Spec], say: Callable[[str], None]) -> Plan:

@@ -18,7 +18,7 @@ from minillm_core import disk
 from minillm_core.backends.base import Backend
 from minillm_core.backends.bind import create as create_backend
 from minillm_core.backends.detect import Detected
-from minillm_core.backends.ranks import ALONE, Ranks, divides
+from minillm_core.backends.ranks import ALONE, Ranks, brought, divides
 from minillm_core.checkpoint import best, layout
 from minillm_core.checkpoint import commit as saving
 from minillm_core.checkpoint.directories import export_checked
@@ -42,7 +42,7 @@ from minillm_core.train.checkpoints import CheckpointManager
 from minillm_core.train.evidence import Evidence
 from minillm_core.train.feed import Feed
 from minillm_core.train.frozen import check_references
-from minillm_core.train.generate import Writer, prompts, sample
+from minillm_core.train.generate import Writer, prompts, questions_of, sample
 from minillm_core.train.hooks import judged, observers_of
 from minillm_core.train.initial import Initial
 from minillm_core.train.job import Job, read_corpus
@@ -50,11 +50,9 @@ from minillm_core.train.loop import Loop, Meter
 from minillm_core.train.metrics import METRICS, Metrics, cut
 from minillm_core.train.predict import Predictor
 from minillm_core.train.progress import Course, Display
-from minillm_core.train.questions import Questions
 from minillm_core.train.request import Prepared
 from minillm_core.train.run_folder import RunFolder, keep_tokenizer
 from minillm_core.train.signals import StopRequest
-from minillm_core.train.tuning import tuned
 from minillm_core.train.validation import Trend, bytes_of_a_token, validation
 
 
@@ -156,7 +154,13 @@ class Session:
             )
             if self.ranks.leads:
                 self.ranks.agreed()
-        if (chosen := tuned(prepared, plan, corpus)) is not None:
+        chosen = None
+        if plan.sourcing.epochs is not None:  # a trained model may be tuned for so many of them
+            what = "choosing how long a trained model is tuned"
+            chosen = brought("minillm.tuning", "epochs", what, "minillm-chat")(
+                prepared, plan, corpus
+            )
+        if chosen is not None:
             plan, config = export_checked(build_plan(chosen, plugins)), chosen.config
             budget, notes = Budget.of(config.train), [*notes, *chosen.notes[len(loaded.notes) :]]
         known = fingerprint(corpus.train, config.data.seed, plan.arrangement)
@@ -615,9 +619,8 @@ class Samples:
         self._job, self._stop, self._shown = job, stop, shown
         tokenizer, given = job.corpus.tokenizer, list(job.config.eval.prompts)
         self.prompts: list[str] = []
-        self._asked: Questions | None = None
-        if tokenizer is not None and job.plan.sourcing.prompt is not None:
-            self._asked = Questions(job.plan.sourcing, tokenizer, job.corpus.specials)
+        self._asked = questions_of(job.plan.sourcing, tokenizer, job.corpus.specials, shown.say)
+        if self._asked is not None:
             self.prompts = given or self._asked.held_out(job.corpus.val, 2)
         elif tokenizer is not None:
             self.prompts = given or prompts(job.corpus.val, tokenizer, 2) or [""]

@@ -34,7 +34,7 @@ class Validation:
     cancelled: Callable[[], bool] = lambda: False  # polled before every batch
     progress: Callable[[int], None] = lambda predictions: None  # takes their number so far
     text: str = "the held-out text"  # where the batches are from, for an error
-    seen: Mapping[str, int] = field(default_factory=dict)  # counts of hooks.batch_hook
+    seen: Mapping[str, int] = field(default_factory=dict)  # counts of hooks.plan_hook
     weights: Mapping[str, float] = field(default_factory=dict)  # of the sources; default: 1
     predictions: int = 0  # of the last evaluation
     ranks: Ranks = ALONE  # each evaluates its part of the batches

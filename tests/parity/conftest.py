@@ -7,7 +7,6 @@ before a faster BLAS has been put under MLX.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,7 +25,7 @@ from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.manager import load as load_plugins
 from minillm_core.plugins.plugin import Plugin
 from minillm_core.plugins.streams import Streams
-from minillm_core.train.hooks import batch_hook
+from minillm_core.train.hooks import plan_hook
 from minillm_kit.subject import spelt
 
 if TYPE_CHECKING:
@@ -263,7 +262,7 @@ def completed(plan: Plan, batch: Batch, phase: str = "train") -> Batch:
     batch = batch | {"documents": np.cumsum(begins, axis=1).astype(np.int32)}
     ours = installed(json.dumps({p.name: p.options for p in plan.plugins}))
     pieces = spelt(plan)
-    hook = batch_hook(plan.on_batch, ours, Counter(), len(pieces), Streams(0), pieces=pieces)
+    hook = plan_hook(plan, ours, streams=Streams(0), pieces=pieces)
     return hook(batch, phase) if hook else batch
 
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minillm_core import Module, Param, PlanError, Plugin, RowRule
-from minillm_core.backends.steps import packed, seen_rows, unpacked
 from minillm_core.nn.decoder import lookup
 from minillm_core.plugins.builders.optimizer import ROWS
+from minillm_modded.tables import SeenRows
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("mlx.core")
@@ -179,7 +179,7 @@ def test_a_reference_model_is_given_ids_and_no_places(lab: Any, backend: str) ->
     run, ((batch,),) = lab.trainer(plan, backend), steps_of(lab, plan, 1)
     given: list[set[str]] = []
     run.references["teacher"] = lambda host: (given.append({*host}), 0)[1]
-    micro, _ = seen_rows(plan, [batch])
+    micro, _ = run.seen_rows([batch])
     read = run.fields(micro[0], {})
     assert lookup(BIGRAMS) in read
     assert given == [{*batch}]
@@ -203,7 +203,7 @@ def test_each_size_is_compiled_once_and_shown(lab: Any, aot: Any) -> None:
     run.phase = lambda what: (shown.append(what), nullcontext())[1]
     batches = steps_of(lab, plan, 3)
     lab.losses(run, plan, [*batches, *batches])
-    sizes = [len(seen_rows(plan, one)[1][BIGRAMS]) for one in batches]
+    sizes = [len(run.seen_rows(one)[1][BIGRAMS]) for one in batches]
     words = [f"compiling for {size} rows of {BIGRAMS}" for size in dict.fromkeys(sizes)]
     assert shown == [one for one in words for _ in range(2)]  # rows taken and updated; the model
     assert run.compile_seconds > 0
@@ -221,7 +221,7 @@ def test_rows_are_those_of_all_micro_batches_filled_up(lab: Any, data: Any, micr
     count, buckets = plan.parameters[BIGRAMS].shape[0], plan.by_rows[BIGRAMS].buckets
     ids = st.lists(st.integers(0, count - 1), min_size=8, max_size=8)
     batches = [{field: np.array(data.draw(ids), np.int32).reshape(2, 4)} for _ in range(micro)]
-    made, rows = seen_rows(plan, batches)
+    made, rows = SeenRows({}, plan).seen(batches)
     held, wanted = rows[BIGRAMS], {int(i) for one in batches for i in one[field].flat}
     assert held.dtype == np.int32
     assert np.all(np.diff(held) > 0)
@@ -248,10 +248,11 @@ def test_what_is_packed_is_unpacked_bit_by_bit() -> None:
     now, last = raw * np.float32(0.9), np.arange(5, dtype=np.float32)
     updates = np.array(7.0, np.float32)
     held = {"model.t": now, "rows.pending.t": raw, "rows.age.t": last, "optimizer.updates": updates}
-    saved = packed({name: array.copy() for name, array in held.items()})
+    tables: Any = SeenRows(dict.fromkeys("t"), None)  # type: ignore[arg-type]
+    saved = tables.packed({name: array.copy() for name, array in held.items()})
     assert saved["model.t"].tobytes() == now.tobytes()
     assert saved["rows.age.t"].tolist() == [7, 6, 5, 4, 3]
-    found = unpacked(saved, ["t"])
+    found = tables.unpacked(saved)
     assert found["model.t"].tobytes() == raw.tobytes()
     np.testing.assert_array_equal(found["rows.age.t"], last)
 

@@ -156,6 +156,10 @@ OPEN = {
         "minillm_core.documents",
         "minillm_core.inspection",  # the specification of a model, which modeling files are written from
     ),
+    "minillm_modded": (
+        "minillm_core",
+        "minillm_core.inspection",  # the update, which tables by rows run on fewer rows
+    ),
     "minillm_mesh": (
         "minillm_core",
         "minillm_core.commands",

@@ -11,7 +11,7 @@ import pytest
 
 from tools.size import File, count, packages, summary
 
-CEILING = 24_400
+CEILING = 24_000
 """Lines of code that the core may have.
 
 It is what the core has today, rounded up to the next hundred; each step lowers the number. The aim is
@@ -132,8 +132,10 @@ step by a stage, and who computes what (30), FLOPs of attention by layer (5); th
 24,800 to 24,900: settings that follow another one, in a preset or a file: read and checked (45), applied
 between sources and settings, where no hook is (20), and the dial --depth (25).
 
-24,900 to 24,400: studies left for minillm-lab (285); a run that takes its text from one, and its trainer and
+24,900 to 23,900: studies left for minillm-lab (285); a run that takes its text from one, and its trainer and
 batches for steps by hand, came (40). Cards and speeds left (270); the group that they are asked by came (30).
+Tables that are updated by rows, on both frameworks, went to minillm-modded (240), questions of
+chats and how long a model is tuned to minillm-chat (85).
 """
 
 SOURCE = '''\

@@ -13,34 +13,19 @@ from minillm_core.ops.arrays import Axis, Known, last_first
 BLOCK = 4096  # elements that MLX adds one after another without losing float32
 
 
-class MLXArrays(Known):
+class MLXArrays(Known, module=mx):
     """The functions of :class:`minillm_core.ops.arrays.ArrayFunctions`, for mlx.core.array.
 
     A reduction over a whole array is off by up to 10 % on a CPU (one float32 accumulator for all
     of it): sums go axis by axis, the last one first, and long axes in blocks.
     """
 
-    exp = staticmethod(mx.exp)
-    log = staticmethod(mx.log)
-    sqrt = staticmethod(mx.sqrt)
-    square = staticmethod(mx.square)
-    abs = staticmethod(mx.abs)
-    sign = staticmethod(mx.sign)
-    round = staticmethod(mx.round)
-    sin = staticmethod(mx.sin)
-    cos = staticmethod(mx.cos)
     clip = staticmethod(mx.clip)
-    tril = staticmethod(mx.tril)
-    tanh = staticmethod(mx.tanh)
-    sigmoid = staticmethod(mx.sigmoid)
     maximum = staticmethod(mx.maximum)
     minimum = staticmethod(mx.minimum)
-    where = staticmethod(mx.where)
     take = staticmethod(mx.take)
     take_along_axis = staticmethod(mx.take_along_axis)
     expand_dims = staticmethod(mx.expand_dims)
-    zeros_like = staticmethod(mx.zeros_like)
-    ones_like = staticmethod(mx.ones_like)
     stop_gradient = staticmethod(mx.stop_gradient)
 
     matmul_dtype = "float32"  # Newton-Schulz in bfloat16 has left the range on MLX
@@ -85,10 +70,6 @@ class MLXArrays(Known):
     @staticmethod
     def relu(x: mx.array) -> mx.array:
         return mx.maximum(x, 0)
-
-    @staticmethod
-    def reshape(x: mx.array, shape: Sequence[int]) -> mx.array:
-        return x.reshape(tuple(shape))
 
     @staticmethod
     def permute_dims(x: mx.array, axes: Sequence[int]) -> mx.array:

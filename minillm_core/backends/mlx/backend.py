@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import platform
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import mlx.core as mx
 
@@ -42,6 +44,7 @@ class MLXBackend(NativeBackend):
     """
 
     name = "mlx"
+    _seed, _model, _trainer = staticmethod(random.seed), MLXModel, MLXTrainer
 
     def __init__(self, binding: Binding, candidates: tuple[Candidate, ...] = MLX) -> None:
         device = mx.cpu if binding.device == "cpu" else mx.gpu
@@ -62,11 +65,7 @@ class MLXBackend(NativeBackend):
                 f"MLX multiplies at {speed / 1e9:.0f} GFLOP/s on this CPU: its bundled BLAS is a "
                 "plain one; --backend torch, or OpenBLAS loaded before it, is 20 times faster",
             )
-        super().__init__(
-            replace(binding, device_name=name, notes=notes),
-            candidates,
-            framework=lambda kernels: MLXFramework(MLXOps(kernels)),
-            model=MLXModel,
-            trainer=MLXTrainer,
-            seed=random.seed,
-        )
+        super().__init__(replace(binding, device_name=name, notes=notes), candidates)
+
+    def _framework(self, kernels: Mapping[str, Callable[..., Any]]) -> MLXFramework:
+        return MLXFramework(MLXOps(kernels))

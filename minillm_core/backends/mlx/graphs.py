@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 
 from minillm_core.backends.mlx.model import Arrays, MLXModel, place
-from minillm_core.backends.mlx.rows import RowTables
+from minillm_core.backends.mlx.tables import MLXTables
 from minillm_core.backends.steps import TERM, next_loss_scale
 from minillm_core.optim.follow import FOLLOW, shared
 from minillm_core.optim.groups import Group
@@ -39,7 +39,7 @@ class Graphs:
         tables: those that are updated by rows; which ones, stands in ``given``.
     """
 
-    def __init__(self, of: MLXModel, groups: Mapping[str, Group], tables: RowTables) -> None:
+    def __init__(self, of: MLXModel, groups: Mapping[str, Group], tables: MLXTables) -> None:
         self.tables = tables
         self.plan, self.model, self.framework = of.plan, of.model, of.framework
         self.weights, self.statistics, self.groups = of.weights, of.statistics, groups

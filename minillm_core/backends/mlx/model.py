@@ -6,7 +6,6 @@ ones, and casts them to compute copies on its way.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -20,7 +19,6 @@ from minillm_core.backends.base import Batch, Binding
 from minillm_core.backends.mlx import random
 from minillm_core.backends.mlx.ops import MLXOps
 from minillm_core.backends.native import NativeModel, evaluating
-from minillm_core.backends.steps import Statistics
 from minillm_core.errors import BackendError
 from minillm_core.nn.block import PARTS
 from minillm_core.nn.module import Framework, declared, record
@@ -83,9 +81,7 @@ class MLXFramework(Framework):
     """A framework object for neutral modules: one a binding, since it holds the chosen kernels."""
 
     def __init__(self, ops: MLXOps) -> None:
-        super().__init__(BASES)
-        self.ops = ops
-        self.seen: Counter[str] = Counter()
+        super().__init__(BASES, ops)
 
     def placing(self) -> AbstractContextManager[Any]:
         """Change nothing: arrays lie on MLX's default device."""
@@ -128,10 +124,6 @@ class MLXFramework(Framework):
             )
         return result
 
-    def witness(self, key: str) -> None:
-        """Python runs only while tracing, or in eager."""
-        self.seen[key] += 1
-
 
 class Weights:
     """Where each parameter's master lives, and how compute copies are made of masters.
@@ -172,7 +164,6 @@ class MLXModel(NativeModel):
         super().__init__(plan, binding, model, framework)
         mx.eval(model.parameters())
         self.weights = Weights(model, getattr(mx, binding.dtype), plan.frozen)
-        self.statistics = Statistics(model, framework.ops)
         self.masters = self.weights.taken()
         self.state: dict[str, Any] = {"states": self.statistics.states()}
 

@@ -16,24 +16,15 @@ from minillm_core.backends.memory import memory_or_error
 from minillm_core.backends.mlx import random
 from minillm_core.backends.mlx.graphs import Figures, Graphs
 from minillm_core.backends.mlx.model import Arrays, MLXFramework, MLXModel, checked, loaded, place
-from minillm_core.backends.mlx.rows import RowTables, rows_of
-from minillm_core.backends.steps import (
-    PENDING,
-    loss_scale,
-    packed,
-    seen_rows,
-    step_result,
-    table_key,
-    unpacked,
-    warmed,
-)
+from minillm_core.backends.mlx.tables import MLXTables, rows_of
+from minillm_core.backends.steps import loss_scale, step_result, warmed
+from minillm_core.backends.tables import tables_of
 from minillm_core.nn.initial import initial_arrays
 from minillm_core.optim.groups import Group
 from minillm_core.optim.rows import groups_of_whole
 from minillm_core.optim.update import by_parameter, cycles_of, due_at, initial_state
 from minillm_core.optim.views import VIEWED, views_of
 from minillm_core.plan import Plan
-from minillm_core.plugins.builders.optimizer import ROWS
 
 UNREAD = 2
 """Steps queued and not read at most: each keeps the arrays from before it."""
@@ -72,7 +63,7 @@ class MLXTrainer(MLXModel, Trainer):
         self.groups = groups_of_whole(plan)
         self.cycles = cycles_of(self.groups.values())
         self.steps = 0  # updates that failed included
-        self.tables = RowTables(plan, framework.ops)
+        self.tables: MLXTables = tables_of(plan, "mlx", MLXTables, framework.ops)
         self.state = {**self.state, **self._at_first()}
         self.graphs = Graphs(self, self.groups, self.tables)
         self.unread: list[Queued] = []  # oldest first
@@ -94,11 +85,8 @@ class MLXTrainer(MLXModel, Trainer):
             self._settle(self.unread[0])
         staged, given = self.values_at(values, 1.0 / supervised)
         self.whole = None
-        micro, rows = seen_rows(self.plan, micro)
-        self.framework.seen[ROWS] += bool(rows)
-        for name, index in rows.items():
-            given[rows_of(name)] = mx.array(index)
-            self.framework.seen[f"{ROWS}{name}"] += index.size
+        micro, rows = self.seen_rows(micro)
+        given |= {rows_of(name): mx.array(index) for name, index in rows.items()}
         batches = [self.fields(host, staged) for host in micro]
         if self.binding.compile and (self.staged or self.sizes) and not self.graphs.made:
             with random.kept():
@@ -238,22 +226,24 @@ class MLXTrainer(MLXModel, Trainer):
         mx.async_eval(masters, state, key, views)
         tables = self.tables.taken(masters, state["rows"], state["updates"], None)
         mx.eval(tables)
-        raw = {f"{PENDING}{name}": masters[name] for name in tables}
+        rows = self.tables.named(masters, state["rows"])
         whole: dict[str, Any] = {**masters, **tables, **self.weights.originals}
         steps = {STEPS: np.array(self.steps)} if self.cycles else {}
 
         def bring() -> dict[str, np.ndarray]:
             named = _named(whole, state, self.groups) | {random.NAME: np.array(key)} | steps
-            return packed(named | {name: np.array(one) for name, one in (raw | views).items()})
+            named |= {name: np.array(one) for name, one in (rows | views).items()}
+            return self.tables.packed(named)
 
         return Snapshot(bring)
 
     def resume(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Restore what :meth:`arrays` gave."""
         self._settle_all()
-        arrays = unpacked(arrays, self.tables.rules)
+        arrays = self.tables.unpacked(arrays)
         self.masters = self.weights.narrowed(loaded("model", arrays, self.masters))
-        self.state = _restored(arrays, self.state, self.groups)
+        rows = self.tables.restored(arrays, self.state["rows"])
+        self.state = {**_restored(arrays, self.state, self.groups), "rows": rows}
         self.steps = int(arrays[STEPS]) if self.cycles else 0
         mx.eval(self.masters, self.state)
         random.load(arrays)
@@ -308,8 +298,6 @@ def _named(
     named = {f"model.{name}": np.array(master) for name, master in masters.items()}
     named["optimizer.updates"] = np.array(state["updates"])
     named |= {f"optimizer.{name}": part for name, part in by_parameter(groups, stacks).items()}
-    for name, entries in state["rows"].items():
-        named |= {table_key(entry, name): np.array(one) for entry, one in entries.items()}
     for part, prefix in _PREFIXES.items():
         named |= {f"{prefix}.{name}": np.array(value) for name, value in state[part].items()}
     return named
@@ -341,13 +329,6 @@ def _restored(
         }
         for key, anchors in old["optimizer"].items()
     }
-    rows = {
-        name: {
-            entry: checked(table_key(entry, name), saved, tuple(one.shape))
-            for entry, one in entries.items()
-        }
-        for name, entries in old["rows"].items()
-    }
     updates = checked("optimizer.updates", saved, ())
-    new = {**old, "optimizer": optimizer, "updates": updates, "rows": rows}
+    new = {**old, "optimizer": optimizer, "updates": updates}
     return new | {part: loaded(prefix, saved, old[part]) for part, prefix in _PREFIXES.items()}

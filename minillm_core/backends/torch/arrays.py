@@ -13,7 +13,7 @@ from torch.autograd import Function
 from minillm_core.ops.arrays import Axis, Known, last_first
 
 
-class TorchArrays(Known):
+class TorchArrays(Known, module=torch):
     """The functions of :class:`minillm_core.ops.arrays.ArrayFunctions`, for torch.Tensor.
 
     Args:
@@ -24,24 +24,9 @@ class TorchArrays(Known):
         self.device = torch.device(device)
         self.matmul_dtype = "bfloat16" if self.device.type == "cuda" else "float32"
 
-    exp = staticmethod(torch.exp)
-    log = staticmethod(torch.log)
-    sqrt = staticmethod(torch.sqrt)
-    square = staticmethod(torch.square)
-    abs = staticmethod(torch.abs)
-    sign = staticmethod(torch.sign)
-    round = staticmethod(torch.round)
-    sin = staticmethod(torch.sin)
-    cos = staticmethod(torch.cos)
     clip = staticmethod(torch.clamp)
-    tril = staticmethod(torch.tril)
-    tanh = staticmethod(torch.tanh)
-    sigmoid = staticmethod(torch.sigmoid)
     silu = staticmethod(F.silu)
     relu = staticmethod(F.relu)
-    where = staticmethod(torch.where)
-    zeros_like = staticmethod(torch.zeros_like)
-    ones_like = staticmethod(torch.ones_like)
     full_like = staticmethod(torch.full_like)
 
     @staticmethod
@@ -66,10 +51,6 @@ class TorchArrays(Known):
     @staticmethod
     def minimum(x: Tensor, y: Tensor | float) -> Tensor:
         return torch.minimum(x, y) if isinstance(y, Tensor) else x.clamp(max=y)
-
-    @staticmethod
-    def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
-        return x.reshape(tuple(shape))
 
     @staticmethod
     def permute_dims(x: Tensor, axes: Sequence[int]) -> Tensor:

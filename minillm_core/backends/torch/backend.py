@@ -46,6 +46,7 @@ class TorchBackend(NativeBackend):
     """
 
     name = "torch"
+    _seed = staticmethod(seed_generators)
 
     def __init__(
         self,
@@ -71,14 +72,12 @@ class TorchBackend(NativeBackend):
         super().__init__(
             replace(binding, device_name=name, peak_flops=peak, notes=notes),
             candidates,
-            framework=self._on_device,
-            model=partial(TorchModel, compiler=compiler or torch.compile),
-            trainer=partial(TorchTrainer, fused=fused, compiler=compiler or torch.compile),
-            compiler=compiler,
-            seed=seed_generators,
+            compiler,
         )
+        self._model = partial(TorchModel, compiler=compiler or torch.compile)
+        self._trainer = partial(TorchTrainer, fused=fused, compiler=compiler or torch.compile)
 
-    def _on_device(self, kernels: Mapping[str, Callable[..., Any]]) -> TorchFramework:
+    def _framework(self, kernels: Mapping[str, Callable[..., Any]]) -> TorchFramework:
         if self.binding.deterministic:
             torch.use_deterministic_algorithms(True)
         if self.device.type == "cuda" and self.device.index is not None:

@@ -6,7 +6,6 @@ step after the update, outside the micro-batch graph.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -18,7 +17,6 @@ from torch.utils.checkpoint import checkpoint
 
 from minillm_core.backends.base import Batch, Binding
 from minillm_core.backends.native import NativeModel, evaluating
-from minillm_core.backends.steps import Statistics
 from minillm_core.backends.torch.compiling import own_code
 from minillm_core.backends.torch.ops import TorchOps
 from minillm_core.backends.torch.share import Share
@@ -87,9 +85,7 @@ class TorchFramework(Framework):
     """A framework object for neutral modules: one a binding, since it holds the chosen kernels."""
 
     def __init__(self, ops: TorchOps) -> None:
-        super().__init__(BASES)
-        self.ops = ops
-        self.seen: Counter[str] = Counter()
+        super().__init__(BASES, ops)
         seen = self.seen
 
         # Runs while dynamo traces, and leaves nothing in the compiled step.
@@ -187,7 +183,6 @@ class TorchModel(NativeModel):
         self.compiler = compiler
         self.device = torch.device(binding.device)
         self.weights = Weights(model, getattr(torch, binding.dtype), plan.frozen)
-        self.statistics = Statistics(model, framework.ops)
         self.states: dict[str, Tensor] = self.statistics.states()  # written in place
 
     @contextmanager

@@ -13,7 +13,7 @@ from torch.optim.adamw import adamw
 
 from minillm_core.backends.torch.compiling import own_code
 from minillm_core.backends.torch.model import TorchFramework, Weights
-from minillm_core.backends.torch.rows import RowTables
+from minillm_core.backends.torch.tables import TorchTables
 from minillm_core.backends.torch.transfer import overwrite
 from minillm_core.optim.groups import Group
 from minillm_core.optim.rows import groups_of_whole
@@ -69,6 +69,7 @@ class Optimizer:
     Args:
         plan: groups, clipping.
         weights: masters and compute copies.
+        tables: those that are updated by rows.
         framework: ops and witness.
         compiler: compiles the stages of the groups that no fused kernel serves; None: eager.
         fused: use torch's fused AdamW for groups that follow plain AdamW.
@@ -81,6 +82,7 @@ class Optimizer:
         plan: Plan,
         weights: Weights,
         framework: TorchFramework,
+        tables: TorchTables,
         *,
         compiler: Callable[..., Any] | None,
         fused: bool,
@@ -88,7 +90,7 @@ class Optimizer:
         self.weights, self.framework, self.clip = weights, framework, plan.config.train.clip
         every, self.share = groups_of_whole(plan), weights.share
         self.groups = groups = every if self.share is None else {**self.share.groups}
-        self.tables = RowTables(plan, weights, framework, compiler)
+        self.tables = tables
         self.updates = framework.ops.zeros(())
         self.state: State = initial_state(groups, framework.ops.zeros)
         split = {k: _split(g) for k, g in groups.items() if fused and is_plain_adamw(g)}
@@ -243,7 +245,7 @@ class Optimizer:
         """Compute what is evaluated in the place of parameters, float32, one after the other."""
 
         def now(name: str) -> Tensors:
-            return self.tables.now(name, slice(None), self.updates)
+            return self.tables.now(name, self.updates)
 
         masters, of = self.weights.masters, self.framework
         yield from views_of(of, self.groups, masters, self.state, self.tables.rules, now)

@@ -21,16 +21,15 @@ from minillm_core.backends.steps import (
     TERM,
     loss_scale,
     next_loss_scale,
-    packed,
-    seen_rows,
     step_result,
-    unpacked,
     warmed,
 )
+from minillm_core.backends.tables import tables_of
 from minillm_core.backends.torch import transfer
 from minillm_core.backends.torch.model import TorchFramework, TorchModel
 from minillm_core.backends.torch.optimizer import Optimizer
 from minillm_core.backends.torch.share import Share
+from minillm_core.backends.torch.tables import TorchTables
 from minillm_core.backends.torch.transfer import Later, foreach_copy_, overwrite
 from minillm_core.nn.block import GATHERED
 from minillm_core.nn.decoder import Loss
@@ -38,7 +37,6 @@ from minillm_core.nn.initial import initial_arrays
 from minillm_core.optim.follow import FOLLOW, tied
 from minillm_core.optim.views import VIEWED
 from minillm_core.plan import Plan
-from minillm_core.plugins.builders.optimizer import ROWS
 
 Access = tuple[Callable[[], Tensor], Callable[[Tensor], None]]
 
@@ -66,11 +64,15 @@ class TorchTrainer(TorchModel, Trainer):
         compiler: Callable[..., Any] = torch.compile,
     ) -> None:
         super().__init__(plan, binding, model, framework, compiler=compiler)
+        self.weights.by_rows = frozenset(plan.by_rows)
+        made_of = self.weights, framework, self.compiled
+        self.tables: TorchTables = tables_of(plan, "torch", TorchTables, *made_of)
         self._optimizer = partial(
             Optimizer,
             plan,
             self.weights,
             framework,
+            self.tables,
             compiler=compiler if binding.compile else None,
             fused=fused,
         )
@@ -80,7 +82,6 @@ class TorchTrainer(TorchModel, Trainer):
         self.scaler = loss_scale(framework.ops) if binding.dtype == "float16" else {}
         self.reduced: dict[str, Tensor] = {}  # the step's statistics
         self.graphs: dict[tuple[Any, ...], Any] = {}  # by staged values, and sizes that change
-        self.met: set[tuple[int, ...]] = set()  # numbers of rows of tables, compiled for
         self.gradients: list[Tensor] | None = None
         self.random, self.snapshots = Generators(self.device), transfer.Snapshots(self.device)
         if self.device.type == "cuda":
@@ -106,10 +107,10 @@ class TorchTrainer(TorchModel, Trainer):
         if self.scaler:
             given["normaliser"] = inverse * self.scaler["scale"]
         drawn = self.random.states() if len(micro) > 1 else {}
-        micro, rows = seen_rows(self.plan, micro)
-        if rows:
-            self.framework.seen[ROWS] += 1
-            self._take(rows, given)
+        micro, rows = self.seen_rows(micro)
+        compiling = self._compiling if self.binding.compile else None
+        moved = transfer.batch_to(rows, tuple(rows), self.device)
+        self.tables.take(moved, self.optimizer.updates, given, compiling)
         own = self.ranks.pipeline == 1  # each process computes whole models
         if own and self.binding.compile and (self.staged or self.sizes) and not self.graphs:
             with self.random.kept():
@@ -149,16 +150,6 @@ class TorchTrainer(TorchModel, Trainer):
             timer("backward")
             self._accumulate(loss.objective, first=index == 0, only=len(micro) == 1)
             yield loss
-
-    def _take(self, rows: Mapping[str, np.ndarray], given: dict[str, Tensor]) -> None:
-        """Take the rows of tables that a step sees; compile for sizes that were not met before."""
-        tables, updates = self.optimizer.tables, self.optimizer.updates
-        tables.seen(rows)
-        if self.binding.compile and tables.sizes not in self.met:
-            self.met.add(tables.sizes)
-            with self._compiling(tables.words):
-                tables.warm(updates, given)
-        tables.take(updates)
 
     @contextmanager
     def _compiling(self, what: str) -> Iterator[None]:
@@ -253,7 +244,7 @@ class TorchTrainer(TorchModel, Trainer):
         here, under its name.
         """
         sizes = batch["ids"].shape if self.sizes else ()
-        gathers, tables = self.plan.spec.loss.gather is not None, self.optimizer.tables
+        gathers, tables = self.plan.spec.loss.gather is not None, self.tables
         positions = batch.get(GATHERED, batch["ids"]).numel()  # at which the head is computed
         row = batch["ids"].shape[1] if self.ranks.context == 1 else 0
         staged = {n: v for n, v in staged.items() if v >= row or n not in self.binding.inputs}
@@ -312,7 +303,7 @@ class TorchTrainer(TorchModel, Trainer):
     def fill(self, held: Mapping[str, Tensor], arrays: Mapping[str, np.ndarray]) -> None:
         """Copy arrays into the tensors of the same names."""
         self.optimizer.leave()
-        self.optimizer.tables.leave()
+        self.tables.leave()
         if self.share is not None:
             arrays = {name: self.share.part(name, arrays[name]) for name in held}
         super().fill(held, arrays)
@@ -327,9 +318,9 @@ class TorchTrainer(TorchModel, Trainer):
         """Take everything to save."""
         if self.share is not None:
             return self.share.saved(self._saved(), self.snapshots.take)
-        tables = self.optimizer.tables.arrays(self.optimizer.updates)
+        tables = self.tables.arrays(self.optimizer.updates)
         taken = self.snapshots.take(self._saved() | tables)
-        return replace(taken, bring=lambda: packed(taken.bring()))
+        return replace(taken, bring=lambda: self.tables.packed(taken.bring()))
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return everything that is saved; of divided updates rank 0 alone gets it. Waits."""
@@ -342,13 +333,13 @@ class TorchTrainer(TorchModel, Trainer):
         return self._everything() | views | drawn
 
     def _everything(self) -> dict[str, Tensor]:
-        tensors = self.held() | self.optimizer.tables.saved()
+        tensors = self.held() | self.tables.saved()
         tensors |= {f"optimizer.{name}": t for name, t in self.optimizer.arrays().items()}
         return tensors | {f"scaler.{name}": tensor for name, tensor in self.scaler.items()}
 
     def resume(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Restore what :meth:`arrays` gave."""
-        self.fill(self._everything(), unpacked(arrays, self.plan.by_rows))
+        self.fill(self._everything(), self.tables.unpacked(arrays))
         self.random.load(arrays)
 
     def own(self) -> dict[str, np.ndarray]:
@@ -376,7 +367,7 @@ class TorchTrainer(TorchModel, Trainer):
         """Begin anew with the initial values of a seed."""
         fresh = initial_arrays(self.model, self.plan.inits, seed)
         with torch.no_grad():
-            state = self.optimizer.arrays() | self.optimizer.tables.saved()
+            state = self.optimizer.arrays() | self.tables.saved()
             for tensor in state.values():
                 tensor.zero_()
             for name, start in (loss_scale(self.framework.ops) if self.scaler else {}).items():

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from minillm_chat.tuning import tuned
 from minillm_core import Run
 from minillm_core.cli.main import main
-from minillm_core.train.tuning import tuned
 
 SHAPE = ("model.vocab=512", "model.layers=2", "model.dim=64", "train.seq_len=128", "eval.samples=0")
 TASK = ("--task", "sft", "sft.template=plain")

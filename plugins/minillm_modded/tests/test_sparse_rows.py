@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from minillm_core import PlanError, Plugin
 from minillm_core.config.load import load
 from minillm_core.optim.groups import Group
-from minillm_core.optim.rows import LAST, rules_of, state_shapes, stepped
+from minillm_core.optim.rows import rules_of
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_kit import NumPyOps
 from minillm_modded.bigram_hash import BigramHash
 from minillm_modded.sparse_rows import ROUND, WINDOW, LazyAdamW, SparseRows
+from minillm_modded.tables import LAST, state_shapes, stepped
 from minillm_modded.value_embeds import ValueEmbeds
 
 OPS = NumPyOps()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minillm_core.nn.reference import call_reference, json_arguments, reference_of, resolve
+from minillm_core.nn.reference import Function, json_arguments, reference_of, resolve
 
 
 class Outer:
@@ -47,8 +47,8 @@ def test_what_a_reference_names_is_found_again(target: Any) -> None:
 
 
 def test_a_reference_is_called_with_its_arguments() -> None:
-    assert call_reference(reference_of(function), 3, by=4) == 12
-    assert call_reference(reference_of(Outer.Inner.of), 3) == 5
+    assert Function("core", reference_of(function), (("by", 4),)).call(3) == 12
+    assert Function("core", reference_of(Outer.Inner.of)).call(3) == 5
 
 
 def local() -> Any:

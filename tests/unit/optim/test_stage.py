@@ -49,7 +49,8 @@ def test_updates_are_counted_by_the_core() -> None:
 def test_state_is_like_the_parameter_a_scalar_or_a_function_of_its_shape() -> None:
     state = {"moment": "like", "count": "scalar", "rows": factored}
     draft = stage(counted, state=state, needs="matrix")
-    assert draft.stage.shapes((4, 3)) == {"moment": (4, 3), "count": (1, 1), "rows": (4,)}
+    shapes = {entry: one.shape for entry, one in draft.stage.kept((4, 3)).items()}
+    assert shapes == {"moment": (4, 3), "count": (1, 1), "rows": (4,)}
     assert draft.stage.needs == "matrix"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,9 +22,10 @@ from minillm_core.errors import PluginCodeError, Refusal
 from minillm_core.plan import Plan
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.plugin import Plugin
+from minillm_core.plugins.sourcing import PLAIN
 from minillm_core.plugins.streams import Streams
 from minillm_core.train.generate import Sampling, Window, Writer
-from minillm_core.train.hooks import batch_hook
+from minillm_core.train.hooks import plan_hook
 from minillm_core.train.request import Prepared, train
 from minillm_core.train.run import Run
 
@@ -154,7 +154,11 @@ class Changer(Plugin, api=1):
 
 def test_a_plugin_that_drops_columns_is_named(bytewise, sure_of) -> None:
     changer = LoadedPlugin.of("changer", Changer())
-    hook = batch_hook(["changer"], [changer], Counter(), 300, Streams(0))
+    config = SimpleNamespace(model=SimpleNamespace(vocab=300))
+    plan: Any = SimpleNamespace(
+        config=config, on_batch=["changer"], batch_fields=(), sourcing=PLAIN
+    )
+    hook = plan_hook(plan, [changer], streams=Streams(0))
     wrote = writer(sure_of(b"ab"), bytewise, on_batch=hook)
     with pytest.raises(PluginCodeError, match="'changer' changed the rows or columns in on_batch"):
         list(wrote.go_on("a", Sampling(), tokens=3))

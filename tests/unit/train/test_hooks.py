@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,16 @@ import pytest
 from minillm_core import Plugin
 from minillm_core.errors import PluginCodeError
 from minillm_core.plugins.manager import LoadedPlugin
+from minillm_core.plugins.sourcing import PLAIN
 from minillm_core.plugins.streams import Streams
 from minillm_core.train.feed import Place
-from minillm_core.train.hooks import batch_hook
+from minillm_core.train.hooks import plan_hook
+
+
+def plan_of(*names: str) -> Any:
+    """What the hook reads of a plan in which these have ``on_batch``."""
+    config = SimpleNamespace(seed=0, model=SimpleNamespace(vocab=300))
+    return SimpleNamespace(config=config, on_batch=names, batch_fields=(), sourcing=PLAIN)
 
 
 class All(Plugin, api=1):
@@ -42,7 +50,7 @@ class Some(Plugin, api=1):
 @pytest.mark.parametrize(("plugin", "told"), [(All(), [..., "300"]), (Some(), ["300"])])
 def test_it_is_told_the_phase_and_the_vocabulary(plugin: Plugin, told: list, phase: str) -> None:
     one, seen = LoadedPlugin.of("one", plugin), Counter()
-    hook = batch_hook(["one"], [one], seen, 300, Streams(0))
+    hook = plan_hook(plan_of("one"), [one], seen=seen, streams=Streams(0))
     assert hook is not None
     batch = {
         name: np.zeros((2, 3), np.int32) for name in ("ids", "labels", "documents", "positions")
@@ -57,7 +65,7 @@ def test_progress_is_the_step_of_a_batch_over_all_steps_and_1_elsewhere(
 ) -> None:
     place = Place(planned("train.steps=8"), 0)
     late = [LoadedPlugin.of("late", Late())]
-    hook = batch_hook(["late"], late, Counter(), 300, Streams(0), progress=place.progress)
+    hook = plan_hook(plan_of("late"), late, streams=Streams(0), progress=place.progress)
     assert hook is not None
     for step in range(1, 10):
         place.shape_at(step)
@@ -90,7 +98,8 @@ class Cuts(Plugin, api=1):
 
 
 def called(plugin: Plugin, phase: str, seen: Counter[str]) -> dict[str, Any]:
-    hook = batch_hook(["one"], [LoadedPlugin.of("one", plugin)], seen, 300, Streams(0))
+    given = [LoadedPlugin.of("one", plugin)]
+    hook = plan_hook(plan_of("one"), given, seen=seen, streams=Streams(0))
     assert hook is not None
     return hook(batch(), phase)
 

@@ -10,31 +10,29 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
-from minillm_core.backends.mlx.model import Arrays
-from minillm_core.backends.mlx.ops import MLXOps
-from minillm_core.optim.rows import LAST, rules_of, state_shapes, stepped
-from minillm_core.plan import Plan
+from minillm_core import Plan, RowRule
+from minillm_modded.tables import LAST, PENDING, SeenRows, state_shapes, stepped, table_key
 
+__all__ = ["RowTables"]
+
+Arrays = dict[str, mx.array]
 State = Mapping[str, Arrays]
 """Table -> the state of its rows, and what is kept for the whole."""
 
 
-def rows_of(name: str) -> str:
-    """Name the entry of a step's values with the rows of a table that it holds, int32 (S,)."""
-    return f"rows.of.{name}"
-
-
-class RowTables:
+class RowTables(SeenRows):
     """The tables of a plan that are updated by rows: pure functions of masters and state.
 
     Args:
+        rules: table -> its rule.
         plan: the plan.
         ops: the framework's.
     """
 
-    def __init__(self, plan: Plan, ops: MLXOps) -> None:
-        self.rules = rules_of(plan)
+    def __init__(self, rules: Mapping[str, RowRule], plan: Plan, ops: Any) -> None:
+        super().__init__(rules, plan)
         self.ops = ops
 
     def at_first(self) -> dict[str, Arrays]:
@@ -48,19 +46,17 @@ class RowTables:
         """Return rows of the tables, float32, up to date: those of a step, or all where given is None."""
         found = {}
         for name in self.rules:
-            rows = given[rows_of(name)] if given else None
-            found[name] = self.now(name, masters, state, updates, rows)["param"]
+            rows = given[f"rows.of.{name}"] if given else None
+            found[name] = self._now(name, masters, state, updates, rows)["param"]
         return found
 
-    def now(
-        self,
-        name: str,
-        masters: Arrays,
-        state: State,
-        updates: mx.array,
-        rows: mx.array | None = None,
+    def now(self, name: str, masters: Arrays, state: State, updates: mx.array) -> Arrays:
+        """Return all that is held of a table, up to date."""
+        return self._now(name, masters, state, updates, None)
+
+    def _now(
+        self, name: str, masters: Arrays, state: State, updates: mx.array, rows: mx.array | None
     ) -> Arrays:
-        """Return all that is held of rows of a table, or of all, up to date."""
         held, shared = self._held(name, masters, state, rows)
         return self.rules[name].brought(self.ops, held, shared, updates)
 
@@ -74,20 +70,10 @@ class RowTables:
         given: Mapping[str, Any],
         witness: Callable[[str], None],
     ) -> tuple[Arrays, dict[str, Arrays]]:
-        """Return the tables and their state after an update of the step's rows, and of those next in turn.
-
-        Args:
-            masters: name -> float32.
-            state: of the tables.
-            grads: name -> float32, of tables (S, C).
-            factor: 0-d float32, multiplies every gradient.
-            updates: 0-d float32: how many there were, this one not included.
-            given: values of the step, and its rows.
-            witness: see :func:`minillm_core.optim.update.update`.
-        """
+        """Return the tables and their state after an update of the step's rows, and of those next in turn."""
         tables, states, ops = {}, {}, self.ops
         for name, rule in self.rules.items():
-            rows = given[rows_of(name)]
+            rows = given[f"rows.of.{name}"]
             held, shared = self._held(name, masters, state, rows)
             more = (grads[name], factor, updates, given, witness)
             new = stepped(rule, ops, held, shared, *more)
@@ -111,6 +97,30 @@ class RowTables:
         if rows is not None:
             held = {entry: mx.take(array, rows, 0) for entry, array in held.items()}
         return held, shared
+
+    def named(self, masters: Arrays, state: State) -> dict[str, mx.array]:
+        """Name the state, and the tables as they are, as ``packed`` takes them."""
+        found = {f"{PENDING}{name}": masters[name] for name in self.rules}
+        for name, entries in state.items():
+            found |= {table_key(entry, name): one for entry, one in entries.items()}
+        return found
+
+    def restored(self, saved: Mapping[str, np.ndarray], old: State) -> dict[str, Arrays]:
+        """Read the state of a checkpoint, shaped as the old one."""
+        return {
+            name: {
+                entry: _checked(table_key(entry, name), saved, tuple(one.shape))
+                for entry, one in entries.items()
+            }
+            for name, entries in old.items()
+        }
+
+
+def _checked(name: str, saved: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> mx.array:
+    value = saved[name]
+    if tuple(value.shape) != shape:
+        raise ValueError(f"{name}: shape {tuple(value.shape)}, not {shape}")
+    return mx.array(value)
 
 
 def _put(whole: Arrays, rows: mx.array, new: Arrays) -> Arrays:

@@ -8,8 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from minillm_core.data import Documents, Tokenizer
-from minillm_core.plugins.sourcing import WEIGHTS, Segment, Sourcing, Special
+from minillm_core.documents import Segment, Special, Tokenizer
+
+__all__ = ["Questions"]
+
+WEIGHTS = "weights"  # the column of documents with the weight of each token
 
 _LOOKED_AT = 64  # documents in which questions are looked for
 _LONGEST = 400  # characters of one
@@ -19,7 +22,7 @@ _LONGEST = 400  # characters of one
 class Questions:
     """The way from a user's question to the ids before its answer."""
 
-    asked: Sourcing  # with a prompt
+    asked: Any  # the plan's ``sourcing``, with a prompt
     tokenizer: Tokenizer
     specials: Mapping[str, int]
 
@@ -34,7 +37,7 @@ class Questions:
         start = self.tokenizer.end_of_text
         return found if found[:1] == [start] else [start, *found]
 
-    def held_out(self, documents: Documents, count: int) -> list[str]:
+    def held_out(self, documents: Any, count: int) -> list[str]:
         """Find questions of documents: what stands alone between what is written around any question."""
         mark, found = "\U000f0000", list[str]()
         written = "".join(self._text(part.content) for part in self._segments(mark))
@@ -47,7 +50,7 @@ class Questions:
                 found.append(question)
         return found
 
-    def _first(self, documents: Documents, index: int, before: str, after: str) -> str | None:
+    def _first(self, documents: Any, index: int, before: str, after: str) -> str | None:
         """Return the question before a document's first answer; None: more than that stands there."""
         tokens = int(documents.lengths[index])
         columns = documents.room(tokens)

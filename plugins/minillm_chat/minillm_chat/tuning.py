@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
-from minillm_core.config.load import Loaded
-from minillm_core.data import Corpus
-from minillm_core.plan import Plan
-from minillm_core.train.request import Prepared
+from minillm_core import Plan
+
+__all__ = ["tuned"]
 
 FIRST = 0.1
 """Share of the peak rates at which a branch goes on: that at which a cosine ends."""
 
 
-def tuned(prepared: Prepared, plan: Plan, corpus: Corpus) -> Loaded | None:
+def tuned(prepared: Any, plan: Plan, corpus: Any) -> Any | None:
     """Choose steps and schedule of a run whose documents say how often they are read.
 
     Args:
