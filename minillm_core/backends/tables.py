@@ -14,20 +14,14 @@ import numpy as np
 
 from minillm_core.backends.base import Batch
 from minillm_core.backends.ranks import brought
-from minillm_core.optim.rows import RowRule, rules_of
+from minillm_core.optim.rows import rules_of
 from minillm_core.plan import Plan
 
 GROUP, FIRST_PARTY = "minillm.tables", "minillm-modded"
 
 
 class Tables:
-    """The tables that are updated by rows.
-
-    Attributes:
-        rules: table -> its rule.
-    """
-
-    rules: Mapping[str, RowRule] = {}
+    """The tables that are updated by rows."""
 
     def seen(self, micro: Sequence[Batch]) -> tuple[Sequence[Batch], dict[str, np.ndarray]]:
         """Find the rows that a step sees.

@@ -15,7 +15,6 @@ from minillm_core.nn.reference import resolve
 from minillm_core.optim.groups import Group
 from minillm_core.optim.update import multiplier
 
-LAST = "last"
 Held = Mapping[str, Any]
 """Of some rows: ``param`` and the group's state by ``stage.entry`` (``precondition.m``), float32 (S, C);
 ``last``, float32 (S,), the update at which each was brought up to date."""

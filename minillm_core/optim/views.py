@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from minillm_core.optim.groups import Group, Member
-from minillm_core.optim.rows import LAST, RowRule
 from minillm_core.optim.stage import Stage
 from minillm_core.optim.update import State, by_block, by_parameter, dtype_name, flattened
 
@@ -22,8 +21,7 @@ def views_of(
     groups: Mapping[str, Group],
     params: Mapping[str, Any],
     state: State,
-    tables: Mapping[str, RowRule],
-    now: Callable[[str], Mapping[str, Any]],
+    tables: Iterable[tuple[Member, Any, Mapping[str, Any]]] = (),
 ) -> Iterator[tuple[str, Any]]:
     """Compute the views, one after the other: parameter -> float32, where one is claimed.
 
@@ -32,8 +30,8 @@ def views_of(
         groups: key -> group, but those of tables.
         params: name -> float32 master weights.
         state: as of :func:`minillm_core.optim.update.initial_state`.
-        tables: those that are updated by rows.
-        now: returns all that is held of a table, up to date, by its name.
+        tables: of those that are updated by rows and have a view, the member, and the table with its
+            state by ``stage.entry``, up to date.
 
     Raises:
         PluginCodeError: a view is no array like its parameter, or was written in place.
@@ -61,11 +59,8 @@ def views_of(
             if member.view:
                 own = {entry: held[f"{entry}.{member.name}"] for entry in entries}
                 yield member.name, _view(framework, member, params[member.name], own)
-    for name, rule in tables.items():
-        if (member := rule.group.members[0]).view:
-            own = {**now(name)}
-            own.pop(LAST, None)
-            yield name, _view(framework, member, own.pop("param"), own)
+    for member, param, own in tables:
+        yield member.name, _view(framework, member, param, own)
 
 
 def _view(framework: Any, member: Member, param: Any, held: Mapping[str, Any]) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import mlx.core as mx
@@ -10,6 +10,7 @@ import numpy as np
 
 from minillm_core.backends.mlx.model import Arrays
 from minillm_core.backends.tables import Tables
+from minillm_core.optim.groups import Member
 
 State = Mapping[str, Arrays]
 """Table -> the state of its rows, and what is kept for the whole."""
@@ -36,9 +37,11 @@ class MLXTables(Tables):
         """Return rows of the tables, float32, up to date: those of a step, or all where given is None."""
         return {}
 
-    def now(self, name: str, masters: Arrays, state: State, updates: mx.array) -> Arrays:
-        """Return all that is held of a table, up to date: ``param``, and its state by ``stage.entry``."""
-        return {}
+    def viewed(
+        self, masters: Arrays, state: State, updates: mx.array
+    ) -> Iterable[tuple[Member, mx.array, Arrays]]:
+        """Bring tables up to date that have a view, one by one: see :func:`minillm_core.optim.views.views_of`."""
+        return ()
 
     def step(
         self,

@@ -205,13 +205,9 @@ class MLXTrainer(MLXModel, Trainer):
 
     def views(self) -> Iterator[tuple[str, mx.array]]:
         """Compute what is evaluated in the place of parameters, float32, one after the other."""
-        masters, state, tables = self.masters, self.state, self.tables
-
-        def now(name: str) -> Arrays:
-            return tables.now(name, masters, state["rows"], state["updates"])
-
-        more = (state["optimizer"], tables.rules, now)
-        return views_of(self.framework, self.groups, masters, *more)
+        masters, state = self.masters, self.state
+        tables = self.tables.viewed(masters, state["rows"], state["updates"])
+        return views_of(self.framework, self.groups, masters, state["optimizer"], tables)
 
     def snapshot(self) -> Snapshot:
         """Take everything to save; waits for steps that are not read yet."""

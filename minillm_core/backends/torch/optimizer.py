@@ -154,8 +154,7 @@ class Optimizer:
         factor = factor if unscale is None else factor * unscale
         if self.fused:  # first: its kernel counts by itself
             self._fused(grads, factor, values, found)
-        if self.tables.rules:
-            self.tables.step(grads, factor, self.updates, values, found)
+        self.tables.step(grads, factor, self.updates, values, found)
         self.updates.add_(1.0 - found)
         if self.by_stages:
             self._run(self.due, grads, factor, values, found, norms)
@@ -243,12 +242,8 @@ class Optimizer:
 
     def views(self) -> Iterator[tuple[str, Tensor]]:
         """Compute what is evaluated in the place of parameters, float32, one after the other."""
-
-        def now(name: str) -> Tensors:
-            return self.tables.now(name, self.updates)
-
-        masters, of = self.weights.masters, self.framework
-        yield from views_of(of, self.groups, masters, self.state, self.tables.rules, now)
+        tables = self.tables.viewed(self.updates)
+        return views_of(self.framework, self.groups, self.weights.masters, self.state, tables)
 
     @torch.no_grad()
     def place(self) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 
 from torch import Tensor
 
 from minillm_core.backends.tables import Tables
+from minillm_core.optim.groups import Member
 
 Tensors = Mapping[str, Tensor]
 
@@ -56,9 +57,9 @@ class TorchTables(Tables):
             found: 0-d float32, 1 where this update must not happen.
         """
 
-    def now(self, name: str, updates: Tensor) -> Tensors:
-        """Return all that is held of a table, up to date: ``param``, and its state by ``stage.entry``."""
-        return {}
+    def viewed(self, updates: Tensor) -> Iterable[tuple[Member, Tensor, Tensors]]:
+        """Bring tables up to date that have a view, one by one: see :func:`minillm_core.optim.views.views_of`."""
+        return ()
 
     def place(self, updates: Tensor) -> None:
         """Let the parameters be whole tables, to be evaluated and sampled from, until the next step."""

@@ -255,7 +255,7 @@ class TorchTrainer(TorchModel, Trainer):
                 return self.part(batch, {**given, **staged})
 
             self.graphs[key] = self.compiled(micro_loss)
-            if self.binding.compile and (gathers or tables.rules):
+            if self.binding.compile and (gathers or tables.sizes):
                 what = [f"{positions:,} supervised positions"] if gathers else []
                 with self._compiling(", ".join([*what, *filter(None, [tables.words])])):
                     self._warm(self.graphs[key](batch, given).objective)

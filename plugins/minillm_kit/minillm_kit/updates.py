@@ -114,7 +114,7 @@ def _updated(plan: Plan, start: Arrays, grads: Arrays, step: int) -> dict[str, n
                 parts = stack if groups[key].rule.stacked else [stack]
                 for name, value in zip(names, parts, strict=True):
                     found[f"optimizer.{anchor}.{entry}.{name}"] = np.asarray(value)
-    views = views_of(NumPyFramework(ops), groups, new, states, {}, lambda name: {})
+    views = views_of(NumPyFramework(ops), groups, new, states)
     return found | {f"view.{name}": np.asarray(view) for name, view in views}
 
 

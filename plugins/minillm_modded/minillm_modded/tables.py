@@ -8,7 +8,7 @@ them. The step itself is the group's stages, on fewer rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,6 +68,16 @@ class SeenRows:
             for batch, place in zip(made, places, strict=True):
                 batch[lookup(name)] = place
         return made, found
+
+    def views(
+        self, now: Callable[[str], Mapping[str, Any]]
+    ) -> Iterator[tuple[Any, Any, Mapping[str, Any]]]:
+        """Yield the member, the array and the state of each table with a view; ``now`` brings it up to date."""
+        for name, rule in self.rules.items():
+            if (member := rule.group.members[0]).view:
+                own = {**now(name)}
+                own.pop(LAST, None)
+                yield member, own.pop("param"), own
 
     def packed(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Write a snapshot's tables as a checkpoint has them: up to date, and what makes them the old bits.

@@ -6,7 +6,7 @@ is read, so rows are written into a copy of their table. What is saved is gradie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import mlx.core as mx
@@ -50,9 +50,11 @@ class RowTables(SeenRows):
             found[name] = self._now(name, masters, state, updates, rows)["param"]
         return found
 
-    def now(self, name: str, masters: Arrays, state: State, updates: mx.array) -> Arrays:
-        """Return all that is held of a table, up to date."""
-        return self._now(name, masters, state, updates, None)
+    def viewed(
+        self, masters: Arrays, state: State, updates: mx.array
+    ) -> Iterator[tuple[Any, mx.array, Mapping[str, mx.array]]]:
+        """Bring tables up to date that have a view, one by one."""
+        return self.views(lambda name: self._now(name, masters, state, updates, None))
 
     def _now(
         self, name: str, masters: Arrays, state: State, updates: mx.array, rows: mx.array | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -111,9 +111,9 @@ class RowTables(SeenRows):
         now = {name: self._now(name, index, updates)["param"] for name, index in rows.items()}
         return {name: one.to(self.weights.parameters[name].dtype) for name, one in now.items()}
 
-    def now(self, name: str, updates: Tensor) -> dict[str, Tensor]:
-        """Return all that is held of a table, up to date."""
-        return self._now(name, slice(None), updates)
+    def viewed(self, updates: Tensor) -> Iterator[tuple[Any, Tensor, Tensors]]:
+        """Bring tables up to date that have a view, one by one."""
+        return self.views(lambda name: self._now(name, slice(None), updates))
 
     def _now(self, name: str, index: Tensor | slice, updates: Tensor) -> dict[str, Tensor]:
         """Bring some rows up to date."""

@@ -32,7 +32,7 @@ def followed(drawn: Any, stepped: Any) -> Callable[..., Iterator[tuple[Arrays, A
         values = [plan.values((step + 1) / STEPS) for step in range(STEPS)]
         for count in range(STEPS + 1):
             now, state = stepped(plan, start, grads[:count], values[:count])
-            views = dict(views_of(NumPyFramework(), groups, now, state, {}, lambda _: {}))
+            views = dict(views_of(NumPyFramework(), groups, now, state))
             yield now, views, grads[count - 1] if count else {}
 
     return follow

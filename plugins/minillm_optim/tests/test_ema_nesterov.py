@@ -22,7 +22,7 @@ MUON = {"muon": Muon(), "head_muon": HeadMuon(heads=1)}
 
 def viewed(plan: Any, params: Any, state: Any) -> dict[str, np.ndarray]:
     groups = {str(i): g for i, g in enumerate(plan.groups)}
-    return dict(views_of(NumPyFramework(), groups, params, state, {}, lambda _: {}))
+    return dict(views_of(NumPyFramework(), groups, params, state))
 
 
 @pytest.mark.parametrize("rule", [{}, MUON])

@@ -64,7 +64,7 @@ def run(group: Group, params: Any, grads: Any, values: dict[str, float]) -> Any:
     state = initial_state(groups, np.zeros)
     for step, grad in enumerate(grads, 1):
         params, state = update(OPS, groups, params, grad, 0.5, state, float(step), values)
-    views = dict(views_of(NumPyFramework(), groups, params, state, {}, lambda _: {}))
+    views = dict(views_of(NumPyFramework(), groups, params, state))
     return params, by_parameter(groups, state), views
 
 
