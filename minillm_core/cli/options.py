@@ -232,6 +232,7 @@ class RunOptions:
         Raises:
             Refusal: ``--resume`` without ``--out``, or with ``--branch``.
         """
+        from minillm_core.config.origins import FLAGS
         from minillm_core.errors import Refusal
         from minillm_core.train.request import RunRequest
 
@@ -247,17 +248,9 @@ class RunOptions:
                 where="--resume",
                 fix="--resume --out with the folder of the run, such as runs/tiny-1",
             )
-        flags = {
-            f"--{one}": getattr(self, one)
-            for one in ("depth", "seed", "backend", "device", "kernels")
-        }
-        flags |= {
-            "--steps": self.steps if steps is None else steps,
-            "--data": self.data or None,
-            "--prompt": self.prompts or None,
-            "--deterministic": self.deterministic or None,
-            "--init": str(self.init) if self.init else None,
-        }
+        flags = {flag: getattr(self, flag.removeprefix("--"), None) for flag in FLAGS}
+        flags |= {"--prompt": self.prompts, "--init": str(self.init) if self.init else None}
+        flags["--steps"] = self.steps if steps is None else steps
         named = [one for one in (self.task, plugins or self.plugins) if one]
         return RunRequest(
             ",".join(named) or None,

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 from rich.console import Console
@@ -148,12 +149,7 @@ def _given(loaded: Loaded, key: str) -> str:
     plugins = loaded.config.plugins
     if owner == "plugins":
         return name
-    value: Any = loaded.config
-    if owner in plugins:
-        value = plugins[owner][name]
-    else:
-        for part in key.split("."):
-            value = getattr(value, part)
+    value = plugins[owner][name] if owner in plugins else attrgetter(key)(loaded.config)
     return key if value is None else f"{key}={show(value)}"
 
 

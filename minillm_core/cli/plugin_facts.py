@@ -14,15 +14,15 @@ from minillm_core.backends.ranks import AXES
 from minillm_core.cli.console import emit
 from minillm_core.config.load import load
 from minillm_core.config.presets import plugins_of, recipe_names
-from minillm_core.config.selection import spec_of
 from minillm_core.config.values import show
 from minillm_core.errors import Refusal
 from minillm_core.install import pip_line, unmet
 from minillm_core.plan import Plan, build_plan
+from minillm_core.plan.plan import as_json as to_json
 from minillm_core.plan.slots import slots_of
 from minillm_core.plugins import cards
 from minillm_core.plugins.discover import offered
-from minillm_core.plugins.manager import LoadedPlugin, find, with_options
+from minillm_core.plugins.manager import LoadedPlugin, find_plugin, with_options
 from minillm_core.plugins.options import describe_option
 from minillm_core.text import plain, rounded
 
@@ -54,21 +54,14 @@ def info(
         PluginError: unknown, broken, or of another hook API.
         PluginCodeError: the plugin's own code raised.
     """
-    found = find(spec_of(named, where=f"plugin {plain(named)}"))
+    found = find_plugin(named, where=f"plugin {plain(named)}")
     manifest, origin = found.cls.manifest, found.origin
+    stated = ("api", "backends", "devices", "identity_at_init", "export", "requires")
     shown: dict[str, Any] = {
         "name": origin.name,
         "summary": found.cls.summary(),
-        "distribution": origin.distribution,
-        "version": origin.version,
-        "source": origin.source,
-        "file": origin.file,
-        "api": manifest.api,
-        "backends": list(manifest.backends),
-        "devices": list(manifest.devices),
-        "identity_at_init": manifest.identity_at_init,
-        "export": manifest.export,
-        "requires": list(manifest.requires),
+        **{fact: getattr(origin, fact) for fact in ("distribution", "version", "source", "file")},
+        **to_json({fact: getattr(manifest, fact) for fact in stated}),
         "lacking": unmet(manifest.requires),
         "hooks": list(found.cls.hooks),
         "options": [describe_option(*one) for one in found.cls.__pydantic_fields__.items()],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from pydantic import ValidationError
@@ -235,8 +236,7 @@ def check(config: Config, origins: Mapping[str, str]) -> None:
     for what, keys, fix in _impossible(config):
         places = []
         for key in keys.split():
-            section, _, name = key.rpartition(".")
-            value = getattr(getattr(config, section) if section else config, name)
+            value = attrgetter(key)(config)
             places.append(f"{key} = {show(value)} ({origins.get(key, 'default')})")
         raise ConfigError(what, where=", ".join(places), fix=fix)
 

@@ -332,9 +332,9 @@ def _file_text(path: str, where: str) -> str:
 
 
 def from_flags(flags: Mapping[str, Any]) -> Layer:
-    """Make the layer of the flags; a flag that is None was not given."""
+    """Make the layer of the flags; one that is None, False or an empty list was not given."""
     layer = Layer()
     for flag, value in flags.items():
-        if value is not None:
+        if value is not None and value is not False and value != []:
             layer.add(FLAGS[flag], Setting(value, flag, f"{flag} {value}"))
     return layer

@@ -53,18 +53,9 @@ USUAL = {"lr_mul": 1.0, "wd_mul": 1.0, "betas": None}
 
 def geometry_of(config: Config) -> ModelShape:
     """Return the sizes of the configured model."""
-    model = config.model
-    return ModelShape(
-        layers=model.layers,
-        dim=model.dim,
-        heads=model.heads,
-        kv_heads=model.kv_heads,
-        head_dim=model.head_width,
-        hidden=model.hidden,
-        vocab=model.vocab,
-        positions=config.train.seq_len,
-        norm_eps=model.norm_eps,
-    )
+    sizes = config.model.model_dump(exclude={"tied", "rope_base"})
+    sizes |= {"head_dim": config.model.head_width, "positions": config.train.seq_len}
+    return ModelShape(**sizes)
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +16,7 @@ from minillm_core.errors import PlanError
 _EVERY = re.compile(r"every:([1-9]\d{0,5})")
 
 
+@dataclass(frozen=True, init=False, repr=False)
 class Layers:
     """``"all"``, ``"every:2"`` (0, 2, 4, ...) or indices such as ``[0, -1]``, -1 being the last.
 
@@ -28,23 +30,20 @@ class Layers:
         ValueError: none of the three forms.
     """
 
-    __slots__ = ("_spec",)
-
     _spec: str | tuple[int, ...]
 
     def __init__(self, spec: str | Sequence[int] | Layers = "all") -> None:
         if isinstance(spec, Layers):
-            self._spec = spec._spec
-        elif isinstance(spec, str):
+            spec = spec._spec
+        if isinstance(spec, str):
             if spec != "all" and not _EVERY.fullmatch(spec):
                 raise ValueError(f'{spec!r} is neither "all" nor "every:N"')
-            self._spec = spec
         elif isinstance(spec, (list, tuple)) and all(type(index) is int for index in spec):
             if not spec:
                 raise ValueError("an empty list names no layer")
-            self._spec = tuple(spec)
         else:
             raise ValueError(f'{spec!r} is neither "all", "every:N" nor a list of integers')
+        object.__setattr__(self, "_spec", spec if isinstance(spec, str) else tuple(spec))
 
     def resolve(self, num_layers: int) -> tuple[int, ...]:
         """The indices in a model of ``num_layers`` layers, ascending.
@@ -86,12 +85,6 @@ class Layers:
 
     def __repr__(self) -> str:
         return f"Layers({self.data()!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Layers) and self._spec == other._spec
-
-    def __hash__(self) -> int:
-        return hash(self._spec)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
