@@ -150,24 +150,15 @@ class Writer:
         number = np.full_like(starts, len(self._mapped) + 1)
         self._mapped.append(np.stack([number, starts, ends], axis=1))
 
-    def commit(
-        self,
-        end_of_text: int,
-        notes: dict[str, int],
-        tokenizer: Tokenizer | None,
-        sample: tuple[int, int] = (0, 0),
-        paths: Sequence[tuple[int, int]] = (),
-        place: Bookmark | None = None,
-    ) -> None:
+    def commit(self, tokenizer: Tokenizer | None, **facts: Any) -> None:
         """Finish the entry; where another process was faster, keep that one's.
 
         Args:
-            end_of_text: the id that documents begin with.
-            notes: of the reading.
-            tokenizer: one that was trained for them.
-            sample: bytes of text that it was trained on, and in all.
-            paths: (number of a path, documents from it), in the order of the documents.
-            place: of the documents behind these; None: there are none.
+            tokenizer: one that was trained for the documents.
+            facts: of them, as JSON: end_of_text, the id that they begin with; notes of the reading;
+                sample, the bytes of text that the tokenizer was trained on, and in all; paths, (number
+                of a path, documents from it) in their order; place, that of the documents behind
+                these, None where there are none.
 
         Raises:
             OSError, DataError: it cannot be written.
@@ -184,12 +175,8 @@ class Writer:
         meta = {
             "digest": self._content.hexdigest(),
             "dtype": self._ids.str,
-            "end_of_text": end_of_text,
-            "notes": notes,
             "tokenizer": digest(tokenizer.text()) if tokenizer else None,
-            "sample": list(sample),
-            "paths": paths or [(0, len(spans))],
-            "place": place,
+            **facts,
             "origin": self._origin,
             "vocab": self._vocab,
             "documents": len(spans),
@@ -269,25 +256,13 @@ def sweep(cache: Path) -> None:
                 disk.remove(folder)
 
 
-def open_entry(
-    folder: Path,
-    shards: Sequence[tuple[np.ndarray, MappedFile]],
-    vocab: int,
-    content: str,
-    say: Callable[[str], None],
-    progress: Progress | None = None,
-    fields: Sequence[Field] = (),
-) -> Entry | None:
+def open_entry(folder: Path, say: Callable[[str], None], **given: Any) -> Entry | None:
     """Map an entry and check all of it.
 
     Args:
         folder: of the entry.
-        shards: the arrays that its spans number from 1, and their files.
-        vocab: ids are smaller.
-        content: digest of the shards, for the documents' digest.
         say: is given a line about a damaged entry.
-        progress: of the check.
-        fields: that it was written with.
+        given: shards, vocab, content, progress and fields, see :func:`_checked`.
 
     Returns:
         None where there is no entry, or a damaged one, which is removed.
@@ -301,7 +276,7 @@ def open_entry(
     for place in (folder.parent, folder):
         _check_owner(place)
     try:
-        entry = _checked(folder, shards, vocab, content, progress, fields)
+        entry = _checked(folder, **given)
     except (OSError, ValueError, KeyError, TypeError, RecursionError, MemoryError, OverflowError):
         say(f"the tokens kept in {folder} are damaged: they are made again")
         disk.remove(folder)
@@ -319,7 +294,19 @@ def _checked(
     progress: Progress | None,
     fields: Sequence[Field],
 ) -> Entry:
-    """Check and map the entry; raise ValueError and its like for a damaged one."""
+    """Check and map an entry.
+
+    Args:
+        folder: of the entry.
+        shards: the arrays that its spans number from 1, and their files.
+        vocab: ids are smaller.
+        content: digest of the shards, for the documents' digest.
+        progress: of the check.
+        fields: that it was written with.
+
+    Raises:
+        ValueError and its like: it is damaged.
+    """
     if folder.is_symlink():
         raise ValueError("a link")
     meta = read_meta(folder)

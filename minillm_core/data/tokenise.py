@@ -254,8 +254,8 @@ class TokenCache:
     def _open(self, folder: Path, progress: Progress | None) -> store.Entry | None:
         content = digest(" ".join(self._digests[source] for source in self._mapped))
         with self._writing():
-            more = self.vocab, content, self.say, progress, self.asked.fields
-            opened = store.open_entry(folder, self._shards, *more)
+            given = {"shards": self._shards, "vocab": self.vocab, "fields": self.asked.fields}
+            opened = store.open_entry(folder, self.say, content=content, progress=progress, **given)
         for source in self._mapped:
             source.check_unchanged()
         self._notes.update(opened.notes if opened else {})
@@ -301,10 +301,9 @@ class TokenCache:
                 raise DataError(
                     "the data are empty", where=self.where, fix="give files with text in them"
                 )
-            notes = dict(reading.notes - noted)
-            then = None if last else after
-            origins = [*sorted(paths.items()), *mapped]
-            writer.commit(end_of_text, notes, tokenizer, sample, origins, then)
+            facts = {"end_of_text": end_of_text, "sample": sample, "place": None if last else after}
+            notes, origins = dict(reading.notes - noted), [*sorted(paths.items()), *mapped]
+            writer.commit(tokenizer, notes=notes, paths=origins, **facts)
             noted.update(notes)
             paths.clear()
 

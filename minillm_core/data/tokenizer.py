@@ -398,10 +398,7 @@ def bytes_per_token(tokenizer: Tokenizer, vocab: int | None = None) -> np.ndarra
         tokenizer: byte-level, or of the SentencePiece kind.
         vocab: rows of the embedding; default: the tokenizer's size.
     """
-    lengths = np.zeros(max(vocab or 0, tokenizer.size), np.int32)
-    for index, written in tokenizer._bytes.items():
-        lengths[index] = len(written)
-    return lengths[: vocab or tokenizer.size]
+    return np.array([*map(len, bytes_by_id(tokenizer, vocab or tokenizer.size))], np.int32)
 
 
 def bytes_by_id(tokenizer: Tokenizer, vocab: int) -> tuple[bytes, ...]:

@@ -303,7 +303,7 @@ class ModelBuilder(Builder):
 
             model.residual("layers.3.in", "x0", Learned(0.0, lr_mul=5.0))
         """
-        self._add(self._site(site), "residual", site, source, coefficient, reads, arguments)
+        self._add(self._site(site), site, source, coefficient, reads, arguments)
 
     def input(
         self,
@@ -341,28 +341,20 @@ class ModelBuilder(Builder):
                 fix=f"parts are layers.i.attention, .attention.q, .attention.k, .attention.v and "
                 f".mlp (i < {self.layers})",
             )
-        held = self._slots.inputs[part]
-        self._add(held, "input", part, source, coefficient, reads, arguments)
+        self._add(self._slots.inputs[part], part, source, coefficient, reads, arguments)
 
     def _add(
-        self,
-        entries: Sum,
-        slot: str,
-        site: str,
-        source: str,
-        coefficient: Any,
-        reads: Mapping[str, str] | None,
-        arguments: dict[str, Any],
+        self, entries: Sum, site: str, source: str, coefficient: Any, reads: Any, arguments: Any
     ) -> None:
         """Add a source to a sum."""
-        where = f"{entries.where}[{source}]"
+        where, slot = f"{entries.where}[{source}]", entries.where.partition("[")[0]
         if isinstance(coefficient, Learned):
             value: Setting | Learned | Node = coefficient
         elif isinstance(coefficient, type):
             own = ("x", "carry", "sublayer")
             value = self._node(where, own, coefficient, arguments, reads=reads)
         else:
-            value = self._setting(f"{slot}.{source}", coefficient, site)
+            value = self._setting(f"{slot.removeprefix('model.')}.{source}", coefficient, site)
         entries.add(self._owner, source, value)
 
     def attention(self, layer: int, cls: type | None, **arguments: Any) -> None:

@@ -198,11 +198,11 @@ def test_a_start_that_was_killed_is_followed_by_one_that_continues(
 
     commit, commits = store.Writer.commit, [0]
 
-    def stopping(writer: store.Writer, *arguments: Any) -> None:
+    def stopping(writer: store.Writer, *arguments: Any, **facts: Any) -> None:
         if commits[0] == 2:
             raise Stop
         commits[0] += 1
-        commit(writer, *arguments)
+        commit(writer, *arguments, **facts)
 
     store.disk.remove(tmp_path / "cache")
     monkeypatch.setattr(store.Writer, "commit", stopping)

@@ -165,7 +165,7 @@ def test_targets_are_of_the_token_that_is_predicted(tmp_path: Path, chats: Path)
             for name, array in one.micro[0].items():
                 np.testing.assert_array_equal(array, two.micro[0][name])
     batches = ValidationBatches(corpus.val, rows=2, seq_len=16, tokens=None, seed=None)
-    for batch in batches[:]:
+    for batch in batches:
         assert "weights" not in batch
         np.testing.assert_array_equal(batch["labels"] >= 0, batch["target_role"] == 2)
 
