@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from minillm_core.cli import options
 from minillm_core.cli.console import emit, say, write
@@ -32,81 +34,81 @@ OFFERED = {"chats": "minillm-chat", "tasks": "minillm-eval[harness]"}
 """Judge -> the distribution that offers it."""
 
 
+OWN = {
+    "data": ("seq_len", "max_tokens"),
+    "chats": ("pattern", "limit"),
+    "tasks": ("task_path", "shots", "limit"),
+}
+"""What a model is evaluated on -> the options that go with it."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The options that say what a model is evaluated on, and how."""
+
+    data: list[str] | None = options.option(
+        "PATH", "Text to evaluate on: a file or a folder, read in file order; may be repeated."
+    )
+    chats: list[str] | None = options.option(
+        "PATH", "Chats whose last answers are judged, by the chat template; may be repeated."
+    )
+    tasks: list[str] | None = options.option(
+        "A,B", "Tasks of lm-evaluation-harness: hellaswag,arc_easy; may be repeated."
+    )
+    pattern: str | None = options.option(
+        "REGEX", "With --chats: what is compared of an answer, its first group. Default: all of it."
+    )
+    task_path: list[Path] | None = options.option(
+        "DIR",
+        "With --tasks: a folder with tasks of your own, in YAML; may be repeated. A task may name "
+        "Python of its folder, which is run.",
+    )
+    shots: int | None = options.option(
+        "N", "With --tasks: examples before each question. Default: the task's.", min=0
+    )
+    limit: int | None = options.option(
+        "N",
+        "With --chats: answer the first N alone; with --tasks: the first N of each. Default: all.",
+        min=1,
+    )
+    seq_len: int | None = options.option(
+        "N", "Context length; windows do not overlap. Default: the run's train.seq_len.", min=1
+    )
+    max_tokens: int | None = options.option("M", "Stop after M predictions. Default: all.", min=1)
+
+    def chosen(self) -> tuple[str, list[str], dict[str, Any]]:
+        """Choose what the run is evaluated on: its name, what it names, and the options that go with it.
+
+        Raises:
+            Refusal: not one is asked for, or an option has no effect beside it.
+        """
+        given = [name for name in OWN if getattr(self, name)]
+        if len(given) != 1:
+            raise Refusal(
+                "one of --data, --chats and --tasks says what the model is evaluated on",
+                where=", ".join(f"--{one}" for one in given) or "none of them",
+                fix="--data with text, --chats with chats, or --tasks hellaswag; minillm eval --help",
+            )
+        (name,) = given
+        for one in dict.fromkeys(chain(*OWN.values())):
+            if (value := getattr(self, one)) not in (None, []) and one not in OWN[name]:
+                raise Refusal(
+                    f"--{one.replace('_', '-')} has no effect beside --{name}",
+                    where=f"--{one.replace('_', '-')} {value}",
+                    fix="leave it out",
+                )
+        return name, getattr(self, name), {one: getattr(self, one) for one in OWN[name]}
+
+
 def evaluate(
-    out: options.Model,
-    data: Annotated[
-        list[str] | None,
-        options.value(
-            "PATH", "Text to evaluate on: a file or a folder, read in file order; may be repeated."
-        ),
-    ] = None,
-    chats: Annotated[
-        list[str] | None,
-        options.value(
-            "PATH", "Chats whose last answers are judged, by the chat template; may be repeated."
-        ),
-    ] = None,
-    tasks: Annotated[
-        list[str] | None,
-        options.value(
-            "A,B", "Tasks of lm-evaluation-harness: hellaswag,arc_easy; may be repeated."
-        ),
-    ] = None,
-    pattern: Annotated[
-        str | None,
-        options.value(
-            "REGEX",
-            "With --chats: what is compared of an answer, its first group. Default: all of it.",
-        ),
-    ] = None,
-    task_path: Annotated[
-        list[Path] | None,
-        options.value(
-            "DIR",
-            "With --tasks: a folder with tasks of your own, in YAML; may be repeated. A task may name "
-            "Python of its folder, which is run.",
-        ),
-    ] = None,
-    shots: Annotated[
-        int | None,
-        options.value(
-            "N", "With --tasks: examples before each question. Default: the task's.", min=0
-        ),
-    ] = None,
-    limit: Annotated[
-        int | None,
-        options.value(
-            "N",
-            "With --chats: answer the first N alone; with --tasks: the first N of each. Default: all.",
-            min=1,
-        ),
-    ] = None,
-    seq_len: Annotated[
-        int | None,
-        options.value(
-            "N", "Context length; windows do not overlap. Default: the run's train.seq_len.", min=1
-        ),
-    ] = None,
-    max_tokens: Annotated[
-        int | None, options.value("M", "Stop after M predictions. Default: all.", min=1)
-    ] = None,
-    *,
-    read: options.InferenceOptions,
-    as_json: options.AsJson = False,
+    out: options.Model, on: Judged, read: options.InferenceOptions, as_json: options.AsJson = False
 ) -> None:
     """Measure a model's loss and bits per byte on text, or judge it by chats or by public tasks.
 
     Runs on any machine, and needs only the plugins that change the model, its data or its loss. What
     --chats and --tasks find of a run is written to its metrics.jsonl too.
     """
-    name, named, own = _chosen(
-        {"data": data, "chats": chats, "tasks": tasks},
-        {
-            "data": {"seq_len": seq_len, "max_tokens": max_tokens},
-            "chats": {"pattern": pattern, "limit": limit},
-            "tasks": {"task_path": task_path or None, "shots": shots, "limit": limit},
-        },
-    )
+    name, named, own = on.chosen()
     judge = _text if name == "data" else _judge(name)
     with display(say) as shown:
         run, figures = judge(out, read, shown, named, **own)
@@ -126,32 +128,6 @@ def _text(
     found = run.evaluate(paths, **own)
     names = ("val_loss", "bits_per_byte", "tokens")
     return run, {name: getattr(found, name) for name in names}
-
-
-def _chosen(
-    asked: Mapping[str, list[str] | None], own: Mapping[str, Mapping[str, Any]]
-) -> tuple[str, list[str], dict[str, Any]]:
-    """Choose what the run is evaluated on: its name, what it names, and the options that go with it.
-
-    Raises:
-        Refusal: not one is asked for, or an option has no effect beside it.
-    """
-    given = [name for name, named in asked.items() if named]
-    if len(given) != 1:
-        raise Refusal(
-            "one of --data, --chats and --tasks says what the model is evaluated on",
-            where=", ".join(f"--{one}" for one in given) or "none of them",
-            fix="--data with text, --chats with chats, or --tasks hellaswag; minillm eval --help",
-        )
-    (name,) = given
-    for key, value in {key: value for one in own.values() for key, value in one.items()}.items():
-        if value is not None and key not in own[name]:
-            raise Refusal(
-                f"--{key.replace('_', '-')} has no effect beside --{name}",
-                where=f"--{key.replace('_', '-')} {value}",
-                fix="leave it out",
-            )
-    return name, asked[name] or [], dict(own[name])
 
 
 def _record(out: Path, step: int, name: str, figures: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ import inspect
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
@@ -38,14 +38,26 @@ def value(metavar: str, help: str, panel: str | None = None, **more: Any) -> Any
     )
 
 
-_choice = partial(value, panel=_CHOICE)
-_setting = partial(value, panel=_SETTINGS)
-_machine = partial(value, panel=_MACHINE)
-
-
 def switch(names: str, help: str, panel: str | None = None) -> Any:
     """Declare a switch by its names; its metavar is empty, or the help would show "<bool>" beside it."""
     return typer.Option(*names.split(), metavar="", help=help, rich_help_panel=panel)
+
+
+def option(
+    metavar: str, help: str, panel: str | None = None, default: Any = None, **more: Any
+) -> Any:
+    """Declare an option of a bundle: a field with its default and what typer is to make of it."""
+    return field(default=default, metadata={"option": value(metavar, help, panel, **more)})
+
+
+_choice = partial(option, panel=_CHOICE)
+_setting = partial(option, panel=_SETTINGS)
+_machine = partial(option, panel=_MACHINE)
+
+
+def _switched(names: str, help: str, panel: str | None = None) -> Any:
+    """Declare a switch of a bundle, which is off."""
+    return field(default=False, metadata={"option": switch(names, help, panel)})
 
 
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="The folder of a run.")]
@@ -54,7 +66,9 @@ Model = Annotated[
 ]
 Plugins = Annotated[
     str | None,
-    _choice("A,B", "Plugins to add; -NAME removes one; ./file.py:Class loads a single file."),
+    value(
+        "A,B", "Plugins to add; -NAME removes one; ./file.py:Class loads a single file.", _CHOICE
+    ),
 ]
 RunPlugins = Annotated[
     str | None,
@@ -64,11 +78,12 @@ RunPlugins = Annotated[
         names=("--plugins",),
     ),
 ]
-Steps = Annotated[int | None, _setting("N", "Number of optimizer steps.")]
-Backend = Annotated[str | None, _machine("auto|torch|mlx", "Framework to use.")]
-Device = Annotated[str | None, _machine("NAME", "cpu, cuda, cuda:1 or mps; gpu for mlx.")]
+Steps = Annotated[int | None, value("N", "Number of optimizer steps.", _SETTINGS)]
+Backend = Annotated[str | None, value("auto|torch|mlx", "Framework to use.", _MACHINE)]
+Device = Annotated[str | None, value("NAME", "cpu, cuda, cuda:1 or mps; gpu for mlx.", _MACHINE)]
 Gpus = Annotated[
-    int | None, _machine("N", "Train on N NVIDIA GPUs of this machine, a process each.", min=1)
+    int | None,
+    value("N", "Train on N NVIDIA GPUs of this machine, a process each.", _MACHINE, min=1),
 ]
 Verbose = Annotated[
     bool,
@@ -124,96 +139,62 @@ class RunOptions:
         ),
     ] = None
     plugins: Plugins = None
-    task: Annotated[
-        str | None,
-        _choice("NAME", "What to train on the data: sft, the answers of chats. Default: all text."),
-    ] = None
-    preset: Annotated[
-        str | None,
-        _choice(
-            "NAME",
-            f"{', '.join(SHAPES)}; with plugins: {', '.join(recipe_names())}; or a settings file, "
-            "./best.toml. Default: tiny on a CPU, small on a GPU or Mac.",
-        ),
-    ] = None
-    data: Annotated[
-        list[str] | None,
-        _choice(
-            "PATH[:WEIGHT]",
-            "A text file or folder; may be repeated. With weights: a mixture in these proportions. "
-            "Default: the sources of Python's standard library.",
-        ),
-    ] = None
-    init: Annotated[
-        Path | None,
-        _choice(
-            "RUN|DIR",
-            "Start from the weights, shape and tokenizer of a run (RUN[@STEP]), of a model directory "
-            "(Hugging Face format), or of a model of the hub: OWNER/NAME[@REVISION].",
-        ),
-    ] = None
-    out: Annotated[Path | None, _choice("DIR", "Folder of the run; default: runs/PRESET-N.")] = None
-    resume: Annotated[
-        bool,
-        switch("--resume", "Resume the run in --out from its newest valid checkpoint.", _CHOICE),
-    ] = False
-    branch: Annotated[
-        str | None,
-        _choice(
-            "RUN[@STEP]",
-            "Start a new run from a checkpoint of RUN, with its settings and those given here. "
-            "Default: the newest; @STEP: that step's; @best: the best.",
-        ),
-    ] = None
-    steps: Steps = None
-    depth: Annotated[
-        int | None,
-        _setting(
-            "N",
-            "Layers of preset depth, 4 to 24: width, heads, batch, rate and steps follow.",
-        ),
-    ] = None
-    seed: Annotated[
-        int | None,
-        _setting(
-            "N",
-            "Seed of the initial weights and all other randomness; data.seed fixes the data order.",
-        ),
-    ] = None
-    prompts: Annotated[
-        list[str] | None,
-        _setting(
-            "TEXT",
-            "Prompt of the samples that are generated at the end; may be repeated. Default: the "
-            "beginnings of held-out documents.",
-            names=("--prompt",),
-        ),
-    ] = None
-    file: Annotated[Path | None, _setting("TOML", "Settings file.", names=("-c", "--config"))] = (
-        None
+    task: str | None = _choice(
+        "NAME", "What to train on the data: sft, the answers of chats. Default: all text."
     )
+    preset: str | None = _choice(
+        "NAME",
+        f"{', '.join(SHAPES)}; with plugins: {', '.join(recipe_names())}; or a settings file, "
+        "./best.toml. Default: tiny on a CPU, small on a GPU or Mac.",
+    )
+    data: list[str] | None = _choice(
+        "PATH[:WEIGHT]",
+        "A text file or folder; may be repeated. With weights: a mixture in these proportions. "
+        "Default: the sources of Python's standard library.",
+    )
+    init: Path | None = _choice(
+        "RUN|DIR",
+        "Start from the weights, shape and tokenizer of a run (RUN[@STEP]), of a model directory "
+        "(Hugging Face format), or of a model of the hub: OWNER/NAME[@REVISION].",
+    )
+    out: Path | None = _choice("DIR", "Folder of the run; default: runs/PRESET-N.")
+    resume: bool = _switched(
+        "--resume", "Resume the run in --out from its newest valid checkpoint.", _CHOICE
+    )
+    branch: str | None = _choice(
+        "RUN[@STEP]",
+        "Start a new run from a checkpoint of RUN, with its settings and those given here. "
+        "Default: the newest; @STEP: that step's; @best: the best.",
+    )
+    steps: Steps = None
+    depth: int | None = _setting(
+        "N", "Layers of preset depth, 4 to 24: width, heads, batch, rate and steps follow."
+    )
+    seed: int | None = _setting(
+        "N", "Seed of the initial weights and all other randomness; data.seed fixes the data order."
+    )
+    prompts: list[str] | None = _setting(
+        "TEXT",
+        "Prompt of the samples that are generated at the end; may be repeated. Default: the "
+        "beginnings of held-out documents.",
+        names=("--prompt",),
+    )
+    file: Path | None = _setting("TOML", "Settings file.", names=("-c", "--config"))
     backend: Backend = None
     device: Device = None
-    memory: Annotated[
-        str | None,
-        _machine(
-            "SIZE",
-            "Memory that a step may take, as `minillm plan` counts it, such as 20GiB: a step's rows are "
-            "split into micro-batches that fit. Default: train.rows and train.accumulate as they are.",
-        ),
-    ] = None
-    deterministic: Annotated[
-        bool,
-        switch("--deterministic", "Make results repeatable bit for bit on the same GPU.", _MACHINE),
-    ] = False
-    kernels: Annotated[
-        str | None,
-        _machine(
-            "auto|strict|reference|OP=NAME,..",
-            "Kernels to use: a policy, kernels by op, or both: strict,attention=sdpa; "
-            "OP=reference uses an op's plain implementation.",
-        ),
-    ] = None
+    memory: str | None = _machine(
+        "SIZE",
+        "Memory that a step may take, as `minillm plan` counts it, such as 20GiB: a step's rows are "
+        "split into micro-batches that fit. Default: train.rows and train.accumulate as they are.",
+    )
+    deterministic: bool = _switched(
+        "--deterministic", "Make results repeatable bit for bit on the same GPU.", _MACHINE
+    )
+    kernels: str | None = _machine(
+        "auto|strict|reference|OP=NAME,..",
+        "Kernels to use: a policy, kernels by op, or both: strict,attention=sdpa; "
+        "OP=reference uses an op's plain implementation.",
+    )
 
     def request(
         self,
@@ -273,16 +254,11 @@ class InferenceOptions:
     A parameter of this type stands for all of them, as one of :class:`RunOptions` does.
     """
 
-    step: Annotated[
-        int | None, value("N", "Read the checkpoint of step N. Default: the newest.", min=1)
-    ] = None
-    best: Annotated[
-        bool,
-        switch(
-            "--best",
-            "Read the checkpoint with the lowest held-out loss, which checkpoint.best=true keeps.",
-        ),
-    ] = False
+    step: int | None = option("N", "Read the checkpoint of step N. Default: the newest.", min=1)
+    best: bool = _switched(
+        "--best",
+        "Read the checkpoint with the lowest held-out loss, which checkpoint.best=true keeps.",
+    )
     plugins: RunPlugins = None
     backend: Backend = None
     device: Device = None
@@ -312,31 +288,25 @@ class InferenceOptions:
         )
 
 
-_sampling = partial(value, panel="Sampling")
+_sampling = partial(option, panel="Sampling")
 
 
 @dataclass(frozen=True)
 class SamplingOptions:
     """The options by which tokens are drawn; a parameter of this type stands for all of them."""
 
-    temperature: Annotated[
-        float, _sampling("T", "Lower is less random; 0 always takes the most likely token.")
-    ] = 0.8
-    top_k: Annotated[
-        int | None, _sampling("K", "Sample from the K most likely tokens. Default: all.")
-    ] = None
-    top_p: Annotated[
-        float,
-        _sampling(
-            "P", "Sample from the most likely tokens whose probabilities add up to P; 1: all."
-        ),
-    ] = 1.0
-    seed: Annotated[
-        int | None,
-        _sampling(
-            "N", "Seed of the sampling. Default: a new one each time, which is shown.", min=0
-        ),
-    ] = None
+    temperature: float = _sampling(
+        "T", "Lower is less random; 0 always takes the most likely token.", default=0.8
+    )
+    top_k: int | None = _sampling("K", "Sample from the K most likely tokens. Default: all.")
+    top_p: float = _sampling(
+        "P",
+        "Sample from the most likely tokens whose probabilities add up to P; 1: all.",
+        default=1.0,
+    )
+    seed: int | None = _sampling(
+        "N", "Seed of the sampling. Default: a new one each time, which is shown.", min=0
+    )
 
     def rule(self) -> Sampling:
         """Make the rule of drawing.
@@ -374,14 +344,10 @@ StudyOptions = Annotated[
 """What is trained to be measured: the command has plugins and steps of its own."""
 
 
-BUNDLES = (RunOptions, InferenceOptions, SamplingOptions)
-"""Types of parameters that stand for several options."""
-
-
 def command(function: Callable[..., object]) -> Callable[..., None]:
     """Turn a command's function into one that typer reads.
 
-    A parameter of a type in :data:`BUNDLES` becomes the options of the bundle, ``--debug`` and
+    A parameter whose type is a dataclass becomes the options that its fields are, ``--debug`` and
     ``--help`` are added, and with ``--json`` what is printed goes to stderr, except by ``emit``.
     """
     parameters: dict[str, inspect.Parameter] = {}
@@ -389,7 +355,7 @@ def command(function: Callable[..., object]) -> Callable[..., None]:
     document = None  # the parameter of --json
     for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
         bundle, *rest = get_args(parameter.annotation) or (parameter.annotation,)
-        if bundle in BUNDLES:
+        if is_dataclass(bundle):
             options = _options(bundle, *rest)
             bundles[name] = bundle, list(options)
             parameters |= options
@@ -406,8 +372,8 @@ def command(function: Callable[..., object]) -> Callable[..., None]:
     def run(**given: Any) -> None:
         for name in added:
             del given[name]
-        for name, (bundle, fields) in bundles.items():
-            given[name] = bundle(**{field: given.pop(field) for field in fields})
+        for name, (bundle, names) in bundles.items():
+            given[name] = bundle(**{one: given.pop(one) for one in names})
         with documents_alone() if document and given[document] else nullcontext():
             function(**given)
 
@@ -417,11 +383,14 @@ def command(function: Callable[..., object]) -> Callable[..., None]:
     return run
 
 
-def _options(bundle: type, *annotations: Any) -> dict[str, inspect.Parameter]:
+def _options(bundle: Any, *annotations: Any) -> dict[str, inspect.Parameter]:
     """List the options of a bundle, but for those that a command leaves out."""
     without = [one for one in annotations if isinstance(one, Without)]
     left_out = {name for one in without for name in one.names.split()}
     kinds = get_type_hints(bundle, include_extras=True)
+    for one in fields(bundle):
+        if declared := one.metadata.get("option"):
+            kinds[one.name] = Annotated[kinds[one.name], declared]
     return {
         name: _option(name, kind, getattr(bundle, name))
         for name, kind in kinds.items()
