@@ -27,9 +27,8 @@ def public_names(module: str, file: str) -> tuple[Callable[[str], Any], Callable
     """
 
     @cache
-    def homes() -> dict[
-        str, tuple[str, str]
-    ]:  # public name -> the module that has it, its name there
+    def homes() -> dict[str, tuple[str, str]]:
+        # public name -> the module that has it, its name there
         import ast  # once per module, and not where only the package is imported
 
         imported: dict[str, tuple[str, str]] = {}

@@ -17,6 +17,7 @@ from minillm_core.cli.commands import CommandGroup, Group, group_command
 from minillm_core.cli.console import explain, nothing_more_to, say
 from minillm_core.cli.options import Debug, Help, help_without_command
 from minillm_core.errors import Refusal
+from minillm_core.plugins.attribution import SIGNALS
 from minillm_core.plugins.watch import watching
 
 _BY_SIGNAL = (75, 130)
@@ -213,9 +214,8 @@ def _ignore_signals() -> None:
 
     Another Ctrl-C would change the exit code, or print a traceback after the last line.
     """
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _open_streams() -> None:

@@ -309,9 +309,8 @@ class WindowRows(PlainRows):
             DataError: a file changed since it was opened.
         """
         stream, size, length = self._stream, self._size, seq_len + 1
-        pieces: list[
-            tuple[int, int, int]
-        ] = []  # from where in the stream, up to where, and to where
+        # from where in the stream, up to where, and to where
+        pieces: list[tuple[int, int, int]] = []
         for row in range(rows):
             filled = 0
             while filled < seq_len:

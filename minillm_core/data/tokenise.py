@@ -233,9 +233,8 @@ class TokenCache:
         parts = [one.documents for one in entries]
         if len(parts) == 1:
             return parts[0]
-        before = np.cumsum(
-            [0, *(len(one.arrays) for one in parts)]
-        )  # arrays of the parts before each
+        # arrays of the parts before each
+        before = np.cumsum([0, *(len(one.arrays) for one in parts)])
         return Documents(
             tuple(array for one in parts for array in one.arrays),
             np.concatenate(

@@ -297,16 +297,15 @@ def _memory(
     """Count bytes; in float32 the master weights *are* the weights, else frozen ones have none."""
     count, low = plan.num_parameters, itemsize < MASTER
     trained = count - plan.num_frozen
-    unseen = sum(
-        (count - seen) * plan.parameters[name].size // count
-        for name, (seen, count) in _tables(plan).items()
-    )  # numbers of tables that are in no step
+    # numbers of tables that are in no step
+    tables = ((plan.parameters[name].size, *of) for name, of in _tables(plan).items())
+    unseen = sum((rows - seen) * size // rows for size, seen, rows in tables)
     tokens = max(shape.rows * shape.seq_len for shape in plan.course)  # of a micro-batch
     return {
         "weights": (count - unseen) * itemsize if low else 0,
         "master weights": (trained if low else count) * MASTER,
-        "gradients": (trained - unseen)
-        * (MASTER + (itemsize if low else 0)),  # the sum, and what is added
+        # the sum, and what is added
+        "gradients": (trained - unseen) * (MASTER + (itemsize if low else 0)),
         **{f"optimizer state ({rule.name})": rule.state_bytes for rule in rules},
         "activations": round(tokens * plan.spec.loss.kept) * itemsize * _activations(plan, model),
         "logits": tokens * itemsize * plan.spec.geometry.vocab if dense_logits else 0,

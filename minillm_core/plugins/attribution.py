@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from minillm_core.plugins.manager import LoadedPlugin
 
 _SHOWN_FRAMES = 4
-_SIGNALS = [
+SIGNALS = [
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 ]
+"""Those by which a person or a system ends a program; not every system has all."""
 
 
 @contextmanager
@@ -42,7 +43,7 @@ def watch_signals() -> Iterator[Callable[[], bool]]:
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
-    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
     before = {number: one for number, one in handlers.items() if callable(one)}
     seen = False
 

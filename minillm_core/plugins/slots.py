@@ -85,9 +85,8 @@ class Slot:
 
     where: str  # its name in the plan: layers.0.attention.window
     _: KW_ONLY
-    layered: Collection[
-        str
-    ] = ()  # of a slot that each layer has, plugins with an option ``layers``
+    # of a slot that each layer has, plugins with an option ``layers``
+    layered: Collection[str] = ()
     default: str = "none"  # what the core does there, in words
     also: tuple[str, ...] = ()  # further names by which it is found
     order: float = AFTER  # when a step computes it: EMBED, STREAMS, in its layer, or AFTER them
