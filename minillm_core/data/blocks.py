@@ -24,7 +24,7 @@ from minillm_core.data.bpe import python, reason, serve
 from minillm_core.data.documents import Columns, Documents, digest
 from minillm_core.data.sources import Source
 from minillm_core.data.store import Bookmark, place_of, read_meta
-from minillm_core.data.tokenise import TokenCache
+from minillm_core.data.tokenise import Encoding, TokenCache
 from minillm_core.data.tokenizer import Tokenizer
 from minillm_core.errors import DataError, MinillmError
 from minillm_core.plugins.sourcing import PLAIN, Reserved
@@ -196,7 +196,8 @@ def tokenise_rest(what: dict[str, Any]) -> None:
             tokenizer = Tokenizer.load(Path(path), what["vocab"], token)
         place = place_of(what)
         assert place is not None
-        for _ in cache.made(what["key"], what["number"], place, tokenizer, what["end_of_text"]):
+        by = Encoding(tokenizer, what["end_of_text"])
+        for _ in cache.made(what["key"], what["number"], place, by):
             pass
     except MinillmError as error:
         print(

@@ -62,6 +62,14 @@ class _Begins(NamedTuple):
     after: store.Bookmark
 
 
+class Encoding(NamedTuple):
+    """How documents become ids."""
+
+    tokenizer: Tokenizer | None  # None: they are ids
+    end_of_text: int  # that each begins with
+    sample: tuple[int, int] = (0, 0)  # bytes of text that it was trained on here, and in all
+
+
 @dataclass
 class TokenCache:
     """A cache of the tokens of some files, on disk.
@@ -113,7 +121,7 @@ class TokenCache:
             DataError: something about the files or the cache.
         """
         key = self._key([tokenizer.digest if tokenizer else None, end_of_text])
-        return self._joined([*self._entries(key, lambda: (tokenizer, end_of_text, (0, 0)))])
+        return self._joined([*self._entries(key, lambda: Encoding(tokenizer, end_of_text))])
 
     def documents_and_tokenizer(self) -> tuple[Documents, Tokenizer | None, int]:
         """Return the documents under a tokenizer trained on them, it, and the id that begins each.
@@ -131,14 +139,14 @@ class TokenCache:
         key = self._key(["trained", SAMPLE, tokenizers.__version__, *reserved])
         entries = list[store.Entry]()
 
-        def tokenizer() -> tuple[Tokenizer | None, int, tuple[int, int]]:
+        def encoding() -> Encoding:
             first = entries[0] if entries else None
             trained, sample = (None, first.sample) if first else self._train()
             if first and first.tokenizer:
                 trained = Tokenizer.load(first.tokenizer, self.vocab)
-            return trained, trained.end_of_text if trained else self.end_of_text, sample
+            return Encoding(trained, trained.end_of_text if trained else self.end_of_text, sample)
 
-        for entry in self._entries(key, tokenizer):
+        for entry in self._entries(key, encoding):
             entries.append(entry)
         documents, first = self._joined(entries), entries[0]
         if first.tokenizer is None:
@@ -191,15 +199,12 @@ class TokenCache:
         """Return the folder of a block, from 0."""
         return self.folder / "tokens" / (digest(f"{key} {number}") if number else key)
 
-    def _entries(
-        self, key: str, tokenizer: Callable[[], tuple[Tokenizer | None, int, tuple[int, int]]]
-    ) -> Iterator[store.Entry]:
+    def _entries(self, key: str, encoding: Callable[[], Encoding]) -> Iterator[store.Entry]:
         """Open each block, or make it and those that follow; the first alone, where blocks are read one by one.
 
         Args:
             key: of what they are made from.
-            tokenizer: gives what they are made with: a tokenizer or None, the id that documents begin
-                with, bytes of text that it was trained on and bytes in all.
+            encoding: gives what they are made with.
         """
         self.key, number, making = key, 0, None
         with self._writing():
@@ -209,7 +214,7 @@ class TokenCache:
         while place is not None and not (number and self.block):
             folder = self.folder_of(key, number)
             if (entry := self._open(folder, self.progress)) is None:
-                making = making or self.made(key, number, place, *tokenizer())
+                making = making or self.made(key, number, place, encoding())
                 next(making)
                 entry = self._open(folder, self.progress)
             if entry is None:
@@ -260,15 +265,7 @@ class TokenCache:
         self._notes.update(opened.notes if opened else {})
         return opened
 
-    def made(
-        self,
-        key: str,
-        number: int,
-        place: store.Bookmark,
-        tokenizer: Tokenizer | None,
-        end_of_text: int,
-        sample: tuple[int, int] = (0, 0),
-    ) -> Iterator[None]:
+    def made(self, key: str, number: int, place: store.Bookmark, by: Encoding) -> Iterator[None]:
         """Make the blocks from ``number`` on, whose first document stands at ``place``.
 
         Yields:
@@ -277,6 +274,7 @@ class TokenCache:
         Raises:
             DataError: something about the files or the cache.
         """
+        tokenizer, end_of_text, sample = by
         if tokenizer and self.detail is not self.say:  # not worth a line of its own elsewhere
             self.detail(f"tokenising with {tokenizer.encoder}")
         specials = {"end_of_text": end_of_text}
