@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import dataclass
 
-from minillm_core.cli.options import AsJson, PlanOptions, examples, value
+from minillm_core.cli.options import AsJson, PlanOptions, examples, option
 
 EXAMPLES = examples(
     "minillm plan --preset gpt2-124m",
@@ -15,30 +15,28 @@ EXAMPLES = examples(
 )
 
 
-def plan(
-    run: PlanOptions,
-    diff: Annotated[
-        tuple[str, str] | None,
-        value("A,B C,D", "Compare the plans of two plugin sets; '' adds none, -NAME removes one."),
-    ] = None,
-    gpus: Annotated[
-        int | None,
-        value("N", "Show how N GPUs would divide it, and what their communication costs.", min=1),
-    ] = None,
-    card: Annotated[
-        str | None,
-        value(
-            "NAME[,KEY=NUMBER]",
-            "The GPU of --gpus: h200, h100, b200, a100, l40s, rtx4090, with numbers of your own "
-            "behind it (h100,utilisation=0.5,network=25e9). Default: h200.",
-        ),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
+@dataclass(frozen=True)
+class Shown:
+    """The options that say what is shown of a plan."""
+
+    diff: tuple[str, str] | None = option(
+        "A,B C,D", "Compare the plans of two plugin sets; '' adds none, -NAME removes one."
+    )
+    gpus: int | None = option(
+        "N", "Show how N GPUs would divide it, and what their communication costs.", min=1
+    )
+    card: str | None = option(
+        "NAME[,KEY=NUMBER]",
+        "The GPU of --gpus: h200, h100, b200, a100, l40s, rtx4090, with numbers of your own "
+        "behind it (h100,utilisation=0.5,network=25e9). Default: h200.",
+    )
+
+
+def plan(run: PlanOptions, shown: Shown, as_json: AsJson = False) -> None:
     """Show what would be trained and what it costs: size, FLOPs, memory, time, disk.
 
     Needs no GPU, trains nothing and writes nothing.
     """
     from minillm_core.cli.planning import answer
 
-    answer(run.request(), diff, gpus, card, as_json=as_json)
+    answer(run.request(), shown, as_json=as_json)

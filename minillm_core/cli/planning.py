@@ -17,6 +17,7 @@ from minillm_core.backends.bind import kernel_preflight
 from minillm_core.backends.ranks import forecaster
 from minillm_core.checkpoint.directories import export_checked
 from minillm_core.cli.console import emit, say
+from minillm_core.cli.plan import Shown
 from minillm_core.config.folders import cache_folder
 from minillm_core.config.load import Loaded
 from minillm_core.config.schema import Config
@@ -40,15 +41,9 @@ UNSAID = "default"
 """Origins of values that no source gave: docs/settings.md lists them."""
 
 
-def answer(
-    asked: RunRequest,
-    diff: tuple[str, str] | None,
-    gpus: int | None = None,
-    card: str | None = None,
-    *,
-    as_json: bool,
-) -> None:
+def answer(asked: RunRequest, shown: Shown, *, as_json: bool) -> None:
     """Show a plan and its costs, and those on several GPUs, or what differs between two plugin sets."""
+    diff, gpus, card = shown.diff, shown.gpus, shown.card
     given = {"--gpus": gpus, "--card": card}
     if diff or gpus is None:
         for flag in (flag for flag, value in given.items() if value is not None):
