@@ -252,11 +252,9 @@ def _entry(slot: Slot, owner: str, value: Any, why: str, **more: Any) -> Holder:
 
 def _report(kept: Slot, kind: str, held: Iterable[Holder], **changed: Any) -> SlotReport:
     """Report a slot as it is declared, but for the fields that are given."""
-    facts: dict[str, Any] = {
-        name: getattr(kept, name) for name in ("also", "order", "shapes", "heading")
-    }
-    facts |= {"slot": kept.where} | changed
-    return SlotReport(kind=kind, held=tuple(held), **facts)
+    facts: dict[str, Any] = {"slot": kept.where}
+    facts |= {name: getattr(kept, name) for name in ("also", "order", "shapes", "heading")}
+    return SlotReport(kind=kind, held=tuple(held), **facts | changed)
 
 
 def _claim(claim: Claim[Any], default: str = "", **changed: Any) -> SlotReport:
