@@ -155,25 +155,9 @@ ARRAY_FUNCTIONS: tuple[str, ...] = tuple(
 )
 
 
-COMMON = frozenset(
-    [
-        "abs",
-        "cos",
-        "exp",
-        "log",
-        "ones_like",
-        "reshape",
-        "round",
-        "sigmoid",
-        "sign",
-        "sin",
-        "sqrt",
-        "square",
-        "tanh",
-        "tril",
-        "where",
-        "zeros_like",
-    ]
+COMMON = (
+    *("abs", "cos", "exp", "log", "round", "sigmoid", "sign", "sin", "sqrt", "square", "tanh"),
+    *("ones_like", "reshape", "tril", "where", "zeros_like"),
 )
 """Array functions that the modules of the frameworks have by the same names and with the same meaning."""
 

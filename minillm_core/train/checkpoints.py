@@ -311,26 +311,23 @@ class Guard:
 
     def _look(self, position: Position, step: int, loss: float) -> tuple[Position, Rewound] | None:
         """Go back where the loss has a spike."""
-        if not is_spike(loss, position.losses, self.spike):
-            position.losses = (*position.losses, loss)[-MEMORY:]
-            return None
-        if position.rewinds >= REWINDS:
-            raise self._failed(
-                f"the loss had a spike at step {step}, after {position.rewinds} others: {loss:.4f}",
-                position,
-            )
-        self.checkpoints.report(position, wait=True)
-        found = self.checkpoints.rewind(step, position.rewinds)
-        if found is None:
+        if is_spike(loss, position.losses, self.spike):
+            if position.rewinds >= REWINDS:
+                raise self._failed(
+                    f"the loss had a spike at step {step}, after {position.rewinds} others: {loss:.4f}",
+                    position,
+                )
+            self.checkpoints.report(position, wait=True)
+            if (found := self.checkpoints.rewind(step, position.rewinds)) is not None:
+                earlier, passed_over = found
+                earlier.rewinds = position.rewinds + 1
+                return earlier, Rewound(step, loss, earlier.step, passed_over)
             self.say(
                 f"warning: the loss of step {step} is a spike ({loss:.4f}), and no checkpoint is "
                 "old enough to go back to: the run goes on"
             )
-            position.losses = (*position.losses, loss)[-MEMORY:]
-            return None
-        earlier, passed_over = found
-        earlier.rewinds = position.rewinds + 1
-        return earlier, Rewound(step, loss, earlier.step, passed_over)
+        position.losses = (*position.losses, loss)[-MEMORY:]
+        return None
 
     def _failed(self, what: str, position: Position) -> NonFinite:
         self.checkpoints.settle(position)

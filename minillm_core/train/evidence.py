@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -36,6 +37,7 @@ STEPS = 10
 SHOWN = 8  # keys that a record lists
 
 
+@dataclass(eq=False)
 class Evidence:
     """A core observer that looks after ten steps, and again for the record.
 
@@ -48,24 +50,21 @@ class Evidence:
         ranks: those that train together; all of them observe.
     """
 
-    def __init__(
-        self,
-        expected: Mapping[str, Sequence[str]],
-        trainer: Trainer,
-        *,
-        seen: Counter[str],
-        say: Callable[[str], None],
-        raised: Mapping[str, Raised] | None = None,
-        ranks: Ranks = ALONE,
-    ) -> None:
-        self._ranks, self._elsewhere = ranks, Counter[str]()
-        self._raised = {} if raised is None else raised
-        self._expected = {name: tuple(keys) for name, keys in sorted(expected.items())}
-        self._trainer, self._seen, self._say = trainer, seen, say
-        keys = {key for keys in self._expected.values() for key in keys}
+    expected: Mapping[str, Sequence[str]]
+    trainer: Trainer
+    _: KW_ONLY
+    seen: Counter[str]
+    say: Callable[[str], None]
+    raised: Mapping[str, Raised] = field(default_factory=dict)
+    ranks: Ranks = ALONE
+
+    def __post_init__(self) -> None:
+        self.expected = {name: tuple(keys) for name, keys in sorted(self.expected.items())}
+        self._elsewhere = Counter[str]()
+        keys = {key for keys in self.expected.values() for key in keys}
         self._initial: dict[str, np.ndarray] = {}
         if names := [key.partition(":")[2] for key in keys if key.startswith("parameter:")]:
-            arrays = trainer.own()  # the only question that costs a copy from the device
+            arrays = self.trainer.own()  # the only question that costs a copy from the device
             held = {name: arrays.get(f"model.{name}") for name in names}
             self._initial = {name: np.array(one) for name, one in held.items() if one is not None}
         self._records: dict[str, dict[str, Any]] | None = None
@@ -91,20 +90,20 @@ class Evidence:
             return
         self.gather()
         self._records = self._look()
-        for name, record in self._records.items() if self._ranks.leads else ():
+        for name, record in self._records.items() if self.ranks.leads else ():
             if not record["shown"]:
                 raise self._nothing_of(name)
             # a plugin may offer kernels for many devices; one that serves here is enough
             missing = [key for key in record.get("missing", ()) if not key.startswith("kernel:")]
             if missing:
-                self._say(f"warning: plugin '{name}' did not show everywhere: {_few(missing)}")
+                self.say(f"warning: plugin '{name}' did not show everywhere: {_few(missing)}")
 
     def gather(self) -> None:
         """Take what the other ranks saw of their shares; once, and all at the same step."""
-        if self._ranks.size > 1 and not self._elsewhere and self._expected:
-            keys = sorted({key for keys in self._expected.values() for key in keys})
-            here = Counter(self._trainer.witnesses()) + self._moved()
-            each = self._ranks.gathered([here[key] for key in keys])
+        if self.ranks.size > 1 and not self._elsewhere and self.expected:
+            keys = sorted({key for keys in self.expected.values() for key in keys})
+            here = Counter(self.trainer.witnesses()) + self._moved()
+            each = self.ranks.gathered([here[key] for key in keys])
             sums = zip(keys, map(sum, zip(*each, strict=True)), strict=True)
             found = {key: int(count) for key, count in sums if not here[key]}
             self._elsewhere.update({"": 1} | found)
@@ -125,7 +124,7 @@ class Evidence:
     def warn(self) -> None:
         """Say at the end who was switched off, and what a run too short to judge did not show."""
         for name, raised in self._switched_off().items():
-            self._say(
+            self.say(
                 f"warning: plugin '{name}' was switched off on the way, "
                 f"since its on_event raised {raised.times} times: {raised.last}"
             )
@@ -133,17 +132,17 @@ class Evidence:
             return
         for name, record in self._look().items():
             if not record["shown"] and name not in self._switched_off():
-                self._say(
+                self.say(
                     f"warning: nothing shows yet that plugin '{name}' took part; "
                     f"it takes {STEPS} steps to be sure"
                 )
 
     def _switched_off(self) -> dict[str, Raised]:
-        return {name: raised for name, raised in sorted(self._raised.items()) if raised.off}
+        return {name: raised for name, raised in sorted(self.raised.items()) if raised.off}
 
     def _nothing_of(self, name: str) -> NoEvidence:
         """Make the error for a plugin that left no trace: what it raised, where it did."""
-        raised = self._raised.get(name)
+        raised = self.raised.get(name)
         if raised is not None:
             off = " and was switched off" if raised.off else ""
             return NoEvidence(
@@ -152,7 +151,7 @@ class Evidence:
                 where=raised.last,
                 fix=f"mend its on_event, or leave out '{name}'",
             )
-        expected = ", ".join(self._expected[name][:3]) or "nothing: it changes nothing"
+        expected = ", ".join(self.expected[name][:3]) or "nothing: it changes nothing"
         return NoEvidence(
             f"plugin '{name}' was named, and after {self._steps} steps nothing shows "
             "that it took part",
@@ -161,14 +160,14 @@ class Evidence:
         )
 
     def _look(self) -> dict[str, dict[str, Any]]:
-        if not self._expected:
+        if not self.expected:
             return {}
-        counts = Counter(self._trainer.witnesses()) + self._seen + self._moved() + self._elsewhere
+        counts = Counter(self.trainer.witnesses()) + self.seen + self._moved() + self._elsewhere
         counts.update(
-            key for keys in self._expected.values() for key in keys if key.startswith("slot:")
+            key for keys in self.expected.values() for key in keys if key.startswith("slot:")
         )
         records = {}
-        for name, keys in self._expected.items():
+        for name, keys in self.expected.items():
             there = [key for key in keys if counts[key] > 0]
             record: dict[str, Any] = {
                 "shown": bool(there),
@@ -187,7 +186,7 @@ class Evidence:
         """
         if not self._initial:
             return Counter()
-        arrays = self._trainer.own()
+        arrays = self.trainer.own()
         names = {key.removeprefix("model.") for key in arrays if key.startswith("model.")}
         moments: dict[str, list[bool]] = {name: [] for name in self._initial}
         for key, array in arrays.items():
