@@ -20,6 +20,7 @@ from minillm_core.backends.base import Backend, Batch, Binding, Decoding, Model,
 from minillm_core.backends.bind import create
 from minillm_core.backends.detect import Detected
 from minillm_core.backends.memory import memory_or_error
+from minillm_core.backends.ranks import ALONE, Ranks
 from minillm_core.backends.steps import supervised_positions
 from minillm_core.errors import DataError, PluginCodeError
 from minillm_core.nn.block import GATHERED
@@ -69,12 +70,26 @@ class NativeBackend(Backend):
         with memory_or_error():
             return self._model(plan, self.binding, *self._materialise(plan, seed, max_positions))
 
-    def trainer(self, plan: Plan, seed: int, *, max_positions: int | None = None) -> Trainer:
-        """Make the plan's model, filled, with its optimizer."""
+    def trainer(
+        self,
+        plan: Plan,
+        seed: int,
+        *,
+        max_positions: int | None = None,
+        ranks: Ranks = ALONE,
+        shard: str = "",
+    ) -> Trainer:
+        """Make the plan's model, filled, with its optimizer, or this process's part of both."""
         self._seed(seed)
+        apart = shard == "weights"
         with memory_or_error():
-            parts = self._materialise(plan, seed, max_positions)
+            parts = self._materialise(plan, seed, max_positions, apart=apart)
             trainer: Any = self._trainer(plan, self.binding, *parts)
+            trainer.join(ranks)
+            if shard:
+                trainer.shard(shard)
+            if apart:
+                trainer.restart(seed)
             for _ in trainer.views():  # a view that fails does so before the first step
                 pass
             trainer.references = {one.name: self._frozen(one, plan) for one in plan.references}
@@ -93,8 +108,11 @@ class NativeBackend(Backend):
         model.load(one.model.arrays())
         return model.frozen(one.method)
 
-    def _materialise(self, plan: Plan, seed: int, positions: int | None) -> tuple[Any, Any]:
+    def _materialise(
+        self, plan: Plan, seed: int, positions: int | None, *, apart: bool = False
+    ) -> tuple[Any, Any]:
         framework = self._framework(load(self.binding.kernels, self.candidates, self.name))
+        framework.apart = apart
         _watch_kernels(framework, plan, self.binding.kernels)
         checkpointing = self.binding.checkpointing
         return materialise(plan, framework, seed, positions, checkpointing=checkpointing), framework
@@ -112,7 +130,8 @@ def materialise(
 
     Args:
         plan: the plan.
-        framework: the framework object that neutral modules stand on.
+        framework: the framework object that neutral modules stand on; one that makes parameters
+            ``apart`` leaves these without memory and values.
         seed: the run's.
         positions: longest row that will ever be fed; default: the plan's seq_len.
         checkpointing: whether blocks are recomputed in the backward pass.
@@ -121,9 +140,11 @@ def materialise(
     spec = replace(plan.spec, geometry=replace(plan.spec.geometry, positions=positions))
     with materialising(framework), framework.placing():
         model = decoder(spec, checkpointing=checkpointing)
-    for module, attribute, value in initial_values(model, plan.inits, seed):
+    whole = not framework.apart
+    for module, attribute, value in initial_values(model, plan.inits, seed, parameters=whole):
         framework.fill(module, attribute, value)
-    witness_inits(model, plan.inits, seed, framework.host, framework.witness)
+    if whole:
+        witness_inits(model, plan.inits, seed, framework.host, framework.witness)
     return model
 
 

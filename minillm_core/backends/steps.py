@@ -183,9 +183,11 @@ def unpacked(arrays: Mapping[str, np.ndarray], tables: Iterable[str]) -> dict[st
     """Read what :func:`packed` wrote: ``model.<name>`` is the table as it lies on the device."""
     found = dict(arrays)
     for name in tables:
-        bits = found[PENDING + name] ^ found[f"model.{name}"].view(np.uint32)
-        found[f"model.{name}"] = bits.view(np.float32)
-        found[AGE + name] = found["optimizer.updates"] - found[AGE + name]
+        model, pending, age = (
+            np.asarray(found[key]) for key in (f"model.{name}", PENDING + name, AGE + name)
+        )
+        found[f"model.{name}"] = (pending ^ model.view(np.uint32)).view(np.float32)
+        found[AGE + name] = np.asarray(found["optimizer.updates"]) - age
     return found
 
 

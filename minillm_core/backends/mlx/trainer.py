@@ -254,7 +254,7 @@ class MLXTrainer(MLXModel, Trainer):
         arrays = unpacked(arrays, self.tables.rules)
         self.masters = self.weights.narrowed(loaded("model", arrays, self.masters))
         self.state = _restored(arrays, self.state, self.groups)
-        self.steps = int(arrays[STEPS]) if self.cycles else 0
+        self.steps = int(np.asarray(arrays[STEPS])) if self.cycles else 0
         mx.eval(self.masters, self.state)
         random.load(arrays)
 

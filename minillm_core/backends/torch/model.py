@@ -35,7 +35,8 @@ class TorchModule(nn.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         record(self, name, value)
         if isinstance(value, Param):
-            value = nn.Parameter(torch.empty(value.shape))
+            device = "meta" if self.framework.apart else None
+            value = nn.Parameter(torch.empty(value.shape, device=device))
         elif isinstance(value, (Buffer, State)):
             kept = isinstance(value, State)
             self.register_buffer(name, torch.empty(value.shape), persistent=kept)
@@ -134,7 +135,7 @@ class Weights:
     """Masters by name, and the parameters that gradients arrive for.
 
     Args:
-        model: materialised, filled, in float32.
+        model: materialised, filled, in float32; or with parameters that have no memory yet.
         dtype: of the compute copies.
         frozen: names of parameters without a gradient. Their masters, which no update reads, lie on
             the host where the compute copies are narrower.
@@ -151,11 +152,16 @@ class Weights:
                 parameter.requires_grad_(False)
             if self.narrow:
                 parameter.data = parameter.data.to(dtype)
-                if name in frozen:
+                if name in frozen and not parameter.is_meta:
                     self.masters[name] = self.masters[name].cpu()
         self.trained = {n: p for n, p in self.parameters.items() if n not in frozen}
         self.by_rows: Set[str] = frozenset()  # tables of which a step has some rows alone
         self.share: Share | None = None  # None: this process updates everything
+
+    @property
+    def absent(self) -> bool:
+        """No number is there: shares of them will be."""
+        return any(master.is_meta for master in self.masters.values())
 
     @torch.no_grad()
     def refresh(self, *, every: bool = False) -> None:
@@ -235,8 +241,12 @@ class TorchModel(NativeModel):
     def fill(self, held: Mapping[str, Tensor], arrays: Mapping[str, np.ndarray]) -> None:
         """Copy arrays into the tensors of the same names, and refresh the compute copies."""
         for name, tensor in held.items():
-            value = torch.from_numpy(np.array(arrays[name], order="C"))
+            value = torch.from_numpy(np.array(self.own_part(name, arrays[name]), order="C"))
             if value.shape != tensor.shape:
                 raise ValueError(f"{name}: shape {tuple(value.shape)}, not {tuple(tensor.shape)}")
             tensor.copy_(value)
         self.weights.refresh(every=True)
+
+    def own_part(self, name: str, array: Any) -> Any:
+        """Take this process's part of an array, or all of it."""
+        return array

@@ -90,7 +90,8 @@ class Optimizer:
         self.groups = groups = every if self.share is None else {**self.share.groups}
         self.tables = RowTables(plan, weights, framework, compiler)
         self.updates = framework.ops.zeros(())
-        self.state: State = initial_state(groups, framework.ops.zeros)
+        # shares, once there are some, have a state each
+        self.state: State = initial_state({} if weights.absent else groups, framework.ops.zeros)
         split = {k: _split(g) for k, g in groups.items() if fused and is_plain_adamw(g)}
         self.fused = {key: first for key, (first, _) in split.items()}
         self.alike = _alike(self.fused)

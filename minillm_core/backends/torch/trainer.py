@@ -34,7 +34,7 @@ from minillm_core.backends.torch.share import Share
 from minillm_core.backends.torch.transfer import Later, foreach_copy_, overwrite
 from minillm_core.nn.block import GATHERED
 from minillm_core.nn.decoder import Loss
-from minillm_core.nn.initial import initial_arrays
+from minillm_core.nn.initial import initial_arrays, witness_init
 from minillm_core.optim.follow import FOLLOW, tied
 from minillm_core.optim.views import VIEWED
 from minillm_core.plan import Plan
@@ -313,11 +313,13 @@ class TorchTrainer(TorchModel, Trainer):
         """Copy arrays into the tensors of the same names."""
         self.optimizer.leave()
         self.optimizer.tables.leave()
-        if self.share is not None:
-            arrays = {name: self.share.part(name, arrays[name]) for name in held}
         super().fill(held, arrays)
         if self.share is not None:
             self.optimizer.place()
+
+    def own_part(self, name: str, array: Any) -> Any:
+        """Take this process's part of an array, or all of it."""
+        return array if self.share is None else self.share.part(name, array)
 
     def views(self) -> Iterator[tuple[str, Tensor]]:
         """Compute what is evaluated in the place of parameters, float32, one after the other."""
@@ -351,6 +353,10 @@ class TorchTrainer(TorchModel, Trainer):
         self.fill(self._everything(), unpacked(arrays, self.plan.by_rows))
         self.random.load(arrays)
 
+    def like(self) -> dict[str, Any]:
+        """Return arrays of the shapes of all that is saved; of shares the others' cannot be read."""
+        return self.arrays() if self.share is None else self.share.like(self._saved())
+
     def own(self) -> dict[str, np.ndarray]:
         """Return what this process updates, and its state."""
         return self.arrays() if self.share is None else transfer.brought(self._everything())
@@ -365,7 +371,8 @@ class TorchTrainer(TorchModel, Trainer):
         self.weights.share, self.weights.masters = share, share.masters(self.weights.masters)
         self.optimizer = self._optimizer()
         for name, tensor in self._everything().items():
-            tensor.copy_(share.part(name, old[name]))
+            if name in old and not old[name].is_meta:  # else it is drawn, or 0
+                tensor.copy_(share.part(name, old[name]))
         del old
         self.optimizer.place()  # at once: one rank may sample without the others
         if self.device.type == "cuda":  # the others' parts were needed up to here
@@ -381,7 +388,12 @@ class TorchTrainer(TorchModel, Trainer):
                 tensor.zero_()
             for name, start in (loss_scale(self.framework.ops) if self.scaler else {}).items():
                 self.scaler[name].copy_(start)
-        self.fill(self.held(), fresh)
+        held = self.held()
+        self.fill(held, fresh)
+        for name in self.plan.inits if self.share is not None else ():
+            if (mine := held.get(key := f"model.{name}")) is not None:
+                drawn = np.asarray(self.own_part(key, fresh[key]))
+                witness_init(name, self.framework.host(mine), drawn, self.framework.witness)
         seed_generators(seed)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
@@ -456,7 +468,7 @@ class Generators:
                     raise ValueError(
                         f"random.{name}: {array.dtype} {array.shape}, not uint8 {tuple(now.shape)}"
                     )
-                states[name] = torch.from_numpy(array.copy())
+                states[name] = torch.from_numpy(np.array(array))
         self.restore(states)
 
     @contextmanager
