@@ -274,13 +274,7 @@ class Backend(ABC):
 
     @abstractmethod
     def trainer(
-        self,
-        plan: Plan,
-        seed: int,
-        *,
-        max_positions: int | None = None,
-        ranks: Ranks = ALONE,
-        shard: str = "",
+        self, plan: Plan, seed: int, *, max_positions: int | None = None, ranks: Ranks = ALONE
     ) -> Trainer:
         """Materialise the plan's model with its seeded initial values, ready to step.
 
@@ -289,9 +283,9 @@ class Backend(ABC):
 
         Args:
             max_positions: longest row that will ever be fed; default: the plan's seq_len.
-            ranks: the processes to :meth:`~Trainer.join`, of which each calls it.
-            shard: what they divide from the start: see :meth:`Trainer.shard`. Of ``weights`` a process
-                never has more than its part, and one parameter whole while that is drawn.
+            ranks: the processes that train together, each of which calls it: joined, and divided (see
+                :meth:`Trainer.shard`) as they say. Of ``weights`` a process never has more than its
+                part, and one parameter whole while that is drawn.
         """
 
 

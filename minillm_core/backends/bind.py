@@ -94,7 +94,6 @@ def create_trainer(
     seed: int = 0,
     device: str = "cpu",
     compiler: Callable[..., Any] | None = None,
-    **more: Any,
 ) -> Trainer:
     """Make a plan's model and optimizer on a device, to be stepped by hand.
 
@@ -114,13 +113,12 @@ def create_trainer(
         seed: of the initial values.
         device: ``cpu``, ``cuda``, ``mps`` or ``gpu``.
         compiler: as for :func:`create`.
-        more: as of :meth:`~minillm_core.backends.base.Backend.trainer`.
 
     Raises:
         BackendError: no kernel serves an op here, or the framework does not see the device.
     """
     return create(Detected(backend, device, "inspection"), plan, compiler=compiler).trainer(
-        plan, seed, **more
+        plan, seed
     )
 
 

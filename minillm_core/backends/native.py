@@ -71,28 +71,22 @@ class NativeBackend(Backend):
             return self._model(plan, self.binding, *self._materialise(plan, seed, max_positions))
 
     def trainer(
-        self,
-        plan: Plan,
-        seed: int,
-        *,
-        max_positions: int | None = None,
-        ranks: Ranks = ALONE,
-        shard: str = "",
+        self, plan: Plan, seed: int, *, max_positions: int | None = None, ranks: Ranks = ALONE
     ) -> Trainer:
         """Make the plan's model, filled, with its optimizer, or this process's part of both."""
         self._seed(seed)
-        apart = shard == "weights"
+        apart = "meta" if ranks.shard == "weights" else None
         with memory_or_error():
-            parts = self._materialise(plan, seed, max_positions, apart=apart)
+            parts = self._materialise(plan, seed, max_positions, apart)
             trainer: Any = self._trainer(plan, self.binding, *parts)
+            trainer.references = {one.name: self._frozen(one, plan) for one in plan.references}
             trainer.join(ranks)
-            if shard:
-                trainer.shard(shard)
+            if ranks.shard:
+                trainer.shard(ranks.shard)
             if apart:
                 trainer.restart(seed)
             for _ in trainer.views():  # a view that fails does so before the first step
                 pass
-            trainer.references = {one.name: self._frozen(one, plan) for one in plan.references}
         return trainer
 
     def _frozen(self, one: Reference, plan: Plan) -> Callable[[Batch], Any]:
@@ -108,9 +102,7 @@ class NativeBackend(Backend):
         model.load(one.model.arrays())
         return model.frozen(one.method)
 
-    def _materialise(
-        self, plan: Plan, seed: int, positions: int | None, *, apart: bool = False
-    ) -> tuple[Any, Any]:
+    def _materialise(self, plan: Plan, seed: int, positions: Any, apart: str | None = None) -> Any:
         framework = self._framework(load(self.binding.kernels, self.candidates, self.name))
         framework.apart = apart
         _watch_kernels(framework, plan, self.binding.kernels)
@@ -130,8 +122,8 @@ def materialise(
 
     Args:
         plan: the plan.
-        framework: the framework object that neutral modules stand on; one that makes parameters
-            ``apart`` leaves these without memory and values.
+        framework: the framework object that neutral modules stand on; one whose parameters are ``apart``
+            leaves these without values.
         seed: the run's.
         positions: longest row that will ever be fed; default: the plan's seq_len.
         checkpointing: whether blocks are recomputed in the backward pass.
@@ -143,8 +135,7 @@ def materialise(
     whole = not framework.apart
     for module, attribute, value in initial_values(model, plan.inits, seed, parameters=whole):
         framework.fill(module, attribute, value)
-    if whole:
-        witness_inits(model, plan.inits, seed, framework.host, framework.witness)
+    witness_inits(model, plan.inits if whole else {}, seed, framework.host, framework.witness)
     return model
 
 

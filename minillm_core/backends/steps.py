@@ -183,11 +183,9 @@ def unpacked(arrays: Mapping[str, np.ndarray], tables: Iterable[str]) -> dict[st
     """Read what :func:`packed` wrote: ``model.<name>`` is the table as it lies on the device."""
     found = dict(arrays)
     for name in tables:
-        model, pending, age = (
-            np.asarray(found[key]) for key in (f"model.{name}", PENDING + name, AGE + name)
-        )
-        found[f"model.{name}"] = (pending ^ model.view(np.uint32)).view(np.float32)
-        found[AGE + name] = np.asarray(found["optimizer.updates"]) - age
+        bits = np.array(found[PENDING + name]) ^ np.array(found[f"model.{name}"]).view(np.uint32)
+        found[f"model.{name}"] = bits.view(np.float32)
+        found[AGE + name] = np.array(found["optimizer.updates"]) - np.array(found[AGE + name])
     return found
 
 

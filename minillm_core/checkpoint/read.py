@@ -55,7 +55,7 @@ class Checkpoint:
                 fill = partial(self._fill, name)
                 for key, stored in tensors.header(fill, files.size(name)).items():
                     if key.startswith(prefix):
-                        found[key] = tensors.deferred(fill, stored)
+                        found[key] = tensors.read(fill, stored)
             return tensors.joined(found)
 
     def _fill(self, name: str, offset: int, buffer: memoryview) -> None:

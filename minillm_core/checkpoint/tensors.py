@@ -137,13 +137,8 @@ def header(fill: Read, size: int, widths: Mapping[str, int] = OWN) -> dict[str, 
     return found
 
 
-def read(fill: Read, stored: Stored) -> np.ndarray:
-    """Read a tensor; ``fill`` reads its file."""
-    return np.asarray(deferred(fill, stored))
-
-
-def deferred(fill: Read, stored: Stored) -> Deferred:
-    """Make an array of a tensor, of which rows are read when they are needed."""
+def read(fill: Read, stored: Stored) -> Deferred:
+    """Return a tensor, which is read when it is needed; ``fill`` reads its file."""
     dtype, inner = np.dtype(DTYPES[stored.dtype]), stored.shape[1:]
 
     def rows(first: int, count: int) -> np.ndarray:
@@ -174,7 +169,7 @@ def joined(arrays: Mapping[str, Any]) -> dict[str, Any]:
             found[key] = array
     for name, rows in parts.items():
         held = [rows[row] for row in sorted(rows)]
-        begins = [0, *accumulate(len(one) for one in held)]
+        begins = [0, *accumulate(one.shape[0] for one in held)]
         if sorted(rows) != begins[:-1] or name in found:
             raise ValueError(f"{name}: its parts begin at rows {sorted(rows)[:8]}")
         shape = begins[-1], *held[0].shape[1:]

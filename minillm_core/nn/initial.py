@@ -21,13 +21,14 @@ def _drawn(
     """Yield (name, module, attribute, first value) of every Param or State."""
     for name, module, attribute, one in declared(model, kind):
         init = inits.get(name, one.init) if kind is Param else one.init
-        rows = partial(_rows, partial(init.first, seed, name, one.shape))
+        rows = partial(_rows, init, seed, name, one.shape)
         yield name, module, attribute, Deferred(one.shape, np.dtype(np.float32), rows)
 
 
-def _rows(draw: Callable[[], np.ndarray], first: int, count: int) -> np.ndarray:
+def _rows(init: Init, *drawn: Any) -> np.ndarray:
     """Draw a whole array, since its numbers come from one stream, and keep some rows."""
-    return np.atleast_1d(draw())[first : first + count]
+    *of, first, count = drawn
+    return np.atleast_1d(init.first(*of))[first : first + count]
 
 
 def initial_values(
@@ -48,7 +49,7 @@ def initial_values(
         yield module, attribute, buffer.fn()
 
 
-def initial_arrays(model: Any, inits: Mapping[str, Init], seed: int) -> dict[str, Deferred]:
+def initial_arrays(model: Any, inits: Mapping[str, Init], seed: int) -> dict[str, Any]:
     """Return ``model.<parameter>`` and ``state.<name>``, each drawn when it is read, as by :func:`initial_values`.
 
     Args:
@@ -82,15 +83,8 @@ def witness_inits(
     for name, module, attribute, param in declared(model, Param):
         if name in inits:
             drawn = inits[name].first(seed, name, param.shape)
-            witness_init(name, host(getattr(module, attribute)), drawn, witness)
-
-
-def witness_init(
-    name: str, held: np.ndarray, drawn: np.ndarray, witness: Callable[[str], None]
-) -> None:
-    """Witness ``init:<parameter>`` where it, or a part of it, is what its initialiser draws."""
-    if _digest(held) == _digest(drawn):
-        witness(f"init:{name}")
+            if _digest(host(getattr(module, attribute))) == _digest(drawn):
+                witness(f"init:{name}")
 
 
 def _digest(array: np.ndarray) -> bytes:

@@ -114,7 +114,7 @@ class Framework:
 
     ops: Any = None
     scope_of: Any = None  # the scope of batches with some columns of their rows, of those reads
-    apart: bool = False  # parameters are made without memory: each process will have a part of them
+    apart: Any = None  # a device without memory: of parameters each process will have parts
 
     def __init__(self, bases: Mapping[str | None, type]) -> None:
         self._bases = bases

@@ -32,11 +32,12 @@ from minillm_core.plan import Plan
 class TorchModule(nn.Module):
     """Base of every materialised module: declarations become parameters and buffers."""
 
+    framework: Any  # a TorchFramework
+
     def __setattr__(self, name: str, value: Any) -> None:
         record(self, name, value)
         if isinstance(value, Param):
-            device = "meta" if self.framework.apart else None
-            value = nn.Parameter(torch.empty(value.shape, device=device))
+            value = nn.Parameter(torch.empty(value.shape, device=self.framework.apart))
         elif isinstance(value, (Buffer, State)):
             kept = isinstance(value, State)
             self.register_buffer(name, torch.empty(value.shape), persistent=kept)
@@ -158,11 +159,6 @@ class Weights:
         self.by_rows: Set[str] = frozenset()  # tables of which a step has some rows alone
         self.share: Share | None = None  # None: this process updates everything
 
-    @property
-    def absent(self) -> bool:
-        """No number is there: shares of them will be."""
-        return any(master.is_meta for master in self.masters.values())
-
     @torch.no_grad()
     def refresh(self, *, every: bool = False) -> None:
         """Fill the compute copies of trained parameters, or of every one, from their masters."""
@@ -238,15 +234,13 @@ class TorchModel(NativeModel):
         self.fill(self.held(), arrays)
 
     @torch.no_grad()
-    def fill(self, held: Mapping[str, Tensor], arrays: Mapping[str, np.ndarray]) -> None:
-        """Copy arrays into the tensors of the same names, and refresh the compute copies."""
+    def fill(self, held: Mapping[str, Tensor], arrays: Mapping[str, Any]) -> None:
+        """Copy arrays, or this process's parts of them, into the tensors of their names; refresh the compute copies."""
+        share = self.weights.share
         for name, tensor in held.items():
-            value = torch.from_numpy(np.array(self.own_part(name, arrays[name]), order="C"))
+            part = arrays[name] if share is None else share.part(name, arrays[name])
+            value = torch.from_numpy(np.array(part, order="C"))
             if value.shape != tensor.shape:
                 raise ValueError(f"{name}: shape {tuple(value.shape)}, not {tuple(tensor.shape)}")
             tensor.copy_(value)
         self.weights.refresh(every=True)
-
-    def own_part(self, name: str, array: Any) -> Any:
-        """Take this process's part of an array, or all of it."""
-        return array

@@ -34,7 +34,7 @@ from minillm_core.backends.torch.share import Share
 from minillm_core.backends.torch.transfer import Later, foreach_copy_, overwrite
 from minillm_core.nn.block import GATHERED
 from minillm_core.nn.decoder import Loss
-from minillm_core.nn.initial import initial_arrays, witness_init
+from minillm_core.nn.initial import initial_arrays
 from minillm_core.optim.follow import FOLLOW, tied
 from minillm_core.optim.views import VIEWED
 from minillm_core.plan import Plan
@@ -309,17 +309,13 @@ class TorchTrainer(TorchModel, Trainer):
         """Let ranks have parts of weights from others."""
         return super().lent() if self.share is None else self.share.lent()
 
-    def fill(self, held: Mapping[str, Tensor], arrays: Mapping[str, np.ndarray]) -> None:
+    def fill(self, held: Mapping[str, Tensor], arrays: Mapping[str, Any]) -> None:
         """Copy arrays into the tensors of the same names."""
         self.optimizer.leave()
         self.optimizer.tables.leave()
         super().fill(held, arrays)
         if self.share is not None:
             self.optimizer.place()
-
-    def own_part(self, name: str, array: Any) -> Any:
-        """Take this process's part of an array, or all of it."""
-        return array if self.share is None else self.share.part(name, array)
 
     def views(self) -> Iterator[tuple[str, Tensor]]:
         """Compute what is evaluated in the place of parameters, float32, one after the other."""
@@ -388,12 +384,12 @@ class TorchTrainer(TorchModel, Trainer):
                 tensor.zero_()
             for name, start in (loss_scale(self.framework.ops) if self.scaler else {}).items():
                 self.scaler[name].copy_(start)
-        held = self.held()
-        self.fill(held, fresh)
-        for name in self.plan.inits if self.share is not None else ():
-            if (mine := held.get(key := f"model.{name}")) is not None:
-                drawn = np.asarray(self.own_part(key, fresh[key]))
-                witness_init(name, self.framework.host(mine), drawn, self.framework.witness)
+        self.fill(held := self.held(), fresh)
+        for name in self.plan.inits:
+            if (share := self.share) is not None and (key := f"model.{name}") in held:
+                drawn = share.part(key, fresh[key])
+                if np.array_equal(self.framework.host(held[key]), drawn):
+                    self.framework.witness(f"init:{name}")
         seed_generators(seed)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)

@@ -84,7 +84,9 @@ class Divided:
         self.held = [_arrays(*one) for one in zip(by_rank, parts, strict=True)]
         self.mine = {one.name: one.part for one in self.held[rank]}
         # of all ranks, by what they are when put together
-        self.known = {one.name: (self._whole(one), one.dtype) for those in self.held for one in those}
+        self.known = {
+            one.name: (self._whole(one), one.dtype) for those in self.held for one in those
+        }
 
     def _whole(self, one: Array) -> tuple[int, ...]:
         return one.shape if one.part.first is None else self.shapes[one.part.name]

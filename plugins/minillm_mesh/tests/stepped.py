@@ -22,9 +22,10 @@ from typing import Any
 import numpy as np
 
 import minillm_core as minillm
+from minillm_core.backends.bind import create
 from minillm_core.backends.ranks import ALONE, join
 from minillm_core.data.batch import part_of
-from minillm_core.inspection import Detected, Ranks, batch_hook, read_value, trainer
+from minillm_core.inspection import Detected, Ranks, batch_hook, read_value
 
 STEPS = 20
 TINY = {
@@ -134,8 +135,10 @@ def train(
 
         compiler = partial(torch.compile, backend="eager")
     divided = how in ("updates", "weights")
-    more = {"ranks": ranks, "shard": how} if divided and not moved else {}
-    made: Any = trainer(plan, backend, seed=1, compiler=compiler, **more)
+    ranks.shard = how if divided else ""
+    more: dict[str, Any] = {"ranks": ranks} if divided and not moved else {}
+    backed = create(Detected(backend, "cpu", ""), plan, compiler=compiler)
+    made: Any = backed.trainer(plan, 1, **more)
     if moved:
         arrays, rng = made.arrays(), np.random.default_rng(7)
         for name in sorted(name for name in arrays if name.startswith("model.")):
