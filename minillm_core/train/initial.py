@@ -140,7 +140,7 @@ class SavedDirectory(SavedModel):
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Give the parameters that were read."""
-        return self.initial.fitted.arrays
+        return {name: np.asarray(one) for name, one in self.initial.fitted.arrays.items()}
 
 
 def followed(
