@@ -33,7 +33,7 @@ from minillm_core.checkpoint.commit import commit
 from minillm_core.checkpoint.read import Checkpoint
 from minillm_core.inspection import Detected, Ranks
 
-DEEP = {"model.layers": 24, "model.dim": 64, "model.vocab": 256}
+DEEP = {"model.layers": 24, "model.dim": 128, "model.vocab": 256}
 """A model of which a layer is a small part."""
 
 
@@ -96,7 +96,8 @@ def started(plan: minillm.Plan, ranks: Ranks, shard: str = "") -> Any:
 def equal(run: Any, expected: Mapping[str, np.ndarray], ranks: Ranks) -> bool:
     """Return, on rank 0, whether all that a run would save has these bits; and that its parameters are its masters."""
     arrays = run.arrays()
-    if run.plan.config.train.dtype == "float32" and not any(n[:5] == "view." for n in arrays):
+    views = any(member.view for group in run.plan.groups for member in group.members)
+    if run.plan.config.train.dtype != "bfloat16" and not views:
         names = [name for name, *_ in run.model.named_parameters()]
         whole = {name: one.full_tensor() for name, one in run.model.named_parameters()}
         if ranks.leads:
@@ -106,6 +107,24 @@ def equal(run: Any, expected: Mapping[str, np.ndarray], ranks: Ranks) -> bool:
         arrays.keys() == expected.keys()
         and all(arrays[name].tobytes() == one.tobytes() for name, one in expected.items())
     )
+
+
+def moved(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Replace weights and state by other numbers."""
+    rng, found = np.random.default_rng(3), dict(arrays)
+    for name, array in arrays.items():
+        if name.startswith(("model.", "optimizer.")) and array.dtype == np.float32:
+            found[name] = np.abs(rng.normal(size=array.shape)).astype(np.float32)
+    return found
+
+
+def saved(folder: Path, arrays: Mapping[str, np.ndarray], ranks: Ranks) -> dict[str, Any]:
+    """Let rank 0 write a checkpoint; return its arrays, which are read when they are needed."""
+    if ranks.leads:
+        folder.mkdir()
+        commit(folder, 7, arrays, {"step": 7})
+    ranks.agreed()
+    return Checkpoint(folder / "checkpoints" / "step-00000007", 7).deferred()
 
 
 def main(out: str, folder: str) -> None:
@@ -118,44 +137,34 @@ def main(out: str, folder: str) -> None:
         run = started(plan, ranks, "weights")
         inits = {key for key in shown if key.startswith("init:")}
         seen = ranks.gathered([key in run.witnesses() for key in sorted(inits)])
-        same = equal(run, expected, ranks), all(map(any, zip(*seen, strict=True)))
-        if ranks.leads:
-            rng, moved = np.random.default_rng(3), dict(expected)
-            for key in (key for key in moved if key[:5] in ("model", "optim", "view.")):
-                if moved[key].dtype == np.float32:
-                    moved[key] = rng.normal(size=moved[key].shape).astype(np.float32)
-            expected = moved
-            (Path(folder) / name).mkdir()
-            commit(Path(folder) / name, 7, expected, {"step": 7})
-        ranks.agreed()
-        saved = Checkpoint(Path(folder) / name / "checkpoints" / "step-00000007", 7)
-        run.resume(saved.deferred())
-        views = {key for key in expected if key.startswith("view.")}  # computed of what is read
-        if views:
-            expected = {**expected, **{key: one for key, one in run.arrays().items() if key in views}}
-        found[name] = [*same, equal(run, expected, ranks)]
+        begun = equal(run, expected, ranks)
+        alone.resume(moved(expected))
+        run.resume(saved(Path(folder) / name, expected := alone.arrays(), ranks))
+        found[name] = {
+            "begun": begun,
+            "shown": all(map(any, zip(*seen, strict=True))),
+            "resumed": equal(run, expected, ranks),
+        }
     plan = plan_of("plain", "micro", DEEP)
-    numbers = plan.num_parameters
-    largest = max(np.prod(info.shape) for info in plan.parameters.values())
     with counted() as whole:
         run = started(plan, ranks, "updates")
-    arrays = run.arrays()
-    if ranks.leads:
-        (Path(folder) / "deep").mkdir()
-        commit(Path(folder) / "deep", 7, arrays, {"step": 7})
-    ranks.agreed()
-    del run, arrays
+    held = saved(Path(folder) / "deep", run.arrays(), ranks)
+    del run
     with counted() as begun:
         run = started(plan, ranks, "weights")
-    saved = Checkpoint(Path(folder) / "deep" / "checkpoints" / "step-00000007", 7)
     with counted() as read:
-        run.resume(saved.deferred())
+        run.resume(held)
     own = sum(array.nbytes for name, array in run.own().items() if "random" not in name)
-    each = [
-        ranks.gathered([one.tensors, one.largest, one.arrays]) for one in (whole, begun, read)
-    ]
-    owned = ranks.gathered([own])
-    found["deep"] = [numbers, int(largest), owned, *each]
+    found["deep"] = {
+        "numbers": plan.num_parameters,
+        "parameter": 4 * max(info.size for info in plan.parameters.values()),
+        "own": [one for (one,) in ranks.gathered([own])],
+    }
+    for when, one in (("updates", whole), ("begun", begun), ("read", read)):
+        each = ranks.gathered([one.tensors, one.largest, one.arrays])
+        found["deep"][when] = [
+            dict(zip(("tensors", "largest", "arrays"), sizes, strict=True)) for sizes in each
+        ]
     if ranks.leads:
         Path(out).write_text(json.dumps(found))
     ranks.close()
