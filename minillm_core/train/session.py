@@ -395,9 +395,8 @@ class Session:
                 for one in (*checks, job.corpus.check_unchanged):
                     one()
 
-            more = {"ranks": self.ranks, "divided": bool(self.ranks.shard), "feed": feed}
-            more |= {"back": config.train.rewind, "skip": config.train.skip}
-            checkpoints = CheckpointManager(emit, shown.say, check, trainer=trainer, **more)
+            more = {"back": config.train.rewind, "skip": config.train.skip, "feed": feed}
+            checkpoints = CheckpointManager(emit, shown.say, check, self.ranks, trainer, **more)
             if held is not None:
                 checkpoints.open(held.out, config, constants, self.evaluations)
                 checkpoints.begun = position.saved

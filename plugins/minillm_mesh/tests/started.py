@@ -27,11 +27,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import minillm_core as minillm
-from minillm_core.backends.bind import create
 from minillm_core.backends.ranks import ALONE, join
 from minillm_core.checkpoint.commit import commit
 from minillm_core.checkpoint.read import Checkpoint
-from minillm_core.inspection import Detected, Ranks
+from minillm_core.inspection import Detected, Ranks, trainer
 
 DEEP = {"model.layers": 24, "model.dim": 128, "model.vocab": 256}
 """A model of which a layer is a small part."""
@@ -90,7 +89,7 @@ def counted() -> Iterator[Any]:
 def started(plan: minillm.Plan, ranks: Ranks, shard: str = "") -> Any:
     """Start a trainer, divided as that says."""
     ranks.shard = shard
-    return create(Detected("torch", "cpu", ""), plan).trainer(plan, 1, ranks=ranks)
+    return trainer(plan, "torch", seed=1, ranks=ranks)
 
 
 def equal(run: Any, expected: Mapping[str, np.ndarray], ranks: Ranks) -> bool:

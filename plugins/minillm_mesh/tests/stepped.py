@@ -22,10 +22,9 @@ from typing import Any
 import numpy as np
 
 import minillm_core as minillm
-from minillm_core.backends.bind import create
 from minillm_core.backends.ranks import ALONE, join
 from minillm_core.data.batch import part_of
-from minillm_core.inspection import Detected, Ranks, batch_hook, read_value
+from minillm_core.inspection import Detected, Ranks, batch_hook, read_value, trainer
 
 STEPS = 20
 TINY = {
@@ -137,8 +136,7 @@ def train(
     divided = how in ("updates", "weights")
     ranks.shard = how if divided else ""
     more: dict[str, Any] = {"ranks": ranks} if divided and not moved else {}
-    backed = create(Detected(backend, "cpu", ""), plan, compiler=compiler)
-    made: Any = backed.trainer(plan, 1, **more)
+    made: Any = trainer(plan, backend, seed=1, compiler=compiler, **more)
     if moved:
         arrays, rng = made.arrays(), np.random.default_rng(7)
         for name in sorted(name for name in arrays if name.startswith("model.")):
