@@ -135,11 +135,9 @@ def fit(plan: Plan, directory: HuggingFaceDirectory) -> Fitted:
     """
     check_fit(plan, directory)
     needed = directory.plugins
-    found, taken = places(plan), {}
-    # all are read before any is refused for its place, one after the other
-    arrays = {key: directory.stored[key].deferred() for key in directory.tensors}
-    for key, tensor in directory.tensors.items():
-        name, array = found.get(tensor.place), arrays[key]
+    found, taken, arrays = places(plan), {}, directory.arrays()
+    for tensor in directory.tensors.values():
+        name, array = found.get(tensor.place), arrays[f"model.{tensor.place}"]
         if name is None:
             if tensor.ones and (np.asarray(array) == 1).all():
                 continue  # the plan's own norm has no weights

@@ -125,8 +125,8 @@ class HuggingFaceDirectory:
                 found["sft.template"] = self.chat_template
         return found
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Read ``model.<parameter>`` of the plain model -> float32.
+    def arrays(self) -> dict[str, Deferred]:
+        """Check ``model.<parameter>`` of the plain model -> float32, one after the other; each is read again when it is needed.
 
         Weights of a norm on queries and keys are ``model.layers.<i>.attention.qk.<q or k>``, biases
         ``attention.qk.q_bias``, ``attention.qk.k_bias`` and ``attention.v_terms.v_bias``.
@@ -135,7 +135,7 @@ class HuggingFaceDirectory:
             Refusal: one cannot be read, or is not finite.
         """
         return {
-            f"model.{tensor.place}": self.stored[name].read()
+            f"model.{tensor.place}": self.stored[name].deferred()
             for name, tensor in self.tensors.items()
         }
 

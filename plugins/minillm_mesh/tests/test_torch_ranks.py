@@ -203,6 +203,31 @@ def test_a_run_is_stopped_and_goes_on_in_another_number_of_processes(
     alike(one, mixed)
 
 
+def test_a_run_of_divided_weights_begins_with_others(text: Path, tmp_path: Path) -> None:
+    """With a checkpoint, the weights of one, and those of a model directory: as one process does."""
+    before, folder = tmp_path / "before", tmp_path / "folder"
+    more = ("--plugins", "muon", "checkpoint.every=5", "eval.samples=0")
+    train(1, before, text, *more, "--steps", "5")
+    run(1, "-m", "minillm_core", "export", str(before), "--to", str(folder))
+    for name, given in (
+        ("branch", ("--branch", str(before))),
+        ("weights", ("--init", str(before))),
+        ("directory", ("--init", str(folder), *more[:2])),
+    ):
+        one, two = tmp_path / f"{name}-1", tmp_path / f"{name}-2"
+        said = [
+            train(size, out, text, *given, *more[2:], "--steps", "9", *how)
+            for size, out, how in ((1, one, ()), (2, two, ("mesh.shard=weights",)))
+        ]
+        assert "mesh.shard=weights" in said[1]
+        alike(one, two)
+    parts = [
+        step / "rank-00001.safetensors" for step in (tmp_path / "branch-2/checkpoints").iterdir()
+    ]
+    assert len(parts) > 1
+    assert all(part.is_file() for part in parts)
+
+
 def alike(one: Path, other: Path) -> None:
     """Compare two runs: the same losses of every step, the same evaluations."""
     for event, key in (("step", "loss"), ("eval", "val_loss")):
